@@ -1,0 +1,93 @@
+"""trt-engine: from a network to an engine that is built, proved, measured, profiled, sized and served.
+
+::
+
+    import trt_engine as te
+
+    engine = te.build("model.onnx", batch=(1, 8, 64), out="model.engine.onnx")
+    with te.load(engine) as runner:
+        outputs = runner.infer({"images": x})
+
+Names are resolved on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trt_engine.api.building import build
+    from trt_engine.api.inspecting import inspect
+    from trt_engine.api.loading import load
+    from trt_engine.api.measuring import bench
+    from trt_engine.config import Batching, BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig
+    from trt_engine.engine import Engine, Passport
+    from trt_engine.environment import Environment
+    from trt_engine.errors import TrtEngineError
+    from trt_engine.records import BenchRecord, EngineReport, ModelReport, Protocol, SizeReport
+    from trt_engine.runtime.instance import InferenceEngine
+    from trt_engine.sizing.streams import size
+    from trt_engine.store import Store
+    from trt_engine.tensors import Signature, TensorSpec
+
+_HOMES = {
+    "api.building": ("build",),
+    "api.inspecting": ("inspect",),
+    "api.loading": ("load",),
+    "api.measuring": ("bench",),
+    "sizing.streams": ("size",),
+    "config": ("Batching", "BenchConfig", "BuildConfig", "Profile", "RuntimeConfig", "ShapeRange", "SizeConfig"),
+    "engine": ("Engine", "Passport"),
+    "environment": ("Environment",),
+    "errors": ("TrtEngineError",),
+    "records": ("BenchRecord", "EngineReport", "ModelReport", "Protocol", "SizeReport"),
+    "runtime.instance": ("InferenceEngine",),
+    "store": ("Store",),
+    "tensors": ("Signature", "TensorSpec"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Batching",
+    "BenchConfig",
+    "BenchRecord",
+    "BuildConfig",
+    "Engine",
+    "EngineReport",
+    "Environment",
+    "InferenceEngine",
+    "ModelReport",
+    "Passport",
+    "Profile",
+    "Protocol",
+    "RuntimeConfig",
+    "ShapeRange",
+    "Signature",
+    "SizeConfig",
+    "SizeReport",
+    "Store",
+    "TensorSpec",
+    "TrtEngineError",
+    "bench",
+    "build",
+    "inspect",
+    "load",
+    "size",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from trt_engine.environment import version_of
+
+        return version_of("trt-engine")
+    if name not in _HOME:
+        raise AttributeError(f"module 'trt_engine' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"trt_engine.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,1 @@
+"""build(), load(), inspect() and bench(): where backends and runtime meet."""

@@ -1,0 +1,95 @@
+"""A backend's card: what it is called, what it needs, and the dotted names of its halves.
+
+A backend is one folder under `backends/` whose `__init__` defines `card`. Cards are light: reading all of them imports no
+library. A card that seems to need an `if name == ...` elsewhere lacks a field here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.tensors import closest
+
+__all__ = ["Backend", "backend", "backends"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The card. Dotted names are `module:attribute`, imported only when called for."""
+
+    name: str
+    summary: str
+    payload_suffix: str
+    """Of the payload file: `.onnx`, `.engine`, `.pt2`."""
+    modules: tuple[str, ...]
+    """What must be importable for the backend to work."""
+    install: str
+    """What to type when it is not."""
+    builder: str | None
+    runtime: str | None
+    devices: tuple[str, ...] = ("cpu",)
+    options: str | None = None
+    """A frozen dataclass of `opt` settings: what `-O name=value` may set."""
+    verdict: str | None = None
+    """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here (F2)?"""
+    measure: str | None = None
+    """`(engine, BenchConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
+    layers: str | None = None
+    profile: str | None = None
+    hidden: bool = False
+    """Not offered to users in lists (the fake one)."""
+
+    def missing(self) -> tuple[str, ...]:
+        """The modules that are not installed here."""
+        return tuple(name for name in self.modules if importlib.util.find_spec(name) is None)
+
+    def half(self, which: str) -> Any:
+        """The object behind one of the dotted names; `SetupError` with the install line where it cannot be had."""
+        dotted: str | None = getattr(self, which)
+        if dotted is None:
+            raise UsageError(f"the backend `{self.name}` has no {which}", hint="choose another with `--backend`")
+        if missing := self.missing():
+            raise SetupError(
+                f"the backend `{self.name}` needs {', '.join(f'`{name}`' for name in missing)}, not installed here",
+                hint=self.install,
+            )
+        module, _, attribute = dotted.partition(":")
+        try:
+            return getattr(importlib.import_module(module), attribute)
+        except ImportError as error:  # a package is there but a library under it is not (libnvinfer.so, libcuda.so)
+            raise SetupError(
+                f"the backend `{self.name}` cannot be loaded: {error}", hint="trt-engine doctor"
+            ) from error
+
+    def has(self, which: str) -> bool:
+        """True when the card names that optional half."""
+        return getattr(self, which) is not None
+
+    def call(self, which: str) -> Callable[..., Any]:
+        """The same as `half`, for halves that are functions."""
+        found: Callable[..., Any] = self.half(which)
+        return found
+
+
+@cache
+def backends() -> dict[str, Backend]:
+    """The cards of all backends, found by listing the folder `backends/`."""
+    folder = Path(__file__).parent / "backends"
+    names = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    return {name: importlib.import_module(f"trt_engine.backends.{name}").card for name in names}
+
+
+def backend(name: str) -> Backend:
+    """The card of that name; `UsageError` naming the nearest one otherwise."""
+    cards = backends()
+    if name not in cards:
+        shown = [card.name for card in cards.values() if not card.hidden]
+        raise UsageError(f"unknown backend `{name}`", hint=closest(name, shown))
+    return cards[name]

@@ -1,0 +1,1 @@
+"""One folder per backend: a card, a builder, a runtime."""

@@ -1,0 +1,185 @@
+"""What the machine's processors are and how they fare: names, memory, clocks, throttling. Reads, never sets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Clocks", "Cpu", "Gpu", "clocks", "cpu", "gpus", "in_container"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The host processor as /proc/cpuinfo and the scheduler tell it."""
+
+    name: str
+    cores: int
+    """Cores this process may use (affinity counted, not the whole machine)."""
+    features: tuple[str, ...]
+    """The instruction-set features that decide which kernels a library picks, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU as NVML tells it."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_mib: int
+    compute_capability: str
+    """As `9.0`."""
+    driver: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """Clock rates and limits at one moment; None where they cannot be read."""
+
+    cpu_mhz: float | None = None
+    load_average: float | None = None
+    """Runnable processes, one-minute mean (`/proc/loadavg`)."""
+    sm_mhz: int | None = None
+    sm_max_mhz: int | None = None
+    memory_mhz: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    throttled: tuple[str, ...] = ()
+    """Reasons the GPU clocks are held down, by NVML's names without the prefix."""
+
+
+# The features ONNX Runtime's MLAS and oneDNN choose their kernels and layouts by.
+_FEATURES = (
+    "sse4_1 avx f16c avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx_vnni avx512_bf16 avx512_fp16 "
+    "amx_tile amx_int8 amx_bf16 neon asimd asimddp asimdhp i8mm bf16 sve sve2"
+).split()
+
+
+@cache
+def cpu() -> Cpu:
+    """The host processor."""
+    name, flags = platform.processor() or platform.machine(), set[str]()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model") and value.strip():
+                name = value.strip()
+            elif key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Cpu(name=name, cores=cores, features=tuple(sorted(flags.intersection(_FEATURES))))
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """NVML, initialised; None where the package or the driver is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver: NVMLError_LibraryNotFound, which is no RuntimeError
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs NVML sees; empty without `nvidia-ml-py` or without a driver."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return ()
+        found = []
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            found.append(
+                Gpu(
+                    index=index,
+                    name=_text(nvml.nvmlDeviceGetName(handle)),
+                    uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+                    memory_mib=nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
+                    compute_capability=f"{major}.{minor}",
+                    driver=driver,
+                )
+            )
+        return tuple(found)
+
+
+_THROTTLE = {  # nvml.h, nvmlClocksEventReason*: those that hold clocks down
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}
+
+
+def clocks(gpu: int | None = None) -> Clocks:
+    """Clock rates now, of the host or of one GPU."""
+    if gpu is None:
+        mhz = load = None
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            rates = [
+                float(line.partition(":")[2])
+                for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+                if line.startswith("cpu MHz")
+            ]
+            mhz = round(sum(rates) / len(rates), 1) if rates else None
+        with contextlib.suppress(OSError):
+            load = round(os.getloadavg()[0], 2)
+        return Clocks(cpu_mhz=mhz, load_average=load)
+    with _nvml() as nvml:
+        if nvml is None:
+            return Clocks()
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+
+        def read(call: Any, *args: Any) -> Any:
+            try:
+                return call(handle, *args)
+            except nvml.NVMLError:  # not every board answers every question
+                return None
+
+        reasons = read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+        power = read(nvml.nvmlDeviceGetPowerUsage)
+        return Clocks(
+            sm_mhz=read(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            sm_max_mhz=read(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=read(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            temperature_c=read(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            power_w=None if power is None else power / 1000,
+            throttled=tuple(name for bit, name in _THROTTLE.items() if reasons & bit),
+        )
+
+
+@cache
+def in_container() -> str | None:
+    """`docker`, `podman`, `kubernetes` or `container` when this process runs in one, else None."""
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "kubernetes"
+    if Path("/.dockerenv").exists():
+        return "docker"
+    if Path("/run/.containerenv").exists():
+        return "podman"
+    with contextlib.suppress(OSError):
+        if any(word in Path("/proc/1/cgroup").read_text() for word in ("docker", "containerd", "lxc")):
+            return "container"
+    return None

@@ -1,0 +1,288 @@
+"""An engine on disk: the runtime's own file (the payload) and, beside it, a JSON that says how it was made and what it
+needs (the passport). Payload first, passport last, each by rename: a passport never stands beside a half payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from trt_engine.config import Profile
+from trt_engine.environment import Environment
+from trt_engine.errors import EngineError, ModelError
+from trt_engine.files import copy_whole, digest, write_whole
+from trt_engine.tensors import Signature
+
+__all__ = [
+    "PASSPORT_SCHEMA",
+    "Build",
+    "Engine",
+    "Needs",
+    "OutputError",
+    "Parity",
+    "Passport",
+    "Payload",
+    "PlanHeader",
+    "Precision",
+    "Share",
+    "Source",
+    "Verdict",
+    "passport_path",
+    "payload_of",
+    "plan_header",
+]
+
+PASSPORT_SCHEMA = "trt-engine/passport"
+PASSPORT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One file of the engine: name beside the passport, bytes, SHA-256."""
+
+    file: str
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The model an engine was built from."""
+
+    name: str
+    digest: str
+    opset: int | None
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How much of a network one data type holds, each between 0 and 1."""
+
+    layers: float
+    parameters: float
+    macs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What was asked for, and the census: what the engine was found to compute in, by data type."""
+
+    asked: str | None
+    found: dict[str, Share] = field(default_factory=dict)
+
+    @property
+    def main(self) -> str | None:
+        """The type most multiply-adds (or, unknown, most layers) run in."""
+        if not self.found:
+            return None
+        return max(self.found, key=lambda name: (self.found[name].macs or 0.0, self.found[name].layers))
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a loader must have."""
+
+    library: str
+    """`onnxruntime`, `tensorrt`."""
+    version: str
+    cpu_features: tuple[str, ...] = ()
+    """Instruction sets the payload's layouts and kernels were chosen for."""
+    providers: tuple[str, ...] = ()
+    compute_capability: str | None = None
+    gpu: str | None = None
+    plugins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How the engine was made; `command` makes it again."""
+
+    command: str
+    config: dict[str, Any]
+    seconds: float
+    identity: str
+    warnings: tuple[str, ...] = ()
+    ladder: tuple[str, ...] = ()
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """How far one output of the engine lies from the reference."""
+
+    max_abs: float
+    mean_abs: float
+    max_rel: float
+    """Largest difference over the reference's largest absolute value."""
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The engine against plain ONNX Runtime on the same input."""
+
+    reference: str
+    inputs: str
+    """How the input was made: `seeded random, seed 0, images:2x3x160x160`."""
+    tolerance: float
+    passed: bool
+    outputs: dict[str, OutputError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Passport:
+    """Everything `inspect ENGINE` can say without loading it."""
+
+    schema: Literal["trt-engine/passport"]
+    schema_version: int
+    backend: str
+    payload: tuple[Payload, ...]
+    """The main file first, then its side files."""
+    model: Source
+    signature: Signature
+    profiles: tuple[Profile, ...]
+    precision: Precision
+    device: str
+    build: Build
+    environment: Environment
+    needs: Needs
+    parity: Parity | None = None
+    key: str | None = None
+    """The engine's key in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an engine can be used here, with one reason and one command (F2)."""
+
+    verdict: Literal["loads", "penalty", "rebuild", "refuse"]
+    reason: str
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanHeader:
+    """What the first bytes of a TensorRT plan say.
+
+    Bytes 0-3 are `ftrt`, 4-7 the serialization version, 24-27 TensorRT's major, minor, patch and build (8.6 and later).
+    Source: the reader behind trtexec's `--getPlanVersionOnly` in the public TensorRT repository; no public format promise.
+    """
+
+    serialization: int
+    tensorrt: tuple[int, int, int, int]
+
+    @property
+    def version(self) -> str:
+        return ".".join(map(str, self.tensorrt))
+
+
+def plan_header(path: Path) -> PlanHeader | None:
+    """The header of a TensorRT plan, or None for a file that does not begin as one."""
+    with path.open("rb") as file:
+        head = file.read(32)
+    if len(head) < 28 or head[:4] != b"ftrt":
+        return None
+    return PlanHeader(int.from_bytes(head[4:8], "little"), (head[24], head[25], head[26], head[27]))
+
+
+def passport_path(payload: Path) -> Path:
+    """Where the passport of a payload lies: `model.engine` -> `model.engine.json`."""
+    return payload.with_name(payload.name + ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A sealed engine: the payload's path and its passport. A value; `te.load` makes it run."""
+
+    path: Path
+    passport: Passport
+
+    @property
+    def signature(self) -> Signature:
+        return self.passport.signature
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The payload and its side files."""
+        return tuple(
+            self.path.with_name(item.file) if index else self.path for index, item in enumerate(self.passport.payload)
+        )
+
+    @classmethod
+    def seal(cls, payload: Path, passport: Passport) -> Engine:
+        """The engine of a payload that is complete; writes the passport beside it, whole."""
+        raw = msgspec.json.format(msgspec.json.encode(passport), indent=2)
+        write_whole(passport_path(payload), raw + b"\n")
+        return cls(payload, passport)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Engine:
+        """The engine at `path` (payload or passport); `EngineError` when it has no readable passport."""
+        path = Path(path)
+        if path.name.endswith(".json") and path.with_name(path.name[:-5]).exists():
+            path = path.with_name(path.name[:-5])
+        if not path.exists():
+            raise ModelError(f"no such file `{path}`", hint="give the path of an engine or of an `.onnx` model")
+        if path.is_dir():
+            raise ModelError(f"`{path}` is a folder, expected an engine file", hint=f"trt-engine inspect {path}")
+        beside = passport_path(path)
+        try:
+            raw = beside.read_bytes()
+        except OSError as error:
+            raise EngineError(
+                f"`{path}` has no passport (`{beside.name}` beside it)", hint=_without_passport(path)
+            ) from error
+        try:
+            passport = msgspec.json.decode(raw, type=Passport)
+        except msgspec.DecodeError as error:
+            raise EngineError(f"`{beside}` is not a passport: {error}", hint="build the engine again") from error
+        if passport.schema_version > PASSPORT_VERSION:
+            raise EngineError(
+                f"`{beside}` has passport version {passport.schema_version}, this tool reads up to {PASSPORT_VERSION}",
+                hint="install a newer trt-engine, or build the engine again",
+            )
+        return cls(path, passport)
+
+    def verify(self) -> None:
+        """`EngineError` unless every file is there with the size and digest it was sealed with."""
+        again = f"build it again: `{self.passport.build.command}`"
+        for path, sealed in zip(self.files, self.passport.payload, strict=True):
+            if not path.exists():
+                raise EngineError(f"`{path}` is missing, the engine is not whole", hint=again)
+            if path.stat().st_size != sealed.nbytes or digest(path) != sealed.digest:
+                raise EngineError(f"`{path}` was changed after it was sealed (digest differs)", hint=again)
+
+    def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
+        """The same engine at `target`: payload first, side files, passport last.
+
+        Side files keep their names, because the payload names them.
+        """
+        passport = self.passport
+        files = [target, *(target.with_name(item.file) for item in passport.payload[1:])]
+        passport_path(target).unlink(missing_ok=True)  # never an old passport beside a new payload
+        for source, goal in zip(self.files, files, strict=True):
+            copy_whole(source, goal)
+        first = Payload(target.name, passport.payload[0].nbytes, passport.payload[0].digest)
+        build = replace(passport.build, command=command) if command else passport.build
+        return Engine.seal(target, replace(passport, payload=(first, *passport.payload[1:]), build=build))
+
+
+def _without_passport(path: Path) -> str:
+    header = plan_header(path) if path.is_file() else None
+    if header is not None:
+        return f"it is a TensorRT {header.version} plan: `trt-engine inspect {path}` says what it needs"
+    return (
+        f"an ONNX model is built first: `trt-engine build {path}`"
+        if path.suffix == ".onnx"
+        else "build the engine again"
+    )
+
+
+def payload_of(path: Path, side_files: Sequence[Path] = ()) -> tuple[Payload, ...]:
+    """The payload entries of files just written."""
+    return tuple(Payload(file.name, file.stat().st_size, digest(file)) for file in (path, *side_files))

@@ -1,0 +1,72 @@
+"""Where something was made or measured: tool, libraries, processor, GPU, container."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+
+from trt_engine.device import info
+
+__all__ = ["Environment", "version_of"]
+
+_LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "torch")
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a distribution, or None. Reads metadata; imports nothing."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The facts a record or a passport carries about its machine; nothing that names a person or a host."""
+
+    tool: str
+    """Version of trt-engine."""
+    python: str
+    platform: str
+    cpu: str
+    cpu_cores: int
+    cpu_features: tuple[str, ...]
+    memory_mib: int
+    libraries: dict[str, str] = field(default_factory=dict)
+    gpu: str | None = None
+    compute_capability: str | None = None
+    gpu_memory_mib: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    container: str | None = None
+
+    @classmethod
+    def here(cls, gpu: int | None = None) -> Environment:
+        """This machine; with a number, that GPU's facts too."""
+        return _here(gpu)
+
+
+@cache
+def _here(gpu: int | None) -> Environment:
+    cpu = info.cpu()
+    board = next((found for found in info.gpus() if found.index == gpu), None) if gpu is not None else None
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Environment(
+        tool=version_of("trt-engine") or "unknown",
+        python=".".join(map(str, sys.version_info[:3])),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpu=cpu.name,
+        cpu_cores=cpu.cores,
+        cpu_features=cpu.features,
+        memory_mib=pages * size >> 20,
+        libraries={name: version for name in _LIBRARIES if (version := version_of(name))},
+        gpu=board.name if board else None,
+        compute_capability=board.compute_capability if board else None,
+        gpu_memory_mib=board.memory_mib if board else None,
+        driver=board.driver if board else None,
+        container=info.in_container(),
+    )

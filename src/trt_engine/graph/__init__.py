@@ -1,0 +1,1 @@
+"""What we know about ONNX files: open them safely, read them, count them, find trouble in them."""

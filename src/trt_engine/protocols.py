@@ -1,0 +1,108 @@
+"""The seams: a `Builder` turns a model into an engine's payload, a `Runtime` an engine into a `Session`, and everything
+else is written against `Runner`.
+
+`prepare`, `bind` and `enqueue` are apart because only `enqueue` is hot and only `enqueue` may be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trt_engine.config import BuildConfig, RuntimeConfig
+from trt_engine.device import Buffer, Device, Stream
+from trt_engine.engine import Engine, Needs, Precision
+from trt_engine.model import Model
+from trt_engine.tensors import Shape, Signature, Tensors
+
+__all__ = ["BuildOutcome", "Builder", "Context", "DirectSession", "Runner", "Runtime", "Session"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOutcome:
+    """What a backend reports about the payload it has just written."""
+
+    signature: Signature
+    precision: Precision
+    needs: Needs
+    files: tuple[Path, ...] = ()
+    """Side files of the payload (external weights), in the payload's folder."""
+    warnings: tuple[str, ...] = ()
+    notes: dict[str, str] = field(default_factory=dict)
+    """Facts of this backend worth keeping, by name: optimisation level, providers, node placement."""
+    ladder: tuple[str, ...] = ()
+    """Steps tried after a known failure, in order (A11)."""
+
+
+class Builder(Protocol):
+    """A backend's first half."""
+
+    def identity(self, config: BuildConfig) -> str:
+        """Who builds, exactly: `onnxruntime 1.31.1 CPUExecutionProvider avx2,avx512f`. Part of the engine's key."""
+        ...
+
+    def build(self, model: Model, config: BuildConfig, payload: Path) -> BuildOutcome:
+        """Write the payload of `model` to the path `payload`; raise `ModelError`, `BuildError`, `SetupError` otherwise."""
+        ...
+
+
+class Runtime(Protocol):
+    """A backend's second half (one backend may build and another run: trtexec builds, tensorrt runs)."""
+
+    def load(self, engine: Engine, config: RuntimeConfig) -> Session: ...
+
+
+class Session(Protocol):
+    """An engine on one device. Makes contexts; refuses to close while one of them is open."""
+
+    signature: Signature
+    device: Device
+
+    def context(self, profile: int = 0) -> Context: ...
+    def facts(self) -> dict[str, str]:
+        """The truth about what runs (F5): providers, precision, threads, by name."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DirectSession(Session, Protocol):
+    """A session whose library takes and gives host arrays itself and is safe from many threads.
+
+    ONNX Runtime is one: going through `Context` would add copies and a lock that the library does not need.
+    """
+
+    def run(self, feeds: Tensors) -> dict[str, Any]: ...
+
+
+class Context(Protocol):
+    """One inference in flight, one thread."""
+
+    def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        """Set the input shapes; the output shapes, -1 where they depend on the data."""
+        ...
+
+    def bind(self, buffers: Mapping[str, Buffer]) -> None:
+        """Inputs and outputs to use from now on. Outputs with a data-dependent shape are left out."""
+        ...
+
+    def enqueue(self, stream: Stream) -> None:
+        """Put one inference on the stream and return before the device is done; the only hot call."""
+        ...
+
+    def outputs(self) -> dict[str, Any]:
+        """Host arrays of the outputs `prepare` could not size; valid once the stream is done."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Runner(Protocol):
+    """Anything that answers feeds with outputs: thread-safe; the outputs belong to the caller."""
+
+    @property
+    def signature(self) -> Signature: ...
+    def run(self, feeds: Tensors) -> dict[str, Any]: ...
+    def close(self) -> None: ...

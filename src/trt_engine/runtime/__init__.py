@@ -1,0 +1,1 @@
+"""An engine made to run: `instance` turns a session into the public `InferenceEngine`."""

@@ -1,0 +1,1 @@
+"""How many streams: doubling, peak, cliffs."""

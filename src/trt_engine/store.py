@@ -1,0 +1,175 @@
+"""Engines by key: built once, whole or not there, shared between processes.
+
+A key is the digest of everything that makes two engines different: the model, the settings (all but those excluded by
+name), the builder's identity, and the schema of this store. Under a key lies a folder with payload and passport that was
+filled aside and renamed into place; a lock per key makes two builds of the same engine one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import platformdirs
+
+from trt_engine.config import BuildConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import EngineError, UsageError
+from trt_engine.files import ensure_folder, explain, staging_folder
+
+__all__ = ["Entry", "Store", "engine_key"]
+
+_SCHEMA = 1
+log = logging.getLogger(__name__)
+
+
+def _canonical(value: Any) -> Any:
+    """A value json writes the same way in every process; unknown types are refused, not printed."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _canonical(value[name]) for name in sorted(value, key=str)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return _canonical(asdict(value))
+    raise UsageError(f"a {type(value).__name__} cannot be part of an engine's key", hint="use plain values")
+
+
+def engine_key(model_digest: str, config: BuildConfig, identity: str) -> str:
+    """The key of the engine that `identity` builds of this model with these (resolved) settings: 32 hex digits."""
+    facts = {"schema": _SCHEMA, "model": model_digest, "config": config.key(), "builder": identity}
+    text = json.dumps(_canonical(facts), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One engine of the store."""
+
+    key: str
+    path: Path
+    backend: str
+    model: str
+    nbytes: int
+    used: float
+    """Time of last use, seconds since the epoch."""
+
+
+class Store:
+    """A folder of engines. The default is the user's cache folder, or `$TRT_ENGINE_STORE`."""
+
+    def __init__(self, folder: Path | str | None = None) -> None:
+        chosen = folder or os.environ.get("TRT_ENGINE_STORE") or platformdirs.user_cache_path("trt-engine") / "store"
+        self.folder = Path(chosen)
+
+    def get(self, key: str) -> Engine | None:
+        """The engine under this key if it is there and whole; a damaged one is put away and said."""
+        for passport in (self.folder / "engines" / key).glob("*.json"):
+            try:
+                engine = Engine.open(passport)
+                engine.verify()
+            except EngineError as error:
+                log.warning("a damaged engine in the store is built again: %s", error.message)
+                shutil.rmtree(passport.parent, ignore_errors=True)
+                return None
+            with contextlib.suppress(OSError):
+                os.utime(passport)  # last use, for `prune`
+            return engine
+        return None
+
+    def get_or_build(self, key: str, build: Callable[[Path], Engine], *, again: bool = False) -> tuple[Engine, bool]:
+        """The engine under `key`, made by `build(folder)` if it is not there; True when it was built now.
+
+        `build` fills the folder it is given and seals the engine in it. Whoever comes second for the same key waits and
+        takes what the first one made. When `build` raises, or the process dies, nothing is left under the key.
+        """
+        ensure_folder(self.folder / "engines")
+        with self._lock(key):
+            if not again and (engine := self.get(key)) is not None:
+                return engine, False
+            target = self.folder / "engines" / key
+            with staging_folder(target) as folder:
+                engine = build(folder)
+                engine = Engine(target / engine.path.name, engine.passport)
+                try:
+                    shutil.rmtree(target, ignore_errors=True)
+                    folder.rename(target)
+                except OSError as error:
+                    raise explain(error, target) from error
+            return engine, True
+
+    @contextlib.contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        path = ensure_folder(self.folder / "locks") / f"{key}.lock"
+        lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            log.info("another process builds this engine; waiting for it")
+            lock.acquire()
+        except OSError as error:
+            raise explain(error, path) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def entries(self) -> list[Entry]:
+        """The engines of the store, last used first."""
+        found = []
+        for passport in (self.folder / "engines").glob("*/*.json"):
+            if passport.parent.name.startswith("."):
+                continue
+            with contextlib.suppress(EngineError, OSError):
+                engine = Engine.open(passport)
+                found.append(
+                    Entry(
+                        key=passport.parent.name,
+                        path=engine.path,
+                        backend=engine.passport.backend,
+                        model=engine.passport.model.name,
+                        nbytes=sum(item.nbytes for item in engine.passport.payload),
+                        used=passport.stat().st_mtime,
+                    )
+                )
+        return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+    def prune(
+        self, *, max_bytes: int | None = None, older_than_s: float | None = None, dry_run: bool = False
+    ) -> list[Entry]:
+        """Remove engines least recently used first until the store fits, and leftovers of dead builds; what was removed."""
+        now = time.time()
+        kept_bytes, removed = 0, []
+        for entry in self.entries():
+            kept_bytes += entry.nbytes
+            too_old = older_than_s is not None and now - entry.used > older_than_s
+            too_much = max_bytes is not None and kept_bytes > max_bytes
+            if too_old or too_much:
+                kept_bytes -= entry.nbytes
+                removed.append(entry)
+        if dry_run:
+            return removed
+        for entry in removed:
+            with self._lock(entry.key):
+                shutil.rmtree(self.folder / "engines" / entry.key, ignore_errors=True)
+        for leftover in (self.folder / "engines").glob(".*.tmp"):
+            self._remove_if_dead(leftover)
+        return removed
+
+    def _remove_if_dead(self, leftover: Path) -> None:
+        """Remove a staging folder unless its build lives: a live build holds its key's lock."""
+        key = leftover.name.lstrip(".").partition(".")[0]
+        lock = filelock.FileLock(self.folder / "locks" / f"{key}.lock")
+        with contextlib.suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
+            shutil.rmtree(leftover, ignore_errors=True)

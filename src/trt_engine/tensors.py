@@ -1,0 +1,197 @@
+"""What goes in and what comes out: `TensorSpec`, `Signature`, and the checks of feeds against them.
+
+Light on purpose: arrays of any library pass through by their `shape` and `dtype`; numpy is not imported here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from trt_engine.errors import FeedError, UsageError
+
+__all__ = ["DTYPES", "Dtype", "Shape", "Signature", "TensorSpec", "Tensors", "closest", "dtype", "format_shape"]
+
+Shape = tuple[int, ...]
+"""Sizes of the dimensions; -1 is a dynamic one."""
+Tensors = Mapping[str, Any]
+"""Arrays by tensor name: numpy, or anything with `shape`, `dtype` and DLPack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dtype:
+    """One element type: our name (numpy's and ml_dtypes' name), bits, ONNX `TensorProto` number, protocol name."""
+
+    name: str
+    bits: int
+    onnx: int
+    wire: str | None
+    """Name in the Open Inference Protocol v2; None where it has no such type."""
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of a packed tensor of this shape (4-bit types pack two elements to a byte)."""
+        return (math.prod(shape) * self.bits + 7) // 8
+
+
+# Numbers: enum TensorProto.DataType of onnx.proto (ONNX 1.23). Wire names: Open Inference Protocol v2.
+DTYPES: dict[str, Dtype] = {
+    item.name: item
+    for item in (
+        Dtype("float32", 32, 1, "FP32"),
+        Dtype("uint8", 8, 2, "UINT8"),
+        Dtype("int8", 8, 3, "INT8"),
+        Dtype("uint16", 16, 4, "UINT16"),
+        Dtype("int16", 16, 5, "INT16"),
+        Dtype("int32", 32, 6, "INT32"),
+        Dtype("int64", 64, 7, "INT64"),
+        Dtype("string", 0, 8, "BYTES"),
+        Dtype("bool", 8, 9, "BOOL"),
+        Dtype("float16", 16, 10, "FP16"),
+        Dtype("float64", 64, 11, "FP64"),
+        Dtype("uint32", 32, 12, "UINT32"),
+        Dtype("uint64", 64, 13, "UINT64"),
+        Dtype("complex64", 64, 14, None),
+        Dtype("complex128", 128, 15, None),
+        Dtype("bfloat16", 16, 16, "BF16"),
+        Dtype("float8_e4m3fn", 8, 17, None),
+        Dtype("float8_e4m3fnuz", 8, 18, None),
+        Dtype("float8_e5m2", 8, 19, None),
+        Dtype("float8_e5m2fnuz", 8, 20, None),
+        Dtype("uint4", 4, 21, None),
+        Dtype("int4", 4, 22, None),
+        Dtype("float4_e2m1fn", 4, 23, None),
+        Dtype("float8_e8m0fnu", 8, 24, None),
+        Dtype("uint2", 2, 25, None),
+        Dtype("int2", 2, 26, None),
+    )
+}
+_ONNX_NAMES = {item.onnx: item.name for item in DTYPES.values()}
+
+
+def dtype(value: str | int) -> Dtype:
+    """The `Dtype` of a name or of an ONNX `TensorProto` number; `UsageError` for one we do not know."""
+    name = _ONNX_NAMES.get(value) if isinstance(value, int) else value
+    if name not in DTYPES:
+        raise UsageError(f"unknown element type `{value}`", hint=f"known types: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def format_shape(shape: Sequence[int]) -> str:
+    """A shape as trtexec writes it: `1x3x640x640`; a scalar is `scalar`."""
+    return "x".join(str(size) for size in shape) or "scalar"
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """The end of a sentence: the nearest known name if there is one, else all of them."""
+    match = get_close_matches(name, known, n=1)
+    if match:
+        return f"did you mean `{match[0]}`?"
+    return "expected one of " + ", ".join(f"`{item}`" for item in known) if known else "there are none"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name, element type and shape of one input or output; -1 is a dynamic dimension.
+
+    `symbols` names the dynamic dimensions where the model does (`("batch", None, None, None)`); equal symbols
+    are equal sizes.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    symbols: tuple[str | None, ...] = ()
+
+    @property
+    def dynamic(self) -> tuple[int, ...]:
+        """Positions of the dynamic dimensions."""
+        return tuple(index for index, size in enumerate(self.shape) if size < 0)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.describe()} {self.dtype}"
+
+    def describe(self) -> str:
+        """The shape with symbols where they are known: `batchx3x640x640`."""
+        symbols = self.symbols or (None,) * len(self.shape)
+        parts = [symbol or "?" if size < 0 else str(size) for size, symbol in zip(self.shape, symbols, strict=True)]
+        return "x".join(parts) or "scalar"
+
+    def check(self, array: Any) -> None:
+        """`FeedError` unless the array's element type, rank and fixed sizes are the ones of this spec."""
+        shape = getattr(array, "shape", None)
+        kind = getattr(getattr(array, "dtype", None), "name", None) or str(
+            getattr(array, "dtype", type(array).__name__)
+        )
+        if shape is None:
+            raise FeedError(f"input `{self.name}` is a {type(array).__name__}, expected an array", hint="numpy.asarray")
+        kind = kind.removeprefix("torch.")
+        if kind != self.dtype and not (self.dtype == "string" and kind.startswith(("object", "str", "bytes"))):
+            raise FeedError(
+                f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f'convert it: `.astype("{self.dtype}")`'
+            )
+        if len(shape) != len(self.shape):
+            raise FeedError(
+                f"input `{self.name}` has {len(shape)} dimensions ({format_shape(shape)}), "
+                f"expected {len(self.shape)} ({self.describe()})",
+                hint="a single image needs a batch dimension: `x[None]`" if len(shape) + 1 == len(self.shape) else None,
+            )
+        for position, (got, want) in enumerate(zip(shape, self.shape, strict=True)):
+            if want >= 0 and got != want:
+                raise FeedError(
+                    f"input `{self.name}` is {format_shape(shape)}, expected {self.describe()}: "
+                    f"dimension {position} is fixed at {want}",
+                    hint=f"resize or pad dimension {position} to {want}",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The inputs and outputs of a model or an engine, in the file's order."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+    def __iter__(self) -> Iterator[TensorSpec]:
+        yield from self.inputs
+        yield from self.outputs
+
+    def input(self, name: str) -> TensorSpec:
+        """The input of that name; `UsageError` naming the nearest one otherwise."""
+        for spec in self.inputs:
+            if spec.name == name:
+                return spec
+        raise UsageError(f"there is no input `{name}`", hint=closest(name, [spec.name for spec in self.inputs]))
+
+    def check(self, feeds: Tensors) -> None:
+        """`FeedError` unless exactly the inputs are fed, each with its type, rank and fixed sizes."""
+        names = [spec.name for spec in self.inputs]
+        for name in feeds:
+            if name not in names:
+                raise FeedError(f"there is no input `{name}`", hint=closest(name, names))
+        for spec in self.inputs:
+            if spec.name not in feeds:
+                raise FeedError(f"input `{spec.name}` is not fed", hint=f"expected {', '.join(map(str, self.inputs))}")
+            spec.check(feeds[spec.name])
+        self._check_symbols(feeds)
+
+    def _check_symbols(self, feeds: Tensors) -> None:
+        seen: dict[str, tuple[int, str]] = {}
+        for spec in self.inputs:
+            for size, symbol in zip(feeds[spec.name].shape, spec.symbols or (), strict=False):
+                if symbol is None:
+                    continue
+                if symbol in seen and seen[symbol][0] != size:
+                    other_size, other = seen[symbol]
+                    raise FeedError(
+                        f"`{symbol}` is {other_size} in input `{other}` and {size} in input `{spec.name}`",
+                        hint="equal symbols are equal sizes: feed the same batch to every input",
+                    )
+                seen[symbol] = (size, spec.name)
+
+    @property
+    def batch_axis(self) -> bool:
+        """True when every input's first dimension is dynamic: the batch can move."""
+        return bool(self.inputs) and all(spec.shape and spec.shape[0] < 0 for spec in self.inputs)
