@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import closest
 
 __all__ = ["Backend", "backend", "backends"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +84,25 @@ class Backend:
 
 @cache
 def backends() -> dict[str, Backend]:
-    """The cards of all backends, found by listing the folder `backends/`."""
+    """The cards of all backends: those of the folder `backends/`, then those other packages bring.
+
+    Another package brings one by an entry point of the group `trt_engine.backends` that names its card
+    (docs/extending.md). It cannot take a name that is already there.
+    """
     folder = Path(__file__).parent / "backends"
     names = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
-    return {name: importlib.import_module(f"trt_engine.backends.{name}").card for name in names}
+    cards: dict[str, Backend] = {name: importlib.import_module(f"trt_engine.backends.{name}").card for name in names}
+    for point in metadata.entry_points(group="trt_engine.backends"):
+        try:
+            card = point.load()
+        except Exception as error:  # somebody else's package must not take every verb down
+            log.warning("the backend `%s` of another package cannot be loaded: %s", point.name, error)
+            continue
+        if not isinstance(card, Backend) or card.name in cards:
+            log.warning("the entry point `%s` is not a card with a name of its own; left out", point.value)
+            continue
+        cards[card.name] = card
+    return cards
 
 
 def backend(name: str) -> Backend:

@@ -1,0 +1,57 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Needed: Python 3.11+, make, a package index.
+
+# The first interpreter that runs and is 3.11 or newer; `make PYTHON=...` overrules.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+PYTEST = $(BIN)/python -m pytest
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test test-full check format schemas setup setup-core clean
+
+help:  ## what there is to make
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found"; echo "hint: install one, or name it: make PYTHON=/path/to/python3.11"; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -q -e '.[light]' --group dev
+	@touch $@ $(VENV)/.core
+
+setup-core: $(VENV)/.core  ## the command alone, in $(VENV)
+setup: $(VENV)/.dev  ## everything a developer needs
+
+demo: $(VENV)/.core  ## the main job: the example detector to an engine and a stream count
+	$(BIN)/trt-engine size examples/digits/model.onnx -o $(DEMO) --yes
+
+test: $(VENV)/.dev  ## core and light extras; what needs more is skipped, said and counted
+	$(PYTEST) -n 2 -m 'not gpu and not slow'
+
+test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser with apt where it may
+	@command -v chromium chromium-browser google-chrome >/dev/null || sh tools/install-chromium.sh
+	$(PYTEST) -n 2 -m 'not gpu'
+
+check: $(VENV)/.dev  ## format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev  ## make `check`'s first two lines pass
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+schemas: $(VENV)/.dev  ## docs/schemas/ from the record types
+	$(BIN)/python tools/schemas.py
+
+clean:  ## remove the environment and the demo's results
+	rm -rf $(VENV) $(DEMO)
