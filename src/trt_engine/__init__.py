@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from trt_engine.api.loading import load
     from trt_engine.api.measuring import bench
     from trt_engine.config import Batching, BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig
+    from trt_engine.diagnosis.checks import doctor
     from trt_engine.engine import Engine, Passport
     from trt_engine.environment import Environment
     from trt_engine.errors import TrtEngineError
     from trt_engine.records import BenchRecord, EngineReport, ModelReport, Protocol, SizeReport
-    from trt_engine.runtime.instance import InferenceEngine
+    from trt_engine.reporting.write import report
+    from trt_engine.runtime.instance import InferenceEngine, InferenceResult
     from trt_engine.sizing.streams import size
     from trt_engine.store import Store
     from trt_engine.tensors import Signature, TensorSpec
@@ -37,12 +39,14 @@ _HOMES = {
     "api.loading": ("load",),
     "api.measuring": ("bench",),
     "sizing.streams": ("size",),
+    "diagnosis.checks": ("doctor",),
+    "reporting.write": ("report",),
     "config": ("Batching", "BenchConfig", "BuildConfig", "Profile", "RuntimeConfig", "ShapeRange", "SizeConfig"),
     "engine": ("Engine", "Passport"),
     "environment": ("Environment",),
     "errors": ("TrtEngineError",),
     "records": ("BenchRecord", "EngineReport", "ModelReport", "Protocol", "SizeReport"),
-    "runtime.instance": ("InferenceEngine",),
+    "runtime.instance": ("InferenceEngine", "InferenceResult"),
     "store": ("Store",),
     "tensors": ("Signature", "TensorSpec"),
 }
@@ -57,6 +61,7 @@ __all__ = [
     "EngineReport",
     "Environment",
     "InferenceEngine",
+    "InferenceResult",
     "ModelReport",
     "Passport",
     "Profile",
@@ -71,8 +76,10 @@ __all__ = [
     "TrtEngineError",
     "bench",
     "build",
+    "doctor",
     "inspect",
     "load",
+    "report",
     "size",
 ]
 

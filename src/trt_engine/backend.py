@@ -47,6 +47,8 @@ class Backend:
     """`(engine, BenchConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
     layers: str | None = None
     profile: str | None = None
+    tuned: bool = False
+    """Kernels are chosen for the profile's shapes: a wide range, or an optimum far from its end, costs speed."""
     hidden: bool = False
     """Not offered to users in lists (the fake one)."""
 

@@ -7,6 +7,7 @@ line (`cli/options.py`), the help text and the store read it from there.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ __all__ = [
     "parse_profile",
     "parse_shapes",
     "parse_size",
+    "profile_for",
     "settings",
 ]
 
@@ -41,7 +43,7 @@ PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "m
 
 # ------------------------------------------------------------------------------------------------ parsing
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _UNITS = {  # base 2, as trtexec's single letters are; MB spelled out is read the same way, and said in docs/size.md
     "": 1 << 20,
     "b": 1,
@@ -62,22 +64,22 @@ _UNITS = {  # base 2, as trtexec's single letters are; MB spelled out is read th
 
 def parse_size(text: str | int) -> int:
     """Bytes of `32GiB`, `32768M`, `512 KiB`; a bare number is MiB, as in trtexec. All units are base 2."""
-    if isinstance(text, int):
+    if isinstance(text, int) and text >= 0:
         return text << 20
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(str(text))
     if match is None or match[2].lower() not in _UNITS:
         raise UsageError(f"cannot read the size `{text}`", hint="write it as `32GiB`, `512M`, `4096K` or `1024B`")
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|min|m|h)?\s*", re.IGNORECASE)
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s|min|m|h|d)?\s*", re.IGNORECASE | re.ASCII)
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(text: str | float) -> float:
-    """Seconds of `200ms`, `0.2s`, `2min`; a bare number is seconds."""
+    """Seconds of `200ms`, `0.2s`, `2min`, `30d`; a bare number is seconds."""
     if isinstance(text, int | float):
-        if text < 0:
+        if not 0 <= text < math.inf:
             raise UsageError(f"a duration cannot be {text}", hint="write it as `10s` or `200ms`")
         return float(text)
     match = _DURATION.fullmatch(text)
@@ -86,41 +88,89 @@ def parse_duration(text: str | float) -> float:
     return float(match[1]) * _SECONDS[(match[2] or "s").lower()]
 
 
+_SEPARATOR = re.compile(r"\s*[,;]\s*|\s+")
+_SHAPES_HINT = "write shapes as `images:1x3x640x640`, several with commas"
+
+
 def _sizes(text: str, whole: str) -> Shape:
-    text = text.strip().strip("[]()")
-    if text in ("", "scalar"):
+    """One shape: `1x3x640x640`, `[1,3,640,640]`, `scalar` or nothing."""
+    inner = text[1:-1] if text[:1] + text[-1:] in ("[]", "()") else text
+    if inner.strip() in ("", "scalar"):
         return ()
+    sizes = re.split(r"\s*[,]\s*|\s+" if inner is not text else r"[x*]", inner.strip())
+    if not all(re.fullmatch(r"-?[0-9]+", size) for size in sizes):
+        raise UsageError(f"cannot read the shape in `{whole}`", hint=_SHAPES_HINT)
+    return tuple(map(int, sizes))
+
+
+def _pieces(text: str) -> list[str]:
+    """The text parted at commas, semicolons and blanks that stand outside quotes and brackets."""
+    pieces, start, position, quote, depth = [], 0, 0, "", 0
+    while position < len(text):
+        letter = text[position]
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"" and position == start:  # a quote elsewhere is part of a name
+            quote = letter
+        elif letter in "[(":
+            depth += 1
+        elif letter in "])":
+            depth -= 1
+        elif not depth and (gap := _SEPARATOR.match(text, position)):
+            pieces.append(text[start:position])
+            start = position = gap.end()
+            continue
+        position += 1
+    return [*pieces, text[start:]]
+
+
+def _by_name(text: str) -> list[tuple[str, list[str]]]:
+    """Input names with the shapes that follow each: `a:1x3,8x3 'Input:0':4` as `a` with two and `Input:0` with one.
+
+    The last colon parts name and shape, because names have colons and shapes have none.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for piece in _pieces(text.strip()):
+        name, colon, shape = piece.rpartition(":")
+        if colon:
+            name = name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "'\"" else name
+            if not name:
+                raise UsageError(f"cannot read the shape `{piece}`: no input name", hint=_SHAPES_HINT)
+            found.append((name, [shape]))
+        elif found and piece:
+            shapes = found[-1][1]
+            if shapes == [""]:  # a blank after the colon
+                shapes.clear()
+            shapes.append(piece)
+        else:
+            raise UsageError(f"cannot read the shape in `{text}`: no input name", hint=_SHAPES_HINT)
+    return found
+
+
+def _plain(name: str, sizes: Any) -> Shape:
+    """A shape that came as a Python value."""
+    if isinstance(sizes, str):
+        return _sizes(sizes.strip(), f"{name}:{sizes}")
     try:
-        return tuple(int(size) for size in re.split(r"[x,*]", text))
-    except ValueError:
-        raise UsageError(
-            f"cannot read the shape in `{whole}`", hint="write shapes as `images:1x3x640x640`, several with commas"
-        ) from None
-
-
-def _split_name(text: str) -> tuple[str, str]:
-    """`images:1x3`, `'Input:0':1x3`, `ns/Input:0:1x3` as name and shape: the last colon parts them."""
-    name, colon, shape = text.strip().rpartition(":")
-    name = name.strip().strip("'\"")
-    if not colon or not name:
-        raise UsageError(f"cannot read the shape `{text}`: no input name", hint="write shapes as `images:1x3x640x640`")
-    return name, shape
+        return tuple(int(size) for size in sizes)
+    except (TypeError, ValueError):
+        raise UsageError(f"the shape of `{name}` is {sizes!r}, expected sizes", hint="as `(1, 3, 640, 640)`") from None
 
 
 def parse_shapes(text: str | Mapping[str, Sequence[int]] | None) -> dict[str, Shape]:
     """Shapes by input name, as trtexec (`a:1x3x64x64,b:8`), Polygraphy (`a:[1,3,64,64]`) and perf_analyzer
-    (`a:1,3,64,64`) write them; a scalar is `a:` or `a:scalar`."""
+    (`a:1,3,64,64`) write them; a scalar is `a:` or `a:scalar`. Names with commas or blanks are quoted."""
     if text is None:
         return {}
     if not isinstance(text, str):
-        return {name: tuple(int(size) for size in shape) for name, shape in text.items()}
+        return {name: _plain(name, sizes) for name, sizes in text.items()}
     shapes: dict[str, Shape] = {}
-    # a comma parts two inputs only where a name with a colon follows it
-    for part in re.split(r"\s*[,;]\s*(?=['\"]?[^\d\s,\[\]()][^,;]*:)|\s+(?=\S*:)", text.strip()):
-        name, shape = _split_name(part)
+    for name, parts in _by_name(text):
         if name in shapes:
             raise UsageError(f"input `{name}` is named twice in `{text}`", hint="one shape for each input")
-        shapes[name] = _sizes(shape, text)
+        if len(parts) > 1 and not all(part.isdecimal() for part in parts):
+            raise UsageError(f"input `{name}` has {len(parts)} shapes in `{text}`", hint="one shape for each input")
+        shapes[name] = _sizes(f"[{','.join(parts)}]" if len(parts) > 1 else parts[0], text)
     return shapes
 
 
@@ -187,8 +237,12 @@ class ShapeRange:
             low <= size <= high for low, size, high in zip(self.min, shape, self.max, strict=True)
         )
 
+    @property
+    def shapes(self) -> tuple[Shape, Shape, Shape]:
+        return self.min, self.opt, self.max
+
     def __str__(self) -> str:
-        return ",".join(map(format_shape, (self.min, self.opt, self.max)))
+        return ",".join(map(format_shape, self.shapes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +268,22 @@ class Profile:
                 )
 
     def __str__(self) -> str:
-        return " ".join(f"{name}:{span}" for name, span in self.ranges.items())
+        return " ".join(f"{_quoted(name)}:{span}" for name, span in self.ranges.items())
+
+
+def _quoted(name: str) -> str:
+    """A name as `--profile` and `--shapes` take it."""
+    if not re.search(r"[\s,;\[\]()'\"]", name):
+        return name
+    return f'"{name}"' if "'" in name else f"'{name}'"
+
+
+def _three(name: str, shapes: Any) -> Sequence[Shape]:
+    if isinstance(shapes, ShapeRange):
+        return shapes.min, shapes.opt, shapes.max
+    if isinstance(shapes, str):
+        return parse_profile(f"'{name}':{shapes}").ranges[name].shapes
+    return [_plain(name, shape) for shape in shapes]
 
 
 def parse_profile(text: str | Profile | Mapping[str, Any]) -> Profile:
@@ -224,18 +293,9 @@ def parse_profile(text: str | Profile | Mapping[str, Any]) -> Profile:
     ranges: dict[str, ShapeRange] = {}
     parts: Iterable[tuple[str, Sequence[Shape]]]
     if isinstance(text, str):
-        parts = [
-            (name, [_sizes(shape, text) for shape in shapes.split(",")])
-            for name, shapes in map(_split_name, re.split(r"[;\s]+", text.strip()))
-        ]
+        parts = [(name, [_sizes(shape, text) for shape in shapes]) for name, shapes in _by_name(text)]
     else:
-        parts = [
-            (
-                name,
-                (shapes.min, shapes.opt, shapes.max) if isinstance(shapes, ShapeRange) else [tuple(s) for s in shapes],
-            )
-            for name, shapes in text.items()
-        ]
+        parts = [(name, _three(name, shapes)) for name, shapes in text.items()]
     for name, shapes in parts:
         if len(shapes) not in (1, 3):
             raise UsageError(
@@ -262,6 +322,8 @@ def profile_for(
     shapes = dict(shapes or {})
     for name in shapes:
         signature.input(name)
+    if batch is not None:
+        _check_batch(signature, batch)
     ranges = {}
     for spec in signature.inputs:
         given = shapes.get(spec.name)
@@ -289,6 +351,18 @@ def profile_for(
                 sizes.append(value)
         ranges[spec.name] = ShapeRange(tuple(low), tuple(best), tuple(high))
     return Profile(ranges)
+
+
+def _check_batch(signature: Signature, batch: tuple[int, int, int]) -> None:
+    """`ShapeError` when a batch range was given and no input's first dimension can move to it."""
+    firsts = {spec.shape[0]: spec for spec in signature.inputs if spec.shape}
+    if firsts and all(size >= 0 for size in firsts) and any((size,) * 3 != batch for size in firsts):
+        size, spec = next(iter(firsts.items()))
+        raise ShapeError(
+            f"`--batch {':'.join(map(str, batch))}` cannot be built: input `{spec.name}` is {spec.describe()}, "
+            f"its batch is fixed at {size}",
+            hint=f"leave `--batch` out (or `--batch {size}`), or export the model with a dynamic batch",
+        )
 
 
 def _check_given(spec: TensorSpec, given: Shape, flag: str) -> None:
@@ -334,6 +408,10 @@ class Setting:
     metavar: str | None
     multiple: bool
     is_flag: bool
+    type: str
+    """The annotation's first name: `int` of `int | None`."""
+    least: float | None
+    above: float | None
 
 
 def opt(
@@ -346,10 +424,17 @@ def opt(
     choices: Sequence[str] | None = None,
     metavar: str | None = None,
     multiple: bool = False,
+    least: float | None = None,
+    above: float | None = None,
 ) -> Any:
-    """A setting: a dataclass field with its help, flags (blank separated), parser, and whether the engine's key has it."""
-    made = {"help": help, "flags": flags, "key": key, "parse": parse, "choices": choices, "metavar": metavar}
-    made["multiple"] = multiple
+    """A setting: a dataclass field with its help, flags (blank separated), parser, and whether the engine's key has it.
+
+    A number below `least` or not above `above` is refused wherever the config is made (`_within_limits`).
+    """
+    made: dict[str, Any] = {
+        "help": help, "flags": flags, "key": key, "parse": parse, "choices": choices, "metavar": metavar,
+        "multiple": multiple, "least": least, "above": above,
+    }  # fmt: skip
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=made)
     return field(default=default, metadata=made)
@@ -376,13 +461,36 @@ def settings(config: type | object) -> list[Setting]:
                 metavar=made["metavar"],
                 multiple=made["multiple"],
                 is_flag=isinstance(default, bool),
+                type=item.type.__name__ if isinstance(item.type, type) else str(item.type).partition(" ")[0],
+                least=made["least"],
+                above=made["above"],
             )
         )
     return found
 
 
+def _within_limits(config: Any) -> None:
+    """`UsageError` when a number of a config lies outside its setting's limits."""
+    for item in dataclasses.fields(config):
+        value, least, above = getattr(config, item.name), item.metadata.get("least"), item.metadata.get("above")
+        if value is None or (least is None and above is None):
+            continue
+        fits = value >= least if least is not None else value > above
+        if not (fits and value < math.inf):
+            flag = next(one.flags[0] for one in settings(config) if one.name == item.name)
+            limit = f"{least:g} or more" if least is not None else f"more than {above:g}"
+            raise UsageError(f"`{flag}` is {value}, expected {limit}", hint=f"{item.metadata['help']}")
+
+
 def _workspace_mib(text: str | int) -> int:
     return max(1, parse_size(text) >> 20)
+
+
+def _count(text: str | int) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"`{text}` is no whole number", hint="write it as `64`") from None
 
 
 def _names(text: str | Sequence[str]) -> tuple[str, ...]:
@@ -390,7 +498,10 @@ def _names(text: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _percentiles(text: str | Sequence[float]) -> tuple[float, ...]:
-    values = tuple(float(part) for part in (text.split(",") if isinstance(text, str) else text))
+    try:
+        values = tuple(float(part) for part in (text.split(",") if isinstance(text, str) else text))
+    except ValueError:
+        raise UsageError(f"cannot read the percentiles `{text}`", hint="`--percentile 90,95,99`") from None
     if not all(0 <= value <= 100 for value in values):
         raise UsageError(f"the percentiles {text} are not all between 0 and 100", hint="`--percentile 90,95,99`")
     return values
@@ -399,6 +510,9 @@ def _percentiles(text: str | Sequence[float]) -> tuple[float, ...]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildConfig:
     """How to build an engine."""
+
+    def __post_init__(self) -> None:
+        _within_limits(self)
 
     backend: str = opt("onnxruntime", "the backend that builds", flags="--backend -b")
     device: str = opt("cpu", "the device to build for: cpu, cuda:0, ...")
@@ -424,7 +538,9 @@ class BuildConfig:
     parity: bool = opt(
         True, "compare the engine with plain ONNX Runtime on one input (--no-parity to leave it out)", key=False
     )
-    parity_rtol: float = opt(1e-3, "largest difference allowed, relative to the largest reference value", key=False)
+    parity_rtol: float = opt(
+        1e-3, "largest difference allowed, relative to the largest reference value", key=False, above=0
+    )
     options: dict[str, str] = opt(
         {}, "the backend's own settings (a wrong name lists the right ones)", flags="-O --option", metavar="NAME=VALUE",
         multiple=True,
@@ -449,6 +565,13 @@ class BuildConfig:
                 spec = signature.input(name)
                 for shape in (span.min, span.opt, span.max):
                     _check_given(spec, shape, "--profile")
+            for name in self.shapes:
+                if name in profile.ranges:
+                    raise UsageError(
+                        f"input `{name}` has both a `--profile` and a `--shapes`",
+                        hint="a profile says min, opt and max: leave `--shapes` out for this input",
+                    )
+                signature.input(name)
             rest = profile_for(
                 Signature(tuple(spec for spec in signature.inputs if spec.name not in profile.ranges), ()),
                 shapes=self.shapes,
@@ -472,9 +595,12 @@ class Batching:
 class RuntimeConfig:
     """How to run an engine."""
 
+    def __post_init__(self) -> None:
+        _within_limits(self)
+
     device: str | None = opt(None, "the device to run on (default: the one the engine was built for)")
-    contexts: int = opt(1, "inferences in flight at once on backends with contexts")
-    streams: int = opt(1, "device streams")
+    contexts: int = opt(1, "inferences in flight at once on backends with contexts", least=1)
+    streams: int = opt(1, "device streams", least=1)
     providers: tuple[str, ...] = opt((), "ONNX Runtime's providers in order of preference", parse=_names, metavar="A,B")
     allow_fallback: bool = opt(False, "let a provider that cannot run be replaced by the next; it is recorded")
     options: dict[str, str] = opt(
@@ -490,8 +616,11 @@ PROTOCOLS = ("trt-engine", "trtexec10", "trtexec11")
 class BenchConfig:
     """How to measure. What is None comes from the protocol."""
 
+    def __post_init__(self) -> None:
+        _within_limits(self)
+
     protocol: str = opt("trt-engine", "the named set of measuring rules", choices=PROTOCOLS)
-    batch: int | None = opt(None, "rows in one query (default: the profile's optimum)")
+    batch: int | None = opt(None, "rows in one query (default: the profile's optimum)", least=1)
     shapes: dict[str, Shape] = opt(
         {}, "shapes to measure at, as images:8x3x640x640", parse=parse_shapes, metavar="SPEC"
     )
@@ -501,7 +630,7 @@ class BenchConfig:
     warmup_s: float | None = opt(
         None, "run this long before measuring", flags="--warmup", parse=parse_duration, metavar="TIME"
     )
-    iterations: int | None = opt(None, "measure at least this many queries")
+    iterations: int | None = opt(None, "measure at least this many queries", least=1)
     idle_s: float = opt(0.0, "pause after each query", parse=parse_duration, metavar="TIME")
     percentiles: tuple[float, ...] = opt(
         (90.0, 95.0, 99.0), "percentiles to print", flags="--percentile", parse=_percentiles, metavar="P,P"
@@ -509,12 +638,13 @@ class BenchConfig:
     inputs: Path | None = opt(
         None, ".npy (one input) or .npz with the inputs (default: seeded random)", parse=Path, metavar="FILE"
     )
-    seed: int = opt(0, "seed of the random inputs")
+    seed: int = opt(0, "seed of the random inputs", least=0)
     transfers: bool | None = opt(
         None, "copy inputs and outputs inside the measured part", flags="--transfers/--no-transfers"
     )
     graph: bool | None = opt(None, "replay a CUDA graph where the device has them", flags="--graph/--no-graph")
     spin: bool | None = opt(None, "wait for the device by spinning", flags="--spin/--no-spin")
+    streams: int = opt(1, "queries in flight side by side, each on a stream of its own", flags="--streams --infStreams")
     strict: bool = opt(False, "end with exit code 9 when the measurement is not stable")
 
 
@@ -522,20 +652,51 @@ class BenchConfig:
 class SizeConfig:
     """How many streams: the doubling of engines and what it may cost."""
 
-    start_batch: int = opt(64, "the first engine's largest batch")
-    max_batch: int = opt(1024, "stop doubling here (and start here when it is lower than the start)")
-    fps: float = opt(30.0, "frames per second of one stream")
+    def __post_init__(self) -> None:
+        _within_limits(self)
+
+    start_batch: int = opt(64, "the first engine's largest batch", least=1)
+    max_batch: int = opt(1024, "stop doubling here (and start here when it is lower than the start)", least=1)
+    fps: float = opt(30.0, "frames per second of one stream", above=0)
     duration_s: float = opt(10.0, "length of each measurement", parse=parse_duration, metavar="TIME")
     warmup_s: float = opt(
         1.0, "run this long before each measurement", flags="--warmup", parse=parse_duration, metavar="TIME"
     )
     scan: bool = opt(False, "look for batch sizes that are much slower than their neighbours (N +- --scan-width)")
-    scan_width: int = opt(8, "how far the scan goes to each side")
+    scan_width: int = opt(8, "how far the scan goes to each side", least=1)
     memory_limit: int | None = opt(
         None, "memory one measurement may take (default: what is free)", parse=parse_size, metavar="SIZE"
     )
     protocol: str = opt("trt-engine", "the named set of measuring rules", choices=PROTOCOLS)
+    need_streams: int | None = opt(
+        None, "end with exit code 12 when fewer streams than this are sustained", parse=_count, metavar="N"
+    )
     strict: bool = opt(False, "end with exit code 9 when a measurement is not stable")
+
+
+_FROM_TEXT: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": {
+        "1": True,
+        "true": True,
+        "on": True,
+        "yes": True,
+        "0": False,
+        "false": False,
+        "off": False,
+        "no": False,
+    }.__getitem__,
+}
+
+
+def _from_text(item: Setting, text: str) -> Any:
+    """The number or switch behind the text of `-O name=value`."""
+    try:
+        return _FROM_TEXT[item.type](text.strip().lower())
+    except (ValueError, KeyError):
+        kind = {"int": "a whole number", "float": "a number", "bool": "`true` or `false`"}[item.type]
+        raise UsageError(f"`{item.name}` is `{text}`, expected {kind}", hint=item.help) from None
 
 
 def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
@@ -554,7 +715,11 @@ def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
                 value = item.parse(value)
             elif item.multiple and not isinstance(value, dict):
                 value = parse_options(value)
+            elif isinstance(value, str) and item.type in _FROM_TEXT:
+                value = _from_text(item, value)
             if item.choices and value not in item.choices:
                 raise UsageError(f"`{name}` cannot be `{value}`", hint=closest(str(value), item.choices))
         made[name] = value
-    return config(**made)
+    config = config(**made)
+    _within_limits(config)  # a backend's own settings class has no `__post_init__` that asks
+    return config

@@ -13,7 +13,7 @@ import msgspec
 
 from trt_engine.config import Profile
 from trt_engine.environment import Environment
-from trt_engine.errors import EngineError, ModelError
+from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.files import copy_whole, digest, write_whole
 from trt_engine.tensors import Signature
 
@@ -154,6 +154,8 @@ class Passport:
     parity: Parity | None = None
     key: str | None = None
     """The engine's key in the store."""
+    vision: dict[str, Any] | None = None
+    """Pre- and post-processing the model declares, in plain values; `trt_engine.vision.declaration` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +226,10 @@ class Engine:
     def open(cls, path: Path | str) -> Engine:
         """The engine at `path` (payload or passport); `EngineError` when it has no readable passport."""
         path = Path(path)
-        if path.name.endswith(".json") and path.with_name(path.name[:-5]).exists():
-            path = path.with_name(path.name[:-5])
+        if path.name.endswith(".json") and (_looks_like_passport(path) or path.with_suffix("").is_file()):
+            path = path.with_suffix("")
+            if not path.exists():
+                raise EngineError(f"`{path}` is missing, only its passport is there", hint="build the engine again")
         if not path.exists():
             raise ModelError(f"no such file `{path}`", hint="give the path of an engine or of an `.onnx` model")
         if path.is_dir():
@@ -237,16 +241,7 @@ class Engine:
             raise EngineError(
                 f"`{path}` has no passport (`{beside.name}` beside it)", hint=_without_passport(path)
             ) from error
-        try:
-            passport = msgspec.json.decode(raw, type=Passport)
-        except msgspec.DecodeError as error:
-            raise EngineError(f"`{beside}` is not a passport: {error}", hint="build the engine again") from error
-        if passport.schema_version > PASSPORT_VERSION:
-            raise EngineError(
-                f"`{beside}` has passport version {passport.schema_version}, this tool reads up to {PASSPORT_VERSION}",
-                hint="install a newer trt-engine, or build the engine again",
-            )
-        return cls(path, passport)
+        return cls(path, _read_passport(raw, beside))
 
     def verify(self) -> None:
         """`EngineError` unless every file is there with the size and digest it was sealed with."""
@@ -263,6 +258,11 @@ class Engine:
         Side files keep their names, because the payload names them.
         """
         passport = self.passport
+        for path in self.files:
+            if not path.is_file():  # before the target loses its own passport
+                raise EngineError(f"`{path}` is missing, the engine is not whole", hint="build the engine again")
+        if target.exists() and target.samefile(self.path):
+            return self
         files = [target, *(target.with_name(item.file) for item in passport.payload[1:])]
         passport_path(target).unlink(missing_ok=True)  # never an old passport beside a new payload
         for source, goal in zip(self.files, files, strict=True):
@@ -270,6 +270,42 @@ class Engine:
         first = Payload(target.name, passport.payload[0].nbytes, passport.payload[0].digest)
         build = replace(passport.build, command=command) if command else passport.build
         return Engine.seal(target, replace(passport, payload=(first, *passport.payload[1:]), build=build))
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What every passport says, of any version."""
+
+    schema: Literal["trt-engine/passport"]
+    schema_version: int
+
+
+def _looks_like_passport(path: Path) -> bool:
+    try:
+        msgspec.json.decode(path.read_bytes(), type=_Head)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _read_passport(raw: bytes, path: Path) -> Passport:
+    """The passport, its version looked at first: a newer one may have any shape."""
+    try:
+        head = msgspec.json.decode(raw, type=_Head)
+        if head.schema_version > PASSPORT_VERSION:
+            raise EngineError(
+                f"`{path}` has passport version {head.schema_version}, this tool reads up to {PASSPORT_VERSION}",
+                hint="install a newer trt-engine, or build the engine again",
+            )
+        passport = msgspec.json.decode(raw, type=Passport)
+    except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:  # UsageError: a profile with min > max
+        what = error.message if isinstance(error, UsageError) else str(error)
+        raise EngineError(f"`{path}` is not a passport: {what}", hint="build the engine again") from error
+    if not passport.payload or any(Path(item.file).name != item.file for item in passport.payload):
+        raise EngineError(
+            f"`{path}` is not a passport: its payload is not a list of files beside it", hint="build the engine again"
+        )
+    return passport
 
 
 def _without_passport(path: Path) -> str:

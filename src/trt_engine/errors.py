@@ -59,7 +59,7 @@ class TrtEngineError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint), self.__dict__)
 
 
 def _rebuild(cls: type[TrtEngineError], message: str, hint: str | None) -> TrtEngineError:
@@ -155,3 +155,8 @@ class Interrupted(TrtEngineError):
 
     exit_code = 130
     http_status = 499
+
+    def __init__(self, message: str, *, hint: str | None = None, partial: object = None) -> None:
+        super().__init__(message, hint=hint)
+        self.partial = partial
+        """What was finished until then: the incomplete record of a measurement."""

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,10 +69,15 @@ def ensure_folder(path: Path) -> Path:
     return path
 
 
+def _aside(path: Path) -> Path:
+    """Where to write before the rename: hidden, on the same disk, no other thread's."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+
+
 def write_whole(path: Path, data: bytes | str) -> Path:
     """Write all of `data` or nothing: aside first, to the disk, then renamed over `path`."""
     raw = data.encode() if isinstance(data, str) else data
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = _aside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -103,7 +109,7 @@ def staging_folder(beside: Path) -> Iterator[Path]:
 
 def copy_whole(source: Path, target: Path) -> Path:
     """Copy `source` to `target` whole or not at all."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside = _aside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         aside.unlink(missing_ok=True)

@@ -34,6 +34,8 @@ class BuildOutcome:
     """Facts of this backend worth keeping, by name: optimisation level, providers, node placement."""
     ladder: tuple[str, ...] = ()
     """Steps tried after a known failure, in order (A11)."""
+    device: str | None = None
+    """The device the payload runs on, where the backend's settings decide it; None for the one asked for."""
 
 
 class Builder(Protocol):

@@ -7,28 +7,49 @@ types below; `docs/schemas/` is generated from them.
 from __future__ import annotations
 
 import math
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
-from trt_engine.engine import Passport, Precision, Verdict
-from trt_engine.environment import Environment
+from trt_engine.engine import Parity, Passport, Precision, Verdict
+from trt_engine.environment import Environment, version_of
+from trt_engine.files import explain
 from trt_engine.tensors import Signature
 
 __all__ = [
+    "BackendState",
     "BatchResult",
     "BenchRecord",
+    "BenchReport",
+    "BuildReport",
+    "CacheReport",
+    "CachedEngine",
+    "Check",
+    "CliffPoint",
+    "Diagnosis",
+    "DoctorReport",
     "Finding",
+    "InferReport",
+    "LogReport",
+    "LoggedTimes",
     "ModelReport",
+    "OutputFacts",
     "Protocol",
+    "RunReport",
+    "SizePlan",
     "SizeReport",
     "Step",
     "Summary",
+    "append",
+    "document",
     "encode",
     "percentile",
     "summarize",
@@ -103,7 +124,8 @@ def summarize(samples_ms: Sequence[float], rule: PercentileRule = "trtexec") -> 
 class Protocol:
     """The rules a number was measured by; two numbers compare only under equal rules (F3).
 
-    `asked` are the named protocol's rules; what the device does not have is said in `not_applicable`.
+    Fields say what was in force. What a device does not have is False here, whoever asked for it, and is named in
+    `not_applicable`: nothing is claimed that did not happen.
     """
 
     name: str
@@ -159,6 +181,10 @@ class BenchRecord:
     warnings: tuple[str, ...] = ()
     complete: bool = True
     """False for the partial record of an interrupted measurement."""
+    percentiles: tuple[float, ...] = (90.0, 95.0, 99.0)
+    """The percentiles asked for; samples give any other."""
+    inputs: str = ""
+    """Where the inputs came from: `seeded random, seed 0`, a file's name."""
 
     @property
     def qps(self) -> float:
@@ -170,8 +196,212 @@ class BenchRecord:
         """`qps x batch` (A6)."""
         return self.qps * self.batch
 
+    @property
+    def measured_by_events(self) -> bool:
+        """True when times are the device's own; False when they are the host's clock around a call."""
+        return self.protocol.clock == "device events"
+
     def compute(self) -> Summary | None:
         return summarize(self.compute_ms, self.protocol.percentile_rule)
+
+
+@dataclass(frozen=True, slots=True)
+class BuildReport:
+    """What `build` says. Of a dry run: what would be built, and what is there of it already."""
+
+    model: str
+    """The path of the ONNX file, as it was given."""
+    engine: str | None
+    """The payload's path; None when nothing is built yet."""
+    payload_bytes: int | None
+    digest: str | None
+    """Of the payload."""
+    backend: str
+    device: str
+    identity: str
+    """Who builds, exactly: library, version, providers, instruction sets."""
+    key: str
+    """The engine's key in the store."""
+    cached: bool
+    """True when the store had the engine."""
+    seconds: float
+    """Of this command; the build's own are in the passport."""
+    precision: Precision
+    profiles: tuple[Profile, ...]
+    parity: Parity | None
+    environment: Environment
+    notes: dict[str, str]
+    """The backend's facts: optimisation level, providers, nodes by provider."""
+    artifacts: dict[str, str]
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BenchReport:
+    """What `bench` says of one measurement. Latency, enqueue and copy times are there only where the device has them."""
+
+    engine: str
+    backend: str
+    device: str
+    batch: int
+    shapes: dict[str, tuple[int, ...]]
+    qps: float
+    images_per_s: float
+    per_image_ms: float | None
+    """Mean compute time over the batch."""
+    compute_ms: Summary | None
+    percentiles_ms: dict[str, float]
+    """Of the compute time, by the percentiles asked for: `{"90": 1.93, "99.9": 2.2}`."""
+    queries: int
+    warmup_queries: int
+    wall_s: float
+    protocol: Protocol
+    stable: bool
+    instability: tuple[str, ...]
+    complete: bool
+    environment: Environment
+    facts: dict[str, str]
+    clocks: tuple[Clocks, ...]
+    started: str
+    inputs: str
+    artifacts: dict[str, str]
+    samples_ms: tuple[float, ...]
+    """Compute times in the order measured."""
+    latency_ms: Summary | UnsetType = UNSET
+    enqueue_ms: Summary | UnsetType = UNSET
+    h2d_ms: Summary | UnsetType = UNSET
+    d2h_ms: Summary | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, record: BenchRecord, artifacts: dict[str, str] | None = None) -> BenchReport:
+        """The report of a record: its facts as they are, its figures worked out."""
+        rule = record.protocol.percentile_rule
+        compute, ascending = record.compute(), sorted(record.compute_ms)
+        return cls(
+            engine=record.engine,
+            backend=record.backend,
+            device=record.device,
+            batch=record.batch,
+            shapes=record.shapes,
+            qps=record.qps,
+            images_per_s=record.images_per_s,
+            per_image_ms=compute.mean / record.batch if compute else None,
+            compute_ms=compute,
+            percentiles_ms={f"{p:g}": percentile(ascending, p, rule) for p in record.percentiles if ascending},
+            queries=record.queries,
+            warmup_queries=record.warmup_queries,
+            wall_s=record.wall_s,
+            protocol=record.protocol,
+            stable=record.stable,
+            instability=record.instability,
+            complete=record.complete,
+            environment=record.environment,
+            facts=record.facts,
+            clocks=record.clocks,
+            started=record.started,
+            inputs=record.inputs,
+            artifacts=artifacts or {},
+            samples_ms=record.compute_ms,
+            latency_ms=summarize(record.latency_ms, rule) or UNSET,
+            enqueue_ms=summarize(record.enqueue_ms, rule) or UNSET,
+            h2d_ms=summarize(record.h2d_ms, rule) or UNSET,
+            d2h_ms=summarize(record.d2h_ms, rule) or UNSET,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFacts:
+    """What one output of an inference holds, in numbers; None where there are none."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    """Of the finite values, as are `max` and `mean`."""
+    max: float | None
+    mean: float | None
+    not_finite: int
+    """How many values are NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferReport:
+    """What `infer` says of one inference."""
+
+    engine: str
+    """The engine's path."""
+    backend: str
+    device: str
+    inputs: str
+    """Where they came from: a file's name, or `seeded random, seed 0`."""
+    shapes: dict[str, tuple[int, ...]]
+    first_ms: float
+    """The first inference, by the host's clock around the call, copies included."""
+    median_ms: float | None
+    """Of those after the first; None when there was only one."""
+    samples_ms: tuple[float, ...]
+    outputs: tuple[OutputFacts, ...]
+    facts: dict[str, str]
+    artifacts: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTimes:
+    """One summary line of a log, in ms, exactly as printed; None for what the line does not have."""
+
+    min: float
+    max: float
+    mean: float
+    median: float
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    percentiles: dict[str, float] = field(default_factory=dict)
+    """All percentiles of the line, by their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReport:
+    """What `bench --log FILE` finds in a log of trtexec (8.5 to 11.1) or of `bench`; None for what is not in it."""
+
+    log: str
+    written_by: Literal["trtexec", "trt-engine"] | None
+    status: Literal["passed", "failed"]
+    """The verdict; a log without its end marker is failed."""
+    end_marker: str | None
+    trt_version: str | None = None
+    trt_build: int | None = None
+    command: str | None = None
+    device: str | None = None
+    gpu: str | None = None
+    compute_capability: str | None = None
+    protocol: str | None = None
+    batch: int | None = None
+    throughput_qps: float | None = None
+    latency_ms: LoggedTimes | None = None
+    enqueue_ms: LoggedTimes | None = None
+    h2d_ms: LoggedTimes | None = None
+    gpu_compute_ms: LoggedTimes | None = None
+    """From events on a GPU only; a CPU's compute time is in `compute_ms`."""
+    d2h_ms: LoggedTimes | None = None
+    compute_ms: LoggedTimes | None = None
+    total_host_walltime_s: float | None = None
+    total_gpu_compute_time_s: float | None = None
+    warmup_queries: int | None = None
+    warmup_ms: float | None = None
+    timed_queries: int | None = None
+    engine_built_s: float | None = None
+    engine_size_mib: float | None = None
+    engine_deserialized_s: float | None = None
+    data_transfers: bool | None = None
+    spin_wait: bool | None = None
+    cuda_graph: bool | None = None
+    perf_warnings: tuple[str, ...] = ()
+    """Any of enqueue_bound, h2d_bound, d2h_bound, gpu_compute_unstable."""
+    gpu_compute_coeff_var_pct: float | None = None
+    warning_lines: int = 0
+    error_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +457,9 @@ class ModelReport:
     """Nodes by operator domain."""
     findings: tuple[Finding, ...]
     metadata: dict[str, str] = field(default_factory=dict)
+    uncounted: dict[str, int] = field(default_factory=dict)
+    """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
+    kind: Literal["model"] = "model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +476,27 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RunReport:
+    """What `inspect` says of a run folder: which records are in it and what they hold."""
+
+    path: str
+    kind: Literal["run"]
+    verb: str | None
+    """The verb that wrote the folder's document; None for records alone."""
+    complete: bool
+    """False when the run was interrupted or a record is damaged."""
+    summary: dict[str, Any]
+    """The document's own main figures: model, engine, peak_streams, images_per_s, stopped_because."""
+    measurements: tuple[dict[str, Any], ...]
+    """One entry for each record: engine, backend, device, batch, qps, mean_ms, stable, complete."""
+    damaged: int
+    """Lines of `records.jsonl` that are no whole record."""
+    files: dict[str, int]
+    """Bytes by path inside the folder."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchResult:
     """One measured batch size of `size`, in the terms of A6. No transfer times."""
 
@@ -254,6 +508,7 @@ class BatchResult:
     compute_ms: Summary
     engine: str
     stable: bool = True
+    instability: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,35 +517,149 @@ class CliffPoint:
 
     batch: int
     images_per_s: float
-    expected_images_per_s: float
-    """What its better neighbours suggest."""
+    expected_images_per_s: float | None
+    """What its better neighbours suggest (`trt_engine.sizing.cliffs`); None when nothing else was measured."""
     cliff: bool
+    """True when it fell short twice."""
+    engine: str = ""
+    measured: int = 1
+    """How often it was measured: a suspected cliff is measured a second time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the pre-flight (A2): what was looked at, how it stands, what was found."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    text: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SizeReport:
-    """What `size` says (A1-A12)."""
+    """What `size` says (A1-A12). Of an interrupted or failed run: what was known by then, `complete` false."""
 
     model: str
-    engine: str
+    """The path of the ONNX file, as it was given."""
+    engine: str | None
     device: str
     backend: str
     precision: str
-    peak_streams: int
-    images_per_s: float
+    """What the engine was found to compute in, and was asked to."""
+    peak_streams: int | None
+    """`floor(images_per_s / fps)`: an upper bound (A6)."""
+    images_per_s: float | None
     fps: float
     batches: tuple[BatchResult, ...]
     """Batch 1 first, then the final N; the steps of the doubling stand in `tried`."""
-    stopped_because: Literal["peak_within_batch", "max_batch", "out_of_memory", "interrupted"]
+    stopped_because: Literal["peak_within_batch", "max_batch", "out_of_memory", "static_batch", "interrupted", "failed"]
     engines_built: int
+    """Of the doubling and of the scan."""
     measurements: int
+    """Finished ones, of the doubling and of the scan."""
     steps: tuple[Step, ...]
-    protocol: Protocol
+    protocol: Protocol | None
     environment: Environment
     artifacts: dict[str, str]
     tried: tuple[BatchResult, ...] = ()
     cliffs: tuple[CliffPoint, ...] = ()
     complete: bool = True
+    model_name: str = ""
+    out_of_memory: tuple[int, ...] = ()
+    """Batch sizes that did not fit, in the order tried."""
+    scan_engines: int = 0
+    """How many of `engines_built` were built for the scan alone."""
+    scan_measurements: int = 0
+    """How many of `measurements` belong to the scan."""
+    avoid: tuple[int, ...] = ()
+    """Batch sizes the scan found to be cliffs."""
+    preflight: tuple[Check, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures must know: precision, fall-backs, limits reached."""
+    warnings: tuple[str, ...] = ()
+    nvinfer: dict[str, str] = field(default_factory=dict)
+    """Keys of DeepStream's nvinfer for this model, for its engine built with TensorRT."""
+    error: str | None = None
+    """What ended an incomplete run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One line of `doctor`: what was looked at, how it stands, what was found, what to type."""
+
+    name: str
+    """Stable and greppable: `onnxruntime-twice`, `disk-store`."""
+    status: Literal["ok", "note", "warning", "problem"]
+    found: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """Whether a backend can work here, on which devices, and if not why and what to do."""
+
+    name: str
+    summary: str
+    runs: bool
+    devices: tuple[str, ...] = ()
+    reason: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """What `doctor` says of this machine."""
+
+    diagnoses: tuple[Diagnosis, ...]
+    backends: tuple[BackendState, ...]
+    environment: Environment
+    problems: int
+    warnings_found: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachedEngine:
+    """One engine of the store."""
+
+    key: str
+    path: str
+    backend: str
+    model: str
+    nbytes: int
+    used: str
+    """Time of last use, UTC, ISO 8601."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What `cache list` and `cache prune` say of the store."""
+
+    action: Literal["list", "prune"]
+    folder: str
+    engines: tuple[CachedEngine, ...]
+    """What is in the store; after `prune`, what is left."""
+    nbytes: int
+    """Of `engines` together."""
+    removed: tuple[CachedEngine, ...] = ()
+    removed_bytes: int = 0
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SizePlan:
+    """What `size --dry-run` says: the pre-flight, and every engine and measurement the run may come to."""
+
+    model: str
+    folder: str
+    engines: tuple[str, ...]
+    """The first engine, then those the doubling may come to."""
+    batches: tuple[int, ...]
+    """The largest batch of each."""
+    measurements: tuple[int, ...]
+    preflight: tuple[Check, ...]
+    dry_run: bool = True
 
 
 def encode(value: Any) -> bytes:
@@ -298,8 +667,37 @@ def encode(value: Any) -> bytes:
     return msgspec.json.encode(value)
 
 
+def document(verb: str, body: Any, *, command: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    """The verb's JSON document: the common keys, then the verb's own.
+
+    `body` is one of the `...Report` records or a mapping.
+    """
+    own = body if isinstance(body, Mapping) else msgspec.to_builtins(body)
+    common = {
+        "schema": f"trt-engine/{verb}",
+        "schema_version": 1,
+        "tool": {"name": "trt-engine", "version": version_of("trt-engine") or "unknown"},
+        "command": command,
+        "warnings": [*warnings, *(item for item in own.get("warnings", ()) if item not in warnings)],
+    }
+    return common | {name: value for name, value in own.items() if name not in common}
+
+
 def append(path: Path, record: Any) -> None:
-    """Add one record to a .jsonl file, at once, so that an interruption loses nothing already measured."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        file.write(encode(record) + b"\n")
+    """Add one record to a .jsonl file, at once, so that an interruption loses nothing already measured.
+
+    A line that does not fit on the disk is taken back: the file holds whole records or is as it was.
+    """
+    line = encode(record) + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            try:
+                while line:  # a full disk first writes less than asked, and only then says why
+                    line = line[file.write(line) :]
+            except OSError:
+                file.truncate(before)
+                raise
+    except OSError as error:
+        raise explain(error, path) from error

@@ -74,14 +74,13 @@ class Store:
         self.folder = Path(chosen)
 
     def get(self, key: str) -> Engine | None:
-        """The engine under this key if it is there and whole; a damaged one is put away and said."""
+        """The engine under this key if it is there and whole; a damaged one is said, and built again by whoever builds."""
         for passport in (self.folder / "engines" / key).glob("*.json"):
             try:
                 engine = Engine.open(passport)
                 engine.verify()
-            except EngineError as error:
-                log.warning("a damaged engine in the store is built again: %s", error.message)
-                shutil.rmtree(passport.parent, ignore_errors=True)
+            except (EngineError, OSError) as error:
+                log.warning("a damaged engine in the store is left out: %s", getattr(error, "message", error))
                 return None
             with contextlib.suppress(OSError):
                 os.utime(passport)  # last use, for `prune`
@@ -92,22 +91,22 @@ class Store:
         """The engine under `key`, made by `build(folder)` if it is not there; True when it was built now.
 
         `build` fills the folder it is given and seals the engine in it. Whoever comes second for the same key waits and
-        takes what the first one made. When `build` raises, or the process dies, nothing is left under the key.
+        takes what the first one made. When `build` raises, or the process dies, nothing is left under the key but what
+        was there before.
         """
-        ensure_folder(self.folder / "engines")
+        if not again and (engine := self.get(key)) is not None:  # no lock, so that a store on a read-only disk serves
+            return engine, False
+        target = ensure_folder(self.folder / "engines") / key
+        before = _identity(target)
         with self._lock(key):
-            if not again and (engine := self.get(key)) is not None:
+            # an engine that appeared while we waited is as new as the one we would build
+            if (not again or _identity(target) != before) and (engine := self.get(key)) is not None:
                 return engine, False
-            target = self.folder / "engines" / key
+            self._sweep(key)
             with staging_folder(target) as folder:
                 engine = build(folder)
-                engine = Engine(target / engine.path.name, engine.passport)
-                try:
-                    shutil.rmtree(target, ignore_errors=True)
-                    folder.rename(target)
-                except OSError as error:
-                    raise explain(error, target) from error
-            return engine, True
+                _swap(folder, target)
+            return Engine(target / engine.path.name, engine.passport), True
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
@@ -167,9 +166,40 @@ class Store:
             self._remove_if_dead(leftover)
         return removed
 
+    def _sweep(self, key: str) -> None:
+        """Remove what dead builds of this key left; called under its lock, so no living one is met."""
+        for leftover in (self.folder / "engines").glob(f".{key}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
     def _remove_if_dead(self, leftover: Path) -> None:
         """Remove a staging folder unless its build lives: a live build holds its key's lock."""
         key = leftover.name.lstrip(".").partition(".")[0]
         lock = filelock.FileLock(self.folder / "locks" / f"{key}.lock")
         with contextlib.suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
             shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _identity(folder: Path) -> int | None:
+    """Which folder this is, whatever its name; None where there is none."""
+    try:
+        return folder.stat().st_ino
+    except OSError:
+        return None
+
+
+def _swap(folder: Path, target: Path) -> None:
+    """Rename `folder` to `target`; what was there is put aside first and comes back if that fails."""
+    aside = folder.with_name(f"{folder.name}.old.tmp")
+    try:
+        had = target.exists()
+        if had:
+            target.rename(aside)
+        try:
+            folder.rename(target)
+        except BaseException:  # Ctrl-C too: what was there stays
+            if had and not target.exists():
+                aside.rename(target)
+            raise
+    except OSError as error:
+        raise explain(error, target) from error
+    shutil.rmtree(aside, ignore_errors=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from trt_engine.errors import FeedError, UsageError
@@ -86,6 +85,8 @@ def format_shape(shape: Sequence[int]) -> str:
 
 def closest(name: str, known: Sequence[str]) -> str:
     """The end of a sentence: the nearest known name if there is one, else all of them."""
+    from difflib import get_close_matches  # only errors need it
+
     match = get_close_matches(name, known, n=1)
     if match:
         return f"did you mean `{match[0]}`?"

@@ -1,26 +1,19 @@
-"""`trt-engine`: the table of verbs, errors turned into exit codes, and nothing heavy."""
+"""`trt-engine`: the table of verbs and the help made from it alone. Nothing is imported before it is known to be needed."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
-import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
-import click
+__all__ = ["PROG", "VERBS", "help_text", "main", "run"]
 
-from trt_engine.cli.output import Talk, fail
-from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError, UsageError
-from trt_engine.tensors import closest
-
-__all__ = ["VERBS", "main", "run"]
+PROG = "trt-engine"
 
 # verb -> (module under trt_engine.cli, one line of help); `--help` is made from this table alone
 VERBS: dict[str, tuple[str, str]] = {
-    "size": ("size", "how many video streams a model sustains: inspect, build, measure, double, report"),
+    "size": ("size", "how many video streams a model sustains: the main job"),
     "inspect": ("inspect", "what is in a model, an engine, a TensorRT plan or a run folder"),
     "build": ("build", "an engine and its passport from an ONNX model"),
     "bench": ("bench", "latency and throughput under a named protocol"),
@@ -31,101 +24,66 @@ VERBS: dict[str, tuple[str, str]] = {
     "completion": ("completion", "shell completion for bash, zsh or fish"),
 }
 
+_HELP = """\
+Usage: trt-engine [OPTIONS] VERB ...
 
-class Verbs(click.Group):
-    """The group of verbs; a verb's module is imported when the verb is called."""
+  From an ONNX file to an engine that is built, proved, measured and sized.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+  The main job:   trt-engine size model.onnx
+  Any verb:       trt-engine VERB --help
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        module = importlib.import_module(f"trt_engine.cli.{VERBS[cmd_name][0]}")
-        command: click.Command = module.command
-        return command
+Options:
+  --version   Versions and exit.
+  -h, --help  Show this message and exit.
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise UsageError(f"unknown verb `{args[0]}`", hint=closest(args[0], list(VERBS)))
-        return super().resolve_command(ctx, args)
+Verbs:
+{verbs}
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+  Exit codes: 0 ok, 1 unexpected, 2 usage, 3 environment, 4 model, 5 build,
+  6 precision, 7 accuracy, 8 speed, 9 unstable, 10 engine, 11 memory,
+  12 capacity, 130 interrupted."""
 
 
-def _version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
-    if not value:
-        return
-    from trt_engine.environment import version_of
-
-    parts = [f"trt-engine {version_of('trt-engine')}", f"Python {sys.version.split()[0]}"]
-    for name in ("onnxruntime", "onnxruntime-gpu", "tensorrt", "onnx"):
-        if version := version_of(name):
-            parts.append(f"{name} {version}")
-    click.echo(" · ".join(parts))
-    ctx.exit()
-
-
-@click.group(
-    cls=Verbs,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 ok, 2 usage, 3 environment, 4 model, 5 build, 6 precision, 7 accuracy, 9 unstable, "
-    "10 engine, 11 memory, 12 capacity, 130 interrupted.",
-)
-@click.option(
-    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Versions and exit."
-)
-def cli() -> None:
-    """From an ONNX file to an engine that is built, proved, measured and sized.
-
-    \b
-    The main job:   trt-engine size model.onnx
-    Any verb:       trt-engine VERB --help
-    """
+def help_text() -> str:
+    """What `trt-engine --help` prints."""
+    widest = max(map(len, VERBS))
+    return _HELP.format(verbs="\n".join(f"  {name:<{widest}}  {line}" for name, (_, line) in VERBS.items()))
 
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code. Errors are printed as found / expected / hint, never as a stack trace."""
     args = list(sys.argv[1:] if args is None else args)
-    talk = Talk.from_args(args)
-    try:
-        with contextlib.redirect_stdout(sys.stdout):
-            result: Any = cli.main(args=args, prog_name="trt-engine", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except TrtEngineError as error:
-        return fail(error, talk)
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        return fail(Interrupted("interrupted", hint="what was finished is kept; run the same command to go on"), talk)
-    except click.UsageError as error:
-        verb = error.ctx.command_path if error.ctx else "trt-engine"
-        text = error.format_message().rstrip(".")
-        return fail(UsageError(text[:1].lower() + text[1:], hint=f"`{verb} --help`"), talk)
-    except click.ClickException as error:
-        return fail(TrtEngineError(error.format_message()), talk)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - the reader left; the interpreter must not flush to it
-        return 141
-    except MemoryError as error:
-        return fail(MemoryExhausted("out of memory", hint="a smaller `--batch` or `--max-batch`"), talk, error)
-    except Exception as error:  # the last guard: a person gets a sentence, and the trace with -vv
-        return fail(
-            TrtEngineError(f"unexpected {type(error).__name__}: {error}", hint="`-vv` shows where"), talk, error
-        )
+    if args in (["--help"], ["-h"]):  # without click, which takes longer to import than this to answer
+        try:
+            sys.stdout.write(help_text() + "\n")
+            sys.stdout.flush()
+            return 0
+        except OSError:
+            pass  # a closed pipe, a full disk: told below, as for every other verb
+    from trt_engine.cli.shell import run_verb
+
+    return run_verb(args)
 
 
 def main() -> NoReturn:
     """The console script."""
-    with contextlib.suppress(ValueError, AttributeError):  # not in the main thread, or not on this platform
-        signal.signal(signal.SIGTERM, _terminated)
+    if instruction := os.environ.get("_TRT_ENGINE_COMPLETE"):  # set by the shell's completion function
+        from trt_engine.cli.shell import complete
+
+        sys.exit(complete(instruction))
+    if sys.argv[1:] not in (["--help"], ["-h"]):
+        _stop_on_sigterm()
     sys.exit(run())
 
 
-def _terminated(signum: int, frame: object) -> None:
+def _stop_on_sigterm() -> None:
     """SIGTERM ends as Ctrl-C does, so that locks go and partial records are written."""
-    raise KeyboardInterrupt
+    import signal
+
+    def terminated(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        signal.signal(signal.SIGTERM, terminated)
+    except ValueError:  # not in the main thread: the program around us decides
+        return

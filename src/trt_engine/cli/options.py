@@ -1,8 +1,13 @@
-"""Options from settings: what every verb has, and the flags of a config class, read from its `opt` lines."""
+"""Options from settings: what every verb has, and the flags of a config class, read from its `opt` lines.
+
+The spellings of trtexec for the same settings (`--warmUp=200`, `--useCudaGraph`, `--minShapes`) come with them, hidden, and
+what was understood is said.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -12,9 +17,10 @@ from typing import Any, TypeVar
 import click
 
 from trt_engine.cli.output import Talk
-from trt_engine.config import Setting, from_values, settings
+from trt_engine.config import Profile, Setting, ShapeRange, from_values, parse_shapes, settings
+from trt_engine.errors import UsageError
 
-__all__ = ["common", "config_from", "of", "out_option", "spelled_command", "yes_option"]
+__all__ = ["common", "config_from", "dry_run_option", "of", "out_option", "spelled_command", "yes_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,14 +40,22 @@ def common(function: F) -> F:
     def verb(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
         talk = Talk(json=as_json, verbosity=-1 if quiet else verbose)
         talk.start()
+        for said in click.get_current_context().meta.pop(_SAID, ()):
+            _say(said)
         return function(talk, *args, **kwargs)
 
     return verb  # type: ignore[return-value]
 
 
+def _say(text: str) -> None:
+    import logging
+
+    logging.getLogger(__name__).info("%s", text)
+
+
 def out_option(help: str) -> Callable[[F], F]:
     """`-o/--out` (and its alias `--outdir`): where the verb writes."""
-    return click.option("-o", "--out", "--outdir", "out", type=click.Path(path_type=Path), help=help)
+    return click.option("-o", "--out", "--outdir", "out", type=click.Path(path_type=Path), metavar="PATH", help=help)
 
 
 yes_option = click.option("--yes", is_flag=True, help="Overwrite what is there.")
@@ -49,48 +63,154 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be
 
 
 def of(config: type, *, leave_out: Sequence[str] = (), defaults: dict[str, Any] | None = None) -> Callable[[F], F]:
-    """The options of a config class; the verb gets their raw values by setting name, None where not given."""
+    """The options of a config class; the verb gets their raw values by setting name, None where not given.
+
+    `defaults` are shown in the help instead of the class's own; the verb sees to it that they hold.
+    """
 
     def decorate(function: F) -> F:
         for item in reversed(settings(config)):
-            if item.name not in leave_out:
-                function = _option(item, (defaults or {}).get(item.name, item.default))(function)
+            if item.name in leave_out:
+                continue
+            for also in _TRTEXEC.get(item.name, ()):
+                function = also.option(item.name)(function)
+            function = _option(item, (defaults or {}).get(item.name, item.default))(function)
         return function
 
     return decorate
 
 
 def _option(item: Setting, default: Any) -> Callable[[F], F]:
-    shown = _shown(default)
-    text = f"{item.help[:1].upper()}{item.help[1:]}{f' [{shown}]' if shown and '(default' not in item.help else ''}."
-    flags = list(item.flags)
-    if item.is_flag and default is True and "/" not in flags[0]:
-        flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
-    spelled = [*flags, item.name]
-    if item.is_flag or "/" in flags[0]:
-        return click.option(*spelled, is_flag=True, default=None, help=text)
-    kind: Any = click.Choice(item.choices) if item.choices else _kind(item)
-    return click.option(*spelled, type=kind, default=None, multiple=item.multiple, metavar=item.metavar, help=text)
+    first_word = item.help.partition(" ")[0]
+    text = item.help[:1].upper() + item.help[1:] if first_word.isalpha() else item.help
+    shown = _shown(default, item.name)
+    if shown and "(default" not in text:
+        text += f" [{shown}]"
+    if item.is_flag or "/" in item.flags[0]:
+        first = item.flags[0]
+        both = f"{first}/--no-{first[2:]}" if default is True and "/" not in first else first
+        return click.option(both, *item.flags[1:], item.name, is_flag=True, default=None, help=f"{text}.")
+    # a parser reads its own text, in `config_from`; click reads choices and plain numbers
+    plain = {"int": click.INT, "float": click.FLOAT}
+    kind = (
+        click.Choice(item.choices)
+        if item.choices
+        else click.STRING
+        if item.parse
+        else plain.get(item.type, click.STRING)
+    )
+    metavar = item.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind) or (None if item.choices else "TEXT")
+    flags = [*item.flags, item.name]
+    return click.option(*flags, type=kind, default=None, multiple=item.multiple, metavar=metavar, help=f"{text}.")
 
 
-def _kind(item: Setting) -> Any:
-    if item.parse is not None or isinstance(item.default, str) or item.default is None:
-        return int if item.name in ("batch", "iterations") and item.parse is None else str
-    if isinstance(item.default, dict | tuple):
-        return str
-    return type(item.default)
-
-
-def _shown(default: Any) -> str:
-    if default is None or default in ((), {}, "", True, False):
+def _shown(default: Any, name: str) -> str:
+    """A default as it would be typed, with the unit the setting's name carries."""
+    if default is None or isinstance(default, bool) or default in ((), {}, ""):
         return ""
     if isinstance(default, tuple):
         return ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    unit = next((word for end, word in (("_ms", "ms"), ("_mib", "MiB"), ("_s", "s")) if name.endswith(end)), "")
+    return f"{default:g}{unit}" if isinstance(default, float) else f"{default}{unit}"
 
 
 def config_from(config: type[Any], values: dict[str, Any]) -> Any:
     """The config of what was typed; what was not typed keeps its default. Takes its settings out of `values`."""
     names = [item.name for item in settings(config)]
     typed = {name: values.pop(name) for name in names if name in values}
-    return from_values(config, {name: value for name, value in typed.items() if value is not None and value != ()})
+    given = {name: value for name, value in typed.items() if value is not None and value != ()}
+    ctx = click.get_current_context(silent=True)
+    foreign: dict[str, tuple[str, Any]] = ctx.meta.get(_GIVEN, {}) if ctx else {}
+    for name, (spelling, value) in foreign.items():
+        if name not in typed:
+            continue
+        if name in given:
+            flag = next(item.flags[0] for item in settings(config) if item.name == name)
+            raise UsageError(f"`{flag}` and `{spelling}` say the same thing twice", hint=f"leave `{spelling}` out")
+        given[name] = _joined(value) if name == "profiles" else value
+    return from_values(config, given)
+
+
+# ------------------------------------------------------------------------------------------------ trtexec's spellings
+
+_GIVEN = "trt_engine.given"
+"""In the context: setting name -> (trtexec's spelling, value)."""
+_SAID = "trt_engine.said"
+
+
+class _Also:
+    """One spelling of trtexec: an option with a value that `read` turns into ours, or a switch that means `value`."""
+
+    def __init__(self, spelling: str, read: Callable[[str], Any] | None = None, value: Any = None) -> None:
+        self.spelling, self.read, self.value = spelling, read, value
+
+    def option(self, setting: str) -> Callable[[F], F]:
+        def told(ctx: click.Context, _: click.Parameter, typed: Any) -> None:
+            if typed is None or typed is False:
+                return
+            value = self.read(typed) if self.read else self.value
+            given = ctx.meta.setdefault(_GIVEN, {})
+            if setting == "profiles":
+                value = given.get(setting, ("", {}))[1] | {self.spelling: value}
+            elif setting in given:
+                raise UsageError(
+                    f"`{given[setting][0]}` and `{self.spelling}` contradict each other", hint="leave one of them out"
+                )
+            given[setting] = (self.spelling, value)
+            shown = f"{self.spelling}={typed}" if self.read else self.spelling
+            ctx.meta.setdefault(_SAID, []).append(f"`{shown}` is read as trtexec's: {setting} = {_told(value)}")
+
+        # in kebab case too, but not `--warm-up`: exactly `--warmUp=N` counts milliseconds
+        kebab = re.sub(r"([A-Z])", r"-\1", self.spelling).lower()
+        spellings = {self.spelling: None, kebab: None} if self.spelling != "--warmUp" else {self.spelling: None}
+        kind: dict[str, Any] = {"type": click.STRING} if self.read else {"is_flag": True}
+        name = f"trtexec_{self.spelling.strip('-')}".lower()
+        return click.option(*spellings, name, **kind, default=None, hidden=True, expose_value=False, callback=told)
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{which[2:5]} {', '.join(map(str, shapes.items()))}" for which, shapes in value.items())
+    return str(value)
+
+
+def _milliseconds(text: str) -> str:
+    """`--warmUp=200` and `--idleTime=5`: trtexec counts these in ms."""
+    try:
+        return f"{float(text):g}ms"
+    except ValueError:
+        raise UsageError(
+            f"cannot read `{text}`, expected trtexec's milliseconds", hint="`--warmup 200ms` is ours"
+        ) from None
+
+
+def _workspace(text: str) -> str:
+    """`--memPoolSize=workspace:32768`: the pool a builder's scratch memory comes from."""
+    pool, colon, size = text.partition(":")
+    if pool != "workspace" or not colon:
+        raise UsageError(
+            f"the memory pool `{pool}` cannot be set here, expected `workspace`", hint="`--workspace 32GiB` is ours"
+        )
+    return size
+
+
+def _joined(spelled: dict[str, dict[str, tuple[int, ...]]]) -> Profile:
+    """The profile of `--minShapes`, `--optShapes`, `--maxShapes`; what is missing is taken from its neighbour."""
+    low, best, high = (spelled.get(f"--{which}Shapes", {}) for which in ("min", "opt", "max"))
+    ranges = {}
+    for name in {**low, **best, **high}:
+        middle = best.get(name) or high.get(name) or low[name]
+        ranges[name] = ShapeRange(low.get(name, middle), middle, high.get(name, middle))
+    return Profile(ranges)
+
+
+_TRTEXEC: dict[str, tuple[_Also, ...]] = {
+    "warmup_s": (_Also("--warmUp", read=_milliseconds),),
+    "idle_s": (_Also("--idleTime", read=_milliseconds),),
+    "transfers": (_Also("--noDataTransfers", value=False), _Also("--includeDataTransfers", value=True)),
+    "graph": (_Also("--useCudaGraph", value=True), _Also("--noCudaGraph", value=False)),
+    "spin": (_Also("--useSpinWait", value=True), _Also("--noSpinWait", value=False)),
+    "profiles": tuple(_Also(f"--{which}Shapes", read=parse_shapes) for which in ("min", "opt", "max")),
+    "workspace_mib": (_Also("--memPoolSize", read=_workspace),),
+    "precision": tuple(_Also(f"--{name}", value=name) for name in ("fp16", "bf16", "int8", "fp8", "int4")),
+}

@@ -1,1 +1,1 @@
-"""What is installed here, what works together, and what to do about the rest."""
+"""What this machine has, what works together, what to do: `doctor`."""

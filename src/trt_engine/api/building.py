@@ -1,0 +1,465 @@
+"""`build`: from an ONNX file to an engine that is proved, sealed and kept.
+
+`plan` looks at everything and writes nothing; `carry_out` builds what the plan says, or takes it from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shlex
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trt_engine.api.loading import load
+from trt_engine.backend import Backend, backend
+from trt_engine.config import BuildConfig, Profile, from_values, settings
+from trt_engine.device import parse_device
+from trt_engine.engine import (
+    PASSPORT_VERSION,
+    Build,
+    Engine,
+    Parity,
+    Passport,
+    Source,
+    passport_path,
+    payload_of,
+)
+from trt_engine.environment import Environment
+from trt_engine.errors import (
+    AccuracyError,
+    BuildError,
+    EngineError,
+    MemoryExhausted,
+    ModelError,
+    TrtEngineError,
+    UsageError,
+)
+from trt_engine.evaluation.parity import parity
+from trt_engine.files import ensure_folder, explain
+from trt_engine.graph.load import open_model, read_proto
+from trt_engine.model import Model
+from trt_engine.protocols import BuildOutcome
+from trt_engine.store import Store, engine_key
+from trt_engine.tensors import format_shape
+
+__all__ = ["BuildPlan", "Built", "build", "carry_out", "plan"]
+
+log = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 30.0
+_WIDE = 256
+"""A profile whose largest shape has this many times the elements of its smallest is wide."""
+_AWAY = 8
+"""An optimum with this many times fewer elements than the largest shape is away from it."""
+_DEFAULTS = BuildConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """What a build would do: the model, the settings with every profile worked out, the key, where it would lie."""
+
+    model: Model
+    config: BuildConfig
+    """Resolved: `profiles` is complete, `batch` and `shapes` are taken up in it."""
+    identity: str
+    key: str
+    store: Store
+    out: Path | None
+    """The payload's path outside the store, if one was asked for."""
+    command: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        return self.config.profiles
+
+    def in_store(self) -> Engine | None:
+        """The engine, if the store has it and it was checked as this build would check it."""
+        engine = self.store.get(self.key)
+        return engine if engine is not None and not _unchecked(engine, self.config) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine and how it came about."""
+
+    engine: Engine
+    cached: bool
+    """True when the store had it."""
+    seconds: float
+    key: str
+    warnings: tuple[str, ...] = field(default=())
+
+
+def build(
+    model: Path | str,
+    *,
+    out: Path | str | None = None,
+    config: BuildConfig | None = None,
+    store: Store | None = None,
+    force: bool = False,
+    yes: bool = False,
+    command: str | None = None,
+    **settings: Any,
+) -> Engine:
+    """The engine of an ONNX model, from the store or built now; copied to `out` if that is given.
+
+    `settings` are those of `BuildConfig` by name and override `config`. `force` builds although the store has it, `yes`
+    overwrites a file at `out` that is no engine, `command` stands in the passport as what repeats the build.
+    """
+    planned = plan(model, out=out, config=config, store=store, yes=yes, command=command, **settings)
+    return carry_out(planned, force=force).engine
+
+
+def plan(
+    model: Path | str,
+    *,
+    out: Path | str | None = None,
+    config: BuildConfig | None = None,
+    store: Store | None = None,
+    yes: bool = False,
+    command: str | None = None,
+    **settings: Any,
+) -> BuildPlan:
+    """What `build` would do with the same arguments. Reads, checks, writes nothing."""
+    asked = _config(config or BuildConfig(), settings)
+    card = backend(asked.backend)
+    _check_device(card, asked)
+    _check_options(card, asked)
+    path = Path(model)
+    _refuse_engine(path)
+    opened = open_model(path)
+    target = None
+    if out is not None:
+        try:
+            target = _target(Path(out), opened, card)
+            _may_write(target, opened, yes=yes)
+        except OSError as error:  # a name too long, a loop of links
+            raise explain(error, Path(out)) from error
+    resolved = replace(asked, profiles=asked.resolve(opened.signature), batch=None, shapes={})
+    identity = card.half("builder")().identity(resolved)
+    return BuildPlan(
+        model=opened,
+        config=resolved,
+        identity=identity,
+        key=engine_key(opened.digest, resolved, identity),
+        store=store or Store(),
+        out=target,
+        command=command or _command(path, asked, target),
+        warnings=tuple(_profile_warnings(resolved.profiles)) if card.tuned else (),
+    )
+
+
+def carry_out(plan: BuildPlan, *, force: bool = False) -> Built:
+    """Do what the plan says. Nothing half-written is left by an error, a signal or a dead process."""
+    started = time.monotonic()
+    if plan.out is not None:
+        ensure_folder(plan.out.parent)  # before hours are spent
+    for warning in plan.warnings:
+        log.warning("%s", warning)
+    stored = None if force else plan.store.get(plan.key)
+    again = force or (stored is not None and _unchecked(stored, plan.config))
+    engine, built = plan.store.get_or_build(plan.key, lambda folder: _build_in(folder, plan), again=again)
+    if built:
+        log.info("built in %.1f s", engine.passport.build.seconds)
+    else:
+        log.info("the store has this engine (%s), built by an equal command; `--force` builds it again", plan.key[:8])
+    if plan.out is not None:
+        engine = _deliver(engine, plan.out, plan.command)
+    return Built(
+        engine=engine,
+        cached=not built,
+        seconds=time.monotonic() - started,
+        key=plan.key,
+        warnings=tuple(dict.fromkeys((*plan.warnings, *engine.passport.build.warnings))),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ before
+
+
+def _config(config: BuildConfig, values: dict[str, Any]) -> BuildConfig:
+    if isinstance(values.get("device"), int):
+        values["device"] = f"cuda:{values['device']}"
+    if values.get("options"):
+        values["options"] = (
+            {name.replace("-", "_"): _spelled(value) for name, value in values["options"].items()}
+            if isinstance(values["options"], dict)
+            else values["options"]
+        )
+    given = from_values(BuildConfig, values)
+    made = replace(config, **{name: getattr(given, name) for name in values})
+    kind, number = parse_device(made.device)
+    return replace(made, device="cpu" if kind == "cpu" else f"{kind}:{number}")
+
+
+def _spelled(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _check_device(card: Backend, config: BuildConfig) -> None:
+    if parse_device(config.device)[0] not in card.devices:
+        raise UsageError(
+            f"the backend `{card.name}` cannot build for `{config.device}`",
+            hint="expected " + " or ".join(f"`--device {device}`" for device in card.devices),
+        )
+
+
+def _check_options(card: Backend, config: BuildConfig) -> None:
+    """`UsageError` for a `-O` the backend does not have; names with a dot belong to what is under it."""
+    own = {name: value for name, value in config.options.items() if "." not in name}
+    if card.has("options"):
+        from_values(card.half("options"), own)
+    elif own:
+        raise UsageError(f"the backend `{card.name}` has no settings of its own", hint="leave `-O` out")
+
+
+def _refuse_engine(path: Path) -> None:
+    if passport_path(path).exists():
+        with contextlib.suppress(EngineError, ModelError):
+            Engine.open(path)
+            raise UsageError(f"`{path}` is an engine already, expected a model", hint=f"`trt-engine bench {path}`")
+
+
+def _target(out: Path, model: Model, card: Backend) -> Path:
+    """The payload's path; a folder gets a file named after the model."""
+    return out / _payload_name(model, card) if out.is_dir() else out
+
+
+def _payload_name(model: Model, card: Backend) -> str:
+    """`X.engine.onnx`, `X.engine`: an engine is never taken for its model."""
+    suffix = card.payload_suffix
+    return model.name + (suffix if suffix == ".engine" else f".engine{suffix}")
+
+
+def _may_write(target: Path, model: Model, *, yes: bool) -> None:
+    taken = {model.path.resolve(), *(item.path.resolve() for item in model.external)}
+    if target.resolve() in taken or passport_path(target).resolve() in taken:
+        raise UsageError(f"`{target}` is the model itself, an engine cannot take its place", hint="name another `-o`")
+    if yes or not (target.exists() or passport_path(target).exists()):
+        return
+    try:
+        Engine.open(target)
+    except (EngineError, ModelError) as error:
+        there = target if target.exists() else passport_path(target)
+        raise UsageError(
+            f"`{there}` exists and is no engine of ours", hint="`--yes` overwrites it, or name another `-o`"
+        ) from error
+
+
+def _command(model: Path, config: BuildConfig, out: Path | None) -> str:
+    """The command line that repeats a build, made from its settings."""
+    words = ["trt-engine", "build", str(model)]
+    for item in settings(BuildConfig):
+        value = getattr(config, item.name)
+        if value == getattr(_DEFAULTS, item.name):
+            continue
+        flag = item.flags[0]
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif item.name == "shapes":
+            words += [flag, ",".join(f"{name}:{format_shape(shape)}" for name, shape in value.items())]
+        elif item.name == "batch":
+            words += [flag, ":".join(map(str, value))]
+        elif item.name == "workspace_mib":
+            words += [flag, f"{value}MiB"]
+        elif item.name == "options":
+            words += [word for name, setting in value.items() for word in (flag, f"{name}={setting}")]
+        elif item.name == "profiles":
+            words += [word for profile in value for word in (flag, str(profile))]
+        else:
+            words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
+    if out is not None:
+        words += ["-o", str(out)]
+    return shlex.join(words)
+
+
+def _profile_warnings(profiles: tuple[Profile, ...]) -> Iterator[str]:
+    for index, profile in enumerate(profiles):
+        low, best, high = (
+            sum(math.prod(getattr(span, which)) for span in profile.ranges.values()) for which in ("min", "opt", "max")
+        )
+        if high >= _WIDE * max(low, 1):
+            yield (
+                f"profile {index} is wide: its largest shapes have {high // max(low, 1)} times the elements of its "
+                "smallest; several narrow profiles are faster"
+            )
+        if high >= _AWAY * max(best, 1):
+            yield (
+                f"profile {index} is tuned for its optimum, which has {high // max(best, 1)} times fewer elements than "
+                "its largest shapes; expect less there"
+            )
+
+
+# ------------------------------------------------------------------------------------------------ the build
+
+
+def _build_in(folder: Path, plan: BuildPlan) -> Engine:
+    """Build into the staging folder, prove, seal."""
+    card, started = backend(plan.config.backend), time.monotonic()
+    payload = folder / _payload_name(plan.model, card)
+    log.info("building `%s` with %s", plan.model.path.name, plan.identity.partition(" CPU")[0])
+    with _heartbeat():
+        outcome: BuildOutcome = card.half("builder")().build(plan.model, plan.config, payload)
+        if not payload.is_file() or not payload.stat().st_size:
+            raise BuildError(f"the backend `{card.name}` wrote no payload", hint="`-v` shows its log")
+        engine = Engine.seal(payload, _passport(plan, outcome, payload, time.monotonic() - started))
+        if not plan.config.parity:
+            return engine
+        checked, note = _prove(engine, plan)
+    build = engine.passport.build
+    build = replace(
+        build,
+        seconds=time.monotonic() - started,
+        warnings=(*build.warnings, note) if note else build.warnings,
+        notes=build.notes | ({"parity": note} if note else {}),
+    )
+    return Engine.seal(payload, replace(engine.passport, parity=checked, build=build))
+
+
+def _passport(plan: BuildPlan, outcome: BuildOutcome, payload: Path, seconds: float) -> Passport:
+    device = outcome.device or plan.config.device
+    kind, number = parse_device(device)
+    return Passport(
+        schema="trt-engine/passport",
+        schema_version=PASSPORT_VERSION,
+        backend=plan.config.backend,
+        payload=payload_of(payload, outcome.files),
+        model=Source(plan.model.name, plan.model.digest, plan.model.opsets.get(""), str(plan.model.path)),
+        signature=outcome.signature,
+        profiles=plan.profiles,
+        precision=outcome.precision,
+        device=device,
+        build=Build(
+            command=plan.command,
+            config=msgspec.json.decode(msgspec.json.encode(plan.config.key())),  # plain, as it is read back
+            seconds=seconds,
+            identity=plan.identity,
+            warnings=outcome.warnings,
+            ladder=outcome.ladder,
+            notes=outcome.notes,
+        ),
+        environment=Environment.here(number if kind == "cuda" else None),
+        needs=outcome.needs,
+        key=plan.key,
+    )
+
+
+def _prove(engine: Engine, plan: BuildPlan) -> tuple[Parity | None, str | None]:
+    """Parity, or why it could not be judged; `AccuracyError` when the engine is wrong."""
+    proto = read_proto(plan.model.path)
+    with load(engine, verify=False, allow_fallback=plan.config.allow_fallback) as runner:
+
+        def run(feeds: Any) -> dict[str, Any]:
+            try:
+                return runner.infer(feeds)
+            except MemoryExhausted:
+                raise
+            except TrtEngineError as error:
+                raise _EngineFailed(error) from error
+
+        try:
+            found = parity(
+                plan.model.path,
+                proto,
+                plan.model.signature,
+                plan.profiles[0],
+                run,
+                tolerance=_asked_tolerance(plan.config),
+            )
+        except MemoryExhausted:
+            raise
+        except _EngineFailed as failed:
+            raise BuildError(
+                f"the engine was built and does not run: {failed.error.message}",
+                hint=failed.error.hint or "`--no-parity` builds without trying it",
+            ) from failed.error
+        except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
+            note = f"parity was not judged: plain ONNX Runtime does not run this model here ({error.message})"
+            log.warning("%s", note)
+            return None, note
+    if not found.passed:
+        worst, errors = max(found.outputs.items(), key=lambda item: _or_infinite(item[1].max_rel))
+        raise AccuracyError(
+            f"output `{worst}` of the engine differs from plain ONNX Runtime by {errors.max_rel:.3g} of its largest "
+            f"value (cosine {errors.cosine:.4f}), allowed is {found.tolerance:g}",
+            hint="`--parity-rtol` allows more, `-O graph_optimization=basic` rewrites less"
+            if plan.config.backend == "onnxruntime"
+            else "`--parity-rtol` allows more",
+        )
+    largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
+    log.info("parity with plain ONNX Runtime: largest difference %.2g of the largest value", largest)
+    return found, None
+
+
+class _EngineFailed(Exception):
+    """The engine, not the reference, raised."""
+
+    def __init__(self, error: TrtEngineError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _or_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _asked_tolerance(config: BuildConfig) -> float | None:
+    """The tolerance somebody chose; None leaves it to the model's own rounding."""
+    return config.parity_rtol if config.parity_rtol != _DEFAULTS.parity_rtol else None
+
+
+def _unchecked(engine: Engine, config: BuildConfig) -> bool:
+    """True when the engine was stored without the check that is asked for now."""
+    if not config.parity or "parity" in engine.passport.build.notes:
+        return False
+    proved = engine.passport.parity
+    if proved is None:
+        return True
+    chosen = _asked_tolerance(config)
+    return chosen is not None and any(item.max_rel > chosen for item in proved.outputs.values())
+
+
+@contextlib.contextmanager
+def _heartbeat(every_s: float = _HEARTBEAT_S) -> Iterator[None]:
+    """Say now and then that a silent builder is alive (A4)."""
+    done, started = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not done.wait(every_s):
+            log.info("still building (%.0f s)", time.monotonic() - started)
+
+    thread = threading.Thread(target=beat, name="build-heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+# ------------------------------------------------------------------------------------------------ after
+
+
+def _deliver(engine: Engine, out: Path, command: str) -> Engine:
+    """A whole copy at `out`; a copy that is broken off is taken away again."""
+    users_own = out.stat().st_ino if out.exists() and not passport_path(out).exists() else None
+    try:
+        copy = engine.copy_to(out, command=command)
+    except BaseException as error:
+        if not passport_path(out).exists() and not (out.exists() and out.stat().st_ino == users_own):
+            for path in (out, *(out.with_name(item.file) for item in engine.passport.payload[1:])):
+                path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise explain(error, out) from error
+        raise
+    log.info("engine: `%s`", out)
+    return copy

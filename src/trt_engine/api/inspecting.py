@@ -1,0 +1,325 @@
+"""`inspect`: what is in a model, an engine, a TensorRT plan or a run folder, without running it unless asked."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from trt_engine.backend import backends
+from trt_engine.config import RuntimeConfig, parse_shapes
+from trt_engine.engine import Engine, PlanHeader, Verdict, passport_path, plan_header
+from trt_engine.environment import version_of
+from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.graph.inspect import inspect_model
+from trt_engine.records import EngineReport, ModelReport, RunReport
+from trt_engine.runtime.feeds import random_feeds, shapes_of
+from trt_engine.tensors import Shape
+
+__all__ = ["inspect"]
+
+log = logging.getLogger(__name__)
+
+_ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+
+
+def inspect(
+    path: Path | str,
+    *,
+    shapes: Mapping[str, Shape] | str | None = None,
+    run: bool = False,
+    device: str | None = None,
+    seed: int = 0,
+) -> ModelReport | EngineReport | RunReport:
+    """What is at `path`: an ONNX model, an engine, a bare TensorRT plan or a run folder.
+
+    `shapes` are where a model is counted and an engine is run; `run` loads the engine and runs it once on seeded inputs.
+    Raises `ModelError` for a file that is no whole model, `EngineError` for an `.engine` that is no plan, `UsageError` for
+    `run` on what cannot run.
+    """
+    path = Path(path)
+    sizes = parse_shapes(shapes)
+    if path.is_dir():
+        _refuse_run(run, path, "a folder")
+        return _run_folder(path)
+    if _is_engine(path):
+        return _engine(Engine.open(path), sizes, run, device, seed)
+    if path.is_file() and path.suffix.lower() != ".onnx" and (header := plan_header(path)) is not None:
+        _refuse_run(run, path, "a plan without a passport")
+        return EngineReport(
+            path=str(path),
+            kind="plan",
+            verdict=_plan_verdict(header),
+            tensorrt_version=header.version,
+            nbytes=path.stat().st_size,
+        )
+    if path.suffix.lower() in _ENGINE_SUFFIXES and path.is_file():
+        raise _no_plan(path)
+    _refuse_run(run and path.is_file(), path, "a model")
+    return inspect_model(path, sizes)
+
+
+def _refuse_run(run: bool, path: Path, what: str) -> None:
+    if run:
+        raise UsageError(
+            f"`--run` needs an engine with a passport, and `{path}` is {what}",
+            hint=f"build one first: `trt-engine build {path} -o {path.with_suffix('').name}.engine.onnx`"
+            if what == "a model"
+            else "give the path of an engine that `trt-engine build` made",
+        )
+
+
+# ------------------------------------------------------------------------------------------------ engines
+
+
+def _is_engine(path: Path) -> bool:
+    """True for a payload with a passport beside it, and for the passport itself."""
+    return _is_passport(passport_path(path)) or (path.suffix == ".json" and _is_passport(path))
+
+
+def _is_passport(path: Path) -> bool:
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return isinstance(document, dict) and document.get("schema") == "trt-engine/passport"
+
+
+def _engine(engine: Engine, sizes: dict[str, Shape], run: bool, device: str | None, seed: int) -> EngineReport:
+    for name in sizes:
+        engine.signature.input(name)
+    verdict = _verdict(engine, device)
+    header = None
+    with suppress(OSError):
+        header = plan_header(engine.path)
+    smoke = None
+    if run and verdict.verdict in ("rebuild", "refuse"):
+        raise EngineError(
+            f"`{engine.path}` cannot be run here: {verdict.reason}", hint=verdict.command or "trt-engine doctor"
+        )
+    if run:
+        smoke = _smoke(engine, sizes, device, seed)
+    return EngineReport(
+        path=str(engine.path),
+        kind="engine",
+        verdict=verdict,
+        tensorrt_version=header.version if header is not None else None,
+        nbytes=sum(item.nbytes for item in engine.passport.payload),
+        passport=engine.passport,
+        smoke=smoke,
+    )
+
+
+def _verdict(engine: Engine, device: str | None) -> Verdict:
+    """Whether the engine is whole and its backend takes it here, without loading it."""
+    try:
+        engine.verify()
+    except EngineError as error:
+        return Verdict("refuse", error.message, _command(error.hint) or engine.passport.build.command)
+    card = backends().get(engine.passport.backend)
+    if card is None:
+        return Verdict(
+            "refuse", f"it was built by the backend `{engine.passport.backend}`, which is not here", "trt-engine doctor"
+        )
+    if not card.has("verdict"):
+        missing = card.missing()
+        if missing:
+            return Verdict("refuse", f"the backend `{card.name}` needs {', '.join(missing)}", card.install)
+        return Verdict("loads", f"the backend `{card.name}` is installed")
+    try:
+        found: Verdict = card.call("verdict")(engine, RuntimeConfig(device=device))
+    except (SetupError, EngineError) as error:
+        return Verdict("refuse", error.message, _command(error.hint))
+    return found
+
+
+def _command(hint: str | None) -> str | None:
+    """The part of a hint that can be typed."""
+    if hint is None:
+        return None
+    before, quote, rest = hint.partition("`")
+    return rest.partition("`")[0] if quote else before
+
+
+def _smoke(engine: Engine, sizes: dict[str, Shape], device: str | None, seed: int) -> dict[str, Any]:
+    """One run on seeded inputs: what went in, what came out, how long it took."""
+    from trt_engine.api.loading import load  # the runtime is loaded for `run` alone
+
+    profiles = engine.passport.profiles
+    shapes = shapes_of(engine.signature, profiles[0] if profiles else None, overrides=sizes)
+    feeds = random_feeds(engine.signature, shapes, seed)
+    log.info("running %s once on seeded inputs", engine.path.name)
+    started = time.perf_counter()
+    with load(engine, config=RuntimeConfig(device=device), verify=False) as runner:
+        loaded = time.perf_counter()
+        outputs = runner.infer(feeds)
+        first = time.perf_counter()
+        runner.infer(feeds)
+        second = time.perf_counter()
+        facts = runner.facts
+    return {
+        "seed": seed,
+        "inputs": {name: _described(np.asarray(value)) for name, value in feeds.items()},
+        "outputs": {name: _described(np.asarray(value)) for name, value in outputs.items()},
+        "load_ms": (loaded - started) * 1e3,
+        "first_ms": (first - loaded) * 1e3,
+        "second_ms": (second - first) * 1e3,
+        "facts": dict(facts),
+    }
+
+
+def _described(array: Any) -> dict[str, Any]:
+    """Type, shape and range of an array; counts of what is not finite."""
+    told: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
+    if array.size and (array.dtype.kind in "fiub" or "float" in array.dtype.name):
+        values = array.astype(np.float64)
+        finite = values[np.isfinite(values)]
+        told["not_finite"] = int(values.size - finite.size)
+        if finite.size:
+            told |= {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
+    return told
+
+
+# ------------------------------------------------------------------------------------------------ bare plans
+
+
+def _plan_verdict(header: PlanHeader) -> Verdict:
+    """Whether the TensorRT installed here is the plan's own; a plan of another version never loads."""
+    here = version_of("tensorrt") or version_of("tensorrt-cu13") or version_of("tensorrt-cu12")
+    if here is None:
+        return Verdict(
+            "refuse",
+            f"it needs TensorRT {header.version}, and TensorRT is not installed here",
+            f"pip install tensorrt=={_release(header.version)}",
+        )
+    if _release(here) != _release(header.version):
+        return Verdict(
+            "rebuild",
+            f"it is a plan of TensorRT {header.version}, and {here} is installed here: plans do not move between versions",
+            "trtexec --onnx=MODEL.onnx --saveEngine=MODEL.engine",
+        )
+    return Verdict(
+        "loads",
+        f"TensorRT {here} is the version it was built with; a plan without a passport does not say for which GPU",
+        "trtexec --loadEngine=MODEL.engine",
+    )
+
+
+def _release(version: str) -> str:
+    """Major, minor and patch: the build number differs between distributions of one release."""
+    return ".".join(version.split(".")[:3])
+
+
+def _no_plan(path: Path) -> EngineError:
+    """The error for an engine by name that is none by content."""
+    with path.open("rb") as file:
+        head = file.read(64)
+    nbytes = path.stat().st_size
+    again = "build it again, and look for `Engine generation completed` in the log"
+    if not nbytes:
+        return EngineError(f"`{path}` is empty: the build that was to write it did not end", hint=again)
+    if head[:4] == b"ftrt":
+        return EngineError(f"`{path}` begins as a TensorRT plan and ends after {nbytes} bytes", hint=again)
+    if head[:1] == b"\x08" and _is_model(path):
+        return EngineError(
+            f"`{path}` is an ONNX model, expected a TensorRT plan",
+            hint=f"rename it to `{path.with_suffix('.onnx').name}`, or build an engine from it",
+        )
+    return EngineError(
+        f"`{path}` is no TensorRT plan: it begins with `{head[:4].hex(' ')}`, a plan with `66 74 72 74` (ftrt)",
+        hint="a plan from TensorRT 8.5 or older, or another tool's file, has to be built again here",
+    )
+
+
+def _is_model(path: Path) -> bool:
+    try:
+        inspect_model(path)
+    except TrtEngineError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------ run folders
+
+_MAIN = (
+    "model model_name engine device backend precision peak_streams images_per_s fps stopped_because engines_built "
+    "measurements error started"
+).split()
+
+
+def _run_folder(path: Path) -> RunReport:
+    """The summary of a run: its document's main figures, one line for each measurement, what lies in it."""
+    said, records = path / "size.json", path / "records.jsonl"
+    if not said.is_file() and not records.is_file():
+        models = sorted(item.name for item in path.glob("*.onnx"))
+        raise ModelError(
+            f"`{path}` is a folder without `size.json` or `records.jsonl`, so it is no run",
+            hint=f"`trt-engine inspect {path / models[0]}`" if models else "name a model, an engine or a run folder",
+        )
+    try:
+        document = _document(said)
+        measured, damaged = _records(records)
+        files = {str(item.relative_to(path)): item.stat().st_size for item in sorted(path.rglob("*")) if item.is_file()}
+    except OSError as error:
+        raise SetupError(f"cannot read `{path}`: {error.strerror or error}", hint="check its permissions") from error
+    complete = bool(document.get("complete", True)) and not damaged and all(item["complete"] for item in measured)
+    schema = str(document.get("schema") or "")
+    return RunReport(
+        path=str(path),
+        kind="run",
+        verb=schema.rpartition("/")[2] or ("size" if document else None),
+        complete=complete and document.get("damaged") is None,
+        summary={name: document[name] for name in _MAIN if name in document},
+        measurements=tuple(measured),
+        damaged=damaged + (1 if document.get("damaged") else 0),
+        files=files,
+        nbytes=sum(files.values()),
+    )
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """The run's document; `{"damaged": True}` for one that cannot be read."""
+    if not path.is_file():
+        return {}
+    try:
+        found = msgspec.json.decode(path.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {"damaged": True}
+    return found if isinstance(found, dict) else {"damaged": True}
+
+
+def _records(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """One entry for each whole record, and the number of damaged lines."""
+    measured, damaged = [], 0
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in filter(None, lines):
+        try:
+            measured.append(_measurement(msgspec.json.decode(line, type=dict[str, Any])))
+        except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):
+            damaged += 1
+    return measured, damaged
+
+
+def _measurement(record: dict[str, Any]) -> dict[str, Any]:
+    samples = [float(value) for value in record.get("compute_ms") or ()]
+    wall_s, queries = float(record.get("wall_s") or 0), int(record.get("queries") or 0)
+    qps = queries / wall_s if wall_s > 0 else None
+    batch = record.get("batch")
+    return {
+        "engine": record.get("engine"),
+        "backend": record.get("backend"),
+        "device": record.get("device"),
+        "batch": batch,
+        "qps": qps,
+        "images_per_s": qps * batch if qps is not None and isinstance(batch, int) else None,
+        "mean_ms": sum(samples) / len(samples) if samples else None,
+        "samples": len(samples),
+        "stable": bool(record.get("stable", True)),
+        "complete": bool(record.get("complete", True)),
+    }

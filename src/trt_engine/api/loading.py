@@ -1,0 +1,136 @@
+"""`load`: from an engine on disk (or in memory) to one that answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trt_engine.backend import Backend, backends
+from trt_engine.config import RuntimeConfig, from_values
+from trt_engine.device import parse_device
+from trt_engine.engine import Engine, Passport
+from trt_engine.errors import EngineError, UsageError
+from trt_engine.files import write_whole
+from trt_engine.runtime.instance import InferenceEngine
+
+__all__ = ["load"]
+
+log = logging.getLogger(__name__)
+
+
+def load(
+    engine: Engine | Path | str | bytes,
+    *,
+    passport: Passport | dict[str, Any] | bytes | str | None = None,
+    config: RuntimeConfig | None = None,
+    verify: bool = True,
+    **settings: Any,
+) -> InferenceEngine:
+    """The engine, ready to answer: an `Engine`, the path of its payload or passport, or its bytes with a `passport`.
+
+    `settings` are those of `RuntimeConfig` (`device=`, `contexts=`, `streams=`, `providers=`, `allow_fallback=`,
+    `options=`) and win over `config`. The files' digests are checked unless `verify=False`. Raises `EngineError` for an
+    engine that was changed, is foreign, or cannot be used here.
+    """
+    config = _config(config, settings)
+    folder: tempfile.TemporaryDirectory[str] | None = None
+    if isinstance(engine, bytes | bytearray | memoryview):
+        folder = tempfile.TemporaryDirectory(prefix="trt-engine-")
+    elif passport is not None:
+        raise UsageError(
+            "`passport=` belongs to an engine given as bytes", hint="leave it out: it lies beside the file"
+        )
+    try:
+        opened = _unpacked(bytes(engine), passport, Path(folder.name)) if folder else _opened(engine)  # type: ignore[arg-type]
+        if verify:
+            opened.verify()
+        card = _card(opened)
+        _check_device(card, opened, config)
+        _judge(card, opened, config)
+        session = card.half("runtime")().load(opened, config)
+        try:
+            return InferenceEngine(session, opened, config, on_close=folder.cleanup if folder else None)
+        except BaseException:
+            session.close()
+            raise
+    except BaseException:
+        if folder is not None:
+            folder.cleanup()
+        raise
+
+
+def _config(config: RuntimeConfig | None, settings: dict[str, Any]) -> RuntimeConfig:
+    if settings.get("batching") is not None or (config is not None and config.batching is not None):
+        raise UsageError(
+            "dynamic batching (`batching=`) is not there yet",
+            hint="leave it out; `infer` takes whole batches and is safe from many threads",
+        )
+    if isinstance(settings.get("device"), int):
+        settings["device"] = f"cuda:{settings['device']}"
+    if isinstance(settings.get("options"), dict):
+        options = settings["options"]
+        settings["options"] = {str(name): str(value) for name, value in options.items()}
+    given: RuntimeConfig = from_values(RuntimeConfig, settings)
+    if config is not None:
+        given = dataclasses.replace(config, **{name: getattr(given, name) for name in settings})
+    if given.device is not None:
+        kind, number = parse_device(given.device)
+        given = dataclasses.replace(given, device="cpu" if kind == "cpu" else f"{kind}:{number}")
+    return given
+
+
+def _opened(engine: Engine | Path | str) -> Engine:
+    return engine if isinstance(engine, Engine) else Engine.open(Path(engine))
+
+
+def _unpacked(payload: bytes, passport: Any, folder: Path) -> Engine:
+    """The engine of these bytes, in a folder of its own for as long as it is loaded."""
+    if passport is None:
+        raise UsageError("an engine given as bytes needs `passport=`", hint="`passport=Path('X.json').read_bytes()`")
+    try:
+        if isinstance(passport, bytes | str):
+            passport = msgspec.json.decode(passport, type=Passport)
+        elif not isinstance(passport, Passport):
+            passport = msgspec.convert(passport, type=Passport)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise EngineError(f"`passport=` is not a passport: {error}", hint="give the JSON beside the payload") from error
+    if len(passport.payload) != 1:
+        files = ", ".join(f"`{item.file}`" for item in passport.payload[1:])
+        raise EngineError(f"the engine has side files ({files}) and cannot be loaded from bytes", hint="give its path")
+    return Engine(write_whole(folder / Path(passport.payload[0].file).name, payload), passport)
+
+
+def _card(engine: Engine) -> Backend:
+    card = backends().get(engine.passport.backend)
+    if card is None:
+        raise EngineError(
+            f"`{engine.path}` was built by the backend `{engine.passport.backend}`, which is not here",
+            hint="`trt-engine doctor` lists the backends that are",
+        )
+    return card
+
+
+def _check_device(card: Backend, engine: Engine, config: RuntimeConfig) -> None:
+    wanted = config.device or engine.passport.device
+    kind, _ = parse_device(wanted)
+    if kind not in card.devices:
+        raise UsageError(
+            f"the backend `{card.name}` cannot run on `{wanted}`",
+            hint="expected " + " or ".join(f"`{device}`" for device in card.devices),
+        )
+
+
+def _judge(card: Backend, engine: Engine, config: RuntimeConfig) -> None:
+    """Ask the card whether this engine can be used here, before anything is loaded (A10, F2)."""
+    if not card.has("verdict"):
+        return
+    verdict = card.call("verdict")(engine, config)
+    if verdict.verdict in ("refuse", "rebuild"):
+        raise EngineError(f"`{engine.path}`: {verdict.reason}", hint=verdict.command or "build it again")
+    if verdict.verdict == "penalty":
+        log.warning("`%s` loads with a penalty: %s", engine.path.name, verdict.reason)

@@ -1,0 +1,172 @@
+"""`bench`: an engine (or a model, built first) measured under a named protocol, and the record kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from trt_engine.api.loading import _card, _check_device, _config, _judge
+from trt_engine.backend import Backend
+from trt_engine.benchmark.child import measure_in_child
+from trt_engine.benchmark.log import render
+from trt_engine.benchmark.loop import Progress, measure
+from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, from_values, settings
+from trt_engine.engine import Engine, passport_path
+from trt_engine.errors import Interrupted, UnstableError, UsageError
+from trt_engine.files import ensure_folder, write_whole
+from trt_engine.graph.load import open_model
+from trt_engine.records import BenchRecord, append
+from trt_engine.runtime.feeds import read_feeds
+from trt_engine.tensors import closest
+
+__all__ = ["LOG", "RECORDS", "bench", "is_bare_model"]
+
+RECORDS, LOG = "records.jsonl", "bench.log"
+"""What `out` holds: every measurement, one a line, and the text log of the last one."""
+
+logger = logging.getLogger(__name__)
+
+
+def bench(
+    engine: Engine | Path | str,
+    *,
+    config: BenchConfig | None = None,
+    runtime: RuntimeConfig | None = None,
+    build: BuildConfig | None = None,
+    isolate: bool = False,
+    memory_limit: int | None = None,
+    log: Path | str | None = None,
+    out: Path | str | None = None,
+    on_progress: Progress | None = None,
+    **values: Any,
+) -> BenchRecord:
+    """Measure an engine, or the path of one, or of an `.onnx` model, which is built into the store first.
+
+    `values` are settings of `BenchConfig`, `RuntimeConfig` and (for a model) `BuildConfig` by name. `isolate` measures in a
+    process of its own, with at most `memory_limit` bytes. The record goes to `out/records.jsonl` and its text to
+    `out/bench.log`, or to the file `log`, before anything is raised: `UnstableError` for an unstable measurement with
+    `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C.
+    """
+    config, runtime, build, named = _settled(config, runtime, build, values)
+    if out is not None:
+        ensure_folder(Path(out))  # found out before minutes are spent
+    if is_bare_model(engine):
+        opened = _built(Path(engine), config, runtime, build)  # type: ignore[arg-type]
+    else:
+        opened = engine if isinstance(engine, Engine) else Engine.open(engine)
+        if "backend" in named and build.backend != opened.passport.backend:
+            raise UsageError(
+                f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
+                hint="leave `--backend` out, or give the model to build it again",
+            )
+        if build.precision is not None:
+            logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", build.precision)
+    opened.verify()
+    card = _card(opened)
+    _check_device(card, opened, runtime)
+    _judge(card, opened, runtime)
+    try:
+        record = _measured(card, opened, config, runtime, isolate, memory_limit, on_progress)
+    except Interrupted as stop:
+        if isinstance(stop.partial, BenchRecord):
+            _write(stop.partial, log, out)
+        raise
+    _write(record, log, out)
+    for text in record.warnings:
+        logger.warning("%s", text)
+    for reason in record.instability:
+        logger.warning("the measurement is not stable: %s", reason)
+    if config.strict and not record.stable:
+        raise UnstableError(
+            f"the measurement is not stable: {'; '.join(record.instability)}",
+            hint="measure longer (`--duration 30s`) on a quiet machine",
+        )
+    return record
+
+
+def is_bare_model(path: Engine | Path | str) -> bool:
+    """True for an `.onnx` file without a passport beside it."""
+    if isinstance(path, Engine):
+        return False
+    path = Path(path)
+    return path.suffix == ".onnx" and path.is_file() and not passport_path(path).exists()
+
+
+def _settled(
+    config: BenchConfig | None, runtime: RuntimeConfig | None, build: BuildConfig | None, values: dict[str, Any]
+) -> tuple[BenchConfig, RuntimeConfig, BuildConfig, set[str]]:
+    """The three configs with the named settings in place; what is common to running and building goes to both."""
+    of_bench, of_runtime, of_build = ({item.name for item in settings(kind)} for kind in _KINDS)
+    for name in values:
+        if name not in of_bench | of_runtime | of_build:
+            raise UsageError(
+                f"there is no setting `{name}`", hint=closest(name, sorted(of_bench | of_runtime | of_build))
+            )
+    for_bench = {name: value for name, value in values.items() if name in of_bench}
+    for_runtime = {name: value for name, value in values.items() if name in of_runtime - of_bench}
+    for_build = {name: value for name, value in values.items() if name in of_build - of_bench}
+    return (
+        _changed(config or BenchConfig(), for_bench),
+        _config(runtime, for_runtime),
+        _changed(build or BuildConfig(), for_build),
+        set(values),
+    )
+
+
+_KINDS: tuple[type, type, type] = (BenchConfig, RuntimeConfig, BuildConfig)
+
+
+def _changed(config: Any, values: dict[str, Any]) -> Any:
+    made = from_values(type(config), values)
+    return dataclasses.replace(config, **{name: getattr(made, name) for name in values})
+
+
+def _built(path: Path, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig) -> Engine:
+    """The engine of a bare model, from the store or built into it; its profile reaches as far as the measurement."""
+    from trt_engine.api.building import build as build_engine
+
+    if not build.profiles and build.batch is None and not build.shapes:
+        shapes = dict(config.shapes)
+        if config.inputs is not None:
+            feeds = read_feeds(config.inputs, open_model(path).signature)
+            shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
+        batch = None if config.batch is None else (1, config.batch, config.batch)
+        build = dataclasses.replace(build, shapes=shapes, batch=batch)
+    if runtime.device is not None:
+        build = dataclasses.replace(build, device=runtime.device)
+    if runtime.providers:
+        build = dataclasses.replace(build, providers=runtime.providers)
+    logger.info("`%s` is a model: its engine is built into the store first, or taken from there", path)
+    return build_engine(path, config=build)
+
+
+def _measured(
+    card: Backend,
+    engine: Engine,
+    config: BenchConfig,
+    runtime: RuntimeConfig,
+    isolate: bool,
+    memory_limit: int | None,
+    on_progress: Progress | None,
+) -> BenchRecord:
+    if card.has("measure"):  # it measures in a process of its own
+        record: BenchRecord = card.call("measure")(engine, config)
+        return record
+    if isolate:
+        return measure_in_child(engine, config, runtime, memory_limit=memory_limit, on_progress=on_progress)
+    session = card.half("runtime")().load(engine, runtime)
+    try:
+        return measure(session, engine, config, on_progress=on_progress)
+    finally:
+        session.close()
+
+
+def _write(record: BenchRecord, log: Path | str | None, out: Path | str | None) -> None:
+    """The record first, then the text made from it."""
+    if out is not None:
+        append(Path(out) / RECORDS, record)
+        write_whole(Path(out) / LOG, render(record))
+    if log is not None:
+        write_whole(Path(log), render(record))

@@ -1,0 +1,18 @@
+"""ONNX Runtime: the backend every machine has. Its engine is the optimised graph, saved and loaded again."""
+
+from trt_engine.backend import Backend
+
+__all__ = ["card"]
+
+card = Backend(
+    name="onnxruntime",
+    summary="ONNX Runtime's optimised graph: on the CPU everywhere, on CUDA and TensorRT providers where they are",
+    payload_suffix=".onnx",
+    modules=("onnxruntime", "onnx", "numpy"),
+    install="pip install onnxruntime",
+    builder="trt_engine.backends.onnxruntime.build:OnnxRuntimeBuilder",
+    runtime="trt_engine.backends.onnxruntime.run:OnnxRuntime",
+    devices=("cpu", "cuda"),
+    options="trt_engine.backends.onnxruntime.options:OnnxRuntimeOptions",
+    verdict="trt_engine.backends.onnxruntime.verdict:verdict",
+)

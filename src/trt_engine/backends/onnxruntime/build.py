@@ -1,0 +1,234 @@
+"""From a model to ONNX Runtime's optimised graph: rewritten once, saved, loaded again, counted."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from trt_engine.backends.onnxruntime import hardware, providers, session
+from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions, parse
+from trt_engine.backends.onnxruntime.providers import Choice, choose
+from trt_engine.config import BuildConfig
+from trt_engine.device import info
+from trt_engine.engine import Needs, Precision, Share
+from trt_engine.errors import BuildError, PrecisionError, UsageError
+from trt_engine.graph import walk
+from trt_engine.graph.census import census, precision_of
+from trt_engine.graph.load import check_onnxruntime, external_files, read_proto
+from trt_engine.model import Model
+from trt_engine.protocols import BuildOutcome
+from trt_engine.store import engine_key
+
+__all__ = ["OnnxRuntimeBuilder"]
+
+log = logging.getLogger(__name__)
+
+EXTERNAL_FROM = 1 << 30
+"""Bytes of model from which the engine's weights lie beside its graph: one protobuf ends at 2 GiB, and graphs grow."""
+
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+
+
+class OnnxRuntimeBuilder:
+    """Builds for the CPU, CUDA and TensorRT providers."""
+
+    def identity(self, config: BuildConfig) -> str:
+        choice = _choice(config)
+        features = ",".join(info.cpu().features)
+        return " ".join(["onnxruntime", ort.__version__, *map(providers.long_name, choice.names), features]).strip()
+
+    def build(self, model: Model, config: BuildConfig, payload: Path) -> BuildOutcome:
+        options, choice = parse(config.options), _choice(config)
+        proto = read_proto(model.path)
+        check_onnxruntime(model, proto)
+        level = _level(options, choice, proto)
+        weights = _weights_file(self, model, config, payload)
+        late = _optimise(model, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
+        reload_level = "all" if choice.compiles else "none"  # rewritten already; twice is slower to load and no faster
+        placement = _reload(model, options, choice, reload_level, payload)
+        built = read_proto(payload)
+        side = _side_files(built, payload, weights)
+        precision = Precision(asked=config.precision, found=census(built))
+        _keep_the_contract(precision, proto, choice)
+        domains = {walk.domain_of(place.node) for place in walk.nodes(built)}
+        blocked = hardware.BLOCKED_DOMAIN in domains
+        fallback = choice.fallback or late
+        if fallback:
+            log.warning("%s", fallback)
+        notes = {
+            "graph_optimization": level,
+            "load_optimization": reload_level,
+            "providers": ",".join(choice.names),
+            "operators": "standard" if domains.issubset(_STANDARD) else "onnxruntime",
+            "nodes": placement,
+        }
+        if blocked:
+            notes["layout"] = hardware.blocked_layout()
+        if fallback:
+            notes["fallback"] = fallback
+        return BuildOutcome(
+            signature=model.signature,
+            precision=precision,
+            needs=Needs(
+                library="onnxruntime",
+                version=ort.__version__,
+                cpu_features=hardware.layout_features() if blocked else (),
+                providers=choice.names,
+            ),
+            files=side,
+            warnings=(fallback,) if fallback else (),
+            notes=notes,
+            device=choice.device,
+        )
+
+
+def _choice(config: BuildConfig) -> Choice:
+    return choose(config.providers, config.device, allow_fallback=config.allow_fallback, options=config.options)
+
+
+def _level(options: OnnxRuntimeOptions, choice: Choice, proto: onnx.ModelProto) -> str:
+    if options.graph_optimization is not None:
+        return options.graph_optimization
+    if choice.compiles:
+        return "basic"  # the provider's own compiler does the rest when the engine is loaded
+    if _has_float8(proto):
+        log.info("the graph holds FP8: optimised at level `basic`, higher ones make operators that do not take FP8")
+        return "basic"
+    return "all"
+
+
+_FLOAT8 = {
+    onnx.TensorProto.FLOAT8E4M3FN,
+    onnx.TensorProto.FLOAT8E4M3FNUZ,
+    onnx.TensorProto.FLOAT8E5M2,
+    onnx.TensorProto.FLOAT8E5M2FNUZ,
+}
+
+
+def _has_float8(proto: onnx.ModelProto) -> bool:
+    values = (*proto.graph.input, *proto.graph.output)
+    return (
+        any(value.type.tensor_type.elem_type in _FLOAT8 for value in values)
+        or any(tensor.data_type in _FLOAT8 for tensor in walk.tensors(proto))
+        or any(
+            attribute.name in ("to", "output_dtype") and attribute.i in _FLOAT8
+            for place in walk.nodes(proto)
+            for attribute in place.node.attribute
+        )
+    )
+
+
+def _weights_file(builder: OnnxRuntimeBuilder, model: Model, config: BuildConfig, payload: Path) -> str | None:
+    """The name of the file for the weights, or None to keep them in the graph.
+
+    A model with external data gets one at any size: what no rewrite touched would go on pointing at the model's files.
+    """
+    wanted = parse(config.options).external_weights
+    if model.external and wanted is False:
+        raise UsageError(
+            f"`{model.path}` keeps weights outside its graph, so its engine does too",
+            hint="leave out `external_weights`",
+        )
+    if not (model.external or wanted or (wanted is None and model.nbytes >= EXTERNAL_FROM)):
+        return None
+    # two engines of one model may be copied into one folder, and the graph holds this name
+    key = engine_key(model.digest, config, builder.identity(config))
+    return f"{payload.stem}.{key[:8]}.weights"
+
+
+def _optimise(
+    model: Model,
+    options: OnnxRuntimeOptions,
+    choice: Choice,
+    level: str,
+    payload: Path,
+    weights: str | None,
+    *,
+    allow_fallback: bool,
+) -> str | None:
+    """Write the optimised graph; what fell back, if anything did."""
+    log.info("optimising `%s` at level %s for %s", model.path.name, level, ",".join(choice.names))
+    # a compiling provider's work cannot be saved: the graph it will get is made without it
+    target = Choice(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
+    made = session.session_options(options, level=level, save=payload, weights=weights)
+    try:
+        optimised = session.create(model.path, made, target)
+    except session.ERRORS as error:
+        if session.is_write_failure(error):
+            raise session.on_write(payload, model.nbytes) from error
+        raise session.on_load(error, model.path) from error
+    if not payload.exists():
+        raise BuildError("ONNX Runtime wrote no graph", hint="`-O graph_optimization=basic`")
+    if choice.compiles:
+        return None
+    late = providers.read_back(optimised, choice, allow_fallback=allow_fallback)
+    del optimised
+    gc.collect()  # its weights go before the engine's own are loaded
+    return late
+
+
+def _reload(model: Model, options: OnnxRuntimeOptions, choice: Choice, level: str, payload: Path) -> str:
+    """Load what was written, as a user will; the nodes by provider."""
+    try:
+        loaded = session.create(payload, session.session_options(options, level=level), choice)
+    except session.ERRORS as error:
+        found = session.on_load(error, payload)
+        raise BuildError(
+            f"the optimised graph does not load again: {found.message}", hint="`-O graph_optimization=basic`"
+        ) from error
+    names = [value.name for value in (*loaded.get_inputs(), *loaded.get_outputs())]
+    if names != [spec.name for spec in model.signature]:
+        raise BuildError(
+            f"the optimised graph has the inputs and outputs {names}, the model {[s.name for s in model.signature]}",
+            hint="`-O graph_optimization=basic`",
+        )
+    return placement(loaded)
+
+
+def placement(loaded: ort.InferenceSession) -> str:
+    """`CPUExecutionProvider 12`: the nodes each provider runs, as ONNX Runtime says."""
+    counted: Counter[str] = Counter()
+    for part in loaded.get_provider_graph_assignment_info():
+        counted[part.ep_name] += len(part.get_nodes())
+    return ", ".join(f"{name} {count}" for name, count in counted.items())
+
+
+def _side_files(built: onnx.ModelProto, payload: Path, weights: str | None) -> tuple[Path, ...]:
+    """The weights beside the graph; `BuildError` when it points at anything else."""
+    outside = [item.location for item in external_files(built, payload)]
+    if outside not in ([], [weights]):
+        raise BuildError(
+            f"the optimised graph points at {', '.join(outside)}, expected {weights or 'nothing outside'}",
+            hint="`-O external_weights=on`",
+        )
+    if weights is None:
+        return ()
+    if not outside:  # every weight was small enough to stay in the graph
+        payload.with_name(weights).unlink(missing_ok=True)
+        return ()
+    return (payload.with_name(weights),)
+
+
+def _keep_the_contract(precision: Precision, proto: onnx.ModelProto, choice: Choice) -> None:
+    """`PrecisionError` when the engine does not compute in what was asked for (F1)."""
+    if precision.asked is None or precision.main == precision.asked:
+        return
+    shares = ", ".join(f"{name} {_percent(share)}" for name, share in precision.found.items()) or "nothing countable"
+    given = precision_of(proto)
+    if given == precision.asked:
+        why = f"ONNX Runtime computes this {given} graph in {precision.main} on {choice.device}"
+    else:
+        why = f"the model itself is {given or 'without arithmetic'}"
+    raise PrecisionError(
+        f"asked for {precision.asked}, found {shares}: {why}",
+        hint="precision is in the graph: export the model in it, or leave `--precision` out",
+    )
+
+
+def _percent(share: Share) -> str:
+    return f"{100 * (share.layers if share.macs is None else share.macs):.0f} %"

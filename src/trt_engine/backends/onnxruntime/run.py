@@ -1,0 +1,366 @@
+"""An engine of ONNX Runtime at work: thread-safe `run` on host arrays, and contexts over the host's buffers."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from trt_engine.backends.onnxruntime import providers, session
+from trt_engine.backends.onnxruntime.build import placement
+from trt_engine.backends.onnxruntime.options import AT_BUILD, OnnxRuntimeOptions, parse
+from trt_engine.backends.onnxruntime.providers import choose
+from trt_engine.backends.onnxruntime.verdict import providers_for, standing
+from trt_engine.config import Profile, RuntimeConfig
+from trt_engine.device import Buffer, Device, Stream, info, open_device
+from trt_engine.device.host import HostBuffer, HostStream
+from trt_engine.engine import Engine
+from trt_engine.errors import EngineError, FeedError, UsageError
+from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
+
+__all__ = ["OnnxRuntime", "OnnxRuntimeContext", "OnnxRuntimeSession", "reference"]
+
+Array = npt.NDArray[Any]
+
+log = logging.getLogger(__name__)
+
+
+class OnnxRuntime:
+    """Loads optimised graphs."""
+
+    def load(self, engine: Engine, config: RuntimeConfig) -> OnnxRuntimeSession:
+        """A session; `EngineError` with the reason and the command when the engine cannot be used here.
+
+        The files' digests are the caller's to check (`Engine.verify`): reading gigabytes twice helps nobody.
+        """
+        found = standing(engine, config)
+        if found.verdict in ("refuse", "rebuild"):
+            raise EngineError(
+                f"`{engine.path}` cannot be loaded here: {found.reason}",
+                hint=f"`{found.command}`" if found.command else f"`trt-engine inspect {engine.path}`",
+            )
+        notes = engine.passport.build.notes
+        options = _options(engine, config)
+        choice = choose(
+            providers_for(engine, config),
+            config.device or engine.passport.device,
+            allow_fallback=config.allow_fallback,
+            options=_all_options(engine, config),
+        )
+        made = session.session_options(options, level=notes.get("load_optimization", "none"))
+        try:
+            loaded = session.create(engine.path, made, choice)
+        except session.ERRORS as error:
+            raise session.on_load(error, engine.path) from error
+        late = providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
+        if fallen := choice.fallback or late:
+            log.warning("%s", fallen)
+        facts = {
+            "device": choice.device,
+            "providers": ",".join(map(providers.short_name, loaded.get_providers())),
+            "nodes": placement(loaded),
+            "threads": _threads(options),
+            "graph_optimization": f"{notes.get('graph_optimization', 'unknown')} (at build)",
+            "precision": engine.passport.precision.main or "unknown",
+            "onnxruntime": str(ort.__version__),
+        }
+        if told := fallen or notes.get("fallback"):
+            facts["fallback"] = told
+        return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
+
+
+def reference(model: Path, signature: Signature) -> OnnxRuntimeSession:
+    """The model itself on the CPU, nothing rewritten: what engines are compared with."""
+    return OnnxRuntimeSession(session.plain(model), signature, (), {"device": "cpu", "graph_optimization": "none"})
+
+
+def _all_options(engine: Engine, config: RuntimeConfig) -> dict[str, str]:
+    """The settings of the build, and over them those of this load."""
+    built = engine.passport.build.config.get("options") or {}
+    here = providers_for(engine, config)
+    kept = {name: value for name, value in built.items() if "." not in name or name.partition(".")[0] in here}
+    return kept | config.options
+
+
+def _options(engine: Engine, config: RuntimeConfig) -> OnnxRuntimeOptions:
+    built, asked = parse(engine.passport.build.config.get("options") or {}), parse(config.options)
+    for name in AT_BUILD:
+        if getattr(asked, name) is not None and getattr(asked, name) != getattr(built, name):
+            raise UsageError(
+                f"`-O {name}` is decided when an engine is built, and this one is built already",
+                hint=f"`{engine.passport.build.command} -O {name}={config.options[name]}`",
+            )
+    return parse(_all_options(engine, config))
+
+
+def _threads(options: OnnxRuntimeOptions) -> str:
+    if options.intra_op_threads:
+        return str(options.intra_op_threads)
+    return f"onnxruntime's default ({info.cpu().cores} cores here)"
+
+
+class OnnxRuntimeSession:
+    """An engine in ONNX Runtime. `run` is safe from many threads; contexts are for one thread each."""
+
+    def __init__(
+        self,
+        loaded: ort.InferenceSession,
+        signature: Signature,
+        profiles: tuple[Profile, ...],
+        facts: dict[str, str],
+    ) -> None:
+        self.signature = signature
+        self.device: Device = open_device("cpu")  # where its buffers are; a provider on a GPU moves them itself
+        self._loaded: ort.InferenceSession | None = loaded
+        self._profiles = profiles
+        self._facts = facts
+        self._names = [spec.name for spec in signature.outputs]
+        self._open: set[OnnxRuntimeContext] = set()
+        plain = all(_in_numpy(spec.dtype) for spec in signature)
+        self._run: Callable[[Sequence[str], Any], Sequence[Any]] = loaded.run if plain else self._run_values
+
+    def run(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs by name; feeds are checked by the caller."""
+        try:
+            given = feeds if type(feeds) is dict else dict(feeds)  # ONNX Runtime takes no other mapping
+            return dict(zip(self._names, self._run(self._names, given), strict=True))
+        except session.ERRORS as error:
+            raise session.on_run(error) from error
+
+    def context(self, profile: int = 0) -> OnnxRuntimeContext:
+        loaded = self._alive()
+        if not 0 <= profile < max(len(self._profiles), 1):
+            raise UsageError(
+                f"there is no profile {profile}, the engine has {len(self._profiles)}", hint="profiles count from 0"
+            )
+        span = self._profiles[profile] if self._profiles else None
+        made = OnnxRuntimeContext(self, loaded, span, profile)
+        self._open.add(made)
+        return made
+
+    def facts(self) -> dict[str, str]:
+        return dict(self._facts)
+
+    def close(self) -> None:
+        if self._open:
+            raise UsageError(
+                f"the session has {len(self._open)} open context(s) and cannot close", hint="close them first"
+            )
+        self._loaded = None
+        self._run = _run_closed
+        self.device.close()
+
+    def _alive(self) -> ort.InferenceSession:
+        if self._loaded is None:
+            raise UsageError("the session is closed", hint="load the engine again")
+        return self._loaded
+
+    def _forget(self, context: OnnxRuntimeContext) -> None:
+        self._open.discard(context)
+
+    def _run_values(self, names: Sequence[str], feeds: Tensors) -> list[Any]:
+        """`run` for the element types numpy lacks, which ONNX Runtime takes as values of its own."""
+        arrays = {spec.name: _as_value(spec, feeds[spec.name]) for spec in self.signature.inputs}
+        values = self._alive().run_with_ort_values(list(names), arrays)
+        return [_as_array(spec, value) for spec, value in zip(self.signature.outputs, values, strict=True)]
+
+
+def _run_closed(names: Sequence[str], feeds: Any) -> Sequence[Any]:
+    raise UsageError("the session is closed", hint="load the engine again")
+
+
+class OnnxRuntimeContext:
+    """One inference in flight over the host's buffers."""
+
+    def __init__(
+        self, owner: OnnxRuntimeSession, loaded: ort.InferenceSession, profile: Profile | None, index: int
+    ) -> None:
+        self._owner = owner
+        self._loaded = loaded
+        self._signature = owner.signature
+        self._profile = profile
+        self._index = index
+        self._epoch = 0
+        self._inputs: dict[str, Shape] | None = None
+        self._outputs: dict[str, Shape] = {}
+        self._bound: tuple[Any, tuple[HostBuffer, ...]] | None = None
+        self._late: dict[str, Array] | None = None
+        self._closed = False
+
+    def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        self._check_open()
+        sizes = self._sizes(inputs)
+        self._epoch += 1
+        self._inputs = {name: tuple(shape) for name, shape in inputs.items()}
+        self._outputs = {spec.name: _resolved(spec, sizes) for spec in self._signature.outputs}
+        self._bound = self._late = None
+        return dict(self._outputs)
+
+    def bind(self, buffers: Mapping[str, Buffer]) -> None:
+        self._check_open()
+        if self._inputs is None:
+            raise UsageError("buffers were bound before the shapes were prepared", hint="call `prepare` first")
+        wanted = self._inputs | {name: shape for name, shape in self._outputs.items() if -1 not in shape}
+        for name in buffers:
+            if name not in wanted:
+                raise UsageError(f"there is no tensor `{name}` to bind", hint=closest(name, list(wanted)))
+        binding, held = self._loaded.io_binding(), []
+        for spec in self._signature:
+            if spec.name not in wanted:
+                binding.bind_output(spec.name, "cpu")
+                continue
+            buffer = _host_buffer(spec, wanted[spec.name], buffers.get(spec.name))
+            bind = binding.bind_input if spec.name in self._inputs else binding.bind_output
+            kind = np.dtype(spec.dtype) if _in_numpy(spec.dtype) else dtype(spec.dtype).onnx
+            bind(spec.name, "cpu", 0, kind, list(wanted[spec.name]), buffer.pointer)
+            held.append(buffer)
+        self._bound = (binding, tuple(held))
+
+    def enqueue(self, stream: Stream) -> None:
+        self._check_open()
+        if self._bound is None:
+            raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
+        if not isinstance(stream, HostStream):
+            raise UsageError("the stream is of another device", hint="`session.device.stream()`")
+        (binding, held), epoch = self._bound, self._epoch
+
+        def compute() -> None:
+            if self._closed or epoch != self._epoch:
+                raise UsageError(
+                    "a graph is out of date: its context was prepared again or closed", hint="capture it again"
+                )
+            for buffer in held:
+                buffer.memory()  # refuses a closed one: ONNX Runtime holds bare addresses
+            try:
+                self._loaded.run_with_iobinding(binding)
+            except session.ERRORS as error:
+                raise session.on_run(error) from error
+            self._late = {
+                spec.name: _as_array(spec, value)
+                for spec, value in zip(self._signature.outputs, binding.get_outputs(), strict=True)
+                if -1 in self._outputs[spec.name]
+            }
+
+        stream.enqueue(compute)
+
+    def outputs(self) -> dict[str, Any]:
+        self._check_open()
+        if all(-1 not in shape for shape in self._outputs.values()):
+            return {}
+        if self._late is None:
+            raise UsageError("the outputs are not there yet", hint="synchronize the stream first")
+        late, self._late = self._late, None
+        return late
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._bound = None
+            self._owner._forget(self)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the context is closed", hint="make another with `session.context()`")
+
+    def _sizes(self, inputs: Mapping[str, Shape]) -> dict[str, int]:
+        """The sizes of the named dimensions at these input shapes, which are checked."""
+        known = [spec.name for spec in self._signature.inputs]
+        for name in inputs:
+            if name not in known:
+                raise FeedError(f"there is no input `{name}`", hint=closest(name, known))
+        sizes: dict[str, int] = {}
+        for spec in self._signature.inputs:
+            shape = inputs.get(spec.name)
+            if shape is None:
+                raise FeedError(f"input `{spec.name}` has no shape", hint=f"expected {spec.describe()}")
+            if len(shape) != len(spec.shape) or any(
+                want >= 0 and got != want for got, want in zip(shape, spec.shape, strict=True)
+            ):
+                raise FeedError(
+                    f"input `{spec.name}` is {format_shape(shape)}, expected {spec.describe()}",
+                    hint="feed the sizes the engine was built for",
+                )
+            span = self._profile.ranges.get(spec.name) if self._profile else None
+            if span is not None and not span.holds(shape):
+                raise UsageError(
+                    f"input `{spec.name}` is {format_shape(shape)}, profile {self._index} spans "
+                    f"{format_shape(span.min)} to {format_shape(span.max)}",
+                    hint="build with a wider `--profile`",
+                )
+            sizes.update({symbol: size for symbol, size in zip(spec.symbols, shape, strict=False) if symbol})
+        return sizes
+
+
+def _resolved(spec: TensorSpec, sizes: Mapping[str, int]) -> Shape:
+    """An output's shape with its named sizes filled in; -1 where the data decides."""
+    symbols = spec.symbols or (None,) * len(spec.shape)
+    return tuple(
+        size if size >= 0 else sizes.get(symbol or "", -1) for size, symbol in zip(spec.shape, symbols, strict=True)
+    )
+
+
+def _host_buffer(spec: TensorSpec, shape: Shape, buffer: Buffer | None) -> HostBuffer:
+    if buffer is None:
+        raise UsageError(f"no buffer is bound to `{spec.name}`", hint="bind every input and every sized output")
+    if not isinstance(buffer, HostBuffer):
+        raise UsageError(f"the buffer of `{spec.name}` is not on the host", hint="`session.device.allocate`")
+    if (need := dtype(spec.dtype).nbytes(shape)) > buffer.nbytes:
+        raise UsageError(f"`{spec.name}` needs {need} bytes, its buffer has {buffer.nbytes}", hint="a larger buffer")
+    return buffer
+
+
+# ------------------------------------------------------------------------------------------------ types numpy lacks
+
+
+def _in_numpy(name: str) -> bool:
+    return not hasattr(ml_dtypes, name)
+
+
+def _as_value(spec: TensorSpec, array: Any) -> Any:
+    """ONNX Runtime's value of a feed; types numpy lacks go by their bits."""
+    if _in_numpy(spec.dtype):
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(np.shape(array)))
+    kind = dtype(spec.dtype)
+    raw = np.ascontiguousarray(array).reshape(-1)
+    if kind.bits == 4:
+        raw = _packed(raw)
+    elif kind.bits < 8:
+        raise FeedError(
+            f"input `{spec.name}` is {spec.dtype}, which ONNX Runtime takes from no array", hint="feed int8"
+        )
+    whole = raw.view(f"u{raw.dtype.itemsize}").reshape(np.shape(array))
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(whole, kind.onnx)
+
+
+def _packed(values: Array) -> Array:
+    """Two 4-bit elements to a byte, the first one low, at the front of an array of one byte for each element."""
+    nibbles = values.view(np.uint8) & 0xF
+    packed = np.zeros(values.size + values.size % 2, np.uint8)
+    packed[: values.size] = nibbles
+    low, high = packed[::2].copy(), packed[1::2].copy()
+    whole = np.zeros(values.size, np.uint8)
+    whole[: low.size] = low | high << 4
+    return whole
+
+
+def _as_array(spec: TensorSpec, value: Any) -> Array:
+    """The caller's own array of one of ONNX Runtime's values."""
+    if _in_numpy(spec.dtype):
+        return np.asarray(value.numpy())
+    kind, shape = dtype(spec.dtype), tuple(value.shape())
+    wanted: np.dtype[Any] = np.dtype(getattr(ml_dtypes, spec.dtype))
+    raw = np.frombuffer(ctypes.string_at(value.data_ptr(), kind.nbytes(shape)), np.uint8)
+    if kind.bits == 4:
+        both = np.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
+        if spec.dtype == "int4":
+            signed: Array = np.where(both > 7, both.astype(np.int8) - 16, both).astype(wanted)
+            return signed.reshape(shape)
+        return np.ascontiguousarray(both).view(wanted).reshape(shape)
+    return raw.view(wanted).reshape(shape).copy()

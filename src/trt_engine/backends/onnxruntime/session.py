@@ -1,0 +1,244 @@
+"""ONNX Runtime sessions made quietly, stoppable with Ctrl-C, and its errors in words a person can act on."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.providers import Choice
+from trt_engine.errors import BuildError, FeedError, MemoryExhausted, ModelError, SetupError, TrtEngineError
+from trt_engine.files import explain
+
+__all__ = ["ERRORS", "create", "first_line", "on_load", "on_run", "plain", "session_options"]
+
+log = logging.getLogger(__name__)
+
+# ONNX Runtime's exceptions derive from Exception one by one; there is no common base
+ERRORS: tuple[type[Exception], ...] = (
+    *(
+        kind
+        for kind in vars(state).values()
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == state.__name__
+    ),
+    RuntimeError,
+    ValueError,
+    MemoryError,
+)
+
+_LEVELS = {
+    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_FATAL, _WARNING = 4, 2
+_EXTERNAL_FROM_BYTES = 1024
+
+
+def session_options(
+    options: OnnxRuntimeOptions, *, level: str, save: Path | None = None, weights: str | None = None
+) -> ort.SessionOptions:
+    """ONNX Runtime's options for ours. `save` is where the optimised graph goes, `weights` the file beside it."""
+    made = ort.SessionOptions()
+    loud = log.isEnabledFor(logging.DEBUG)
+    made.log_severity_level = _WARNING if loud else _FATAL  # our errors say it in one line
+    ort.set_default_logger_severity(_WARNING if loud else _FATAL)
+    made.graph_optimization_level = _LEVELS[level]
+    made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    if options.intra_op_threads is not None:
+        made.intra_op_num_threads = options.intra_op_threads
+    if options.inter_op_threads is not None:
+        made.inter_op_num_threads = options.inter_op_threads
+    if options.execution_mode == "parallel":
+        made.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+    if options.arena is not None:
+        made.enable_cpu_mem_arena = options.arena
+    if options.memory_pattern is not None:
+        made.enable_mem_pattern = options.memory_pattern
+    if options.deterministic is not None:
+        made.use_deterministic_compute = options.deterministic
+    if options.spinning is not None:
+        for kind in ("intra", "inter"):
+            made.add_session_config_entry(f"session.{kind}_op.allow_spinning", str(int(options.spinning)))
+    if options.denormals_as_zero is not None:
+        made.add_session_config_entry("session.set_denormal_as_zero", str(int(options.denormals_as_zero)))
+    if save is not None:
+        made.optimized_model_filepath = str(save)
+        if weights is not None:
+            prefix = "session.optimized_model_external_initializers"
+            made.add_session_config_entry(f"{prefix}_file_name", weights)
+            made.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(_EXTERNAL_FROM_BYTES))
+    return made
+
+
+def create(path: Path, made: ort.SessionOptions, choice: Choice) -> ort.InferenceSession:
+    """A session; ONNX Runtime's own exceptions pass (see `on_load`). Ctrl-C stops its work between two steps."""
+    if choice.strict:
+        made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+
+    def make() -> ort.InferenceSession:
+        return ort.InferenceSession(str(path), made, providers=choice.spelled(), enable_fallback=0)
+
+    if threading.current_thread() is not threading.main_thread():
+        return make()
+    return _interruptible(make, lambda: made.set_load_cancellation_flag(True))
+
+
+def _interruptible(make: Callable[[], ort.InferenceSession], cancel: Callable[[], None]) -> ort.InferenceSession:
+    """`make()` in a thread of its own: a signal reaches Python only between two steps of the main thread.
+
+    Returns or raises when that thread is through with ONNX Runtime, never before: it aborts when it is left at work.
+    """
+    found: list[Any] = []
+    entered, cancelled, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        try:
+            if not cancelled.is_set():
+                found.append(make())
+        except BaseException as error:  # carried to the caller's thread
+            found.append(error)
+        finally:
+            done.set()
+
+    try:
+        threading.Thread(target=work, name="onnxruntime-session", daemon=True).start()
+        done.wait()
+    except BaseException:
+        cancelled.set()
+        cancel()
+        if entered.is_set():  # if not, it will find `cancelled` and touch nothing
+            done.wait()
+        raise
+    result = found.pop()
+    if isinstance(result, BaseException):
+        raise result
+    made: ort.InferenceSession = result
+    return made
+
+
+def plain(path: Path, threads: int | None = None) -> ort.InferenceSession:
+    """A session on the CPU that rewrites nothing: the reference others are compared with."""
+    made = session_options(OnnxRuntimeOptions(intra_op_threads=threads), level="none")
+    try:
+        return create(path, made, Choice(("cpu",), ({},), "cpu", strict=False))
+    except ERRORS as error:
+        raise on_load(error, path) from error
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+_OUT_OF_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
+_NO_SCHEMA = re.compile(r"No Op registered for (?P<op>\S+) with domain_version of (?P<version>\d+)")
+_NOT_REGISTERED = re.compile(r"Fatal error: (?P<domain>[^:\s]*):(?P<op>[^\s(]+)\(-?\d+\) is not a registered")
+_NO_KERNEL = re.compile(
+    r"Could not find an implementation for (?P<op>\S+?)\((?P<version>\d+)\)(?: node with name '(?P<node>[^']*)')?"
+)
+_OPSET = re.compile(r"Opset (?P<got>\d+) is under development.*till opset (?P<limit>\d+)", re.DOTALL)
+_IR = re.compile(r"Unsupported model IR version: (?P<got>\d+), max supported IR version: (?P<limit>\d+)")
+
+
+def first_line(error: BaseException) -> str:
+    """What ONNX Runtime says, without its prefixes and source positions."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+    text = re.sub(r"/\S*onnxruntime\S*:\d+ .*?(?=\[|[A-Z][a-z]+ |$)", "", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+
+
+def on_load(error: BaseException, path: Path) -> TrtEngineError:
+    """The error a person can act on behind one met while loading `path`."""
+    text = str(error)
+    version = f"onnxruntime {ort.__version__}"
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        return MemoryExhausted(f"out of memory while loading `{path}`", hint="free some memory, or a smaller model")
+    if found := _NO_SCHEMA.search(text):
+        return ModelError(
+            f"{version} does not know the operator `{found['op']}` (opset {found['version']}) of `{path}`",
+            hint="export the model with operators of the ONNX standard, or build it with a backend that has it",
+        )
+    if found := _NOT_REGISTERED.search(text):
+        return ModelError(
+            f"{version} does not know the operator `{found['op']}` (domain `{found['domain'] or 'ai.onnx'}`) of `{path}`",
+            hint="export the model without it, or build it with the backend the operator belongs to",
+        )
+    if found := _NO_KERNEL.search(text):
+        where = f" (node `{found['node']}`)" if found["node"] else ""
+        return ModelError(
+            f"{version} has no kernel for `{found['op']}` in the types `{path}` uses{where}",
+            hint="export the model in FP32 or FP16; bfloat16 and 8-bit floats have few kernels on a CPU",
+        )
+    if found := _OPSET.search(text):
+        return ModelError(
+            f"`{path}` has opset {found['got']}, {version} takes up to {found['limit']}",
+            hint="export with `opset_version=20`, or upgrade: `pip install -U onnxruntime`",
+        )
+    if found := _IR.search(text):
+        return ModelError(
+            f"`{path}` has IR version {found['got']}, {version} takes up to {found['limit']}",
+            hint="export with an older `onnx`, or upgrade: `pip install -U onnxruntime`",
+        )
+    if "float8" in text and "invalid" in text:
+        return ModelError(
+            f"ONNX Runtime rewrites `{path}` into operators that do not take FP8: {first_line(error)}",
+            hint="`-O graph_optimization=basic`, which is the default for graphs with FP8",
+        )
+    if "fallback to CPU EP has been explicitly disabled" in text:
+        return SetupError(
+            "a part of the model does not run on the providers asked for and would fall back to the CPU",
+            hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback`",
+        )
+    if isinstance(error, state.EPFail):
+        return SetupError(f"a provider failed: {first_line(error)}", hint="trt-engine doctor")
+    if isinstance(error, state.RuntimeException):
+        return BuildError(f"ONNX Runtime failed on `{path}`: {first_line(error)}", hint="`-O graph_optimization=basic`")
+    return ModelError(
+        f"ONNX Runtime cannot load `{path}`: {first_line(error)}",
+        hint=f"`trt-engine inspect {path}` says what is in it",
+    )
+
+
+def is_write_failure(error: BaseException) -> bool:
+    """True when ONNX Runtime could not write the optimised graph or its weights."""
+    text = str(error)
+    return "Protobuf serialization failed" in text or "write external initializers" in text or "SystemError :" in text
+
+
+def on_write(payload: Path, nbytes: int) -> SetupError:
+    """Why a graph could not be written; ONNX Runtime keeps the reason to itself, so the limits are looked at."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and limit < 2 * nbytes + (1 << 20):
+        return explain(OSError(errno.EFBIG, "file too large"), payload)
+    if shutil.disk_usage(payload.parent).free < nbytes + (1 << 20):
+        return explain(OSError(errno.ENOSPC, "no space"), payload)
+    return SetupError(
+        f"ONNX Runtime could not write the engine to `{payload.parent}`",
+        hint="check the space and the permissions there, or choose another with `$TRT_ENGINE_STORE`",
+    )
+
+
+def on_run(error: BaseException) -> TrtEngineError:
+    """The error a person can act on behind one met while running."""
+    text = str(error)
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        return MemoryExhausted("out of memory while running", hint="a smaller batch")
+    if isinstance(error, state.InvalidArgument | ValueError | RuntimeError) and not isinstance(
+        error, state.RuntimeException
+    ):
+        return FeedError(
+            f"ONNX Runtime refuses the feeds: {first_line(error)}", hint="`trt-engine inspect` shows the inputs"
+        )
+    return TrtEngineError(f"ONNX Runtime failed while running: {first_line(error)}", hint="`-v` shows its own log")

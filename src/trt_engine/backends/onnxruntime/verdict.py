@@ -1,0 +1,101 @@
+"""Whether an engine of ONNX Runtime can be used here, said without loading it (F2)."""
+
+from __future__ import annotations
+
+import re
+
+import onnxruntime as ort
+
+from trt_engine.backends.onnxruntime import hardware
+from trt_engine.backends.onnxruntime.providers import short_name
+from trt_engine.config import RuntimeConfig
+from trt_engine.device import info, parse_device
+from trt_engine.engine import Engine, Verdict
+from trt_engine.errors import EngineError
+
+__all__ = ["providers_for", "standing", "verdict"]
+
+
+def verdict(engine: Engine, config: RuntimeConfig) -> Verdict:
+    """loads, penalty, rebuild or refuse, with one reason and one command."""
+    passport = engine.passport
+    again = passport.build.command
+    if passport.backend != "onnxruntime":
+        return Verdict("refuse", f"it is an engine of the backend `{passport.backend}`, not of onnxruntime", again)
+    try:
+        engine.verify()
+    except EngineError as error:
+        return Verdict("refuse", error.message, again)
+    return standing(engine, config)
+
+
+def standing(engine: Engine, config: RuntimeConfig) -> Verdict:
+    """The verdict on a file that is whole: processor, providers, version."""
+    return _processor(engine) or _providers(engine, config) or _version(engine)
+
+
+def providers_for(engine: Engine, config: RuntimeConfig) -> tuple[str, ...]:
+    """The providers to load with: those asked for, else those of the build."""
+    built = engine.passport.needs.providers
+    if config.providers:
+        return tuple(short_name(name) for name in config.providers)
+    if config.device is not None:
+        kind, _ = parse_device(config.device)
+        if kind == "cpu" or not any(name != "cpu" for name in built):
+            return (kind,)
+    return built
+
+
+def _processor(engine: Engine) -> Verdict | None:
+    needs, again = engine.passport.needs, engine.passport.build.command
+    missing = [name for name in needs.cpu_features if name not in info.cpu().features]
+    if missing:
+        return Verdict("rebuild", f"its layouts need {', '.join(missing)}, which this processor does not have", again)
+    built, here = engine.passport.build.notes.get("layout"), hardware.blocked_layout()
+    if built is not None and built != here:
+        return Verdict("rebuild", f"its weights are laid out as {built}, this processor reads {here}", again)
+    return None
+
+
+def _providers(engine: Engine, config: RuntimeConfig) -> Verdict | None:
+    built, wanted = engine.passport.needs.providers, providers_for(engine, config)
+    again = engine.passport.build.command
+    here = [short_name(name) for name in ort.get_available_providers()]
+    missing = [name for name in wanted if name not in here]
+    if missing and not config.allow_fallback:
+        return Verdict(
+            "refuse",
+            f"it needs the provider `{missing[0]}`, which onnxruntime {ort.__version__} as installed here does not have",
+            "trt-engine doctor",
+        )
+    if not missing and wanted != built:
+        return Verdict(
+            "rebuild",
+            f"its graph was optimised for {','.join(built)}, asked for is {','.join(wanted)}",
+            f"{again} --providers {','.join(wanted)}",
+        )
+    if missing:
+        return Verdict("penalty", f"the provider `{missing[0]}` is not here; another runs in its place", again)
+    return None
+
+
+def _version(engine: Engine) -> Verdict:
+    passport = engine.passport
+    built, here = passport.needs.version, str(ort.__version__)
+    again = passport.build.command
+    if _numbers(here) == _numbers(built):
+        return Verdict("loads", f"built with the onnxruntime that is here ({here})")
+    if _numbers(here) < _numbers(built):
+        return Verdict("rebuild", f"built with onnxruntime {built}, here is the older {here}", again)
+    if passport.build.notes.get("operators") == "standard":
+        return Verdict(
+            "loads", f"built with onnxruntime {built}, here is {here}; its operators are all of the standard"
+        )
+    # inner operators have no promise across versions; they have been kept, and loading tells
+    return Verdict(
+        "penalty", f"built with onnxruntime {built}, here is {here}: it lacks what {here} would optimise", again
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])

@@ -1,0 +1,103 @@
+"""The named measuring protocols, as data, and what becomes of one on a device (F3).
+
+Defaults of trtexec are read from `samples/common/sampleOptions.h` of the public TensorRT repository, 10.0 to 11.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_engine.config import BenchConfig
+from trt_engine.device import parse_device
+from trt_engine.errors import UsageError
+from trt_engine.records import Protocol
+from trt_engine.tensors import closest
+
+__all__ = ["RULES", "Rules", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a named protocol asks for."""
+
+    summary: str
+    transfers: bool
+    graph: bool
+    spin: bool
+    warmup_s: float
+    duration_s: float
+    min_iterations: int = 10
+
+
+RULES: dict[str, Rules] = {
+    "trt-engine": Rules(
+        "compute only, graph where the device has them, blocking wait",
+        transfers=False, graph=True, spin=False, warmup_s=1.0, duration_s=10.0,
+    ),
+    "trtexec10": Rules(
+        "the defaults of trtexec 10.x: copies inside, no graph, blocking wait",
+        transfers=True, graph=False, spin=False, warmup_s=0.2, duration_s=3.0,
+    ),
+    "trtexec11": Rules(
+        "the defaults of trtexec 11.x: compute only, graph, spinning wait",
+        transfers=False, graph=True, spin=True, warmup_s=0.2, duration_s=3.0,
+    ),
+}  # fmt: skip
+
+
+def resolve(config: BenchConfig, device: str, *, events: bool | None = None) -> Protocol:
+    """The protocol in force on this device: the named rules, the config's changes, less what the device does not have.
+
+    `events` says whether the session's work can be timed by device events; the default is: on everything but a CPU. A
+    session that is called with host arrays on a GPU has none, and its copies are inside the measured time: `transfers`
+    is then True whatever was asked for.
+    """
+    if config.protocol not in RULES:
+        raise UsageError(f"unknown protocol `{config.protocol}`", hint=closest(config.protocol, list(RULES)))
+    rules = RULES[config.protocol]
+    on_cpu = parse_device(device)[0] == "cpu"
+    by_events = not on_cpu if events is None else events and not on_cpu
+    transfers = _chosen(config.transfers, rules.transfers)
+    graph = _chosen(config.graph, rules.graph)
+    lacking: list[str] = []
+    if on_cpu:
+        lacking += ["transfers", "graph", "spin"]
+    elif not by_events:
+        lacking += ["compute only", "graph", "spin"]
+    else:
+        lacking += ["spin"]  # the seam `Event` waits by blocking
+        if transfers:
+            lacking += [
+                "overlapped copies"
+            ]  # trtexec copies on streams of their own; here all is in one stream's order
+    if not by_events and config.streams > 1:
+        lacking += ["streams"]
+    _check(config)
+    return Protocol(
+        name=config.protocol,
+        loop="closed",
+        clock="device events" if by_events else "host",
+        transfers=transfers and by_events if on_cpu or by_events else True,
+        graph=graph and by_events,
+        spin=_chosen(config.spin, rules.spin) and "spin" not in lacking,
+        streams=config.streams if by_events else 1,
+        warmup_s=rules.warmup_s if config.warmup_s is None else config.warmup_s,
+        duration_s=rules.duration_s if config.duration_s is None else config.duration_s,
+        min_iterations=rules.min_iterations if config.iterations is None else config.iterations,
+        idle_s=config.idle_s,
+        percentile_rule="trtexec",
+        not_applicable=tuple(lacking),
+    )
+
+
+def _chosen(asked: bool | None, rule: bool) -> bool:
+    return rule if asked is None else asked
+
+
+def _check(config: BenchConfig) -> None:
+    for name, value, least in (("iterations", config.iterations, 1), ("streams", config.streams, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"`--{name}` is {value}, expected {least} or more", hint=f"`--{name} {least}`")
+    for name, seconds in (("duration", config.duration_s), ("warmup", config.warmup_s), ("idle", config.idle_s)):
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise UsageError(f"`--{name}` is {seconds}, expected 0 s or more", hint=f"`--{name} 1s`")

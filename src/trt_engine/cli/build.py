@@ -1,0 +1,153 @@
+"""`trt-engine build`: an engine and its passport from an ONNX model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trt_engine.cli import options, output
+from trt_engine.config import BuildConfig
+from trt_engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from trt_engine.api.building import BuildPlan
+    from trt_engine.records import BuildReport
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("model", metavar="MODEL", required=False, type=click.Path(path_type=Path))
+@options.of(BuildConfig)
+@options.out_option("Where the engine goes, a file or a folder [the store alone].")
+@click.option("--onnx", "trtexec_onnx", type=click.Path(path_type=Path), hidden=True)
+@click.option("--saveEngine", "trtexec_save", type=click.Path(path_type=Path), hidden=True)
+@click.option("--force", is_flag=True, help="Build although the store has this engine.")
+@options.yes_option
+@options.dry_run_option
+@options.common
+def command(
+    talk: output.Talk,
+    model: Path | None,
+    out: Path | None,
+    trtexec_onnx: Path | None,
+    trtexec_save: Path | None,
+    force: bool,
+    yes: bool,
+    dry_run: bool,
+    **values: Any,
+) -> None:
+    """Build an engine from an ONNX MODEL, prove it against plain ONNX Runtime, and seal it with its passport.
+
+    \b
+      trt-engine build model.onnx --batch 1:8:64 -o model.engine.onnx
+      trt-engine build model.onnx --profile images:1x3x640x640,8x3x640x640,64x3x640x640
+      trt-engine build model.onnx -O graph_optimization=basic -O intra_op_threads=2
+    """
+    source = _one(model, trtexec_onnx, "MODEL", "--onnx")
+    if source is None:
+        raise UsageError("no model is given", hint="`trt-engine build MODEL.onnx`")
+    config = options.config_from(BuildConfig, values)
+
+    from trt_engine.api.building import carry_out, plan
+
+    planned = plan(source, out=_one(out, trtexec_save, "-o", "--saveEngine"), config=config, yes=yes)
+    report = _planned(planned, force=force) if dry_run else _reported(planned, carry_out(planned, force=force))
+    output.emit(
+        talk, output.document("build", report, command=options.spelled_command()), _text(report, planned)
+    )  # fmt: skip
+
+
+def _one(ours: Path | None, theirs: Path | None, name: str, spelling: str) -> Path | None:
+    if ours is not None and theirs is not None and ours != theirs:
+        raise UsageError(f"`{name}` is `{ours}` and `{spelling}` is `{theirs}`", hint=f"leave `{spelling}` out")
+    return ours if ours is not None else theirs
+
+
+def _reported(planned: BuildPlan, built: Any) -> BuildReport:
+    from trt_engine.engine import passport_path
+    from trt_engine.records import BuildReport
+
+    engine = built.engine
+    passport = engine.passport
+    names = ("engine", *(f"side_file_{index}" for index in range(1, len(engine.files))))
+    return BuildReport(
+        model=str(planned.model.path),
+        engine=str(engine.path),
+        payload_bytes=sum(item.nbytes for item in passport.payload),
+        digest=passport.payload[0].digest,
+        backend=passport.backend,
+        device=passport.device,
+        identity=planned.identity,
+        key=built.key,
+        cached=built.cached,
+        seconds=built.seconds,
+        precision=passport.precision,
+        profiles=passport.profiles,
+        parity=passport.parity,
+        environment=passport.environment,
+        notes=passport.build.notes,
+        artifacts={name: str(path) for name, path in zip(names, engine.files, strict=True)}
+        | {"passport": str(passport_path(engine.path))},
+        warnings=built.warnings,
+    )
+
+
+def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
+    """The report of what would be done."""
+    from trt_engine.engine import Precision
+    from trt_engine.environment import Environment
+    from trt_engine.records import BuildReport
+
+    there = None if force else planned.in_store()
+    return BuildReport(
+        model=str(planned.model.path),
+        engine=str(there.path) if there else None,
+        payload_bytes=sum(item.nbytes for item in there.passport.payload) if there else None,
+        digest=there.passport.payload[0].digest if there else None,
+        backend=planned.config.backend,
+        device=there.passport.device if there else planned.config.device,
+        identity=planned.identity,
+        key=planned.key,
+        cached=there is not None,
+        seconds=0.0,
+        precision=there.passport.precision if there else Precision(asked=planned.config.precision),
+        profiles=planned.profiles,
+        parity=there.passport.parity if there else None,
+        environment=there.passport.environment if there else Environment.here(),
+        notes=there.passport.build.notes if there else {},
+        artifacts={"engine": str(planned.out)} if planned.out else {},
+        dry_run=True,
+        warnings=planned.warnings,
+    )
+
+
+def _text(report: BuildReport, planned: BuildPlan) -> str:
+    """The report for a person, with what to type next."""
+    size = "" if report.payload_bytes is None else f" ({report.payload_bytes / (1 << 20):.1f} MiB)"
+    lines = [("engine", f"{report.engine}{size}")] if report.engine else []
+    lines += [("backend", f"{report.backend} on {report.device}"), ("key", report.key)]
+    lines += [("profile" if not index else "", str(profile)) for index, profile in enumerate(report.profiles)]
+    if report.precision.found:
+        shares = ", ".join(f"{name} {_percent(share)}" for name, share in report.precision.found.items())
+        lines.append(
+            ("precision", f"{shares}{f' (asked: {report.precision.asked})' if report.precision.asked else ''}")
+        )
+    if report.parity:
+        worst = max((item.max_rel for item in report.parity.outputs.values()), default=0.0)
+        lines.append(
+            ("parity", f"largest difference {worst:.2g} of the largest value, allowed {report.parity.tolerance:g}")
+        )
+    if report.dry_run:
+        lines.append(("would", "take it from the store" if report.cached else "build it"))
+        lines += [("and write", str(planned.out))] if planned.out else []
+    else:
+        lines.append(("took", f"{report.seconds:.1f} s{', from the store' if report.cached else ''}"))
+        lines.append(("next", f"trt-engine bench {report.engine}"))
+    return "\n".join(f"{f'{name}:' if name else '':<11}{value}" for name, value in lines)
+
+
+def _percent(share: Any) -> str:
+    return f"{100 * (share.layers if share.macs is None else share.macs):.0f} %"

@@ -1,0 +1,259 @@
+"""`trt-engine infer`: one inference from files, or from seeded random inputs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trt_engine.cli import options, output
+from trt_engine.config import BuildConfig, RuntimeConfig, parse_shapes
+from trt_engine.errors import UsageError
+from trt_engine.tensors import Shape, Signature, closest, format_shape
+
+if TYPE_CHECKING:
+    from trt_engine.engine import Engine
+    from trt_engine.records import InferReport, OutputFacts
+    from trt_engine.runtime.instance import InferenceEngine
+
+__all__ = ["command"]
+
+log = logging.getLogger("trt_engine.cli.infer")
+
+
+@click.command()
+@click.argument("path", metavar="ENGINE|MODEL", type=click.Path(path_type=Path))
+@click.option("--input", "source", type=click.Path(path_type=Path), metavar="FILE", help=".npy (one input) or .npz.")
+@click.option("--random", "random", is_flag=True, help="Seeded random inputs instead of a file.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="With --random: rows [the profile's optimum].")
+@click.option("--shapes", metavar="SPEC", help="With --random: shapes, as images:8x3x640x640.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", default=0, help="With --random: the seed [0].")
+@click.option("--output", "names", metavar="NAME", multiple=True, help="Only this output (repeatable) [all].")
+@click.option("--repeat", type=click.IntRange(min=1), metavar="N", default=1, help="Run it N times in all [1].")
+@options.of(RuntimeConfig, leave_out=("contexts", "streams"))
+@options.of(
+    BuildConfig,
+    leave_out=(
+        "device", "batch", "shapes", "workspace_mib", "providers", "allow_fallback", "parity", "parity_rtol", "options",
+    ),
+)  # fmt: skip
+@options.out_option(".npz (outputs by name) or .npy (one output) to write.")
+@options.yes_option
+@options.dry_run_option
+@options.common
+def command(
+    talk: output.Talk,
+    path: Path,
+    source: Path | None,
+    random: bool,
+    batch: int | None,
+    shapes: str | None,
+    seed: int,
+    names: Sequence[str],
+    repeat: int,
+    out: Path | None,
+    yes: bool,
+    dry_run: bool,
+    **values: Any,
+) -> None:
+    """Run an ENGINE once (or a MODEL, built into the store first).
+
+    \b
+      trt-engine infer model.engine.onnx --input images.npy -o boxes.npz
+      trt-engine infer model.onnx --random --batch 4 --repeat 20 --json
+    """
+    _check_source(source, random, batch, shapes, seed)
+    given = parse_shapes(shapes)
+    _check_out(out, yes)
+    shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
+    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
+    asked = {name: value for name, value in values.items() if value not in (None, ())}
+    build: BuildConfig = options.config_from(BuildConfig, shared | values)
+
+    from trt_engine.api.loading import load
+    from trt_engine.api.measuring import is_bare_model
+    from trt_engine.engine import Engine
+    from trt_engine.graph.load import open_model
+    from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of, write_outputs
+
+    bare = is_bare_model(path)
+    if not bare and asked:
+        raise UsageError(
+            f"`{path}` is built already: `--{next(iter(asked)).removesuffix('s')}` cannot change it",
+            hint="give the model to build it again",
+        )
+    signature = open_model(path).signature if bare else Engine.open(path).signature
+    chosen = _chosen(signature, names, out)
+    feeds = read_feeds(source, signature) if source is not None else None
+    if dry_run:
+        output.emit(talk, *_plan(path, bare, source, chosen, out))
+        return
+    engine = _built(path, build, feeds, given, batch) if bare else Engine.open(path)
+    with load(engine, config=runtime) as runner:
+        if feeds is None:
+            profile = runner.profiles[0] if runner.profiles else None
+            feeds = random_feeds(
+                runner.signature, shapes_of(runner.signature, profile, batch=batch, overrides=given), seed
+            )
+        outputs, samples_ms = _timed(runner, feeds, repeat)
+        facts = runner.facts
+    outputs = {name: outputs[name] for name in chosen}
+    artifacts = {} if out is None else {"outputs": str(write_outputs(out, outputs))}
+    inputs = source.name if source is not None else f"seeded random, seed {seed}"
+    report = _report(engine, inputs, feeds, outputs, samples_ms, facts, artifacts)
+    output.emit(talk, output.document("infer", report, command=options.spelled_command()), _text(report))
+
+
+def _check_source(source: Path | None, random: bool, batch: int | None, shapes: str | None, seed: int) -> None:
+    if (source is None) != random:
+        found = "both `--input` and `--random` are" if random else "no inputs are"
+        raise UsageError(f"{found} given", hint="`--input X.npz`, or `--random` for seeded random inputs")
+    if source is not None:
+        for name, value in (("batch", batch), ("shapes", shapes), ("seed", seed or None)):
+            if value is not None:
+                raise UsageError(f"`--{name}` is for `--random`: the file says its own", hint=f"leave `--{name}` out")
+
+
+def _check_out(out: Path | None, yes: bool) -> None:
+    if out is None:
+        return
+    if out.suffix not in (".npy", ".npz"):
+        raise UsageError(f"outputs cannot be written to `{out}`", hint="give a name that ends in .npz or .npy")
+    if out.exists() and not yes:
+        raise UsageError(f"`{out}` exists", hint="`--yes` overwrites it, or name another `-o`")
+
+
+def _chosen(signature: Signature, names: Sequence[str], out: Path | None) -> list[str]:
+    """The outputs asked for, in the engine's order; known to fit the file before anything runs."""
+    known = [spec.name for spec in signature.outputs]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no output `{name}`", hint=closest(name, known))
+    chosen = [name for name in known if not names or name in names]
+    if out is not None and out.suffix == ".npy" and len(chosen) != 1:
+        listed = ", ".join(f"`{name}`" for name in chosen)
+        raise UsageError(
+            f"`{out}` can hold one array, there are {len(chosen)}: {listed}",
+            hint=f"`-o {out.with_suffix('.npz')}`, or choose one with `--output NAME`",
+        )
+    return chosen
+
+
+def _built(
+    path: Path, config: BuildConfig, feeds: Mapping[str, Any] | None, shapes: Mapping[str, Shape], batch: int | None
+) -> Engine:
+    """The engine of a bare model, from the store or built into it, for the shapes that will be fed."""
+    import dataclasses
+
+    from trt_engine.api.building import build
+
+    if not config.profiles:
+        if feeds is not None:
+            shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
+        span = None if batch is None else (1, batch, batch)
+        config = dataclasses.replace(config, shapes=dict(shapes), batch=span)
+    log.info("`%s` is a model: its engine is built into the store first, or taken from there", path)
+    return build(path, config=config)
+
+
+def _timed(runner: InferenceEngine, feeds: Any, repeat: int) -> tuple[dict[str, Any], list[float]]:
+    """The outputs of the first inference, and the milliseconds of each."""
+    import time
+
+    samples_ms, outputs = [], {}
+    for number in range(repeat):
+        started = time.perf_counter()
+        found = runner.infer(feeds)
+        samples_ms.append((time.perf_counter() - started) * 1e3)
+        if number == 0:
+            outputs = found
+    return outputs, samples_ms
+
+
+def _report(
+    engine: Engine,
+    inputs: str,
+    feeds: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    samples_ms: Sequence[float],
+    facts: dict[str, str],
+    artifacts: dict[str, str],
+) -> InferReport:
+    from statistics import median
+
+    from trt_engine.records import InferReport
+
+    return InferReport(
+        engine=str(engine.path),
+        backend=engine.passport.backend,
+        device=facts["device"],
+        inputs=inputs,
+        shapes={name: tuple(int(size) for size in value.shape) for name, value in feeds.items()},
+        first_ms=samples_ms[0],
+        median_ms=median(samples_ms[1:]) if len(samples_ms) > 1 else None,
+        samples_ms=tuple(samples_ms),
+        outputs=tuple(_facts_of(name, value) for name, value in outputs.items()),
+        facts=facts,
+        artifacts=artifacts,
+    )
+
+
+def _facts_of(name: str, value: Any) -> OutputFacts:
+    import numpy as np
+
+    from trt_engine.records import OutputFacts
+
+    array = np.asarray(value)
+    kind = "string" if array.dtype.kind in "OUS" else array.dtype.name
+    if kind == "string" or not array.size or array.dtype.kind == "c":
+        return OutputFacts(name, kind, array.shape, None, None, None, 0)
+    numbers = array.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    if not finite.size:
+        return OutputFacts(name, kind, array.shape, None, None, None, numbers.size)
+    low, high, mean = (float(of(finite)) + 0.0 for of in (np.min, np.max, np.mean))  # + 0.0: a zero without a sign
+    return OutputFacts(name, kind, array.shape, low, high, mean, numbers.size - finite.size)
+
+
+def _text(report: InferReport) -> str:
+    fed = ", ".join(f"{name} {format_shape(shape)}" for name, shape in report.shapes.items())
+    more = ""
+    if report.median_ms is not None:
+        more = f", then {report.median_ms:.4g} ms (median of {len(report.samples_ms) - 1})"
+    lines = [
+        f"engine      {report.engine} ({report.backend} on {report.device})",
+        f"input       {fed} ({report.inputs})",
+        f"latency     {report.first_ms:.4g} ms the first time{more}",
+    ]
+    for item in report.outputs:
+        text = f"output      {item.name} {format_shape(item.shape)} {item.dtype}"
+        if item.mean is not None:
+            text += f", min {item.min:.6g}, max {item.max:.6g}, mean {item.mean:.6g}"
+        if item.not_finite:
+            text += f", {item.not_finite} values are NaN or infinite"
+        lines.append(text)
+    lines += [f"written     {place}" for place in report.artifacts.values()]
+    return "\n".join(lines)
+
+
+def _plan(
+    path: Path, bare: bool, source: Path | None, chosen: Sequence[str], out: Path | None
+) -> tuple[dict[str, Any], str]:
+    """`--dry-run`: what would be built, run and written."""
+    body = {
+        "dry_run": True,
+        "engine": str(path),
+        "builds": bare,
+        "inputs": str(source) if source is not None else "seeded random",
+        "outputs": list(chosen),
+        "writes": [] if out is None else [str(out)],
+    }
+    lines = [
+        f"would run {path} once on {body['inputs']}",
+        *(["would build its engine into the store first"] if bare else []),
+        *([f"would write {', '.join(chosen)} to {out}"] if out is not None else []),
+    ]
+    return output.document("infer-plan", body, command=options.spelled_command()), "\n".join(lines)

@@ -1,0 +1,288 @@
+"""`trt-engine inspect PATH`: what is in a model, an engine, a TensorRT plan or a run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trt_engine.cli import options
+from trt_engine.cli.output import Talk, document, emit
+
+if TYPE_CHECKING:
+    from trt_engine.records import EngineReport, Finding, ModelReport, RunReport
+
+__all__ = ["command"]
+
+_OPERATORS = 12
+_TOP = 20
+
+
+@click.command("inspect", short_help="What is in a model, an engine, a plan or a run folder.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--shapes", metavar="SPEC", help="Input shapes to count (or run) at, as images:1x3x640x640 [batch 1, stated sizes]."
+)
+@click.option("--run", is_flag=True, help="Load the engine and run it once on seeded inputs.")
+@click.option("--device", metavar="DEVICE", help="The device to judge and run an engine for (default: its own).")
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of the inputs of --run [0].")
+@options.common
+def command(talk: Talk, path: Path, shapes: str | None, run: bool, device: str | None, seed: int) -> int:
+    """What is in PATH: an ONNX model, an engine, a bare TensorRT plan or a run folder.
+
+    Of a model: inputs and outputs, operators, parameters, multiply-adds, precision, and what is known to give trouble. Of an
+    engine: its passport, and whether it loads here. Ends with 0 whenever there is an answer, whatever it is; with 4 for a
+    file that is no whole model, with 10 for an .engine that is no plan.
+    """
+    from trt_engine.api.inspecting import inspect
+    from trt_engine.records import EngineReport, ModelReport
+
+    typed = options.spelled_command()
+    report = inspect(path, shapes=shapes, run=run, device=device, seed=seed)
+    if isinstance(report, ModelReport):
+        text = _model(report)
+        warnings = [f"{item.code}: {item.message}" for item in report.findings if item.severity != "info"]
+    elif isinstance(report, EngineReport):
+        text, warnings = _engine(report), _verdict_warnings(report)
+    else:
+        text, warnings = _run(report), [] if report.complete else ["the run is not complete"]
+    emit(talk, document("inspect", report, command=typed, warnings=warnings), text)
+    return 0
+
+
+def _verdict_warnings(report: EngineReport) -> list[str]:
+    return [] if report.verdict.verdict == "loads" else [f"{report.verdict.verdict}: {report.verdict.reason}"]
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def _model(report: ModelReport) -> str:
+    """The report of a model; the first lines are what scripts read (`input_name:`, `height:`, `width:`)."""
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in report.opsets.items())
+    lines = [f"model: {report.path}", *_image_lines(report)]
+    lines += [f"input: {spec}" for spec in report.signature.inputs]
+    lines += [f"output: {spec}" for spec in report.signature.outputs]
+    lines += [
+        f"opset: {opsets}",
+        f"ir_version: {report.ir_version}",
+        f"producer: {report.producer or 'not stated'}",
+        f"size: {_size(report.nbytes)}",
+        f"digest: {report.digest}",
+        f"parameters: {report.parameters:,} ({_size(report.parameter_bytes)})",
+        *_cost_lines(report),
+        f"precision: {report.precision.main or 'no arithmetic'}",
+        *_census_lines(report),
+        f"quantized: {_quantized(report)}",
+        f"external_data: {', '.join(report.external) or 'none'}",
+        f"nodes: {report.nodes}",
+        *_table((("operator", "nodes"), *list(report.operators.items())[:_OPERATORS])),
+    ]
+    if len(report.operators) > _OPERATORS:
+        lines.append(f"  and {len(report.operators) - _OPERATORS} more (--json has all)")
+    if set(report.domains) - {"ai.onnx"}:
+        lines.append("domains: " + ", ".join(f"{domain} ({count})" for domain, count in report.domains.items()))
+    lines += [f"metadata: {name} = {value[:80]}" for name, value in list(report.metadata.items())[:_TOP]]
+    lines += _finding_lines(report.findings)
+    return "\n".join(map(_printable, lines))
+
+
+def _image_lines(report: ModelReport) -> list[str]:
+    from trt_engine.graph.findings import image_input, image_size
+
+    inputs = report.signature.inputs
+    image = image_input(inputs)
+    if image is None:
+        return [f"input_name: {inputs[0].name}"] if inputs else []
+    height, width = image_size(image)
+    return [
+        f"input_name: {image.name}",
+        f"height: {height if height >= 0 else 'dynamic'}",
+        f"width: {width if width >= 0 else 'dynamic'}",
+    ]
+
+
+def _cost_lines(report: ModelReport) -> list[str]:
+    from trt_engine.tensors import format_shape
+
+    if report.macs is None or report.flops is None:
+        names = ", ".join(f"{name}:SHAPE" for name in report.dynamic)
+        return [f"macs: not counted, sizes are open (`--shapes {names}` gives them)"]
+    shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in report.flops_shapes.items())
+    at_least = "" if report.flops_exact else "at least "
+    lines = [
+        f"macs: {at_least}{_count(report.macs)} (at {shapes})",
+        f"flops: {at_least}{_count(report.flops)} (2 x macs, and what is computed by element)",
+    ]
+    if report.uncounted:
+        names = ", ".join(f"{op} ({count})" for op, count in list(report.uncounted.items())[:_OPERATORS])
+        lines.append(f"not_counted: {names}")
+    return lines
+
+
+def _census_lines(report: ModelReport) -> list[str]:
+    found = report.precision.found
+    if len(found) < 2:
+        return []
+    rows = [("type", "layers", "parameters", "macs")]
+    for name, share in found.items():
+        macs = "" if share.macs is None else f"{share.macs:.1%}"
+        rows.append((name, f"{share.layers:.1%}", f"{share.parameters:.1%}", macs))
+    return _table(rows)
+
+
+def _quantized(report: ModelReport) -> str:
+    if not report.quantized:
+        return "no"
+    return f"yes ({report.q_nodes} quantize, {report.dq_nodes} dequantize nodes)"
+
+
+def _finding_lines(findings: Iterable[Finding]) -> list[str]:
+    lines = []
+    for item in findings:
+        where = f" (at `{item.where}`)" if item.where and item.where not in item.message else ""
+        lines.append(f"{item.severity}: {item.code}: {item.message}{where}")
+        if item.hint:
+            lines.append(f"  hint: {item.hint}")
+    return ["findings:", *(f"  {line}" for line in lines)] if lines else ["findings: none"]
+
+
+# ------------------------------------------------------------------------------------------------ engines
+
+
+def _engine(report: EngineReport) -> str:
+    lines = [
+        f"engine: {report.path}",
+        f"kind: {'TensorRT plan without a passport' if report.kind == 'plan' else 'engine with a passport'}",
+        f"verdict: {report.verdict.verdict}",
+        f"reason: {report.verdict.reason}",
+    ]
+    if report.verdict.command:
+        lines.append(f"command: {report.verdict.command}")
+    if report.tensorrt_version:
+        lines.append(f"tensorrt: {report.tensorrt_version}")
+    lines.append(f"size: {_size(report.nbytes)}")
+    if report.passport is not None:
+        lines += _passport_lines(report.passport)
+    if report.smoke is not None:
+        lines += _smoke_lines(report.smoke)
+    return "\n".join(map(_printable, lines))
+
+
+def _passport_lines(passport: Any) -> list[str]:
+    found = ", ".join(f"{name} {share.layers:.0%} of layers" for name, share in passport.precision.found.items())
+    asked = f" (asked: {passport.precision.asked})" if passport.precision.asked else ""
+    lines = [
+        f"backend: {passport.backend}",
+        f"device: {passport.device}",
+        *(f"input: {spec}" for spec in passport.signature.inputs),
+        *(f"output: {spec}" for spec in passport.signature.outputs),
+        *(f"profile {index}: {profile}" for index, profile in enumerate(passport.profiles)),
+        f"precision: {found or 'not known'}{asked}",
+        f"model: {passport.model.name} ({passport.model.digest})",
+        f"built_by: {passport.build.identity} in {passport.build.seconds:.1f} s",
+        f"build_command: {passport.build.command}",
+        f"needs: {passport.needs.library} {passport.needs.version}"
+        + (f", providers {', '.join(passport.needs.providers)}" if passport.needs.providers else "")
+        + (f", CPU features {' '.join(passport.needs.cpu_features)}" if passport.needs.cpu_features else "")
+        + (f", compute capability {passport.needs.compute_capability}" if passport.needs.compute_capability else "")
+        + (f", plugins {', '.join(passport.needs.plugins)}" if passport.needs.plugins else ""),
+    ]
+    if passport.parity is not None:
+        worst = max((error.max_rel for error in passport.parity.outputs.values()), default=0.0)
+        state = "passed" if passport.parity.passed else "failed"
+        lines.append(f"parity: {state} against {passport.parity.reference} (largest relative difference {worst:.2g})")
+    lines += [f"warning: {text}" for text in passport.build.warnings]
+    return lines
+
+
+def _smoke_lines(smoke: dict[str, Any]) -> list[str]:
+    lines = [
+        f"run: loaded in {smoke['load_ms']:.1f} ms, first inference {smoke['first_ms']:.2f} ms, "
+        f"second {smoke['second_ms']:.2f} ms (seed {smoke['seed']})"
+    ]
+    for side in ("inputs", "outputs"):
+        for name, told in smoke[side].items():
+            shape = "x".join(map(str, told["shape"])) or "scalar"
+            text = f"  {side[:-1]} {name}: {told['dtype']} {shape}"
+            if "min" in told:
+                text += f", {told['min']:.4g} to {told['max']:.4g}, mean {told['mean']:.4g}"
+            if told.get("not_finite"):
+                text += f", {told['not_finite']} values are not finite"
+            lines.append(text)
+    lines += [f"  {name}: {value}" for name, value in smoke["facts"].items()]
+    return lines
+
+
+# ------------------------------------------------------------------------------------------------ run folders
+
+
+def _run(report: RunReport) -> str:
+    lines = [
+        f"run: {report.path}",
+        f"verb: {report.verb or 'not stated'}",
+        f"complete: {'yes' if report.complete else 'no'}",
+        *(f"{name}: {value}" for name, value in report.summary.items()),
+        f"records: {len(report.measurements)}" + (f" and {report.damaged} damaged" if report.damaged else ""),
+    ]
+    if report.measurements:
+        rows: list[Sequence[Any]] = [("batch", "device", "qps", "images/s", "mean ms", "samples", "stable")]
+        for item in report.measurements:
+            rows.append(
+                (
+                    item["batch"],
+                    item["device"],
+                    *(_figure(item[name]) for name in ("qps", "images_per_s", "mean_ms")),
+                    item["samples"],
+                    "yes" if item["stable"] else "no",
+                )
+            )
+        lines += _table(rows)
+    shown = sorted(report.files.items(), key=lambda item: -item[1])[:_TOP]
+    lines.append(f"files: {len(report.files)} ({_size(report.nbytes)})")
+    lines += [f"  {name} ({_size(nbytes)})" for name, nbytes in shown]
+    lines.append(f"hint: `trt-engine report {report.path}` writes it out")
+    return "\n".join(map(_printable, lines))
+
+
+# ------------------------------------------------------------------------------------------------ words and figures
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def _table(rows: Iterable[Sequence[Any]]) -> list[str]:
+    """Rows aligned in columns, the first one as heading: text to the left, figures to the right."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    if len(cells) < 2:
+        return []
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
+    return [
+        "  "
+        + "  ".join(c.ljust(w) if at == 0 else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in cells
+    ]
+
+
+def _printable(line: str) -> str:
+    """The line with control characters and lone surrogates spelled out: names in a file may hold anything."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
+    )
+
+
+def _size(nbytes: int) -> str:
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.1f} {unit}"
+    return f"{nbytes} B"
+
+
+def _count(value: int) -> str:
+    for unit, factor in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
+        if value >= factor:
+            return f"{value / factor:.3f} {unit}"
+    return str(value)

@@ -1,0 +1,1 @@
+"""Whether an engine computes what its model computes."""

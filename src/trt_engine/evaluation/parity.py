@@ -1,0 +1,189 @@
+"""Parity: an engine's outputs against plain ONNX Runtime's on the same input."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto
+
+from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.config import Profile
+from trt_engine.engine import OutputError, Parity
+from trt_engine.graph import walk
+from trt_engine.graph.census import is_quantize
+from trt_engine.runtime.feeds import random_feeds
+from trt_engine.tensors import Shape, Signature, Tensors, format_shape
+
+__all__ = ["REFERENCE", "compare", "is_sorting", "parity", "small_shapes", "tolerance_for"]
+
+log = logging.getLogger(__name__)
+
+REFERENCE = "onnxruntime on the CPU, no graph optimisation"
+
+Array = npt.NDArray[Any]
+
+# what the model's own rounding allows two right implementations to differ by
+_TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2, "quantized": 1e-1}
+_SORTING = frozenset("TopK NonMaxSuppression Sort ArgSort".split())
+_ROWS_REPLACED = {"quantized": 0.10}
+_ROWS_REPLACED_ELSE = 0.01
+_MOST_ROWS = 4096
+"""Rows are matched all against all: more than this would take gigabytes."""
+
+
+def parity(
+    model: Path,
+    proto: ModelProto,
+    signature: Signature,
+    profile: Profile,
+    run: Callable[[Tensors], Mapping[str, Any]],
+    *,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> Parity:
+    """How far `run` lies from plain ONNX Runtime on one seeded input of a small batch.
+
+    What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
+    """
+    shapes = small_shapes(signature, profile)
+    feeds = random_feeds(signature, shapes, seed)
+    expected = reference(model, signature).run(feeds)
+    kind = _rounding(proto)
+    limit = tolerance if tolerance is not None else _TOLERANCE[kind]
+    outputs = run(feeds)
+    errors = {name: compare(outputs[name], expected[name]) for name in expected}
+    how = ""
+    if is_sorting(proto) and any(not within(error, limit) for error in errors.values()):
+        # equal up to the order in which near-equal scores were put, and to what was cut off last
+        replaced = _ROWS_REPLACED.get(kind, _ROWS_REPLACED_ELSE)
+        errors = {name: _compare_rows(outputs[name], expected[name], replaced) for name in expected}
+        how = f", rows matched by value (the model sorts them; {replaced:.0%} may be others)"
+    described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
+    return Parity(
+        reference=REFERENCE,
+        inputs=f"seeded random, seed {seed}, {described}{how}",
+        tolerance=limit,
+        passed=all(within(error, limit) for error in errors.values()),
+        outputs=errors,
+    )
+
+
+def within(error: OutputError, tolerance: float) -> bool:
+    """False for a NaN too."""
+    return error.max_rel <= tolerance
+
+
+def tolerance_for(proto: ModelProto) -> float:
+    """What two right implementations of this model may differ by, relative to the largest value."""
+    return _TOLERANCE[_rounding(proto)]
+
+
+def _rounding(proto: ModelProto) -> str:
+    """The coarsest rounding the model itself asks for."""
+    if any(is_quantize(place.node) for place in walk.nodes(proto)):
+        return "quantized"
+    values = (*proto.graph.input, *proto.graph.output)
+    kinds = {tensor.data_type for tensor in walk.tensors(proto)} | {v.type.tensor_type.elem_type for v in values}
+    return "bf16" if 16 in kinds else "fp16" if 10 in kinds else "fp32"
+
+
+def is_sorting(proto: ModelProto) -> bool:
+    """True when the model orders rows by a computed value: near-equal ones may change places."""
+    return any(place.node.op_type in _SORTING for place in walk.nodes(proto))
+
+
+def small_shapes(signature: Signature, profile: Profile) -> dict[str, Shape]:
+    """The profile's usual shapes with the smallest batch above one that it allows, else its smallest."""
+    shapes = {}
+    for spec in signature.inputs:
+        span = profile.ranges[spec.name]
+        sizes = list(span.opt)
+        if sizes and spec.shape[0] < 0:
+            sizes[0] = min(max(2, span.min[0]), span.max[0])
+        shapes[spec.name] = tuple(sizes)
+    return shapes
+
+
+def compare(output: Any, reference: Any) -> OutputError:
+    """How far one output lies from the reference; infinitely far when shapes or special values differ."""
+    got, want = np.asarray(output), np.asarray(reference)
+    if got.shape != want.shape:
+        return OutputError(math.inf, math.inf, math.inf, 0.0)
+    if want.dtype.kind in "OUS":
+        same = bool(np.array_equal(got.astype(str), want.astype(str)))
+        return OutputError(0.0, 0.0, 0.0, 1.0) if same else OutputError(math.inf, math.inf, math.inf, 0.0)
+    return _error(_real(got), _real(want))
+
+
+def _real(array: Array) -> Array:
+    """As 64-bit reals; a complex number is two."""
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag], axis=-1)
+    return array.astype(np.float64)
+
+
+def _error(got: Array, want: Array) -> OutputError:
+    if not got.size:
+        return OutputError(0.0, 0.0, 0.0, 1.0)
+    odd = ~np.isfinite(want)
+    if not np.array_equal(got[odd], want[odd], equal_nan=True) or not np.isfinite(got[~odd]).all():
+        return OutputError(math.inf, math.inf, math.inf, 0.0)
+    got, want = got[~odd], want[~odd]
+    if not got.size:
+        return OutputError(0.0, 0.0, 0.0, 1.0)
+    apart = np.abs(got - want)
+    largest = float(np.abs(want).max())
+    worst = float(apart.max())
+    return OutputError(
+        max_abs=worst,
+        mean_abs=float(apart.mean()),
+        max_rel=_relative(worst, largest),
+        cosine=_cosine(got, want),
+    )
+
+
+def _relative(worst: float, largest: float) -> float:
+    if worst == 0:
+        return 0.0
+    return worst / largest if largest else math.inf
+
+
+def _cosine(got: Array, want: Array) -> float:
+    lengths = float(np.linalg.norm(got) * np.linalg.norm(want))
+    if lengths == 0:
+        return 1.0 if not got.any() and not want.any() else 0.0
+    return min(1.0, float(np.vdot(got, want)) / lengths)
+
+
+def _compare_rows(output: Any, reference: Any, replaced: float) -> OutputError:
+    """As `compare` for `[N, R, ...]`, each row of an item against the other side's nearest, from both sides (so that no
+    row stands for many), the `replaced` worst left out."""
+    got, want = np.asarray(output), np.asarray(reference)
+    if got.shape != want.shape or want.dtype.kind in "OUS" or want.ndim < 2 or not want.size:
+        return compare(output, reference)
+    got, want = _real(got), _real(want)
+    if want.shape[1] > _MOST_ROWS or not np.isfinite(want).all() or not np.isfinite(got).all():
+        return _error(got, want)
+    count, rows = want.shape[:2]
+    left, right = [], []
+    for mine, other in zip(got.reshape(count, rows, -1), want.reshape(count, rows, -1), strict=True):
+        for a, b in ((mine, other[_nearest(mine, other)]), (mine[_nearest(other, mine)], other)):
+            apart = np.abs(a - b).max(axis=1)
+            kept = np.argsort(apart, kind="stable")[: max(1, rows - math.ceil(replaced * rows))]
+            left.append(a[kept])
+            right.append(b[kept])
+    return _error(np.concatenate(left), np.concatenate(right))
+
+
+def _nearest(mine: Array, other: Array) -> npt.NDArray[np.intp]:
+    """For each of my rows the other's row with the smallest largest difference."""
+    found = np.empty(len(mine), np.intp)
+    for index, row in enumerate(mine):
+        found[index] = np.abs(other - row).max(axis=1).argmin()
+    return found

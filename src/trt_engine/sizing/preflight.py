@@ -1,0 +1,298 @@
+"""The pre-flight (A2): what is looked at before anything is spent, each a line with ok, warn or fail."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trt_engine.backend import Backend
+from trt_engine.benchmark.child import memory_available
+from trt_engine.config import BuildConfig, SizeConfig
+from trt_engine.device import info, parse_device
+from trt_engine.engine import Engine, Passport, passport_path
+from trt_engine.environment import version_of
+from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.files import explain
+from trt_engine.model import Model
+from trt_engine.records import Check
+from trt_engine.sizing.layout import Layout
+from trt_engine.store import Store
+from trt_engine.tensors import Shape, dtype
+
+__all__ = ["COMPUTE_CAPABILITY", "Estimate", "Preflight", "check_model_path", "estimate", "largest_batches"]
+
+log = logging.getLogger(__name__)
+
+# The lowest compute capability with hardware for a precision (TensorRT's support matrix).
+COMPUTE_CAPABILITY: dict[str, tuple[int, int]] = {
+    "fp32": (0, 0),
+    "tf32": (8, 0),
+    "fp16": (5, 3),
+    "bf16": (8, 0),
+    "int8": (6, 1),
+    "fp8": (8, 9),
+    "int4": (7, 5),
+    "nvfp4": (10, 0),
+    "mxfp8": (10, 0),
+}
+_PROCESS_BYTES = 256 << 20  # the interpreter, numpy and ONNX Runtime in the process that measures
+_SPARE_BYTES = 16 << 20  # logs, records, reports
+_FORMATS = {
+    ".pt": "PyTorch",
+    ".pth": "PyTorch",
+    ".pt2": "PyTorch",
+    ".pb": "TensorFlow",
+    ".tflite": "TensorFlow Lite",
+    ".keras": "Keras",
+    ".h5": "Keras",
+    ".safetensors": "a checkpoint of weights",
+}
+HOW_TO_EXPORT = (
+    'export one: `torch.onnx.export(model, (images,), "model.onnx", dynamo=True, dynamic_shapes=({0: "batch"},))` with '
+    "an example batch of 2 or more; TensorFlow: `python -m tf2onnx.convert`; or download the model's own .onnx file"
+)
+
+
+def check_model_path(path: Path) -> None:
+    """`ModelError` for a path that cannot be sized, saying how to get a model that can."""
+    if path.suffix.lower() in _FORMATS:
+        state = "is" if path.exists() else "would be"
+        raise ModelError(f"`{path}` {state} {_FORMATS[path.suffix.lower()]}, expected ONNX", hint=HOW_TO_EXPORT)
+    if path.suffix.lower() in (".engine", ".plan", ".trt"):
+        raise ModelError(
+            f"`{path}` is an engine, expected the ONNX model it is built from",
+            hint=f"measure it: `trt-engine bench {path}`",
+        )
+    if not path.exists():
+        near = sorted(item.name for item in path.parent.glob("*.onnx"))[:3] if path.parent.is_dir() else []
+        hint = f"in that folder: {', '.join(near)}; or {HOW_TO_EXPORT}" if near else HOW_TO_EXPORT
+        raise ModelError(f"there is no model at `{path}`", hint=hint)
+
+
+def largest_batches(config: SizeConfig) -> tuple[int, ...]:
+    """Every N the doubling may come to."""
+    sizes = [min(config.start_batch, config.max_batch)]
+    while sizes[-1] * 2 <= config.max_batch:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What building took before: seconds and bytes for one engine, and what that was read from."""
+
+    seconds: float | None
+    nbytes: int
+    source: str
+
+
+def estimate(model: Model, backend: str, passports: Iterable[Passport]) -> Estimate:
+    """Build time and engine size from the passports of earlier engines: of this model, else scaled by the file's size."""
+    known = [passport for passport in passports if passport.backend == backend]
+    same = [passport for passport in known if passport.model.digest == model.digest]
+    if same:
+        seconds = statistics.median(passport.build.seconds for passport in same)
+        nbytes = max(sum(item.nbytes for item in passport.payload) for passport in same)
+        return Estimate(seconds, nbytes, f"from {len(same)} earlier engine{'s' * (len(same) > 1)} of this model")
+    if known:
+        per_byte = statistics.median(
+            passport.build.seconds / max(1, sum(item.nbytes for item in passport.payload)) for passport in known
+        )
+        return Estimate(
+            per_byte * model.nbytes, model.nbytes, f"scaled by size from {len(known)} earlier engines of other models"
+        )
+    return Estimate(None, model.nbytes, "no earlier record: the size of the model")
+
+
+def _earlier_passports(layout: Layout, store: Store) -> list[Passport]:
+    paths = [*(layout.folder / "engines").glob(f"{layout.stem}_*{layout.suffix}")]
+    paths = [path for path in paths if passport_path(path).exists()] + [entry.path for entry in store.entries()[:50]]
+    found = []
+    for path in paths:
+        with contextlib.suppress(TrtEngineError, OSError):
+            found.append(Engine.open(path).passport)
+    return found
+
+
+@dataclass
+class Preflight:
+    """The checks of one run, in order; `run` raises the first failure after all were looked at."""
+
+    model: Model
+    layout: Layout
+    config: SizeConfig
+    build: BuildConfig
+    card: Backend
+    batches: Sequence[int]
+    checks: list[Check] = field(default_factory=list)
+    failures: list[TrtEngineError] = field(default_factory=list)
+
+    def run(self) -> tuple[Check, ...]:
+        """Every check, logged as it is made."""
+        self.ok("model", f"`{self.model.path}`, {_mib(self.model.nbytes)}, opset {self.model.opsets.get('', '?')}")
+        self._versions()
+        self._device()
+        self._folder()
+        guess = estimate(self.model, self.card.name, _earlier_passports(self.layout, Store()))
+        self._disk(guess)
+        self._memory(guess)
+        self._time(guess)
+        if self.failures:
+            raise self.failures[0]
+        return tuple(self.checks)
+
+    def ok(self, name: str, text: str) -> None:
+        self.checks.append(Check(name, "ok", text))
+        log.info("ok    %s: %s", name, text)
+
+    def warn(self, name: str, text: str, hint: str | None = None) -> None:
+        self.checks.append(Check(name, "warn", text, hint))
+        log.warning("%s: %s%s", name, text, f" ({hint})" if hint else "")
+
+    def fail(self, name: str, error: TrtEngineError) -> None:
+        self.checks.append(Check(name, "fail", error.message, error.hint))
+        self.failures.append(error)
+        log.error("%s: %s", name, error.message)
+
+    def _versions(self) -> None:
+        if missing := self.card.missing():
+            self.fail(
+                "tool", SetupError(f"the backend `{self.card.name}` needs {', '.join(missing)}", hint=self.card.install)
+            )
+            return
+        names = dict.fromkeys((*self.card.modules, "onnx", "numpy"))
+        versions = [f"{name} {found}" for name in names if (found := version_of(name))]
+        python = ".".join(map(str, sys.version_info[:3]))
+        self.ok("tool", f"trt-engine {version_of('trt-engine')}, Python {python}, {', '.join(versions)}")
+
+    def _device(self) -> None:
+        try:
+            kind, number = parse_device(self.build.device)
+            if kind not in self.card.devices:
+                raise UsageError(
+                    f"the backend `{self.card.name}` runs on {', '.join(self.card.devices)}, not on `{self.build.device}`",
+                    hint=f"`--device {self.card.devices[0]}`, or another `--backend`",
+                )
+        except UsageError as error:
+            self.fail("device", error)
+            return
+        if kind != "cuda":
+            host = info.cpu()
+            self.ok(
+                "device",
+                f"{self.build.device}: {host.name}, {host.cores} cores" if kind == "cpu" else self.build.device,
+            )
+            return
+        board = next((item for item in info.gpus() if item.index == number), None)
+        if board is None:
+            self.fail(
+                "device",
+                SetupError(
+                    f"`{self.build.device}` was asked for, and no such GPU was found",
+                    hint="`nvidia-smi` lists the GPUs, `trt-engine doctor` says what is missing; or `--device cpu`",
+                ),
+            )
+            return
+        self.ok(
+            "device",
+            f"{board.name}, {board.memory_mib} MiB, compute capability {board.compute_capability}, driver {board.driver}",
+        )
+        self._precision(board)
+
+    def _precision(self, board: info.Gpu) -> None:
+        asked = self.build.precision
+        if asked is None:
+            return
+        needed = COMPUTE_CAPABILITY[asked]
+        found = tuple(int(part) for part in board.compute_capability.split("."))
+        if found < needed:
+            wanted = ".".join(map(str, needed))
+            self.fail(
+                "precision",
+                SetupError(
+                    f"{asked} needs compute capability {wanted}, {board.name} has {board.compute_capability}",
+                    hint="`--precision fp16`" if found >= COMPUTE_CAPABILITY["fp16"] else "`--precision fp32`",
+                ),
+            )
+        else:
+            self.ok("precision", f"{asked} on compute capability {board.compute_capability}")
+
+    def _folder(self) -> None:
+        place = _existing(self.layout.folder)
+        try:
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        except OSError as error:
+            self.fail("folder", explain(error, self.layout.folder))
+            return
+        self.ok("folder", f"`{self.layout.folder}`{'' if self.layout.folder.exists() else ' (will be made)'}")
+
+    def _disk(self, guess: Estimate) -> None:
+        place = _existing(self.layout.folder)
+        free = shutil.disk_usage(place).free
+        least = 2 * guess.nbytes + _SPARE_BYTES  # one engine, in the store and in the folder
+        most = 2 * guess.nbytes * len(self.batches) + _SPARE_BYTES
+        text = f"{_mib(free)} free, {_mib(least)} needed, {_mib(most)} if N doubles to {self.batches[-1]}"
+        if free < least:
+            self.fail(
+                "disk",
+                SetupError(
+                    f"the disk of `{self.layout.folder}` has {text}", hint="free some space, or `-o` another disk"
+                ),
+            )
+        elif free < most:
+            self.warn("disk", text, "`trt-engine cache prune` frees space")
+        else:
+            self.ok("disk", text)
+
+    def _memory(self, guess: Estimate) -> None:
+        free = memory_available()
+        batch = self.batches[0]
+        tensors = 2 * batch * sum(_bytes_per_row(spec.shape, spec.dtype) for spec in self.model.signature)
+        least = 2 * self.model.nbytes + _PROCESS_BYTES
+        usual = least + guess.nbytes + tensors
+        text = f"{_mib(free)} available, about {_mib(usual)} needed at batch {batch}, plus what lies between the layers"
+        if free < least:
+            self.fail(
+                "memory",
+                MemoryExhausted(
+                    f"{_mib(free)} of memory are available, loading the model takes {_mib(least)}",
+                    hint="end other programs, or use a machine with more memory",
+                ),
+            )
+        elif free < usual:
+            self.warn("memory", text, "a smaller `--start-batch`")
+        else:
+            self.ok("memory", text)
+
+    def _time(self, guess: Estimate) -> None:
+        each = self.config.warmup_s + self.config.duration_s
+        text = f"2 measurements of {each:g} s, and 1 more for every doubling"
+        if guess.seconds is not None:
+            text += f"; a build takes about {guess.seconds:.1f} s and {_mib(guess.nbytes)} ({guess.source})"
+        else:
+            text += "; no earlier build here to estimate from"
+        self.ok("time", text)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or its nearest parent that is there."""
+    place = folder.absolute()
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    return place
+
+
+def _bytes_per_row(shape: Shape, kind: str) -> int:
+    return dtype(kind).nbytes([max(size, 1) for size in shape[1:]])
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"

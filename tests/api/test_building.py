@@ -1,0 +1,374 @@
+"""`te.build`: planned, built, proved, sealed, kept, delivered."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.api import building
+from trt_engine.api.building import carry_out, plan
+from trt_engine.backend import Backend, backends
+from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
+from trt_engine.cli.build import command as build_verb
+from trt_engine.config import BuildConfig, Profile, ShapeRange
+from trt_engine.engine import Engine, passport_path
+from trt_engine.errors import AccuracyError, BuildError, ModelError, SetupError, ShapeError, TrtEngineError, UsageError
+from trt_engine.files import digest
+from trt_engine.store import Store
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+    return Store()
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    return models.conv_net(tmp_path / "net.onnx")
+
+
+def test_an_engine_is_proved_sealed_and_delivered_whole(net: Path, tmp_path: Path):
+    engine = te.build(net, batch=(1, 2, 4), out=tmp_path / "out" / "net.engine.onnx")
+    assert engine == Engine.open(tmp_path / "out" / "net.engine.onnx")  # as sealed, as read
+    engine.verify()
+    passport = engine.passport
+    assert passport.parity is not None and passport.parity.passed
+    assert passport.model.digest == digest(net)
+    assert passport.profiles == (Profile({"images": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}),)
+    assert passport.precision.main == "fp32" and passport.device == "cpu"
+
+
+def test_the_second_build_comes_from_the_store_and_says_so(net: Path, caplog: pytest.LogCaptureFixture):
+    first = carry_out(plan(net))
+    with caplog.at_level(logging.INFO, "trt_engine"):
+        second = carry_out(plan(net))
+    assert (first.cached, second.cached) == (False, True) and first.engine == second.engine
+    assert any("the store has this engine" in record.getMessage() for record in caplog.records)
+    assert not carry_out(plan(net), force=True).cached
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 2},
+        {"options": {"graph_optimization": "basic"}},
+        {"precision": "fp32"},
+        {"backend": "fake", "device": "fake"},
+    ],
+)
+def test_other_settings_are_another_engine(other: dict[str, Any], net: Path):
+    assert plan(net).key != plan(net, **other).key
+
+
+def test_settings_that_mean_the_same_are_one_engine(net: Path):
+    spelled = [
+        {"batch": (1, 2, 4)}, {"batch": "1:2:4"}, {"profiles": "images:1x3x8x8,2x3x8x8,4x3x8x8"},
+        {"profiles": {"images": [(1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8)]}},
+        {"config": BuildConfig(batch=(1, 2, 4))}, {"config": BuildConfig(batch=(9, 9, 9)), "batch": (1, 2, 4)},
+    ]  # fmt: skip
+    assert len({plan(net, **settings).key for settings in spelled}) == 1
+    options = [{"intra_op_threads": 1, "arena": False}, {"arena": "false", "intra-op-threads": "1"}]
+    assert len({plan(net, options=given).key for given in options}) == 1
+
+
+def test_a_model_that_changed_is_another_engine(net: Path):
+    before = plan(net).key
+    models.conv_net(net, width=8)
+    assert plan(net).key != before
+
+
+def test_a_plan_writes_nothing(net: Path, tmp_path: Path):
+    before = sorted(tmp_path.rglob("*"))
+    assert plan(net, out=tmp_path / "new" / "net.engine.onnx").in_store() is None
+    assert sorted(tmp_path.rglob("*")) == before
+    te.build(net)
+    assert plan(net).in_store() is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"batch": (1, 2, 4)},
+        {"profiles": "images:1x3x8x8,2x3x8x8,4x3x8x8"},
+        {"options": {"graph_optimization": "basic", "arena": "off"}, "parity_rtol": 0.5},
+        {"shapes": {"images": (2, 3, 8, 8)}, "precision": "fp32"},
+        {"providers": ("cuda", "cpu"), "allow_fallback": True, "workspace_mib": "2GiB"},
+    ],
+)
+def test_the_command_in_the_passport_makes_the_same_engine(settings: dict[str, Any], net: Path):
+    engine = te.build(net, **settings)
+    words = shlex.split(engine.passport.build.command)
+    assert words[:3] == ["trt-engine", "build", str(net)]
+    result = CliRunner().invoke(build_verb, [*words[2:], "--dry-run", "--json", "-q"], catch_exceptions=False)
+    assert engine.passport.key is not None and f'"key": "{engine.passport.key}"' in result.output
+    assert '"cached": true' in result.output
+
+
+def test_what_the_caller_calls_its_command_stands_in_the_passport(net: Path):
+    assert te.build(net, command="trt-engine size net.onnx").passport.build.command == "trt-engine size net.onnx"
+
+
+# ------------------------------------------------------------------------------------------------ where it goes
+
+
+def test_a_folder_gets_a_file_that_is_not_taken_for_the_model(net: Path, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    assert te.build(net, out=tmp_path / "out").path == tmp_path / "out" / "net.engine.onnx"
+    assert te.build(net, out=net.parent).path == net.parent / "net.engine.onnx"
+
+
+def test_the_model_is_never_overwritten(net: Path, tmp_path: Path):
+    raw = net.read_bytes()
+    with pytest.raises(UsageError, match="the model itself"):
+        te.build(net, out=net, yes=True)
+    outside = models.conv_net(tmp_path / "big.onnx", location="big.bin")
+    with pytest.raises(UsageError, match="the model itself"):
+        te.build(outside, out=tmp_path / "big.bin", yes=True)
+    assert net.read_bytes() == raw
+
+
+def test_a_file_that_is_no_engine_is_overwritten_with_yes_alone(net: Path, tmp_path: Path):
+    mine = tmp_path / "thesis.onnx"
+    mine.write_text("years of work")
+    with pytest.raises(UsageError, match="no engine of ours") as caught:
+        te.build(net, out=mine)
+    assert "--yes" in (caught.value.hint or "") and mine.read_text() == "years of work"
+    te.build(net, out=mine, yes=True).verify()
+    te.build(net, out=mine, batch=2).verify()  # an engine of ours needs no `yes`
+
+
+@pytest.mark.parametrize("where", ["file/net.engine.onnx", "file/deeper/net.engine.onnx"])
+def test_a_folder_that_cannot_be_made_is_found_before_anything_is_built(
+    where: str, net: Path, tmp_path: Path, store: Store
+):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SetupError):
+        te.build(net, out=tmp_path / where)
+    assert store.entries() == []
+
+
+def test_a_store_that_cannot_be_written_is_a_setup_error(net: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SetupError):
+        te.build(net, store=Store(tmp_path / "file" / "store"))
+
+
+def test_a_delivery_that_is_broken_off_leaves_no_half_engine(
+    net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out = tmp_path / "out" / "net.engine.onnx"
+    real = Engine.seal.__func__  # type: ignore[attr-defined]
+
+    def interrupted(cls: type[Engine], payload: Path, passport: Any) -> Engine:
+        if payload == out:
+            raise KeyboardInterrupt
+        return real(cls, payload, passport)
+
+    monkeypatch.setattr(Engine, "seal", classmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        te.build(net, out=out, options={"external_weights": True})
+    assert list(out.parent.iterdir()) == []
+
+
+def test_an_engine_is_not_built_from_an_engine(net: Path):
+    engine = te.build(net)
+    with pytest.raises(UsageError, match="an engine already"):
+        te.build(engine.path)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"backend": "onnxruntimes"}, UsageError),
+        ({"device": "fake"}, UsageError),
+        ({"device": "tpu"}, UsageError),
+        ({"providers": ("cuda",)}, SetupError),
+        ({"batch": (4, 2, 1)}, UsageError),
+        ({"profiles": "pictures:1x3x8x8"}, UsageError),
+        ({"profiles": "images:1x3x9x9"}, ShapeError),
+        ({"profiles": "images:2x3x8x8,1x3x8x8,4x3x8x8"}, UsageError),
+        ({"shapes": {"images": (1, 3, 8)}}, ShapeError),
+        ({"batch": 2, "profiles": "images:1x3x8x8"}, UsageError),
+        ({"precision": "fp12"}, UsageError),
+        ({"bach": 2}, UsageError),
+        ({"parity_rtol": -1.0}, UsageError),
+    ],
+)
+def test_wrong_arguments_are_found_before_anything_is_written(settings: dict, error: type, net: Path, tmp_path: Path):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(error) as caught:
+        te.build(net, **settings)
+    assert caught.value.hint
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_height_and_width_that_nobody_gave_are_asked_for(tmp_path: Path):
+    image = (models.FLOAT, ["batch", 3, "h", "w"])
+    path = models.save(tmp_path / "any.onnx", [models.node("Relu", "x", "y")], {"x": image}, {"y": image})
+    with pytest.raises(ShapeError) as caught:
+        te.build(path)
+    assert "--shapes x:1x3x640x640" in (caught.value.hint or "")
+    assert te.build(path, shapes={"x": (1, 3, 16, 24)}, batch=(1, 2, 2)).passport.parity is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x08" + bytes(300), bytes(range(256)) * 8])
+def test_what_is_no_model_is_a_model_error(content: bytes, tmp_path: Path):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelError):
+        te.build(path)
+    with pytest.raises(ModelError):
+        te.build(tmp_path / "missing.onnx")
+
+
+# ------------------------------------------------------------------------------------------------ proof
+
+
+@dataclass(frozen=True)
+class Rounding(OnnxRuntimeBuilder):
+    """Builds another model than it was given: each weight a little larger."""
+
+    by: float = 1.05
+
+    def build(self, model, config, payload):
+        import onnx
+        from onnx import numpy_helper
+
+        from trt_engine.graph.load import open_model
+
+        proto = onnx.load(model.path)
+        for tensor in proto.graph.initializer:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(self.by), tensor.name))
+        other = payload.parent / "other.onnx"
+        onnx.save(proto, other)
+        return super().build(open_model(other), config, payload)
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend `rounding` whose engines are wrong by some per cent."""
+    module = f"{__name__}:Rounding"
+    runtime = "trt_engine.backends.onnxruntime.run:OnnxRuntime"
+    card = Backend("rounding", "wrong on purpose", ".onnx", ("onnx",), "", builder=module, runtime=runtime)
+    monkeypatch.setitem(backends(), "rounding", card)
+
+
+@pytest.mark.usefixtures("rounding")
+def test_an_engine_that_computes_something_else_is_not_kept(net: Path, store: Store, tmp_path: Path):
+    with pytest.raises(AccuracyError, match="`scores` of the engine differs") as caught:
+        te.build(net, backend="rounding", out=tmp_path / "out" / "wrong.onnx")
+    assert caught.value.exit_code == 7 and caught.value.hint
+    assert store.entries() == [] and list((tmp_path / "out").iterdir()) == []
+    assert list((store.folder / "engines").iterdir()) == []
+
+
+@pytest.mark.usefixtures("rounding")
+def test_an_engine_kept_without_proof_is_built_again_when_proof_is_asked_for(net: Path):
+    assert te.build(net, backend="rounding", parity=False).passport.parity is None
+    with pytest.raises(AccuracyError):
+        te.build(net, backend="rounding")
+
+
+@pytest.mark.usefixtures("rounding")
+def test_a_tolerance_somebody_chose_is_the_one_that_counts(net: Path):
+    assert te.build(net, backend="rounding", parity_rtol=0.5).passport.parity.tolerance == 0.5  # type: ignore[union-attr]
+    with pytest.raises(AccuracyError):  # the store's proof was laxer than this one
+        te.build(net, backend="rounding", parity_rtol=0.01)
+
+
+def test_a_model_the_reference_cannot_run_is_built_and_says_that_it_was_not_judged(tmp_path: Path):
+    row = (models.BF16, ["n", 3])
+    path = models.save(tmp_path / "net.onnx", [models.node("Relu", "x", "y")], {"x": row}, {"y": row})
+    built = carry_out(plan(path, backend="fake", device="fake"))
+    assert built.engine.passport.parity is None
+    assert any("parity was not judged" in warning for warning in built.warnings)
+    assert carry_out(plan(path, backend="fake", device="fake")).cached
+
+
+def test_every_backend_is_proved_the_same_way(net: Path):
+    engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4))
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+# ------------------------------------------------------------------------------------------------ a silent builder
+
+
+def test_a_silent_builder_is_shown_as_alive(caplog: pytest.LogCaptureFixture):
+    said = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "still building" in record.getMessage():
+                said.set()
+
+    listener = Listener()
+    building.log.addHandler(listener)
+    try:
+        with caplog.at_level(logging.INFO, "trt_engine"), building._heartbeat(0.01):
+            assert said.wait(10)
+    finally:
+        building.log.removeHandler(listener)
+    assert not any(thread.name == "build-heartbeat" for thread in threading.enumerate())
+
+
+def profile(low: int, best: int, high: int) -> Profile:
+    return Profile({"x": ShapeRange((low, 3), (best, 3), (high, 3))})
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (profile(1, 64, 64), None),
+        (profile(1, 512, 512), "is wide"),
+        (profile(1, 2, 64), "tuned for its optimum"),
+        (profile(8, 8, 8), None),
+    ],
+)
+def test_a_wide_profile_and_a_far_optimum_are_warned_of(given: Profile, text: str | None):
+    warnings = list(building._profile_warnings((given,)))
+    assert (not warnings) if text is None else (len(warnings) == 1 and text in warnings[0])
+
+
+def test_a_backend_that_writes_nothing_is_a_build_error(net: Path, monkeypatch: pytest.MonkeyPatch, store: Store):
+    card = Backend(
+        "absent", "writes nothing", ".onnx", (), "", builder=f"{__name__}:Absent",
+        runtime="trt_engine.backends.onnxruntime.run:OnnxRuntime",
+    )  # fmt: skip
+    monkeypatch.setitem(backends(), "absent", card)
+    with pytest.raises(BuildError, match="wrote no payload"):
+        te.build(net, backend="absent")
+    assert store.entries() == []
+
+
+class Absent(OnnxRuntimeBuilder):
+    def build(self, model, config, payload):
+        outcome = super().build(model, config, payload)
+        payload.unlink()
+        return outcome
+
+
+def test_every_refusal_is_one_of_our_errors(net: Path):
+    refusals: list[Callable[[], Any]] = [
+        lambda: te.build(net.parent),
+        lambda: te.build(net, options="arena"),
+        lambda: te.build(net, out=net.parent / ("x" * 300)),
+    ]
+    for refused in refusals:
+        with pytest.raises(TrtEngineError):
+            refused()
+    assert not passport_path(net).exists()

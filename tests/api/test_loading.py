@@ -1,0 +1,229 @@
+"""`te.load`: what it takes, and what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import tempfile
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import trt_engine as te
+from trt_engine.backend import Backend
+from trt_engine.config import Batching, RuntimeConfig
+from trt_engine.engine import Engine, Passport, passport_path
+from trt_engine.errors import EngineError, ModelError, UsageError
+from trt_engine.store import Store
+
+X = np.array([[1, -2, 3]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [value("x", TensorProto.FLOAT, ["batch", 3])],
+        [value("y", TensorProto.FLOAT, ["batch", 3])],
+    )
+    path = tmp_path_factory.mktemp("model") / "relu.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Engine:
+    return te.build(model, batch=(1, 2, 4), out=tmp_path / "relu.engine.onnx", store=Store(tmp_path / "store"))
+
+
+def answers(loaded: te.InferenceEngine) -> bool:
+    with loaded as runner:
+        return runner.infer(X)["y"].tolist() == [[1, 0, 3]]
+
+
+def change(engine: Engine, **parts: object) -> Engine:
+    """The same payload under another passport."""
+    return Engine.seal(engine.path, dataclasses.replace(engine.passport, **parts))
+
+
+def test_an_engine_its_payload_or_its_passport_is_enough(engine: Engine) -> None:
+    for source in (engine, engine.path, str(engine.path), passport_path(engine.path)):
+        assert answers(te.load(source))
+
+
+def test_bytes_and_a_passport_are_enough(engine: Engine) -> None:
+    payload = engine.path.read_bytes()
+    raw = passport_path(engine.path).read_bytes()
+    for passport in (engine.passport, json.loads(raw), raw, raw.decode()):
+        assert answers(te.load(payload, passport=passport))
+
+
+def test_bytes_leave_nothing_behind(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    payload = engine.path.read_bytes()
+    loaded = te.load(payload, passport=engine.passport)
+    assert len(list(folder.iterdir())) == 1
+    loaded.close()
+    with pytest.raises(EngineError, match="changed after it was sealed"):
+        te.load(payload + b"\0", passport=engine.passport)
+    with pytest.raises(EngineError, match="not a passport"):
+        te.load(payload, passport={"schema": "something else"})
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("passport", [b"{", b"[]", {}, {"schema": "trt-engine/passport"}, "no json"])
+def test_a_passport_that_is_none_is_refused(engine: Engine, passport: object) -> None:
+    with pytest.raises(EngineError, match="`passport=` is not a passport"):
+        te.load(engine.path.read_bytes(), passport=passport)
+
+
+def test_a_passport_from_a_stranger_cannot_choose_where_the_payload_is_written(engine: Engine, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.onnx"
+    first = dataclasses.replace(engine.passport.payload[0], file=str(outside))
+    assert answers(te.load(engine.path.read_bytes(), passport=dataclasses.replace(engine.passport, payload=(first,))))
+    assert not outside.exists()
+
+
+def test_bytes_without_a_passport_are_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="needs `passport=`"):
+        te.load(engine.path.read_bytes())
+
+
+def test_a_passport_beside_a_path_is_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="belongs to an engine given as bytes"):
+        te.load(engine.path, passport=engine.passport)
+
+
+def test_an_engine_of_several_files_is_not_loaded_from_bytes(engine: Engine) -> None:
+    two = (engine.passport.payload[0], dataclasses.replace(engine.passport.payload[0], file="weights.bin"))
+    with pytest.raises(EngineError, match=r"side files \(`weights.bin`\)"):
+        te.load(engine.path.read_bytes(), passport=dataclasses.replace(engine.passport, payload=two))
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_bare_model_is_refused_with_what_to_type(model: Path) -> None:
+    with pytest.raises(EngineError, match=rf"has no passport.*\n.*trt-engine build {model}") as told:
+        te.load(model)
+    assert told.value.exit_code == 10
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such file"):
+        te.load(tmp_path / "nothing.engine")
+
+
+def test_a_changed_engine_is_refused_unless_nobody_looks(model: Path, tmp_path: Path) -> None:
+    engine = te.build(model, backend="fake", device="fake", batch=(1, 2, 4), store=Store(tmp_path / "store"))
+    engine.path.write_bytes(engine.path.read_bytes().replace(b"Relu", b"Selu"))
+    with pytest.raises(EngineError, match="changed after it was sealed"):
+        te.load(engine)
+    with te.load(engine, verify=False) as runner:
+        assert runner.infer(X)["y"][0, 1] < 0
+
+
+def test_an_engine_of_an_unknown_backend_is_refused(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="backend `abacus`, which is not here"):
+        te.load(change(engine, backend="abacus"))
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:1", "cuda:x", ""])
+def test_a_device_nobody_knows_is_refused(engine: Engine, device: str) -> None:
+    with pytest.raises(UsageError, match="unknown device"):
+        te.load(engine, device=device)
+
+
+def test_a_device_the_backend_does_not_have_is_refused(engine: Engine) -> None:
+    with pytest.raises(UsageError, match="cannot run on `fake:0`"):
+        te.load(engine, device="fake")
+
+
+def test_a_number_is_a_cuda_device(model: Path, tmp_path: Path) -> None:
+    fake = te.build(model, backend="fake", device="fake", batch=(1, 2, 4), store=Store(tmp_path / "store"))
+    with pytest.raises(UsageError, match="cannot run on `cuda:1`"):
+        te.load(fake, device=1)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batching": Batching(max_batch=8)}, {"config": RuntimeConfig(batching=Batching(max_batch=8))}]
+)
+def test_batching_says_it_is_not_there_yet(engine: Engine, settings: dict) -> None:
+    with pytest.raises(UsageError, match="not there yet"):
+        te.load(engine, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"context": 2}, "did you mean `contexts`"),
+        ({"contexts": 0}, "expected 1 or more"),
+        ({"streams": -1}, "expected 1 or more"),
+    ],
+)
+def test_settings_are_checked(engine: Engine, settings: dict, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        te.load(engine, **settings)
+
+
+def test_named_settings_win_over_a_config(engine: Engine) -> None:
+    with te.load(engine, config=RuntimeConfig(device="fake"), device="cpu") as runner:
+        assert runner.facts["device"] == "cpu"
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+
+
+@pytest.mark.parametrize("word", ["rebuild", "refuse"])
+def test_a_verdict_against_it_stops_the_load(engine: Engine, word: str) -> None:
+    needs = dataclasses.replace(engine.passport.needs, cpu_features=("feature_of_tomorrow",), providers=("cpu",))
+    if word == "refuse":
+        needs = dataclasses.replace(engine.passport.needs, providers=("cuda",))
+    with pytest.raises(EngineError) as told:
+        te.load(change(engine, needs=needs))
+    assert told.value.hint
+
+
+def test_a_penalty_is_said_and_it_loads(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = te.build(model, backend="fake", device="fake", batch=(1, 2, 4), store=Store(tmp_path / "store"))
+    old = change(fake, needs=dataclasses.replace(fake.passport.needs, version="1.0"))
+    monkeypatch.setattr(logging.getLogger("trt_engine"), "propagate", True)
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        assert answers(te.load(old))
+    assert "loads with a penalty: built with onnx 1.0" in caplog.text
+
+
+def test_a_session_that_cannot_be_used_is_closed(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts that do not fit: the session that was loaded for them does not stay open."""
+    from trt_engine.backends.fake.run import FakeSession
+
+    fake = te.build(model, backend="fake", device="fake", batch=(1, 2, 4), store=Store(tmp_path / "store"))
+    sessions: list[FakeSession] = []
+    context = FakeSession.context
+
+    def one_only(self: FakeSession, profile: int = 0) -> object:
+        sessions.append(self)
+        if len(sessions) > 1:
+            raise UsageError("one context is all there is")
+        return context(self, profile)
+
+    monkeypatch.setattr(FakeSession, "context", one_only)
+    with pytest.raises(UsageError, match="one context is all there is"):
+        te.load(fake, contexts=2)
+    assert sessions[0]._closed
+
+
+def test_cards_and_passports_are_values(engine: Engine) -> None:
+    assert dataclasses.is_dataclass(Backend)
+    assert msgspec.json.decode(passport_path(engine.path).read_bytes(), type=Passport).backend == "onnxruntime"

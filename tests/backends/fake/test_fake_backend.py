@@ -1,0 +1,321 @@
+"""The fake backend: what it builds, refuses and enforces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from trt_engine.backend import backend
+from trt_engine.backends.fake.build import FakeBuilder
+from trt_engine.backends.fake.run import FakeContext, FakeRuntime, FakeSession, verdict
+from trt_engine.config import BuildConfig, RuntimeConfig
+from trt_engine.device import Stream
+from trt_engine.device.fake import FakeBuffer, FakeDevice
+from trt_engine.engine import Build, Engine, Passport, Precision, Source, payload_of
+from trt_engine.environment import Environment
+from trt_engine.errors import EngineError, FeedError, ModelError, ProfileError, UsageError
+from trt_engine.graph.load import open_model
+
+Seal = Callable[..., Engine]
+
+
+def model(path: Path, op: str, kind: int = TensorProto.FLOAT, domain: str = "") -> Path:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(op, ["x"], ["y"], domain=domain)],
+        "g",
+        [value("x", kind, ["n", 3])],
+        [value("y", TensorProto.INT64, [2, "found"]) if op == "NonZero" else value("y", kind, ["n", 3])],
+    )
+    opsets = [helper.make_opsetid("", 20), *([helper.make_opsetid(domain, 1)] if domain else [])]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def seal(tmp_path: Path) -> Seal:
+    def sealed(op: str = "Neg") -> Engine:
+        opened = open_model(model(tmp_path / "m.onnx", op))
+        config = BuildConfig(backend="fake", device="fake:0", batch=(1, 2, 4))
+        payload = tmp_path / "m.fake"
+        outcome = FakeBuilder().build(opened, config, payload)
+        passport = Passport(
+            schema="trt-engine/passport",
+            schema_version=1,
+            backend="fake",
+            payload=payload_of(payload),
+            model=Source("m", opened.digest, 20, "m.onnx"),
+            signature=outcome.signature,
+            profiles=config.resolve(opened.signature),
+            precision=outcome.precision,
+            device="fake:0",
+            build=Build(command="trt-engine build", config={}, seconds=0.0, identity=FakeBuilder().identity(config)),
+            environment=Environment.here(),
+            needs=outcome.needs,
+        )
+        return Engine.seal(payload, passport)
+
+    return sealed
+
+
+@pytest.fixture
+def session(seal: Seal) -> FakeSession:
+    return FakeRuntime().load(seal(), RuntimeConfig())
+
+
+def buffers(device: FakeDevice, rows: int) -> dict[str, FakeBuffer]:
+    return {"x": device.allocate(rows * 12), "y": device.allocate(rows * 12)}
+
+
+def ask(session: FakeSession, context: FakeContext, bound: dict[str, FakeBuffer], x: np.ndarray) -> np.ndarray:
+    stream, y = session.device.stream(), np.zeros_like(x)
+    session.device.upload(x, bound["x"], stream)
+    context.enqueue(stream)
+    session.device.download(bound["y"], y, stream)
+    stream.synchronize()
+    return y
+
+
+X = np.array([[1, 2, 3]], np.float32)
+
+
+# ------------------------------------------------------------------------------------------------ building
+
+
+def test_its_card_is_hidden_and_complete() -> None:
+    card = backend("fake")
+    assert card.hidden
+    assert card.missing() == ()
+    for half in ("builder", "runtime", "options", "verdict"):
+        assert card.half(half)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"precision": "fp16"}, "cannot compute in fp16"),
+        ({"device": "cpu"}, "cannot build for `cpu`"),
+        ({"options": {"memroy": "1"}}, "no setting `memroy`"),
+        ({"options": {"memory": "lots"}}, "cannot read the size"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(tmp_path: Path, settings: dict[str, object], says: str) -> None:
+    opened = open_model(model(tmp_path / "m.onnx", "Neg"))
+    config = BuildConfig(**({"backend": "fake", "device": "fake"} | settings))
+    with pytest.raises(UsageError, match=says):
+        FakeBuilder().build(opened, config, tmp_path / "m.fake")
+    assert not (tmp_path / "m.fake").exists()
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [(("Mystery", TensorProto.FLOAT, "nowhere"), "nowhere"), (("Identity", TensorProto.STRING), "holds strings")],
+)
+def test_a_model_it_cannot_run_is_refused(tmp_path: Path, made: tuple, says: str) -> None:
+    opened = open_model(model(tmp_path / "m.onnx", *made))
+    with pytest.raises(ModelError, match=says):
+        FakeBuilder().build(opened, BuildConfig(backend="fake", device="fake"), tmp_path / "m.fake")
+    assert not (tmp_path / "m.fake").exists()
+
+
+# ------------------------------------------------------------------------------------------------ loading
+
+
+def test_a_foreign_payload_is_refused(seal: Seal) -> None:
+    engine = seal()
+    engine.path.write_bytes(b"ftrt" + bytes(100))
+    with pytest.raises(EngineError, match="no payload of the backend `fake`"):
+        FakeRuntime().load(engine, RuntimeConfig())
+
+
+def test_a_damaged_payload_is_refused(seal: Seal) -> None:
+    engine = seal()
+    engine.path.write_bytes(engine.path.read_bytes()[:40])
+    with pytest.raises(EngineError, match="damaged"):
+        FakeRuntime().load(engine, RuntimeConfig())
+
+
+def test_it_runs_on_no_other_device(seal: Seal) -> None:
+    with pytest.raises(UsageError, match="cannot run on `cpu`"):
+        FakeRuntime().load(seal(), RuntimeConfig(device="cpu"))
+
+
+def test_another_version_of_its_library_is_a_penalty(seal: Seal) -> None:
+    engine = seal()
+    assert verdict(engine, RuntimeConfig()).verdict == "loads"
+    old = replace(engine, passport=replace(engine.passport, needs=replace(engine.passport.needs, version="1.0")))
+    assert verdict(old, RuntimeConfig()).verdict == "penalty"
+
+
+# ------------------------------------------------------------------------------------------------ contexts
+
+
+def test_an_inference_happens_on_its_streams_turn(session: FakeSession) -> None:
+    context, bound = session.context(), buffers(session.device, 1)
+    assert context.prepare({"x": (1, 3)}) == {"y": (1, 3)}
+    context.bind(bound)
+    stream, y = session.device.stream(), np.zeros((1, 3), np.float32)
+    session.device.upload(X, bound["x"], stream)
+    context.enqueue(stream)
+    session.device.download(bound["y"], y, stream)
+    assert not y.any()
+    stream.synchronize()
+    assert y.tolist() == [[-1, -2, -3]]
+
+
+def test_an_input_nobody_uploaded_is_garbage_and_not_zero(session: FakeSession) -> None:
+    context, bound = session.context(), buffers(session.device, 1)
+    context.prepare({"x": (1, 3)})
+    context.bind(bound)
+    stream, y = session.device.stream(), np.zeros((1, 3), np.uint32)
+    context.enqueue(stream)
+    session.device.download(bound["y"], y, stream)
+    stream.synchronize()
+    assert set(y.ravel().tolist()) == {0xCDCDCDCD ^ 0x80000000}
+
+
+def test_steps_out_of_order_are_refused(session: FakeSession) -> None:
+    context, stream = session.context(), session.device.stream()
+    with pytest.raises(UsageError, match="before the shapes were prepared"):
+        context.bind({})
+    with pytest.raises(UsageError, match="before `prepare` and `bind`"):
+        context.enqueue(stream)
+    context.prepare({"x": (1, 3)})
+    with pytest.raises(UsageError, match="before `prepare` and `bind`"):
+        context.enqueue(stream)
+
+
+def test_preparing_again_asks_for_binding_again(session: FakeSession) -> None:
+    context, bound = session.context(), buffers(session.device, 2)
+    context.prepare({"x": (1, 3)})
+    context.bind(bound)
+    context.prepare({"x": (2, 3)})
+    with pytest.raises(UsageError, match="before `prepare` and `bind`"):
+        context.enqueue(session.device.stream())
+    context.bind(bound)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert np.array_equal(ask(session, context, bound, x), -x)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error", "says"),
+    [
+        ({"x": (5, 3)}, ProfileError, "profile 0 spans 1x3 to 4x3"),
+        ({"x": (1, 4)}, FeedError, "expected nx3"),
+        ({"x": (3,)}, FeedError, "expected nx3"),
+        ({"z": (1, 3)}, FeedError, "no input `z`"),
+        ({}, FeedError, "has no shape"),
+    ],
+)
+def test_shapes_are_checked(session: FakeSession, shapes: dict, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        session.context().prepare(shapes)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda bound, device: bound.pop("y"), "no buffer is bound to `y`"),
+        (lambda bound, device: bound.update(z=bound["y"]), "no tensor `z`"),
+        (lambda bound, device: bound.update(y=device.allocate(11)), "`y` needs 12 bytes, its buffer has 11"),
+        (lambda bound, device: bound.update(y=FakeDevice(1).allocate(12)), "not on `fake:0`"),
+        (lambda bound, device: bound["y"].close(), "freed buffer"),
+    ],
+)
+def test_buffers_are_checked(session: FakeSession, change: Callable, says: str) -> None:
+    context, bound = session.context(), buffers(session.device, 1)
+    context.prepare({"x": (1, 3)})
+    change(bound, session.device)
+    with pytest.raises(UsageError, match=says):
+        context.bind(bound)
+
+
+def test_a_session_refuses_to_close_under_a_context(session: FakeSession) -> None:
+    context = session.context()
+    with pytest.raises(UsageError, match="1 open context"):
+        session.close()
+    context.close()
+    context.close()
+    session.close()
+    session.close()
+    with pytest.raises(UsageError, match="session is closed"):
+        session.context()
+
+
+def test_a_closed_context_refuses(session: FakeSession) -> None:
+    context = session.context()
+    context.close()
+    with pytest.raises(UsageError, match="context is closed"):
+        context.prepare({"x": (1, 3)})
+
+
+def test_there_are_as_many_profiles_as_were_built(session: FakeSession) -> None:
+    with pytest.raises(UsageError, match="no profile 1"):
+        session.context(1)
+
+
+# ------------------------------------------------------------------------------------------------ late outputs, graphs
+
+
+def test_an_output_sized_by_the_data_is_there_after_the_stream(seal: Seal) -> None:
+    session = FakeRuntime().load(seal("NonZero"), RuntimeConfig())
+    context, x = session.context(), session.device.allocate(12)
+    assert context.prepare({"x": (1, 3)}) == {"y": (2, -1)}
+    context.bind({"x": x})
+    stream = session.device.stream()
+    session.device.upload(np.array([[1, 0, 2]], np.float32), x, stream)
+    context.enqueue(stream)
+    with pytest.raises(UsageError, match="not there yet"):
+        context.outputs()
+    stream.synchronize()
+    assert context.outputs()["y"].tolist() == [[0, 0], [0, 2]]
+
+
+def captured(session: FakeSession, rows: int = 1) -> tuple[FakeContext, dict[str, FakeBuffer], Stream, object]:
+    context, bound, stream = session.context(), buffers(session.device, rows), session.device.stream()
+    context.prepare({"x": (rows, 3)})
+    context.bind(bound)
+    return context, bound, stream, stream.capture(context.enqueue)
+
+
+def test_a_graph_replays_on_the_buffers_it_was_captured_with(session: FakeSession) -> None:
+    _, bound, stream, graph = captured(session)
+    for x in (X, X + 1):
+        y = np.zeros_like(x)
+        session.device.upload(x, bound["x"], stream)
+        graph.replay(stream)
+        session.device.download(bound["y"], y, stream)
+        stream.synchronize()
+        assert np.array_equal(y, -x)
+
+
+def test_a_graph_refuses_after_its_context_was_prepared_again(session: FakeSession) -> None:
+    context, _, stream, graph = captured(session)
+    context.prepare({"x": (1, 3)})
+    with pytest.raises(UsageError, match="prepared again"):
+        graph.replay(stream)
+
+
+def test_a_graph_refuses_after_its_context_was_closed(session: FakeSession) -> None:
+    context, _, stream, graph = captured(session)
+    context.close()
+    with pytest.raises(UsageError, match="its context is closed"):
+        graph.replay(stream)
+
+
+def test_growing_a_buffer_forgets_graphs_that_hold_its_old_address(session: FakeSession) -> None:
+    _, bound, stream, graph = captured(session)
+    bound["x"].close()
+    bound["x"] = session.device.allocate(24)
+    with pytest.raises(UsageError, match="freed buffer"):
+        graph.replay(stream)
+
+
+def test_precision_is_told_as_asked_and_nothing_is_invented(seal: Seal) -> None:
+    assert seal().passport.precision == Precision(None)

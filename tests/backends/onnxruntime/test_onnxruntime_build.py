@@ -1,0 +1,238 @@
+"""From models to optimised graphs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.engine import Engine
+from trt_engine.errors import ModelError, PrecisionError, TrtEngineError, UsageError
+from trt_engine.graph.load import open_model
+from trt_engine.runtime.feeds import random_feeds
+
+Build = Callable[..., Engine]
+
+NETS = {
+    "conv": (models.conv_net, {"batch": (1, 2, 4)}),
+    "half": (lambda path: models.conv_net(path, half=True), {"batch": (1, 2, 4)}),
+    "outside": (lambda path: models.conv_net(path, location="weights.bin"), {}),
+    "two-inputs": (models.two_inputs, {"batch": (1, 2, 4)}),
+    "empty-input": (models.empty_input, {}),
+    "int8": (models.int8_qdq, {}),
+    "fp8": (models.fp8_qdq, {}),
+    "casts": (models.casts, {}),
+    "words": (models.words, {}),
+    "positions": (models.positions, {}),
+}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return lambda path, **settings: te.build(path, store=te.Store(tmp_path / "store"), **settings)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_reloaded_engine_computes_what_its_model_computes(name: str, tmp_path: Path, build: Build):
+    make, settings = NETS[name]
+    path = make(tmp_path / f"{name}.onnx")
+    engine = build(path, **settings)
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+    signature = open_model(path).signature
+    feeds = random_feeds(signature, {s.name: tuple(2 if d < 0 else d for d in s.shape) for s in signature.inputs}, 7)
+    if not settings:  # built for a batch of one
+        feeds = random_feeds(
+            signature, {s.name: tuple(1 if d < 0 else d for d in s.shape) for s in signature.inputs}, 7
+        )
+    want = reference(path, signature).run(feeds)
+    with te.load(engine) as runner:
+        got = runner.infer(feeds)
+    assert list(got) == [spec.name for spec in signature.outputs]
+    for spec in signature.outputs:
+        assert got[spec.name].dtype.name.replace("str", "object") == spec.dtype.replace("string", "object")
+        if spec.dtype == "string":
+            assert got[spec.name].tolist() == want[spec.name].tolist()
+        else:
+            np.testing.assert_allclose(
+                got[spec.name].astype(np.float64), want[spec.name].astype(np.float64), rtol=1e-2, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("make", [models.conv_net, models.int8_qdq, lambda path: models.conv_net(path, half=True)])
+def test_saving_and_loading_again_changes_no_bit(make: Callable, tmp_path: Path, build: Build):
+    path = make(tmp_path / "net.onnx")
+    engine = build(path)
+    shapes = {
+        spec.name: span.opt
+        for spec, span in zip(engine.signature.inputs, engine.passport.profiles[0].ranges.values(), strict=True)
+    }
+    feeds = random_feeds(engine.signature, shapes, 3)
+    in_memory = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+    with te.load(engine) as runner:
+        for got, want in zip(runner.infer(feeds).values(), in_memory, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("level", ["none", "basic", "extended", "all"])
+@pytest.mark.parametrize("location", [None, "weights.bin"])
+def test_every_optimisation_level_gives_an_engine_that_stands_alone(
+    level: str, location: str | None, tmp_path: Path, build: Build
+):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    engine = build(
+        models.conv_net(folder / "net.onnx", location=location),
+        options={"graph_optimization": level},
+        out=tmp_path / "out" / "net.engine.onnx",
+    )
+    shutil.rmtree(folder)  # neither the model nor its weights are needed any more
+    shutil.rmtree(tmp_path / "store")
+    with te.load(engine) as runner:
+        assert runner.infer({"images": np.ones((1, 3, 8, 8), np.float32)})["scores"].shape == (1, 16)
+    assert engine.passport.build.notes["graph_optimization"] == level
+
+
+def test_two_engines_of_one_model_with_weights_outside_share_a_folder(tmp_path: Path, build: Build):
+    path = models.conv_net(tmp_path / "net.onnx")
+    engines = [
+        build(path, batch=(1, 1, top), options={"external_weights": True}, out=tmp_path / "out" / f"b{top}.onnx")
+        for top in (2, 4)
+    ]
+    assert len({file for engine in engines for file in engine.files}) == 4
+    for engine in engines:
+        engine.verify()
+
+
+def test_weights_that_all_stay_in_the_graph_leave_no_file_beside_it(tmp_path: Path, build: Build):
+    engine = build(models.two_inputs(tmp_path / "sum.onnx"), options={"external_weights": "on"})
+    assert engine.files == (engine.path,)
+    assert sorted(item.suffix for item in engine.path.parent.iterdir()) == [".json", ".onnx"]
+
+
+def test_a_model_with_weights_outside_cannot_have_an_engine_with_weights_inside(tmp_path: Path, build: Build):
+    path = models.conv_net(tmp_path / "net.onnx", location="weights.bin")
+    with pytest.raises(UsageError, match="keeps weights outside"):
+        build(path, options={"external_weights": False})
+
+
+def test_a_graph_with_fp8_is_optimised_no_further_than_basic(tmp_path: Path, build: Build):
+    path = models.fp8_qdq(tmp_path / "net.onnx")
+    assert build(path).passport.build.notes["graph_optimization"] == "basic"
+    with pytest.raises(ModelError, match="FP8") as caught:
+        build(path, options={"graph_optimization": "all"})
+    assert "graph_optimization=basic" in (caught.value.hint or "")
+
+
+def test_the_passport_says_what_a_loader_needs(tmp_path: Path, build: Build):
+    passport = build(models.conv_net(tmp_path / "net.onnx")).passport
+    assert passport.needs.library == "onnxruntime" and passport.needs.version
+    assert passport.needs.providers == ("cpu",)
+    blocked = any(
+        item.domain == "com.microsoft.nchwc"
+        for item in onnx.load(tmp_path / "store" / "engines" / (passport.key or "") / "net.engine.onnx").graph.node
+    )
+    assert ("layout" in passport.build.notes) == blocked
+    assert passport.build.notes["nodes"].startswith("CPUExecutionProvider ")
+
+
+# ------------------------------------------------------------------------------------------------ the precision contract
+
+
+@pytest.mark.parametrize(
+    ("make", "asked"), [(models.conv_net, "fp32"), (models.int8_qdq, "int8"), (models.fp8_qdq, "fp8")]
+)
+def test_an_engine_in_the_precision_asked_for_is_built(make: Callable, asked: str, tmp_path: Path, build: Build):
+    precision = build(make(tmp_path / "net.onnx"), precision=asked).passport.precision
+    assert precision.asked == asked == precision.main
+
+
+@pytest.mark.parametrize("asked", ["fp16", "int8", "tf32"])
+def test_an_engine_in_another_precision_than_asked_for_is_an_error(asked: str, tmp_path: Path, build: Build):
+    with pytest.raises(PrecisionError, match=f"asked for {asked}, found fp32 100 %: the model itself is fp32"):
+        build(models.conv_net(tmp_path / "net.onnx"), precision=asked)
+    assert te.Store(tmp_path / "store").entries() == []
+
+
+def test_half_precision_that_the_cpu_widens_is_an_error_when_it_was_asked_for(tmp_path: Path, build: Build):
+    path = models.conv_net(tmp_path / "net.onnx", half=True)
+    if build(path).passport.precision.main == "fp16":
+        pytest.skip("this processor computes FP16 itself")
+    with pytest.raises(PrecisionError, match="computes this fp16 graph in fp32"):
+        build(path, precision="fp16")
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+ROW = (models.FLOAT, ["n", 3])
+BRAIN = (models.BF16, ["n", 3])
+BAD = {
+    "operator of nobody": ([models.node("Foo", "x", "y")], ROW, {}, "Foo"),
+    "operator of another domain": ([models.node("Foo", "x", "y", domain="x.y")], ROW, {"domains": {"x.y": 1}}, "x.y"),
+    "operator of TensorRT": (
+        [models.node("TRT_FP4QDQ", "x", "y", domain="trt")], ROW, {"domains": {"trt": 1}}, "only TensorRT runs",
+    ),
+    "no kernel for bfloat16": ([models.node("Relu", "x", "y")], BRAIN, {}, "no kernel for `Relu`"),
+    "opset too new": ([models.node("Relu", "x", "y")], ROW, {"opset": 27}, "opset 27"),
+    "IR too new": ([models.node("Relu", "x", "y")], ROW, {"ir_version": 14}, "IR version 14"),
+    "shapes that contradict": (
+        [models.node("MatMul", "x w", "y")], ROW, {"weights": {"w": np.ones((5, 5), np.float32)}}, "cannot load",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_model_onnxruntime_cannot_run_is_a_model_error_with_a_hint(what: str, tmp_path: Path, build: Build):
+    nodes, row, settings, text = BAD[what]
+    path = models.save(tmp_path / "bad.onnx", nodes, {"x": row}, {"y": row}, **settings)
+    with pytest.raises(ModelError, match=text) as caught:
+        build(path)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message and "onnxruntime_src" not in caught.value.message
+    assert te.Store(tmp_path / "store").entries() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "hint"),
+    [
+        ({"foo": "1"}, "there is no setting `foo`", "intra_op_threads"),
+        ({"graph_optimisation": "all"}, "no setting `graph_optimisation`", "graph_optimization"),
+        ({"graph_optimization": "most"}, "cannot be `most`", "basic"),
+        ({"intra_op_threads": "many"}, "number of threads", "0"),
+        ({"intra_op_threads": "-1"}, "number of threads", "0"),
+        ({"arena": "perhaps"}, "on or off", "-O"),
+        ({"execution_mode": "wild"}, "cannot be `wild`", "sequential"),
+        ({"cuda.gpu_mem_limit": "1"}, "a provider that was not asked for", "--providers cuda,cpu"),
+    ],
+)
+def test_a_wrong_setting_lists_the_right_ones(options: dict, text: str, hint: str, tmp_path: Path, build: Build):
+    with pytest.raises(UsageError, match=text) as caught:
+        build(models.two_inputs(tmp_path / "net.onnx"), options=options)
+    assert hint in (caught.value.hint or "")
+
+
+def test_every_setting_reaches_onnxruntime_and_the_engine_still_answers(tmp_path: Path, build: Build):
+    options = {
+        "intra_op_threads": 1, "inter_op_threads": 1, "execution_mode": "parallel", "spinning": "off", "arena": "off",
+        "memory_pattern": "off", "denormals_as_zero": "on", "deterministic": "on",
+    }  # fmt: skip
+    engine = build(models.conv_net(tmp_path / "net.onnx"), options=options)
+    with te.load(engine) as runner:
+        assert runner.infer({"images": np.ones((1, 3, 8, 8), np.float32)})["scores"].shape == (1, 16)
+    assert engine.passport.build.config["options"]["spinning"] == "off"
+
+
+def test_every_error_of_a_build_is_one_of_ours(tmp_path: Path, build: Build):
+    path = models.conv_net(tmp_path / "net.onnx")
+    raw = path.read_bytes()
+    for cut in range(40, len(raw), len(raw) // 12):
+        path.write_bytes(raw[:cut])
+        with pytest.raises(TrtEngineError):
+            build(path)

@@ -1,0 +1,279 @@
+"""Sessions and contexts of ONNX Runtime."""
+
+from __future__ import annotations
+
+import _thread
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.backends.onnxruntime.run import OnnxRuntime, OnnxRuntimeSession
+from trt_engine.backends.onnxruntime.session import _interruptible
+from trt_engine.config import RuntimeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import FeedError, UsageError
+
+Open = Callable[..., OnnxRuntimeSession]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Callable[..., Engine]:
+    return lambda path, **settings: te.build(path, store=te.Store(tmp_path / "store"), **settings)
+
+
+@pytest.fixture
+def opened(build: Callable[..., Engine], tmp_path: Path) -> Iterator[Open]:
+    """`opened(models.two_inputs, batch=(1, 2, 4))`: the model's session, closed afterwards."""
+    sessions: list[OnnxRuntimeSession] = []
+
+    def make(model: Callable[[Path], Path], **settings: object) -> OnnxRuntimeSession:
+        engine = build(model(tmp_path / "net.onnx"), **settings)
+        sessions.append(OnnxRuntime().load(engine, RuntimeConfig()))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+def test_a_session_answers_from_many_threads_at_once(opened: Open):
+    session = opened(models.two_inputs, batch=(1, 2, 8))
+    wrong: list[int] = []
+
+    def ask(number: int) -> None:
+        feeds = {name: np.full((1 + number % 8, 4), number, np.float32) for name in "ab"}
+        for _ in range(50):
+            if not (session.run(feeds)["total"] == 2 * number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_the_outputs_belong_to_the_caller(opened: Open):
+    session = opened(models.words)
+    first = session.run({"a": np.array(["one"], object)})["b"]
+    session.run({"a": np.array(["two"], object)})
+    assert first.tolist() == ["one"]
+
+
+def test_any_mapping_is_taken_as_feeds(opened: Open):
+    rows = np.ones((1, 4), np.float32)
+    assert opened(models.two_inputs).run(MappingProxyType({"a": rows, "b": rows}))["total"].tolist() == [[2.0] * 4]
+
+
+def test_element_types_numpy_lacks_go_in_and_come_out(opened: Open):
+    x = np.array([[1.0, -2.0, 3.0], [4.0, 7.0, 2.0]], ml_dtypes.bfloat16)
+    outputs = opened(models.casts, batch=2).run({"x": x})
+    assert [array.dtype.name for array in outputs.values()] == ["bfloat16", "float8_e4m3fn", "int4"]
+    want = np.maximum(x.astype(np.float32), 0)
+    np.testing.assert_array_equal(outputs["brain"].astype(np.float32), want)
+    np.testing.assert_array_equal(outputs["eight"].astype(np.float32), want)
+    np.testing.assert_array_equal(outputs["four"].astype(np.int32), want)
+
+
+def test_four_bit_feeds_of_odd_length_are_packed_and_unpacked(opened: Open):
+    def identity(path: Path) -> Path:
+        four = (models.INT4, ["n"])
+        return models.save(
+            path, [models.node("Cast", "x", "f", to=1), models.node("Cast", "f", "y", to=models.INT4)],
+            {"x": four}, {"y": four}, opset=21,
+        )  # fmt: skip
+
+    x = np.array([-8, 7, -1, 0, 3], ml_dtypes.int4)
+    assert opened(identity, batch=5).run({"x": x})["y"].astype(int).tolist() == [-8, 7, -1, 0, 3]
+
+
+def test_a_feed_of_no_elements_is_answered(opened: Open):
+    outputs = opened(models.empty_input).run(
+        {"none": np.zeros((0, 4), np.float32), "some": np.ones((1, 4), np.float32)}
+    )
+    assert outputs["all"].shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    "feeds",
+    [
+        {"a": np.ones((1, 4), np.float32)},
+        {"a": np.ones((1, 4), np.float64), "b": np.ones((1, 4), np.float32)},
+        {"a": np.ones((1, 5), np.float32), "b": np.ones((1, 5), np.float32)},
+        {"a": np.ones(4, np.float32), "b": np.ones(4, np.float32)},
+    ],
+)
+def test_feeds_nobody_checked_are_still_our_error(feeds: dict, opened: Open):
+    with pytest.raises(FeedError, match="refuses the feeds"):
+        opened(models.two_inputs).run(feeds)
+
+
+def test_a_closed_session_says_so_and_closes_again(opened: Open):
+    session = opened(models.two_inputs)
+    session.close()
+    session.close()
+    with pytest.raises(UsageError, match="closed"):
+        session.run({})
+    with pytest.raises(UsageError, match="closed"):
+        session.context()
+
+
+# ------------------------------------------------------------------------------------------------ contexts
+
+
+def test_a_context_computes_between_buffers(opened: Open):
+    session = opened(models.two_inputs, batch=(1, 2, 4))
+    device, stream = session.device, session.device.stream()
+    context = session.context()
+    assert context.prepare({"a": (3, 4), "b": (3, 4)}) == {"total": (3, 4)}
+    buffers = {name: device.allocate(48) for name in ("a", "b", "total")}
+    rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+    device.upload(rows, buffers["a"], stream)
+    device.upload(rows, buffers["b"], stream)
+    context.bind(buffers)
+    context.enqueue(stream)
+    total = np.empty((3, 4), np.float32)
+    device.download(buffers["total"], total, stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(total, rows * 2)
+    assert context.outputs() == {}
+    with pytest.raises(UsageError, match="open context"):
+        session.close()
+    context.close()
+
+
+def test_an_output_the_data_sizes_comes_from_outputs(opened: Open):
+    session = opened(models.positions)
+    device, stream, context = session.device, session.device.stream(), session.context()
+    assert context.prepare({"x": (1, 3)}) == {"where": (2, -1), "minus": (1, 3)}
+    buffers = {"x": device.allocate(12), "minus": device.allocate(12)}
+    device.upload(np.array([[0.0, 5.0, 6.0]], np.float32), buffers["x"], stream)
+    context.bind(buffers)
+    with pytest.raises(UsageError, match="not there yet"):
+        context.outputs()
+    context.enqueue(stream)
+    assert context.outputs()["where"].tolist() == [[0, 0], [1, 2]]
+    context.close()
+
+
+def test_a_captured_graph_refuses_once_its_context_is_prepared_again(opened: Open):
+    session = opened(models.two_inputs, batch=(1, 2, 4))
+    device, stream, context = session.device, session.device.stream(), session.context()
+    context.prepare({"a": (1, 4), "b": (1, 4)})
+    context.bind({name: device.allocate(16) for name in ("a", "b", "total")})
+    graph = stream.capture(context.enqueue)
+    graph.replay(stream)
+    context.prepare({"a": (2, 4), "b": (2, 4)})
+    with pytest.raises(UsageError, match="out of date"):
+        graph.replay(stream)
+    context.close()
+
+
+def test_a_freed_buffer_is_refused_and_not_read(opened: Open):
+    session = opened(models.two_inputs)
+    device, context = session.device, session.context()
+    context.prepare({"a": (1, 4), "b": (1, 4)})
+    buffers = {name: device.allocate(16) for name in ("a", "b", "total")}
+    context.bind(buffers)
+    buffers["a"].close()
+    with pytest.raises(UsageError, match="closed buffer"):
+        context.enqueue(device.stream())
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("shapes", "error"),
+    [
+        ({"a": (1, 4)}, FeedError),
+        ({"a": (1, 4), "c": (1, 4)}, FeedError),
+        ({"a": (1, 5), "b": (1, 5)}, FeedError),
+        ({"a": (9, 4), "b": (9, 4)}, UsageError),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(shapes: dict, error: type, opened: Open):
+    context = opened(models.two_inputs, batch=(1, 2, 4)).context()
+    with pytest.raises(error):
+        context.prepare(shapes)
+    context.close()
+
+
+# ------------------------------------------------------------------------------------------------ loading
+
+
+def test_the_settings_of_the_build_hold_at_load_unless_others_are_given(build, tmp_path: Path):
+    engine = build(models.two_inputs(tmp_path / "net.onnx"), options={"intra_op_threads": 1})
+    assert OnnxRuntime().load(engine, RuntimeConfig()).facts()["threads"] == "1"
+    assert OnnxRuntime().load(engine, RuntimeConfig(options={"intra_op_threads": "2"})).facts()["threads"] == "2"
+
+
+def test_what_was_decided_at_build_cannot_be_changed_at_load(build, tmp_path: Path):
+    engine = build(models.two_inputs(tmp_path / "net.onnx"))
+    with pytest.raises(UsageError, match="decided when an engine is built") as caught:
+        OnnxRuntime().load(engine, RuntimeConfig(options={"graph_optimization": "basic"}))
+    assert "-O graph_optimization=basic" in (caught.value.hint or "")
+
+
+def test_the_facts_are_what_runs(opened: Open):
+    facts = opened(models.conv_net).facts()
+    assert facts["providers"] == "cpu" and facts["device"] == "cpu" and facts["precision"] == "fp32"
+    assert facts["graph_optimization"] == "all (at build)"
+    assert facts["nodes"].startswith("CPUExecutionProvider ")
+    assert "fallback" not in facts
+
+
+# ------------------------------------------------------------------------------------------------ a hostile machine
+
+HUNGRY = """
+import resource, sys
+from pathlib import Path
+import numpy as np, psutil
+import trt_engine as te
+from trt_engine.errors import MemoryExhausted
+
+with te.load(Path(sys.argv[1])) as runner:
+    x = {"images": np.ones((1, 3, 8, 8), np.float32)}
+    runner.infer(x)
+    limit = psutil.Process().memory_info().vms + (64 << 20)
+    many = {"images": np.ones((65536, 3, 8, 8), np.float32)}  # 256 MiB for each of its inner tensors
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    try:
+        runner.infer(many)
+    except MemoryExhausted as error:
+        print("exhausted:", error.message)
+    print("answers again:", runner.infer(x)["scores"].shape)
+"""
+
+
+def test_running_out_of_memory_is_told_and_the_session_lives_on(build, tmp_path: Path):
+    engine = build(models.conv_net(tmp_path / "net.onnx"), batch=(1, 1, 65536))
+    done = subprocess.run(
+        [sys.executable, "-c", HUNGRY, str(engine.path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "exhausted: out of memory while running", "answers again: (1, 16)"
+    ], done.stderr  # fmt: skip
+
+
+def test_an_interrupted_load_returns_when_onnxruntime_is_through_and_not_before():
+    cancelled, through = threading.Event(), []
+
+    def make() -> object:
+        _thread.interrupt_main()
+        assert cancelled.wait(10)
+        threading.Event().wait(0.1)  # what is left of the step that was under way
+        through.append(True)
+        return object()
+
+    with pytest.raises(KeyboardInterrupt):
+        _interruptible(make, cancelled.set)  # type: ignore[arg-type, return-value]
+    assert through == [True]

@@ -1,0 +1,81 @@
+"""Engines to measure: a small network, built by hand through a backend's own halves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from trt_engine.backend import backend
+from trt_engine.config import BuildConfig
+from trt_engine.engine import Build, Engine, Passport, Source, payload_of
+from trt_engine.environment import Environment
+from trt_engine.graph.load import open_model
+
+
+def write_model(path: Path, *, width: int = 8) -> Path:
+    """`x` of batch x 3 x 16 x 16 through a convolution and a mean: `y` of batch x width."""
+    rng = np.random.default_rng(0)
+    weights = numpy_helper.from_array(rng.random((width, 3, 3, 3), dtype=np.float32), "w")
+    axes = numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("ReduceMean", ["c", "axes"], ["y"], keepdims=0),
+        ],
+        "small",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", width])],
+        [weights, axes],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def build_engine(
+    model: Path, folder: Path, name: str, *, device: str, batch: tuple[int, int, int] = (1, 2, 4)
+) -> Engine:
+    """The engine of a model by one backend, sealed in `folder`."""
+    card = backend(name)
+    opened = open_model(model)
+    config = BuildConfig(backend=name, device=device, batch=batch)
+    builder = card.half("builder")()
+    payload = folder / f"{model.stem}{card.payload_suffix}"
+    payload.parent.mkdir(parents=True, exist_ok=True)
+    config = BuildConfig(backend=name, device=device, profiles=config.resolve(opened.signature))
+    outcome = builder.build(opened, config, payload)
+    passport = Passport(
+        schema="trt-engine/passport",
+        schema_version=1,
+        backend=name,
+        payload=payload_of(payload, outcome.files),
+        model=Source(opened.name, opened.digest, opened.opsets.get(""), model.name),
+        signature=outcome.signature,
+        profiles=config.profiles,
+        precision=outcome.precision,
+        device=device,
+        build=Build(command="trt-engine build", config={}, seconds=0.0, identity=builder.identity(config)),
+        environment=Environment.here(),
+        needs=outcome.needs,
+    )
+    return Engine.seal(payload, passport)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Engine]:
+    """The small engine of a backend, built once."""
+    folder = tmp_path_factory.mktemp("engines")
+    model = write_model(folder / "small.onnx")
+    engines: dict[str, Engine] = {}
+
+    def engine(name: str) -> Engine:
+        if name not in engines:
+            device = "fake:0" if name == "fake" else "cpu"
+            engines[name] = build_engine(model, folder / name, name, device=device)
+        return engines[name]
+
+    return engine

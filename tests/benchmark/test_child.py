@@ -1,0 +1,173 @@
+"""A measurement in a process of its own: whatever happens there is an error here, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from trt_engine.benchmark.child import _crash, measure_in_child, memory_available
+from trt_engine.config import BenchConfig, RuntimeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, ModelError, ProfileError, UsageError
+
+from .conftest import build_engine, write_model
+
+Made = Callable[[str], Engine]
+SHORT = BenchConfig(duration_s=0.0, warmup_s=0.0, iterations=20)
+LONG = BenchConfig(duration_s=600.0, warmup_s=0.0)
+HERE = RuntimeConfig()
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Any:
+    yield
+    assert psutil.Process().children() == []
+
+
+def the_child() -> psutil.Process:
+    (child,) = psutil.Process().children()
+    return child
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "fake"])
+def test_the_record_comes_back_whole(made: Made, name: str) -> None:
+    record = measure_in_child(made(name), SHORT, HERE, memory_limit=None)
+    assert record.complete
+    assert record.queries >= 20
+    assert record.backend == name
+    assert len(record.compute_ms) == record.queries
+
+
+def test_an_engine_may_be_named_by_its_path(made: Made) -> None:
+    assert measure_in_child(made("onnxruntime").path, SHORT, HERE).queries == 20
+
+
+def test_progress_comes_over(made: Made) -> None:
+    told: list[float] = []
+    measure_in_child(
+        made("onnxruntime"),
+        BenchConfig(duration_s=0.5, warmup_s=0.0),
+        HERE,
+        on_progress=lambda done, _: told.append(done),
+    )
+    assert told == sorted(told)
+    assert told
+
+
+def test_the_childs_own_error_is_raised_here_with_its_words(made: Made) -> None:
+    with pytest.raises(ProfileError, match="profile 0 spans 1x3x16x16 to 4x3x16x16") as caught:
+        measure_in_child(made("onnxruntime"), BenchConfig(batch=64), HERE)
+    assert caught.value.hint is not None
+    assert "--profile" in caught.value.hint
+
+
+def test_a_wrong_option_of_the_backend_is_a_usage_error_here(made: Made) -> None:
+    with pytest.raises(UsageError):
+        measure_in_child(made("onnxruntime"), SHORT, RuntimeConfig(options={"no_such_option": "1"}))
+
+
+def test_a_missing_engine_needs_no_child(tmp_path: Path) -> None:
+    with pytest.raises(ModelError):
+        measure_in_child(tmp_path / "absent.onnx", SHORT, HERE)
+
+
+@pytest.fixture(scope="module")
+def hungry(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """An engine whose largest batch takes about a gigabyte."""
+    folder = tmp_path_factory.mktemp("hungry")
+    return build_engine(
+        write_model(folder / "m.onnx", width=64), folder / "e", "onnxruntime", device="cpu", batch=(1, 1, 12000)
+    )
+
+
+def test_out_of_memory_is_an_error_here_and_the_parent_lives(hungry: Engine, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(MemoryExhausted, match="within 200 MiB") as caught:
+        measure_in_child(hungry, BenchConfig(batch=12000, iterations=1), HERE, memory_limit=200 << 20)
+    assert caught.value.exit_code == 11
+    assert capfd.readouterr() == ("", "")  # ONNX Runtime's own log is not the user's
+
+
+def test_the_same_limit_is_enough_for_a_small_batch(hungry: Engine) -> None:
+    config = BenchConfig(batch=16, duration_s=0.0, warmup_s=0.0, iterations=10)
+    assert measure_in_child(hungry, config, HERE, memory_limit=200 << 20).queries == 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
+def test_a_crash_is_named_by_its_signal(made: Made, number: signal.Signals) -> None:
+    with pytest.raises(EngineError, match=number.name) as caught:
+        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=lambda *_: the_child().send_signal(number))
+    assert caught.value.hint
+
+
+def test_a_hang_ends_at_the_timeout(made: Made) -> None:
+    with pytest.raises(EngineError, match="did not end within 1 s"):
+        measure_in_child(made("onnxruntime"), LONG, HERE, timeout_s=1.0)
+
+
+def test_ctrl_c_brings_back_what_was_measured(made: Made) -> None:
+    def press(done_s: float, planned_s: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=press)
+    partial: Any = caught.value.partial
+    assert partial.queries > 0
+    assert not partial.complete
+
+
+def test_a_child_dies_with_its_parent(made: Made) -> None:
+    script = f"""
+import logging, sys
+from pathlib import Path
+from trt_engine.benchmark.child import measure_in_child
+from trt_engine.config import BenchConfig, RuntimeConfig
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+config = BenchConfig(duration_s=600.0, warmup_s=0.0)
+measure_in_child(Path({str(made("onnxruntime").path)!r}), config, RuntimeConfig())
+"""
+    with subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert any("measuring" in line for line in iter(parent.stdout.readline, ""))
+        (child,) = psutil.Process(parent.pid).children()
+        os.kill(parent.pid, signal.SIGKILL)
+    for _ in range(500):
+        if not child.is_running() or child.status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.02)
+    else:
+        child.kill()
+        pytest.fail("the child outlived its parent")
+
+
+def test_the_memory_that_is_free_leaves_a_margin() -> None:
+    assert 0 < memory_available() < psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("code", "peak_mib", "printed", "kind"),
+    [
+        (-signal.SIGKILL, 900, "", MemoryExhausted),  # the kernel's way when memory runs out
+        (-signal.SIGKILL, 100, "", EngineError),  # somebody else's
+        (-signal.SIGABRT, 100, "terminate called after throwing an instance of 'std::bad_alloc'", MemoryExhausted),
+        (-signal.SIGSEGV, 900, "", EngineError),
+        (1, 100, "MemoryError: cannot allocate memory", MemoryExhausted),
+        (3, 100, "", EngineError),
+    ],
+)
+def test_a_silent_end_is_told_by_its_signs(
+    made: Made, code: int, peak_mib: int, printed: str, kind: type[Exception]
+) -> None:
+    child: Any = SimpleNamespace(code=code, peak_bytes=peak_mib << 20)
+    error = _crash(child, made("fake"), 1 << 30, printed)
+    assert type(error) is kind
+    assert error.hint

@@ -1,0 +1,162 @@
+"""The HTML report in a real browser, without a network: what only a browser can show."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trt_engine.reporting.write import write_reports
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
+
+import sample_runs
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome in PATH or $CHROMIUM"),
+]
+
+# A frame may be as narrow as a phone, the browser's own window may not. `srcdoc` keeps the page, its policy included, as
+# it is; the measuring stands outside of it.
+MEASURE = """<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="told"></pre><script>
+const luminance = colour => {
+  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const opaque = colour => colour !== "transparent" && !/, 0\\)$/.test(colour);
+const told = [];
+function measure(frame, width) {
+  const page = frame.contentDocument, view = frame.contentWindow, root = page.documentElement;
+  const behind = item => {
+    for (; item; item = item.parentElement) {
+      const colour = view.getComputedStyle(item).backgroundColor;
+      if (opaque(colour)) return colour;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  const contrasts = {};
+  for (const choice of ["h1", ".subtitle", ".notice", ".notice.warning", ".claim", "thead th", "tbody td", "tr.marked td",
+                        ".facts dt", "a", "pre", "svg text", "svg .value", ".figures .first", "footer"]) {
+    const item = page.querySelector(choice);
+    if (!item) continue;
+    const style = view.getComputedStyle(item), ink = luminance(item.closest("svg") ? style.fill : style.color);
+    const paper = luminance(behind(item));
+    contrasts[choice] = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  }
+  const wide = [...page.querySelectorAll("body *")]
+    .filter(item => !item.closest(".scroll") || item.matches(".scroll"))
+    .filter(item => !item.closest("svg") || item.matches("svg"))
+    .filter(item => item.getBoundingClientRect().right > width + 0.5)
+    .map(item => item.tagName + "." + item.getAttribute("class"));
+  const text = [...page.querySelectorAll("figure svg text")].map(item => ({
+    inside: item.getBoundingClientRect().right <= item.closest("svg").getBoundingClientRect().right + 12
+      && item.getBoundingClientRect().left >= item.closest("svg").getBoundingClientRect().left - 12,
+    text: item.textContent, height: item.getBoundingClientRect().height }));
+  told.push({ width, scrolls: root.scrollWidth, wide, contrasts, title: page.title,
+    requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
+    charts: [...page.querySelectorAll('figure svg[role="img"]')].map(svg => svg.getBoundingClientRect().height),
+    outside: text.filter(item => !item.inside).map(item => item.text),
+    smallest: Math.min(...text.map(item => item.height)),
+    background: view.getComputedStyle(page.body).backgroundColor, scripts: page.scripts.length });
+}
+const frames = [...%(widths)s].map(width => {
+  const frame = document.createElement("iframe");
+  frame.style = `width:${width}px;height:900px;border:0;display:block`;
+  frame.srcdoc = %(page)s;
+  document.body.append(frame);
+  return new Promise(done => frame.onload = () => { measure(frame, width); done(); });
+});
+Promise.all(frames).then(() => document.getElementById("told").textContent = JSON.stringify(told));
+</script>"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    widths: dict[int, dict[str, Any]]
+    console: list[str]
+
+
+def look(page: Path, folder: Path, *flags: str, widths: tuple[int, ...] = (390, 768, 1200)) -> Seen:
+    """What the browser makes of the page at these widths."""
+    assert CHROMIUM is not None
+    source = json.dumps(page.read_text(encoding="utf-8")).replace("<", "\\u003c")
+    (folder / "measure.html").write_text(MEASURE % {"widths": json.dumps(widths), "page": source}, encoding="utf-8")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *flags]
+    command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"]
+    command += [
+        "--virtual-time-budget=8000",
+        "--window-size=1300,900",
+        "--dump-dom",
+        (folder / "measure.html").as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    told = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert told, done.stdout[:400] + done.stderr[-400:]
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return Seen({item["width"]: item for item in json.loads(html.unescape(told[1]))}, console)
+
+
+def page_of(run: str, folder: Path) -> Path:
+    return write_reports(sample_runs.RUNS[run](folder / run))["report.html"]
+
+
+@pytest.mark.parametrize("run", ["gpu", "hostile", "bench", "failed"])
+def test_the_page_fits_every_width_and_asks_for_nothing(run: str, tmp_path: Path) -> None:
+    seen = look(page_of(run, tmp_path), tmp_path)
+    assert seen.console == []
+    for width, told in seen.widths.items():
+        assert told["scrolls"] <= width, f"{width}: {told['wide'][:5]}"
+        assert told["wide"] == [] and told["requests"] == [] and told["scripts"] == 0
+        assert told["outside"] == []
+        assert told["title"] != "owned"
+
+
+def test_charts_are_drawn_with_text_that_can_be_read_on_a_phone(tmp_path: Path) -> None:
+    told = look(page_of("gpu", tmp_path), tmp_path, widths=(390,)).widths[390]
+    assert len(told["charts"]) == 9
+    assert min(told["charts"]) > 100
+    assert told["smallest"] >= 9
+
+
+@pytest.mark.parametrize(("scheme", "flags"), [("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))])
+def test_text_stands_out_in_light_and_in_dark(tmp_path: Path, scheme: str, flags: tuple[str, ...]) -> None:
+    told = look(page_of("gpu", tmp_path), tmp_path, *flags, widths=(1200,)).widths[1200]
+    red = int(re.findall(r"\d+", told["background"])[0])
+    assert (red < 60) == (scheme == "dark")
+    assert len(told["contrasts"]) > 12
+    assert {choice: ratio for choice, ratio in told["contrasts"].items() if ratio < 4.5} == {}
+
+
+def test_a_script_or_a_request_in_the_page_would_be_seen(tmp_path: Path) -> None:
+    """The measuring itself: a page with what ours must not have."""
+    page = page_of("cpu", tmp_path)
+    bad = '<script>document.title = "owned"</script><img src="https://example.invalid/x.png">'
+    bad += '<div style="width:900px">.</div>'
+    page.write_text(page.read_text().replace("</main>", bad + "</main>"))
+    seen = look(page, tmp_path, widths=(390,))
+    assert seen.console and seen.widths[390]["scrolls"] > 390 and seen.widths[390]["scripts"] == 1
+    assert seen.widths[390]["title"] != "owned"  # the page's own policy holds even then
+
+
+def test_the_page_prints_on_paper(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    page, paper = page_of("gpu", tmp_path), tmp_path / "report.pdf"
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--blink-settings=preferredColorScheme=0", f"--print-to-pdf={paper}", page.as_uri()]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    raw = paper.read_bytes()
+    assert raw.startswith(b"%PDF") and 3 <= len(re.findall(rb"/Type\s*/Page\b", raw)) <= 6

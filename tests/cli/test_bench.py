@@ -1,0 +1,218 @@
+"""`trt-engine bench`: the result on stdout, the talk on stderr, exit codes, and a partial record after Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import trt_engine as te
+from trt_engine.cli.main import run
+from trt_engine.records import BenchReport
+
+QUICK = ["--duration", "0", "--warmup", "0", "--iterations", "12"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its engine, and a store."""
+    folder = tmp_path_factory.mktemp("bench")
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / "m.onnx")
+    te.build(folder / "m.onnx", out=folder / "m.engine.onnx", batch=(1, 2, 8), store=te.Store(folder / "store"))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def store_of_its_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(place / "store"))
+
+
+def bench(*args: str | Path, json_too: bool = True) -> int:
+    return run(["bench", *map(str, args), *(["--json"] if json_too else [])])
+
+
+def test_the_document_has_the_common_keys_and_the_figures(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(place / "m.engine.onnx", *QUICK, "--batch", "8", "-o", place / "out") == 0
+    told = capsys.readouterr()
+    doc = json.loads(told.out)
+    assert {"schema", "schema_version", "tool", "command", "warnings"} <= set(doc)
+    assert (doc["schema"], doc["device"], doc["backend"], doc["batch"]) == ("trt-engine/bench", "cpu", "onnxruntime", 8)
+    assert set(doc["compute_ms"]) == {"min", "max", "mean", "median", "p90", "p95", "p99", "cv_pct"}
+    assert len(doc["samples_ms"]) == doc["queries"] == 12
+    assert doc["images_per_s"] == pytest.approx(8 * doc["qps"])
+    assert doc["per_image_ms"] == pytest.approx(doc["compute_ms"]["mean"] / 8)
+    assert doc["protocol"]["name"] == "trt-engine"
+    assert "transfers" in doc["protocol"]["not_applicable"]
+    assert doc["environment"]["cpu"] and doc["facts"] and len(doc["clocks"]) == 2
+    assert {name: Path(path).exists() for name, path in doc["artifacts"].items()} == {"records": True, "log": True}
+    assert not {"latency_ms", "h2d_ms", "d2h_ms", "enqueue_ms"} & set(doc)
+    assert not any("gpu_compute" in key for key in doc)
+    assert "measuring `m.engine.onnx`" in told.err
+
+
+def test_the_text_names_the_device_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(place / "m.engine.onnx", *QUICK, json_too=False) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# device: cpu (")
+    assert "GPU Compute" not in out
+    assert "queries/s" in out
+
+
+def test_a_model_is_built_first_and_that_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(place / "m.onnx", *QUICK, "--batch", "3") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["batch"] == 3
+    assert "is a model" in told.err
+
+
+def test_inputs_and_percentiles_are_taken(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(place / "in.npz", x=np.zeros((5, 3, 8, 8), np.float32))
+    assert bench(place / "m.engine.onnx", *QUICK, "--inputs", place / "in.npz", "--percentile", "50,99.9") == 0
+    doc = json.loads(capsys.readouterr().out)
+    assert (doc["shapes"], doc["inputs"]) == ({"x": [5, 3, 8, 8]}, "in.npz")
+    assert set(doc["percentiles_ms"]) == {"50", "99.9"}
+
+
+def test_trtexecs_spellings_are_understood_and_echoed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--warmUp=50", "--duration=0", "--iterations=12", "--noDataTransfers", "--useSpinWait", "--infStreams=4"]
+    assert bench(f"--loadEngine={place / 'm.engine.onnx'}", *flags, "--best", "--exposeDMA", "--avgRuns=5") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["protocol"]["warmup_s"] == 0.05
+    for part in ("--warmUp=50", "--best changes nothing", "45 % less throughput", "--infStreams=4 seldom helps",
+                 "--avgRuns has no effect"):  # fmt: skip
+        assert part in told.err
+
+
+def test_a_dry_run_measures_and_writes_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(place / "m.engine.onnx", "--batch", "4", "--dry-run", "-o", tmp_path / "out") == 0
+    doc = json.loads(capsys.readouterr().out)
+    assert (doc["dry_run"], doc["shapes"], doc["builds"]) == (True, {"x": [4, 3, 8, 8]}, False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["m.engine.onnx", "--batch", "9"], 2),
+        (["m.engine.onnx", "--shapes", "y:1x3x8x8"], 2),
+        (["m.engine.onnx", "--shapes", "x:1x3x9x8"], 2),
+        (["m.engine.onnx", "--duration", "soon"], 2),
+        (["m.engine.onnx", "--percentile", "101"], 2),
+        (["m.engine.onnx", "--iterations", "0"], 2),
+        (["m.engine.onnx", "--inputs", "absent.npy"], 2),
+        (["m.engine.onnx", "--protocol", "trtexec12"], 2),
+        (["m.engine.onnx", "--no-such-flag"], 2),
+        (["m.engine.onnx", "--backend", "nope"], 2),
+        (["m.engine.onnx", "--loadEngine=m.engine.onnx"], 2),
+        (["m.engine.onnx", "--log", "x.log"], 2),
+        (["m.engine.onnx", "--isolate", "--memory-limit", "much"], 2),
+        ([], 2),
+        (["--log", "absent.log"], 2),
+        (["absent.onnx"], 4),
+        (["text.onnx"], 4),
+        (["foreign.engine"], 10),
+        (["m.engine.onnx", "-o", "in_the_way"], 3),
+        (["m.engine.onnx", *QUICK, "--iterations", "3", "--strict"], 9),
+    ],
+)
+def test_what_cannot_be_measured_ends_with_its_exit_code_and_a_hint(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], code: int
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "text.onnx").write_text("not a network at all")
+    (place / "foreign.engine").write_bytes(b"no plan" * 10)
+    (place / "in_the_way").write_text("a file")
+    before = sorted(place.glob("*"))
+    assert bench(*args) == code
+    told = capsys.readouterr()
+    assert "error: " in told.err and "hint: " in told.err
+    assert "Traceback" not in told.err
+    assert json.loads(told.out)["error"]["exit_code"] == code
+    assert sorted(place.glob("*")) == before
+
+
+def test_out_of_memory_in_a_child_is_exit_code_11(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--isolate", "--memory-limit", "100M", "--batch", "200000"]
+    assert bench(place / "m.onnx", *QUICK, *args) == 11
+    assert "out of memory within 100 MiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("isolate", [[], ["--isolate"]])
+def test_ctrl_c_leaves_a_partial_record_and_exit_code_130(place: Path, tmp_path: Path, isolate: list[str]) -> None:
+    command = [sys.executable, "-m", "trt_engine", "bench", str(place / "m.engine.onnx"), "--json", "--warmup", "0"]
+    command += ["--duration", "600", "-o", str(tmp_path), *isolate]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "measuring `m.engine.onnx`" not in process.stderr.readline():
+            assert process.poll() is None
+        subprocess.run(["sleep", "0.5"], check=True)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    doc: dict[str, Any] = json.loads(out)
+    assert doc["complete"] is False
+    assert doc["queries"] > 0
+    (line,) = (tmp_path / "records.jsonl").read_text().splitlines()
+    assert json.loads(line)["complete"] is False
+    assert "interrupted" in err and "Traceback" not in err
+
+
+def test_a_log_is_read_and_answered_whatever_it_says(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "trtexec.log"
+    log.write_text(
+        "&&&& RUNNING TensorRT.trtexec [TensorRT v110100] [b106] # trtexec --onnx=m.onnx\n"
+        "[08/27/2026-12:19:38] [E] Engine set up failed\n"
+        "&&&& FAILED TensorRT.trtexec [TensorRT v110100] [b106] # trtexec --onnx=m.onnx\n"
+    )
+    assert bench("--log", log) == 0
+    doc = json.loads(capsys.readouterr().out)
+    assert (doc["schema"], doc["status"], doc["trt_version"]) == ("trt-engine/bench-log", "failed", "11.1.0")
+    assert (doc["throughput_qps"], doc["error_lines"]) == (None, 1)
+
+
+def test_a_log_of_ours_says_what_the_record_says(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench(place / "m.engine.onnx", *QUICK, "-o", tmp_path)
+    record = json.loads(capsys.readouterr().out)
+    assert bench("--log", tmp_path / "bench.log") == 0
+    log = json.loads(capsys.readouterr().out)
+    assert log["throughput_qps"] == pytest.approx(record["qps"], rel=1e-5)
+    assert log["compute_ms"]["p99"] == pytest.approx(record["compute_ms"]["p99"], rel=1e-5)
+    assert log["gpu_compute_ms"] is None
+
+
+def test_the_verb_and_the_function_give_the_same_keys(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import msgspec
+
+    bench(place / "m.engine.onnx", *QUICK)
+    doc = json.loads(capsys.readouterr().out)
+    record = te.bench(place / "m.engine.onnx", duration_s=0.0, warmup_s=0.0, iterations=12)
+    own = set(msgspec.to_builtins(BenchReport.of(record)))
+    assert own <= set(doc)
+
+
+def test_the_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from trt_engine.cli.main import run; run(['bench', '--help']); "
+        "print(sorted({'numpy', 'onnx', 'onnxruntime'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,243 @@
+"""`trt-engine build` as a person and a script meet it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onnx_models as models
+from trt_engine.cli import main
+from trt_engine.engine import Engine
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+MAIN = "from trt_engine.cli.main import main; main()"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Mapping[str, str]:
+    return os.environ | {"TRT_ENGINE_STORE": str(tmp_path / "store")}
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: Mapping[str, str]) -> Run:
+    """`run("net.onnx", "--json")` in a process and folder of its own."""
+
+    def build(*args: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, "build", *args],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, preexec_fn=before,
+        )  # fmt: skip
+
+    return build
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """The same in this process: exit code, stdout, stderr (with what a library writes past Python)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRT_ENGINE_STORE", environment["TRT_ENGINE_STORE"])
+    logger = logging.getLogger("trt_engine")
+    before = logger.handlers, logger.propagate, logger.level
+
+    def build(*args: str) -> tuple[int, str, str]:
+        code = main.run(["build", *args])
+        return code, *capfd.readouterr()
+
+    yield build
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    return models.conv_net(tmp_path / "net.onnx")
+
+
+def engines_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name != "net.onnx"]
+
+
+@pytest.mark.usefixtures("net")
+def test_one_document_on_stdout_and_the_talk_on_stderr(run: Run, tmp_path: Path):
+    done = run("net.onnx", "--batch", "1:2:4", "-o", "out/net.engine.onnx", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    engine = Engine.open(tmp_path / "out" / "net.engine.onnx")
+    assert told["schema"] == "trt-engine/build" and told["engine"] == "out/net.engine.onnx"
+    assert told["digest"] == engine.passport.payload[0].digest and told["key"] == engine.passport.key
+    assert told["payload_bytes"] == engine.path.stat().st_size
+    assert told["profiles"][0]["ranges"]["images"]["max"] == [4, 3, 8, 8]
+    assert told["parity"]["passed"] is True and told["cached"] is False and told["warnings"] == []
+    assert told["precision"]["found"]["fp32"]["layers"] == 1
+    assert set(told["artifacts"]) == {"engine", "passport"}
+    assert {"environment", "seconds", "device", "backend", "identity", "command"} <= set(told)
+    assert "building `net.onnx`" in done.stderr
+    again = json.loads(run("net.onnx", "--batch", "1:2:4", "--json").stdout)
+    assert again["cached"] is True and again["key"] == told["key"]
+
+
+@pytest.mark.usefixtures("net")
+def test_the_text_says_what_to_type_next(run: Run):
+    done = run("net.onnx", "-o", "net.engine.onnx", "-q")
+    assert done.returncode == 0 and done.stderr == ""
+    assert "trt-engine bench net.engine.onnx" in done.stdout and "fp32 100 %" in done.stdout
+
+
+@pytest.mark.usefixtures("net")
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Run, tmp_path: Path):
+    before = sorted(tmp_path.rglob("*"))
+    told = json.loads(run("net.onnx", "-o", "new/net.engine.onnx", "--dry-run", "--json").stdout)
+    assert told["dry_run"] is True and told["cached"] is False and told["engine"] is None
+    assert told["artifacts"] == {"engine": "new/net.engine.onnx"}
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "build it" in run("net.onnx", "--dry-run").stdout
+
+
+@pytest.mark.usefixtures("net")
+def test_the_spellings_of_trtexec_are_read(run: Run, tmp_path: Path):
+    done = run(
+        "--onnx=net.onnx", "--minShapes=images:1x3x8x8", "--optShapes=images:2x3x8x8", "--maxShapes=images:4x3x8x8",
+        "--saveEngine=net.engine.onnx",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    span = Engine.open(tmp_path / "net.engine.onnx").passport.profiles[0].ranges["images"]
+    assert (span.min[0], span.opt[0], span.max[0]) == (1, 2, 4)
+    refused = run("net.onnx", "--fp16")
+    assert refused.returncode == 6 and "asked for fp16" in refused.stderr
+
+
+BAD: dict[str, tuple[list[str], int]] = {
+    "no model": ([], 2),
+    "two models": (["net.onnx", "--onnx", "other.onnx"], 2),
+    "unknown option": (["net.onnx", "--bach", "2"], 2),
+    "unknown backend": (["net.onnx", "--backend", "onnxruntimes"], 2),
+    "unknown setting": (["net.onnx", "-O", "threads=2"], 2),
+    "wrong input name": (["net.onnx", "--profile", "pictures:1x3x8x8"], 2),
+    "wrong rank": (["net.onnx", "--shapes", "images:1x3x8"], 2),
+    "min over max": (["net.onnx", "--batch", "4:2:1"], 2),
+    "unknown precision": (["net.onnx", "--precision", "fp12"], 2),
+    "a provider that is not here": (["net.onnx", "--providers", "cuda"], 3),
+    "a file where a folder is needed": (["net.onnx", "-o", "net.onnx/x.onnx"], 3),
+    "missing file": (["missing.onnx"], 4),
+    "cut short": (["cut.onnx"], 4),
+    "text": (["text.onnx"], 4),
+    "weights missing": (["outside.onnx"], 4),
+    "unknown operator": (["unknown.onnx"], 4),
+    "operator of TensorRT": (["trt.onnx"], 4),
+    "no kernel": (["brain.onnx"], 4),
+    "precision not found": (["net.onnx", "--precision", "int8"], 6),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_ends_with_its_code_a_hint_and_nothing_written(
+    what: str, here: Callable[..., tuple[int, str, str]], net: Path, tmp_path: Path
+):
+    args, code = BAD[what]
+    row, brain = (models.FLOAT, ["n", 3]), (models.BF16, ["n", 3])
+    (tmp_path / "cut.onnx").write_bytes(net.read_bytes()[:900])
+    (tmp_path / "text.onnx").write_text("once upon a time")
+    models.conv_net(tmp_path / "outside.onnx", location="outside.bin")
+    (tmp_path / "outside.bin").unlink()
+    models.save(tmp_path / "unknown.onnx", [models.node("Foo", "x", "y")], {"x": row}, {"y": row})
+    only = [models.node("TRT_FP4QDQ", "x", "y", domain="trt")]
+    models.save(tmp_path / "trt.onnx", only, {"x": row}, {"y": row}, domains={"trt": 1})
+    models.save(tmp_path / "brain.onnx", [models.node("Relu", "x", "y")], {"x": brain}, {"y": brain})
+    there = {path for path in tmp_path.iterdir() if path.is_file()}
+    ended, stdout, stderr = here(*args, "--json")
+    assert ended == code, stderr
+    assert "hint: " in stderr and "Traceback" not in stderr
+    assert "onnxruntime_src" not in stderr and ":onnxruntime:" not in stderr  # its own log is quiet
+    assert json.loads(stdout)["error"]["exit_code"] == code
+    assert {path for path in tmp_path.iterdir() if path.is_file()} == there
+    assert engines_in(tmp_path / "store") == []
+
+
+# ------------------------------------------------------------------------------------------------ a hostile machine
+
+
+@pytest.mark.parametrize(("limit", "extra"), [(1 << 10, []), (6 << 10, []), (6 << 10, ["-O", "external_weights=on"])])
+def test_a_file_size_limit_is_an_error_of_the_machine_and_no_short_engine(
+    limit: int, extra: list[str], run: Run, net: Path, tmp_path: Path
+):
+    assert net.stat().st_size > limit
+    done = run("net.onnx", *extra, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert done.returncode == 3, done.stderr
+    assert "ulimit -f" in done.stderr
+    assert engines_in(tmp_path / "store") == []
+
+
+def slow_net(path: Path) -> Path:
+    """A model whose parity check takes many seconds, and its files some."""
+    image = (models.FLOAT, ["batch", 64, 256, 256])
+    weights = {"w": np.full((64, 64, 5, 5), 1e-4, np.float32)}
+    nodes = [models.node("Conv", f"t{i} w", f"t{i + 1}", pads=[2, 2, 2, 2]) for i in range(12)]
+    return models.save(path, nodes, {"t0": image}, {"t12": image}, weights)
+
+
+def started(tmp_path: Path, environment: Mapping[str, str], *args: str) -> subprocess.Popen[str]:
+    """A build that has written its payload and is being proved."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "build", "slow.onnx", *args],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "optimising" in line:
+            return process
+    raise AssertionError(f"the build ended with {process.wait()}")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_a_build_with_130_and_leaves_nothing(sent: int, tmp_path: Path, environment: Mapping[str, str]):
+    slow_net(tmp_path / "slow.onnx")
+    process = started(tmp_path, environment, "-o", "slow.engine.onnx")
+    process.send_signal(sent)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "interrupted" in told and "Traceback" not in told
+    assert engines_in(tmp_path / "store") == [] and not (tmp_path / "slow.engine.onnx").exists()
+
+
+def test_a_killed_build_leaves_no_engine_and_does_not_hinder_the_next(
+    tmp_path: Path, environment: Mapping[str, str], run: Run
+):
+    slow_net(tmp_path / "slow.onnx")
+    process = started(tmp_path, environment)
+    process.kill()
+    process.communicate(timeout=60)
+    dry = json.loads(run("slow.onnx", "--dry-run", "--json").stdout)
+    assert dry["cached"] is False
+    models.conv_net(tmp_path / "slow.onnx")  # one that is quick to build
+    assert run("slow.onnx").returncode == 0
+
+
+@pytest.mark.usefixtures("net")
+def test_two_processes_building_the_same_engine_build_one(tmp_path: Path, environment: Mapping[str, str]):
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", MAIN, "build", "net.onnx", "-o", f"{name}.engine.onnx", "--json"],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for name in ("one", "two")
+    ]  # fmt: skip
+    told = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(item["cached"] for item in told) == [False, True]
+    assert len({item["digest"] for item in told}) == 1
+    assert len(list((tmp_path / "store" / "engines").iterdir())) == 1
+    for name in ("one", "two"):
+        Engine.open(tmp_path / f"{name}.engine.onnx").verify()

@@ -1,0 +1,93 @@
+"""Completion: a script each shell reads, and answers that are the verbs, options and choices there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trt_engine.cli.main import VERBS, run
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_goes_to_stdout_and_how_to_install_it_to_stderr(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["completion", shell]) == 0
+    out, err = capsys.readouterr()
+    assert "_TRT_ENGINE_COMPLETE" in out and f"{shell}_complete" in out
+    assert f"trt-engine completion {shell}" in err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_the_shell_can_read(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert run(["completion", shell, "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    script = tmp_path / "script"
+    script.write_text(out)
+    subprocess.run([shell, "-n", str(script)], check=True)
+
+
+def test_an_unknown_shell_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "tcsh"]) == 2
+    assert capsys.readouterr().err == "error: `shell` cannot be `tcsh`\nhint: expected one of `bash`, `zsh`, `fish`\n"
+
+
+def test_the_script_comes_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "bash", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shell"] == "bash" and told["script"].strip() and told["install"]
+
+
+def complete(words: str, position: int) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "trt_engine"],
+        env=os.environ | {"COMP_WORDS": words, "COMP_CWORD": str(position), "_TRT_ENGINE_COMPLETE": "bash_complete"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_the_beginning_of_a_verb_gives_the_verb() -> None:
+    assert complete("trt-engine si", 1) == ["size"]
+
+
+def test_nothing_typed_yet_gives_every_verb() -> None:
+    assert complete("trt-engine ", 1) == list(VERBS)
+
+
+def test_options_choices_and_actions_complete() -> None:
+    assert complete("trt-engine cache prune --o", 3) == ["--older-than"]
+    assert complete("trt-engine cache p", 2) == ["prune"]
+    assert complete("trt-engine build x.onnx --precision bf", 4) == ["bf16"]
+
+
+def test_bash_itself_completes_the_verb(tmp_path: Path) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("bash is not installed")
+    (tmp_path / "trt-engine").write_text(f'#!/bin/sh\nexec {sys.executable} -m trt_engine "$@"\n')
+    (tmp_path / "trt-engine").chmod(0o755)
+    program = """
+        eval "$(trt-engine completion bash -q)"
+        COMP_WORDS=(trt-engine si) COMP_CWORD=1 COMPREPLY=()
+        _trt_engine_completion trt-engine
+        echo "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", program],
+        env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "size"

@@ -1,0 +1,68 @@
+"""Light stays light: help and the light modules load no library that computes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from trt_engine.cli.main import VERBS
+
+HEAVY = ["numpy", "onnx", "onnxruntime", "torch", "tensorrt", "ml_dtypes", "scipy", "psutil", "jinja2", "filelock"]
+ONLY_WHEN_NEEDED = ["msgspec", "logging", "importlib.metadata", "difflib", "platformdirs", "traceback"]
+
+_PROGRAM = """
+import json, sys
+before = set(sys.modules)
+code = 0
+try:
+    {statement}
+except SystemExit as error:
+    code = error.code or 0
+print()
+print(json.dumps([code, sorted(set(sys.modules) - before)]))
+"""
+
+
+def loaded(statement: str, *args: str) -> set[str]:
+    """The modules a statement loads in a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM.format(statement=statement), *args], capture_output=True, text=True, check=True
+    )
+    code, names = json.loads(done.stdout.splitlines()[-1])
+    assert code == 0, done.stderr
+    return set(names)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["trt_engine", "trt_engine.cli.main", "trt_engine.cli.options", "trt_engine.config", "trt_engine.errors",
+     "trt_engine.tensors"],
+)  # fmt: skip
+def test_light_modules_load_nothing_heavy(module: str) -> None:
+    names = loaded(f"import {module}")
+    assert not names & set(HEAVY + ONLY_WHEN_NEEDED)
+
+
+def test_the_help_loads_nothing_heavy_and_no_verb() -> None:
+    names = loaded("from trt_engine.cli.main import main; main()", "--help")
+    assert not names & set(HEAVY + ONLY_WHEN_NEEDED)
+    assert {name for name in names if name.startswith("trt_engine.")} == {"trt_engine.cli", "trt_engine.cli.main"}
+    assert not names & {"click", "re", "dataclasses", "inspect", "enum", "signal", "pathlib"}
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "cache list", "cache prune"])
+def test_the_help_of_every_verb_loads_nothing_heavy(verb: str) -> None:
+    names = loaded("from trt_engine.cli.main import main; main()", *verb.split(), "--help")
+    assert not names & set(HEAVY), f"`trt-engine {verb} --help` loads {sorted(names & set(HEAVY))}"
+
+
+def test_pressing_tab_loads_no_verb() -> None:
+    statement = (
+        "import os; os.environ.update(COMP_WORDS='trt-engine ', COMP_CWORD='1', _TRT_ENGINE_COMPLETE='bash_complete'); "
+        "from trt_engine.cli.main import main; main()"
+    )
+    names = loaded(statement)
+    assert not names & {f"trt_engine.cli.{module}" for module, _ in VERBS.values()}

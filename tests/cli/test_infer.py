@@ -1,0 +1,231 @@
+"""`trt-engine infer`: files in, files out, and what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import trt_engine as te
+from trt_engine.cli.main import run
+
+Told = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["x"], ["minus"]), helper.make_node("Log", ["x"], ["log"])],
+        "g",
+        [value("x", TensorProto.FLOAT, ["batch", 3])],
+        [value(name, TensorProto.FLOAT, ["batch", 3]) for name in ("minus", "log")],
+    )
+    path = tmp_path / "two.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path) -> Path:
+    return te.build(model, batch=(1, 2, 4), out=tmp_path / "two.engine.onnx").path
+
+
+@pytest.fixture
+def x(tmp_path: Path) -> Path:
+    np.save(tmp_path / "x.npy", np.array([[1, 0, 1]], np.float32))
+    return tmp_path / "x.npy"
+
+
+@pytest.fixture
+def infer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+    def call(*args: object) -> Told:
+        code = run(["infer", *map(str, args)])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return call
+
+
+def test_an_array_in_and_arrays_out(infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path) -> None:
+    code, out, _ = infer(engine, "--input", x, "-o", tmp_path / "y.npz")
+    assert code == 0
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert outputs["minus"].tolist() == [[-1, 0, -1]]
+        assert outputs["log"].tolist() == [[0, -np.inf, 0]]
+    assert "input       x 1x3 (x.npy)" in out
+    assert "output      minus 1x3 float32, min -1, max 0, mean -0.666667" in out
+    assert "output      log 1x3 float32, min 0, max 0, mean 0, 1 values are NaN or infinite" in out
+    assert f"written     {tmp_path / 'y.npz'}" in out
+
+
+def test_json_is_one_document_with_the_common_keys(
+    infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path
+) -> None:
+    code, out, _ = infer(engine, "--input", x, "-o", tmp_path / "y.npz", "--repeat", "4", "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["schema"] == "trt-engine/infer"
+    assert {"schema_version", "tool", "command", "warnings"} <= set(document)
+    assert document["shapes"] == {"x": [1, 3]}
+    assert len(document["samples_ms"]) == 4
+    assert document["first_ms"] == document["samples_ms"][0] > 0
+    assert document["median_ms"] == sorted(document["samples_ms"][1:])[1]
+    assert [item["name"] for item in document["outputs"]] == ["minus", "log"]
+    assert document["outputs"][1]["not_finite"] == 1
+    assert document["artifacts"] == {"outputs": str(tmp_path / "y.npz")}
+    assert document["facts"]["providers"]
+
+
+def test_one_output_goes_to_an_npy(infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path) -> None:
+    code, out, _ = infer(engine, "--input", x, "--output", "minus", "-o", tmp_path / "y.npy")
+    assert code == 0
+    assert "log" not in out
+    assert np.load(tmp_path / "y.npy").tolist() == [[-1, 0, -1]]
+
+
+def test_random_inputs_are_seeded(infer: Callable[..., Told], engine: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert infer(engine, "--random", "--batch", "3", "--seed", seed, "-o", tmp_path / f"{name}.npz")[0] == 0
+    a, b, c = (np.load(tmp_path / f"{name}.npz")["minus"] for name in "abc")
+    assert a.shape == (3, 3)
+    assert np.array_equal(a, b)
+    assert not np.array_equal(a, c)
+
+
+def test_without_a_batch_random_inputs_have_the_profiles_usual_shape(infer: Callable[..., Told], engine: Path) -> None:
+    assert "input       x 2x3 (seeded random, seed 0)" in infer(engine, "--random")[1]
+
+
+def test_a_model_is_built_into_the_store_first_and_that_is_said(
+    infer: Callable[..., Told], model: Path, x: Path, store: Path
+) -> None:
+    code, out, err = infer(model, "--input", x)
+    assert code == 0
+    assert "is a model: its engine is built into the store first" in err
+    assert str(store) in out
+    assert len(list((store / "engines").iterdir())) == 1
+    infer(model, "--input", x)
+    assert len(list((store / "engines").iterdir())) == 1
+
+
+def test_any_backend_answers(infer: Callable[..., Told], model: Path, x: Path) -> None:
+    code, out, _ = infer(model, "--input", x, "--backend", "fake", "--device", "fake")
+    assert code == 0
+    assert "(fake on fake:0)" in out
+    assert "output      minus 1x3 float32, min -1, max 0, mean -0.666667" in out
+
+
+def test_a_dry_run_writes_nothing(
+    infer: Callable[..., Told], model: Path, x: Path, tmp_path: Path, store: Path
+) -> None:
+    code, out, _ = infer(model, "--input", x, "-o", tmp_path / "y.npz", "--dry-run")
+    assert code == 0
+    assert "would build its engine into the store first" in out
+    assert f"would write minus, log to {tmp_path / 'y.npz'}" in out
+    assert not (tmp_path / "y.npz").exists()
+    assert not store.exists()
+
+
+def test_a_file_that_is_there_is_kept_unless_yes(
+    infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "y.npz"
+    target.write_text("mine")
+    code, out, err = infer(engine, "--input", x, "-o", target)
+    assert (code, out) == (2, "")
+    assert "exists\nhint: `--yes` overwrites it" in err
+    assert target.read_text() == "mine"
+    assert infer(engine, "--input", x, "-o", target, "--yes")[0] == 0
+    assert np.load(target)["minus"].shape == (1, 3)
+
+
+def save(path: Path, array: np.ndarray) -> Path:
+    np.save(path, array)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        ([], 2, "no inputs are given"),
+        (["--input", "x.npy", "--random"], 2, "both `--input` and `--random`"),
+        (["--input", "x.npy", "--batch", "2"], 2, "`--batch` is for `--random`"),
+        (["--input", "x.npy", "--shapes", "x:1x3"], 2, "`--shapes` is for `--random`"),
+        (["--input", "none.npy"], 2, "cannot read the inputs `none.npy`: no such file"),
+        (["--input", "text.npy"], 2, "neither .npy nor .npz"),
+        (["--input", "wide.npy"], 2, "dimension 1 is fixed at 3"),
+        (["--input", "double.npy"], 2, "is float64, expected float32"),
+        (["--input", "many.npy"], 2, "profile 0 spans 1x3 to 4x3"),
+        (["--input", "named.npz"], 2, "holds `z`, which is no input"),
+        (["--random", "--batch", "9"], 2, "profile 0 spans 1x3 to 4x3"),
+        (["--random", "--batch", "0"], 2, "0"),
+        (["--random", "--repeat", "0"], 2, "0"),
+        (["--random", "--output", "mins"], 2, "did you mean `minus`"),
+        (["--random", "-o", "y.npy"], 2, "can hold one array, there are 2"),
+        (["--random", "-o", "y.csv"], 2, "ends in .npz or .npy"),
+        (["--random", "-o", "x.npy/y.npz"], 3, "a file is in the way"),
+        (["--random", "--device", "tpu"], 2, "unknown device `tpu`"),
+        (["--random", "--precision", "fp16"], 2, "is built already: `--precision` cannot change it"),
+        (["--random", "-O", "nonsense=1"], 2, "nonsense"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence_and_a_hint(
+    infer: Callable[..., Told],
+    engine: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    code: int,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
+    save(tmp_path / "wide.npy", np.ones((1, 4), np.float32))
+    save(tmp_path / "double.npy", np.ones((1, 3), np.float64))
+    save(tmp_path / "many.npy", np.ones((5, 3), np.float32))
+    (tmp_path / "text.npy").write_text("1 2 3")
+    np.savez(tmp_path / "named.npz", z=np.ones((1, 3), np.float32))
+    before = sorted(tmp_path.iterdir())
+    found, out, err = infer(engine, *args)
+    assert found == code
+    assert out == ""
+    assert says in err
+    assert "hint: " in err
+    assert "Traceback" not in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("write", "code"),
+    [
+        (lambda path: None, 4),
+        (lambda path: path.write_bytes(b"\x00\x01random"), 4),
+        (lambda path: path.write_text("not a model"), 4),
+    ],
+)
+def test_a_model_that_is_none_has_the_exit_code_of_models(
+    infer: Callable[..., Told], tmp_path: Path, write: Callable[[Path], object], code: int
+) -> None:
+    write(tmp_path / "m.onnx")
+    found, _, err = infer(tmp_path / "m.onnx", "--random")
+    assert found == code
+    assert "hint: " in err
+
+
+def test_a_file_that_is_no_engine_has_the_exit_code_of_engines(infer: Callable[..., Told], tmp_path: Path) -> None:
+    (tmp_path / "m.engine").write_bytes(b"no plan at all")
+    found, _, err = infer(tmp_path / "m.engine", "--random")
+    assert found == 10
+    assert "hint: " in err

@@ -1,0 +1,402 @@
+"""`trt-engine inspect`: what it prints, what it ends with."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_engine.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the models of tests/graph, wherever pytest starts
+from graph import models
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*args: object) -> tuple[int, str, str]:
+        code = main.run(["inspect", *map(str, args)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def detector(tmp_path: Path) -> Path:
+    return models.save(models.detector(height=160, width=128), tmp_path)
+
+
+def plan(path: Path, version: tuple[int, int, int, int] = (10, 16, 1, 11)) -> Path:
+    path.write_bytes(b"ftrt" + bytes(20) + bytes(version) + bytes(4096))
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def grep(pattern: str, text: str) -> list[str]:
+    """As the source document's script greps: `grep -oP 'input_name:\\s*\\K\\S+'`."""
+    return re.findall(pattern.replace(r"\K", "("), text)
+
+
+GREPS = {"name": r"input_name:\s*\K\S+)", "height": r"height:\s*\K[0-9]+)", "width": r"width:\s*\K[0-9]+)"}
+
+
+def test_a_script_reads_name_height_and_width(cli: Run, detector: Path) -> None:
+    code, out, _ = cli(detector)
+    assert code == 0
+    assert {name: grep(pattern, out) for name, pattern in GREPS.items()} == {
+        "name": ["images"], "height": ["160"], "width": ["128"],
+    }  # fmt: skip
+
+
+def test_open_height_and_width_leave_a_script_empty_handed_and_say_dynamic(cli: Run, tmp_path: Path) -> None:
+    code, out, _ = cli(models.save(models.detector(height=None, width=None), tmp_path))
+    assert code == 0
+    assert grep(GREPS["height"], out) == grep(GREPS["width"], out) == []
+    assert "height: dynamic" in out
+    assert "--shapes images:1x3x640x640" in out
+
+
+def test_images_with_channels_last_have_their_height_first(cli: Run, tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("Relu", ["images"], ["y"])],
+        [models.value("images", ["batch", 96, 64, 3])], [models.value("y", ["batch", 96, 64, 3])],
+    )  # fmt: skip
+    _, out, _ = cli(models.save(proto, tmp_path))
+    assert (grep(GREPS["height"], out), grep(GREPS["width"], out)) == (["96"], ["64"])
+
+
+def test_a_model_without_images_has_a_name_and_no_size(cli: Run, tmp_path: Path) -> None:
+    proto = models.model(
+        [models.node("Relu", ["tokens"], ["y"])],
+        [models.value("tokens", ["batch", 7])], [models.value("y", ["batch", 7])],
+    )  # fmt: skip
+    _, out, _ = cli(models.save(proto, tmp_path))
+    assert grep(GREPS["name"], out) == ["tokens"]
+    assert "height:" not in out
+
+
+def test_the_image_is_found_among_several_inputs(cli: Run, tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.graph.input.insert(0, models.value("sizes", ["batch", 2]))
+    _, out, _ = cli(models.save(proto, tmp_path))
+    assert grep(GREPS["name"], out) == ["images"]
+
+
+def test_the_text_says_what_is_in_the_model(cli: Run, detector: Path) -> None:
+    _, out, _ = cli(detector)
+    for line in (
+        "input: images:batchx3x160x128 float32",
+        "output: scores:batchx10 float32",
+        "opset: ai.onnx 20",
+        "ir_version: 10",
+        "producer: tests",
+        "precision: fp32",
+        "quantized: no",
+        "external_data: none",
+        "findings: none",
+    ):
+        assert line in out.splitlines()
+    assert "(at images:1x3x160x128)" in out
+
+
+def test_json_is_one_document_with_the_common_keys(cli: Run, detector: Path) -> None:
+    code, out, _ = cli(detector, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert {"schema", "schema_version", "tool", "command", "warnings"} <= set(document)
+    assert (document["schema"], document["kind"]) == ("trt-engine/inspect", "model")
+    assert document["macs"] == 8 * 160 * 128 * 27 + 80
+    assert document["signature"]["inputs"][0]["shape"] == [-1, 3, 160, 128]
+
+
+def test_shapes_move_the_count(cli: Run, detector: Path) -> None:
+    _, out, _ = cli(detector, "--shapes", "images:4x3x160x128", "--json")
+    assert json.loads(out)["macs"] == 4 * (8 * 160 * 128 * 27 + 80)
+
+
+@pytest.mark.parametrize("shapes", ["image:1x3x160x128", "images:1x3x160", "images:1x3x161x128", "images:axb"])
+def test_shapes_that_do_not_fit_are_a_usage_error(cli: Run, detector: Path, shapes: str) -> None:
+    code, out, err = cli(detector, "--shapes", shapes)
+    assert (code, out) == (2, "")
+    assert "hint:" in err
+
+
+@pytest.mark.parametrize("op", [("EfficientNMS_TRT", ""), ("Magic", "my.company"), ("Reluu", "")])
+def test_operators_that_do_not_run_here_are_answered_with_findings(
+    cli: Run, tmp_path: Path, op: tuple[str, str]
+) -> None:
+    code, out, _ = cli(models.save(models.unpicked(*op), tmp_path))
+    assert code == 0
+    assert re.search(r"(warning: tensorrt-only-operator|error: unknown-operator)", out)
+
+
+def test_names_with_control_characters_do_not_reach_the_terminal(cli: Run, tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.producer_name = "evil\x1b[31m\nfindings: none"
+    _, out, _ = cli(models.save(proto, tmp_path))
+    assert "\x1b" not in out
+    assert out.count("\nfindings:") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"plain text, no model\n", bytes(range(256)) * 4, models.detector().SerializeToString()[:900]],
+    ids=["empty", "text", "bytes", "truncated"],
+)
+def test_what_is_no_whole_model_ends_with_four_and_a_hint(cli: Run, tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    code, out, err = cli(path)
+    assert (code, out) == (4, "")
+    assert err.startswith("error: ")
+    assert "\nhint: " in err
+    assert "Traceback" not in err
+
+
+def test_a_missing_file_and_missing_weights_end_with_four(cli: Run, tmp_path: Path) -> None:
+    assert cli(tmp_path / "absent.onnx")[0] == 4
+    path = models.save(models.external(models.detector(), "w", location="w.bin"), tmp_path)
+    code, _, err = cli(path)
+    assert code == 4
+    assert "w.bin" in err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from trt_engine.cli.main import run; code = run(['inspect', '--help']);"
+        "heavy = {'numpy', 'onnx', 'onnxruntime', 'torch', 'tensorrt'} & set(sys.modules); print(heavy or 'light');"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "light"
+
+
+# ------------------------------------------------------------------------------------------------ plans
+
+
+def test_a_bare_plan_tells_its_version_and_why_it_cannot_be_used(cli: Run, tmp_path: Path) -> None:
+    code, out, _ = cli(plan(tmp_path / "model.engine"), "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["kind"], document["tensorrt_version"]) == ("plan", "10.16.1.11")
+    assert document["verdict"]["verdict"] == "refuse"
+    assert "not installed" in document["verdict"]["reason"]
+    assert "10.16.1" in document["verdict"]["command"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "verdict"),
+    [("10.16.1.11", "loads"), ("10.16.1", "loads"), ("10.16.2", "rebuild"), ("11.4.0", "rebuild")],
+)
+def test_a_plan_is_judged_by_the_tensorrt_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str, verdict: str
+) -> None:
+    from trt_engine.api import inspecting
+
+    monkeypatch.setattr(inspecting, "version_of", lambda name: installed if name == "tensorrt" else None)
+    report = inspecting.inspect(plan(tmp_path / "model.plan"))
+    assert report.verdict.verdict == verdict  # type: ignore[union-attr]
+    assert report.verdict.command  # type: ignore[union-attr]
+
+
+def test_a_plan_is_recognised_under_any_name(cli: Run, tmp_path: Path) -> None:
+    assert cli(plan(tmp_path / "model.bin"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"ftrt" + bytes(8), "ends after 12 bytes"),
+        (b"\x00\x01\x02\x03" + bytes(500), "begins with `00 01 02 03`"),
+        (models.detector().SerializeToString(), "is an ONNX model"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".engine", ".plan", ".trt"])
+def test_an_engine_by_name_that_is_no_plan_ends_with_ten(
+    cli: Run, tmp_path: Path, content: bytes, words: str, suffix: str
+) -> None:
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(content)
+    code, out, err = cli(path)
+    assert (code, out) == (10, "")
+    assert words in err
+    assert "hint: " in err
+
+
+# ------------------------------------------------------------------------------------------------ engines
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Any:
+    """A detector sealed as an engine of the fake backend, which needs no library but ONNX's."""
+    from trt_engine.backends.fake.build import FakeBuilder
+    from trt_engine.config import BuildConfig, parse_profile
+    from trt_engine.engine import Build, Engine, Passport, Source, payload_of
+    from trt_engine.environment import Environment
+    from trt_engine.graph.load import open_model
+
+    model = open_model(models.save(models.detector(height=8, width=8), tmp_path))
+    payload = tmp_path / "model.fake"
+    config = BuildConfig(backend="fake", device="fake", profiles=(parse_profile("images:1x3x8x8,2x3x8x8,4x3x8x8"),))
+    outcome = FakeBuilder().build(model, config, payload)
+    return Engine.seal(
+        payload,
+        Passport(
+            schema="trt-engine/passport",
+            schema_version=1,
+            backend="fake",
+            payload=payload_of(payload, outcome.files),
+            model=Source(model.name, model.digest, model.opsets.get(""), model.path.name),
+            signature=outcome.signature,
+            profiles=config.profiles,
+            precision=outcome.precision,
+            device=outcome.device or "fake",
+            build=Build("trt-engine build model.onnx --backend fake", {}, 0.1, FakeBuilder().identity(config)),
+            environment=Environment.here(),
+            needs=outcome.needs,
+        ),
+    )
+
+
+def test_an_engine_is_told_from_its_passport(cli: Run, engine: Any) -> None:
+    code, out, _ = cli(engine.path)
+    assert code == 0
+    for line in ("verdict: loads", "backend: fake", "profile 0: images:1x3x8x8,2x3x8x8,4x3x8x8"):
+        assert line in out.splitlines()
+    assert "build_command: trt-engine build model.onnx --backend fake" in out
+
+
+def test_the_passport_itself_can_be_named(cli: Run, engine: Any) -> None:
+    code, out, _ = cli(f"{engine.path}.json", "--json")
+    assert code == 0
+    assert json.loads(out)["kind"] == "engine"
+
+
+def test_a_changed_payload_is_refused_in_the_verdict_with_the_command_that_builds_it(cli: Run, engine: Any) -> None:
+    engine.path.write_bytes(engine.path.read_bytes() + b"x")
+    code, out, _ = cli(engine.path, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert document["verdict"]["verdict"] == "refuse"
+    assert "changed" in document["verdict"]["reason"]
+    assert document["verdict"]["command"] == "trt-engine build model.onnx --backend fake"
+    assert cli(engine.path, "--run")[0] == 10
+
+
+def test_a_backend_that_is_not_here_is_a_verdict_and_not_a_failure(cli: Run, engine: Any) -> None:
+    passport = Path(f"{engine.path}.json")
+    passport.write_text(passport.read_text().replace('"backend": "fake"', '"backend": "absent"'))
+    code, out, _ = cli(engine.path)
+    assert code == 0
+    assert "verdict: refuse" in out
+    assert "`absent`" in out
+
+
+def test_a_backend_without_its_package_says_what_to_install(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import dataclasses
+
+    from trt_engine.api import inspecting
+
+    real = inspecting.backends()["fake"]
+    card = dataclasses.replace(real, modules=("a_package_nobody_has",), install="pip install a-package")
+    monkeypatch.setattr(inspecting, "backends", lambda: {"fake": card})
+    report = inspecting.inspect(engine.path)
+    assert report.verdict.verdict == "refuse"  # type: ignore[union-attr]
+    assert report.verdict.command == "pip install a-package"  # type: ignore[union-attr]
+
+
+def test_a_smoke_run_tells_what_went_in_and_came_out(cli: Run, engine: Any) -> None:
+    code, out, _ = cli(engine.path, "--run", "--json", "--shapes", "images:3x3x8x8")
+    smoke = json.loads(out)["smoke"]
+    assert code == 0
+    assert smoke["inputs"]["images"]["shape"] == [3, 3, 8, 8]
+    scores = smoke["outputs"]["scores"]
+    assert (scores["shape"], scores["not_finite"]) == ([3, 10], 0)
+    assert np.isfinite(scores["mean"])
+    assert smoke["first_ms"] > 0
+
+
+def test_a_smoke_run_of_one_seed_repeats(cli: Run, engine: Any) -> None:
+    outputs = [json.loads(cli(engine.path, "--run", "--json", "--seed", 3)[1])["smoke"]["outputs"] for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    assert json.loads(cli(engine.path, "--run", "--json")[1])["smoke"]["outputs"] != outputs[0]
+
+
+def test_a_smoke_run_outside_the_profile_is_a_usage_error(cli: Run, engine: Any) -> None:
+    assert cli(engine.path, "--run", "--shapes", "images:5x3x8x8")[0] == 2
+    assert cli(engine.path, "--run", "--shapes", "image:1x3x8x8")[0] == 2
+
+
+def test_run_on_what_cannot_run_says_what_can(cli: Run, detector: Path, tmp_path: Path) -> None:
+    for path in (detector, plan(tmp_path / "bare.engine"), tmp_path):
+        code, _, err = cli(path, "--run")
+        assert code == 2
+        assert "hint: " in err
+
+
+# ------------------------------------------------------------------------------------------------ run folders
+
+
+def record(batch: int, samples: list[float]) -> dict[str, Any]:
+    return {
+        "engine": "e", "backend": "onnxruntime", "device": "cpu", "batch": batch, "compute_ms": samples,
+        "wall_s": 2.0, "queries": len(samples), "stable": True, "complete": True,
+    }  # fmt: skip
+
+
+def run_folder(folder: Path, *, torn: bool = False) -> Path:
+    folder.mkdir()
+    said = {"schema": "trt-engine/size", "model": "m.onnx", "peak_streams": 12, "stopped_because": "max_batch"}
+    (folder / "size.json").write_text(json.dumps(said))
+    lines = [json.dumps(record(batch, [1.0, 3.0])) for batch in (1, 8)]
+    (folder / "records.jsonl").write_text("\n".join(lines) + ("\n" + lines[0][:40] if torn else "\n"))
+    return folder
+
+
+def test_a_run_folder_is_summed_up(cli: Run, tmp_path: Path) -> None:
+    code, out, _ = cli(run_folder(tmp_path / "run"), "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["kind"], document["verb"], document["complete"]) == ("run", "size", True)
+    assert document["summary"]["peak_streams"] == 12
+    second = document["measurements"][1]
+    assert (second["batch"], second["qps"], second["images_per_s"], second["mean_ms"]) == (8, 1.0, 8.0, 2.0)
+    text = cli(tmp_path / "run")[1]
+    assert "peak_streams: 12" in text
+    assert "records: 2" in text
+
+
+def test_a_torn_record_is_counted_and_the_run_is_not_complete(cli: Run, tmp_path: Path) -> None:
+    code, out, _ = cli(run_folder(tmp_path / "run", torn=True), "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["complete"], document["damaged"], len(document["measurements"])) == (False, 1, 2)
+
+
+def test_a_damaged_document_does_not_hide_the_records(cli: Run, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "size.json").write_text('{"schema": "trt-eng')
+    code, out, _ = cli(folder, "--json")
+    document = json.loads(out)
+    assert (code, document["complete"], len(document["measurements"])) == (0, False, 2)
+
+
+def test_a_folder_that_is_no_run_names_the_model_inside(cli: Run, detector: Path) -> None:
+    code, _, err = cli(detector.parent)
+    assert code == 4
+    assert "model.onnx" in err

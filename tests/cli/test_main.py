@@ -1,0 +1,379 @@
+"""The command line as a person meets it: exit codes, one error and one hint, one JSON document, no stack trace."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from trt_engine.cli import options
+from trt_engine.cli.main import VERBS, help_text, run
+from trt_engine.cli.output import Talk, document, emit
+from trt_engine.cli.shell import cli
+from trt_engine.errors import AccuracyError, UnstableError
+
+PYTHON = [sys.executable, "-m", "trt_engine"]
+
+# ------------------------------------------------------------------------------------------------ a verb that fails to order
+
+
+@click.command()
+@click.argument("how")
+@click.option("--batch", type=int)
+@click.option("--precision", type=click.Choice(["fp32", "fp16"]))
+@click.option("--max-batch", type=int)
+@options.common
+def fails(talk: Talk, how: str, batch: int | None, precision: str | None, max_batch: int | None) -> int | None:
+    """Raises what it is told to."""
+    if how == "code":
+        return 9
+    if how == "says":
+        emit(talk, document("fails", {"batch": max_batch}, command=options.spelled_command()), f"batch {max_batch}")
+        return None
+    if how == "says and fails":
+        emit(talk, document("fails", {"a": 1}, command="x"), "a 1")
+        raise UnstableError("the samples vary by 30 %", hint="lock the clocks")
+    raise {
+        "own": AccuracyError("off by 3, expected 1", hint="type `this`"),
+        "odd": RuntimeError("odd thing"),
+        "nothing": RuntimeError(),
+        "memory": MemoryError(),
+        "interrupt": KeyboardInterrupt(),
+        "end of file": EOFError("truncated"),
+        "full": OSError(errno.ENOSPC, "No space left on device"),
+        "locked": PermissionError(errno.EACCES, "Permission denied", "/there"),
+        "gone": FileNotFoundError(errno.ENOENT, "No such file or directory", "/there"),
+        "pipe": BrokenPipeError(errno.EPIPE, "Broken pipe"),
+    }[how]
+
+
+@pytest.fixture(autouse=True)
+def failing_verb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = ModuleType("trt_engine.cli.fails")
+    module.command = fails  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trt_engine.cli.fails", module)
+    monkeypatch.setitem(VERBS, "fails", ("fails", "a verb for tests"))
+    yield
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message", "hint"),
+    [
+        ("own", 7, "off by 3, expected 1", "type `this`"),
+        ("odd", 1, "unexpected RuntimeError: odd thing", "`-vv` shows where"),
+        ("nothing", 1, "unexpected RuntimeError", "`-vv` shows where"),
+        ("end of file", 1, "unexpected EOFError: truncated", "`-vv` shows where"),
+        ("memory", 11, "out of memory", "a smaller `--batch` or `--max-batch`"),
+        ("interrupt", 130, "interrupted", "what was finished is kept; run the same command to go on"),
+        ("full", 3, "cannot write `the output`: the disk is full", "free some space, or `-o` another disk"),
+        ("locked", 3, "cannot use `/there`: permission denied", "choose a folder you may write to with `-o`"),
+        ("gone", 1, "unexpected FileNotFoundError: [Errno 2] No such file or directory: '/there'", "`-vv` shows where"),
+    ],
+)
+def test_whatever_is_raised_ends_in_an_error_line_a_hint_line_and_its_exit_code(
+    how: str, code: int, message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["fails", how]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"error: {message}\nhint: {hint}\n"
+
+
+@pytest.mark.parametrize("how", ["own", "odd", "interrupt", "memory", "full"])
+def test_with_json_the_error_is_the_one_document_on_stdout(how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run(["fails", how, "--json"])
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["schema"] == "trt-engine/error" and told["schema_version"] == 1
+    assert told["error"]["exit_code"] == code
+    assert told["tool"]["name"] == "trt-engine" and told["warnings"] == []
+    assert told["command"] == f"trt-engine fails {how} --json"
+    assert f"error: {told['error']['message']}\nhint: {told['error']['hint']}\n" == err
+
+
+def test_a_verb_that_gave_its_document_and_then_fails_gives_no_second_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fails", "says and fails", "--json"]) == 9
+    out, err = capsys.readouterr()
+    assert json.loads(out)["a"] == 1
+    assert err.startswith("error: the samples vary by 30 %\nhint: ")
+    assert run(["fails", "own", "--json"]) == 7  # and the next command of the process has its own again
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 7
+
+
+def test_a_verb_chooses_its_exit_code_by_returning_it() -> None:
+    assert run(["fails", "code"]) == 9
+
+
+@pytest.mark.parametrize("loud", ["-v", None, "-vv", "-vvv", "--verbose"])
+def test_only_vv_shows_where_an_error_came_from(loud: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["fails", "odd", *([loud] if loud else [])])
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == (loud in ("-vv", "-vvv"))
+    assert "error: unexpected RuntimeError: odd thing" in err
+
+
+def test_the_reader_of_stdout_leaving_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    before = os.dup(1)
+    try:
+        assert run(["fails", "pipe"]) == 141
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+    assert capfd.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------------------------ usage
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (["sise"], "unknown verb `sise`", "did you mean `size`?"),
+        (["Bench", "x"], "unknown verb `Bench`", "did you mean `bench`?"),
+        (
+            ["model.onnx", "--json"],
+            "unknown verb `model.onnx`",
+            "a verb comes first: `trt-engine size model.onnx --json`",
+        ),
+        (["a b.engine"], "unknown verb `a b.engine`", "a verb comes first: `trt-engine inspect 'a b.engine'`"),
+        (["--versoin"], "`trt-engine` has no option `--versoin`", "did you mean `--version`?"),
+        (["fails", "x", "--bacth", "2"], "`trt-engine fails` has no option `--bacth`", "did you mean `--batch`?"),
+        (
+            ["fails", "x", "--maxBatches=2"],
+            "`trt-engine fails` has no option `--maxBatches`",
+            "did you mean `--max-batch`?",
+        ),
+        (
+            ["fails", "x", "--zzzz"],
+            "`trt-engine fails` has no option `--zzzz`",
+            "`trt-engine fails --help` lists the options",
+        ),
+        (["fails", "x", "-Z"], "`trt-engine fails` has no option `-Z`", "`trt-engine fails --help` lists the options"),
+        (["fails"], "missing argument `HOW`", "`trt-engine fails [OPTIONS] HOW`"),
+        (
+            ["fails", "x", "--batch", "many"],
+            "invalid value for `--batch`: `many` is not a valid integer",
+            "`trt-engine fails --help`",
+        ),
+        (["fails", "x", "--precision", "fp61"], "`--precision` cannot be `fp61`", "did you mean `fp16`?"),
+        (["fails", "x", "--precision", "q"], "`--precision` cannot be `q`", "expected one of `fp32`, `fp16`"),
+        (["fails", "x", "--batch"], "option `--batch` requires an argument", "`trt-engine fails --help`"),
+        (["fails", "x", "y"], "got unexpected extra argument (y)", "`trt-engine fails --help`"),
+        (["cache", "purne"], "`trt-engine cache` has no `purne`", "did you mean `prune`?"),
+    ],
+)
+def test_a_wrong_call_names_the_nearest_right_one_and_exits_with_two(
+    args: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    err = capsys.readouterr().err
+    assert err == f"error: {message}\nhint: {hint}\n"
+
+
+def test_options_in_camel_case_are_the_ones_in_kebab_case(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in (["--maxBatch=8"], ["--maxBatch", "8"], ["--max-batch", "8"]):
+        assert run(["fails", "says", *args]) == 0
+        assert capsys.readouterr().out == "batch 8\n"
+
+
+def test_what_follows_a_double_dash_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fails", "--", "--maxBatch"]) == 1
+    assert "KeyError: '--maxBatch'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [["--help"], ["-h"], ["--help", "size"]])
+def test_the_help_fits_a_terminal_and_has_every_verb(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(args) == 0
+    out, err = capsys.readouterr()
+    assert out == help_text() + "\n" and err == ""
+    assert all(f"\n  {name} " in out and line in out for name, (_, line) in VERBS.items())
+    assert max(map(len, out.splitlines())) < 80
+
+
+def test_no_verb_at_all_shows_the_help_on_stderr_and_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "Usage: trt-engine" in err and "error" not in err
+
+
+# ------------------------------------------------------------------------------------------------ every verb
+
+
+@pytest.mark.parametrize("verb", [name for name in VERBS if name != "fails"])
+def test_every_verb_has_a_help_and_the_common_options(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"Usage: trt-engine {verb} ") and err == ""
+    command = cli.get_command(click.Context(cli), verb)
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert one is not None
+        names = [name for item in one.params for name in (*item.opts, *item.secondary_opts)]
+        assert {"--json", "-q", "--quiet", "-v", "--verbose"} <= set(names), one.name
+        assert len(names) == len(set(names)), "an option is there twice"
+        assert all(item.help for item in one.params if isinstance(item, click.Option) and not item.hidden), one.name
+
+
+@pytest.mark.parametrize("verb", ["size", "inspect", "build", "bench", "infer"])
+def test_every_verb_with_a_file_says_that_a_missing_one_is_missing_and_exits_with_four(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    extra = ["--random"] if verb == "infer" else []
+    assert run([verb, str(tmp_path / "none.onnx"), *extra, "--json"]) == 4
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"]["exit_code"] == 4
+    assert "none.onnx" in err and "\nhint: " in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------ talk
+
+
+@pytest.mark.parametrize(
+    ("args", "talk"),
+    [
+        (["size", "x"], Talk(False, 0)),
+        (["size", "--json", "-q"], Talk(True, -1)),
+        (["size", "-vv"], Talk(False, 2)),
+        (["size", "-v", "--verbose"], Talk(False, 2)),
+        (["size", "-qv"], Talk(False, -1)),
+        (["size", "--", "--json", "-vv"], Talk(False, 0)),
+        (["size", "-o", "v"], Talk(False, 0)),
+    ],
+)
+def test_how_to_talk_is_known_before_the_arguments_are_parsed(args: list[str], talk: Talk) -> None:
+    assert Talk.from_args(args) == talk
+
+
+def test_a_document_has_the_common_keys_first_and_loses_no_warning_of_the_verb() -> None:
+    made = document("x", {"warnings": ["b"], "value": 1, "tool": "no"}, command="c", warnings=["a"])
+    assert list(made) == ["schema", "schema_version", "tool", "command", "warnings", "value"]
+    assert made["warnings"] == ["a", "b"] and made["tool"]["name"] == "trt-engine"
+
+
+@pytest.mark.parametrize(("no_colour", "colour"), [("", True), ("1", False)])
+def test_talk_is_coloured_on_a_terminal_alone_and_never_under_no_color(no_colour: str, colour: bool) -> None:
+    import pty
+
+    reader, writer = pty.openpty()
+    program = (
+        "import logging; from trt_engine.cli.output import Talk; Talk().start(); "
+        "logging.getLogger('trt_engine.x').warning('slow')"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"NO_COLOR": no_colour}
+    subprocess.run([sys.executable, "-c", program], stderr=writer, env=environment, check=True)
+    os.close(writer)
+    said = os.read(reader, 1000).decode()
+    os.close(reader)
+    assert "slow" in said and ("\x1b[" in said) == colour
+    piped = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=True)
+    assert "\x1b" not in piped.stderr and "warning: slow" in piped.stderr
+
+
+# ------------------------------------------------------------------------------------------------ as a process
+
+
+def test_the_module_runs_as_the_command_does() -> None:
+    done = subprocess.run([*PYTHON, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("trt-engine ") and "Python 3." in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("args", [["--help"], ["size", "--help"], ["cache", "list"]])
+def test_a_closed_pipe_says_nothing_and_leaves_no_trace(args: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*PYTHON, *args], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_was_still_in_the_buffer_when_the_reader_left_is_dropped_without_a_word(tmp_path: Path) -> None:
+    program = tmp_path / "leaves.py"
+    program.write_text(
+        "import sys, types, click\n"
+        "from trt_engine.cli import main, options\n"
+        "@click.command()\n"
+        "@options.common\n"
+        "def command(talk):\n"
+        "    print('not flushed yet')\n"
+        "    raise BrokenPipeError(32, 'Broken pipe')\n"
+        "sys.modules['trt_engine.cli.leaves'] = types.SimpleNamespace(command=command)\n"
+        "main.VERBS['leaves'] = ('leaves', 'leaves')\n"
+        "main.main()\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, str(program), "leaves"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=buffered,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize(
+    "args", [["cache", "list"], ["cache", "list", "--json"], ["--help"], ["completion", "bash", "-q"]]
+)
+@pytest.mark.parametrize("buffered", [True, False])
+def test_a_full_stdout_is_an_error_of_the_environment(args: list[str], buffered: bool) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*PYTHON, *args],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment | ({} if buffered else {"PYTHONUNBUFFERED": "1"}),
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr == (
+        "error: cannot write `the output`: the disk is full\nhint: free some space, or `-o` another disk\n"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_being_told_to_stop_ends_with_130_and_no_trace(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text(
+        "import sys, time, types, click\n"
+        "from trt_engine.cli import main, options\n"
+        "@click.command()\n"
+        "@options.common\n"
+        "def command(talk):\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+        "sys.modules['trt_engine.cli.waits'] = types.SimpleNamespace(command=command)\n"
+        "main.VERBS['waits'] = ('waits', 'waits')\n"
+        "main.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "waits.py"), "waits", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(0.05)  # from the line to the sleep
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.splitlines() == [
+        "error: interrupted",
+        "hint: what was finished is kept; run the same command to go on",
+    ]
+    assert json.loads(out)["error"]["exit_code"] == 130

@@ -1,0 +1,273 @@
+"""Options come from settings: the right type, the default shown once, the value only when it was typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+from trt_engine.cli import options
+from trt_engine.cli.main import VERBS, run
+from trt_engine.cli.output import Talk
+from trt_engine.config import BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig, opt, settings
+
+ALL = (BuildConfig, RuntimeConfig, BenchConfig, SizeConfig)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a verb made of its options, one config at a time."""
+
+    config: type
+    made: list[Any] = field(default_factory=list)
+
+
+@pytest.fixture
+def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    """A verb `takes` that has the options of one config class and keeps what it makes of them."""
+    kept = Call(request.param)
+
+    @click.command()
+    @options.of(kept.config)
+    @options.common
+    def takes(talk: Talk, **values: Any) -> None:
+        kept.made.append(options.config_from(kept.config, values))
+        assert not values, "every value was taken"
+
+    module = ModuleType("trt_engine.cli.takes")
+    module.command = takes  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trt_engine.cli.takes", module)
+    monkeypatch.setitem(VERBS, "takes", ("takes", "a verb for tests"))
+    yield kept
+
+
+def config(name: type) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("call", [name], indirect=True)
+
+
+# ------------------------------------------------------------------------------------------------ what is typed
+
+
+@pytest.mark.parametrize("call", ALL, indirect=True)
+def test_nothing_typed_is_every_default(call: Call) -> None:
+    assert run(["takes"]) == 0
+    assert call.made == [call.config()]
+
+
+@pytest.mark.parametrize("call", ALL, indirect=True)
+def test_the_help_shows_every_flag_and_every_default_once(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["takes", "--help"]) == 0
+    text = re.sub(r"\s+", " ", re.sub(r"-\n\s+", "-", capsys.readouterr().out))
+    for item in settings(call.config):
+        for flag in item.flags:
+            assert all(one in text for one in flag.split("/")), flag
+    assert "None" not in text and "()" not in text and "{}" not in text
+    assert text.count("(default") == sum("(default" in item.help for item in settings(call.config))
+    assert "minShapes" not in text, "trtexec's spellings are accepted, not advertised"
+
+
+@config(BuildConfig)
+@pytest.mark.parametrize(
+    ("args", "values"),
+    [
+        (["--precision", "fp16", "--batch", "1:8:64"], {"precision": "fp16", "batch": (1, 8, 64)}),
+        (["--no-parity"], {"parity": False}),
+        (["--parity"], {"parity": True}),
+        (["--parity-rtol", "0.01"], {"parity_rtol": 0.01}),
+        (["-O", "a=1", "--option", "b-c=2"], {"options": {"a": "1", "b_c": "2"}}),
+        (["--workspace", "32768MiB"], {"workspace_mib": 32768}),
+        (["--workspace", "32GiB"], {"workspace_mib": 32768}),
+        (["--providers", "cuda, cpu"], {"providers": ("cuda", "cpu")}),
+        (["--allow-fallback"], {"allow_fallback": True}),
+        (["--allowFallback"], {"allow_fallback": True}),
+        (["-b", "fake", "--device", "cuda:0"], {"backend": "fake", "device": "cuda:0"}),
+        (["--shapes", "'a:0':1x3,b:[2,2]"], {"shapes": {"a:0": (1, 3), "b": (2, 2)}}),
+        (
+            ["--profile", "x:1,2,4", "--profile", "x:4,8,16"],
+            {"profiles": (Profile({"x": ShapeRange((1,), (2,), (4,))}), Profile({"x": ShapeRange((4,), (8,), (16,))}))},
+        ),
+    ],
+)
+def test_what_is_typed_for_a_build_is_what_is_meant(call: Call, args: list[str], values: dict[str, Any]) -> None:
+    assert run(["takes", *args]) == 0
+    assert call.made == [BuildConfig(**values)]
+
+
+@config(BenchConfig)
+@pytest.mark.parametrize(
+    ("args", "values"),
+    [
+        (["--duration", "200ms", "--warmup", "0.1"], {"duration_s": 0.2, "warmup_s": 0.1}),
+        (["--batch", "8", "--iterations", "10"], {"batch": 8, "iterations": 10}),
+        (["--transfers", "--no-graph"], {"transfers": True, "graph": False}),
+        (["--no-transfers", "--spin"], {"transfers": False, "spin": True}),
+        (["--percentile", "50,99.9"], {"percentiles": (50.0, 99.9)}),
+        (["--inputs", "a.npz"], {"inputs": Path("a.npz")}),
+        (["--strict", "--seed", "3"], {"strict": True, "seed": 3}),
+    ],
+)
+def test_what_is_typed_for_a_measurement_is_what_is_meant(call: Call, args: list[str], values: dict[str, Any]) -> None:
+    assert run(["takes", *args]) == 0
+    assert call.made == [BenchConfig(**values)]
+
+
+@config(BenchConfig)
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--duration", "fast"], "cannot read the duration `fast`"),
+        (["--duration", "-1"], "cannot read the duration `-1`"),
+        (["--batch", "0"], "`--batch` is 0, expected 1 or more"),
+        (["--batch", "1.5"], "`1.5` is not a valid integer"),
+        (["--percentile", "101"], "not all between 0 and 100"),
+        (["--percentile", "p99"], "cannot read the percentiles `p99`"),
+        (["--protocol", "trtexec12"], "`--protocol` cannot be `trtexec12`"),
+        (["--shapes", "1x3"], "cannot read the shape"),
+        (["--warmUp=200", "--warmup", "1"], "`--warmup` and `--warmUp` say the same thing twice"),
+        (["--useCudaGraph", "--noCudaGraph"], "`--useCudaGraph` and `--noCudaGraph` contradict each other"),
+        (["--warmUp=fast"], "expected trtexec's milliseconds"),
+        (["--warm-up", "1"], "has no option `--warm-up`"),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error_with_a_hint(
+    call: Call, args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["takes", *args]) == 2
+    err = capsys.readouterr().err
+    assert words in err and "\nhint: " in err and "Traceback" not in err
+    assert not call.made
+
+
+# ------------------------------------------------------------------------------------------------ trtexec's spellings
+
+
+@config(BenchConfig)
+@pytest.mark.parametrize(
+    ("args", "values", "said"),
+    [
+        (["--warmUp=200"], {"warmup_s": 0.2}, "`--warmUp=200` is read as trtexec's: warmup_s = 200ms"),
+        (["--idleTime=5"], {"idle_s": 0.005}, "`--idleTime=5` is read as trtexec's: idle_s = 5ms"),
+        (["--useCudaGraph"], {"graph": True}, "`--useCudaGraph` is read as trtexec's: graph = True"),
+        (["--use-cuda-graph"], {"graph": True}, "`--useCudaGraph` is read as trtexec's: graph = True"),
+        (["--noDataTransfers", "--noSpinWait"], {"transfers": False, "spin": False}, "transfers = False"),
+    ],
+)
+def test_a_spelling_of_trtexec_is_understood_as_trtexec_does_and_that_is_said(
+    call: Call, args: list[str], values: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["takes", *args]) == 0
+    assert call.made == [BenchConfig(**values)]
+    assert said in capsys.readouterr().err
+
+
+@config(BuildConfig)
+@pytest.mark.parametrize(
+    ("args", "values"),
+    [
+        (
+            ["--minShapes=x:1x3,y:1", "--optShapes=x:4x3,y:4", "--maxShapes=x:8x3,y:8"],
+            {"profiles": (Profile({"x": ShapeRange((1, 3), (4, 3), (8, 3)), "y": ShapeRange((1,), (4,), (8,))}),)},
+        ),
+        (
+            ["--min-shapes=x:1x3", "--max-shapes=x:8x3"],
+            {"profiles": (Profile({"x": ShapeRange((1, 3), (8, 3), (8, 3))}),)},
+        ),
+        (["--optShapes=x:4x3"], {"profiles": (Profile({"x": ShapeRange((4, 3), (4, 3), (4, 3))}),)}),
+        (["--memPoolSize=workspace:32768MiB"], {"workspace_mib": 32768}),  # 32768 bytes to trtexec 10.1 and later
+        (["--memPoolSize=workspace:64"], {"workspace_mib": 64}),
+        (["--fp16"], {"precision": "fp16"}),
+    ],
+)
+def test_a_build_is_spelled_as_trtexec_spells_it_too(call: Call, args: list[str], values: dict[str, Any]) -> None:
+    assert run(["takes", *args]) == 0
+    assert call.made == [BuildConfig(**values)]
+
+
+@config(BuildConfig)
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--memPoolSize=tacticSharedMemory:1"], "the memory pool `tacticSharedMemory` cannot be set here"),
+        (["--fp16", "--int8"], "`--fp16` and `--int8` contradict each other"),
+        (["--minShapes=x:8", "--maxShapes=x:1"], "not min <= opt <= max"),
+        (["--profile", "x:1,2,4", "--minShapes=x:1"], "`--profile` and `--minShapes` say the same thing twice"),
+    ],
+)
+def test_spellings_of_trtexec_that_contradict_themselves_are_refused(
+    call: Call, args: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["takes", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+@config(BenchConfig)
+def test_what_was_understood_is_not_said_when_quiet_and_never_on_stdout(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["takes", "--warmUp=200", "-q"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+# ------------------------------------------------------------------------------------------------ the smaller pieces
+
+
+@dataclass(frozen=True)
+class Odd:
+    ratio: float | None = opt(None, "a ratio", flags="--ratio -r")
+    count: int | None = opt(None, "a count")
+    names: list[str] = opt([], "names", multiple=True)
+    on: bool = opt(True, "a switch that is on")
+
+
+@config(Odd)
+def test_types_follow_the_annotation_even_without_a_default(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["takes", "-r", "0.5", "--count", "3", "--no-on"]) == 0
+    assert call.made == [Odd(ratio=0.5, count=3, on=False)]
+    assert run(["takes", "--count", "x"]) == 2
+    assert "not a valid integer" in capsys.readouterr().err
+
+
+def test_a_verb_can_leave_settings_out_and_show_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    @options.of(BenchConfig, leave_out=("seed",), defaults={"duration_s": 3.0})
+    def verb(**values: Any) -> None: ...
+
+    names = {item.name for item in verb.params}
+    assert "seed" not in names and "duration_s" in names
+    shown = next(item.help for item in verb.params if isinstance(item, click.Option) and item.name == "duration_s")
+    assert shown == "Measure at least this long (200ms, 10s) [3s]."
+
+
+def test_where_a_verb_writes_has_three_spellings(tmp_path: Path) -> None:
+    seen = []
+
+    @click.command()
+    @options.out_option("Where.")
+    def verb(out: Path) -> None:
+        seen.append(out)
+
+    for flag in ("-o", "--out", "--outdir"):
+        verb.main([flag, "there"], standalone_mode=False)
+    assert seen == [Path("there")] * 3
+
+
+def test_the_command_is_spelled_so_that_it_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/some/where/trt-engine", "size", "my model.onnx"])
+    assert options.spelled_command() == "trt-engine size 'my model.onnx'"
+
+
+def test_a_json_document_says_the_command_that_was_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["trt-engine", "cache", "list", "--json"])
+    assert run() == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "trt-engine cache list --json"

@@ -1,0 +1,122 @@
+"""The published schemas are those of the record types, and what verbs print fits them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from trt_engine.cli.main import VERBS, run
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "schemas"
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("schemas_generator", ROOT / "tools" / "schemas.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = _generator()
+
+
+@pytest.mark.parametrize("name", list(GENERATOR.DOCUMENTS))
+def test_a_published_schema_is_up_to_date_and_itself_a_schema(name: str) -> None:
+    published = (FOLDER / f"{name}.json").read_text()
+    assert published == GENERATOR.text(name), "run `python tools/schemas.py`"
+    jsonschema.Draft202012Validator.check_schema(json.loads(published))
+
+
+def test_every_verb_has_a_schema_and_no_schema_is_left_over() -> None:
+    assert set(VERBS) <= set(GENERATOR.DOCUMENTS)
+    assert {path.stem for path in FOLDER.glob("*.json")} == set(GENERATOR.DOCUMENTS)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """Run a verb with `--json`; its one document, found to fit the schema it names."""
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+
+    def say(*args: str, code: int | None = 0) -> Any:
+        monkeypatch.setattr(sys, "argv", ["trt-engine", *args, "--json"])
+        capsys.readouterr()
+        got = run([*args, "--json"])
+        out, err = capsys.readouterr()
+        assert code is None or got == code, err
+        told = json.loads(out)
+        name = told["schema"].removeprefix("trt-engine/")
+        validator = jsonschema.Draft202012Validator(json.loads((FOLDER / f"{name}.json").read_text()))
+        validator.validate(told)
+        assert told["command"] == " ".join(["trt-engine", *args, "--json"])
+        return told
+
+    return say
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A model of one product: x (batch x 3) times a 3 x 2 matrix."""
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
+        [numpy_helper.from_array(np.ones((3, 2), np.float32), "w")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, tmp_path / "net.onnx")
+    return "net.onnx"
+
+
+def test_the_small_verbs_print_what_their_schemas_say(said: Callable[..., Any]) -> None:
+    assert said("cache", "list")["schema"] == "trt-engine/cache"
+    assert said("cache", "prune", "--all")["removed"] == []
+    assert said("completion", "bash")["shell"] == "bash"
+    assert said("doctor", code=None)["diagnoses"]
+
+
+def test_errors_print_what_their_schema_says(said: Callable[..., Any]) -> None:
+    assert said("build", "none.onnx", code=4)["error"]["exit_code"] == 4
+    assert said("bnech", code=2)["error"]["type"] == "UsageError"
+    assert said("size", code=2)["error"]["hint"]
+
+
+def test_the_verbs_around_one_engine_print_what_their_schemas_say(said: Callable[..., Any], model: str) -> None:
+    assert said("inspect", model)["schema"] == "trt-engine/inspect"
+    assert said("build", model, "--batch", "1:2:4", "--dry-run")["dry_run"] is True
+    built = said("build", model, "--batch", "1:2:4", "-o", "net.engine.onnx")
+    assert built["schema"] == "trt-engine/build"
+    assert said("inspect", "net.engine.onnx")["kind"] == "engine"
+    assert said("infer", "net.engine.onnx", "--random", "-o", "y.npz")["outputs"]
+    measured = said("bench", "net.engine.onnx", "--duration", "20ms", "--warmup", "0", "-o", "run")
+    assert measured["schema"] == "trt-engine/bench"
+    assert said("bench", "--log", "run/bench.log")["schema"] == "trt-engine/bench-log"
+    assert said("report", "run")["schema"] == "trt-engine/report"
+    assert said("inspect", "run")["kind"] == "run"
+    assert len(said("cache", "list")["engines"]) == 1
+
+
+def test_size_prints_what_its_schema_and_the_issue_say(said: Callable[..., Any], model: str) -> None:
+    told = said("size", model, "--duration", "20ms", "--warmup", "0", "--max-batch", "2", "--fps", "1e9", "-o", "sized")
+    asked = (
+        "model engine peak_streams images_per_s batches stopped_because engines_built measurements steps protocol "
+        "environment artifacts"
+    ).split()
+    assert set(asked) <= set(told)
+    assert [item["batch"] for item in told["batches"]] == [1, 2]
+    assert said("report", "sized")["schema"] == "trt-engine/report"

@@ -1,0 +1,171 @@
+"""`trt-engine size`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from trt_engine.cli.main import run
+
+QUICK = ["--duration", "100ms", "--warmup", "0", "--max-batch", "2"]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A detector in shape: images [batch, 3, 8, 8] to boxes [batch, 32, 6]; and a store of the test's own."""
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], [0.1 * value for value in range(9)])
+    shape = helper.make_tensor("shape", TensorProto.INT64, [3], [-1, 32, 6])
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["images", "w"], ["maps"], name="conv"),
+            helper.make_node("Reshape", ["maps", "shape"], ["boxes"], name="flat"),
+        ],
+        "net",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("boxes", TensorProto.FLOAT, ["batch", 32, 6])],
+        [weights, shape],
+    )
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def test_json_is_one_document_with_the_keys_of_the_contract(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["size", str(model), *QUICK, "--json", "-o", str(tmp_path / "out")]) == 0
+    out, err = told(capsys)
+    made: dict[str, Any] = json.loads(out)
+    for name in (
+        "schema", "schema_version", "tool", "command", "warnings", "model", "engine", "peak_streams", "images_per_s",
+        "batches", "stopped_because", "engines_built", "measurements", "steps", "protocol", "environment", "artifacts",
+    ):  # fmt: skip
+        assert name in made
+    assert [batch["batch"] for batch in made["batches"]] == [1, 2]
+    for batch in made["batches"]:
+        assert batch["images_per_s"] == pytest.approx(batch["qps"] * batch["batch"])
+        assert batch["per_image_ms"] == pytest.approx(batch["compute_ms"]["mean"] / batch["batch"])
+        assert {"mean", "median", "p90", "p95", "p99"} <= set(batch["compute_ms"])
+    assert made["peak_streams"] == int(made["batches"][-1]["images_per_s"] // 30)
+    assert made["engines_built"] == 1
+    assert made["measurements"] == 2
+    assert made == json.loads((tmp_path / "out" / "size.json").read_text())
+    assert not re.search("h2d|d2h|gpu_compute", out, re.IGNORECASE)
+    assert "batch 2:" in err, "the talk is on stderr"
+
+
+def test_the_last_line_is_the_stream_count_and_the_logs_answer_the_sources_grep(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["size", str(model), *QUICK, "-q", "-o", str(tmp_path / "out")]) == 0
+    out, _ = told(capsys)
+    last = out.rstrip("\n").splitlines()[-1]
+    assert re.fullmatch(r"PEAK_GPU_STREAMS: \d+ streams @30fps \(measured on the CPU: no GPU's count\)", last)
+    assert "cluster-mode=4" in out
+    log = (tmp_path / "out" / "b2" / "trtexec_b2.log").read_text()
+    qps = re.findall(r"Throughput:\s*([0-9.]+)", log)[-1]
+    mean = re.findall(r"GPU Compute Time:.*mean = ([0-9.]+)", log)[-1]
+    data = json.loads((tmp_path / "out" / "benchmark_data.json").read_text())
+    assert float(qps) == pytest.approx(data["trtexec"]["bsmax"]["qps"], rel=1e-4)
+    assert float(mean) == pytest.approx(data["trtexec"]["bsmax"]["cpu_mean_ms"], rel=1e-4)
+    assert "cpu" in log.splitlines()[0]
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(tmp_path.rglob("*"))
+    assert run(["size", str(model), "--dry-run", "--max-batch", "128", "-o", str(tmp_path / "out")]) == 0
+    out, _ = told(capsys)
+    assert "net_dynamic_b64.onnx" in out
+    assert "net_dynamic_b128.onnx" in out
+    assert run(["size", str(model), "--dry-run", "--json", "-o", str(tmp_path / "out")]) == 0
+    made = json.loads(told(capsys)[0])
+    assert (made["schema"], made["dry_run"]) == ("trt-engine/size", True)
+    assert made["batches"] == [64, 128, 256, 512, 1024]
+    assert made["measurements"] == [1, 64, 128, 256, 512, 1024]
+    assert {check["status"] for check in made["preflight"]} <= {"ok", "warn"}
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "hint"),
+    [
+        (["nowhere.onnx"], 4, "torch.onnx.export"),
+        (["weights.pt"], 4, "torch.onnx.export"),
+        (["{model}", "--max-batch", "0"], 2, "--max-batch"),
+        (["{model}", "--max-batch", "many"], 2, ""),
+        (["{model}", "--fps", "0"], 2, ""),
+        (["{model}", "--no-such"], 2, ""),
+        (["{model}", "--backend", "no-such"], 2, ""),
+        (["{model}", "--shapes", "image:1x3x8x8"], 2, "images"),
+        (["{model}", "--workspace", "32768Mib5"], 2, "32GiB"),
+        (["{model}", "-o", "{model}"], 3, "-o"),
+        (["{model}", "-o", "{model}/below"], 3, "-o"),
+        (["{model}", "--batch", "8"], 2, ""),
+    ],
+)
+def test_bad_input_has_its_exit_code_and_a_hint_and_no_trace(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, hint: str
+) -> None:
+    before = set(tmp_path.rglob("*"))
+    filled = [arg.format(model=model) for arg in args]
+    assert run(["size", *filled]) == code
+    out, err = told(capsys)
+    assert out == ""
+    assert err.count("error: ") >= 1
+    assert "hint: " in err
+    assert hint in err
+    assert "Traceback" not in err
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_a_gate_keeps_the_document_and_has_its_own_exit_code(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["size", str(model), *QUICK, "--fps", "1e9", "--need-streams", "1", "--json", "-o", str(tmp_path / "out")]
+    assert run(args) == 12
+    out, err = told(capsys)
+    assert json.loads(out)["peak_streams"] == 0
+    assert "0 streams at 1e+09 fps, 1 are needed" in err
+
+
+def test_ctrl_c_ends_with_130_a_partial_record_and_no_trace(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trt_engine", "size", str(model), "--duration", "60", "--max-batch", "2", "-o", str(out)],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if "measure b1" in line:
+                break
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        talk, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "interrupted during measure b1" in err
+    assert "Traceback" not in err + talk
+    made = json.loads((out / "size.json").read_text())
+    assert (made["complete"], made["stopped_because"], made["engines_built"]) == (False, "interrupted", 1)

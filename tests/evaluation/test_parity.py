@@ -1,0 +1,145 @@
+"""How far two outputs lie apart, and what that is measured on."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import onnx_models as models
+from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.config import BuildConfig
+from trt_engine.errors import ModelError
+from trt_engine.evaluation.parity import compare, is_sorting, parity, small_shapes, tolerance_for
+from trt_engine.graph.load import open_model, read_proto
+
+
+def of(path: Path, run, **settings):
+    model = open_model(path)
+    profile = BuildConfig(**settings).resolve(model.signature)[0]
+    return parity(path, read_proto(path), model.signature, profile, run)
+
+
+def test_the_model_itself_is_in_parity_with_itself(tmp_path: Path):
+    path = models.conv_net(tmp_path / "net.onnx")
+    found = of(path, reference(path, open_model(path).signature).run, batch=(1, 4, 8))
+    assert found.passed and found.outputs["scores"].max_abs == 0 and found.outputs["scores"].cosine == pytest.approx(1)
+    assert "images:2x3x8x8" in found.inputs and "seed 0" in found.inputs
+
+
+def test_a_wrong_output_is_found_whichever_row_it_is_in(tmp_path: Path):
+    path = models.conv_net(tmp_path / "net.onnx")
+    right = reference(path, open_model(path).signature)
+
+    def wrong(feeds):
+        outputs = right.run(feeds)
+        outputs["scores"][-1, 3] += 0.1
+        return outputs
+
+    assert not of(path, wrong, batch=(1, 4, 8)).passed
+
+
+def test_what_plain_onnxruntime_does_not_run_is_not_judged(tmp_path: Path):
+    row = (models.BF16, ["n", 3])
+    path = models.save(tmp_path / "net.onnx", [models.node("Relu", "x", "y")], {"x": row}, {"y": row})
+    with pytest.raises(ModelError):
+        of(path, lambda feeds: {})
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"), [((1, 8, 64), 2), ((1, 1, 1), 1), ((4, 8, 64), 4), ((2, 2, 2), 2), ((1, 1, 2), 2)]
+)
+def test_the_smallest_batch_above_one_is_enough(batch: tuple, rows: int, tmp_path: Path):
+    signature = open_model(models.two_inputs(tmp_path / "net.onnx")).signature
+    assert small_shapes(signature, BuildConfig(batch=batch).resolve(signature)[0]) == {"a": (rows, 4), "b": (rows, 4)}
+
+
+@pytest.mark.parametrize(
+    ("make", "tolerance"),
+    [(models.conv_net, 1e-3), (lambda p: models.conv_net(p, half=True), 1e-2), (models.int8_qdq, 0.1)],
+)
+def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, tolerance: float, tmp_path: Path):
+    assert tolerance_for(read_proto(make(tmp_path / "net.onnx"))) == tolerance
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def test_errors_are_worked_out_as_they_are_named():
+    found = compare(np.array([1.0, 2.0, -4.0]), np.array([1.0, 2.5, -4.0]))
+    assert found.max_abs == 0.5 and found.mean_abs == pytest.approx(0.5 / 3) and found.max_rel == 0.5 / 4
+    assert found.cosine == pytest.approx(22 / (21 * 23.25) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("got", "want"),
+    [
+        ([1.0, math.nan], [1.0, 2.0]),
+        ([1.0, 2.0], [1.0, math.nan]),
+        ([1.0, math.inf], [1.0, -math.inf]),
+        ([1.0], [1.0, 2.0]),
+        ([0.5], [0.0]),
+    ],
+)
+def test_what_cannot_be_equal_is_infinitely_far(got, want):
+    assert compare(np.array(got), np.array(want)).max_rel == math.inf
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [math.inf, -math.inf], [], [0.0, 0.0]])
+def test_equal_values_are_equal_however_odd(values):
+    found = compare(np.array(values), np.array(values))
+    assert found.max_abs == 0 and found.max_rel == 0 and found.cosine == 1
+
+
+def test_whole_numbers_and_strings_are_compared_too():
+    assert compare(np.array([250], np.uint8), np.array([5], np.uint8)).max_abs == 245
+    assert compare(np.array(["a"], object), np.array(["b"], object)).max_rel == math.inf
+    assert compare(np.array([True]), np.array([False])).max_rel == math.inf
+
+
+# ------------------------------------------------------------------------------------------------ models that sort
+
+
+@pytest.fixture
+def detector(tmp_path: Path) -> Path:
+    """The 100 largest of 128 scores, and where they stood: `[batch, 100, 2]`."""
+    nodes = [
+        models.node("TopK", "x k", "scores places", axis=1),
+        models.node("Cast", "places", "p", to=1),
+        models.node("Unsqueeze", "scores two", "s3"),
+        models.node("Unsqueeze", "p two", "p3"),
+        models.node("Concat", "s3 p3", "found", axis=2),
+    ]
+    sides = {"x": (models.FLOAT, ["batch", 128])}, {"found": (models.FLOAT, ["batch", 100, 2])}
+    weights = {"k": np.array([100], np.int64), "two": np.array([2], np.int64)}
+    return models.save(tmp_path / "detector.onnx", nodes, *sides, weights)
+
+
+def test_near_equal_rows_may_change_places_in_a_model_that_sorts(detector: Path):
+    assert is_sorting(read_proto(detector))
+    right = reference(detector, open_model(detector).signature)
+
+    def swapped(feeds):
+        found = right.run(feeds)["found"]
+        found[:, [10, 11]] = found[:, [11, 10]]
+        return {"found": found}
+
+    found = of(detector, swapped)
+    assert found.passed and "rows matched by value" in found.inputs
+
+
+@pytest.mark.parametrize("spoil", ["one row stands for all", "many rows are others"])
+def test_other_rows_are_not_excused_by_sorting(spoil: str, detector: Path):
+    right = reference(detector, open_model(detector).signature)
+
+    def wrong(feeds):
+        found = right.run(feeds)["found"]
+        if spoil == "one row stands for all":
+            found[:] = found[:, :1]
+        else:
+            found[:, 50:60, 0] += 0.5
+        return {"found": found}
+
+    assert not of(detector, wrong).passed

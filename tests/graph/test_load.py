@@ -1,0 +1,475 @@
+"""The door for ONNX files: what is let in, and what is turned away with which words."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from trt_engine.errors import ModelError, TrtEngineError
+from trt_engine.graph import load
+from trt_engine.graph.inspect import inspect_model
+
+from . import models
+
+
+def refused(path: Path) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        load.open_model(path)
+    assert caught.value.hint, "every refusal says what to do"
+    assert caught.value.exit_code == 4
+    return caught.value
+
+
+def test_a_whole_model_is_described_as_it_is(tmp_path: Path) -> None:
+    path = models.save(models.detector(), tmp_path)
+    model = load.open_model(path)
+    images, scores = model.signature.inputs[0], model.signature.outputs[0]
+    assert [spec.name for spec in model.signature.inputs] == ["images"], "initializers are no inputs"
+    assert (images.dtype, images.shape, images.symbols) == ("float32", (-1, 3, 32, 32), ("batch", None, None, None))
+    assert scores.shape == (-1, 10)
+    assert (model.opsets, model.ir_version, model.name) == ({"": 20}, 10, "model")
+    assert model.nbytes == path.stat().st_size
+
+
+def test_initializers_that_are_also_listed_as_inputs_are_not_asked_for(tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.graph.input.append(models.value("w", [8, 3, 3, 3]))
+    assert len(load.open_model(models.save(proto, tmp_path)).signature.inputs) == 1
+
+
+def test_an_unnamed_open_size_is_minus_one(tmp_path: Path) -> None:
+    model = load.open_model(models.save(models.detector(batch=None), tmp_path))
+    assert model.signature.inputs[0].shape[0] == -1
+    assert model.signature.inputs[0].symbols[0] is None
+
+
+def test_the_default_domain_is_one_however_it_is_spelled(tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.opset_import[0].domain = "ai.onnx"
+    assert load.open_model(models.save(proto, tmp_path)).opsets == {"": 20}
+
+
+def test_the_digest_follows_every_byte(tmp_path: Path) -> None:
+    one = load.open_model(models.save(models.detector(), tmp_path, "a.onnx")).digest
+    changed = models.detector()
+    changed.graph.initializer[0].raw_data = bytes(8 * 3 * 3 * 3 * 4)
+    assert load.open_model(models.save(changed, tmp_path, "b.onnx")).digest != one
+
+
+# ------------------------------------------------------------------------------------------------ no model
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"just a line of text\n" * 20, "is text"),
+        ("text with ümläuts and 漢字 ".encode() * 400, "is text"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "Git LFS"),
+        (b"<!DOCTYPE html><html></html>", "web page"),
+        (b"PK\x03\x04" + bytes(100), "ZIP archive"),
+        (b"\x1f\x8b" + bytes(100), "gzip"),
+        (b"ftrt" + bytes(20), "begins as a TensorRT plan and ends after 24 bytes"),
+        (b"ftrt" + bytes(20) + bytes([10, 16, 1, 11]) + bytes(100), "TensorRT 10.16.1.11 plan"),
+        (bytes(range(256)) * 8, "no ONNX protobuf"),
+        (b"\x08\x0a", "cut short"),
+    ],
+)
+def test_what_is_no_model_is_said_by_its_name(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    assert re.search(words, refused(path).message)
+
+
+def test_random_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(np.random.default_rng(0).bytes(4096))
+    refused(path)
+
+
+def test_a_missing_file_names_its_neighbours(tmp_path: Path) -> None:
+    models.save(models.detector(), tmp_path, "real.onnx")
+    error = refused(tmp_path / "absent.onnx")
+    assert "no such file" in error.message
+    assert "real.onnx" in (error.hint or "")
+
+
+def test_a_folder_is_refused_with_the_file_inside(tmp_path: Path) -> None:
+    models.save(models.detector(), tmp_path, "inside.onnx")
+    error = refused(tmp_path)
+    assert "folder" in error.message
+    assert "inside.onnx" in (error.hint or "")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    assert "no ordinary file" in refused(tmp_path / "model.onnx").message
+
+
+def test_every_truncation_of_a_model_is_refused(tmp_path: Path) -> None:
+    whole = models.detector().SerializeToString()
+    for end in range(0, len(whole) - 1, 37):
+        path = tmp_path / "model.onnx"
+        path.write_bytes(whole[:end])
+        refused(path)
+
+
+@pytest.mark.parametrize("missing", ["graph", "opset_import"])
+def test_a_protobuf_without_its_parts_is_refused(tmp_path: Path, missing: str) -> None:
+    proto = models.detector()
+    proto.ClearField(missing)
+    refused(models.save(proto, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["sequence", "optional", "map", "sparse tensor"])
+def test_inputs_that_are_no_tensors_are_refused(tmp_path: Path, kind: str) -> None:
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [1])
+    made = {
+        "sequence": lambda: helper.make_sequence_type_proto(tensor),
+        "optional": lambda: helper.make_optional_type_proto(tensor),
+        "map": lambda: helper.make_map_type_proto(TensorProto.INT64, tensor),
+        "sparse tensor": lambda: helper.make_sparse_tensor_type_proto(TensorProto.FLOAT, [1]),
+    }[kind]()
+    proto = models.detector()
+    proto.graph.input.append(helper.make_value_info("odd", made))
+    error = refused(models.save(proto, tmp_path))
+    assert f"`odd` of kind {kind}" in error.message
+
+
+def test_an_unknown_element_type_is_refused(tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.graph.input[0].type.tensor_type.elem_type = 99
+    assert "element type 99" in refused(models.save(proto, tmp_path)).message
+
+
+def test_an_output_without_a_shape_gets_the_inferred_one(tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    assert load.open_model(models.save(proto, tmp_path)).signature.outputs[0].shape == (-1, 10)
+
+
+# ------------------------------------------------------------------------------------------------ external data
+
+
+def outside(**entries: str) -> onnx.ModelProto:
+    return models.external(models.detector(), "w", **entries)
+
+
+NBYTES = 8 * 3 * 3 * 3 * 4
+
+
+def test_external_data_counts_in_size_and_digest(tmp_path: Path) -> None:
+    path = models.save(outside(location="w.bin", offset="0", length=str(NBYTES)), tmp_path)
+    (tmp_path / "w.bin").write_bytes(bytes(NBYTES))
+    first = load.open_model(path)
+    assert [item.location for item in first.external] == ["w.bin"]
+    assert first.nbytes == path.stat().st_size + NBYTES
+    (tmp_path / "w.bin").write_bytes(bytes(NBYTES - 1) + b"x")
+    assert load.open_model(path).digest != first.digest
+
+
+def test_a_missing_external_file_is_named(tmp_path: Path) -> None:
+    error = refused(models.save(outside(location="weights/w.bin"), tmp_path))
+    assert "weights/w.bin" in error.message
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"location": "w.bin", "offset": "0", "length": str(NBYTES + 4)},
+        {"location": "w.bin", "offset": "4"},
+        {"location": "w.bin", "offset": "0", "length": "10"},
+        {"location": "w.bin", "offset": "-4"},
+        {"location": "w.bin", "offset": "many"},
+        {"location": "w.bin", "offset": str(1 << 70)},
+    ],
+)
+def test_external_data_that_does_not_hold_its_tensor_is_refused(tmp_path: Path, entries: dict[str, str]) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(NBYTES))
+    assert "w.bin" in refused(models.save(outside(**entries), tmp_path)).message
+
+
+@pytest.mark.parametrize(
+    "location", ["../w.bin", "a/../../w.bin", "/etc/hostname", "C:\\w.bin", "..\\w.bin", "", "a\x00b"]
+)
+def test_external_data_outside_the_folder_is_never_read(tmp_path: Path, location: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "w.bin").write_bytes(bytes(NBYTES))
+    (tmp_path / "a").mkdir()
+    refused(models.save(outside(location=location), folder))
+
+
+def test_a_location_that_goes_up_and_comes_back_is_refused_too(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "w.bin").write_bytes(bytes(NBYTES))
+    assert "leaves the model's folder" in refused(models.save(outside(location="sub/../w.bin"), tmp_path)).message
+
+
+def test_a_link_out_of_the_folder_is_refused_and_one_inside_is_followed(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "w.bin").write_bytes(bytes(NBYTES))
+    (folder / "w.bin").symlink_to(tmp_path / "w.bin")
+    path = models.save(outside(location="w.bin"), folder)
+    assert "link" in refused(path).message
+    (folder / "w.bin").unlink()
+    (folder / "real.bin").write_bytes(bytes(NBYTES))
+    (folder / "w.bin").symlink_to("real.bin")
+    assert load.open_model(path).external[0].nbytes == NBYTES
+
+
+def test_a_linked_folder_on_the_way_out_is_refused(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "w.bin").write_bytes(bytes(NBYTES))
+    (folder / "sub").symlink_to(elsewhere)
+    assert "link" in refused(models.save(outside(location="sub/w.bin"), folder)).message
+
+
+def test_external_data_inside_bodies_and_attributes_is_found_too(tmp_path: Path) -> None:
+    hidden = models.weight("hidden", 4)
+    hidden.ClearField("raw_data")
+    hidden.data_location = TensorProto.EXTERNAL
+    hidden.external_data.add(key="location", value="inner.bin")
+    body = models.graph([models.node("Constant", [], ["y"], value=hidden)], [], [models.value("y", [4])])
+    other = models.graph([models.node("Identity", ["x"], ["z"])], [], [models.value("z", [4])])
+    proto = models.model(
+        [models.node("If", ["cond"], ["out"], then_branch=body, else_branch=other)],
+        [models.value("cond", [], TensorProto.BOOL), models.value("x", [4])],
+        [models.value("out", [4])],
+    )
+    assert "inner.bin" in refused(models.save(proto, tmp_path)).message
+
+
+def test_weights_are_loaded_only_when_asked_for(tmp_path: Path) -> None:
+    path = models.save(outside(location="w.bin"), tmp_path)
+    (tmp_path / "w.bin").write_bytes(np.ones(NBYTES // 4, np.float32).tobytes())
+    assert not load.read_proto(path).graph.initializer[0].raw_data
+    loaded = load.read_proto(path, weights=True).graph.initializer[0]
+    assert onnx.numpy_helper.to_array(loaded).sum() == NBYTES // 4
+
+
+@pytest.mark.slow
+def test_three_gigabytes_of_external_data_are_digested_and_not_loaded(tmp_path: Path) -> None:
+    import resource
+
+    elements = 3 * (1 << 30) // 4
+    proto = models.model(
+        [models.node("MatMul", ["x", "w"], ["y"])],
+        [models.value("x", ["batch", 1 << 15])],
+        [models.value("y", ["batch", elements >> 15])],
+    )
+    proto.graph.initializer.add(name="w", data_type=TensorProto.FLOAT, dims=[1 << 15, elements >> 15])
+    models.external(proto, "w", location="w.bin", offset="0", length=str(elements * 4))
+    path = models.save(proto, tmp_path)
+    with (tmp_path / "w.bin").open("wb") as file:
+        file.truncate(elements * 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = inspect_model(path)
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert report.parameters == report.macs == elements
+    assert report.nbytes > 3 << 30
+    assert grown_kib < 512 << 10
+
+
+# ------------------------------------------------------------------------------------------------ operators
+
+
+def checked(proto: onnx.ModelProto, folder: Path) -> None:
+    path = models.save(proto, folder)
+    load.check(load.open_model(path))
+
+
+@pytest.mark.parametrize(
+    ("op", "domain"),
+    [("Relu", ""), ("Gelu", "com.microsoft"), ("EfficientNMS_TRT", ""), ("TRT_MXFP8DequantizeLinear", "trt")],
+)
+def test_known_operators_pass_the_check(tmp_path: Path, op: str, domain: str) -> None:
+    checked(models.unpicked(op, domain), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "opset", "words"),
+    [
+        ("Reluu", "", 20, ("Reluu", "ai.onnx", "opset 20", "the_node")),
+        ("Gelu", "", 17, ("Gelu", "opset 17", "the_node")),
+        ("Scatter", "", 20, ("Scatter",)),
+        ("Geluu", "com.microsoft", 20, ("Geluu", "com.microsoft", "the_node")),
+        ("Magic", "my.company", 20, ("Magic", "my.company", "the_node")),
+    ],
+)
+def test_an_unknown_operator_is_named_with_domain_opset_and_node(
+    tmp_path: Path, op: str, domain: str, opset: int, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        checked(models.unpicked(op, domain, opset=opset), tmp_path)
+    assert all(word in caught.value.message for word in words)
+    assert caught.value.hint
+
+
+def test_a_misspelled_operator_is_told_its_neighbour(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        checked(models.unpicked("Reluu"), tmp_path)
+    assert "`Relu`" in (caught.value.hint or "")
+
+
+def local_function() -> onnx.FunctionProto:
+    return helper.make_function(
+        "my.company", "Twice", ["x"], ["y"],
+        [models.node("MatMul", ["x", "x"], ["m"]), models.node("Add", ["m", "m"], ["y"])],
+        [helper.make_opsetid("", models.OPSET)],
+    )  # fmt: skip
+
+
+def calls_function() -> onnx.ModelProto:
+    return models.model(
+        [
+            helper.make_node("Twice", ["x"], ["h"], domain="my.company", name="first"),
+            helper.make_node("Twice", ["h"], ["y"], domain="my.company", name="second"),
+        ],
+        [models.value("x", [4, 4])],
+        [models.value("y", [4, 4])],
+        domains={"my.company": 1},
+        functions=[local_function()],
+    )
+
+
+def test_a_models_own_function_is_a_known_operator(tmp_path: Path) -> None:
+    checked(calls_function(), tmp_path)
+
+
+def test_an_unknown_operator_inside_a_body_is_found(tmp_path: Path) -> None:
+    then = models.graph([models.node("Nonsense", ["x"], ["a"])], [], [models.value("a", [4])])
+    other = models.graph([models.node("Relu", ["x"], ["b"])], [], [models.value("b", [4])])
+    proto = models.model(
+        [models.node("If", ["c"], ["y"], then_branch=then, else_branch=other)],
+        [models.value("c", [], TensorProto.BOOL), models.value("x", [4])],
+        [models.value("y", [4])],
+    )
+    with pytest.raises(ModelError, match="Nonsense"):
+        checked(proto, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (models.node("Cast", ["x"], ["y"]), "Required attribute 'to'"),
+        (models.node("Relu", ["x"], ["y"], alpha=1.0), "alpha"),
+        (models.node("Relu", ["x", "x"], ["y"]), "input size 2"),
+        (models.node("Relu", ["nobody"], ["y"]), "reads `nobody`"),
+        (models.node("Relu", ["x"], ["elsewhere"]), "output `y` is made by no node"),
+    ],
+)
+def test_a_node_that_breaks_its_schema_is_refused(tmp_path: Path, bad: onnx.NodeProto, words: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        checked(models.model([bad], [models.value("x", [4])], [models.value("y", [4])]), tmp_path)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("op", "domain", "spelled"),
+    [
+        ("EfficientNMS_TRT", "", "EfficientNMS_TRT"),
+        ("MultiscaleDeformableAttnPlugin_TRT", "", "MultiscaleDeformableAttnPlugin_TRT"),
+        ("EfficientNMS_TRT", "TRT", "TRT::EfficientNMS_TRT"),
+        ("TRT_FP4DynamicQuantize", "trt", "trt::TRT_FP4DynamicQuantize"),
+        ("QuantizeLinear", "trt", "trt::QuantizeLinear"),
+        ("Anything", "trt.plugins", "trt.plugins::Anything"),
+        ("PillarScatterPlugin", "", "PillarScatterPlugin"),
+    ],
+)
+def test_tensorrt_only_operators_are_recognised_and_kept_from_onnxruntime(
+    tmp_path: Path, op: str, domain: str, spelled: str
+) -> None:
+    proto = models.unpicked(op, domain)
+    assert load.trt_only(proto) == (spelled,)
+    with pytest.raises(ModelError) as caught:
+        load.check_onnxruntime(load.open_model(models.save(proto, tmp_path)))
+    assert spelled in caught.value.message
+    assert "TensorRT" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("op", "domain"), [("Relu", ""), ("Attention", "com.microsoft"), ("trtly", "my.trt")])
+def test_other_operators_are_not_taken_for_tensorrts(op: str, domain: str) -> None:
+    assert load.trt_only(models.unpicked(op, domain)) == ()
+
+
+def test_beyond_onnxruntime_agrees_with_onnxruntime_itself(tmp_path: Path) -> None:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    for opset, ir in ((20, 10), (23, 11), (26, 13), (27, 13), (28, 14), (20, 14)):
+        proto = models.detector()
+        proto.opset_import[0].version, proto.ir_version = opset, ir
+        path = models.save(proto, tmp_path)
+        try:
+            onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+            loads = True
+        except Exception:  # ONNX Runtime's errors share no other base
+            loads = False
+        assert bool(load.beyond_onnxruntime(load.open_model(path))) != loads, (opset, ir)
+
+
+def test_a_model_beyond_onnxruntime_is_refused_with_the_limit(tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.opset_import[0].version, proto.ir_version = 28, 14
+    with pytest.raises(ModelError, match="opset 28") as caught:
+        load.check_onnxruntime(load.open_model(models.save(proto, tmp_path)))
+    assert "IR version 14" in caught.value.message
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+WHOLE = models.detector().SerializeToString()
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    edits=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=8),
+    end=st.one_of(st.just(len(WHOLE)), st.integers(0, len(WHOLE))),
+)
+def test_a_damaged_model_is_answered_or_refused_and_never_a_crash(
+    tmp_path: Path, edits: list[tuple[int, int]], end: int
+) -> None:
+    damaged = bytearray(WHOLE)
+    for at, byte in edits:
+        damaged[at] = byte
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(bytes(damaged[:end]))
+    try:
+        inspect_model(path)
+        load.check_onnxruntime(load.open_model(path))
+    except TrtEngineError as error:
+        assert error.message
+
+
+STRUCTURE = models.detector()
+for _tensor in STRUCTURE.graph.initializer:
+    _tensor.ClearField("raw_data")  # so that the edits hit names, sizes and types
+SKELETON = STRUCTURE.SerializeToString()
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(edits=st.lists(st.tuples(st.integers(0, len(SKELETON) - 1), st.integers(0, 255)), min_size=1, max_size=4))
+def test_damage_in_names_sizes_and_types_is_never_a_crash(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
+    damaged = bytearray(SKELETON)
+    for at, byte in edits:
+        damaged[at] = byte
+    path = tmp_path / "damaged.onnx"
+    path.write_bytes(bytes(damaged))
+    try:
+        inspect_model(path)
+        load.check_onnxruntime(load.open_model(path))
+    except TrtEngineError as error:
+        assert error.message

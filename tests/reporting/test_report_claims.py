@@ -1,0 +1,249 @@
+"""What a report must say, and must never say, in every form."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import sample_runs
+
+from trt_engine.environment import Environment
+from trt_engine.errors import UsageError
+from trt_engine.records import Protocol
+from trt_engine.reporting.contents import clean
+from trt_engine.reporting.figures import column, number
+from trt_engine.reporting.write import FORMATS, is_ours, report, write_reports
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+class _Text(HTMLParser):
+    """The words of a page, and the tags and attributes around them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._in_style = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._in_style and data.strip():
+            self.words.append(data.strip())
+
+
+def words(text: str, format: str) -> str:
+    """The report's words in one line, whatever they were marked up with."""
+    plain = " ".join(_Text(text).words) if format == "html" else text
+    return re.sub(r"\s+", " ", re.sub(r"^> |\*\*|\\", "", plain, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_on_a_cpu_every_form_says_that_nothing_is_a_gpu_figure(tmp_path: Path, format: str) -> None:
+    said = words(report(sample_runs.cpu_run(tmp_path / "run"), format), format)  # type: ignore[arg-type]
+    assert "CPU: Example Processor 9000 @ 2.10GHz, 4 cores" in said[:400]
+    assert "Nothing in this report is a GPU figure." in said
+    assert "GPU-only" not in said
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_on_a_gpu_the_count_is_an_upper_bound_and_the_gpu_is_named_first(tmp_path: Path, format: str) -> None:
+    said = words(report(sample_runs.gpu_run(tmp_path / "run"), format), format)  # type: ignore[arg-type]
+    assert "GPU: NVIDIA H200 (cuda:0)" in said[:400]
+    assert "GPU-only upper bound at 30 fps" in said
+    assert "DeepStream typically reaches 10-40 % fewer (NVDEC, mux, GStreamer) and starts its first run from" in said
+    assert "no GPU figure" not in said and "Nothing in this report" not in said
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_instability_throttling_and_cliffs_are_said(tmp_path: Path, format: str) -> None:
+    said = words(report(sample_runs.gpu_run(tmp_path / "run"), format), format)  # type: ignore[arg-type]
+    assert said.count("Not stable, batch 256: spread 24.1 % of the mean, at most 5 % expected") == 1
+    assert "Batch 512: the GPU's clocks were held down (sw_power_cap)" in said
+    assert "Avoid batch sizes 513, 514, 515" in said and "Prefer powers of two: 512." in said
+    assert "21 engines built, 22 measurements taken (17 and 17 of them for the scan)." in said
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("out_of_memory", "out of memory at batch 256; the last good answer, batch 128, stands."),
+        ("partial", "Incomplete: interrupted. What had been measured until then stands below."),
+        ("failed", "Incomplete: cannot build `x`."),
+        ("bench", "load average 3.1"),
+    ],
+)
+def test_a_run_that_ended_early_still_makes_a_report(tmp_path: Path, format: str, run: str, expected: str) -> None:
+    said = words(report(sample_runs.RUNS[run](tmp_path / "run"), format), format)  # type: ignore[arg-type]
+    assert expected in said
+
+
+def test_a_cut_off_line_is_said_in_the_report(tmp_path: Path) -> None:
+    folder = sample_runs.cpu_run(tmp_path / "run")
+    raw = (folder / "records.jsonl").read_bytes()
+    (folder / "records.jsonl").write_bytes(raw[:-50])
+    assert "Line 2 of records.jsonl is cut off and was skipped." in words(report(folder), "text")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_transfer_time_is_in_any_report(tmp_path: Path, format: str) -> None:
+    records = [
+        sample_runs.record(1, 2.0, 50, h2d_ms=(77.125,) * 50, d2h_ms=(55.375,) * 50, latency_ms=(134.5,) * 50),
+        sample_runs.record(8, 9.0, 50, h2d_ms=(77.125,) * 50, d2h_ms=(55.375,) * 50, latency_ms=(134.5,) * 50),
+    ]
+    folder = sample_runs.write(tmp_path / "run", sample_runs.size_report(records), records)
+    made = report(folder, format)  # type: ignore[arg-type]
+    assert not re.search(r"77\.1|55\.3|55\.4|134|h2d|d2h", made.partition("</style>")[2] or made, re.IGNORECASE)
+
+
+def test_times_that_hold_copies_are_not_called_compute_alone(tmp_path: Path) -> None:
+    rules = Protocol(**{name: getattr(sample_runs.RULES, name) for name in Protocol.__slots__} | {"transfers": True})
+    folder = sample_runs.write(tmp_path / "run", None, [sample_runs.record(1, 2.0, 50, protocol=rules)])
+    made = report(folder)
+    assert "compute alone" not in made
+    assert re.search(r"transfers +inside the measured part", made)
+
+
+def test_names_from_records_never_become_markup_on_the_page(tmp_path: Path) -> None:
+    made = report(sample_runs.hostile_run(tmp_path / "run"), "html")
+    assert "<script" not in made and "<img" not in made
+    assert "&lt;script&gt;" in made
+    assert "\x1b" not in made and "\u202e" not in made
+
+
+def test_names_from_records_never_become_markup_in_markdown(tmp_path: Path) -> None:
+    made = report(sample_runs.hostile_run(tmp_path / "run"), "md")
+    tables = re.findall(r"(?:^\|.*\n)+", made, re.MULTILINE)
+    assert len(tables) >= 6
+    for table in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
+    outside = re.sub(r"^(`{3,})console\n.*?^\1$", "", made, flags=re.DOTALL | re.MULTILINE)  # in a fence all is text
+    assert "<script" in made and "<script" not in outside and "<img" not in outside
+    assert re.findall(r"(?<!\\)\]\((.*?)\)", outside) == ["<size.json>", "<records.jsonl>"]
+    assert "\x1b" not in made and "\u202e" not in made
+
+
+def test_the_terminal_gets_no_control_characters(tmp_path: Path) -> None:
+    made = report(sample_runs.hostile_run(tmp_path / "run"))
+    assert "\x1b" not in made and "\u202e" not in made and "модель" not in made
+    assert "имя" in made
+
+
+def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
+    for name, make in sample_runs.RUNS.items():
+        page = _Text(report(make(tmp_path / name), "html"))
+        assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe", "object", "embed")]
+        links = [attrs["href"] for _, attrs in page.tags if "href" in attrs]
+        assert all(link and not re.match(r"[a-z]+:|/", link) for link in links if link != "data:,"), links
+        assert not [attrs for _, attrs in page.tags if any(key.startswith("on") or key == "src" for key in attrs)]
+        policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv"))
+        assert policy is not None and policy.startswith("default-src 'none'")
+
+
+def test_every_chart_has_a_title_a_description_and_a_table_in_its_section(tmp_path: Path) -> None:
+    made = report(sample_runs.gpu_run(tmp_path / "run"), "html")
+    sections = re.findall(r"<section.*?</section>", made, re.DOTALL)
+    drawn = [section for section in sections if 'role="img"' in section]
+    assert len(drawn) == 4
+    for section in drawn:
+        assert "<table>" in section
+        for svg in re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', section, re.DOTALL):
+            assert re.search(r"<title id=[^>]*>\S.*?</title><desc id=[^>]*>\S.*?</desc>", svg, re.DOTALL)
+    names = re.findall(r' id="([^"]+)"', made)
+    assert len(names) == len(set(names))
+
+
+def test_links_lead_from_where_the_report_lies_and_only_to_what_is_there(tmp_path: Path) -> None:
+    folder = sample_runs.cpu_run(tmp_path / "run")
+    page = _Text(report(folder, "html"))
+    links = {attrs["href"] for tag, attrs in page.tags if tag == "a"}
+    assert links == {"records.jsonl", "engines", "b1/trtexec_b1.log", "size.json"}
+    assert str(tmp_path) not in report(folder, "html")
+    assert "../model/digits.onnx" in report(folder, "html")  # as it lay beside the folder when it was measured
+
+
+def test_links_hold_when_the_folder_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample_runs.cpu_run(tmp_path / "run").rename(tmp_path / "sent")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    links = {attrs["href"] for tag, attrs in _Text(report(tmp_path / "sent", "html")).tags if tag == "a"}
+    assert "b1/trtexec_b1.log" in links and "engines" in links
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_absolute_paths_of_the_machine_stay_out(tmp_path: Path, format: str) -> None:
+    records = [sample_runs.record(1, 2.0, 50, engine="/home/somebody/secret/place/of/engines/x_b1.engine")]
+    report_ = sample_runs.size_report(records, model="/home/somebody/secret/place/x.onnx")
+    made = report(sample_runs.write(tmp_path / "run", report_, records), format)  # type: ignore[arg-type]
+    assert "somebody" not in made
+    assert "x_b1.engine" in made and "x.onnx" in made
+
+
+def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
+    folder = sample_runs.gpu_run(tmp_path / "run")
+    first = {name: path.read_bytes() for name, path in write_reports(folder).items()}
+    assert set(first) == {"report.md", "report.html"}
+    assert {name: path.read_bytes() for name, path in write_reports(folder).items()} == first
+
+
+def test_reports_are_known_as_ours_and_other_files_are_not(tmp_path: Path) -> None:
+    folder = sample_runs.cpu_run(tmp_path / "run")
+    for path in write_reports(folder).values():
+        assert is_ours(path)
+    (tmp_path / "x.txt").write_text(report(folder))
+    assert is_ours(tmp_path / "x.txt")
+    (tmp_path / "notes.md").write_text("# trt-engine report\n\nmy own words about it\n")
+    assert not is_ours(tmp_path / "notes.md")
+    assert not is_ours(folder / "size.json")
+
+
+def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no report format `pdf`"):
+        report(sample_runs.cpu_run(tmp_path / "run"), "pdf")  # type: ignore[arg-type]
+
+
+def test_records_of_one_batch_under_two_protocols_are_told_apart(tmp_path: Path) -> None:
+    other = Protocol(**{name: getattr(sample_runs.RULES, name) for name in Protocol.__slots__} | {"name": "trtexec10"})
+    records = [sample_runs.record(8, 9.0, 60), sample_runs.record(8, 9.5, 60, seed=3, protocol=other)]
+    made = report(sample_runs.write(tmp_path / "run", None, records))
+    assert "only rows that agree in both compare" in made
+    assert "batch 8, trt-engine " in made and "batch 8, trtexec10 " in made
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_one_core_is_not_some_cores(tmp_path: Path, cores: int) -> None:
+    names = Environment.__slots__
+    here = Environment(**{name: getattr(sample_runs.CPU, name) for name in names} | {"cpu_cores": cores})
+    made = report(sample_runs.write(tmp_path / "run", None, [sample_runs.record(1, 2.0, 50, environment=here)]))
+    assert f"{cores} core{'s' if cores > 1 else ''}\n" in made
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0123, "0.0123"), (4.5678, "4.57"), (12345.6, "12,346"), (0, "0"), (None, "–"), (float("nan"), "–")],
+)
+def test_numbers_have_the_digits_that_mean_something(value: float | None, shown: str) -> None:
+    assert number(value) == shown
+
+
+def test_a_column_has_the_same_decimals_unless_the_smallest_would_vanish() -> None:
+    assert column([1.9312, 72.5, 210]) == ("1.93", "72.50", "210.00")
+    assert column([0.00123, 51234.5]) == ("0.00123", "51,234")
+    assert column([None, None]) == ("–", "–")
+
+
+def test_cleaned_text_stays_on_its_line() -> None:
+    assert clean("a\nb\tc\x1b[2Jd\u202ee\x00f\ud800") == "a b c�[2Jd�e�f?"

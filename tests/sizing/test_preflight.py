@@ -1,0 +1,166 @@
+"""What the pre-flight looks at before anything is spent (A2)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from planted import HERE
+
+from trt_engine.backend import Backend
+from trt_engine.config import BuildConfig, SizeConfig
+from trt_engine.device import info
+from trt_engine.engine import Build, Needs, Passport, Payload, Precision, Source
+from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.graph.load import open_model
+from trt_engine.model import Model
+from trt_engine.sizing import preflight
+from trt_engine.sizing.layout import layout_for
+from trt_engine.sizing.preflight import Preflight, check_model_path, estimate, largest_batches
+
+CARD = Backend(
+    name="card",
+    summary="a card",
+    payload_suffix=".onnx",
+    modules=("onnx",),
+    install="pip install it",
+    builder=None,
+    runtime=None,
+    devices=("cpu", "cuda"),
+)
+BOARD = info.Gpu(index=0, name="a GPU", uuid="u", memory_mib=81920, compute_capability="8.6", driver="580.1")
+
+
+def checked(path: Path, *, card: Backend = CARD, config: SizeConfig | None = None, **build: object) -> Preflight:
+    config = config or SizeConfig()
+    model = open_model(path)
+    layout = layout_for(path, path.parent / "out" / "below", ".onnx")
+    return Preflight(model, layout, config, BuildConfig(**build), card, largest_batches(config))  # type: ignore[arg-type]
+
+
+def test_every_check_has_a_line_and_nothing_is_made(make_model) -> None:
+    path = make_model()
+    found = checked(path).run()
+    assert [check.name for check in found] == ["model", "tool", "device", "folder", "disk", "memory", "time"]
+    assert all(check.status != "fail" and check.text for check in found)
+    assert not (path.parent / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "hint"),
+    [
+        ("net.onnx", "there is no model at", "torch.onnx.export"),
+        ("net.pt", "would be PyTorch, expected ONNX", "torch.onnx.export"),
+        ("net.tflite", "TensorFlow Lite, expected ONNX", "tf2onnx"),
+        ("net.engine", "is an engine, expected the ONNX model", "trt-engine bench"),
+    ],
+)
+def test_a_missing_model_says_how_to_get_one(tmp_path: Path, name: str, found: str, hint: str) -> None:
+    with pytest.raises(ModelError, match=found) as refused:
+        check_model_path(tmp_path / name)
+    assert hint in str(refused.value.hint)
+
+
+def test_a_typo_shows_what_is_there(make_model) -> None:
+    path = make_model("yolo.onnx")
+    with pytest.raises(ModelError) as refused:
+        check_model_path(path.with_name("yol.onnx"))
+    assert "in that folder: yolo.onnx" in str(refused.value.hint)
+
+
+def failing(checks: Preflight, kind: type[TrtEngineError], match: str) -> None:
+    with pytest.raises(kind, match=match):
+        checks.run()
+    assert [check.status for check in checks.checks].count("fail") == 1
+    assert checks.checks[-1].name == "time", "the other checks are still made"
+
+
+def test_a_missing_package_is_said_with_the_install_line(make_model) -> None:
+    card = Backend("c", "s", ".x", ("no_such_package",), "pip install x", None, None)
+    failing(checked(make_model(), card=card), SetupError, "needs no_such_package")
+
+
+def test_a_device_that_is_not_there_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "gpus", lambda: (BOARD,))
+    failing(checked(make_model(), device="cuda:1"), SetupError, "no such GPU was found")
+    failing(checked(make_model(), device="fake"), UsageError, "runs on cpu, cuda, not on `fake`")
+
+
+@pytest.mark.parametrize(("precision", "fits"), [("fp16", True), ("bf16", True), ("fp8", False), ("nvfp4", False)])
+def test_a_precision_is_held_against_the_compute_capability(
+    make_model,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    fits: bool,
+) -> None:
+    monkeypatch.setattr(info, "gpus", lambda: (BOARD,))
+    checks = checked(make_model(), device="cuda:0", precision=precision)
+    if fits:
+        assert "precision" in [check.name for check in checks.run()]
+    else:
+        failing(checks, SetupError, f"{precision} needs compute capability .*, a GPU has 8.6")
+
+
+def test_a_full_disk_fails_and_a_tight_one_warns(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model()
+    least = 2 * path.stat().st_size + (16 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=least - 1))
+    failing(checked(path), SetupError, "the disk of")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=least))
+    assert {check.name: check.status for check in checked(path).run()}["disk"] == "warn"
+
+
+def test_too_little_memory_fails_before_anything_is_built(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "memory_available", lambda: 1 << 20)
+    failing(checked(make_model()), MemoryExhausted, "1.0 MiB of memory are available")
+
+
+def test_a_folder_that_cannot_be_made_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(preflight.tempfile, "TemporaryFile", refused)
+    failing(checked(make_model()), SetupError, "permission denied")
+
+
+def passport(
+    model: Model, seconds: float, nbytes: int, *, digest: str | None = None, backend: str = "card"
+) -> Passport:
+    return Passport(
+        schema="trt-engine/passport",
+        schema_version=1,
+        backend=backend,
+        payload=(Payload("net.onnx", nbytes, "sha256:0"),),
+        model=Source(model.name, digest or model.digest, 20, "net.onnx"),
+        signature=model.signature,
+        profiles=(),
+        precision=Precision(None),
+        device="cpu",
+        build=Build("trt-engine build", {}, seconds, "card 1"),
+        environment=HERE,
+        needs=Needs("card", "1"),
+    )
+
+
+def test_the_estimate_prefers_earlier_engines_of_the_same_model(make_model) -> None:
+    model = open_model(make_model())
+    other = passport(model, 100.0, 10 * model.nbytes, digest="sha256:other")
+    assert estimate(model, "card", []).seconds is None
+    scaled = estimate(model, "card", [other])
+    assert (scaled.seconds, scaled.nbytes) == (pytest.approx(10.0), model.nbytes)
+    same = estimate(model, "card", [other, passport(model, 3.0, 500), passport(model, 5.0, 700)])
+    assert (same.seconds, same.nbytes) == (4.0, 700)
+    assert "2 earlier engines of this model" in same.source
+    assert estimate(model, "another", [other]).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("start", "limit", "sizes"),
+    [(64, 1024, (64, 128, 256, 512, 1024)), (64, 100, (64,)), (64, 8, (8,)), (3, 12, (3, 6, 12)), (1, 1, (1,))],
+)
+def test_n_starts_at_the_limit_when_that_is_lower_and_never_passes_it(
+    start: int, limit: int, sizes: tuple[int, ...]
+) -> None:
+    assert largest_batches(SizeConfig(start_batch=start, max_batch=limit)) == sizes

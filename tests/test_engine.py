@@ -1,0 +1,233 @@
+"""Engines on disk: sealed whole, opened only when whole, and never trusted on their word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trt_engine.config import Profile, ShapeRange
+from trt_engine.engine import (
+    PASSPORT_SCHEMA,
+    PASSPORT_VERSION,
+    Build,
+    Engine,
+    Needs,
+    OutputError,
+    Parity,
+    Passport,
+    Precision,
+    Share,
+    Source,
+    passport_path,
+    payload_of,
+    plan_header,
+)
+from trt_engine.environment import Environment
+from trt_engine.errors import EngineError, ModelError, SetupError
+from trt_engine.tensors import Signature, TensorSpec
+
+
+def passport(payload: Path, side_files: tuple[Path, ...] = ()) -> Passport:
+    return Passport(
+        schema=PASSPORT_SCHEMA,  # type: ignore[arg-type]
+        schema_version=PASSPORT_VERSION,
+        backend="fake",
+        payload=payload_of(payload, side_files),
+        model=Source("net", "sha256:00", 17, "net.onnx"),
+        signature=Signature(
+            (TensorSpec("x", "float32", (-1, 3), ("batch", None)),), (TensorSpec("y", "float32", (-1, 2)),)
+        ),
+        profiles=(Profile({"x": ShapeRange((1, 3), (4, 3), (8, 3))}),),
+        precision=Precision("fp32", {"fp32": Share(1.0, 1.0, 1.0)}),
+        device="cpu",
+        build=Build("trt-engine build net.onnx", {"batch": (1, 4, 8)}, 1.5, "fake 1"),
+        environment=Environment.here(),
+        needs=Needs("fake", "1", ("avx2",)),
+        parity=Parity("onnxruntime", "seeded random", 1e-3, True, {"y": OutputError(0.0, 0.0, 0.0, 1.0)}),
+    )
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    payload, weights = tmp_path / "net.engine", tmp_path / "net.weights"
+    payload.write_bytes(b"payload")
+    weights.write_bytes(b"weights")
+    return Engine.seal(payload, passport(payload, (weights,)))
+
+
+def rewrite(engine: Engine, **changes: object) -> Path:
+    path = passport_path(engine.path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return path
+
+
+def test_what_was_sealed_is_what_is_opened(engine: Engine) -> None:
+    again = Engine.open(engine.path)
+    assert again.signature == engine.signature
+    assert again.passport.profiles == engine.passport.profiles
+    assert again.passport.parity == engine.passport.parity
+    assert again.passport.precision.main == "fp32"
+    assert again.files == (engine.path, engine.path.with_name("net.weights"))
+    again.verify()
+
+
+def test_an_engine_is_opened_by_its_passport_and_by_text_too(engine: Engine) -> None:
+    assert Engine.open(str(passport_path(engine.path))).path == engine.path
+
+
+def test_a_passport_is_json_a_person_can_read_with_a_newline_at_its_end(engine: Engine) -> None:
+    text = passport_path(engine.path).read_text()
+    assert text.endswith("}\n") and '\n  "backend": "fake"' in text
+
+
+def test_a_missing_engine_is_a_model_error_and_a_folder_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such file"):
+        Engine.open(tmp_path / "none.engine")
+    with pytest.raises(ModelError, match="is a folder, expected an engine file"):
+        Engine.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "hint"),
+    [
+        ("net.onnx", b"\x08\x07", "an ONNX model is built first"),
+        ("net.engine", b"ftrt" + bytes(20) + bytes([10, 16, 1, 11]) + bytes(8), "it is a TensorRT 10.16.1.11 plan"),
+        ("net.engine", b"junk", "build the engine again"),
+        ("net.engine", b"", "build the engine again"),
+    ],
+)
+def test_a_file_without_a_passport_is_told_by_what_it_is(tmp_path: Path, name: str, content: bytes, hint: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(EngineError, match="has no passport") as caught:
+        Engine.open(path)
+    assert caught.value.exit_code == 10 and (caught.value.hint or "").startswith(hint)
+
+
+def test_a_passport_without_its_payload_is_said(engine: Engine) -> None:
+    engine.path.unlink()
+    with pytest.raises(EngineError, match="is missing, only its passport is there"):
+        Engine.open(passport_path(engine.path))
+
+
+def test_a_passport_cut_at_any_length_is_refused(engine: Engine) -> None:
+    path = passport_path(engine.path)
+    whole = path.read_bytes().rstrip()
+    for length in range(0, len(whole), 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(EngineError, match="is not a passport"):
+            Engine.open(engine.path)
+
+
+@pytest.mark.parametrize("content", [b"\x80\x81", b'{"schema": "trt-engine/passport\xff"}', b"[]", b"null", b"{}"])
+def test_a_passport_of_something_else_is_refused(engine: Engine, content: bytes) -> None:
+    passport_path(engine.path).write_bytes(content)
+    with pytest.raises(EngineError, match="is not a passport"):
+        Engine.open(engine.path)
+
+
+def test_a_newer_passport_is_told_apart_from_a_broken_one_even_when_its_shape_changed(engine: Engine) -> None:
+    passport_path(engine.path).write_text('{"schema": "trt-engine/passport", "schema_version": 99, "all": "new"}')
+    with pytest.raises(
+        EngineError, match=f"has passport version 99, this tool reads up to {PASSPORT_VERSION}"
+    ) as caught:
+        Engine.open(engine.path)
+    assert caught.value.hint == "install a newer trt-engine, or build the engine again"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema": "somebody/else"},
+        {"payload": []},
+        {"payload": [{"file": "../../etc/passwd", "nbytes": 1, "digest": "sha256:0"}]},
+        {"profiles": [{"ranges": {"x": {"min": [4], "opt": [2], "max": [8]}}}]},
+        {"signature": {"inputs": [{"name": "x"}], "outputs": []}},
+    ],
+)
+def test_a_passport_that_contradicts_itself_is_an_engine_error(engine: Engine, changes: dict[str, object]) -> None:
+    rewrite(engine, **changes)
+    with pytest.raises(EngineError, match="is not a passport") as caught:
+        Engine.open(engine.path)
+    assert caught.value.exit_code == 10
+
+
+def test_a_passport_with_facts_of_a_later_minor_kind_is_still_read(engine: Engine) -> None:
+    rewrite(engine, something_new={"a": 1})
+    assert Engine.open(engine.path).signature == engine.signature
+
+
+@pytest.mark.parametrize("name", ["net.engine", "net.weights"])
+@pytest.mark.parametrize("content", [b"PAYLOAD", b"payload and more", None])
+def test_a_file_changed_or_taken_away_after_sealing_is_found(engine: Engine, name: str, content: bytes | None) -> None:
+    path = engine.path.with_name(name)
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(
+        EngineError, match="is missing" if content is None else "was changed after it was sealed"
+    ) as caught:
+        engine.verify()
+    assert caught.value.hint == "build it again: `trt-engine build net.onnx`"
+
+
+def test_a_copy_is_whole_says_how_it_was_made_and_leaves_the_original(engine: Engine, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "other.engine"
+    copy = engine.copy_to(target, command="trt-engine build net.onnx -o other.engine")
+    copy.verify()
+    assert Engine.open(target).passport.build.command == "trt-engine build net.onnx -o other.engine"
+    assert sorted(path.name for path in target.parent.iterdir()) == ["net.weights", "other.engine", "other.engine.json"]
+    engine.verify()
+
+
+def test_a_copy_over_an_older_engine_never_leaves_its_passport_beside_the_new_payload(
+    engine: Engine, tmp_path: Path
+) -> None:
+    target = tmp_path / "elsewhere" / "net.engine"
+    engine.copy_to(target)
+    engine.path.write_bytes(b"another payload")
+    (target.parent / "net.weights").unlink()
+    (target.parent / "net.weights").mkdir()  # the copy fails after the payload
+    with pytest.raises(SetupError, match="it is a folder"):
+        engine.copy_to(target)
+    assert not passport_path(target).exists()
+
+
+def test_a_copy_of_an_engine_that_is_not_whole_leaves_the_one_that_is_there(engine: Engine, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere" / "net.engine"
+    there = engine.copy_to(target)
+    engine.path.with_name("net.weights").unlink()
+    with pytest.raises(EngineError, match="is missing, the engine is not whole"):
+        engine.copy_to(target)
+    Engine.open(target).verify()
+    assert there.files == Engine.open(target).files
+
+
+def test_a_copy_onto_itself_changes_nothing(engine: Engine) -> None:
+    engine.copy_to(engine.path)
+    engine.verify()
+    assert Engine.open(engine.path).passport.payload == engine.passport.payload
+
+
+@pytest.mark.parametrize(
+    ("head", "version"),
+    [
+        (b"ftrt" + (45).to_bytes(4, "little") + bytes(16) + bytes([8, 6, 1, 6]), "8.6.1.6"),
+        (b"ftrt" + (239).to_bytes(4, "little") + bytes(16) + bytes([10, 0, 1, 6]), "10.0.1.6"),
+        (b"ftrt" + (240).to_bytes(4, "little") + bytes(16) + bytes([10, 16, 1, 11]), "10.16.1.11"),
+        (b"ftrt" + (1000).to_bytes(4, "little") + bytes(16) + bytes([11, 4, 0, 106]) + bytes(100), "11.4.0.106"),
+    ],
+)
+def test_the_header_of_a_plan_says_its_version(tmp_path: Path, head: bytes, version: str) -> None:
+    path = tmp_path / "plan"
+    path.write_bytes(head)
+    header = plan_header(path)
+    assert header is not None and header.version == version
+    assert header.serialization == int.from_bytes(head[4:8], "little")
+
+
+@pytest.mark.parametrize("head", [b"", b"ftrt", b"ftrt" + bytes(23), b"FTRT" + bytes(40), b"ptrt" + bytes(40)])
+def test_what_does_not_begin_as_a_plan_has_no_header(tmp_path: Path, head: bytes) -> None:
+    path = tmp_path / "plan"
+    path.write_bytes(head)
+    assert plan_header(path) is None

@@ -1,0 +1,62 @@
+"""Errors: the exit code says who must act, and nothing is lost on the way between processes."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from trt_engine import errors
+from trt_engine.errors import TrtEngineError
+
+ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TrtEngineError)]
+
+
+def test_every_error_is_public_and_has_a_sentence() -> None:
+    assert {item.__name__ for item in ALL} == set(errors.__all__)
+    assert all(item.__doc__ for item in ALL)
+
+
+def test_exit_codes_are_unique_but_for_the_kinds_of_usage() -> None:
+    codes = {item: item.exit_code for item in ALL if "exit_code" in vars(item)}
+    assert len(set(codes.values())) == len(codes)
+    assert sorted(codes.values()) == [*range(1, 13), 130]
+    inherit = [item for item in ALL if "exit_code" not in vars(item)]
+    assert all(issubclass(item, errors.UsageError) and item.exit_code == 2 for item in inherit)
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    for item in ALL:
+        code = str(item.exit_code) if "exit_code" in vars(item) else ""
+        assert re.search(rf"\b{item.__name__}\s+{code}\b", errors.__doc__ or ""), item
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("hint", [None, "type `this`"])
+def test_an_error_comes_out_of_another_process_as_it_went_in(kind: type[TrtEngineError], hint: str | None) -> None:
+    error = kind("found 3, expected 4", hint=hint)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is kind
+        assert (again.message, again.hint, again.exit_code) == ("found 3, expected 4", hint, kind.exit_code)
+        assert str(again) == str(error)
+
+
+def test_what_was_finished_before_an_interruption_comes_along() -> None:
+    error = errors.Interrupted("interrupted", partial={"queries": 3})
+    assert pickle.loads(pickle.dumps(error)).partial == {"queries": 3}
+
+
+def test_the_text_of_an_error_has_the_hint_on_a_line_of_its_own() -> None:
+    assert str(TrtEngineError("found")) == "found"
+    assert str(TrtEngineError("found", hint="type `this`")) == "found\nhint: type `this`"
+
+
+def test_the_page_on_errors_has_every_exit_code() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+    for item in ALL:
+        assert f"`{item.__name__}`" in page, item
+        assert re.search(rf"^\| {item.exit_code} \|", page, re.MULTILINE), item

@@ -1,0 +1,234 @@
+"""Engines by key: whole or not there, built once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trt_engine.config import BuildConfig, Profile, ShapeRange
+from trt_engine.engine import Build, Engine, Needs, Passport, Precision, Source, passport_path, payload_of
+from trt_engine.environment import Environment
+from trt_engine.errors import BuildError, SetupError, UsageError
+from trt_engine.store import Store, engine_key
+from trt_engine.tensors import Signature
+
+KEY = "0123456789abcdef"
+
+
+def write(folder: Path, content: bytes = b"payload") -> Engine:
+    """An engine of one file in the folder."""
+    payload = folder / "net.engine.onnx"
+    payload.write_bytes(content)
+    passport = Passport(
+        schema="trt-engine/passport",
+        schema_version=1,
+        backend="onnxruntime",
+        payload=payload_of(payload),
+        model=Source("net", "sha256:0", 20, "net.onnx"),
+        signature=Signature((), ()),
+        profiles=(),
+        precision=Precision(None),
+        device="cpu",
+        build=Build(command="trt-engine build net.onnx", config={}, seconds=0.0, identity="test"),
+        environment=Environment.here(),
+        needs=Needs("onnxruntime", "1.0"),
+    )
+    return Engine.seal(payload, passport)
+
+
+def refuse(folder: Path) -> Engine:
+    raise AssertionError("nothing was to be built")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def test_an_engine_is_built_once_and_found_again(store: Store):
+    engine, built = store.get_or_build(KEY, write)
+    assert built and engine.path.read_bytes() == b"payload"
+    again, built = store.get_or_build(KEY, refuse)
+    assert not built and again == engine
+    assert store.get(KEY) == engine
+
+
+def test_a_build_that_fails_leaves_nothing(store: Store):
+    def fail(folder: Path) -> Engine:
+        write(folder)
+        raise BuildError("no")
+
+    with pytest.raises(BuildError):
+        store.get_or_build(KEY, fail)
+    assert store.get(KEY) is None
+    assert list((store.folder / "engines").iterdir()) == []
+
+
+def test_ctrl_c_in_a_build_leaves_nothing_and_gives_the_lock_back(store: Store):
+    def interrupted(folder: Path) -> Engine:
+        write(folder)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.get_or_build(KEY, interrupted)
+    assert list((store.folder / "engines").iterdir()) == []
+    assert store.get_or_build(KEY, write)[1]
+
+
+def test_building_again_replaces_and_failing_to_keeps_what_was_there(store: Store):
+    store.get_or_build(KEY, write)
+
+    def fail(folder: Path) -> Engine:
+        raise BuildError("no")
+
+    with pytest.raises(BuildError):
+        store.get_or_build(KEY, fail, again=True)
+    assert store.get(KEY) is not None
+    engine, built = store.get_or_build(KEY, lambda folder: write(folder, b"newer"), again=True)
+    assert built and engine.path.read_bytes() == b"newer"
+    assert [item.name for item in (store.folder / "engines").iterdir()] == [KEY]
+
+
+@pytest.mark.parametrize("damage", ["payload changed", "payload gone", "passport garbled", "passport gone"])
+def test_a_damaged_engine_is_built_again(damage: str, store: Store):
+    engine, _ = store.get_or_build(KEY, write)
+    if damage == "payload changed":
+        engine.path.write_bytes(b"paYload")
+    elif damage == "payload gone":
+        engine.path.unlink()
+    elif damage == "passport garbled":
+        passport_path(engine.path).write_text("{")
+    else:
+        passport_path(engine.path).unlink()
+    assert store.get(KEY) is None
+    again, built = store.get_or_build(KEY, write)
+    assert built
+    again.verify()
+
+
+def test_looking_changes_nothing_even_where_something_is_damaged(store: Store):
+    engine, _ = store.get_or_build(KEY, write)
+    engine.path.write_bytes(b"paYload")
+    assert store.get(KEY) is None
+    assert engine.path.exists()
+
+
+def test_what_a_dead_build_left_is_swept_by_the_next_one(store: Store):
+    dead = store.folder / "engines" / f".{KEY}.abc.tmp"
+    other = store.folder / "engines" / ".ffff.abc.tmp"
+    for folder in (dead, other):
+        folder.mkdir(parents=True)
+        (folder / "half.onnx").write_bytes(b"ha")
+    store.get_or_build(KEY, write)
+    assert not dead.exists() and other.exists()  # the other key's build may be alive
+    store.prune()
+    assert not other.exists()
+
+
+def race(count: int, work: Callable[[], None]) -> None:
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_builds_of_one_key_at_once_are_one_build(again: bool, store: Store):
+    if again:
+        store.get_or_build(KEY, write)
+    builds: list[int] = []
+    answers: list[tuple[Engine, bool]] = []
+    everybody = threading.Barrier(4)
+
+    def build(folder: Path) -> Engine:
+        builds.append(1)
+        time.sleep(0.2)  # long enough for the others to find the lock taken
+        return write(folder, b"newest")
+
+    def ask() -> None:
+        everybody.wait()
+        answers.append(store.get_or_build(KEY, build, again=again))
+
+    race(4, ask)
+    assert len(builds) == 1
+    assert sorted(built for _, built in answers) == [False, False, False, True]
+    assert all(engine.path.read_bytes() == b"newest" for engine, _ in answers)
+
+
+def test_a_store_that_cannot_be_written_still_serves_what_it_has(store: Store):
+    store.get_or_build(KEY, write)
+    (store.folder / "locks" / f"{KEY}.lock").unlink(missing_ok=True)
+    (store.folder / "locks").rmdir()
+    (store.folder / "locks").write_text("in the way")
+    assert not store.get_or_build(KEY, refuse)[1]
+    with pytest.raises(SetupError):
+        store.get_or_build("ffff", write)
+
+
+# ------------------------------------------------------------------------------------------------ pruning
+
+
+def test_pruning_goes_by_last_use_until_the_rest_fits(store: Store):
+    for index in range(3):
+        engine, _ = store.get_or_build(f"key{index}", lambda folder: write(folder, bytes(100)))
+        os.utime(passport_path(engine.path), (1000 + index, 1000 + index))
+    store.get("key0")  # used just now
+    assert [entry.key for entry in store.entries()] == ["key0", "key2", "key1"]
+    assert [entry.key for entry in store.prune(max_bytes=250, dry_run=True)] == ["key1"]
+    assert len(store.entries()) == 3
+    store.prune(max_bytes=250)
+    assert [entry.key for entry in store.entries()] == ["key0", "key2"]
+    assert [entry.key for entry in store.prune(older_than_s=3600)] == ["key2"]
+
+
+def test_pruning_leaves_a_build_that_lives_alone(store: Store):
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(folder: Path) -> Engine:
+        started.set()
+        assert go_on.wait(10)
+        return write(folder)
+
+    builder = threading.Thread(target=store.get_or_build, args=(KEY, slow))
+    builder.start()
+    assert started.wait(10)
+    store.prune()
+    go_on.set()
+    builder.join()
+    assert store.get(KEY) is not None
+
+
+# ------------------------------------------------------------------------------------------------ keys
+
+
+def test_everything_that_makes_engines_different_is_in_the_key():
+    base = BuildConfig()
+    span = ShapeRange((1, 3), (1, 3), (4, 3))
+    others = [
+        replace(base, precision="fp16"), replace(base, device="cuda:0"), replace(base, options={"arena": "off"}),
+        replace(base, profiles=(Profile({"x": span}),)), replace(base, workspace_mib=1), replace(base, providers=("cpu",)),
+    ]  # fmt: skip
+    keys = {engine_key("sha256:1", config, "onnxruntime 1") for config in (base, *others)}
+    keys |= {engine_key("sha256:2", base, "onnxruntime 1"), engine_key("sha256:1", base, "onnxruntime 2")}
+    assert len(keys) == len(others) + 3
+
+
+def test_how_an_engine_is_checked_is_not_in_its_key():
+    assert engine_key("m", BuildConfig(parity=False, parity_rtol=1.0), "i") == engine_key("m", BuildConfig(), "i")
+
+
+def test_the_order_of_settings_is_not_in_the_key():
+    one, two = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
+    assert engine_key("m", BuildConfig(options=one), "i") == engine_key("m", BuildConfig(options=two), "i")
+
+
+def test_a_value_that_prints_differently_each_time_is_refused():
+    with pytest.raises(UsageError, match="cannot be part of an engine's key"):
+        engine_key("m", BuildConfig(options={"a": {1, 2}}), "i")  # type: ignore[dict-item]

@@ -1,0 +1,130 @@
+"""Write docs/schemas/: the JSON Schema of every document a verb prints with `--json`, from the record types.
+
+python tools/schemas.py            write them
+python tools/schemas.py --check    exit 1 if one is not up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from trt_engine import records
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+
+@dataclass(frozen=True)
+class ReportDocument:
+    """What `report` says: the run it read, its main figures, and the file it wrote."""
+
+    run: str
+    summary: dict[str, Any]
+    artifacts: dict[str, str]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What `completion` says: the script to evaluate and the line that does so in every new shell."""
+
+    shell: Literal["bash", "zsh", "fish"]
+    script: str
+    install: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """An error as a person reads it."""
+
+    type: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Error:
+    """What any verb says when it cannot do what was asked."""
+
+    error: Told
+
+
+# document -> its types; several where a verb answers differently for different files
+DOCUMENTS: dict[str, tuple[type, ...]] = {
+    "size": (records.SizeReport, records.SizePlan),
+    "inspect": (records.ModelReport, records.EngineReport, records.RunReport),
+    "build": (records.BuildReport,),
+    "bench": (records.BenchReport,),
+    "bench-log": (records.LogReport,),
+    "infer": (records.InferReport,),
+    "report": (ReportDocument,),
+    "doctor": (records.DoctorReport,),
+    "cache": (records.CacheReport,),
+    "completion": (Completion,),
+    "error": (Error,),
+}
+
+
+def common(name: str) -> dict[str, Any]:
+    """The keys every document has."""
+    text = {"type": "string"}
+    return {
+        "schema": {"const": f"trt-engine/{name}"},
+        "schema_version": {"const": 1},
+        "tool": {"type": "object", "properties": {"name": {"const": "trt-engine"}, "version": text},
+                 "required": ["name", "version"]},
+        "command": {**text, "description": "The command line, to be repeated by paste."},
+        "warnings": {"type": "array", "items": text},
+    }  # fmt: skip
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of one document."""
+    types = DOCUMENTS[name]
+    refs, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    keys = common(name)
+    own = refs[0] if len(types) == 1 else {"anyOf": list(refs)}
+    return {
+        "$schema": DRAFT,
+        "title": f"trt-engine/{name}",
+        "description": "; or: ".join((item.__doc__ or "").strip().splitlines()[0] for item in types),
+        "type": "object",
+        "properties": keys,
+        "required": list(keys),
+        **own,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def text(name: str) -> str:
+    return json.dumps(schema(name), indent=2) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    stale = [path.name for path in FOLDER.glob("*.json") if path.stem not in DOCUMENTS]
+    for name in DOCUMENTS:
+        path = FOLDER / f"{name}.json"
+        if path.exists() and path.read_text() == text(name):
+            continue
+        stale.append(path.name)
+        if not check:
+            path.write_text(text(name))
+    if stale:
+        sys.stderr.write(f"{'not up to date' if check else 'written'}: {', '.join(stale)}\n")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
