@@ -42,7 +42,8 @@ class Backend:
     options: str | None = None
     """A frozen dataclass of `opt` settings: what `-O name=value` may set."""
     verdict: str | None = None
-    """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here (F2)?"""
+    """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here (F2)? From the passport alone:
+    whether the files are whole is the caller's question."""
     measure: str | None = None
     """`(engine, BenchConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
     layers: str | None = None

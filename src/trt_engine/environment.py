@@ -11,7 +11,7 @@ from importlib import metadata
 
 from trt_engine.device import info
 
-__all__ = ["Environment", "version_of"]
+__all__ = ["Environment", "libraries", "version_of"]
 
 _LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "torch")
 
@@ -50,6 +50,19 @@ class Environment:
         return _here(gpu)
 
 
+def libraries() -> dict[str, str]:
+    """Versions by distribution. Where two distributions share a module (`onnxruntime`, `onnxruntime-gpu`) and it is
+    loaded, only the one whose version the module tells is listed: the other's files were overwritten."""
+    found = {name: version for name in _LIBRARIES if (version := version_of(name))}
+    loaded = getattr(sys.modules.get("onnxruntime"), "__version__", None)
+    family = [name for name in found if name.startswith("onnxruntime")]
+    if loaded is not None and len(family) > 1:
+        for name in family:
+            if found[name] != loaded:
+                del found[name]
+    return found
+
+
 @cache
 def _here(gpu: int | None) -> Environment:
     cpu = info.cpu()
@@ -63,7 +76,7 @@ def _here(gpu: int | None) -> Environment:
         cpu_cores=cpu.cores,
         cpu_features=cpu.features,
         memory_mib=pages * size >> 20,
-        libraries={name: version for name in _LIBRARIES if (version := version_of(name))},
+        libraries=libraries(),
         gpu=board.name if board else None,
         compute_capability=board.compute_capability if board else None,
         gpu_memory_mib=board.memory_mib if board else None,

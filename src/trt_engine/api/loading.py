@@ -18,7 +18,7 @@ from trt_engine.errors import EngineError, UsageError
 from trt_engine.files import write_whole
 from trt_engine.runtime.instance import InferenceEngine
 
-__all__ = ["load"]
+__all__ = ["admit", "load", "runtime_config"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def load(
     `options=`) and win over `config`. The files' digests are checked unless `verify=False`. Raises `EngineError` for an
     engine that was changed, is foreign, or cannot be used here.
     """
-    config = _config(config, settings)
+    config = runtime_config(config, settings)
     folder: tempfile.TemporaryDirectory[str] | None = None
     if isinstance(engine, bytes | bytearray | memoryview):
         folder = tempfile.TemporaryDirectory(prefix="trt-engine-")
@@ -49,9 +49,7 @@ def load(
         opened = _unpacked(bytes(engine), passport, Path(folder.name)) if folder else _opened(engine)  # type: ignore[arg-type]
         if verify:
             opened.verify()
-        card = _card(opened)
-        _check_device(card, opened, config)
-        _judge(card, opened, config)
+        card = admit(opened, config)
         session = card.half("runtime")().load(opened, config)
         try:
             return InferenceEngine(session, opened, config, on_close=folder.cleanup if folder else None)
@@ -64,7 +62,8 @@ def load(
         raise
 
 
-def _config(config: RuntimeConfig | None, settings: dict[str, Any]) -> RuntimeConfig:
+def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> RuntimeConfig:
+    """`config` with the named settings in place; a device number is a CUDA device."""
     if settings.get("batching") is not None or (config is not None and config.batching is not None):
         raise UsageError(
             "dynamic batching (`batching=`) is not there yet",
@@ -105,6 +104,17 @@ def _unpacked(payload: bytes, passport: Any, folder: Path) -> Engine:
     return Engine(write_whole(folder / Path(passport.payload[0].file).name, payload), passport)
 
 
+def admit(engine: Engine, config: RuntimeConfig) -> Backend:
+    """The card of the engine's backend, after it was asked whether this engine can be used here (A10, F2).
+
+    Reads the passport alone. Raises `EngineError` where it cannot, `UsageError` for a device the backend does not have.
+    """
+    card = _card(engine)
+    _check_device(card, engine, config)
+    _judge(card, engine, config)
+    return card
+
+
 def _card(engine: Engine) -> Backend:
     card = backends().get(engine.passport.backend)
     if card is None:
@@ -126,7 +136,6 @@ def _check_device(card: Backend, engine: Engine, config: RuntimeConfig) -> None:
 
 
 def _judge(card: Backend, engine: Engine, config: RuntimeConfig) -> None:
-    """Ask the card whether this engine can be used here, before anything is loaded (A10, F2)."""
     if not card.has("verdict"):
         return
     verdict = card.call("verdict")(engine, config)

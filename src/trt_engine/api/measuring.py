@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from trt_engine.api.loading import _card, _check_device, _config, _judge
+from trt_engine.api.loading import admit, runtime_config
 from trt_engine.backend import Backend
 from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
@@ -64,9 +64,7 @@ def bench(
         if build.precision is not None:
             logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", build.precision)
     opened.verify()
-    card = _card(opened)
-    _check_device(card, opened, runtime)
-    _judge(card, opened, runtime)
+    card = admit(opened, runtime)
     try:
         record = _measured(card, opened, config, runtime, isolate, memory_limit, on_progress)
     except Interrupted as stop:
@@ -109,7 +107,7 @@ def _settled(
     for_build = {name: value for name, value in values.items() if name in of_build - of_bench}
     return (
         _changed(config or BenchConfig(), for_bench),
-        _config(runtime, for_runtime),
+        runtime_config(runtime, for_runtime),
         _changed(build or BuildConfig(), for_build),
         set(values),
     )

@@ -17,7 +17,7 @@ from trt_engine.backends.onnxruntime import providers, session
 from trt_engine.backends.onnxruntime.build import placement
 from trt_engine.backends.onnxruntime.options import AT_BUILD, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import choose
-from trt_engine.backends.onnxruntime.verdict import providers_for, standing
+from trt_engine.backends.onnxruntime.verdict import providers_for, verdict
 from trt_engine.config import Profile, RuntimeConfig
 from trt_engine.device import Buffer, Device, Stream, info, open_device
 from trt_engine.device.host import HostBuffer, HostStream
@@ -40,7 +40,7 @@ class OnnxRuntime:
 
         The files' digests are the caller's to check (`Engine.verify`): reading gigabytes twice helps nobody.
         """
-        found = standing(engine, config)
+        found = verdict(engine, config)
         if found.verdict in ("refuse", "rebuild"):
             raise EngineError(
                 f"`{engine.path}` cannot be loaded here: {found.reason}",
@@ -106,6 +106,25 @@ def _threads(options: OnnxRuntimeOptions) -> str:
     return f"onnxruntime's default ({info.cpu().cores} cores here)"
 
 
+def _plain_run(loaded: ort.InferenceSession) -> Callable[[Sequence[str], Any], Sequence[Any]]:
+    """The library's own `run(names, feeds)`, beneath the Python method around it where that can be reached.
+
+    The method checks names that were checked already: 2.7 of 10.2 microseconds on a model of one Add, ONNX Runtime 1.31.1.
+    """
+    inner = getattr(getattr(loaded, "_sess", None), "run", None)
+    if inner is None:  # the attribute is not part of ONNX Runtime's public face
+        return loaded.run  # type: ignore[no-any-return]
+    count = len(loaded.get_inputs())
+
+    def run(names: Sequence[str], feeds: Any) -> Sequence[Any]:
+        if len(feeds) != count:  # the library finds an unknown name itself, but not a missing one
+            raise ValueError(f"{len(feeds)} inputs are fed, the engine has {count}")
+        outputs: Sequence[Any] = inner(names, feeds, None)
+        return outputs
+
+    return run
+
+
 class OnnxRuntimeSession:
     """An engine in ONNX Runtime. `run` is safe from many threads; contexts are for one thread each."""
 
@@ -124,7 +143,7 @@ class OnnxRuntimeSession:
         self._names = [spec.name for spec in signature.outputs]
         self._open: set[OnnxRuntimeContext] = set()
         plain = all(_in_numpy(spec.dtype) for spec in signature)
-        self._run: Callable[[Sequence[str], Any], Sequence[Any]] = loaded.run if plain else self._run_values
+        self._run: Callable[[Sequence[str], Any], Sequence[Any]] = _plain_run(loaded) if plain else self._run_values
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """The outputs by name; feeds are checked by the caller."""

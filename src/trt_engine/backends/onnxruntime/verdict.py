@@ -11,26 +11,12 @@ from trt_engine.backends.onnxruntime.providers import short_name
 from trt_engine.config import RuntimeConfig
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, Verdict
-from trt_engine.errors import EngineError
 
-__all__ = ["providers_for", "standing", "verdict"]
+__all__ = ["providers_for", "verdict"]
 
 
 def verdict(engine: Engine, config: RuntimeConfig) -> Verdict:
-    """loads, penalty, rebuild or refuse, with one reason and one command."""
-    passport = engine.passport
-    again = passport.build.command
-    if passport.backend != "onnxruntime":
-        return Verdict("refuse", f"it is an engine of the backend `{passport.backend}`, not of onnxruntime", again)
-    try:
-        engine.verify()
-    except EngineError as error:
-        return Verdict("refuse", error.message, again)
-    return standing(engine, config)
-
-
-def standing(engine: Engine, config: RuntimeConfig) -> Verdict:
-    """The verdict on a file that is whole: processor, providers, version."""
+    """loads, penalty, rebuild or refuse, with one reason and one command; the files are taken to be whole."""
     return _processor(engine) or _providers(engine, config) or _version(engine)
 
 
