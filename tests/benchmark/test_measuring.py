@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import trt_engine as te
-from trt_engine.api import measuring
+from trt_engine.api import loading, measuring
 from trt_engine.backend import Backend
 from trt_engine.config import BenchConfig
 from trt_engine.engine import Engine
@@ -147,6 +147,6 @@ def test_a_backend_that_measures_itself_is_asked_to(made: Made, monkeypatch: pyt
         name="fake", summary="", payload_suffix=".fake", modules=(), install="", builder=None, runtime=None,
         devices=("fake",), measure="trt_engine.api.measuring:own_way",
     )  # fmt: skip
-    monkeypatch.setattr(measuring, "_card", lambda engine: card)
+    monkeypatch.setattr(loading, "_card", lambda engine: card)
     assert te.bench(made("fake"), iterations=77) is record
     assert asked[0][1].iterations == 77
