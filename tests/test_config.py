@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trt_engine.cli import options
 from trt_engine.config import (
     BenchConfig,
     BuildConfig,
@@ -27,6 +28,7 @@ from trt_engine.config import (
     parse_size,
     profile_for,
     settings,
+    words,
 )
 from trt_engine.errors import ProfileError, ShapeError, TrtEngineError, UsageError
 from trt_engine.tensors import Signature, TensorSpec, format_shape
@@ -477,3 +479,30 @@ def test_every_usage_error_of_the_parsers_has_exit_code_two() -> None:
         with pytest.raises(TrtEngineError) as caught:
             call()
         assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BuildConfig(),
+        BuildConfig(
+            batch=(1, 8, 64), precision="fp16", workspace_mib=512, providers=("cuda", "cpu"), parity=False,
+            options={"intra_op_threads": "2", "b": "x y"}, parity_rtol=0.05,
+        ),
+        BuildConfig(shapes={"a b": (1, 3), "it's": (2,)}),
+        BuildConfig(profiles=(parse_profile("x:1x3,2x3,4x3 'y:0':1,2,4"), parse_profile("x:4x3,8x3,9x3"))),
+        SizeConfig(duration_s=1234567.0, warmup_s=0.2, memory_limit=3_000_000_001, need_streams=4, scan=True),
+        BenchConfig(transfers=False, graph=True, percentiles=(50.0, 99.9), idle_s=1e-4),
+    ],
+)  # fmt: skip
+def test_a_config_written_as_words_is_read_back_as_it_was(config: object) -> None:
+    import click
+
+    @click.command()
+    @options.of(type(config))
+    def verb(**values: object) -> None:
+        read.append(options.config_from(type(config), values))
+
+    read: list[object] = []
+    verb.main(words(config), standalone_mode=False)
+    assert read == [config]

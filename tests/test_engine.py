@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,3 +234,38 @@ def test_what_does_not_begin_as_a_plan_has_no_header(tmp_path: Path, head: bytes
     path = tmp_path / "plan"
     path.write_bytes(head)
     assert plan_header(path) is None
+
+
+def test_a_copy_that_does_not_fit_leaves_the_engine_that_was_there(engine: Engine, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "net.engine"
+    older = engine.copy_to(target)
+    bigger = tmp_path / "bigger" / "net.engine"
+    bigger.parent.mkdir()
+    bigger.write_bytes(b"ftrt" + bytes(100_000))
+    newer = Engine.seal(bigger, replace(engine.passport, payload=payload_of(bigger)))
+    program = f"""
+import resource
+from pathlib import Path
+from trt_engine.engine import Engine
+from trt_engine.errors import SetupError
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    Engine.open(Path({str(newer.path)!r})).copy_to(Path({str(target)!r}))
+except SetupError as error:
+    print(error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "larger than this shell allows" in done.stdout, done.stderr
+    Engine.open(target).verify()
+    assert Engine.open(target).passport.payload == older.passport.payload
+    assert not [file.name for file in target.parent.iterdir() if file.name.startswith(".")]
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_payload_without_a_name_of_its_own_is_refused(engine: Engine, name: str) -> None:
+    beside = passport_path(engine.path)
+    told = json.loads(beside.read_bytes())
+    told["payload"].append({"file": name, "nbytes": 1, "digest": "sha256:0"})
+    beside.write_text(json.dumps(told))
+    with pytest.raises(EngineError):
+        Engine.open(engine.path)

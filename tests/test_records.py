@@ -137,3 +137,11 @@ def test_a_record_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) ->
 def test_an_interruption_carries_what_was_finished() -> None:
     assert Interrupted("stopped", partial="half").partial == "half"
     assert Interrupted("stopped").partial is None
+
+
+def test_a_record_after_a_torn_line_starts_on_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_bytes(b'{"engine": "cut o')
+    append(path, {"whole": 1})
+    append(path, {"whole": 2})
+    assert path.read_bytes().splitlines() == [b'{"engine": "cut o', b'{"whole":1}', b'{"whole":2}']

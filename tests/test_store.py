@@ -232,3 +232,76 @@ def test_the_order_of_settings_is_not_in_the_key():
 def test_a_value_that_prints_differently_each_time_is_refused():
     with pytest.raises(UsageError, match="cannot be part of an engine's key"):
         engine_key("m", BuildConfig(options={"a": {1, 2}}), "i")  # type: ignore[dict-item]
+
+
+def test_an_engine_that_does_not_fit_is_built_again_and_one_that_does_is_not(store: Store):
+    store.get_or_build(KEY, write)
+    engine, built = store.get_or_build(KEY, lambda folder: write(folder, b"proved"), fits=lambda engine: False)
+    assert built and engine.path.read_bytes() == b"proved"
+    assert store.get_or_build(KEY, refuse, fits=lambda engine: True)[1] is False
+
+
+def test_who_waited_for_an_engine_that_does_not_fit_builds_its_own(store: Store):
+    began, go_on = threading.Event(), threading.Event()
+
+    def unproved(folder: Path) -> Engine:
+        began.set()
+        assert go_on.wait(10)
+        return write(folder, b"unproved")
+
+    first = threading.Thread(target=lambda: store.get_or_build(KEY, unproved))
+    first.start()
+    assert began.wait(10)
+    found: list[bytes] = []
+
+    def wanting_proof() -> None:
+        engine, _ = store.get_or_build(
+            KEY, lambda folder: write(folder, b"proved"), fits=lambda e: e.path.read_bytes() == b"proved"
+        )
+        found.append(engine.path.read_bytes())
+
+    second = threading.Thread(target=wanting_proof)
+    second.start()
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert found == [b"proved"]
+
+
+def test_pruning_takes_the_least_recently_used_first_whatever_the_sizes(store: Store):
+    for age, (key, size) in enumerate([("aa", 5), ("bb", 5), ("cc", 2)]):
+        engine, _ = store.get_or_build(key, lambda folder, size=size: write(folder, b"x" * size))
+        then = time.time() - 1000 * age
+        os.utime(passport_path(engine.path), (then, then))
+    assert [entry.key for entry in store.prune(max_bytes=10)] == ["cc"]
+    assert {entry.key for entry in store.entries()} == {"aa", "bb"}
+
+
+def test_a_damaged_engine_is_listed_and_pruned(store: Store):
+    engine, _ = store.get_or_build(KEY, write)
+    passport_path(engine.path).write_text("{")
+    (entry,) = store.entries()
+    assert (entry.key, entry.backend) == (KEY, "damaged") and entry.nbytes > 0
+    assert store.prune(max_bytes=0) == [entry]
+    assert store.entries() == [] and not entry.path.exists()
+
+
+def test_pruning_leaves_an_engine_that_is_being_built_anew(store: Store):
+    store.get_or_build(KEY, write)
+    removed: list[object] = ["not asked"]
+
+    def slow(folder: Path) -> Engine:
+        removed[:] = store.prune(max_bytes=0)
+        return write(folder, b"anew")
+
+    engine, _ = store.get_or_build(KEY, slow, again=True)
+    assert removed == [] and engine.path.read_bytes() == b"anew"
+
+
+def test_an_engine_of_a_shared_store_can_be_read_by_others(store: Store):
+    mask = os.umask(0o022)
+    try:
+        engine, _ = store.get_or_build(KEY, write)
+    finally:
+        os.umask(mask)
+    assert engine.path.parent.stat().st_mode & 0o777 == 0o755

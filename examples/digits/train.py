@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import logging
 import math
 import multiprocessing
@@ -420,6 +421,17 @@ def _report(step: int, recipe: Recipe, means: Tensor, wall_s: float) -> None:
 
 # --- export
 
+# what trt-engine reads from the file: how a picture goes in (detect.letterbox) and what a row of the output means
+DECLARATION = {
+    "preprocess": {
+        "size": [SIDE_PX, SIDE_PX], "resize": "letterbox", "interpolation": "bilinear", "pad_value": [GREY] * 3,
+        "pad_placement": "center", "channels": "RGB", "layout": "NCHW", "scale": 1 / 255, "input": "images",
+    },
+    "postprocess": {
+        "decode": "yolov10", "classes": list(scenes.CLASSES), "min_score": detect.MIN_SCORE, "output": "output0",
+    },
+}  # fmt: skip
+
 
 def export(detector: Detector, path: Path) -> None:
     """model.onnx with batch norms folded, a free batch, plain names and nothing of the exporter's diary."""
@@ -457,6 +469,7 @@ def _clean(proto: onnx.ModelProto) -> None:
     proto.ir_version = IR_VERSION
     proto.doc_string = "handwritten digits over photographs; YOLOv10-style detector; see README.md beside this file"
     del proto.metadata_props[:]
+    proto.metadata_props.add(key="trt_engine.vision", value=json.dumps(DECLARATION, separators=(",", ":")))
     graph = proto.graph
     graph.name = "digits"
     del graph.value_info[:]

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_engine.api.building import build
+    from trt_engine.api.casting import cast
+    from trt_engine.api.evaluating import evaluate
     from trt_engine.api.inspecting import inspect
     from trt_engine.api.loading import load
     from trt_engine.api.measuring import bench
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from trt_engine.engine import Engine, Passport
     from trt_engine.environment import Environment
     from trt_engine.errors import TrtEngineError
+    from trt_engine.precision.calibrate import calibrate
+    from trt_engine.precision.quantize import quantize
+    from trt_engine.precision.ranges import ranges
     from trt_engine.records import BenchRecord, EngineReport, ModelReport, Protocol, SizeReport
     from trt_engine.reporting.write import report
     from trt_engine.runtime.instance import InferenceEngine, InferenceResult
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api.building": ("build",),
+    "api.casting": ("cast",),
+    "api.evaluating": ("evaluate",),
     "api.inspecting": ("inspect",),
     "api.loading": ("load",),
     "api.measuring": ("bench",),
@@ -46,6 +53,9 @@ _HOMES = {
     "environment": ("Environment",),
     "errors": ("TrtEngineError",),
     "records": ("BenchRecord", "EngineReport", "ModelReport", "Protocol", "SizeReport"),
+    "precision.calibrate": ("calibrate",),
+    "precision.quantize": ("quantize",),
+    "precision.ranges": ("ranges",),
     "runtime.instance": ("InferenceEngine", "InferenceResult"),
     "store": ("Store",),
     "tensors": ("Signature", "TensorSpec"),
@@ -76,9 +86,14 @@ __all__ = [
     "TrtEngineError",
     "bench",
     "build",
+    "calibrate",
+    "cast",
     "doctor",
+    "evaluate",
     "inspect",
     "load",
+    "quantize",
+    "ranges",
     "report",
     "size",
 ]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trt_engine.device import parse_device
 from trt_engine.errors import ProfileError, ShapeError, UsageError
 from trt_engine.tensors import Shape, Signature, TensorSpec, closest, format_shape
 
@@ -23,6 +25,7 @@ __all__ = [
     "BenchConfig",
     "BuildConfig",
     "Profile",
+    "QuantizeConfig",
     "RuntimeConfig",
     "Setting",
     "ShapeRange",
@@ -36,6 +39,7 @@ __all__ = [
     "parse_size",
     "profile_for",
     "settings",
+    "words",
 ]
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8")
@@ -180,11 +184,11 @@ def parse_batch(text: str | int | Sequence[int] | None) -> tuple[int, int, int] 
         return None
     try:
         parts = (
-            [text]
-            if isinstance(text, int)
+            [operator.index(text)]
+            if hasattr(text, "__index__")
             else [int(part) for part in (text.split(":") if isinstance(text, str) else text)]
         )
-    except ValueError:
+    except (TypeError, ValueError):
         parts = []
     if len(parts) not in (1, 3):
         raise UsageError(f"cannot read the batch range `{text}`", hint="write it as `--batch 1:8:64` (min:opt:max)")
@@ -412,6 +416,8 @@ class Setting:
     """The annotation's first name: `int` of `int | None`."""
     least: float | None
     above: float | None
+    write: Callable[[Any], str] | None
+    """The text a value is typed as, where `str` is not it."""
 
 
 def opt(
@@ -426,6 +432,7 @@ def opt(
     multiple: bool = False,
     least: float | None = None,
     above: float | None = None,
+    write: Callable[[Any], str] | None = None,
 ) -> Any:
     """A setting: a dataclass field with its help, flags (blank separated), parser, and whether the engine's key has it.
 
@@ -433,7 +440,7 @@ def opt(
     """
     made: dict[str, Any] = {
         "help": help, "flags": flags, "key": key, "parse": parse, "choices": choices, "metavar": metavar,
-        "multiple": multiple, "least": least, "above": above,
+        "multiple": multiple, "least": least, "above": above, "write": write,
     }  # fmt: skip
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata=made)
@@ -464,6 +471,7 @@ def settings(config: type | object) -> list[Setting]:
                 type=item.type.__name__ if isinstance(item.type, type) else str(item.type).partition(" ")[0],
                 least=made["least"],
                 above=made["above"],
+                write=made["write"],
             )
         )
     return found
@@ -480,6 +488,44 @@ def _within_limits(config: Any) -> None:
             flag = next(one.flags[0] for one in settings(config) if one.name == item.name)
             limit = f"{least:g} or more" if least is not None else f"more than {above:g}"
             raise UsageError(f"`{flag}` is {value}, expected {limit}", hint=f"{item.metadata['help']}")
+
+
+def words(config: object) -> list[str]:
+    """The settings that are not their defaults, as the words of a command line that makes the same config again."""
+    found: list[str] = []
+    for item in settings(config):
+        value, flag = getattr(config, item.name), item.flags[0]
+        if value == item.default or value is None:
+            continue
+        if isinstance(value, bool):
+            yes, _, no = flag.partition("/")
+            found.append(yes if value else no or f"--no-{yes[2:]}")
+        elif item.multiple and isinstance(value, dict):
+            found += [word for name, text in value.items() for word in (flag, f"{name}={text}")]
+        elif item.multiple:
+            found += [word for one in value for word in (flag, str(one))]
+        else:
+            found += [flag, (item.write or _written)(value)]
+    return found
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{_quoted(name)}:{format_shape(shape)}" for name, shape in value.items())
+    if isinstance(value, tuple):
+        return ",".join(map(_written, value))
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _device(value: str | int) -> str:
+    """`cpu`, `cuda:0`: one spelling for each device; a bare number is a CUDA device."""
+    kind, number = parse_device(value)
+    return "cpu" if kind == "cpu" else f"{kind}:{number}"
+
+
+def _bytes(text: str | int) -> int:
+    """A size as people type it, or a number of bytes as programs have it."""
+    return text if isinstance(text, int) else parse_size(text)
 
 
 def _workspace_mib(text: str | int) -> int:
@@ -515,21 +561,25 @@ class BuildConfig:
         _within_limits(self)
 
     backend: str = opt("onnxruntime", "the backend that builds", flags="--backend -b")
-    device: str = opt("cpu", "the device to build for: cpu, cuda:0, ...")
+    device: str = opt("cpu", "the device to build for: cpu, cuda:0, ...", parse=_device)
     precision: str | None = opt(None, "what the engine must compute in (default: as the graph is)", choices=PRECISIONS)
+    calibrate: str | None = opt(
+        None, "data to quantise with when --precision asks for what the graph is not: a folder, .npz", metavar="DATA"
+    )
     profiles: tuple[Profile, ...] = opt(
         (), "min,opt,max shapes, as images:1x3x640x640,8x3x640x640,64x3x640x640", flags="--profile",
         parse=parse_profile, multiple=True, metavar="SPEC",
     )  # fmt: skip
     batch: tuple[int, int, int] | None = opt(
-        None, "min:opt:max when only the batch moves", parse=parse_batch, metavar="MIN:OPT:MAX"
-    )
+        None, "min:opt:max when only the batch moves", parse=parse_batch, metavar="MIN:OPT:MAX",
+        write=lambda batch: ":".join(map(str, batch)),
+    )  # fmt: skip
     shapes: dict[str, Shape] = opt(
         {}, "sizes of dynamic dimensions, as images:1x3x640x640", parse=parse_shapes, metavar="SPEC"
     )
     workspace_mib: int = opt(
         32768, "scratch memory the builder may use, as 32GiB (backends with a builder of their own)",
-        flags="--workspace", parse=_workspace_mib, metavar="SIZE",
+        flags="--workspace", parse=_workspace_mib, metavar="SIZE", write=lambda mib: f"{mib}MiB",
     )  # fmt: skip
     providers: tuple[str, ...] = opt(
         (), "ONNX Runtime's providers in order of preference: cpu, cuda, tensorrt", parse=_names, metavar="A,B"
@@ -598,7 +648,7 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         _within_limits(self)
 
-    device: str | None = opt(None, "the device to run on (default: the one the engine was built for)")
+    device: str | None = opt(None, "the device to run on (default: the one the engine was built for)", parse=_device)
     contexts: int = opt(1, "inferences in flight at once on backends with contexts", least=1)
     streams: int = opt(1, "device streams", least=1)
     providers: tuple[str, ...] = opt((), "ONNX Runtime's providers in order of preference", parse=_names, metavar="A,B")
@@ -665,13 +715,62 @@ class SizeConfig:
     scan: bool = opt(False, "look for batch sizes that are much slower than their neighbours (N +- --scan-width)")
     scan_width: int = opt(8, "how far the scan goes to each side", least=1)
     memory_limit: int | None = opt(
-        None, "memory one measurement may take (default: what is free)", parse=parse_size, metavar="SIZE"
+        None,
+        "memory one measurement may take, in bytes from Python (default: what is free)",
+        parse=_bytes,
+        metavar="SIZE",
+        write=lambda nbytes: f"{nbytes}B",
     )
     protocol: str = opt("trt-engine", "the named set of measuring rules", choices=PROTOCOLS)
     need_streams: int | None = opt(
         None, "end with exit code 12 when fewer streams than this are sustained", parse=_count, metavar="N"
     )
     strict: bool = opt(False, "end with exit code 9 when a measurement is not stable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeConfig:
+    """How to quantise: what stays as it is, where ranges come from, how weights are rounded."""
+
+    def __post_init__(self) -> None:
+        _within_limits(self)
+
+    calibrator: str | None = opt(
+        None, "where activations' ranges come from: entropy, minmax, percentile (default: the format's own)",
+        choices=("entropy", "minmax", "percentile"),
+    )  # fmt: skip
+    samples: int | None = opt(None, "how many samples of the data to take (default: all)", least=1)
+    sample_batch: int = opt(8, "how many samples run at once", least=1)
+    method: str = opt("rtn", "how weights are rounded: to nearest, or seen through the data", choices=("rtn", "awq"))
+    block: int | None = opt(
+        None, "elements under one scale in INT4 (default: the largest of 128, 64, 32, 16 that fits)"
+    )
+    weights_only: bool = opt(False, "leave activations as they are (NVFP4 and MXFP8; INT4 always does)")
+    residuals: bool = opt(False, "quantise the other side of residual additions too, so that they fuse (INT8, FP8)")
+    bias_correction: bool = opt(
+        True,
+        "let biases take up what rounding weights takes away on average (INT8, FP8; --no-bias-correction to leave it)",
+    )
+    heads: bool = opt(False, "quantise the last layer before each output as well")
+    exclude_nodes: tuple[str, ...] = opt(
+        (), "leave this node as it is", flags="--exclude-node", multiple=True, parse=str, metavar="NAME"
+    )
+    exclude_types: tuple[str, ...] = opt(
+        (), "leave this operator type as it is", flags="--exclude-type", multiple=True, parse=str, metavar="OP"
+    )
+    exclude_patterns: tuple[str, ...] = opt(
+        (),
+        "leave nodes whose names fit this pattern, as '/head/*'",
+        flags="--exclude-pattern",
+        multiple=True,
+        parse=str,
+        metavar="GLOB",
+    )
+    high_precision: str = opt("fp32", "what is not quantised computes in this", choices=("fp32", "fp16", "bf16"))
+    convolutions: bool = opt(
+        False, "let the emulation of INT4, NVFP4 and MXFP8 round convolutions too, which no kernel does"
+    )
+    parity: bool = opt(True, "compare with the model as it was (--no-parity to leave it out)")
 
 
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {
@@ -699,6 +798,14 @@ def _from_text(item: Setting, text: str) -> Any:
         raise UsageError(f"`{item.name}` is `{text}`, expected {kind}", hint=item.help) from None
 
 
+def _options(values: Mapping[str, Any]) -> dict[str, str]:
+    """A backend's settings given as values, in the spelling `-O` gives them: equal settings are one engine key."""
+    return {
+        str(name).replace("-", "_"): str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
+
+
 def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
     """A config made from plain Python values, each passed through its setting's parser; unknown names are refused."""
     known = {item.name: item for item in settings(config)}
@@ -713,8 +820,8 @@ def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
                 value = tuple(item.parse(one) for one in (value if isinstance(value, list | tuple) else [value]))
             elif item.parse is not None:
                 value = item.parse(value)
-            elif item.multiple and not isinstance(value, dict):
-                value = parse_options(value)
+            elif item.multiple:
+                value = _options(value) if isinstance(value, Mapping) else parse_options(value)
             elif isinstance(value, str) and item.type in _FROM_TEXT:
                 value = _from_text(item, value)
             if item.choices and value not in item.choices:

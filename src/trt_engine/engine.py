@@ -4,6 +4,7 @@ needs (the passport). Payload first, passport last, each by rename: a passport n
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from trt_engine.config import Profile
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, ModelError, UsageError
-from trt_engine.files import copy_whole, digest, write_whole
+from trt_engine.files import digest, staged_copy, write_whole
 from trt_engine.tensors import Signature
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "passport_path",
     "payload_of",
     "plan_header",
+    "read_passport",
 ]
 
 PASSPORT_SCHEMA = "trt-engine/passport"
@@ -241,7 +243,7 @@ class Engine:
             raise EngineError(
                 f"`{path}` has no passport (`{beside.name}` beside it)", hint=_without_passport(path)
             ) from error
-        return cls(path, _read_passport(raw, beside))
+        return cls(path, read_passport(raw, beside))
 
     def verify(self) -> None:
         """`EngineError` unless every file is there with the size and digest it was sealed with."""
@@ -264,9 +266,13 @@ class Engine:
         if target.exists() and target.samefile(self.path):
             return self
         files = [target, *(target.with_name(item.file) for item in passport.payload[1:])]
-        passport_path(target).unlink(missing_ok=True)  # never an old passport beside a new payload
-        for source, goal in zip(self.files, files, strict=True):
-            copy_whole(source, goal)
+        with (
+            contextlib.ExitStack() as stack
+        ):  # all copies first: what is at the target stays until there is room for them
+            copies = [stack.enter_context(staged_copy(*pair)) for pair in zip(self.files, files, strict=True)]
+            passport_path(target).unlink(missing_ok=True)  # never an old passport beside a new payload
+            for copy, goal in zip(copies, files, strict=True):
+                copy.replace(goal)
         first = Payload(target.name, passport.payload[0].nbytes, passport.payload[0].digest)
         build = replace(passport.build, command=command) if command else passport.build
         return Engine.seal(target, replace(passport, payload=(first, *passport.payload[1:]), build=build))
@@ -288,7 +294,7 @@ def _looks_like_passport(path: Path) -> bool:
     return True
 
 
-def _read_passport(raw: bytes, path: Path) -> Passport:
+def read_passport(raw: bytes, path: Path | str) -> Passport:
     """The passport, its version looked at first: a newer one may have any shape."""
     try:
         head = msgspec.json.decode(raw, type=_Head)
@@ -301,7 +307,9 @@ def _read_passport(raw: bytes, path: Path) -> Passport:
     except (msgspec.MsgspecError, UnicodeDecodeError, UsageError) as error:  # UsageError: a profile with min > max
         what = error.message if isinstance(error, UsageError) else str(error)
         raise EngineError(f"`{path}` is not a passport: {what}", hint="build the engine again") from error
-    if not passport.payload or any(Path(item.file).name != item.file for item in passport.payload):
+    if not passport.payload or any(
+        item.file in ("", "..") or Path(item.file).name != item.file for item in passport.payload
+    ):
         raise EngineError(
             f"`{path}` is not a passport: its payload is not a list of files beside it", hint="build the engine again"
         )
@@ -314,7 +322,7 @@ def _without_passport(path: Path) -> str:
         return f"it is a TensorRT {header.version} plan: `trt-engine inspect {path}` says what it needs"
     return (
         f"an ONNX model is built first: `trt-engine build {path}`"
-        if path.suffix == ".onnx"
+        if path.suffix.lower() == ".onnx"
         else "build the engine again"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
 
@@ -42,12 +42,13 @@ class Environment:
     gpu_memory_mib: int | None = None
     driver: str | None = None
     cuda: str | None = None
+    """The newest CUDA the driver serves."""
     container: str | None = None
 
     @classmethod
     def here(cls, gpu: int | None = None) -> Environment:
         """This machine; with a number, that GPU's facts too."""
-        return _here(gpu)
+        return replace(_here(gpu), libraries=libraries())  # what is loaded may have changed since
 
 
 def libraries() -> dict[str, str]:
@@ -76,10 +77,10 @@ def _here(gpu: int | None) -> Environment:
         cpu_cores=cpu.cores,
         cpu_features=cpu.features,
         memory_mib=pages * size >> 20,
-        libraries=libraries(),
         gpu=board.name if board else None,
         compute_capability=board.compute_capability if board else None,
         gpu_memory_mib=board.memory_mib if board else None,
         driver=board.driver if board else None,
+        cuda=info.cuda_version() if board else None,
         container=info.in_container(),
     )

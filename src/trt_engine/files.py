@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trt_engine.errors import SetupError
 
-__all__ = ["copy_whole", "digest", "ensure_folder", "explain", "staging_folder", "write_whole"]
+__all__ = ["copy_whole", "digest", "ensure_folder", "explain", "staged_copy", "staging_folder", "write_whole"]
 
 _CHUNK = 1 << 20
 
@@ -107,19 +107,25 @@ def staging_folder(beside: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def copy_whole(source: Path, target: Path) -> Path:
-    """Copy `source` to `target` whole or not at all."""
+@contextlib.contextmanager
+def staged_copy(source: Path, target: Path) -> Iterator[Path]:
+    """A whole copy of `source` beside `target`, to be renamed over it; gone afterwards if it was not."""
     aside = _aside(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside.unlink(missing_ok=True)
         try:
             shutil.copyfile(source, aside)
             with aside.open("rb+") as file:
                 os.fsync(file.fileno())
-            aside.replace(target)
+            yield aside
         finally:
             aside.unlink(missing_ok=True)
     except OSError as error:
         raise explain(error, target) from error
+
+
+def copy_whole(source: Path, target: Path) -> Path:
+    """Copy `source` to `target` whole or not at all."""
+    with staged_copy(source, target) as copy:
+        copy.replace(target)
     return target

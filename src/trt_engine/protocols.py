@@ -6,7 +6,7 @@ else is written against `Runner`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from trt_engine.engine import Engine, Needs, Precision
 from trt_engine.model import Model
 from trt_engine.tensors import Shape, Signature, Tensors
 
-__all__ = ["BuildOutcome", "Builder", "Context", "DirectSession", "Runner", "Runtime", "Session"]
+__all__ = ["BuildOutcome", "Builder", "Context", "DirectSession", "ResidentSession", "Runner", "Runtime", "Session"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class BuildOutcome:
     """Facts of this backend worth keeping, by name: optimisation level, providers, node placement."""
     ladder: tuple[str, ...] = ()
     """Steps tried after a known failure, in order (A11)."""
+    compiled: bool = False
+    """True when the payload is compiled further as it is loaded: its operators are not those that will run."""
     device: str | None = None
     """The device the payload runs on, where the backend's settings decide it; None for the one asked for."""
 
@@ -77,6 +79,16 @@ class DirectSession(Session, Protocol):
     """
 
     def run(self, feeds: Tensors) -> dict[str, Any]: ...
+
+
+class ResidentSession(DirectSession, Protocol):
+    """A direct session on a device with memory of its own, that can leave the copies out: so it is measured."""
+
+    def resident(self, feeds: Tensors, *, graph: bool = False) -> Callable[[], None]:
+        """One inference for each call, on feeds copied to the device once, into outputs that stay there; it returns when
+        the device is done. For one thread. With `graph` each call replays a graph captured now; raises where none can be.
+        """
+        ...
 
 
 class Context(Protocol):

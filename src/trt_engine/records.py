@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
-from trt_engine.engine import Parity, Passport, Precision, Verdict
+from trt_engine.engine import OutputError, Parity, Passport, Precision, Verdict
 from trt_engine.environment import Environment, version_of
 from trt_engine.files import explain
 from trt_engine.tensors import Signature
@@ -32,22 +32,35 @@ __all__ = [
     "BuildReport",
     "CacheReport",
     "CachedEngine",
+    "CastParity",
+    "CastReport",
     "Check",
     "CliffPoint",
+    "Detected",
     "Diagnosis",
     "DoctorReport",
+    "EvaluateReport",
+    "Evaluated",
+    "Exclusion",
     "Finding",
     "InferReport",
+    "KeptNode",
+    "LeftNode",
     "LogReport",
     "LoggedTimes",
     "ModelReport",
     "OutputFacts",
     "Protocol",
+    "QuantizeReport",
+    "QuantizedNode",
+    "RangesReport",
     "RunReport",
     "SizePlan",
     "SizeReport",
+    "SkippedImage",
     "Step",
     "Summary",
+    "TensorRange",
     "append",
     "document",
     "encode",
@@ -325,6 +338,16 @@ class OutputFacts:
     """How many values are NaN or infinite."""
 
 
+class Detected(msgspec.Struct, frozen=True):
+    """One object found in a picture, or (without a box) one class of it."""
+
+    index: int = msgspec.field(name="class")
+    name: str
+    score: float
+    box: tuple[float, float, float, float] | UnsetType = UNSET
+    """Left, top, right, bottom in pixels of the picture."""
+
+
 @dataclass(frozen=True, slots=True)
 class InferReport:
     """What `infer` says of one inference."""
@@ -344,6 +367,90 @@ class InferReport:
     outputs: tuple[OutputFacts, ...]
     facts: dict[str, str]
     artifacts: dict[str, str]
+    detections: tuple[Detected, ...] | UnsetType = UNSET
+    """Of a picture given to a detector, best first."""
+    classes: tuple[Detected, ...] | UnsetType = UNSET
+    """Of a picture given to a classifier, best first."""
+    image_size: tuple[int, int] | UnsetType = UNSET
+    """Width and height of the picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedImage:
+    """One picture that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One engine over a dataset: how good, how fast, on what."""
+
+    engine: str
+    backend: str
+    device: str
+    metrics: dict[str, float]
+    """AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl (-1: nothing of that kind), or top1 and top5."""
+    batch: int
+    """Pictures in one query; a baseline keeps to the batches it takes."""
+    latency_ms: Summary | None
+    """Of one whole batch: device events where the device has them, else the host's clock around the call."""
+    samples_ms: tuple[float, ...]
+    precision: Precision
+    """What the engine was asked to compute in, and was found to."""
+    facts: dict[str, str]
+    predictions: int = 0
+    """Detections that were scored, or classified pictures."""
+    not_finite: int = 0
+    """Rows of the outputs that held NaN or infinities and were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateReport:
+    """What `evaluate` says of an engine over a dataset, and of a baseline over the same pictures."""
+
+    engine: str
+    backend: str
+    device: str
+    task: Literal["detect", "classify"]
+    metrics: dict[str, float]
+    images: int
+    """Pictures the figures are of."""
+    skipped: int
+    """Pictures that could not be read or do not fit."""
+    skipped_images: tuple[SkippedImage, ...]
+    """The first hundred of them, with the reason."""
+    latency_ms: Summary | None
+    per_image_ms: float | None
+    samples_ms: tuple[float, ...]
+    batch: int
+    dataset: str
+    dataset_kind: Literal["coco", "folders", "arrays", "pictures"]
+    dataset_digest: str
+    """SHA-256 over names and bytes of the pictures, in their order: equal digests, equal pictures (C6)."""
+    limit: int | None
+    seed: int | None
+    vision: dict[str, Any]
+    """The pre- and post-processing in force, and where it was declared."""
+    precision: Precision
+    predictions: int
+    not_finite: int
+    facts: dict[str, str]
+    environment: Environment
+    wall_s: float
+    started: str
+    """UTC, ISO 8601."""
+    artifacts: dict[str, str]
+    baseline: Evaluated | None = None
+    drop: dict[str, float] | None = None
+    """Baseline less engine, by figure."""
+    parity: dict[str, OutputError] | None = None
+    """How far the engine's outputs lie from the baseline's: the worst batch, by output."""
+    max_drop: float | None = None
+    passed: bool | None = None
+    """Whether the main figure (AP or top1) dropped by no more than `max_drop`; None without a gate."""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -662,6 +769,197 @@ class SizePlan:
     dry_run: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """The values of one tensor over the data. Shares are of the finite values, zeros not counted among the small ones."""
+
+    name: str
+    kind: Literal["input", "activation", "constant"]
+    node: str | None
+    """The node that makes it."""
+    operator: str | None
+    elements: int
+    min: float
+    max: float
+    absmax: float
+    """Of the finite values, as `min` and `max`."""
+    zero: float
+    nan: int
+    infinite: int
+    fp16_beyond: float
+    """Share beyond 65504."""
+    fp16_subnormal: float
+    """Share below 2^-14: fewer digits."""
+    fp16_vanishing: float
+    """Share below 2^-25: zero in FP16."""
+    bf16_subnormal: float
+    fp8_subnormal: float
+    """Under one E4M3 scale for the tensor, `absmax` / 448; estimated within a quarter octave."""
+    fp8_vanishing: float
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """One node to leave in FP32, and why."""
+
+    node: str
+    """Its name, or its first output where it has none."""
+    operator: str
+    code: str
+    """Of the finding behind it."""
+    reason: str
+    tensor: str
+
+
+@dataclass(frozen=True, slots=True)
+class RangesReport:
+    """What `ranges` says of a model (F7)."""
+
+    model: str
+    digest: str
+    data: str
+    """Where the inputs came from."""
+    random: bool
+    """True when no data was given: then the ranges say little about real values."""
+    batches: int
+    rows: int
+    margin: float
+    tensors: tuple[TensorRange, ...]
+    constants: tuple[TensorRange, ...]
+    findings: tuple[Finding, ...]
+    exclude: tuple[Exclusion, ...]
+    """What to leave in FP32 when the rest goes to FP16."""
+    wall_s: float
+    warnings: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Files left out, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedNode:
+    """One node that was quantised, and how."""
+
+    node: str
+    op: str
+    weight: str
+    """How its weight lies: `int8, one scale for each of 64 channels (axis 0)`."""
+    activation: str | None
+    """The tensor it reads, where that is quantised."""
+    amax: float | None
+    """Range of that tensor; None where it is worked out while running."""
+    error: float
+    """Of the weight, relative: root of the mean square of the difference over that of the weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftNode:
+    """One linear node that stays as it was, and why."""
+
+    node: str
+    op: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeReport:
+    """What `quantize` says. Of a dry run: what would be quantised."""
+
+    model: str
+    out: str | None
+    """None for a dry run, and where nothing but an emulation was asked for and possible."""
+    to: str
+    method: Literal["rtn", "awq"]
+    weights_only: bool
+    high_precision: str
+    quantized: tuple[QuantizedNode, ...]
+    left: tuple[LeftNode, ...]
+    opset_before: int
+    opset: int
+    nbytes_before: int
+    nbytes: int | None
+    """Model file and side files."""
+    precision: Precision
+    """What was asked for, and the census of what was written."""
+    calibration: dict[str, Any] | None
+    """Calibrator, settings, samples, digests; None where no data was needed."""
+    parity: dict[str, OutputError] | None
+    """Against the model as it was, by output."""
+    parity_inputs: str | None
+    """What it was measured on."""
+    measured_on: Literal["kernels", "emulation"] | None
+    """Whether ONNX Runtime's own kernels computed the quantised side, or the emulation in FP32."""
+    rewritten: tuple[str, ...]
+    """What raising the opset and preparing the graph changed."""
+    seconds: float
+    environment: Environment
+    artifacts: dict[str, str]
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+KeptCode = Literal["excluded", "range", "type", "constant", "scale", "index", "between", "careful"]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """A node that `cast` left in FP32."""
+
+    node: str
+    op: str
+    code: KeptCode
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CastParity:
+    """The cast model against its FP32 source, both in ONNX Runtime on the same input; or why that was not judged."""
+
+    inputs: str
+    outputs: dict[str, OutputError]
+    kernels: dict[str, int]
+    """Nodes by the type their kernels really ran in, Casts left out."""
+    emulated: bool
+    """True when the type has no kernels here, and FP32 kernels ran with every result rounded to it."""
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CastReport:
+    """What `cast` says: what computes in the low type now, what does not, and why."""
+
+    model: str
+    out: str | None
+    """None of a dry run."""
+    to: str
+    path: Literal["light", "careful"]
+    """Our own rewrite, or ModelOpt's AutoCast."""
+    keep_io: bool
+    opset: tuple[int, int]
+    """Before and after."""
+    nodes: int
+    """Nodes that read or make floating-point numbers, constants left out."""
+    nodes_cast: int
+    operators_cast: dict[str, int]
+    kept: tuple[KeptNode, ...]
+    casts_added: int
+    casts_removed: int
+    constants_converted: int
+    constants_in_both_types: tuple[str, ...]
+    constants_clamped: tuple[str, ...]
+    nbytes_before: int
+    nbytes_after: int | None
+    """External data included; None of a dry run."""
+    findings: tuple[Finding, ...]
+    """Of the typing rules that TensorRT's strongly typed parser enforces, on the result."""
+    notes: tuple[str, ...]
+    precision: Precision | None = None
+    parity: CastParity | None = None
+    artifacts: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()
+
+
 def encode(value: Any) -> bytes:
     """JSON of a record, one line; NaN and infinities become null."""
     return msgspec.json.encode(value)
@@ -691,8 +989,12 @@ def append(path: Path, record: Any) -> None:
     line = encode(record) + b"\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
+        with path.open("a+b", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
+            if before:
+                file.seek(before - 1)
+                if file.read(1) != b"\n":  # a process died in the middle of a line; ours starts on its own
+                    line = b"\n" + line
             try:
                 while line:  # a full disk first writes less than asked, and only then says why
                     line = line[file.write(line) :]

@@ -87,24 +87,33 @@ class Store:
             return engine
         return None
 
-    def get_or_build(self, key: str, build: Callable[[Path], Engine], *, again: bool = False) -> tuple[Engine, bool]:
+    def get_or_build(
+        self,
+        key: str,
+        build: Callable[[Path], Engine],
+        *,
+        again: bool = False,
+        fits: Callable[[Engine], bool] = lambda engine: True,
+    ) -> tuple[Engine, bool]:
         """The engine under `key`, made by `build(folder)` if it is not there; True when it was built now.
 
         `build` fills the folder it is given and seals the engine in it. Whoever comes second for the same key waits and
-        takes what the first one made. When `build` raises, or the process dies, nothing is left under the key but what
-        was there before.
+        takes what the first one made. An engine that is there and does not fit (it was never proved, say) is built
+        again. When `build` raises, or the process dies, nothing is left under the key but what was there before.
         """
-        if not again and (engine := self.get(key)) is not None:  # no lock, so that a store on a read-only disk serves
-            return engine, False
+        if not again and (engine := self.get(key)) is not None and fits(engine):
+            return engine, False  # without the lock, so that a store on a read-only disk serves
         target = ensure_folder(self.folder / "engines") / key
         before = _identity(target)
         with self._lock(key):
             # an engine that appeared while we waited is as new as the one we would build
-            if (not again or _identity(target) != before) and (engine := self.get(key)) is not None:
+            new = _identity(target) != before
+            if new and (engine := self.get(key)) is not None and fits(engine):
                 return engine, False
             self._sweep(key)
             with staging_folder(target) as folder:
                 engine = build(folder)
+                folder.chmod(0o777 & ~_umask())  # a staging folder is for its owner alone, a store may be shared
                 _swap(folder, target)
             return Engine(target / engine.path.name, engine.passport), True
 
@@ -125,45 +134,35 @@ class Store:
             lock.release()
 
     def entries(self) -> list[Entry]:
-        """The engines of the store, last used first."""
+        """The engines of the store, last used first; a folder without a readable passport has the backend `damaged`."""
         found = []
-        for passport in (self.folder / "engines").glob("*/*.json"):
-            if passport.parent.name.startswith("."):
-                continue
-            with contextlib.suppress(EngineError, OSError):
-                engine = Engine.open(passport)
-                found.append(
-                    Entry(
-                        key=passport.parent.name,
-                        path=engine.path,
-                        backend=engine.passport.backend,
-                        model=engine.passport.model.name,
-                        nbytes=sum(item.nbytes for item in engine.passport.payload),
-                        used=passport.stat().st_mtime,
-                    )
-                )
+        for folder in (self.folder / "engines").glob("*/"):
+            if not folder.name.startswith("."):
+                with contextlib.suppress(OSError):  # removed while we look
+                    found.append(_entry(folder))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
 
     def prune(
         self, *, max_bytes: int | None = None, older_than_s: float | None = None, dry_run: bool = False
     ) -> list[Entry]:
-        """Remove engines least recently used first until the store fits, and leftovers of dead builds; what was removed."""
+        """Remove engines least recently used first until the store fits, and leftovers of dead builds; what was removed.
+
+        An engine that somebody builds anew at this moment is left alone.
+        """
         now = time.time()
-        kept_bytes, removed = 0, []
-        for entry in self.entries():
-            kept_bytes += entry.nbytes
+        entries = self.entries()
+        total, chosen = sum(entry.nbytes for entry in entries), []
+        for entry in reversed(entries):
             too_old = older_than_s is not None and now - entry.used > older_than_s
-            too_much = max_bytes is not None and kept_bytes > max_bytes
+            too_much = max_bytes is not None and total > max_bytes
             if too_old or too_much:
-                kept_bytes -= entry.nbytes
-                removed.append(entry)
+                total -= entry.nbytes
+                chosen.append(entry)
         if dry_run:
-            return removed
-        for entry in removed:
-            with self._lock(entry.key):
-                shutil.rmtree(self.folder / "engines" / entry.key, ignore_errors=True)
+            return chosen
+        removed = [entry for entry in chosen if self._remove_idle(self.folder / "engines" / entry.key, entry.key)]
         for leftover in (self.folder / "engines").glob(".*.tmp"):
-            self._remove_if_dead(leftover)
+            self._remove_idle(leftover, leftover.name.lstrip(".").partition(".")[0])
         return removed
 
     def _sweep(self, key: str) -> None:
@@ -171,12 +170,37 @@ class Store:
         for leftover in (self.folder / "engines").glob(f".{key}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def _remove_if_dead(self, leftover: Path) -> None:
-        """Remove a staging folder unless its build lives: a live build holds its key's lock."""
-        key = leftover.name.lstrip(".").partition(".")[0]
-        lock = filelock.FileLock(self.folder / "locks" / f"{key}.lock")
-        with contextlib.suppress(filelock.Timeout, OSError), lock.acquire(timeout=0):
-            shutil.rmtree(leftover, ignore_errors=True)
+    def _remove_idle(self, folder: Path, key: str) -> bool:
+        """Remove a folder unless a build of its key lives (it would hold the lock); whether it is gone."""
+        with contextlib.suppress(filelock.Timeout, OSError):
+            lock = filelock.FileLock(ensure_folder(self.folder / "locks") / f"{key}.lock")
+            with lock.acquire(timeout=0):
+                shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+
+def _entry(folder: Path) -> Entry:
+    for passport in folder.glob("*.json"):
+        with contextlib.suppress(EngineError):
+            engine = Engine.open(passport)
+            return Entry(
+                key=folder.name,
+                path=engine.path,
+                backend=engine.passport.backend,
+                model=engine.passport.model.name,
+                nbytes=sum(item.nbytes for item in engine.passport.payload),
+                used=passport.stat().st_mtime,
+            )
+    files = [file.stat() for file in folder.iterdir()]
+    used = max((file.st_mtime for file in files), default=folder.stat().st_mtime)
+    return Entry(folder.name, folder, "damaged", "?", sum(file.st_size for file in files), used)
+
+
+def _umask() -> int:
+    """The process's mask; it can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def _identity(folder: Path) -> int | None:

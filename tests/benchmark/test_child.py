@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from trt_engine.benchmark import child
 from trt_engine.benchmark.child import _crash, measure_in_child, memory_available
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.engine import Engine
@@ -171,3 +172,29 @@ def test_a_silent_end_is_told_by_its_signs(
     error = _crash(child, made("fake"), 1 << 30, printed)
     assert type(error) is kind
     assert error.hint
+
+
+@pytest.mark.slow
+def test_a_child_that_tells_how_far_it_is_may_take_longer_than_the_silence_allowed(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_patience_s", lambda config: 5.0)
+    record = measure_in_child(made("onnxruntime"), BenchConfig(duration_s=6.5, warmup_s=0.0), HERE)
+    assert record.complete and record.wall_s >= 6.5
+
+
+def test_a_child_that_somebody_else_stops_gives_a_partial_record_not_a_whole_one(made: Made) -> None:
+    def stop(done_s: float, planned_s: float) -> None:
+        for process in psutil.Process().children():
+            process.terminate()
+
+    with pytest.raises(Interrupted, match="was stopped after") as caught:
+        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=stop)
+    assert caught.value.partial is not None and not caught.value.partial.complete
+
+
+def test_long_lines_are_read_in_the_time_of_their_length(made: Made) -> None:
+    """A record of many queries is one line of megabytes; it comes whole."""
+    config = BenchConfig(duration_s=0.0, warmup_s=0.0, iterations=200_000)
+    record = measure_in_child(made("onnxruntime"), config, HERE)
+    assert record.queries >= 200_000 and len(record.compute_ms) == record.queries

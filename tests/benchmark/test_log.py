@@ -26,7 +26,10 @@ STRICT = re.compile(r"\] \[I\] GPU Compute Time: min")
 def record(samples_ms: tuple[float, ...] = tuple(1.0 + n / 1000 for n in range(1000)), **changes: Any) -> BenchRecord:
     device = changes.get("device", "cpu")
     protocol = resolve(
-        BenchConfig(protocol=changes.pop("protocol", "trt-engine")), device, events=changes.pop("events", None)
+        BenchConfig(protocol=changes.pop("protocol", "trt-engine")),
+        device,
+        events=changes.pop("events", None),
+        resident=changes.pop("resident", False),
     )
     facts: dict[str, Any] = {
         "engine": "models/m.engine.onnx", "backend": "onnxruntime", "device": device, "batch": 8,
@@ -82,6 +85,15 @@ def test_a_gpu_called_with_host_arrays_prints_no_gpu_compute_time_either() -> No
     text = render(record(device="cuda:0", events=False))
     assert not STRICT.search(text)
     assert "its copies included" in text.splitlines()[0]
+
+
+def test_a_gpu_by_the_hosts_clock_says_so_and_that_no_copy_is_inside() -> None:
+    text = render(record(device="cuda:0", events=False, resident=True))
+    assert not STRICT.search(text)
+    assert "synchronised run" in text.splitlines()[0] and "no copies" in text.splitlines()[0]
+    assert "Synchronised Run Time (host clock; it stands where scripts look for GPU Compute Time:" in text
+    assert "CUDA Graph: Enabled" in text and "Data transfers: Disabled" in text
+    assert parse_log(text).compute_ms is not None
 
 
 def test_a_device_with_events_prints_trtexecs_lines_as_far_as_measured() -> None:

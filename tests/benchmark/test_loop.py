@@ -18,7 +18,16 @@ from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import Stream
 from trt_engine.device.host import HostDevice
 from trt_engine.engine import Engine
-from trt_engine.errors import FeedError, Interrupted, ProfileError, ShapeError, UsageError
+from trt_engine.errors import (
+    BuildError,
+    FeedError,
+    Interrupted,
+    MemoryExhausted,
+    ProfileError,
+    ShapeError,
+    TrtEngineError,
+    UsageError,
+)
 from trt_engine.tensors import Signature, TensorSpec
 
 Made = Callable[[str], Engine]
@@ -164,6 +173,60 @@ def test_too_few_queries_for_a_percentile_are_said(engine: Engine, clock: Clock)
     enough = measure(Direct(engine, clock, 1.0), engine, dataclasses.replace(SHORT, iterations=1000))
     assert any("too few for the 99 % percentile" in text for text in few.warnings)
     assert not any("too few" in text for text in enough.warnings)
+
+
+# ------------------------------------------------------------------------------------------------ feeds that stay
+
+
+class OnGpu(Direct):
+    """A session whose library runs on a GPU: a call with copies takes 5 ms, a resident one 1 ms, a graph's half that."""
+
+    def __init__(self, engine: Engine, clock: Clock, *, refuses: TrtEngineError | None = None) -> None:
+        super().__init__(engine, clock, 5.0)
+        self._refuses = refuses
+        self.made: list[bool] = []
+
+    def facts(self) -> dict[str, str]:
+        return {"device": "cuda:0"}
+
+    def resident(self, feeds: Any, *, graph: bool = False) -> Callable[[], None]:
+        if graph and self._refuses is not None:
+            raise self._refuses
+        self.made.append(graph)
+
+        def run() -> None:
+            self._clock.now_ns += 500_000 if graph else 1_000_000
+
+        return run
+
+
+@pytest.mark.parametrize(
+    ("config", "took_ms", "transfers", "graph"),
+    [({}, 0.5, False, True), ({"graph": False}, 1.0, False, False), ({"transfers": True}, 5.0, True, False)],
+)
+def test_a_gpus_library_is_measured_on_feeds_that_stay_there(
+    engine: Engine, clock: Clock, config: dict[str, Any], took_ms: float, transfers: bool, graph: bool
+) -> None:
+    session = OnGpu(engine, clock)
+    record = measure(session, engine, dataclasses.replace(SHORT, **config))
+    assert record.compute_ms == pytest.approx((took_ms,) * 25)
+    assert (record.device, record.protocol.clock) == ("cuda:0", "host")
+    assert (record.protocol.transfers, record.protocol.graph) == (transfers, graph)
+    assert len(session.fed) == (25 if transfers else 0)
+    assert record.h2d_ms == record.d2h_ms == record.enqueue_ms == ()
+
+
+def test_a_graph_the_library_refuses_is_said_and_left_out(engine: Engine, clock: Clock) -> None:
+    session = OnGpu(engine, clock, refuses=BuildError("a node is on the CPU"))
+    record = measure(session, engine, SHORT)
+    assert record.compute_ms == pytest.approx((1.0,) * 25)
+    assert not record.protocol.graph and "graph" in record.protocol.not_applicable
+    assert any("a node is on the CPU" in text for text in record.warnings)
+
+
+def test_a_gpu_out_of_memory_is_no_reason_to_go_without_a_graph(engine: Engine, clock: Clock) -> None:
+    with pytest.raises(MemoryExhausted):
+        measure(OnGpu(engine, clock, refuses=MemoryExhausted("out of memory")), engine, SHORT)
 
 
 # ------------------------------------------------------------------------------------------------ stopping

@@ -49,6 +49,29 @@ def test_a_gpu_called_with_host_arrays_owns_up_to_the_copies_inside() -> None:
     assert "compute only" in found.not_applicable
 
 
+@pytest.mark.parametrize(
+    ("config", "transfers", "graph", "lacking"),
+    [
+        ({}, False, True, {"spin"}),
+        ({"graph": False}, False, False, {"spin"}),
+        ({"transfers": True}, True, False, {"spin", "graph", "overlapped copies"}),
+        ({"protocol": "trtexec10"}, True, False, {"spin", "overlapped copies"}),
+        ({"protocol": "trtexec11", "streams": 2}, False, True, {"spin", "streams"}),
+    ],
+)
+def test_a_gpu_whose_feeds_can_stay_there_is_timed_without_copies(
+    config: dict[str, object], transfers: bool, graph: bool, lacking: set[str]
+) -> None:
+    found = resolve(BenchConfig(**config), "cuda:0", events=False, resident=True)  # type: ignore[arg-type]
+    assert (found.transfers, found.graph, found.clock, found.streams) == (transfers, graph, "host", 1)
+    assert set(found.not_applicable) == lacking
+
+
+def test_a_cpu_has_nothing_to_leave_out() -> None:
+    found = resolve(BenchConfig(), "cpu", events=False, resident=True)
+    assert (found.transfers, found.graph) == (False, False)
+
+
 def test_copies_in_one_streams_order_are_not_said_to_overlap() -> None:
     assert "overlapped copies" in resolve(BenchConfig(protocol="trtexec10"), "fake:0").not_applicable
 

@@ -12,7 +12,7 @@ import onnx_models as models
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import BuildConfig
 from trt_engine.errors import ModelError
-from trt_engine.evaluation.parity import compare, is_sorting, parity, small_shapes, tolerance_for
+from trt_engine.evaluation.parity import compare, compare_rows, is_sorting, parity, small_shapes, tolerance_for
 from trt_engine.graph.load import open_model, read_proto
 
 
@@ -143,3 +143,33 @@ def test_other_rows_are_not_excused_by_sorting(spoil: str, detector: Path):
         return {"found": found}
 
     assert not of(detector, wrong).passed
+
+
+def ranked(*, tied: int = 4, replace: slice = slice(0), rows: int = 40) -> np.ndarray:
+    """One item of rows of box and score, the last ones with equal scores; the rows `replace` have other boxes."""
+    found = np.zeros((1, rows, 5))
+    found[0, :, :4] = np.random.default_rng(0).uniform(0, 300, (rows, 4))
+    found[0, :, 4] = np.linspace(1.0, 0.1, rows)
+    found[0, -tied:, 4] = 0.1
+    found[0, replace, :4] += 7
+    return found
+
+
+def test_which_of_the_rows_tied_with_the_last_were_cut_off_is_nobodys_error():
+    assert compare_rows(ranked(replace=slice(-4, None)), ranked(), 0.01).max_rel > 1e-2
+    assert compare_rows(ranked(replace=slice(-4, None)), ranked(), 0.01, tied=1e-3).max_rel == 0
+
+
+def test_scores_that_rounding_moved_widen_the_tie_by_so_much():
+    moved = ranked(replace=slice(-4, None))
+    moved[0, -4:, 4] += [3e-4, 2e-4, 1e-4, 0]
+    assert compare_rows(moved, ranked(), 0.01, tied=1e-3).max_rel < 1e-5
+
+
+@pytest.mark.parametrize("replace", [slice(0, 4), slice(10, 12), slice(0, 40)])
+def test_a_row_above_the_tie_is_not_excused(replace: slice):
+    assert compare_rows(ranked(replace=replace), ranked(), 0.01, tied=1e-3).max_rel > 1e-2
+
+
+def test_rows_that_all_tie_are_all_judged():
+    assert compare_rows(ranked(tied=40, replace=slice(3, 9)), ranked(tied=40), 0.01, tied=1e-3).max_rel > 1e-2

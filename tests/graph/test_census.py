@@ -178,3 +178,23 @@ def test_weights_in_constant_nodes_and_bodies_are_counted() -> None:
         [value("y", [2, 4])],
     )
     assert parameters(proto).count == 16 + 5
+
+
+def test_matrix_operators_of_fp32_count_as_tf32_where_the_device_computes_so() -> None:
+    proto = model(
+        [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])],
+        [value("x", ["batch", 64])],
+        [value("y", ["batch", 64])],
+        [stored("w", FLOAT, 64, 64)],
+    )
+    found = census(proto, tf32=True)
+    assert (found["tf32"].macs, found["tf32"].layers, found["tf32"].parameters) == (1.0, 0.5, 0.0)
+    assert (found["fp32"].macs, found["fp32"].layers, found["fp32"].parameters) == (0.0, 0.5, 1.0)
+    assert next(iter(found)) == "tf32"
+    half = model(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [value("x", ["batch", 64], TensorProto.FLOAT16)],
+        [value("y", ["batch", 64], TensorProto.FLOAT16)],
+        [numpy_helper.from_array(np.zeros((64, 64), np.float16), "w")],
+    )
+    assert list(census(half, tf32=True)) == ["fp16"]

@@ -48,6 +48,14 @@ def test_a_last_line_that_was_cut_off_is_skipped_and_said(folder: Path) -> None:
     assert run.skipped == ("line 2 of records.jsonl is cut off and was skipped",)
 
 
+def test_a_line_cut_off_in_the_middle_by_a_process_that_died_costs_only_itself(folder: Path) -> None:
+    first, second, _ = (folder / "records.jsonl").read_bytes().split(b"\n")
+    (folder / "records.jsonl").write_bytes(b"\n".join([first, first[:100], second, b""]))
+    run = Run.open(folder)
+    assert len(run.measurements) == 2
+    assert run.skipped == ("line 2 of records.jsonl is cut off and was skipped",)
+
+
 def test_a_cut_inside_a_letter_of_two_bytes_is_a_cut_too(folder: Path) -> None:
     whole = (folder / "records.jsonl").read_bytes()
     line = whole.split(b"\n")[0].replace(b"Example", "Modèle".encode())
@@ -87,7 +95,7 @@ def _later_version(folder: Path) -> None:
 
 def _damaged_middle(folder: Path) -> None:
     lines = (folder / "records.jsonl").read_bytes().split(b"\n")
-    (folder / "records.jsonl").write_bytes(b"\n".join([lines[0][:100], *lines[1:]]))
+    (folder / "records.jsonl").write_bytes(b"\n".join([b"not json at all", *lines[1:]]))
 
 
 def _foreign_line(folder: Path) -> None:

@@ -310,6 +310,22 @@ def test_close_waits_for_what_is_in_flight_and_answers_what_is_queued(load: Load
         assert np.array_equal(future.result(0)["y"], 2 * rows(1, start=number))
 
 
+def test_close_waits_for_a_warm_up(load: Load, double: Path) -> None:
+    engine = load(double)
+    gate = Gate(engine)
+    warming = threading.Thread(target=engine.warmup)
+    warming.start()
+    assert gate.entered.wait(30)
+    closer = threading.Thread(target=engine.close)
+    closer.start()
+    closer.join(0.05)
+    assert closer.is_alive()
+    gate.open.set()
+    closer.join(30)
+    warming.join(30)
+    assert not closer.is_alive() and device_of(engine).allocated_count == 0
+
+
 def test_close_waits_for_a_caller_in_another_thread(load: Load, double: Path) -> None:
     engine = load(double)
     gate = Gate(engine)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import onnx
 import pytest
 from planted import at, record
 
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, SizeConfig
-from trt_engine.engine import Engine
+from trt_engine.engine import Build, Engine
 from trt_engine.errors import (
     BuildError,
     CapacityError,
@@ -27,6 +28,7 @@ from trt_engine.errors import (
     UnstableError,
     UsageError,
 )
+from trt_engine.graph.load import open_model
 from trt_engine.records import BenchRecord
 from trt_engine.sizing import streams
 from trt_engine.sizing.streams import size
@@ -390,3 +392,44 @@ def test_the_command_of_a_python_call_can_be_pasted(make_model, tmp_path: Path) 
         "--memory-limit 1073741824B",
     ):  # fmt: skip
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("build", "precision", "chosen"),
+    [
+        (BuildConfig(device="cuda:0"), "fp16", True),
+        (BuildConfig(device="cuda:0", precision="fp32"), "fp32", False),
+        (BuildConfig(device="cuda:0", precision="tf32"), "tf32", False),
+        (BuildConfig(), None, False),
+    ],
+)
+def test_an_fp32_graph_is_sized_in_fp16_on_a_gpu_unless_told_otherwise(
+    make_model, build: BuildConfig, precision: str | None, chosen: bool
+) -> None:
+    found, said = streams._usual_precision(open_model(make_model()), build)
+    assert (found.precision, said) == (precision, chosen)
+
+
+def test_a_graph_that_is_no_fp32_keeps_its_precision_on_a_gpu(make_model, tmp_path: Path) -> None:
+    proto = onnx.load(make_model())
+    for values in (proto.graph.input, proto.graph.output):
+        values[0].type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    weights = proto.graph.initializer[0]
+    weights.CopyFrom(onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, weights.dims, [0.5] * 12))
+    onnx.save(proto, tmp_path / "brain.onnx")
+    found, said = streams._usual_precision(open_model(tmp_path / "brain.onnx"), BuildConfig(device="cuda:0"))
+    assert (found.precision, said) == (None, False)
+
+
+def test_a_smaller_batch_that_delivered_more_is_said(make_model, measured) -> None:
+    rates = {1: 100, 4: 9000, 8: 6000}
+    measured(lambda engine, config: at(rates[config.batch or 1], config.batch or 1))
+    report = size(make_model(), start_batch=4, max_batch=8)
+    assert report.peak_streams == 200
+    assert any("batch 4 delivered more: 9000.0 images/s, 300 streams" in note for note in report.notes)
+
+
+def test_a_graph_prepared_before_the_build_is_no_failure() -> None:
+    cast = "cast to fp16: 2 of 2 nodes"
+    build = Build("c", {}, 1.0, "i", ladder=(cast, "more workspace"), notes={"prepared": cast})
+    assert streams._steps(build) == [f"before the build: {cast}", "after a known failure: more workspace"]

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import shlex
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -19,15 +20,18 @@ from typing import Any
 import msgspec
 
 from trt_engine.api.loading import load
+from trt_engine.api.preparing import Prepared, prepare, refuse_unpreparable
 from trt_engine.backend import Backend, backend
-from trt_engine.config import BuildConfig, Profile, from_values, settings
+from trt_engine.config import BuildConfig, Profile, from_values, words
 from trt_engine.device import parse_device
 from trt_engine.engine import (
     PASSPORT_VERSION,
     Build,
     Engine,
+    Needs,
     Parity,
     Passport,
+    Precision,
     Source,
     passport_path,
     payload_of,
@@ -39,6 +43,7 @@ from trt_engine.errors import (
     EngineError,
     MemoryExhausted,
     ModelError,
+    PrecisionError,
     TrtEngineError,
     UsageError,
 )
@@ -46,9 +51,10 @@ from trt_engine.evaluation.parity import parity
 from trt_engine.files import ensure_folder, explain
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
+from trt_engine.precision.contract import prove_engine
 from trt_engine.protocols import BuildOutcome
 from trt_engine.store import Store, engine_key
-from trt_engine.tensors import format_shape
+from trt_engine.vision.declaration import vision_of
 
 __all__ = ["BuildPlan", "Built", "build", "carry_out", "plan"]
 
@@ -144,6 +150,7 @@ def plan(
             _may_write(target, opened, yes=yes)
         except OSError as error:  # a name too long, a loop of links
             raise explain(error, Path(out)) from error
+    refuse_unpreparable(opened, asked)
     resolved = replace(asked, profiles=asked.resolve(opened.signature), batch=None, shapes={})
     identity = card.half("builder")().identity(resolved)
     return BuildPlan(
@@ -165,9 +172,12 @@ def carry_out(plan: BuildPlan, *, force: bool = False) -> Built:
         ensure_folder(plan.out.parent)  # before hours are spent
     for warning in plan.warnings:
         log.warning("%s", warning)
-    stored = None if force else plan.store.get(plan.key)
-    again = force or (stored is not None and _unchecked(stored, plan.config))
-    engine, built = plan.store.get_or_build(plan.key, lambda folder: _build_in(folder, plan), again=again)
+    engine, built = plan.store.get_or_build(
+        plan.key,
+        lambda folder: _build_in(folder, plan),
+        again=force,
+        fits=lambda engine: not _unchecked(engine, plan.config),
+    )
     if built:
         log.info("built in %.1f s", engine.passport.build.seconds)
     else:
@@ -187,22 +197,8 @@ def carry_out(plan: BuildPlan, *, force: bool = False) -> Built:
 
 
 def _config(config: BuildConfig, values: dict[str, Any]) -> BuildConfig:
-    if isinstance(values.get("device"), int):
-        values["device"] = f"cuda:{values['device']}"
-    if values.get("options"):
-        values["options"] = (
-            {name.replace("-", "_"): _spelled(value) for name, value in values["options"].items()}
-            if isinstance(values["options"], dict)
-            else values["options"]
-        )
     given = from_values(BuildConfig, values)
-    made = replace(config, **{name: getattr(given, name) for name in values})
-    kind, number = parse_device(made.device)
-    return replace(made, device="cpu" if kind == "cpu" else f"{kind}:{number}")
-
-
-def _spelled(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return replace(config, **{name: getattr(given, name) for name in values})
 
 
 def _check_device(card: Backend, config: BuildConfig) -> None:
@@ -257,29 +253,9 @@ def _may_write(target: Path, model: Model, *, yes: bool) -> None:
 
 def _command(model: Path, config: BuildConfig, out: Path | None) -> str:
     """The command line that repeats a build, made from its settings."""
-    words = ["trt-engine", "build", str(model)]
-    for item in settings(BuildConfig):
-        value = getattr(config, item.name)
-        if value == getattr(_DEFAULTS, item.name):
-            continue
-        flag = item.flags[0]
-        if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag[2:]}")
-        elif item.name == "shapes":
-            words += [flag, ",".join(f"{name}:{format_shape(shape)}" for name, shape in value.items())]
-        elif item.name == "batch":
-            words += [flag, ":".join(map(str, value))]
-        elif item.name == "workspace_mib":
-            words += [flag, f"{value}MiB"]
-        elif item.name == "options":
-            words += [word for name, setting in value.items() for word in (flag, f"{name}={setting}")]
-        elif item.name == "profiles":
-            words += [word for profile in value for word in (flag, str(profile))]
-        else:
-            words += [flag, ",".join(value) if isinstance(value, tuple) else str(value)]
-    if out is not None:
-        words += ["-o", str(out)]
-    return shlex.join(words)
+    return shlex.join(
+        ["trt-engine", "build", str(model), *words(config), *(["-o", str(out)] if out is not None else [])]
+    )
 
 
 def _profile_warnings(profiles: tuple[Profile, ...]) -> Iterator[str]:
@@ -307,14 +283,15 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     card, started = backend(plan.config.backend), time.monotonic()
     payload = folder / _payload_name(plan.model, card)
     log.info("building `%s` with %s", plan.model.path.name, plan.identity.partition(" CPU")[0])
-    with _heartbeat():
-        outcome: BuildOutcome = card.half("builder")().build(plan.model, plan.config, payload)
-        if not payload.is_file() or not payload.stat().st_size:
-            raise BuildError(f"the backend `{card.name}` wrote no payload", hint="`-v` shows its log")
+    with _heartbeat(), _preparing(plan, folder) as prepared:
+        outcome = _built_by(card, prepared, plan, payload)
         engine = Engine.seal(payload, _passport(plan, outcome, payload, time.monotonic() - started))
         if not plan.config.parity:
             return engine
-        checked, note = _prove(engine, plan)
+        if not card.has("runtime"):
+            log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", card.name)
+            return engine
+        checked, note = _prove(engine, plan, prepared.model)
     build = engine.passport.build
     build = replace(
         build,
@@ -323,6 +300,71 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         notes=build.notes | ({"parity": note} if note else {}),
     )
     return Engine.seal(payload, replace(engine.passport, parity=checked, build=build))
+
+
+@contextlib.contextmanager
+def _preparing(plan: BuildPlan, folder: Path) -> Iterator[Prepared]:
+    """The model in the precision asked for; a copy that had to be made is gone afterwards."""
+    beside = folder / ".prepared"
+    try:
+        yield prepare(plan.model, plan.config, beside)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, payload: Path) -> BuildOutcome:
+    """What the backend built, with what was done before it; `PrecisionError` when it is not what was asked for (F1)."""
+    asked = plan.config.precision
+    try:
+        outcome: BuildOutcome = card.half("builder")().build(prepared.model, plan.config, payload)
+    except PrecisionError:
+        if asked is not None and payload.is_file():  # the backend's own count; with its graph the nodes can be named
+            _keep_the_contract(
+                card, prepared, plan, payload, BuildOutcome(plan.model.signature, Precision(asked), _NO_NEEDS)
+            )
+        raise
+    if not payload.is_file() or not payload.stat().st_size:
+        raise BuildError(f"the backend `{card.name}` wrote no payload", hint="`-v` shows its log")
+    if asked is not None:
+        _keep_the_contract(card, prepared, plan, payload, outcome)
+    return replace(outcome, ladder=(*prepared.steps, *outcome.ladder), notes=outcome.notes | prepared.notes)
+
+
+_NO_NEEDS = Needs("", "")
+
+
+def _keep_the_contract(
+    card: Backend, prepared: Prepared, plan: BuildPlan, payload: Path, outcome: BuildOutcome
+) -> None:
+    asked = plan.config.precision
+    assert asked is not None
+    readable = card.payload_suffix == ".onnx"
+    proof = prove_engine(
+        asked,
+        read_proto(prepared.model.path),
+        read_proto(payload) if readable else None,
+        outcome.precision.found,
+        providers=outcome.needs.providers or plan.config.providers or (parse_device(plan.config.device)[0],),
+        compiled=outcome.compiled,
+        excluded=prepared.excluded,
+        tf32="tf32" in outcome.precision.found,
+    )
+    for miss in proof.misses if proof.kept else ():
+        log.debug("%s: `%s` (%s) is %s", asked, miss.node, miss.op, miss.reason)
+    proof.require(_other_than_asked(plan, prepared))
+
+
+def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
+    """What to type when the engine is not what was asked for."""
+    asked, path = plan.config.precision, plan.model.path
+    if asked in ("fp32", "tf32"):
+        return "precision is in the graph: export the model in it, or leave `--precision` out"
+    kernels = "leave `--precision` out to build the graph as it is, and the passport says what it runs in"
+    if prepared.steps and asked in ("fp16", "bf16"):
+        made = shlex.quote(str(path.with_suffix(f".{asked}.onnx")))
+        cast = f"`trt-engine cast {path} --to {asked} -o {made}`"
+        return f"build for a device that has {asked} kernels, or {cast} and {kernels}"
+    return f"build for a device that has {asked} kernels, or {kernels}"
 
 
 def _passport(plan: BuildPlan, outcome: BuildOutcome, payload: Path, seconds: float) -> Passport:
@@ -350,12 +392,23 @@ def _passport(plan: BuildPlan, outcome: BuildOutcome, payload: Path, seconds: fl
         environment=Environment.here(number if kind == "cuda" else None),
         needs=outcome.needs,
         key=plan.key,
+        vision=_declared(plan.model),
     )
 
 
-def _prove(engine: Engine, plan: BuildPlan) -> tuple[Parity | None, str | None]:
-    """Parity, or why it could not be judged; `AccuracyError` when the engine is wrong."""
-    proto = read_proto(plan.model.path)
+def _declared(model: Model) -> dict[str, Any] | None:
+    """The pre- and post-processing the model declares; a declaration that cannot be read is said, not fatal."""
+    try:
+        found = vision_of(model.path)
+    except ModelError as error:
+        log.warning("the declared pre- and post-processing is left out: %s", error.message)
+        return None
+    return None if found is None else found.as_dict()
+
+
+def _prove(engine: Engine, plan: BuildPlan, model: Model) -> tuple[Parity | None, str | None]:
+    """Parity with the graph that was built, or why it could not be judged; `AccuracyError` when the engine is wrong."""
+    proto = read_proto(model.path)
     with load(engine, verify=False, allow_fallback=plan.config.allow_fallback) as runner:
 
         def run(feeds: Any) -> dict[str, Any]:
@@ -368,12 +421,13 @@ def _prove(engine: Engine, plan: BuildPlan) -> tuple[Parity | None, str | None]:
 
         try:
             found = parity(
-                plan.model.path,
+                model.path,
                 proto,
-                plan.model.signature,
+                model.signature,
                 plan.profiles[0],
                 run,
                 tolerance=_asked_tolerance(plan.config),
+                tf32="tf32" in engine.passport.precision.found,
             )
         except MemoryExhausted:
             raise

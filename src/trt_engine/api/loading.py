@@ -13,7 +13,7 @@ import msgspec
 from trt_engine.backend import Backend, backends
 from trt_engine.config import RuntimeConfig, from_values
 from trt_engine.device import parse_device
-from trt_engine.engine import Engine, Passport
+from trt_engine.engine import Engine, Passport, read_passport
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.files import write_whole
 from trt_engine.runtime.instance import InferenceEngine
@@ -69,18 +69,8 @@ def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> Ru
             "dynamic batching (`batching=`) is not there yet",
             hint="leave it out; `infer` takes whole batches and is safe from many threads",
         )
-    if isinstance(settings.get("device"), int):
-        settings["device"] = f"cuda:{settings['device']}"
-    if isinstance(settings.get("options"), dict):
-        options = settings["options"]
-        settings["options"] = {str(name): str(value) for name, value in options.items()}
     given: RuntimeConfig = from_values(RuntimeConfig, settings)
-    if config is not None:
-        given = dataclasses.replace(config, **{name: getattr(given, name) for name in settings})
-    if given.device is not None:
-        kind, number = parse_device(given.device)
-        given = dataclasses.replace(given, device="cpu" if kind == "cpu" else f"{kind}:{number}")
-    return given
+    return given if config is None else dataclasses.replace(config, **{name: getattr(given, name) for name in settings})
 
 
 def _opened(engine: Engine | Path | str) -> Engine:
@@ -91,13 +81,12 @@ def _unpacked(payload: bytes, passport: Any, folder: Path) -> Engine:
     """The engine of these bytes, in a folder of its own for as long as it is loaded."""
     if passport is None:
         raise UsageError("an engine given as bytes needs `passport=`", hint="`passport=Path('X.json').read_bytes()`")
-    try:
-        if isinstance(passport, bytes | str):
-            passport = msgspec.json.decode(passport, type=Passport)
-        elif not isinstance(passport, Passport):
-            passport = msgspec.convert(passport, type=Passport)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise EngineError(f"`passport=` is not a passport: {error}", hint="give the JSON beside the payload") from error
+    if isinstance(passport, str):
+        passport = passport.encode()
+    if not isinstance(passport, Passport):
+        passport = read_passport(
+            passport if isinstance(passport, bytes) else msgspec.json.encode(passport), "passport="
+        )
     if len(passport.payload) != 1:
         files = ", ".join(f"`{item.file}`" for item in passport.payload[1:])
         raise EngineError(f"the engine has side files ({files}) and cannot be loaded from bytes", hint="give its path")

@@ -89,7 +89,7 @@ def is_bare_model(path: Engine | Path | str) -> bool:
     if isinstance(path, Engine):
         return False
     path = Path(path)
-    return path.suffix == ".onnx" and path.is_file() and not passport_path(path).exists()
+    return path.suffix.lower() == ".onnx" and path.is_file() and not passport_path(path).exists()
 
 
 def _settled(

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -56,7 +57,6 @@ class Request(msgspec.Struct):
     runtime: RuntimeConfig
     memory_limit: int | None
     log_level: int
-    progress: bool
 
 
 class Said(msgspec.Struct, tag="log"):
@@ -120,8 +120,9 @@ def measure_in_child(
     """Load and measure an engine in a child process with at most `memory_limit` bytes (default: what is free).
 
     Raises what the child raised; `MemoryExhausted` when it ran out of memory in whatever way; `EngineError` when it crashed
-    (the signal is named) or did not end within `timeout_s`; on Ctrl-C `Interrupted`, whose `partial` is the record of what
-    was measured until then. The limit is not set for CUDA devices, whose drivers reserve addresses by the terabyte.
+    (the signal is named), was silent for longer than any query takes, or did not end within `timeout_s`; `Interrupted`,
+    whose `partial` is the record of what was measured until then, on Ctrl-C or when somebody stopped the child. The limit
+    is not set for CUDA devices, whose drivers reserve addresses by the terabyte.
     """
     found = engine if isinstance(engine, Engine) else Engine.open(engine)
     room = memory_available()
@@ -134,13 +135,13 @@ def measure_in_child(
         runtime=runtime,
         memory_limit=limit,
         log_level=log.getEffectiveLevel(),
-        progress=on_progress is not None,
     )
     patience_s = _patience_s(config) if timeout_s is None else timeout_s
+    silence = timeout_s is None  # a child that still tells how far it is may take as long as it was asked to
     with tempfile.TemporaryFile() as noise:
         child = _Child(request, noise)
         try:
-            answer = child.listen(patience_s, on_progress)
+            answer = child.listen(patience_s, on_progress, silence=silence)
         except KeyboardInterrupt:
             child.ask_to_stop()
             with contextlib.suppress(KeyboardInterrupt, TimeoutError):  # a second Ctrl-C, or no answer: end it now
@@ -156,26 +157,33 @@ def measure_in_child(
             ) from None
         except TimeoutError:
             raise EngineError(
-                f"the measurement of `{found.path}` did not end within {patience_s:g} s and was stopped",
+                f"the measurement of `{found.path}` "
+                f"{'was silent for' if silence else 'did not end within'} {patience_s:g} s and was stopped",
                 hint="a smaller batch, or a longer `timeout_s`",
             ) from None
         finally:
             child.close()
             printed = _printed(noise)
     match answer:
-        case Done(record=record):
+        case Done(record=record) if record.complete:
             return record
+        case Done(record=record):  # somebody stopped the child, not us
+            raise Interrupted(
+                f"the measurement was stopped after {record.queries} queries",
+                hint="the same command measures again",
+                partial=record,
+            )
         case Failed(kind=kind, message=message, hint=hint):
             raise _raised(kind, message, hint)
     raise _crash(child, found, room, printed)
 
 
 def _patience_s(config: BenchConfig) -> float:
-    """How long no measurement takes: loading, ten times the planned length, and ten minutes."""
+    """How long no measurement is silent: loading, ten times the planned length, and ten minutes."""
     rules = RULES.get(config.protocol, RULES["trt-engine"])
     warmup_s = rules.warmup_s if config.warmup_s is None else config.warmup_s
     duration_s = rules.duration_s if config.duration_s is None else config.duration_s
-    return 600 + 10 * (warmup_s + duration_s) + (config.iterations or 0) * config.idle_s
+    return 600 + 10 * (warmup_s + duration_s) + 10 * config.idle_s
 
 
 class _Child:
@@ -201,11 +209,15 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):  # it died at once; the pipe's end says so
             self._process.stdin.write(msgspec.json.encode(request, enc_hook=_plain) + b"\n")
             self._process.stdin.flush()
-        self._rest = b""
+        self._whole: deque[bytes] = deque()
+        self._parts: list[bytes] = []  # of the line that is not whole yet
 
-    def listen(self, patience_s: float, on_progress: Progress | None) -> Done | Failed | None:
-        """The child's answer, None when it ended without one; `TimeoutError` when neither comes."""
-        for line in self._lines(time.monotonic() + patience_s):
+    def listen(self, patience_s: float, on_progress: Progress | None, *, silence: bool = False) -> Done | Failed | None:
+        """The child's answer, None when it ended without one; `TimeoutError` when neither comes.
+
+        `patience_s` counts from now, with `silence` from the last thing the child said.
+        """
+        for line in self._lines(patience_s, silence):
             match message := _answers.decode(line):
                 case Done() | Failed():
                     return message
@@ -215,26 +227,25 @@ class _Child:
                     on_progress(done_s, planned_s)
         return None
 
-    def _lines(self, deadline: float) -> Iterator[bytes]:
+    def _lines(self, patience_s: float, silence: bool) -> Iterator[bytes]:
+        deadline = time.monotonic() + patience_s
         poll = select.poll()
         poll.register(self._pipe, select.POLLIN | select.POLLHUP)
-        parts = [self._rest] if self._rest else []
         while True:
+            while self._whole:
+                yield self._whole.popleft()
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimeoutError
             chunk = os.read(self._pipe, 1 << 20)
             if not chunk:
                 return
-            head, newline, tail = chunk.partition(b"\n")
-            parts.append(head)
-            while newline:
-                line, parts = b"".join(parts), []
-                self._rest = tail
-                yield line
-                head, newline, tail = tail.partition(b"\n")
-                parts.append(head)
-            self._rest = b"".join(parts)
-            parts = [self._rest]
+            if silence:
+                deadline = time.monotonic() + patience_s
+            *ends, rest = chunk.split(b"\n")
+            for end in ends:
+                self._whole.append(b"".join([*self._parts, end]))
+                self._parts.clear()
+            self._parts.append(rest)
 
     def ask_to_stop(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -428,11 +439,10 @@ def _work(request: Request, mouth: _Mouth, stop: _Stop) -> BenchRecord:
             session,
             engine,
             request.config,
-            on_progress=(lambda done_s, planned_s: mouth.say(Going(done_s, planned_s))) if request.progress else None,
+            on_progress=lambda done_s, planned_s: mouth.say(Going(done_s, planned_s)),
             should_stop=lambda: stop.asked,
         )
-    finally:
-        stop.measuring = False
+    finally:  # `measuring` stays: a Ctrl-C from here on must not cost a record that is finished
         session.close()
     _lift_limit()
     return record

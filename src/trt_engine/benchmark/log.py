@@ -37,6 +37,11 @@ def first_line(record: BenchRecord) -> str:
     board = here.gpu or "unknown GPU"
     if record.measured_by_events:
         return f"# device: {record.device} ({board}) · times are device events on the GPU"
+    if not record.protocol.transfers:
+        return (
+            f"# device: {record.device} ({board}) · times are the host's clock around a synchronised run, "
+            "inputs and outputs on the GPU, no copies"
+        )
     return f"# device: {record.device} ({board}) · times are the host's clock around a call, its copies included"
 
 
@@ -75,7 +80,8 @@ def _lines(record: BenchRecord) -> Iterator[str]:
             if samples:
                 yield info(f"{name}: {_times(record, samples)}")
     elif record.compute_ms:
-        what = "CPU Compute Time" if record.device == "cpu" else "Query Time"
+        on_cpu, copies = record.device == "cpu", record.protocol.transfers
+        what = "CPU Compute Time" if on_cpu else "Query Time" if copies else "Synchronised Run Time"
         yield info(
             f"{what} (host clock; it stands where scripts look for GPU Compute Time: no event of a GPU was read): "
             f"{_times(record, record.compute_ms)}"

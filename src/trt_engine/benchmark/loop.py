@@ -1,6 +1,7 @@
 """The closed loop: `measure` runs one query after another over a `Session` and keeps every time.
 
-A `DirectSession` (ONNX Runtime) is timed by the host's clock around the call. A session with contexts is timed by events
+A `DirectSession` (ONNX Runtime) is timed by the host's clock around the call; on a GPU around a synchronised run whose
+feeds and outputs stay there, where the session can do that (`ResidentSession`). A session with contexts is timed by events
 around upload, computation and download, by trtexec's definitions (samples/common/sampleInference.cpp and
 sampleReporting.cpp of the public TensorRT repository): latency is the sum of the three parts of one query, throughput is
 queries over the time from the first start to the last end, and warm-up queries are those that started before its end.
@@ -13,12 +14,13 @@ import bisect
 import contextlib
 import dataclasses
 import datetime
+import functools
 import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -29,8 +31,8 @@ from trt_engine.device import Buffer, Device, Event, Graph, Stream, parse_device
 from trt_engine.device.info import Clocks, clocks, cpu
 from trt_engine.engine import Engine
 from trt_engine.environment import Environment
-from trt_engine.errors import Interrupted, ProfileError, UsageError
-from trt_engine.protocols import Context, DirectSession, Session
+from trt_engine.errors import Interrupted, MemoryExhausted, ProfileError, TrtEngineError, UsageError
+from trt_engine.protocols import Context, DirectSession, ResidentSession, Session
 from trt_engine.records import BenchRecord, Protocol, percentile
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds, read_feeds, shapes_of
 from trt_engine.tensors import Shape, Signature, Tensors, dtype, format_shape
@@ -63,8 +65,8 @@ def measure(
     feeds, inputs = feeds_for(engine, config)
     shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
     direct = hasattr(session, "run")
-    device = session.device.name
-    protocol = resolve(config, device, events=not direct)
+    device = session.facts().get("device", session.device.name)  # a provider on a GPU keeps its buffers on the host
+    protocol = resolve(config, device, events=not direct, resident=hasattr(session, "resident"))
     kind, number = parse_device(device)
     gpu = number if kind == "cuda" else None
     batch = batch_of(engine.signature, shapes)
@@ -80,7 +82,8 @@ def measure(
     stopped = False
     with contextlib.ExitStack() as stack:
         if direct:
-            loop = _direct(session, feeds, protocol, trace, watch)  # type: ignore[arg-type]
+            call, protocol = _call(session, feeds, protocol, warnings)  # type: ignore[arg-type]
+            loop = _direct(call, protocol, trace, watch)
         else:
             lanes = [stack.enter_context(_lane(session, engine, feeds, protocol)) for _ in range(protocol.streams)]
             protocol = _captured(lanes, protocol, warnings)
@@ -294,11 +297,26 @@ def _quiet() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------ by the host's clock
 
 
-def _direct(
-    session: DirectSession, feeds: Tensors, protocol: Protocol, trace: _Trace, watch: _Watch
-) -> Callable[[], None]:
-    """The loop over a session that takes host arrays."""
-    run, clock, sleep = session.run, time.perf_counter_ns, time.sleep
+def _call(
+    session: DirectSession, feeds: Tensors, protocol: Protocol, warnings: list[str]
+) -> tuple[Callable[[], Any], Protocol]:
+    """What one query is, and the protocol as it came true: a graph that cannot be captured is said, and left out."""
+    if protocol.transfers or not hasattr(session, "resident"):
+        return functools.partial(session.run, feeds), protocol
+    resident = cast(ResidentSession, session).resident
+    if protocol.graph:
+        try:
+            return resident(feeds, graph=True), protocol
+        except MemoryExhausted:
+            raise
+        except TrtEngineError as error:
+            protocol = _without_graph(protocol, error.message, warnings)
+    return resident(feeds), protocol
+
+
+def _direct(run: Callable[[], Any], protocol: Protocol, trace: _Trace, watch: _Watch) -> Callable[[], None]:
+    """The loop over calls that return when the work is done."""
+    clock, sleep = time.perf_counter_ns, time.sleep
     warm_ns, full_ns = _ns(protocol.warmup_s), _ns(protocol.warmup_s + protocol.duration_s)
     least, idle_s = protocol.min_iterations, protocol.idle_s
 
@@ -310,7 +328,7 @@ def _direct(
         try:
             while True:
                 start = clock()
-                outputs = run(feeds)
+                outputs = run()
                 end = clock()
                 del outputs  # given back outside the measured time
                 starts[count] = start
@@ -424,10 +442,13 @@ def _captured(lanes: list[_Lane], protocol: Protocol, warnings: list[str]) -> Pr
             if lane.graph is not None:
                 lane.graph.close()
                 lane.graph = None
-        reason = str(error).partition("\n")[0]
-        warnings.append(f"the graph could not be captured ({reason}); measured without one")
-        return dataclasses.replace(protocol, graph=False, not_applicable=(*protocol.not_applicable, "graph"))
+        return _without_graph(protocol, str(error).partition("\n")[0], warnings)
     return protocol
+
+
+def _without_graph(protocol: Protocol, reason: str, warnings: list[str]) -> Protocol:
+    warnings.append(f"the graph could not be captured ({reason}); measured without one")
+    return dataclasses.replace(protocol, graph=False, not_applicable=(*protocol.not_applicable, "graph"))
 
 
 def _by_events(lanes: list[_Lane], protocol: Protocol, trace: _Trace, watch: _Watch) -> Callable[[], None]:

@@ -45,12 +45,13 @@ RULES: dict[str, Rules] = {
 }  # fmt: skip
 
 
-def resolve(config: BenchConfig, device: str, *, events: bool | None = None) -> Protocol:
+def resolve(config: BenchConfig, device: str, *, events: bool | None = None, resident: bool = False) -> Protocol:
     """The protocol in force on this device: the named rules, the config's changes, less what the device does not have.
 
     `events` says whether the session's work can be timed by device events; the default is: on everything but a CPU. A
     session that is called with host arrays on a GPU has none, and its copies are inside the measured time: `transfers`
-    is then True whatever was asked for.
+    is then True whatever was asked for. One that can keep its feeds on the device (`resident`) is timed by the host's clock
+    around a synchronised run without them; `transfers` then means host arrays in and out, which no graph captures.
     """
     if config.protocol not in RULES:
         raise UsageError(f"unknown protocol `{config.protocol}`", hint=closest(config.protocol, list(RULES)))
@@ -62,6 +63,11 @@ def resolve(config: BenchConfig, device: str, *, events: bool | None = None) -> 
     lacking: list[str] = []
     if on_cpu:
         lacking += ["transfers", "graph", "spin"]
+    elif not by_events and resident:
+        lacking += ["spin"]
+        if transfers:
+            lacking += ["graph"] if graph else []
+            lacking += ["overlapped copies"]
     elif not by_events:
         lacking += ["compute only", "graph", "spin"]
     else:
@@ -77,8 +83,8 @@ def resolve(config: BenchConfig, device: str, *, events: bool | None = None) -> 
         name=config.protocol,
         loop="closed",
         clock="device events" if by_events else "host",
-        transfers=transfers and by_events if on_cpu or by_events else True,
-        graph=graph and by_events,
+        transfers=not on_cpu and (transfers or not (by_events or resident)),
+        graph=graph and (by_events or (resident and not on_cpu and not transfers)),
         spin=_chosen(config.spin, rules.spin) and "spin" not in lacking,
         streams=config.streams if by_events else 1,
         warmup_s=rules.warmup_s if config.warmup_s is None else config.warmup_s,

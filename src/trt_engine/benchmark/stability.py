@@ -92,7 +92,7 @@ def interval_pct(samples_ms: Sequence[float]) -> float:
     means = _block_means(samples_ms, min(10, max(3, len(samples_ms) // 4)))
     count = len(means)
     if count < 3:
-        return 0.0
+        return math.inf if count else 0.0  # one query took most of the time: nothing is known of the mean
     mean = math.fsum(means) / count
     variance = math.fsum((value - mean) ** 2 for value in means) / (count - 1)
     return 100 * _T[count - 1] * math.sqrt(variance / count) / mean if mean else 0.0

@@ -1,4 +1,4 @@
-"""`trt-engine infer`: one inference from files, or from seeded random inputs."""
+"""`trt-engine infer`: one inference from files, from a picture, or from seeded random inputs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from trt_engine.tensors import Shape, Signature, closest, format_shape
 
 if TYPE_CHECKING:
     from trt_engine.engine import Engine
-    from trt_engine.records import InferReport, OutputFacts
+    from trt_engine.records import Detected, InferReport, OutputFacts
     from trt_engine.runtime.instance import InferenceEngine
+    from trt_engine.vision.picture import Picture
 
 __all__ = ["command"]
 
@@ -27,12 +28,19 @@ log = logging.getLogger("trt_engine.cli.infer")
 @click.command()
 @click.argument("path", metavar="ENGINE|MODEL", type=click.Path(path_type=Path))
 @click.option("--input", "source", type=click.Path(path_type=Path), metavar="FILE", help=".npy (one input) or .npz.")
+@click.option("--image", "image", type=click.Path(path_type=Path), metavar="FILE", help="A picture, as declared.")
 @click.option("--random", "random", is_flag=True, help="Seeded random inputs instead of a file.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="With --random: rows [the profile's optimum].")
 @click.option("--shapes", metavar="SPEC", help="With --random: shapes, as images:8x3x640x640.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", default=0, help="With --random: the seed [0].")
 @click.option("--output", "names", metavar="NAME", multiple=True, help="Only this output (repeatable) [all].")
 @click.option("--repeat", type=click.IntRange(min=1), metavar="N", default=1, help="Run it N times in all [1].")
+@click.option("--draw", type=click.Path(path_type=Path), metavar="FILE", help="With --image: boxes drawn on it.")
+@click.option("--min-score", type=click.FloatRange(0, 1), metavar="X", help="With --image: detections from X [0.25].")
+@click.option("--top", type=click.IntRange(min=1), metavar="N", help="With --image: the N best classes [5].")
+@click.option(
+    "--preprocess", type=click.Path(path_type=Path), metavar="FILE", help="With --image: instead of what is declared."
+)
 @options.of(RuntimeConfig, leave_out=("contexts", "streams"))
 @options.of(
     BuildConfig,
@@ -40,7 +48,7 @@ log = logging.getLogger("trt_engine.cli.infer")
         "device", "batch", "shapes", "workspace_mib", "providers", "allow_fallback", "parity", "parity_rtol", "options",
     ),
 )  # fmt: skip
-@options.out_option(".npz (outputs by name) or .npy (one output) to write.")
+@options.out_option(".npz (outputs by name) or .npy (one output) to write; with --image .json as well.")
 @options.yes_option
 @options.dry_run_option
 @options.common
@@ -48,12 +56,17 @@ def command(
     talk: output.Talk,
     path: Path,
     source: Path | None,
+    image: Path | None,
     random: bool,
     batch: int | None,
     shapes: str | None,
     seed: int,
     names: Sequence[str],
     repeat: int,
+    draw: Path | None,
+    min_score: float | None,
+    top: int | None,
+    preprocess: Path | None,
     out: Path | None,
     yes: bool,
     dry_run: bool,
@@ -63,19 +76,27 @@ def command(
 
     \b
       trt-engine infer model.engine.onnx --input images.npy -o boxes.npz
+      trt-engine infer model.engine.onnx --image photo.jpg -o out.json --draw out.png
       trt-engine infer model.onnx --random --batch 4 --repeat 20 --json
     """
-    _check_source(source, random, batch, shapes, seed)
+    _check_source(source, image, random, batch, shapes, seed)
+    _check_image_options(image, draw=draw, min_score=min_score, top=top, preprocess=preprocess)
     given = parse_shapes(shapes)
-    _check_out(out, yes)
+    _check_out(out, yes, (".npy", ".npz") if image is None else (".npy", ".npz", ".json"))
+    _check_out(draw, yes, _DRAWINGS)
     shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
     runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
     asked = {name: value for name, value in values.items() if value not in (None, ())}
     build: BuildConfig = options.config_from(BuildConfig, shared | values)
 
+    import dataclasses
+
+    import msgspec
+
     from trt_engine.api.loading import load
     from trt_engine.api.measuring import is_bare_model
     from trt_engine.engine import Engine
+    from trt_engine.files import write_whole
     from trt_engine.graph.load import open_model
     from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of, write_outputs
 
@@ -88,8 +109,12 @@ def command(
     signature = open_model(path).signature if bare else Engine.open(path).signature
     chosen = _chosen(signature, names, out)
     feeds = read_feeds(source, signature) if source is not None else None
+    picture = None
+    if image is not None:
+        picture = _read_picture(image, path, signature, preprocess)
+        feeds = picture.feeds
     if dry_run:
-        output.emit(talk, *_plan(path, bare, source, chosen, out))
+        output.emit(talk, *_plan(path, bare, source or image, chosen, [item for item in (out, draw) if item]))
         return
     engine = _built(path, build, feeds, given, batch) if bare else Engine.open(path)
     with load(engine, config=runtime) as runner:
@@ -100,30 +125,69 @@ def command(
             )
         outputs, samples_ms = _timed(runner, feeds, repeat)
         facts = runner.facts
+    seen = None if picture is None else picture.look(outputs, 0.25 if min_score is None else min_score, top or 5)
     outputs = {name: outputs[name] for name in chosen}
-    artifacts = {} if out is None else {"outputs": str(write_outputs(out, outputs))}
-    inputs = source.name if source is not None else f"seeded random, seed {seed}"
+    artifacts = {} if out is None else {"outputs": str(out)}
+    if draw is not None:
+        artifacts["drawing"] = str(draw)
+    given_by = source or image
+    inputs = given_by.name if given_by is not None else f"seeded random, seed {seed}"
     report = _report(engine, inputs, feeds, outputs, samples_ms, facts, artifacts)
-    output.emit(talk, output.document("infer", report, command=options.spelled_command()), _text(report))
+    if seen is not None:
+        report = dataclasses.replace(report, **seen.fields)
+    told = output.document("infer", report, command=options.spelled_command())
+    if out is not None and out.suffix == ".json":
+        write_whole(out, msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n")
+    elif out is not None:
+        write_outputs(out, outputs)
+    if draw is not None and picture is not None and seen is not None:
+        picture.draw(seen, draw)
+    output.emit(talk, told, _text(report))
 
 
-def _check_source(source: Path | None, random: bool, batch: int | None, shapes: str | None, seed: int) -> None:
-    if (source is None) != random:
-        found = "both `--input` and `--random` are" if random else "no inputs are"
-        raise UsageError(f"{found} given", hint="`--input X.npz`, or `--random` for seeded random inputs")
-    if source is not None:
+def _check_source(
+    source: Path | None, image: Path | None, random: bool, batch: int | None, shapes: str | None, seed: int
+) -> None:
+    given = [flag for flag, is_given in (("--input", source), ("--image", image), ("--random", random)) if is_given]
+    if len(given) != 1:
+        found = " and ".join(f"`{flag}`" for flag in given)
+        found = f"{'both ' if len(given) == 2 else ''}{found} are" if given else "no inputs are"
+        raise UsageError(
+            f"{found} given", hint="`--input X.npz`, `--image X.jpg`, or `--random` for seeded random inputs"
+        )
+    if not random:
         for name, value in (("batch", batch), ("shapes", shapes), ("seed", seed or None)):
             if value is not None:
                 raise UsageError(f"`--{name}` is for `--random`: the file says its own", hint=f"leave `--{name}` out")
 
 
-def _check_out(out: Path | None, yes: bool) -> None:
+def _check_image_options(image: Path | None, **given: object) -> None:
+    for name, value in given.items():
+        if image is None and value is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"`{flag}` is for `--image`", hint=f"leave `{flag}` out, or give a picture")
+
+
+_DRAWINGS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def _check_out(out: Path | None, yes: bool, suffixes: Sequence[str]) -> None:
     if out is None:
         return
-    if out.suffix not in (".npy", ".npz"):
-        raise UsageError(f"outputs cannot be written to `{out}`", hint="give a name that ends in .npz or .npy")
+    if out.suffix not in suffixes:
+        kind = "a drawing" if suffixes == _DRAWINGS else "outputs"
+        ends = " or ".join([", ".join(reversed(suffixes[1:])), suffixes[0]])
+        raise UsageError(f"{kind} cannot be written to `{out}`", hint=f"give a name that ends in {ends}")
     if out.exists() and not yes:
-        raise UsageError(f"`{out}` exists", hint="`--yes` overwrites it, or name another `-o`")
+        raise UsageError(f"`{out}` exists", hint="`--yes` overwrites it, or name another one")
+
+
+def _read_picture(image: Path, path: Path, signature: Signature, preprocess: Path | None) -> Picture:
+    """The picture as the engine takes it, by the declaration given or the engine's own."""
+    from trt_engine.api.evaluating import declared_for
+    from trt_engine.vision.picture import Picture
+
+    return Picture.read(image, declared_for(path, preprocess), signature)
 
 
 def _chosen(signature: Signature, names: Sequence[str], out: Path | None) -> list[str]:
@@ -235,12 +299,21 @@ def _text(report: InferReport) -> str:
         if item.not_finite:
             text += f", {item.not_finite} values are NaN or infinite"
         lines.append(text)
+    lines += [f"found       {_seen(item)}" for item in report.detections or ()]
+    lines += [f"class       {_seen(item)}" for item in report.classes or ()]
+    if report.detections == ():
+        lines.append("found       nothing (`--min-score` lets more through)")
     lines += [f"written     {place}" for place in report.artifacts.values()]
     return "\n".join(lines)
 
 
+def _seen(item: Detected) -> str:
+    where = "" if not item.box else " at " + ", ".join(f"{value:.1f}" for value in item.box)
+    return f"{item.name} {item.score:.4f}{where}"
+
+
 def _plan(
-    path: Path, bare: bool, source: Path | None, chosen: Sequence[str], out: Path | None
+    path: Path, bare: bool, source: Path | None, chosen: Sequence[str], writes: Sequence[Path]
 ) -> tuple[dict[str, Any], str]:
     """`--dry-run`: what would be built, run and written."""
     body = {
@@ -249,11 +322,11 @@ def _plan(
         "builds": bare,
         "inputs": str(source) if source is not None else "seeded random",
         "outputs": list(chosen),
-        "writes": [] if out is None else [str(out)],
+        "writes": [str(item) for item in writes],
     }
     lines = [
         f"would run {path} once on {body['inputs']}",
         *(["would build its engine into the store first"] if bare else []),
-        *([f"would write {', '.join(chosen)} to {out}"] if out is not None else []),
+        *([f"would write {', '.join(chosen)} to {' and '.join(map(str, writes))}"] if writes else []),
     ]
     return output.document("infer-plan", body, command=options.spelled_command()), "\n".join(lines)

@@ -17,7 +17,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "inspect": ("inspect", "what is in a model, an engine, a TensorRT plan or a run folder"),
     "build": ("build", "an engine and its passport from an ONNX model"),
     "bench": ("bench", "latency and throughput under a named protocol"),
-    "infer": ("infer", "one inference from .npy or .npz files"),
+    "infer": ("infer", "one inference from .npy or .npz files, or from a picture"),
+    "evaluate": ("evaluate", "AP or top-1 of an engine on a dataset, beside a baseline"),
+    "cast": ("cast", "a model in FP16 or BF16, its types consistent everywhere"),
+    "quantize": ("quantize", "a model in INT8, FP8, INT4, NVFP4 or MXFP8, written as Q/DQ"),
+    "ranges": ("ranges", "which tensors leave the range of FP16, BF16 and FP8"),
     "report": ("report", "text, markdown or HTML from the records of a run"),
     "doctor": ("doctor", "what is installed, what works together, what to do"),
     "cache": ("cache", "the store of engines: list, prune"),
@@ -71,9 +75,14 @@ def main() -> NoReturn:
         from trt_engine.cli.shell import complete
 
         sys.exit(complete(instruction))
-    if sys.argv[1:] not in (["--help"], ["-h"]):
-        _stop_on_sigterm()
-    sys.exit(run())
+    try:
+        if sys.argv[1:] not in (["--help"], ["-h"]):
+            _stop_on_sigterm()
+        code = run()
+    except KeyboardInterrupt:  # before the verb's module was there to say it better
+        sys.stderr.write("error: interrupted\n")
+        code = 130
+    sys.exit(code)
 
 
 def _stop_on_sigterm() -> None:

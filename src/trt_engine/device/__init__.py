@@ -71,15 +71,23 @@ class Device(Protocol):
     def close(self) -> None: ...
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()  # "²" is a digit, and no number
+
+
 def parse_device(text: str | int) -> tuple[str, int]:
     """`cpu`, `cuda:0`, `cuda`, `fake:1` or a bare number (a CUDA device) as kind and number."""
     if isinstance(text, int):
         kind, number = "cuda", str(text)
     else:
         kind, _, number = text.strip().lower().partition(":")
-        if kind.isdigit() and not number:
+        if _is_number(kind) and not number:
             kind, number = "cuda", kind
-    if kind not in ("cpu", "cuda", "fake") or (number and not number.isdigit()) or (kind == "cpu" and int(number or 0)):
+    if (
+        kind not in ("cpu", "cuda", "fake")
+        or (number and not _is_number(number))
+        or (kind == "cpu" and int(number or 0))
+    ):
         raise UsageError(f"unknown device `{text}`", hint="expected `cpu`, `cuda:0`, `cuda:1`, ...")
     return kind, int(number or 0)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Clocks", "Cpu", "Gpu", "clocks", "cpu", "gpus", "in_container"]
+__all__ = ["Clocks", "Cpu", "Gpu", "clocks", "cpu", "cuda_version", "gpus", "in_container", "visible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Gpu:
     """One NVIDIA GPU as NVML tells it."""
 
     index: int
+    """As CUDA counts them: `CUDA_VISIBLE_DEVICES` hides and orders."""
     name: str
     uuid: str
     memory_mib: int
@@ -101,27 +102,64 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+def visible(uuids: Sequence[str], asked: str | None) -> list[int]:
+    """Which of the GPUs with these identifiers a process with `CUDA_VISIBLE_DEVICES=asked` sees, in its order.
+
+    CUDA's rule: the first entry that is no GPU ends the list. (Unlike NVML it counts the fastest first where boards differ.)
+    """
+    if asked is None:
+        return list(range(len(uuids)))
+    found: list[int] = []
+    for entry in map(str.strip, asked.split(",")):
+        if entry.isdigit() and int(entry) < len(uuids):
+            number = int(entry)
+        else:
+            fitting = [index for index, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
+            if len(fitting) != 1:
+                break
+            number = fitting[0]
+        if number in found:
+            return []
+        found.append(number)
+    return found
+
+
+def _handles(nvml: Any) -> list[tuple[Any, str]]:
+    """NVML's handle and identifier of every GPU this process sees, in CUDA's order."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
+    return [(every[index], uuids[index]) for index in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+
+
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs NVML sees; empty without `nvidia-ml-py` or without a driver."""
+    """The GPUs this process sees, as NVML tells them; empty without `nvidia-ml-py` or without a driver."""
     with _nvml() as nvml:
         if nvml is None:
             return ()
         found = []
         driver = _text(nvml.nvmlSystemGetDriverVersion())
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        for index, (handle, uuid) in enumerate(_handles(nvml)):
             major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
             found.append(
                 Gpu(
                     index=index,
                     name=_text(nvml.nvmlDeviceGetName(handle)),
-                    uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+                    uuid=uuid,
                     memory_mib=nvml.nvmlDeviceGetMemoryInfo(handle).total >> 20,
                     compute_capability=f"{major}.{minor}",
                     driver=driver,
                 )
             )
         return tuple(found)
+
+
+def cuda_version() -> str | None:
+    """The newest CUDA the driver serves, as `13.0`; None without a driver."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        number = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 1000 x major + 10 x minor
+        return f"{number // 1000}.{number % 1000 // 10}"
 
 
 _THROTTLE = {  # nvml.h, nvmlClocksEventReason*: those that hold clocks down
@@ -150,7 +188,10 @@ def clocks(gpu: int | None = None) -> Clocks:
     with _nvml() as nvml:
         if nvml is None:
             return Clocks()
-        handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+        handles = _handles(nvml)
+        if gpu >= len(handles):
+            return Clocks()
+        handle = handles[gpu][0]
 
         def read(call: Any, *args: Any) -> Any:
             try:

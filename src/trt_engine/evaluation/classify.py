@@ -42,9 +42,10 @@ def ranks(scores: Array, labels: Sequence[int]) -> npt.NDArray[np.int64]:
     wanted = np.asarray(labels, np.int64)
     own = values[np.arange(len(values)), wanted][:, None]
     before = np.arange(values.shape[1])[None, :] < wanted[:, None]
-    places = ((values > own) | ((values == own) & before)).sum(axis=1)
+    places: npt.NDArray[np.int64] = ((values > own) | ((values == own) & before)).sum(axis=1, dtype=np.int64)
     lost = np.isnan(np.asarray(scores, np.float64)[np.arange(len(values)), wanted])
-    return np.where(lost, values.shape[1] + 5, places).astype(np.int64)
+    places[lost] = values.shape[1] + 5
+    return places
 
 
 def class_of_labels(labels: Sequence[str], classes: Sequence[str]) -> list[int]:

@@ -20,7 +20,7 @@ from trt_engine.graph.census import is_quantize
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
-__all__ = ["REFERENCE", "compare", "is_sorting", "parity", "small_shapes", "tolerance_for"]
+__all__ = ["REFERENCE", "compare", "compare_rows", "is_sorting", "parity", "small_shapes", "tolerance_for"]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ REFERENCE = "onnxruntime on the CPU, no graph optimisation"
 Array = npt.NDArray[Any]
 
 # what the model's own rounding allows two right implementations to differ by
-_TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2, "quantized": 1e-1}
+_TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "quantized": 1e-1}
 _SORTING = frozenset("TopK NonMaxSuppression Sort ArgSort".split())
 _ROWS_REPLACED = {"quantized": 0.10}
 _ROWS_REPLACED_ELSE = 0.01
@@ -45,9 +45,10 @@ def parity(
     run: Callable[[Tensors], Mapping[str, Any]],
     *,
     tolerance: float | None = None,
+    tf32: bool = False,
     seed: int = 0,
 ) -> Parity:
-    """How far `run` lies from plain ONNX Runtime on one seeded input of a small batch.
+    """How far `run` lies from plain ONNX Runtime on one seeded input of a small batch; `tf32` when it computes in that.
 
     What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
     """
@@ -55,6 +56,8 @@ def parity(
     feeds = random_feeds(signature, shapes, seed)
     expected = reference(model, signature).run(feeds)
     kind = _rounding(proto)
+    if tf32 and kind == "fp32":
+        kind = "tf32"
     limit = tolerance if tolerance is not None else _TOLERANCE[kind]
     outputs = run(feeds)
     errors = {name: compare(outputs[name], expected[name]) for name in expected}
@@ -62,8 +65,10 @@ def parity(
     if is_sorting(proto) and any(not within(error, limit) for error in errors.values()):
         # equal up to the order in which near-equal scores were put, and to what was cut off last
         replaced = _ROWS_REPLACED.get(kind, _ROWS_REPLACED_ELSE)
-        errors = {name: _compare_rows(outputs[name], expected[name], replaced) for name in expected}
-        how = f", rows matched by value (the model sorts them; {replaced:.0%} may be others)"
+        errors = {name: compare_rows(outputs[name], expected[name], replaced, tied=limit) for name in expected}
+        how = (
+            f", rows matched by value (the model sorts them; {replaced:.0%} and those tied with the last may be others)"
+        )
     described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
     return Parity(
         reference=REFERENCE,
@@ -161,9 +166,16 @@ def _cosine(got: Array, want: Array) -> float:
     return min(1.0, float(np.vdot(got, want)) / lengths)
 
 
-def _compare_rows(output: Any, reference: Any, replaced: float) -> OutputError:
+def compare_rows(
+    output: Any, reference: Any, replaced: float = _ROWS_REPLACED["quantized"], *, tied: float | None = None
+) -> OutputError:
     """As `compare` for `[N, R, ...]`, each row of an item against the other side's nearest, from both sides (so that no
-    row stands for many), the `replaced` worst left out."""
+    row stands for many), the `replaced` worst left out.
+
+    With `tied`, where a column falls from row to row (the score they were sorted by), rows that rounding cannot tell from
+    the last one are left out as well, within `tied` of it (relative) and a few times what the two sides' scores differ by:
+    which of equals were cut off is nobody's error.
+    """
     got, want = np.asarray(output), np.asarray(reference)
     if got.shape != want.shape or want.dtype.kind in "OUS" or want.ndim < 2 or not want.size:
         return compare(output, reference)
@@ -171,14 +183,42 @@ def _compare_rows(output: Any, reference: Any, replaced: float) -> OutputError:
     if want.shape[1] > _MOST_ROWS or not np.isfinite(want).all() or not np.isfinite(got).all():
         return _error(got, want)
     count, rows = want.shape[:2]
+    got, want = got.reshape(count, rows, -1), want.reshape(count, rows, -1)
+    score = _sorted_by(want) if tied is not None else None
     left, right = [], []
-    for mine, other in zip(got.reshape(count, rows, -1), want.reshape(count, rows, -1), strict=True):
-        for a, b in ((mine, other[_nearest(mine, other)]), (mine[_nearest(other, mine)], other)):
-            apart = np.abs(a - b).max(axis=1)
-            kept = np.argsort(apart, kind="stable")[: max(1, rows - math.ceil(replaced * rows))]
-            left.append(a[kept])
-            right.append(b[kept])
+    for mine, other in zip(got, want, strict=True):
+        cut = _cut(mine, other, score, tied or 0.0)
+        for a, b, own in ((mine, other[_nearest(mine, other)], mine), (mine[_nearest(other, mine)], other, other)):
+            judged = _above(own, score, cut)
+            apart = np.abs(a - b)[judged].max(axis=1)
+            kept = np.argsort(apart, kind="stable")[: max(1, len(apart) - math.ceil(replaced * rows))]
+            left.append(a[judged][kept])
+            right.append(b[judged][kept])
     return _error(np.concatenate(left), np.concatenate(right))
+
+
+def _sorted_by(rows: Array) -> int | None:
+    """The column that falls from row to row in every item: what the rows were sorted by; None where there is none."""
+    if rows.shape[1] < 2:
+        return None
+    falls = (np.diff(rows, axis=1) <= 0).all(axis=(0, 1)) & (rows[:, 0] > rows[:, -1]).any(axis=0)
+    return int(np.argmax(falls)) if falls.any() else None
+
+
+def _cut(mine: Array, other: Array, score: int | None, tied: float) -> float:
+    """The score up to which a row may be in or out."""
+    if score is None:
+        return -math.inf
+    last = float(other[-1, score])
+    apart = float(np.abs(np.sort(mine[:, score]) - np.sort(other[:, score])).max())
+    return last + tied * abs(last) + 4 * apart
+
+
+def _above(rows: Array, score: int | None, cut: float) -> npt.NDArray[np.intp]:
+    """The rows that must be on both sides; all of them where that would be none."""
+    every = np.arange(len(rows))
+    above = every if score is None else every[rows[:, score] > cut]
+    return above if above.size else every
 
 
 def _nearest(mine: Array, other: Array) -> npt.NDArray[np.intp]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
@@ -17,7 +18,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.flops import Cost, count
 from trt_engine.graph.trace import Step, attributes, flatten
 
-__all__ = ["Parameters", "census", "is_dequantize", "is_quantize", "parameters", "precision_of"]
+__all__ = ["Layer", "Parameters", "census", "is_dequantize", "is_quantize", "layers_of", "parameters", "precision_of"]
 
 _NAMES = {
     TensorProto.FLOAT: "fp32",
@@ -70,21 +71,18 @@ def is_dequantize(node: NodeProto) -> bool:
     )
 
 
-def census(proto: ModelProto, cost: Cost | None = None) -> dict[str, Share]:
+def census(proto: ModelProto, cost: Cost | None = None, *, tf32: bool = False) -> dict[str, Share]:
     """The shares by data type, largest first; empty for a graph that computes on no floating-point or quantized data.
 
-    `cost` is the graph's count at the shapes to weigh by (default: counted at the sizes the model states, batch 1).
+    `cost` is the graph's count at the shapes to weigh by (default: counted at the sizes the model states, batch 1). With
+    `tf32` the matrix operators of FP32 data count as `tf32`: that is what the device makes of them.
     """
-    cost = cost if cost is not None else count(proto, _smallest(proto))
-    steps = [] if cost.trace is None else flatten(cost.trace.steps)
-    makers = {name: step for step in steps for name in step.node.output if name}
-    layers: dict[str, float] = defaultdict(float)
-    macs: dict[str, float] = defaultdict(float)
-    for step in steps:
-        kind = _layer(step, makers)
-        if kind is not None:
-            layers[kind] += 1
-            macs[kind] += cost.per_node.get(step.key, (0, 0))[0]
+    shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for layer in layers_of(proto, cost, tf32=tf32):
+        shares[layer.kind][0] += 1
+        shares[layer.kind][1] += layer.macs
+    layers = {kind: share[0] for kind, share in shares.items()}
+    macs = {kind: share[1] for kind, share in shares.items()}
     held = parameters(proto).by_type
     all_layers, all_held, all_macs = sum(layers.values()), sum(held.values()), sum(macs.values())
     found = {
@@ -96,6 +94,34 @@ def census(proto: ModelProto, cost: Cost | None = None) -> dict[str, Share]:
         for kind in {**layers, **held}
     }
     return dict(sorted(found.items(), key=lambda item: (-(item[1].macs or 0), -item[1].layers, item[0])))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One node that computes, the type it computes in, and its multiply-adds."""
+
+    step: Step
+    kind: str
+    macs: int
+
+
+def layers_of(
+    proto: ModelProto, cost: Cost | None = None, *, tf32: bool = False, literal: bool = False
+) -> Iterator[Layer]:
+    """The layers `census` counts, in order.
+
+    `literal` takes each operator at its word: one that reads DequantizeLinear computes in floating point, which is what a
+    backend does that has fused its pairs already.
+    """
+    cost = cost if cost is not None else count(proto, _smallest(proto))
+    steps = [] if cost.trace is None else flatten(cost.trace.steps)
+    makers = {} if literal else {name: step for step in steps for name in step.node.output if name}
+    for step in steps:
+        kind = _layer(step, makers)
+        if tf32 and kind == "fp32" and step.node.op_type in _LINEAR:
+            kind = "tf32"
+        if kind is not None:
+            yield Layer(step, kind, cost.per_node.get(step.key, (0, 0))[0])
 
 
 def precision_of(proto: ModelProto, cost: Cost | None = None) -> str | None:

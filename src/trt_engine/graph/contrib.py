@@ -36,6 +36,8 @@ def outputs_of(tracer: Any, node: NodeProto, domain: str, inputs: Sequence[Fact 
     if domain == "com.ms.internal.nhwc" or not inputs or inputs[0] is None:
         return None
     first, given = inputs[0], attributes(node)
+    if domain == "trt":
+        return _tensorrt(op, first, given, len(node.output))
     rest = tuple(Fact(first.elem) for _ in node.output[1:])
     if op in _AS_CONV:
         return _standard(tracer, node, "Conv", inputs, 3) + rest
@@ -55,6 +57,26 @@ def outputs_of(tracer: Any, node: NodeProto, domain: str, inputs: Sequence[Fact 
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
         return None
     return None if made is None else (made, *rest)
+
+
+def _tensorrt(op: str, first: Fact, given: dict[str, Any], count: int) -> tuple[Fact, ...] | None:
+    """TensorRT's own quantisation (source: the importers of the public onnx-tensorrt parser)."""
+    if op in ("TRT_FP8QuantizeLinear", "TRT_INT4QuantizeLinear"):
+        return (Fact(TensorProto.FLOAT8E4M3FN if "FP8" in op else TensorProto.INT4, first.shape),)
+    if op == "TRT_MXFP8DequantizeLinear":
+        return (Fact(given.get("output_dtype") or TensorProto.FLOAT, first.shape),)
+    if op == "TRT_FP4DynamicQuantize":
+        kinds, axis, size = (TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN), given.get("axis", 1), 16
+    elif op == "TRT_MXFP8DynamicQuantize":
+        kinds, axis, size = (TensorProto.FLOAT8E4M3FN, TensorProto.UINT8), given.get("axis", -1), 32
+    else:
+        return None
+    scales = None
+    if first.shape is not None and -len(first.shape) <= axis < len(first.shape):
+        sizes = list(first.shape)
+        sizes[axis] = sizes[axis] // size if sizes[axis] >= 0 else -1
+        scales = tuple(sizes)
+    return (Fact(kinds[0], first.shape), Fact(kinds[1], scales))[:count]
 
 
 def _standard(tracer: Any, node: NodeProto, op: str, inputs: Sequence[Fact | None], take: int) -> tuple[Fact, ...]:

@@ -113,19 +113,20 @@ def _read_size(path: Path) -> _Common:
 
 
 def _read_records(path: Path) -> tuple[tuple[BenchRecord, ...], tuple[str, ...]]:
-    """The records, and what was left out: a last line without an end is what an interruption leaves behind."""
+    """The records, and what was left out: a line without an end is what an interruption leaves behind."""
     lines = _read(path).split(b"\n")
     found: list[BenchRecord] = []
+    skipped: list[str] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found.append(msgspec.json.decode(line, type=BenchRecord))
         except msgspec.DecodeError as error:
-            if number == len(lines) and not isinstance(error, msgspec.ValidationError):
-                return tuple(found), (f"line {number} of {path.name} is cut off and was skipped",)
-            raise _damaged(path, number, error) from error
-    return tuple(found), ()
+            if "truncated" not in str(error) and (number < len(lines) or isinstance(error, msgspec.ValidationError)):
+                raise _damaged(path, number, error) from error
+            skipped.append(f"line {number} of {path.name} is cut off and was skipped")
+    return tuple(found), tuple(skipped)
 
 
 def _damaged(path: Path, number: int, error: Exception) -> TrtEngineError:

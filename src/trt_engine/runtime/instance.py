@@ -95,7 +95,9 @@ class InferenceEngine:
         self._lock = threading.Lock()
         self._idle = threading.Condition()
         self._closing = False
-        self._closed = threading.Event()
+        self._ending = threading.Lock()
+        self._closed = False
+        self._warming = 0
 
     # -------------------------------------------------------------------------------------------- what it is
 
@@ -175,8 +177,14 @@ class InferenceEngine:
         with self._lock:
             if self._closing:
                 raise _closed()
-        for _ in range(runs * (self._workers if self._pool else 1)):
-            self._run(feeds)
+            self._warming += 1
+        try:
+            for _ in range(runs * (self._workers if self._pool else 1)):
+                self._run(feeds)
+        finally:
+            with self._lock:
+                self._warming -= 1
+            self._wake()
 
     def _answer(self, feeds: Any, queued: bool = False) -> dict[str, Any]:
         """The hot path. `queued` requests were admitted before a `close` and are still answered."""
@@ -277,24 +285,22 @@ class InferenceEngine:
         if threading.current_thread().name.startswith(self._thread_prefix):
             raise UsageError("`close` was called from inside a request", hint="close from the thread that loaded")
         with self._lock:
-            first, self._closing = not self._closing, True
+            self._closing = True
             executor = self._executor
-        if not first:
-            self._closed.wait()
-            return
-        try:
+        with self._ending:  # who comes second waits; where the first was broken off, the second goes on
+            if self._closed:
+                return
             if executor is not None:
                 executor.shutdown(wait=True)
             with self._idle:
-                while self._tally.read().in_flight:
+                while self._tally.read().in_flight or self._warming:
                     self._idle.wait()
             if self._pool is not None:
                 self._pool.close()
             self._session.close()
-        finally:
             if self._on_close is not None:
                 self._on_close()
-            self._closed.set()
+            self._closed = True
 
     def _wake(self) -> None:
         with self._idle:

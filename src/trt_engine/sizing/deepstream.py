@@ -78,6 +78,10 @@ def benchmark_data(report: SizeReport) -> dict[str, Any]:
         "peak_gpu_streams": report.peak_streams,
         "deepstream": {"run1": None, "run2": None},
     }
+    if gpu and report.protocol is not None and report.protocol.clock == "host":
+        made["note"] = "gpu_mean_ms is the host's clock around a synchronised run" + (
+            ", its copies included" if report.protocol.transfers else ", without copies"
+        )
     if not gpu:
         made["note"] = "measured on a CPU: gpu_mean_ms is null, cpu_mean_ms is the CPU's; peak_gpu_streams is the CPU's"
     return made

@@ -19,9 +19,9 @@ from trt_engine.api import building
 from trt_engine.backend import Backend, backend
 from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
-from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, SizeConfig, from_values, settings
+from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, SizeConfig, from_values, settings, words
 from trt_engine.device import parse_device
-from trt_engine.engine import Engine, passport_path
+from trt_engine.engine import Build, Engine, passport_path
 from trt_engine.environment import Environment
 from trt_engine.errors import (
     CapacityError,
@@ -33,8 +33,9 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.files import ensure_folder, explain, write_whole
+from trt_engine.graph.census import precision_of
 from trt_engine.graph.inspect import inspect_model
-from trt_engine.graph.load import open_model
+from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.records import (
     BatchResult,
@@ -77,6 +78,8 @@ class Plan:
     """The command line that repeats the run."""
     yes: bool = False
     """Overwrite what no run of ours has written."""
+    precision_chosen: bool = False
+    """Nobody asked for the precision: it is what a GPU is usually sized with."""
 
     def build_config(self, batch: int, largest: int | None = None) -> BuildConfig:
         """One dynamic engine: min 1, opt = max = N (A4); `largest` is the maximum of the scan's engine."""
@@ -162,6 +165,7 @@ def plan(
     dynamic = any(spec.shape and spec.shape[0] < 0 for spec in opened.signature.inputs)
     batches = largest_batches(config) if dynamic else (_fixed_batch(opened),)
     layout = layout_for(path, Path(out) if out is not None else None, card.payload_suffix)
+    build, chosen = _usual_precision(opened, build)
     made = Plan(
         model=opened,
         layout=layout,
@@ -173,6 +177,7 @@ def plan(
         dynamic=dynamic,
         command=command or _spelled(path, out, config, build),
         yes=yes,
+        precision_chosen=chosen,
     )
     layout.check(yes=yes)
     made.to_build(batches[0])
@@ -199,32 +204,23 @@ def _check_settings(config: SizeConfig, build: BuildConfig) -> None:
         )
 
 
+def _usual_precision(model: Model, build: BuildConfig) -> tuple[BuildConfig, bool]:
+    """FP16 on a GPU for an FP32 graph when nobody asked for a precision (A4), and whether that was chosen here."""
+    if build.precision is not None or parse_device(build.device)[0] != "cuda":
+        return build, False
+    if precision_of(read_proto(model.path)) != "fp32":
+        return build, False
+    return replace(build, precision="fp16"), True
+
+
 def _fixed_batch(model: Model) -> int:
     return next((spec.shape[0] for spec in model.signature.inputs if spec.shape), 1)
 
 
 def _spelled(path: Path, out: Path | str | None, config: SizeConfig, build: BuildConfig) -> str:
     """The command line of a run that was started from Python."""
-    words = ["trt-engine", "size", str(path), *(["-o", str(out)] if out is not None else [])]
-    for chosen in (config, build):
-        for item in settings(chosen):
-            value = getattr(chosen, item.name)
-            if value == item.default or value is None:
-                continue
-            if isinstance(value, dict) and item.multiple:
-                words += [word for name, text in value.items() for word in (item.flags[0], f"{name}={text}")]
-            elif isinstance(value, dict):
-                shapes = ",".join(f"{name}:{'x'.join(map(str, shape))}" for name, shape in value.items())
-                words += [item.flags[0], shapes]
-            elif isinstance(value, bool):
-                words.append(item.flags[0] if value else f"--no-{item.flags[0][2:]}")
-            elif isinstance(value, tuple):
-                words += [item.flags[0], ",".join(map(str, value))]
-            elif item.name == "memory_limit":
-                words += [item.flags[0], f"{value}B"]
-            else:
-                words += [item.flags[0], f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
+    given = ["-o", str(out)] if out is not None else []
+    return shlex.join(["trt-engine", "size", str(path), *given, *words(config), *words(build)])
 
 
 # ------------------------------------------------------------------------------------------------ the run
@@ -290,6 +286,7 @@ class _Run:
             else:
                 self.fixed()
             self.tell_precision()
+            self.tell_best()
             if plan.config.scan:
                 with self.step("scan", nested=True):
                     self.scanning = True
@@ -415,14 +412,26 @@ class _Run:
         engine, _ = self.doubling.good[-1]
         found, asked = engine.passport.precision.main, self.plan.build.precision
         main = (found or asked or "fp32").upper()
-        if asked is not None:
+        if self.plan.precision_chosen:
+            why = "what a GPU is usually sized with; `--precision fp32` takes the graph as it is"
+        elif asked is not None:
             why = f"{asked.upper()} was asked for"
         elif parse_device(self.plan.build.device)[0] == "cuda":
-            why = "as the graph is; `--precision fp16` is what a GPU is usually sized with"
+            why = "as the graph is"
         else:
             why = "as the graph is, on a CPU; engines for a GPU are usually FP16"
         self.notes.append(f"precision {main}: {why}")
-        self.notes.extend(f"after a known failure: {step}" for step in engine.passport.build.ladder)
+        self.notes.extend(_steps(engine.passport.build))
+
+    def tell_best(self) -> None:
+        """Say so when a smaller batch delivered more than the one the count rests on."""
+        rates = {record.batch: record for _, record in self.doubling.good}
+        best, last = max(rates.values(), key=images_per_s), self.doubling.good[-1][1]
+        if images_per_s(best) > images_per_s(last):
+            self.notes.append(
+                f"batch {best.batch} delivered more: {float(images_per_s(best)):.1f} images/s, "
+                f"{peak_streams(best, self.plan.config.fps)} streams"
+            )
 
     # -------------------------------------------------------------------------------------------- scan
 
@@ -603,7 +612,7 @@ def _build_log(
         nbytes = sum(item.nbytes for item in passport.payload)
         lines += [
             *(f"{name}: {value}" for name, value in passport.build.notes.items()),
-            *(f"after a known failure: {step}" for step in passport.build.ladder),
+            *_steps(passport.build),
             *(f"warning: {warning}" for warning in built.warnings),
             *(["taken from the store; what follows was said when it was built"] if built.cached else []),
             f"Engine built in {passport.build.seconds:.3f} sec.",
@@ -619,6 +628,12 @@ def _build_log(
     else:
         lines.append("interrupted")
     return "\n".join(lines) + "\n"
+
+
+def _steps(build: Build) -> list[str]:
+    """What was done to get this engine: the graph prepared for the precision, the ladder climbed (A11)."""
+    prepared = build.notes.get("prepared")
+    return [f"{'before the build' if step == prepared else 'after a known failure'}: {step}" for step in build.ladder]
 
 
 @contextlib.contextmanager

@@ -66,7 +66,12 @@ def _protocol(report: SizeReport) -> str:
     rules = report.protocol
     if rules is None:
         return "nothing measured"
-    return f"{rules.name}, compute only, {rules.warmup_s:g} s warm-up, {rules.duration_s:g} s run"
+    scope = "copies included" if rules.transfers else "compute only"
+    if _on_gpu(report) and rules.clock == "host":
+        scope += ", the host's clock around synchronised runs"
+    if rules.graph:
+        scope += ", CUDA graph"
+    return f"{rules.name}, {scope}, {rules.warmup_s:g} s warm-up, {rules.duration_s:g} s run"
 
 
 def _results(report: SizeReport, unit: str) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
-from trt_engine.backends.onnxruntime.providers import choose, read_back
-from trt_engine.errors import SetupError, UsageError
+from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.providers import choose, fix_for, read_back
+from trt_engine.device import info
+from trt_engine.errors import MemoryExhausted, SetupError, UsageError
 
 GPU_BUILD = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
 CPU_BUILD = ("AzureExecutionProvider", "CPUExecutionProvider")
@@ -37,9 +41,85 @@ def test_settings_with_a_dot_go_to_their_provider():
     options = {"cuda.gpu_mem_limit": "1000", "tensorrt.trt_engine_cache_enable": "1", "intra_op_threads": "2"}
     choice = choose(("tensorrt", "cuda", "cpu"), "cuda:0", options=options, available=GPU_BUILD)
     assert choice.options == (
-        {"device_id": "0", "trt_engine_cache_enable": "1"}, {"device_id": "0", "gpu_mem_limit": "1000"}, {},
+        {"device_id": "0", "trt_engine_cache_enable": "1"},
+        {"device_id": "0", "use_tf32": "0", "gpu_mem_limit": "1000"}, {},
     )  # fmt: skip
     assert choice.compiles
+
+
+H200 = info.Gpu(0, "NVIDIA H200", "GPU-1", 143771, "9.0", "580.1")
+T4 = info.Gpu(0, "Tesla T4", "GPU-2", 15360, "7.5", "580.1")
+
+
+@pytest.mark.parametrize(
+    ("precision", "options", "boards", "value", "tf32"),
+    [
+        (None, {}, (H200,), "0", False),
+        ("fp32", {}, (H200,), "0", False),
+        ("fp16", {}, (H200,), "0", False),
+        ("tf32", {}, (H200,), "1", True),
+        ("tf32", {}, (), "1", True),
+        ("tf32", {}, (T4,), "1", False),
+        ("fp32", {"cuda.use_tf32": "1"}, (H200,), "1", True),
+        ("tf32", {"cuda.use_tf32": "False"}, (H200,), "False", False),
+    ],
+)
+def test_only_tf32_asked_for_lets_fp32_run_in_tf32(precision, options, boards, value, tf32):
+    choice = choose((), "cuda:0", options=options, precision=precision, available=GPU_BUILD, boards=boards)
+    assert (choice.options[0]["use_tf32"], choice.tf32) == (value, tf32)
+
+
+def test_the_environment_of_nvidias_libraries_forbids_tf32(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
+    assert not choose((), "cuda:0", precision="tf32", available=GPU_BUILD, boards=(H200,)).tf32
+    assert not choose(("tensorrt",), "cuda:0", available=GPU_BUILD, boards=(H200,)).tf32
+
+
+def test_tensorrts_provider_has_no_switch_for_tf32_and_so_may_use_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    assert choose(("tensorrt",), "cuda:0", precision="fp32", available=GPU_BUILD, boards=(H200,)).tf32
+
+
+def test_a_gpu_that_is_not_there_is_a_usage_error_that_names_those_that_are():
+    with pytest.raises(UsageError, match=r"no device `cuda:9`, here is `cuda:0` \(NVIDIA H200\)") as caught:
+        choose((), "cuda:9", available=GPU_BUILD, boards=(H200,))
+    assert caught.value.exit_code == 2 and caught.value.hint == "`--device cuda:0`"
+    assert choose((), "cuda:9", available=GPU_BUILD, boards=()).device == "cuda:9"  # nobody can tell
+
+
+def test_a_capturing_session_is_the_same_with_graphs_on():
+    choice = choose(("cuda", "cpu"), "cuda:0", available=GPU_BUILD, boards=(H200,))
+    made = choice.capturing()
+    assert made.options == ({**choice.options[0], "enable_cuda_graph": "1"}, {})
+    assert "enable_cuda_graph" not in choice.options[0]
+
+
+@pytest.mark.parametrize(
+    ("why", "fix"),
+    [
+        ("libnvinfer.so.10: cannot open shared object file: No such file or directory", "TensorRT 10"),
+        ("libcuda.so.1: cannot open shared object file: No such file or directory", "NVIDIA driver"),
+        ("libcublasLt.so.13: cannot open shared object file: No such file or directory", "onnxruntime-gpu[cuda,cudnn]"),
+        ("something else", "trt-engine doctor"),
+    ],
+)
+def test_a_missing_library_has_its_own_fix(why: str, fix: str):
+    assert fix in fix_for(why)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "code"),
+    [
+        ("Please install TensorRT libraries as mentioned in the GPU requirements page", SetupError, 3),
+        ("Failed to load library /x/libonnxruntime_providers_cuda.so with error: libcudart.so.13: ...", SetupError, 3),
+        ("CUDA failure 100: no CUDA-capable device is detected ; GPU=-1", SetupError, 3),
+        ("CUDA failure 101: invalid device ordinal ; GPU=9 ; expr=cudaSetDevice(info_.device_id)", UsageError, 2),
+        ("CUDA failure 2: out of memory ; GPU=0", MemoryExhausted, 11),
+    ],
+)
+def test_what_a_gpu_refuses_is_never_called_the_models_fault(text: str, kind: type[Exception], code: int):
+    found = session.on_load(RuntimeError(text), Path("net.onnx"))
+    assert type(found) is kind and found.exit_code == code and found.hint
 
 
 def test_a_provider_this_build_lacks_is_an_error_that_names_what_it_has():
@@ -81,10 +161,20 @@ class Dropped:
 
 
 def test_a_provider_that_was_dropped_in_silence_is_found_by_asking_the_session():
-    choice = choose(("cuda", "cpu"), "cuda:0", available=GPU_BUILD)
+    choice = choose(("cuda", "cpu"), "cuda:0", precision="tf32", available=GPU_BUILD, boards=(H200,))
     with pytest.raises(SetupError, match=r"`cuda` was asked for and does not run: .") as caught:
         read_back(Dropped(), choice, allow_fallback=False)  # type: ignore[arg-type]
     assert "trt-engine doctor" in (caught.value.hint or "")
     told = read_back(Dropped(), choice, allow_fallback=True)  # type: ignore[arg-type]
-    assert told is not None and "`cpu` runs in its place" in told
-    assert read_back(Dropped(GPU_BUILD), choice, allow_fallback=False) is None  # type: ignore[arg-type]
+    assert "`CPU` runs".lower() in (told.fallback or "")
+    assert (told.names, told.device, told.on_gpu, told.tf32) == (("cpu",), "cpu", False, False)
+    assert read_back(Dropped(GPU_BUILD), choice, allow_fallback=False) == choice  # type: ignore[arg-type]
+
+
+def test_a_provider_that_does_not_start_is_told_from_a_model_that_needs_the_cpu():
+    choice = choose(("cuda",), "cuda:0", available=GPU_BUILD, boards=())
+    refused = RuntimeError("but fallback to CPU EP has been explicitly disabled by the user")
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("the CUDA provider may start here")
+    found = session.on_load(refused, Path("net.onnx"), choice)
+    assert isinstance(found, SetupError) and "`cuda` was asked for and does not run" in found.message

@@ -13,7 +13,8 @@ import trt_engine as te
 from trt_engine.backends.onnxruntime.run import OnnxRuntime
 from trt_engine.backends.onnxruntime.verdict import verdict
 from trt_engine.config import RuntimeConfig
-from trt_engine.engine import Engine
+from trt_engine.device import info
+from trt_engine.engine import Engine, Share
 from trt_engine.errors import EngineError
 
 
@@ -93,3 +94,34 @@ def test_asking_for_another_provider_than_the_build_had_means_building_again(eng
     found = verdict(changed(engine, providers=("cuda", "cpu")), RuntimeConfig(providers=("cpu",)))
     assert found.verdict == "rebuild"
     assert (found.command or "").endswith("--providers cpu")
+
+
+GPU_BUILD = ("CUDAExecutionProvider", "CPUExecutionProvider")
+HERE = {
+    "the same architecture": ("9.0", (), "loads", "built with the onnxruntime that is here"),
+    "another architecture": ("8.0", (), "penalty", "proved on compute capability 9.0"),
+    "TF32 where there is none": ("7.5", ("tf32",), "rebuild", "computes in TF32"),
+}
+
+
+def on_gpu(engine: Engine, *kinds: str) -> Engine:
+    """The engine as if an H200 had made it."""
+    made = changed(engine, providers=("cuda",), cpu_features=(), compute_capability="9.0", gpu="NVIDIA H200")
+    precision = replace(made.passport.precision, found={kind: Share(1, 1, 1) for kind in kinds or ("fp32",)})
+    notes = {name: text for name, text in made.passport.build.notes.items() if name != "layout"}
+    build = replace(made.passport.build, notes=notes)
+    return Engine(engine.path, replace(made.passport, precision=precision, build=build, device="cuda:0"))
+
+
+@pytest.mark.parametrize("what", HERE)
+def test_a_gpus_engine_is_judged_by_the_gpu_that_is_here(what: str, engine: Engine):
+    capability, kinds, expected, reason = HERE[what]
+    board = info.Gpu(0, "NVIDIA Another", "GPU-1", 1 << 14, capability, "580.1")
+    found = verdict(on_gpu(engine, *kinds), RuntimeConfig(), available=GPU_BUILD, boards=(board,))
+    assert (found.verdict, reason in found.reason) == (expected, True)
+    assert expected == "loads" or found.command
+
+
+def test_a_gpus_engine_is_refused_where_there_is_no_provider_for_it(engine: Engine):
+    found = verdict(on_gpu(engine), RuntimeConfig(), available=("CPUExecutionProvider",), boards=())
+    assert (found.verdict, found.command) == ("refuse", "trt-engine doctor") and "`cuda`" in found.reason

@@ -16,7 +16,7 @@ from trt_engine.backends.onnxruntime.providers import Choice, choose
 from trt_engine.config import BuildConfig
 from trt_engine.device import info
 from trt_engine.engine import Needs, Precision, Share
-from trt_engine.errors import BuildError, PrecisionError, UsageError
+from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, precision_of
 from trt_engine.graph.load import check_onnxruntime, external_files, read_proto
@@ -39,8 +39,12 @@ class OnnxRuntimeBuilder:
 
     def identity(self, config: BuildConfig) -> str:
         choice = _choice(config)
-        features = ",".join(info.cpu().features)
-        return " ".join(["onnxruntime", ort.__version__, *map(providers.long_name, choice.names), features]).strip()
+        parts = ["onnxruntime", ort.__version__, *map(providers.long_name, choice.names)]
+        if choice.on_gpu:
+            parts.append(hardware.architecture(hardware.board(choice.device)))
+        if not choice.strict:  # nodes may run on the processor, in layouts made for it
+            parts.append(",".join(info.cpu().features))
+        return " ".join(parts).strip()
 
     def build(self, model: Model, config: BuildConfig, payload: Path) -> BuildOutcome:
         options, choice = parse(config.options), _choice(config)
@@ -48,18 +52,17 @@ class OnnxRuntimeBuilder:
         check_onnxruntime(model, proto)
         level = _level(options, choice, proto)
         weights = _weights_file(self, model, config, payload)
-        late = _optimise(model, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
+        choice = _optimise(model, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
         reload_level = "all" if choice.compiles else "none"  # rewritten already; twice is slower to load and no faster
-        placement = _reload(model, options, choice, reload_level, payload)
+        choice, placement = _reload(model, options, choice, reload_level, payload, allow_fallback=config.allow_fallback)
         built = read_proto(payload)
         side = _side_files(built, payload, weights)
-        precision = Precision(asked=config.precision, found=census(built))
+        precision = Precision(asked=config.precision, found=census(built, tf32=choice.tf32))
         _keep_the_contract(precision, proto, choice)
         domains = {walk.domain_of(place.node) for place in walk.nodes(built)}
         blocked = hardware.BLOCKED_DOMAIN in domains
-        fallback = choice.fallback or late
-        if fallback:
-            log.warning("%s", fallback)
+        if choice.fallback:
+            log.warning("%s", choice.fallback)
         notes = {
             "graph_optimization": level,
             "load_optimization": reload_level,
@@ -69,8 +72,11 @@ class OnnxRuntimeBuilder:
         }
         if blocked:
             notes["layout"] = hardware.blocked_layout()
-        if fallback:
-            notes["fallback"] = fallback
+        if choice.on_gpu:
+            notes["tf32"] = "on" if choice.tf32 else "off"
+        if choice.fallback:
+            notes["fallback"] = choice.fallback
+        board = hardware.board(choice.device)
         return BuildOutcome(
             signature=model.signature,
             precision=precision,
@@ -79,16 +85,25 @@ class OnnxRuntimeBuilder:
                 version=ort.__version__,
                 cpu_features=hardware.layout_features() if blocked else (),
                 providers=choice.names,
+                compute_capability=board.compute_capability if board else None,
+                gpu=board.name if board else None,
             ),
             files=side,
-            warnings=(fallback,) if fallback else (),
+            warnings=(choice.fallback,) if choice.fallback else (),
             notes=notes,
+            compiled=choice.compiles,
             device=choice.device,
         )
 
 
 def _choice(config: BuildConfig) -> Choice:
-    return choose(config.providers, config.device, allow_fallback=config.allow_fallback, options=config.options)
+    return choose(
+        config.providers,
+        config.device,
+        allow_fallback=config.allow_fallback,
+        options=config.options,
+        precision=config.precision,
+    )
 
 
 def _level(options: OnnxRuntimeOptions, choice: Choice, proto: onnx.ModelProto) -> str:
@@ -150,8 +165,8 @@ def _optimise(
     weights: str | None,
     *,
     allow_fallback: bool,
-) -> str | None:
-    """Write the optimised graph; what fell back, if anything did."""
+) -> Choice:
+    """Write the optimised graph; the choice as it came true."""
     log.info("optimising `%s` at level %s for %s", model.path.name, level, ",".join(choice.names))
     # a compiling provider's work cannot be saved: the graph it will get is made without it
     target = Choice(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
@@ -161,23 +176,27 @@ def _optimise(
     except session.ERRORS as error:
         if session.is_write_failure(error):
             raise session.on_write(payload, model.nbytes) from error
-        raise session.on_load(error, model.path) from error
+        raise session.on_load(error, model.path, target) from error
     if not payload.exists():
         raise BuildError("ONNX Runtime wrote no graph", hint="`-O graph_optimization=basic`")
     if choice.compiles:
-        return None
-    late = providers.read_back(optimised, choice, allow_fallback=allow_fallback)
+        return choice
+    settled = providers.read_back(optimised, choice, allow_fallback=allow_fallback)
     del optimised
     gc.collect()  # its weights go before the engine's own are loaded
-    return late
+    return settled
 
 
-def _reload(model: Model, options: OnnxRuntimeOptions, choice: Choice, level: str, payload: Path) -> str:
-    """Load what was written, as a user will; the nodes by provider."""
+def _reload(
+    model: Model, options: OnnxRuntimeOptions, choice: Choice, level: str, payload: Path, *, allow_fallback: bool
+) -> tuple[Choice, str]:
+    """Load what was written, as a user will; the choice as it came true, and the nodes by provider."""
     try:
         loaded = session.create(payload, session.session_options(options, level=level), choice)
     except session.ERRORS as error:
-        found = session.on_load(error, payload)
+        found = session.on_load(error, payload, choice)
+        if not isinstance(found, ModelError | BuildError):
+            raise found from error  # the machine's fault or the user's wish, not the graph's
         raise BuildError(
             f"the optimised graph does not load again: {found.message}", hint="`-O graph_optimization=basic`"
         ) from error
@@ -187,7 +206,7 @@ def _reload(model: Model, options: OnnxRuntimeOptions, choice: Choice, level: st
             f"the optimised graph has the inputs and outputs {names}, the model {[s.name for s in model.signature]}",
             hint="`-O graph_optimization=basic`",
         )
-    return placement(loaded)
+    return providers.read_back(loaded, choice, allow_fallback=allow_fallback), placement(loaded)
 
 
 def placement(loaded: ort.InferenceSession) -> str:
@@ -220,13 +239,24 @@ def _keep_the_contract(precision: Precision, proto: onnx.ModelProto, choice: Cho
         return
     shares = ", ".join(f"{name} {_percent(share)}" for name, share in precision.found.items()) or "nothing countable"
     given = precision_of(proto)
-    if given == precision.asked:
+    hint = "precision is in the graph: export the model in it, or leave `--precision` out"
+    if precision.asked == "tf32" and given == "fp32":
+        why = f"{choice.device} computes this fp32 graph without TF32"
+        hint = "TF32 is how NVIDIA GPUs from compute capability 8.0 on compute FP32: `--device cuda:0`, or leave it out"
+    elif precision.main == "tf32":
+        why = "the providers were allowed TF32"
+        hint = (
+            "`NVIDIA_TF32_OVERRIDE=0` in the environment forbids it: the TensorRT provider has no option for it"
+            if choice.compiles
+            else "leave `-O cuda.use_tf32` out, or ask for `--precision tf32`"
+        )
+    elif given == precision.asked:
         why = f"ONNX Runtime computes this {given} graph in {precision.main} on {choice.device}"
     else:
         why = f"the model itself is {given or 'without arithmetic'}"
     raise PrecisionError(
         f"asked for {precision.asked}, found {shares}: {why}",
-        hint="precision is in the graph: export the model in it, or leave `--precision` out",
+        hint=hint,
     )
 
 

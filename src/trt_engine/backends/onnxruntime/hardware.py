@@ -1,12 +1,13 @@
-"""What an optimised graph owes to the processor it was made on."""
+"""What an optimised graph owes to the processor and the GPU it was made on."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
-from trt_engine.device import info
+from trt_engine.device import info, parse_device
 
-__all__ = ["BLOCKED_DOMAIN", "blocked_layout", "layout_features"]
+__all__ = ["BLOCKED_DOMAIN", "architecture", "blocked_layout", "board", "layout_features"]
 
 BLOCKED_DOMAIN = "com.microsoft.nchwc"
 """Convolutions whose weights were stored in blocks of channels."""
@@ -27,3 +28,16 @@ def blocked_layout() -> str:
 def layout_features() -> tuple[str, ...]:
     """The instruction sets behind `blocked_layout`."""
     return {"nchwc16": ("avx512f",), "nchwc8": ("avx",)}.get(blocked_layout(), ())
+
+
+def board(device: str, boards: Sequence[info.Gpu] | None = None) -> info.Gpu | None:
+    """The GPU behind `cuda:0`; None for a CPU, and where NVML is not there to tell."""
+    kind, number = parse_device(device)
+    if kind != "cuda":
+        return None
+    return next((item for item in (info.gpus() if boards is None else boards) if item.index == number), None)
+
+
+def architecture(found: info.Gpu | None) -> str:
+    """`sm_90`; `sm_unknown` where NVML is not there to tell."""
+    return f"sm_{found.compute_capability.replace('.', '')}" if found else "sm_unknown"

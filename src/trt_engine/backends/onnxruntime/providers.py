@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
+import logging
+import os
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import onnxruntime as ort
+from onnx import TensorProto, helper
 
 from trt_engine.backends.onnxruntime.options import provider_options
-from trt_engine.device import parse_device
+from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import closest
 
-__all__ = ["Choice", "choose", "long_name", "read_back", "short_name"]
+__all__ = ["Choice", "broken", "choose", "fix_for", "long_name", "read_back", "short_name", "unstarted"]
+
+log = logging.getLogger(__name__)
 
 _LONG = {
     "cpu": "CPUExecutionProvider",
@@ -23,6 +32,7 @@ _LONG = {
 }
 _ALIASES = {"trt": "tensorrt", "gpu": "cuda"}
 _ON_GPU = ("cuda", "tensorrt")
+_CAPTURE = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "1"}}
 COMPILES = ("tensorrt",)
 """Providers that compile subgraphs when a session is made: ONNX Runtime cannot save what they made as a graph."""
 
@@ -39,6 +49,8 @@ class Choice:
     """The CPU was not asked for: a node that lands there is an error."""
     fallback: str | None = None
     """What was asked for and does not run, and why; only with `allow_fallback`."""
+    tf32: bool = False
+    """Matrix operators of an FP32 graph run in TF32: the mantissa of their inputs is cut to 10 bits."""
 
     def spelled(self) -> list[tuple[str, dict[str, str]]]:
         """As ONNX Runtime takes them."""
@@ -47,6 +59,15 @@ class Choice:
     @property
     def compiles(self) -> bool:
         return any(name in COMPILES for name in self.names)
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(name in _ON_GPU for name in self.names)
+
+    def capturing(self) -> Choice:
+        """The same with CUDA graphs: what a session captures is decided when it is made."""
+        made = tuple(values | _CAPTURE.get(name, {}) for name, values in zip(self.names, self.options, strict=True))
+        return replace(self, options=made)
 
 
 def long_name(name: str) -> str:
@@ -68,11 +89,16 @@ def choose(
     *,
     allow_fallback: bool = False,
     options: Mapping[str, str] | None = None,
+    precision: str | None = None,
     available: Sequence[str] | None = None,
+    boards: Sequence[info.Gpu] | None = None,
 ) -> Choice:
-    """The providers to run on. `SetupError` for one that this ONNX Runtime does not have, unless fallback is allowed.
+    """The providers to run on. `SetupError` for one that this ONNX Runtime does not have or whose libraries do not load,
+    unless fallback is allowed; `UsageError` for a GPU that is not there.
 
-    `available` are those it has (default: asked of the library).
+    Only `precision` `tf32` lets FP32 arithmetic run in TF32, which is the CUDA provider's own default; an option of the
+    provider wins. `available` are the providers the library has (default: asked of it, and their libraries tried),
+    `boards` the GPUs (default: NVML's; none where it is not there).
     """
     here = [short_name(name) for name in (ort.get_available_providers() if available is None else available)]
     kind, number = parse_device(device)
@@ -92,10 +118,13 @@ def choose(
                 f"`-O {name}.{next(iter(given[name]))}` is for a provider that was not asked for",
                 hint=f"`--providers {','.join([name, *asked])}`",
             )
-    running, missing = [name for name in asked if name in here], [name for name in asked if name not in here]
+    refused = {name: _not_here(name, here) for name in asked if name not in here}
+    if available is None:
+        refused |= {name: _dead(name, why) for name in asked if name in here and (why := broken(name)) is not None}
+    running = [name for name in asked if name not in refused]
     fallback = None
-    if missing:
-        error = _not_here(missing[0], here)
+    if refused:
+        error = next(iter(refused.values()))
         if not allow_fallback:
             raise error
         running = running or ["cpu"]
@@ -109,15 +138,50 @@ def choose(
     number = (
         number if kind == "cuda" else int(next((given[n]["device_id"] for n in given if "device_id" in given[n]), 0))
     )
+    board = _board(number, info.gpus() if boards is None else boards) if on_gpu else None
+    own = {"cuda": {"use_tf32": "1" if precision == "tf32" else "0"}}
     made = tuple(
-        ({"device_id": str(number)} if name in _ON_GPU else {}) | given.get(name, {}) for name in running
-    )  # fmt: skip
+        ({"device_id": str(number)} | own.get(name, {}) if name in _ON_GPU else {}) | given.get(name, {})
+        for name in running
+    )
     return Choice(
         names=tuple(running),
         options=made,
         device=f"cuda:{number}" if on_gpu else "cpu",
         strict="cpu" not in running and not allow_fallback,
         fallback=fallback,
+        tf32=_tf32(running, made, board),
+    )
+
+
+def _board(number: int, boards: Sequence[info.Gpu]) -> info.Gpu | None:
+    """The GPU of that number; None where nobody can tell."""
+    if not boards:
+        return None
+    found = next((item for item in boards if item.index == number), None)
+    if found is None:
+        here = ", ".join(f"`cuda:{item.index}` ({item.name})" for item in boards)
+        raise UsageError(
+            f"there is no device `cuda:{number}`, here is {here}", hint=f"`--device cuda:{boards[0].index}`"
+        )
+    return found
+
+
+TF32_FROM = (8, 0)
+"""The first compute capability with TF32."""
+
+
+def _tf32(names: Sequence[str], options: Sequence[Mapping[str, str]], board: info.Gpu | None) -> bool:
+    """Whether FP32 matrix operators run in TF32."""
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":  # read by cuBLAS, cuDNN and TensorRT themselves
+        return False
+    if board is not None and tuple(map(int, board.compute_capability.split("."))) < TF32_FROM:
+        return False
+    if "tensorrt" in names:
+        return True  # TensorRT's builder allows it, and the provider has no option for it
+    return any(
+        name == "cuda" and values["use_tf32"].strip().lower() not in ("0", "false")
+        for name, values in zip(names, options, strict=True)
     )
 
 
@@ -135,29 +199,107 @@ def _not_here(name: str, here: Sequence[str]) -> SetupError:
 _ALLOW = "; or `--allow-fallback` to run on what is there"
 
 
-def read_back(session: ort.InferenceSession, choice: Choice, *, allow_fallback: bool) -> str | None:
-    """Why an asked provider does not run although ONNX Runtime lists it; None when all run.
+def _dead(name: str, why: str) -> SetupError:
+    return SetupError(f"the provider `{name}` was asked for and does not run: {why}", hint=fix_for(why) + _ALLOW)
 
-    ONNX Runtime drops a provider whose libraries do not load, with a log line alone: the session must be asked.
+
+def read_back(session: ort.InferenceSession, choice: Choice, *, allow_fallback: bool) -> Choice:
+    """The choice as it came true; `SetupError` for a provider that does not run although ONNX Runtime lists it.
+
+    ONNX Runtime drops a provider that it cannot start, with a log line alone: the session must be asked.
     """
     running = [short_name(name) for name in session.get_providers()]
-    for name in choice.names:
-        if name in running:
+    lost = [name for name in choice.names if name not in running]
+    if not lost:
+        return choice
+    error = _dead(lost[0], broken(lost[0]) or _UNSTARTED)
+    if not allow_fallback:
+        raise error
+    kept = [(name, values) for name, values in zip(choice.names, choice.options, strict=True) if name in running]
+    names = tuple(name for name, _ in kept) or ("cpu",)
+    on_gpu = any(name in _ON_GPU for name in names)
+    return replace(
+        choice,
+        names=names,
+        options=tuple(values for _, values in kept) or ({},),
+        device=choice.device if on_gpu else "cpu",
+        fallback=f"{error.message}; `{','.join(running)}` runs in its place",
+        tf32=choice.tf32 and on_gpu,
+    )
+
+
+def unstarted(choice: Choice) -> SetupError | None:
+    """The error for a provider of the choice that does not start here, tried on a model of one operator."""
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    same = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "one", [value], [same])
+    raw = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
+    for name, spelled in zip(choice.names, choice.spelled(), strict=True):
+        if name not in _ON_GPU:
             continue
-        reason = f"the provider `{name}` was asked for and does not run: {_library_error(name)}"
-        if not allow_fallback:
-            raise SetupError(reason, hint=f"`trt-engine doctor` looks for its libraries{_ALLOW}")
-        return f"{reason}; `{','.join(running)}` runs in its place"
+        why = broken(name)
+        if why is None:
+            quiet = ort.SessionOptions()
+            quiet.log_severity_level = 4
+            try:
+                tried = ort.InferenceSession(raw, quiet, providers=[spelled], enable_fallback=0)
+            except Exception as error:  # ONNX Runtime's own have no common base, and any of them says it does not start
+                why = str(error).partition("\n")[0]
+            else:
+                why = None if spelled[0] in tried.get_providers() else _UNSTARTED
+        if why is not None:
+            return _dead(name, why)
     return None
 
 
-def _library_error(name: str) -> str:
-    """What the loader says of the provider's library: the missing file's name is in it."""
-    library = Path(ort.__file__).parent / "capi" / f"libonnxruntime_providers_{name}.so"
+_UNSTARTED = "ONNX Runtime could not start it (no usable device or driver)"
+
+
+# ------------------------------------------------------------------------------------------------ libraries
+
+
+@cache
+def broken(name: str) -> str | None:
+    """Why the provider's library does not load, in the loader's words; None when it does, or is part of another one."""
+    if name not in _ON_GPU:
+        return None
+    folder = Path(ort.__file__).parent / "capi"
+    library = folder / f"libonnxruntime_providers_{name}.so"
     if not library.exists():
-        return f"`{library.name}` is not installed"
+        return None
+    _preload()
     try:
+        with contextlib.suppress(OSError):  # the provider takes symbols from it and does not name it
+            ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(library))
     except OSError as error:
         return str(error)
-    return "ONNX Runtime could not start it (no usable device or driver)"
+    return None
+
+
+def _preload() -> None:
+    """Load CUDA's libraries where pip put them, which is no place the loader looks at."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(Exception):  # what is missing is told by the provider
+        ort.preload_dlls()
+    for line in said.getvalue().splitlines():
+        log.debug("%s", line)
+
+
+_MISSING = re.compile(r"(?P<library>lib(?P<stem>[\w+-]+)\.so(?:\.(?P<major>\d+))?\S*): cannot open shared object file")
+
+
+def fix_for(why: str) -> str:
+    """What to do about a library that does not load."""
+    found = _MISSING.search(why)
+    if found is None:
+        return "`trt-engine doctor` looks for its libraries"
+    if found["stem"] == "cuda":
+        return "install the NVIDIA driver, or start the container with `--gpus all`"
+    if found["stem"].startswith(("nvinfer", "nvonnxparser")):
+        major = int(found["major"] or 10)
+        return (
+            f"install TensorRT {major} (`pip install 'tensorrt-cu13-libs>={major},<{major + 1}'`) and put its folder "
+            "`tensorrt_libs` on `LD_LIBRARY_PATH`"
+        )
+    return "install CUDA's libraries: `pip install 'onnxruntime-gpu[cuda,cudnn]'`, or put them on `LD_LIBRARY_PATH`"

@@ -13,19 +13,19 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from trt_engine.backends.onnxruntime import providers, session
+from trt_engine.backends.onnxruntime import hardware, providers, session
 from trt_engine.backends.onnxruntime.build import placement
 from trt_engine.backends.onnxruntime.options import AT_BUILD, OnnxRuntimeOptions, parse
-from trt_engine.backends.onnxruntime.providers import choose
+from trt_engine.backends.onnxruntime.providers import Choice, choose
 from trt_engine.backends.onnxruntime.verdict import providers_for, verdict
 from trt_engine.config import Profile, RuntimeConfig
-from trt_engine.device import Buffer, Device, Stream, info, open_device
+from trt_engine.device import Buffer, Device, Stream, info, open_device, parse_device
 from trt_engine.device.host import HostBuffer, HostStream
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, FeedError, UsageError
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
 
-__all__ = ["OnnxRuntime", "OnnxRuntimeContext", "OnnxRuntimeSession", "reference"]
+__all__ = ["OnnxRuntime", "OnnxRuntimeContext", "OnnxRuntimeGpuSession", "OnnxRuntimeSession", "reference"]
 
 Array = npt.NDArray[Any]
 
@@ -48,32 +48,56 @@ class OnnxRuntime:
             )
         notes = engine.passport.build.notes
         options = _options(engine, config)
+        found_in = engine.passport.precision
         choice = choose(
             providers_for(engine, config),
             config.device or engine.passport.device,
             allow_fallback=config.allow_fallback,
             options=_all_options(engine, config),
+            precision="tf32" if "tf32" in found_in.found else None,
         )
-        made = session.session_options(options, level=notes.get("load_optimization", "none"))
-        try:
-            loaded = session.create(engine.path, made, choice)
-        except session.ERRORS as error:
-            raise session.on_load(error, engine.path) from error
-        late = providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
-        if fallen := choice.fallback or late:
-            log.warning("%s", fallen)
+        level = notes.get("load_optimization", "none")
+        loaded = _loaded(engine.path, options, level, choice)
+        choice = providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
+        if choice.fallback:
+            log.warning("%s", choice.fallback)
+        precision = found_in.main or "unknown"
+        if precision in ("fp32", "tf32"):  # of one graph, and decided when a session is made
+            precision = "tf32" if choice.tf32 else "fp32"
         facts = {
             "device": choice.device,
             "providers": ",".join(map(providers.short_name, loaded.get_providers())),
             "nodes": placement(loaded),
             "threads": _threads(options),
             "graph_optimization": f"{notes.get('graph_optimization', 'unknown')} (at build)",
-            "precision": engine.passport.precision.main or "unknown",
+            "precision": precision,
             "onnxruntime": str(ort.__version__),
         }
-        if told := fallen or notes.get("fallback"):
+        if told := choice.fallback or notes.get("fallback"):
             facts["fallback"] = told
-        return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
+        if not choice.on_gpu:
+            return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
+        board = hardware.board(choice.device)
+        facts["gpu"] = (
+            f"{board.name}, {hardware.architecture(board)}" if board else "unknown: NVML is not there to tell"
+        )
+        facts["tf32"] = "on" if choice.tf32 else "off"
+        if not all(_in_numpy(spec.dtype) and spec.dtype != "string" for spec in engine.signature):
+            return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
+
+        def capturing() -> ort.InferenceSession:
+            return _loaded(engine.path, options, level, choice.capturing())
+
+        return OnnxRuntimeGpuSession(
+            loaded, engine.signature, engine.passport.profiles, facts, choice.device, capturing
+        )
+
+
+def _loaded(path: Path, options: OnnxRuntimeOptions, level: str, choice: Choice) -> ort.InferenceSession:
+    try:
+        return session.create(path, session.session_options(options, level=level), choice)
+    except session.ERRORS as error:
+        raise session.on_load(error, path, choice) from error
 
 
 def reference(model: Path, signature: Signature) -> OnnxRuntimeSession:
@@ -189,6 +213,94 @@ class OnnxRuntimeSession:
         arrays = {spec.name: _as_value(spec, feeds[spec.name]) for spec in self.signature.inputs}
         values = self._alive().run_with_ort_values(list(names), arrays)
         return [_as_array(spec, value) for spec, value in zip(self.signature.outputs, values, strict=True)]
+
+
+class OnnxRuntimeGpuSession(OnnxRuntimeSession):
+    """An engine on a GPU: it takes host arrays like any other, and runs on feeds that lie on the GPU already."""
+
+    def __init__(
+        self,
+        loaded: ort.InferenceSession,
+        signature: Signature,
+        profiles: tuple[Profile, ...],
+        facts: dict[str, str],
+        device: str,
+        capturing: Callable[[], ort.InferenceSession],
+    ) -> None:
+        super().__init__(loaded, signature, profiles, facts)
+        self._place = parse_device(device)
+        self._capturing = capturing
+        self._graphs: ort.InferenceSession | None = None
+        self._captured = 0
+
+    def resident(self, feeds: Tensors, *, graph: bool = False) -> Resident:
+        """Inference on these feeds, copied to the GPU once. With `graph` a CUDA graph is captured now and replayed by each
+        call; `TrtEngineError` when this engine's cannot be."""
+        loaded = self._alive()
+        try:
+            inputs = {
+                spec.name: ort.OrtValue.ortvalue_from_numpy(_contiguous(feeds[spec.name]), *self._place)
+                for spec in self.signature.inputs
+            }
+            outputs = self._sized(loaded, inputs)
+            options = ort.RunOptions()
+            if graph:
+                if self._graphs is None:
+                    self._graphs = self._capturing()
+                loaded = self._graphs
+                self._captured += 1
+                options.add_run_config_entry("gpu_graph_id", str(self._captured))
+            binding = loaded.io_binding()
+            for name, value in inputs.items():
+                binding.bind_ortvalue_input(name, value)
+            for name, value in outputs.items():
+                binding.bind_ortvalue_output(name, value)
+            binding.synchronize_inputs()
+        except session.ERRORS as error:
+            raise session.on_run(error) from error
+        made = Resident(loaded, binding, options, outputs)
+        made()  # searches its algorithms, and captures
+        return made
+
+    def close(self) -> None:
+        super().close()
+        self._graphs = None
+
+    def _sized(self, loaded: ort.InferenceSession, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Memory on the GPU for the outputs, as large as these inputs make them."""
+        binding = loaded.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self._names:
+            binding.bind_output(name, *self._place)
+        loaded.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return dict(zip(self._names, binding.get_outputs(), strict=True))
+
+
+class Resident:
+    """One inference for each call, into outputs that stay on the GPU; returns when the GPU is done. For one thread."""
+
+    def __init__(
+        self, loaded: ort.InferenceSession, binding: Any, options: ort.RunOptions, outputs: dict[str, Any]
+    ) -> None:
+        self._loaded, self._binding, self._options, self._outputs = loaded, binding, options, outputs
+
+    def __call__(self) -> None:
+        try:
+            self._loaded.run_with_iobinding(self._binding, self._options)
+            self._binding.synchronize_outputs()
+        except session.ERRORS as error:
+            raise session.on_run(error) from error
+
+    def outputs(self) -> dict[str, Any]:
+        """Copies on the host of what the last call made."""
+        return {name: value.numpy() for name, value in self._outputs.items()}
+
+
+def _contiguous(array: Any) -> Array:
+    """C-contiguous, and a scalar still one."""
+    return np.ascontiguousarray(array).reshape(np.shape(array))
 
 
 def _run_closed(names: Sequence[str], feeds: Any) -> Sequence[Any]:
@@ -345,7 +457,7 @@ def _in_numpy(name: str) -> bool:
 def _as_value(spec: TensorSpec, array: Any) -> Any:
     """ONNX Runtime's value of a feed; types numpy lacks go by their bits."""
     if _in_numpy(spec.dtype):
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(np.shape(array)))
+        return ort.OrtValue.ortvalue_from_numpy(_contiguous(array))
     kind = dtype(spec.dtype)
     raw = np.ascontiguousarray(array).reshape(-1)
     if kind.bits == 4:

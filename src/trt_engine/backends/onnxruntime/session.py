@@ -15,8 +15,16 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.providers import Choice
-from trt_engine.errors import BuildError, FeedError, MemoryExhausted, ModelError, SetupError, TrtEngineError
+from trt_engine.backends.onnxruntime.providers import Choice, fix_for, unstarted
+from trt_engine.errors import (
+    BuildError,
+    FeedError,
+    MemoryExhausted,
+    ModelError,
+    SetupError,
+    TrtEngineError,
+    UsageError,
+)
 from trt_engine.files import explain
 
 __all__ = ["ERRORS", "create", "first_line", "on_load", "on_run", "plain", "session_options"]
@@ -139,7 +147,17 @@ def plain(path: Path, threads: int | None = None) -> ort.InferenceSession:
 
 # ------------------------------------------------------------------------------------------------ errors
 
-_OUT_OF_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    re.IGNORECASE,
+)
+_NO_SUCH_DEVICE = re.compile(
+    r"invalid device ordinal|cudaErrorInvalidDevice\b|device_id.{0,40}(invalid|out of range)", re.I
+)
+_NO_DEVICE = re.compile(
+    r"no CUDA-capable device|driver version is insufficient|cudaErrorNoDevice|cudaErrorInsufficientDriver", re.I
+)
+_NO_LIBRARY = re.compile(r"Failed to load library|Please install TensorRT libraries")
 _NO_SCHEMA = re.compile(r"No Op registered for (?P<op>\S+) with domain_version of (?P<version>\d+)")
 _NOT_REGISTERED = re.compile(r"Fatal error: (?P<domain>[^:\s]*):(?P<op>[^\s(]+)\(-?\d+\) is not a registered")
 _NO_KERNEL = re.compile(
@@ -157,12 +175,22 @@ def first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
-def on_load(error: BaseException, path: Path) -> TrtEngineError:
-    """The error a person can act on behind one met while loading `path`."""
+def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> TrtEngineError:
+    """The error a person can act on behind one met while loading `path` on the providers of `choice`."""
     text = str(error)
     version = f"onnxruntime {ort.__version__}"
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return MemoryExhausted(f"out of memory while loading `{path}`", hint="free some memory, or a smaller model")
+    if _NO_SUCH_DEVICE.search(text):
+        device = f"`{choice.device}`" if choice is not None else "the GPU asked for"
+        return UsageError(f"there is no device {device} here", hint="`nvidia-smi -L` lists the GPUs; they count from 0")
+    if _NO_DEVICE.search(text):
+        return SetupError(
+            f"no usable GPU is here: {first_line(error)}",
+            hint="`nvidia-smi` shows the driver and the GPUs; in a container: `--gpus all`; or `--device cpu`",
+        )
+    if _NO_LIBRARY.search(text):
+        return SetupError(f"a provider's library does not load: {first_line(error)}", hint=fix_for(text))
     if found := _NO_SCHEMA.search(text):
         return ModelError(
             f"{version} does not know the operator `{found['op']}` (opset {found['version']}) of `{path}`",
@@ -195,6 +223,8 @@ def on_load(error: BaseException, path: Path) -> TrtEngineError:
             hint="`-O graph_optimization=basic`, which is the default for graphs with FP8",
         )
     if "fallback to CPU EP has been explicitly disabled" in text:
+        if choice is not None and (dead := unstarted(choice)) is not None:
+            return dead  # nothing runs on it at all: the model is not to blame
         return SetupError(
             "a part of the model does not run on the providers asked for and would fall back to the CPU",
             hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback`",

@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import onnxruntime as ort
 
 from trt_engine.backends.onnxruntime import hardware
-from trt_engine.backends.onnxruntime.providers import short_name
+from trt_engine.backends.onnxruntime.providers import TF32_FROM, broken, short_name
 from trt_engine.config import RuntimeConfig
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, Verdict
 
 __all__ = ["providers_for", "verdict"]
 
+_DOCTOR = "trt-engine doctor"
 
-def verdict(engine: Engine, config: RuntimeConfig) -> Verdict:
-    """loads, penalty, rebuild or refuse, with one reason and one command; the files are taken to be whole."""
-    return _processor(engine) or _providers(engine, config) or _version(engine)
+
+def verdict(
+    engine: Engine,
+    config: RuntimeConfig,
+    *,
+    available: Sequence[str] | None = None,
+    boards: Sequence[info.Gpu] | None = None,
+) -> Verdict:
+    """loads, penalty, rebuild or refuse, with one reason and one command; the files are taken to be whole.
+
+    `available` are the providers that are here (default: those of the library, their own libraries tried), `boards` the
+    GPUs (default: NVML's).
+    """
+    found = _processor(engine) or _providers(engine, config, available) or _gpu(engine, config, boards)
+    last = _version(engine)
+    return last if found is None or (found.verdict == "penalty" and last.verdict == "rebuild") else found
 
 
 def providers_for(engine: Engine, config: RuntimeConfig) -> tuple[str, ...]:
@@ -43,16 +58,22 @@ def _processor(engine: Engine) -> Verdict | None:
     return None
 
 
-def _providers(engine: Engine, config: RuntimeConfig) -> Verdict | None:
+def _providers(engine: Engine, config: RuntimeConfig, available: Sequence[str] | None) -> Verdict | None:
     built, wanted = engine.passport.needs.providers, providers_for(engine, config)
     again = engine.passport.build.command
-    here = [short_name(name) for name in ort.get_available_providers()]
+    here = [short_name(name) for name in (ort.get_available_providers() if available is None else available)]
     missing = [name for name in wanted if name not in here]
+    if available is None and not missing:
+        for name in wanted:
+            if (why := broken(name)) is not None:
+                if not config.allow_fallback:
+                    return Verdict("refuse", f"it needs the provider `{name}`, which does not run: {why}", _DOCTOR)
+                missing.append(name)
     if missing and not config.allow_fallback:
         return Verdict(
             "refuse",
             f"it needs the provider `{missing[0]}`, which onnxruntime {ort.__version__} as installed here does not have",
-            "trt-engine doctor",
+            _DOCTOR,
         )
     if not missing and wanted != built:
         return Verdict(
@@ -63,6 +84,26 @@ def _providers(engine: Engine, config: RuntimeConfig) -> Verdict | None:
     if missing:
         return Verdict("penalty", f"the provider `{missing[0]}` is not here; another runs in its place", again)
     return None
+
+
+def _gpu(engine: Engine, config: RuntimeConfig, boards: Sequence[info.Gpu] | None) -> Verdict | None:
+    """None where the GPU is of the same architecture, or nobody can tell.
+
+    The graph holds no code of a GPU: on another architecture it runs, and what was proved was proved elsewhere.
+    """
+    passport = engine.passport
+    built = passport.needs.compute_capability
+    here = hardware.board(config.device or passport.device, boards)
+    if built is None or here is None or here.compute_capability == built:
+        return None
+    if "tf32" in passport.precision.found and tuple(_numbers(here.compute_capability)) < TF32_FROM:
+        reason = f"it computes in TF32, which {here.name} (compute capability {here.compute_capability}) does not have"
+        return Verdict("rebuild", reason, f"{passport.build.command} --precision fp32")
+    reason = (
+        f"it was built and proved on compute capability {built} ({passport.needs.gpu}), here is "
+        f"{here.compute_capability} ({here.name}): its graph runs, its figures are of the other GPU"
+    )
+    return Verdict("penalty", reason, passport.build.command)
 
 
 def _version(engine: Engine) -> Verdict:

@@ -1,0 +1,215 @@
+"""`cast` whole: the graph rewritten, checked, counted, and compared with its FP32 source in ONNX Runtime."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trt_engine import files
+from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.providers import Choice
+from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.engine import Precision
+from trt_engine.errors import MemoryExhausted, TrtEngineError
+from trt_engine.evaluation.parity import compare, compare_rows, is_sorting, tolerance_for
+from trt_engine.graph.census import census, layers_of
+from trt_engine.graph.load import open_model, read_proto
+from trt_engine.model import Model
+from trt_engine.precision import autocast as careful_path
+from trt_engine.precision import cast as light_path
+from trt_engine.precision.ranges import ranges
+from trt_engine.precision.rounding import with_rounding
+from trt_engine.precision.samples import open_samples
+from trt_engine.records import CastParity, CastReport, RangesReport
+from trt_engine.runtime.feeds import numpy_dtype, random_feeds, shapes_of
+from trt_engine.tensors import Shape
+
+__all__ = ["cast", "parity_of"]
+
+log = logging.getLogger(__name__)
+
+_EMULATED_UP_TO = 1 << 30
+"""Bytes of a model whose numbers are emulated where its type has no kernels."""
+_ROWS_REPLACED = 0.05
+"""Of the rows a model sorts and cuts off: near-equal ones change places, and those at the cut change."""
+_CPU = Choice(("cpu",), ({},), "cpu", strict=False)
+
+
+def cast(
+    model: Path | str,
+    to: str,
+    *,
+    out: Path | str | None = None,
+    keep_io: bool = True,
+    exclude_nodes: Sequence[str] = (),
+    exclude_types: Sequence[str] = (),
+    exclude_patterns: Sequence[str] = (),
+    auto: bool | RangesReport = False,
+    data: Any = None,
+    shapes: Mapping[str, Shape] | None = None,
+    init_max: float | None = None,
+    clamp_masks: bool = False,
+    careful: bool = False,
+    parity: bool = True,
+    seed: int = 0,
+    yes: bool = False,
+    dry_run: bool = False,
+) -> CastReport:
+    """The model in `fp16` or `bf16` at `out`: what was cast, kept and why, and how far its numbers lie from FP32's.
+
+    `auto` keeps what leaves the type's range on `data` (anything `ranges` takes) in FP32, or what a ranges report names.
+    `careful` lets ModelOpt's AutoCast decide instead. Parity is measured on the first of the data, else on seeded random
+    inputs of batch 2.
+    """
+    opened = open_model(model)
+    warnings: list[str] = []
+    if careful:
+        report = _carefully(
+            opened, to, out, keep_io, exclude_nodes, exclude_types, exclude_patterns, data, init_max, yes
+        )
+    else:
+        found: RangesReport | None = auto if isinstance(auto, RangesReport) else None
+        if auto is True:
+            found = ranges(opened, data, shapes=shapes, seed=seed)
+            warnings += found.warnings
+        report = light_path.cast(
+            opened.path,
+            to,
+            out=out,
+            keep_io=keep_io,
+            exclude_nodes=exclude_nodes,
+            exclude_types=exclude_types,
+            exclude_patterns=exclude_patterns,
+            auto=found,
+            init_max=init_max,
+            clamp_masks=clamp_masks,
+            yes=yes,
+            dry_run=dry_run,
+        )
+    for finding in report.findings:
+        if finding.severity != "info":
+            warnings.append(f"{finding.message} ({finding.where})")
+    if report.out is None:
+        return replace(report, warnings=tuple(warnings))
+    written = open_model(report.out)
+    found_in = Precision(asked=to, found=census(read_proto(written.path)))
+    judged = parity_of(opened, written, data=data, shapes=shapes, seed=seed) if parity else None
+    return replace(report, precision=found_in, parity=judged, warnings=tuple(warnings))
+
+
+def _carefully(
+    opened: Model,
+    to: str,
+    out: Path | str | None,
+    keep_io: bool,
+    nodes: Sequence[str],
+    types: Sequence[str],
+    patterns: Sequence[str],
+    data: Any,
+    init_max: float | None,
+    yes: bool,
+) -> CastReport:
+    target = Path(out) if out is not None else opened.path.with_suffix(f".{to}.onnx")
+    feeds = next(iter(open_samples(data, opened.signature))).feeds if data is not None else None
+    return careful_path.autocast(
+        opened.path,
+        to,
+        out=target,
+        keep_io=keep_io,
+        exclude_nodes=nodes,
+        exclude_types=types,
+        exclude_patterns=patterns,
+        feeds=feeds,
+        init_max=init_max,
+        yes=yes,
+    )
+
+
+def parity_of(
+    source: Model,
+    result: Model,
+    *,
+    data: Any = None,
+    shapes: Mapping[str, Shape] | None = None,
+    seed: int = 0,
+) -> CastParity:
+    """How far the result's outputs lie from the source's, with the kernels that really ran.
+
+    Where ONNX Runtime has no kernels for the type, FP32 kernels run with every result rounded to it, and that is said.
+    """
+    try:
+        if data is not None:
+            batch = next(iter(open_samples(data, source.signature)))
+            feeds, told = batch.feeds, batch.source
+        else:
+            batch_axis = source.signature.batch_axis
+            chosen = shapes_of(source.signature, None, batch=2 if batch_axis else None, overrides=shapes)
+            feeds, told = random_feeds(source.signature, chosen, seed), f"seeded random, seed {seed}"
+        expected = reference(source.path, source.signature).run(feeds)
+        given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
+        outputs, kernels, emulated, note = _run(result, given)
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        log.warning("parity was not judged: %s", error.message)
+        return CastParity("", {}, {}, False, f"not judged: {error.message}")
+    proto = read_proto(result.path)
+    errors = {name: compare(outputs[name], expected[name]) for name in expected}
+    if is_sorting(proto) and any(not error.max_rel <= tolerance_for(proto) for error in errors.values()):
+        errors = {name: compare_rows(outputs[name], expected[name], _ROWS_REPLACED) for name in expected}
+        told += f", rows matched by value (the model sorts them; {_ROWS_REPLACED:.0%} may be others)"
+    return CastParity(
+        inputs=told,
+        outputs=errors,
+        kernels=kernels,
+        emulated=emulated,
+        note=note,
+    )
+
+
+def _run(result: Model, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], bool, str | None]:
+    """Outputs, layers by the type they ran in, whether that was emulation, and what to say of it."""
+    try:
+        kernels = _kernels(result.path)
+        outputs = reference(result.path, result.signature).run(feeds)
+        return outputs, kernels, False, _widened(kernels)
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        if result.nbytes > _EMULATED_UP_TO:
+            raise
+        why = error.message
+    proto = with_rounding(read_proto(result.path, weights=True), result.path.parent)
+    with files.staging_folder(result.path) as folder:
+        path = folder / "rounded.onnx"
+        path.write_bytes(proto.SerializeToString())
+        outputs = reference(path, open_model(path).signature).run(feeds)
+        kernels = _kernels(path)
+    return outputs, kernels, True, f"ONNX Runtime has no kernels for it here ({why}): every result was rounded instead"
+
+
+def _kernels(path: Path) -> dict[str, int]:
+    """Layers by the type ONNX Runtime's CPU kernels run them in, from the graph it makes of the model."""
+    with files.staging_folder(path) as folder:
+        saved = folder / "kernels.onnx"
+        made = session.session_options(OnnxRuntimeOptions(), level="none", save=saved, weights="kernels.weights")
+        try:
+            session.create(path, made, _CPU)
+        except session.ERRORS as error:
+            raise session.on_load(error, path) from error
+        built = onnx.load(saved, load_external_data=False)
+    return dict(Counter(layer.kind for layer in layers_of(built, literal=True)).most_common())
+
+
+def _widened(kernels: Mapping[str, int]) -> str | None:
+    wide = kernels.get("fp32", 0)
+    return (
+        f"{wide} of {sum(kernels.values())} layers ran in FP32 between Casts that ONNX Runtime put in" if wide else None
+    )

@@ -1,0 +1,94 @@
+"""From the model that was given to the model that is built: cast or quantised first, where its graph is not what
+`--precision` asks for (TensorRT 11 and ONNX Runtime take the precision from the graph alone)."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trt_engine.config import BuildConfig
+from trt_engine.errors import PrecisionError
+from trt_engine.graph.load import open_model, read_proto
+from trt_engine.model import Model
+from trt_engine.precision.contract import Proof, prove
+
+__all__ = ["Prepared", "prepare", "refuse_unpreparable"]
+
+log = logging.getLogger(__name__)
+
+_CAST = ("fp16", "bf16")
+_WITHOUT_DATA = ("int4",)
+"""Weights alone are quantised: nothing has to be calibrated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The model to build, and what was done to it."""
+
+    model: Model
+    steps: tuple[str, ...] = ()
+    """In words, for the passport; none for a model that is built as it was given."""
+    notes: dict[str, str] = field(default_factory=dict)
+    excluded: tuple[str, ...] = ()
+    """Nodes the preparation left as they were, on purpose."""
+
+
+def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
+    """`PrecisionError` for a precision that needs calibration data nobody gave, before anything is spent."""
+    asked = config.precision
+    if asked is None or asked in ("fp32", "tf32", *_CAST, *_WITHOUT_DATA) or config.calibrate:
+        return
+    proof = _proof(model, asked)
+    if not proof.kept:
+        path = str(model.path)
+        made = str(model.path.with_suffix(f".{asked}.onnx"))
+        command = shlex.join(["trt-engine", "quantize", path, "--to", asked, "--calibrate"])
+        raise PrecisionError(
+            proof.describe(),
+            hint=f"give calibration data with `--calibrate DATA`, or quantise first: "
+            f"`{command} DATA -o {shlex.quote(made)}`",
+        )
+
+
+def prepare(model: Model, config: BuildConfig, folder: Path) -> Prepared:
+    """The model in the precision asked for: itself where it is that already, else a copy in `folder`."""
+    asked = config.precision
+    if asked is None or asked in ("fp32", "tf32") or _proof(model, asked).kept:
+        return Prepared(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / model.path.name
+    return _cast(model, asked, target) if asked in _CAST else _quantize(model, asked, config, target)
+
+
+def _proof(model: Model, asked: str) -> Proof:
+    return prove(asked, read_proto(model.path))
+
+
+def _cast(model: Model, to: str, target: Path) -> Prepared:
+    from trt_engine.precision.cast import cast
+
+    report = cast(model.path, to, out=target)
+    made = open_model(target)
+    step = f"cast to {to}: {report.nodes_cast} of {report.nodes} nodes, {len(report.kept)} kept in fp32"
+    log.info("the graph is not %s: %s", to, step)
+    notes = {"prepared": step, "prepared_digest": made.digest}
+    if report.kept:
+        notes["kept_in_fp32"] = ", ".join(f"{item.node} ({item.code})" for item in report.kept[:32])
+    return Prepared(made, (step, *report.notes), notes)
+
+
+def _quantize(model: Model, to: str, config: BuildConfig, target: Path) -> Prepared:
+    from trt_engine.precision.quantize import quantize
+
+    report = quantize(model, to, out=target, data=config.calibrate)
+    made = open_model(target)
+    step = f"quantised to {to}: {len(report.quantized)} nodes, {len(report.left)} left as they were"
+    log.info("the graph is not %s: %s", to, step)
+    return Prepared(
+        made,
+        (step,),
+        {"prepared": step, "prepared_digest": made.digest, "calibrated_with": config.calibrate or "nothing"},
+        tuple(item.node for item in report.left),
+    )

@@ -1,0 +1,178 @@
+"""`trt-engine quantize`: a model in INT8, FP8, INT4, NVFP4 or MXFP8, as a graph that says so itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trt_engine.cli import options, output
+from trt_engine.config import QuantizeConfig
+from trt_engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from trt_engine.records import QuantizeReport
+
+__all__ = ["command"]
+
+_FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
+_SHOWN = 8
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL")
+@click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format.")
+@click.option(
+    "--calibrate", "--data", "data", metavar="DATA",
+    help="What calibration sees: a folder or file of images, .npy, .npz, .bin, .raw; `random` for a mere trial.",
+)  # fmt: skip
+@click.option(
+    "--cache", type=click.Path(path_type=Path), metavar="FILE", help="Keep the ranges here; a hit needs no data."
+)
+@click.option(
+    "--emulate", type=click.Path(path_type=Path), metavar="FILE",
+    help="Write an FP32 graph too that computes the same numbers on any CPU.",
+)  # fmt: skip
+@options.of(QuantizeConfig)
+@options.out_option("Where the quantised model goes.")
+@options.yes_option
+@options.dry_run_option
+@options.common
+def command(
+    talk: output.Talk,
+    model: Path,
+    to: str,
+    data: str | None,
+    cache: Path | None,
+    emulate: Path | None,
+    out: Path | None,
+    yes: bool,
+    dry_run: bool,
+    **values: Any,
+) -> None:
+    """Quantise MODEL: Q/DQ pairs and packed weights, valid for TensorRT 10 (strongly typed) and 11.
+
+    \b
+      trt-engine quantize model.onnx --to int8 --calibrate images/ -o model.int8.onnx
+      trt-engine quantize vit.onnx --to int4 --method awq --calibrate data.npz -o vit.int4.onnx
+      trt-engine quantize vit.onnx --to nvfp4 --calibrate data.npz --emulate vit.emulated.onnx -o vit.nvfp4.onnx
+    """
+    config = options.config_from(QuantizeConfig, values)
+
+    from trt_engine.precision.quantize import quantize
+
+    preprocess, declared = _pictures(model, data)
+    report = quantize(
+        model,
+        to,
+        out=out,
+        data=data,
+        cache=cache,
+        emulate=emulate,
+        preprocess=preprocess,
+        preprocessing=declared,
+        config=config,
+        yes=yes,
+        dry_run=dry_run,
+    )
+    output.emit(talk, output.document("quantize", report, command=options.spelled_command()), _text(report))
+
+
+def _pictures(model: Path, data: str | None) -> tuple[Callable[[Path], Any] | None, Any]:
+    """How pictures become inputs, by the model's own declaration; nothing where the data has no pictures."""
+    from trt_engine.precision.samples import IMAGES
+
+    path = Path(data) if data is not None and data != "random" else None
+    if path is None or not path.exists():
+        return None, ""
+    files = path.iterdir() if path.is_dir() else [path]
+    if not any(item.suffix.lower() in IMAGES for item in files):
+        return None, ""
+    from trt_engine.graph.load import open_model
+    from trt_engine.vision.declaration import vision_of
+
+    vision = vision_of(model)
+    if vision is None:
+        raise UsageError(
+            f"`{path}` holds pictures, and `{model}` does not declare how they become inputs",
+            hint="declare it with `trt_engine.vision.declaration.declare`, or save the inputs as .npy files",
+        )
+    from trt_engine.vision.preprocess import BadImage, Preprocessor, read_image
+
+    made = Preprocessor(vision.preprocess, vision.input_of(open_model(model).signature).dtype)
+
+    def preprocess(file: Path) -> Any:
+        try:
+            return made(read_image(file.read_bytes()))[0]
+        except BadImage as error:  # one damaged picture is left out, counted and said
+            raise ValueError(str(error)) from error
+
+    return preprocess, vision.as_dict()["preprocess"]
+
+
+def _text(report: QuantizeReport) -> str:
+    """The report for a person, with what to type next."""
+    lines = [("model", report.out or ("(nothing is written)" if report.dry_run else "(the emulation alone)"))]
+    if "emulation" in report.artifacts:
+        lines.append(("emulation", report.artifacts["emulation"]))
+    lines.append(("format", _format(report)))
+    lines.append(("quantised", f"{len(report.quantized)} layers"))
+    reasons: dict[str, list[str]] = {}
+    for item in report.left:
+        reasons.setdefault(item.reason, []).append(item.node)
+    for index, (reason, nodes) in enumerate(reasons.items()):
+        more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+        lines.append(("left" if not index else "", f"{len(nodes)}: {reason} ({', '.join(nodes[:3])}{more})"))
+    if report.nbytes is not None:
+        before, after = report.nbytes_before / (1 << 20), report.nbytes / (1 << 20)
+        lines.append(("size", f"{before:.2f} MiB before, {after:.2f} MiB now ({after / before:.0%})"))
+    if report.precision.found:
+        shares = [
+            f"{name} {100 * (share.layers if share.macs is None else share.macs):.0f} %"
+            for name, share in report.precision.found.items()
+        ]
+        lines.append(("computes", ", ".join(shares)))
+    if report.calibration:
+        lines.append(("calibrated", _calibrated(report.calibration)))
+    for index, (name, error) in enumerate(list((report.parity or {}).items())[:_SHOWN]):
+        lines.append(
+            (
+                "compared" if not index else "",
+                f"{name}: cosine {error.cosine:.6f}, largest difference {error.max_rel:.2g}",
+            )
+        )
+    if report.parity:
+        lines.append(("", f"of the largest value, on {report.parity_inputs}, by {_measured(report)}"))
+    lines.append(("took", f"{report.seconds:.1f} s"))
+    if report.out:
+        lines.append(("next", f"trt-engine evaluate {report.artifacts.get('emulation', report.out)} --dataset DATASET"))
+    return "\n".join(f"{f'{name}:' if name else '':<12}{value}" for name, value in lines)
+
+
+def _format(report: QuantizeReport) -> str:
+    parts = [report.to]
+    if report.method == "awq":
+        parts.append("AWQ")
+    if report.weights_only:
+        parts.append("weights alone")
+    if report.high_precision != "fp32":
+        parts.append(f"the rest in {report.high_precision}")
+    raised = f" (was {report.opset_before})" if report.opset != report.opset_before else ""
+    return f"{', '.join(parts)}; opset {report.opset}{raised}"
+
+
+def _calibrated(made: dict[str, Any]) -> str:
+    told = [str(made[name]) for name in ("calibrator",) if name in made]
+    if made.get("data"):
+        told.append(f"{made.get('samples')} samples of {made['data']}")
+    if made.get("random"):
+        told.append("RANDOM: real values may lie far from these")
+    if made.get("cached"):
+        told.append("from the cache")
+    return ", ".join(told)
+
+
+def _measured(report: QuantizeReport) -> str:
+    return "ONNX Runtime's own kernels" if report.measured_on == "kernels" else "the emulation in FP32"

@@ -1,0 +1,1 @@
+"""Precision written into the graph and proved: formats, calibration, ranges."""

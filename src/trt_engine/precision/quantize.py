@@ -1,0 +1,482 @@
+"""From a plain ONNX model to one whose graph says, by Q/DQ pairs, what is computed in INT8, FP8, INT4, NVFP4 or MXFP8.
+
+TensorRT 11 takes its precision from the graph alone, and TensorRT 10 does so in strongly typed mode. What is written here
+keeps their rules: symmetric, build-time scales, zero points of zero, blocks along the axis that is summed over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import ModelProto
+
+from trt_engine.config import QuantizeConfig
+from trt_engine.engine import Precision
+from trt_engine.environment import Environment
+from trt_engine.errors import ModelError, UsageError
+from trt_engine.files import staging_folder
+from trt_engine.graph import walk
+from trt_engine.graph.census import census, is_dequantize, is_quantize
+from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.operators import is_trt_only
+from trt_engine.model import Model
+from trt_engine.precision import awq, bias, stored
+from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
+from trt_engine.precision.cast import cast_proto, refuse_target
+from trt_engine.precision.comparison import Comparison, Measured, open_batch
+from trt_engine.precision.convolutions import round_convolutions
+from trt_engine.precision.emulate import emulated
+from trt_engine.precision.formats import Format, format_named
+from trt_engine.precision.opsets import raise_opset
+from trt_engine.precision.placement import CONVOLUTIONS, Exclusions, Left, Placement, Site, given_block, place
+from trt_engine.precision.qdq import Writer, narrow
+from trt_engine.precision.rules import check_strong_typing
+from trt_engine.precision.samples import Preprocess, Samples, open_samples, random_samples
+from trt_engine.precision.surgery import Weights
+from trt_engine.records import LeftNode, QuantizedNode, QuantizeReport
+from trt_engine.runtime.feeds import shapes_of
+
+__all__ = ["quantize"]
+
+log = logging.getLogger(__name__)
+
+FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
+_FLOOR = {"int8": 13, "fp8": 19, "int4": 21, "nvfp4": 23, "mxfp8": 21}
+"""First opset a graph of ours needs: MXFP8's operators are TensorRT's own, so its E8M0 scales ask for none."""
+_KERNELS = ("int8", "fp8", "int4")
+"""What ONNX Runtime computes on a CPU itself."""
+_CALIBRATOR = {"int8": "entropy", "fp8": "minmax", "nvfp4": "minmax"}
+_RANDOM = 16
+
+
+def quantize(
+    model: Model | Path | str,
+    to: str,
+    *,
+    out: Path | str | None = None,
+    data: Any = None,
+    calibrator: Calibrator | str | None = None,
+    ranges: CalibrationResult | Mapping[str, float] | None = None,
+    cache: Path | str | None = None,
+    preprocess: Preprocess | None = None,
+    preprocessing: Any = "",
+    emulate: Path | str | None = None,
+    config: QuantizeConfig | None = None,
+    yes: bool = False,
+    dry_run: bool = False,
+    **settings: Any,
+) -> QuantizeReport:
+    """Write the model in `to`: int8, fp8, int4, nvfp4 or mxfp8.
+
+    `data` is what calibration sees: a folder, a file, an iterable of feeds, or `"random"`, which is recorded as such.
+    `ranges` are ranges known already, in place of data. `emulate` is where an FP32 graph goes that computes the same on any
+    CPU. `settings` are those of `QuantizeConfig`, by name. Raises `ModelError` when nothing in the model can be quantised.
+    """
+    started = time.monotonic()
+    config = dataclasses.replace(config or QuantizeConfig(), **settings)
+    form = format_named(to)
+    if form.name not in FORMATS:
+        raise UsageError(f"`{to}` is a cast, not a quantisation", hint=f"`trt-engine cast MODEL --to {to}`")
+    opened = model if isinstance(model, Model) else open_model(model)
+    job = _Job(
+        model=opened,
+        form=form,
+        config=config,
+        out=_target(out, opened, yes),
+        emulation=_target(emulate, opened, yes),
+        calibrator=calibrator or config.calibrator or _CALIBRATOR.get(form.name, "minmax"),
+        ranges=ranges,
+        cache=Path(cache) if cache is not None else None,
+        preprocess=preprocess,
+        preprocessing=preprocessing,
+        data=data,
+    )
+    return job.run(started, dry_run=dry_run)
+
+
+def _target(path: Path | str | None, model: Model, yes: bool) -> Path | None:
+    if path is None:
+        return None
+    refuse_target(Path(path), model, yes=yes)
+    return Path(path)
+
+
+@dataclass(slots=True)
+class _Job:
+    """One model on its way to one format."""
+
+    model: Model
+    form: Format
+    config: QuantizeConfig
+    out: Path | None
+    emulation: Path | None
+    calibrator: Calibrator | str
+    ranges: CalibrationResult | Mapping[str, float] | None
+    cache: Path | None
+    preprocess: Preprocess | None
+    preprocessing: Any
+    data: Any
+    warnings: list[str] = field(default_factory=list)
+    calibration: dict[str, Any] | None = None
+    """What calibration was made of, for the report."""
+
+    def run(self, started: float, *, dry_run: bool) -> QuantizeReport:
+        form, config = self.form, self.config
+        _fit_together(form, config, self.out, self.emulation, dry_run)
+        proto = read_proto(self.model.path)
+        _must_be_plain(proto, self.model)
+        opset = walk.opsets_of(proto).get("", 0)
+        rewritten = raise_opset(proto, _FLOOR[form.name])
+        check(self.model, proto)
+        weights = Weights(proto, self.model.path.parent)
+        placement, alone = self._placed(proto, weights)
+        writer = Writer(proto, form, config, weights, placement)
+        draft = _Draft(self, placement, alone, rewritten, opset, started)
+        if dry_run:
+            return draft.finished(walk.opsets_of(proto)[""], writer.planned(), {}, None, None)
+        needed = writer.activations
+        if form.name == "nvfp4" and not config.weights_only:
+            needed = list(dict.fromkeys([*needed, *(site.activation for site in alone)]))
+        samples = self._samples(bool(needed))
+        amax = self._ranges(needed, samples)
+        writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
+        measured, files = self._written(proto, weights, alone, samples, amax)
+        return draft.finished(walk.opsets_of(proto)[""], writer.written, files, measured, proto)
+
+    def _placed(self, proto: ModelProto, weights: Weights) -> tuple[Placement, list[Site]]:
+        """Where Q/DQ goes, and the convolutions that only the emulation rounds."""
+        form, config = self.form, self.config
+        exclude = Exclusions(config.exclude_nodes, config.exclude_types, config.exclude_patterns)
+        found = place(
+            proto, form, weights, exclude=exclude, block=given_block(form, config.block),
+            weights_only=config.weights_only, convolutions=config.convolutions,
+        )  # fmt: skip
+        if not config.heads:
+            found = without_heads(proto, found)
+        alone: list[Site] = []
+        if form.granularity == "block":
+            alone = [site for site in found.sites if site.node.op_type in CONVOLUTIONS]
+            found.sites = [site for site in found.sites if site.node.op_type not in CONVOLUTIONS]
+        if not found.sites and (not alone or self.out is not None):
+            raise self._nothing(found)
+        return found, alone
+
+    def _nothing(self, found: Placement) -> ModelError:
+        name, form = self.model.path.name, self.form.name
+        if not found.left:
+            return ModelError(f"`{name}` has no layer with weights to quantise", hint="`trt-engine inspect` shows them")
+        reasons = list(dict.fromkeys(item.reason for item in found.left))
+        only_convolutions = all(item.op in CONVOLUTIONS for item in found.left)
+        hint = (
+            "use `--to int8` or `--to fp8`; `--emulate FILE --convolutions` measures what rounding them would cost"
+            if only_convolutions and self.form.granularity == "block"
+            else "another `--block`, fewer exclusions, or another format"
+        )
+        more = f" and {len(reasons) - 2} reasons more" if len(reasons) > 2 else ""
+        return ModelError(
+            f"`{name}` has nothing to quantise to {form}: of {len(found.left)} layers with weights, "
+            f"{'; '.join(reasons[:2])}{more}",
+            hint=hint,
+        )
+
+    # -------------------------------------------------------------------------------------------- data
+
+    def _samples(self, needed: bool) -> Samples | None:
+        config, signature = self.config, self.model.signature
+        if isinstance(self.data, str) and self.data == "random":
+            shapes = shapes_of(signature, None, batch=open_batch(signature, config.sample_batch))
+            made = random_samples(signature, shapes, _RANDOM)
+            self.warnings.append("calibrated on random feeds: the ranges say little about real data")
+            log.warning("%s", self.warnings[-1])
+            return made
+        if self.data is not None:
+            return open_samples(
+                self.data, signature, batch=config.sample_batch, limit=config.samples, preprocess=self.preprocess
+            )
+        if config.method == "awq":
+            raise UsageError(
+                "AWQ looks at what activations carry, and there is no data",
+                hint="`--calibrate DATA`, or `--method rtn`",
+            )
+        hit = self.cache is not None and self.cache.exists()
+        if needed and self.ranges is None and not hit:
+            raise UsageError(
+                f"`{self.form.name}` needs the ranges of activations, and there is no data to find them in",
+                hint="`--calibrate DATA` (a folder, .npy, .npz); `--calibrate random` for a mere trial",
+            )
+        return None
+
+    def _ranges(self, tensors: list[str], samples: Samples | None) -> dict[str, float]:
+        """How far each activation reaches."""
+        if not tensors:
+            return {}
+        result = self.ranges
+        if result is None:
+            result = calibrate(
+                self.model, samples, self.calibrator, tensors=tensors, preprocess=self.preprocess,
+                preprocessing=self.preprocessing, cache=self.cache,
+            )  # fmt: skip
+        if isinstance(result, CalibrationResult):
+            self.calibration = {
+                "calibrator": result.calibrator, "settings": result.settings, "samples": result.rows,
+                "batches": result.batches, "data": result.described, "digest": result.data,
+                "random": samples is not None and samples.random, "cached": result.from_cache,
+                "skipped": result.skipped,
+            }  # fmt: skip
+            self.warnings.extend(result.warnings)
+            known: Mapping[str, float] = result.amax
+        else:
+            self.calibration, known = {"calibrator": "given", "ranges": len(result)}, result
+        missing = [name for name in tensors if name not in known]
+        if missing:
+            raise UsageError(
+                f"the ranges lack {len(missing)} of {len(tensors)} activations, `{missing[0]}` among them",
+                hint="calibrate with these tensors too",
+            )
+        return {name: float(known[name]) for name in tensors}
+
+    def _moments(self, placement: Placement, samples: Samples | None) -> dict[str, awq.Moments]:
+        if self.config.method != "awq" or samples is None:
+            return {}
+        if not samples.again and self.calibration is not None:
+            raise UsageError(
+                "AWQ and calibration each go through the data, and this iterator can be gone through once",
+                hint="give a list, or a function that returns an iterable",
+            )
+        found = awq.collect(self.model, placement.activations, samples)
+        if self.calibration is None:
+            self.calibration = {"samples": samples.total, "data": samples.describe, "random": samples.random}
+        return found
+
+    def _means(self, placement: Placement, samples: Samples | None) -> bias.Means:
+        """What biases are corrected with; nothing where the format has no such correction or there is no data."""
+        if not self.config.bias_correction or self.form.name not in ("int8", "fp8") or self.calibration is None:
+            return {}
+        kept = self.cache.with_name(f"{self.cache.name}.means.npz") if self.cache is not None else None
+        digest = str(self.calibration.get("digest"))
+        wanted = {(site.activation, bias.axis_of(site)) for site in placement.sites}
+        found = bias.load_means(kept, digest) if kept is not None else None
+        if found is not None and wanted <= set(found):
+            return dict(found)
+        if samples is None or not samples.again:
+            said = "biases are not corrected: that takes a pass over the data, which is not there any more"
+            self.warnings.append(said)
+            log.warning("%s", said)
+            return {}
+        made = bias.channel_means(self.model, placement.sites, samples)
+        if kept is not None:
+            bias.save_means(kept, made, digest)
+        return made
+
+    # -------------------------------------------------------------------------------------------- files
+
+    def _written(
+        self,
+        proto: ModelProto,
+        weights: Weights,
+        alone: list[Site],
+        samples: Samples | None,
+        amax: Mapping[str, float],
+    ) -> tuple[Measured | None, dict[str, Path]]:
+        """The quantised model and its emulation at their places, compared with the model as it was."""
+        folder, rest = self.model.path.parent, self.config.high_precision
+        # what a CPU computes around 16-bit Q/DQ says little of the file: the emulation keeps the rest in FP32
+        kernels = self.form.name in _KERNELS and not alone and rest == "fp32"
+        compared = Comparison(self.model, samples) if self.config.parity else None
+        files: dict[str, Path] = {}
+        external = bool(self.model.external)
+        with staging_folder(self.out or self.emulation or self.model.path) as stage:
+            if self.emulation is not None or (compared is not None and not kernels):
+                made = _copy(proto)
+                round_convolutions(made, weights, self.form, alone, None if self.config.weights_only else amax)
+                emulated(made, folder)
+                target = self.emulation or stage / "emulation.onnx"
+
+                def prove(path: Path) -> None:
+                    if compared is not None and not kernels:
+                        compared.measure(path, "emulation", "all")
+
+                stored.write(made, target, (), folder, external=external, prove=prove)
+                if self.emulation is not None:
+                    files["emulation"] = self.emulation
+                    log.info("emulation: `%s`", self.emulation)
+            if self.out is not None:
+
+                def prove_model(path: Path) -> None:
+                    _must_be_valid(path, self.model)
+                    if compared is not None and kernels:
+                        compared.measure(path, "kernels", "basic" if self.form.name == "fp8" else "all")
+
+                sources: Sequence[stored.Source] = ()
+                written = _copy(proto)
+                if rest != "fp32":
+                    kept = [node.name for node in proto.graph.node if is_dequantize(node)]
+                    written, changes = cast_proto(
+                        proto, rest, folder=folder, name=str(self.model.path),
+                        exclude_nodes=kept if self.form.name == "nvfp4" else (),  # both levels of scales stay FP32
+                    )  # fmt: skip
+                    narrow(written)
+                    sources = changes.sources
+                stored.write(written, self.out, sources, folder, external=external, prove=prove_model)
+                files["model"] = self.out
+                log.info("quantised model: `%s`", self.out)
+                if (side := stored.side_file(self.out)).exists():
+                    files["weights"] = side
+        return (compared.result if compared is not None else None), files
+
+
+def _copy(proto: ModelProto) -> ModelProto:
+    made = ModelProto()
+    made.CopyFrom(proto)
+    return made
+
+
+# ------------------------------------------------------------------------------------------------ before
+
+
+def _fit_together(
+    form: Format, config: QuantizeConfig, out: Path | None, emulation: Path | None, dry_run: bool
+) -> None:
+    """`UsageError` for settings that contradict each other or the format."""
+    dynamic = form.name in ("nvfp4", "mxfp8")
+    if out is None and emulation is None and not dry_run:
+        raise UsageError("there is nowhere to write to", hint="`-o OUT.onnx`, or `--dry-run`")
+    if config.weights_only and not dynamic and form.name != "int4":
+        raise UsageError(
+            f"`{form.name}` with activations left in float is no faster anywhere",
+            hint="leave `--weights-only` out, or take `--to int4` or `--to nvfp4`",
+        )
+    if config.method == "awq" and form.granularity != "block":
+        raise UsageError(
+            f"AWQ rounds weights in blocks, and `{form.name}` has none",
+            hint="`--calibrator entropy` or `percentile` clips activations; leave `--method` out",
+        )
+    if config.residuals and form.granularity == "block":
+        raise UsageError("`--residuals` is for INT8 and FP8", hint="leave it out")
+    if config.convolutions and form.granularity != "block":
+        raise UsageError(f"`{form.name}` takes convolutions anyway", hint="leave `--convolutions` out")
+    if config.convolutions and emulation is None:
+        raise UsageError(
+            f"no kernel takes convolutions in `{form.name}`, so only an emulation can have them",
+            hint="add `--emulate EMULATION.onnx`",
+        )
+
+
+def _must_be_plain(proto: ModelProto, model: Model) -> None:
+    """`ModelError` for a model that is quantised already."""
+    for found in walk.nodes(proto):
+        node = found.node
+        if is_quantize(node) or is_dequantize(node) or node.op_type in _INTEGER_OPS:
+            raise ModelError(
+                f"`{model.path.name}` is quantised already: it has `{node.op_type}` (node `{walk.label(node)}`)",
+                hint="start from the model as it was exported, in FP32",
+            )
+
+
+_INTEGER_OPS = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulNBits")
+
+
+def without_heads(proto: ModelProto, found: Placement) -> Placement:
+    """The placement without the last layer on the way to each output: what is decoded there (boxes, scores) is not
+    averaged out by layers after it. All of them stay when there would be nothing else."""
+    leads: set[str] = set()
+    heads: set[str] = set()
+    sites = {site.key for site in found.sites}
+    for node in reversed(proto.graph.node):
+        ours = bool(node.output) and node.output[0] in sites
+        on = any(name in leads for name in node.output)
+        if ours and not on:
+            heads.add(node.output[0])
+        if on or ours:
+            leads.update(node.input[:1] if ours else node.input)
+    kept = [site for site in found.sites if site.key not in heads]
+    if not kept:
+        return found
+    left = [
+        Left(site.label, site.node.op_type, "it is the last layer before an output (`--heads` takes it too)")
+        for site in found.sites
+        if site.key in heads
+    ]
+    return Placement(kept, [*found.left, *left], found.facts)
+
+
+def _must_be_valid(path: Path, model: Model) -> None:
+    """`ModelError` unless what was written is what ONNX and TensorRT's strongly typed networks take."""
+    proto = read_proto(path)
+    check(path, proto)
+    # shapes are inferred through standard operators alone; TensorRT's own have no schema here
+    full = not any(is_trt_only(found.node) for found in walk.nodes(proto))
+    try:
+        onnx.checker.check_model(str(path), full_check=full)
+    except Exception as error:  # the checker and the inference raise whatever their C++ side throws
+        raise ModelError(
+            f"`{model.path.name}` quantised is not valid ONNX: {' '.join(str(error).split())[:300]}",
+            hint="leave the node it names out with `--exclude-node`",
+        ) from error
+    for finding in check_strong_typing(proto):
+        if finding.severity == "error":
+            raise ModelError(
+                f"`{model.path.name}` quantised breaks TensorRT's typing: {finding.message}",
+                hint=finding.hint or "leave the node it names out with `--exclude-node`",
+            )
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """What is known of the report before anything is written."""
+
+    job: _Job
+    placement: Placement
+    alone: list[Site]
+    rewritten: tuple[str, ...]
+    opset: int
+    started: float
+
+    def finished(
+        self,
+        opset: int,
+        nodes: list[QuantizedNode],
+        files: Mapping[str, Path],
+        measured: Measured | None,
+        proto: ModelProto | None,
+    ) -> QuantizeReport:
+        """The report; of a dry run without `proto`."""
+        job, config = self.job, self.job.config
+        sizes = [files[name].stat().st_size for name in ("model", "weights") if name in files]
+        lies = f"{job.form.name}, in the emulation alone"
+        alone = [QuantizedNode(site.label, site.node.op_type, lies, site.activation, None, 0.0) for site in self.alone]
+        return QuantizeReport(
+            model=str(job.model.path),
+            out=str(files["model"]) if "model" in files else None,
+            to=job.form.name,
+            method="awq" if config.method == "awq" else "rtn",
+            weights_only=config.weights_only or job.form.weights_only,
+            high_precision=config.high_precision,
+            quantized=(*nodes, *alone),
+            left=tuple(LeftNode(item.node, item.op, item.reason) for item in self.placement.left),
+            opset_before=self.opset,
+            opset=opset,
+            nbytes_before=job.model.nbytes,
+            nbytes=sum(sizes) if sizes else None,
+            precision=Precision(job.form.name, census(proto) if proto is not None else {}),
+            calibration=job.calibration,
+            parity=measured.outputs if measured is not None else None,
+            parity_inputs=measured.inputs if measured is not None else None,
+            measured_on=measured.on if measured is not None else None,
+            rewritten=self.rewritten,
+            seconds=time.monotonic() - self.started,
+            environment=Environment.here(),
+            artifacts={name: str(path) for name, path in files.items()},
+            dry_run=proto is None,
+            warnings=tuple(job.warnings),
+        )

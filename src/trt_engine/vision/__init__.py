@@ -1,0 +1,1 @@
+"""Declared pre- and post-processing: what a picture becomes before the network, and what its outputs mean."""

@@ -1,0 +1,179 @@
+"""`trt-engine cast` as a person and a script meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+import onnx_models
+from trt_engine.cli import main
+from trt_engine.errors import SetupError
+from trt_engine.precision import autocast
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(autocast.PYTHON, raising=False)
+
+    def do(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["trt-engine", "cast", *args])
+        return main.run(["cast", *args]), *capfd.readouterr()
+
+    return do
+
+
+@pytest.fixture(autouse=True)
+def net(tmp_path: Path) -> Path:
+    return onnx_models.conv_net(tmp_path / "net.onnx")
+
+
+def document(run: Run, *args: str) -> Any:
+    code, out, err = run(*args, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_report_says_what_was_cast_and_how_far_it_lies_from_fp32(run: Run, tmp_path: Path) -> None:
+    told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx", "--exclude-type", "Flatten")
+    assert told["schema"] == "trt-engine/cast" and told["path"] == "light" and told["out"] == "half.onnx"
+    assert (told["nodes"], told["nodes_cast"], told["casts_added"]) == (6, 5, 2)
+    assert [(item["op"], item["code"]) for item in told["kept"]] == [("Flatten", "excluded")]
+    assert told["nbytes_after"] == (tmp_path / "half.onnx").stat().st_size < told["nbytes_before"]
+    assert told["findings"] == [] and told["precision"]["found"]["fp16"]["macs"] == 1
+    parity = told["parity"]
+    assert 0 <= parity["outputs"]["scores"]["max_rel"] < 1e-2 and parity["outputs"]["scores"]["cosine"] > 0.999
+    assert sum(parity["kernels"].values()) >= 4 and parity["emulated"] is False
+    assert onnx.load(tmp_path / "half.onnx").graph.initializer[0].data_type == TensorProto.FLOAT16
+
+
+def test_a_type_without_kernels_is_compared_by_rounding_and_that_is_said(run: Run) -> None:
+    parity = document(run, "net.onnx", "--to", "bf16", "-o", "brain.onnx")["parity"]
+    assert parity["emulated"] is True and "no kernel" in parity["note"]
+    assert 0 < parity["outputs"]["scores"]["max_rel"] < 5e-2
+
+
+def test_the_text_reads_well(run: Run) -> None:
+    code, out, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "-q")
+    assert code == 0 and err == ""
+    assert "6 of 6 nodes to fp16" in out and "trt-engine build half.onnx" in out and "parity:" in out
+
+
+def test_a_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
+    told = document(run, "net.onnx", "--to", "fp16", "--dry-run")
+    assert told["dry_run"] is True and told["nodes_cast"] == 6 and told["out"] is None
+    assert [item.name for item in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_data_decides_what_auto_keeps(run: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "huge.npz", images=np.full((1, 3, 8, 8), 60000, np.float32))
+    told = document(run, "net.onnx", "--to", "fp16", "--auto", "--data", "huge.npz", "-o", "half.onnx")
+    assert {item["code"] for item in told["kept"]} >= {"range"}
+    np.savez(tmp_path / "small.npz", images=np.full((1, 3, 8, 8), 0.5, np.float32))
+    told = document(run, "net.onnx", "--to", "fp16", "--auto", "--data", "small.npz", "-o", "half.onnx", "--yes")
+    assert told["kept"] == []
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["net.onnx", "--to", "fp16"], 2, "no place for the result"),
+        (["net.onnx", "--to", "int8", "-o", "x.onnx"], 2, "int8"),
+        (["net.onnx", "--to", "fp16", "-o", "net.onnx"], 2, "the model itself"),
+        (["none.onnx", "--to", "fp16", "-o", "x.onnx"], 4, "no such file"),
+        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--exclude-node", "nope"], 2, "there is no node `nope`"),
+        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--init-max", "-1"], 2, "above 0"),
+        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--careful", "--auto"], 2, "leave one of them out"),
+        (["net.onnx", "--to", "fp16", "--careful", "--dry-run"], 2, "without doing it"),
+    ],
+)
+def test_wrong_calls_end_with_a_hint(args: list[str], code: int, words: str, run: Run, tmp_path: Path) -> None:
+    got, out, err = run(*args)
+    assert got == code and words in err and out == ""
+    assert not (tmp_path / "x.onnx").exists()
+
+
+# ------------------------------------------------------------------------------------------------ the careful path
+
+
+def python(tmp_path: Path, body: str) -> str:
+    """An interpreter whose ModelOpt does as `body` says."""
+    package = tmp_path / "fake" / "modelopt" / "onnx" / "autocast"
+    package.mkdir(parents=True)
+    (package.parents[1] / "__init__.py").write_text("__version__ = '0.0.test'\n")
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text(body)
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path / "fake"}" exec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+CASTS = """
+import onnx
+from trt_engine.precision.cast import cast_proto
+from pathlib import Path
+def convert_to_mixed_precision(onnx_path, low_precision_type, keep_io_types, **more):
+    assert not more or set(more) <= {"nodes_to_exclude", "calibration_data", "init_max"}, more
+    print("a line that a library prints")
+    return cast_proto(onnx.load(onnx_path), low_precision_type, folder=Path("."), keep_io=keep_io_types)[0]
+"""
+
+
+def test_the_careful_path_goes_through_the_same_checks(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(autocast.PYTHON, python(tmp_path, CASTS))
+    told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx", "--careful")
+    assert told["path"] == "careful" and told["notes"] == ["by NVIDIA ModelOpt 0.0.test, AutoCast"]
+    assert told["nodes_cast"] == 5 and told["parity"]["outputs"]["scores"]["cosine"] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("raise ImportError('no torch')", 3, "no torch"),
+        ("def convert_to_mixed_precision(**given): raise ValueError('cannot')", 4, "cannot"),
+        ("def convert_to_mixed_precision(**given):\n import onnx\n return onnx.ModelProto()", 4, "not valid ONNX"),
+    ],
+)
+def test_a_modelopt_that_fails_is_told_and_leaves_nothing(
+    body: str, code: int, words: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(autocast.PYTHON, python(tmp_path, body))
+    got, _, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "--careful")
+    assert got == code and words in err and "hint:" in err
+    assert not (tmp_path / "half.onnx").exists()
+
+
+def test_a_missing_modelopt_names_the_extra(tmp_path: Path, net: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -I "$@"\n')
+    bare.chmod(0o755)
+    for interpreter in (str(bare), str(tmp_path / "nowhere")):
+        with pytest.raises(SetupError) as caught:
+            autocast.autocast(net, "fp16", out=tmp_path / "x.onnx", python=interpreter)
+        assert "trt-engine[quant]" in (caught.value.hint or "") and caught.value.exit_code == 3
+
+
+@pytest.mark.slow
+def test_modelopt_itself_casts_the_net(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter = os.environ.get("TRT_ENGINE_TEST_MODELOPT_PYTHON", sys.executable)
+    monkeypatch.setenv(autocast.PYTHON, interpreter)
+    code, out, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "--careful", "--json")
+    if code == 3 and "ModelOpt" in err:
+        pytest.skip("NVIDIA ModelOpt is not installed (extra `quant`, or TRT_ENGINE_TEST_MODELOPT_PYTHON)")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["nodes_cast"] == 5 and told["findings"] == [] and told["parity"]["outputs"]["scores"]["cosine"] > 0.999

@@ -1,0 +1,272 @@
+"""`trt-engine evaluate` and `trt-engine infer --image`: what is typed, printed, written and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+
+import trt_engine as te
+from onnx_models import FLOAT, node, save
+from trt_engine.cli.main import run
+
+pytest.importorskip("PIL", reason="pillow reads the pictures")
+pytest.importorskip("faster_coco_eval", reason="faster-coco-eval works out COCO's figures")
+
+from PIL import Image
+
+from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
+PICTURE = DIGITS / "val" / "images" / "val_0_0004.jpg"
+Told = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.getbasetemp() / "evaluate-cli-store"  # one for this file: its engines are equal
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Told]:
+    monkeypatch.chdir(tmp_path)
+
+    def say(*args: object) -> Told:
+        words = [str(arg) for arg in args]
+        monkeypatch.setattr(sys, "argv", ["trt-engine", *words])
+        capsys.readouterr()
+        code = run(words)
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return say
+
+
+def fits_its_schema(text: str) -> dict[str, object]:
+    told: dict[str, object] = json.loads(text)
+    name = str(told["schema"]).removeprefix("trt-engine/")
+    schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(told)
+    return told
+
+
+def brightness(path: Path, *, gain: float = 1.0, declared: bool = True, batch: int | str = "batch") -> Path:
+    """Scores red, green and blue by the mean of each channel."""
+    save(
+        path,
+        [node("GlobalAveragePool", "images", "m"), node("Flatten", "m", "f"), node("Mul", "f gain", "scores")],
+        {"images": (FLOAT, [batch, 3, 8, 8])},
+        {"scores": (FLOAT, [batch, 3])},
+        {"gain": np.float32([gain])},
+    )
+    if declared:
+        classes = Postprocess("classify", classes=("red", "green", "blue"), activation="softmax")
+        declare(path, Vision(Preprocess((8, 8)), classes), path)
+    return path
+
+
+def data(folder: Path) -> Path:
+    for name, colour in (("red", (250, 0, 0)), ("green", (0, 250, 0))):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (9, 7), colour).save(folder / name / "x.png")
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------ evaluate
+
+
+def test_the_figures_are_printed_in_cocos_order_and_written(call: Callable[..., Told], tmp_path: Path) -> None:
+    code, out, err = call(
+        "evaluate", DIGITS / "model.onnx", "--dataset", DIGITS / "val", "--limit", 8, "-o", "run",
+        "--save-predictions", "p.json",
+    )  # fmt: skip
+    assert code == 0
+    names = [line.split()[0] for line in out.splitlines()]
+    start = names.index("AP")
+    assert names[start : start + 12] == "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split()
+    assert "is a model: its engine is built into the store first" in err
+    assert "written     run/metrics.json" in out
+    written = fits_its_schema((tmp_path / "run" / "metrics.json").read_text())
+    assert written["command"].startswith("trt-engine evaluate")  # type: ignore[attr-defined]
+    assert json.loads((tmp_path / "p.json").read_text())
+
+
+def test_json_is_one_document_that_fits_its_schema_also_when_the_gate_fails(
+    call: Callable[..., Told], tmp_path: Path
+) -> None:
+    good, bad = brightness(tmp_path / "good.onnx"), brightness(tmp_path / "bad.onnx", gain=-1)
+    args = ("evaluate", bad, "--dataset", data(tmp_path / "data"), "--baseline", good, "--max-drop", "0.01", "--json")
+    code, out, err = call(*args, "-o", "run")
+    assert code == 7
+    told = fits_its_schema(out)
+    assert told["passed"] is False
+    assert told["metrics"] == {"top1": 0.0, "top5": 1.0}
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == told
+    assert "a drop of 1.0000, allowed is 0.01\nhint: " in err
+    code, out, _ = call(*args[:-1])
+    assert code == 7
+    assert "gate        FAILED" in out
+    assert "top1        0.0000   baseline 1.0000   drop +1.0000" in out
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(call: Callable[..., Told], tmp_path: Path) -> None:
+    model = brightness(tmp_path / "net.onnx")
+    before = sorted(tmp_path.iterdir())
+    code, out, _ = call("evaluate", model, "--dataset", DIGITS / "val", "--limit", 3, "-o", "run", "--dry-run")
+    assert code == 0
+    assert "over 3 pictures of" in out
+    assert "would build its engine into the store first" in out
+    assert "would write run/metrics.json" in out
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        ([], 2, "dataset"),
+        (["--dataset", "none"], 2, "no such dataset `none`"),
+        (["--dataset", "data", "--max-drop", "0.1"], 2, "compares with a baseline"),
+        (["--dataset", "data", "--baseline", "none.onnx"], 4, "no such file `none.onnx`"),
+        (["--dataset", "data", "--preprocess", "none.json"], 2, "cannot read `none.json`"),
+        (["--dataset", "data", "--batch", "0"], 2, "0"),
+        (["--dataset", "data", "--save-predictions", "p.json"], 2, "predictions are saved for COCO annotations"),
+        (["--dataset", "data", "-o", "net.onnx/x"], 3, "a file is in the way"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_in_one_sentence_and_a_hint(
+    call: Callable[..., Told], tmp_path: Path, args: list[str], code: int, says: str
+) -> None:
+    model = brightness(tmp_path / "net.onnx")
+    data(tmp_path / "data")
+    before = sorted(tmp_path.iterdir())
+    found, out, err = call("evaluate", model, *args)
+    assert (found, out) == (code, "")
+    assert says in err
+    assert "hint: " in err
+    assert "Traceback" not in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("module", "says"), [("PIL", "pillow"), ("faster_coco_eval", "faster-coco-eval")])
+def test_without_the_extra_its_name_is_said_before_anything_is_built(tmp_path: Path, module: str, says: str) -> None:
+    script = f"import sys; sys.modules['{module}'] = None; from trt_engine.cli.main import main; main()"
+    words = ["evaluate", str(DIGITS / "model.onnx"), "--dataset", str(DIGITS / "val")]
+    environment = os.environ | {"TRT_ENGINE_STORE": str(tmp_path / "store")}
+    told = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment)
+    assert told.returncode == 3
+    assert f"{says}, which is not installed\nhint: `pip install 'trt-engine[eval]'`" in told.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_an_engine_cannot_be_given_build_settings(call: Callable[..., Told], tmp_path: Path) -> None:
+    engine = te.build(brightness(tmp_path / "net.onnx"), out=tmp_path / "net.engine.onnx")
+    code, _, err = call("evaluate", engine.path, "--dataset", data(tmp_path / "data"), "--precision", "fp16")
+    assert code == 2
+    assert "is built already: `--precision` cannot change it" in err
+
+
+# ------------------------------------------------------------------------------------------------ infer --image
+
+
+def test_a_picture_in_and_boxes_out_in_its_own_pixels(call: Callable[..., Told], tmp_path: Path) -> None:
+    code, out, _ = call("infer", DIGITS / "model.onnx", "--image", PICTURE, "-o", "out.json", "--draw", "out.png")
+    assert code == 0
+    told = fits_its_schema((tmp_path / "out.json").read_text())
+    found = told["detections"]
+    assert isinstance(found, list) and len(found) >= 5
+    assert set(found[0]) == {"box", "score", "class", "name"}
+    assert [item["score"] for item in found] == sorted((item["score"] for item in found), reverse=True)
+    assert min(item["score"] for item in found) >= 0.25
+    truth = json.loads((DIGITS / "val" / "annotations.json").read_text())
+    (image,) = (item for item in truth["images"] if item["file_name"] == PICTURE.name)
+    assert told["image_size"] == [image["width"], image["height"]]
+    x, y, wide, tall = next(
+        item["bbox"]
+        for item in truth["annotations"]
+        if item["image_id"] == image["id"] and item["category_id"] == found[0]["class"]
+    )
+    np.testing.assert_allclose(found[0]["box"], [x, y, x + wide, y + tall], atol=4)
+    with Image.open(tmp_path / "out.png") as drawn, Image.open(PICTURE) as given:
+        assert drawn.size == given.size
+        assert drawn.tobytes() != given.tobytes()
+    assert f"found       {found[0]['name']} {found[0]['score']:.4f} at " in out
+
+
+def test_a_threshold_nothing_reaches_finds_nothing_and_says_so(call: Callable[..., Told]) -> None:
+    code, out, _ = call("infer", DIGITS / "model.onnx", "--image", PICTURE, "--min-score", "1")
+    assert code == 0
+    assert "found       nothing" in out
+
+
+@pytest.mark.parametrize("batch", ["batch", 4])
+def test_a_picture_in_and_classes_out(call: Callable[..., Told], tmp_path: Path, batch: int | str) -> None:
+    picture = data(tmp_path / "data") / "green" / "x.png"
+    model = brightness(tmp_path / "net.onnx", batch=batch)
+    code, out, _ = call("infer", model, "--image", picture, "--top", 2, "--draw", "x.jpg", "--json")
+    told = fits_its_schema(out)
+    assert code == 0
+    assert told["classes"][0]["name"] == "green"  # type: ignore[index]
+    assert len(told["classes"]) == 2  # type: ignore[arg-type]
+    assert (tmp_path / "x.jpg").is_file()
+
+
+def test_outputs_of_a_picture_can_be_arrays_too(call: Callable[..., Told], tmp_path: Path) -> None:
+    picture = data(tmp_path / "data") / "red" / "x.png"
+    assert call("infer", brightness(tmp_path / "net.onnx"), "--image", picture, "-o", "y.npy")[0] == 0
+    assert np.load(tmp_path / "y.npy").argmax() == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["--image", "none.jpg"], 2, "cannot read the picture `none.jpg`: no such file"),
+        (["--image", "net.onnx"], 2, "is no picture that can be read"),
+        (["--image", "x.png", "--random"], 2, "both `--image` and `--random` are given"),
+        (["--image", "x.png", "--batch", "2"], 2, "`--batch` is for `--random`"),
+        (["--random", "--draw", "y.png"], 2, "`--draw` is for `--image`"),
+        (["--random", "--min-score", "0.5"], 2, "`--min-score` is for `--image`"),
+        (["--random", "-o", "y.json"], 2, "ends in .npz or .npy"),
+        (["--image", "x.png", "--draw", "y.gif"], 2, "a drawing cannot be written to `y.gif`"),
+        (["--image", "x.png", "--draw", "x.png"], 2, "`x.png` exists"),
+        (["--image", "x.png", "-o", "y.txt"], 2, "ends in .json, .npz or .npy"),
+        (["--image", "x.png", "--preprocess", "wrong.json"], 2, "`sise`, which is no setting"),
+    ],
+)
+def test_a_picture_that_cannot_be_run_is_said(
+    call: Callable[..., Told], tmp_path: Path, args: list[str], code: int, says: str
+) -> None:
+    brightness(tmp_path / "net.onnx")
+    Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
+    (tmp_path / "wrong.json").write_text('{"preprocess": {"sise": [8, 8]}, "postprocess": {"decode": "classify"}}')
+    before = sorted(tmp_path.iterdir())
+    found, out, err = call("infer", "net.onnx", *args)
+    assert (found, out) == (code, "")
+    assert says in err
+    assert "hint: " in err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_model_that_declares_nothing_says_how_to_declare(call: Callable[..., Told], tmp_path: Path) -> None:
+    model = brightness(tmp_path / "net.onnx", declared=False)
+    Image.new("RGB", (4, 4), (0, 0, 255)).save(tmp_path / "x.png")
+    code, _, err = call("infer", model, "--image", "x.png")
+    assert code == 2
+    assert "does not declare how pictures go into it" in err
+    assert "--preprocess FILE.json" in err
+    given = {"preprocess": {"size": [8, 8]}, "postprocess": {"decode": "classify", "classes": ["r", "g", "b"]}}
+    (tmp_path / "vision.json").write_text(json.dumps(given))
+    code, out, _ = call("infer", model, "--image", "x.png", "--preprocess", "vision.json")
+    assert code == 0
+    assert out.index("class       b") < out.index("class       r")
+    assert not onnx.load(model).metadata_props

@@ -1,0 +1,138 @@
+"""`trt-engine quantize` as a person and a script meet it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+import onnx_models as models
+from trt_engine.cli import main
+from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Say]:
+    """Exit code, stdout and stderr of `trt-engine quantize ...` in a folder with `net.onnx` and `data.npz`."""
+    monkeypatch.chdir(tmp_path)
+    models.conv_net(tmp_path / "net.onnx")
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", images=rng.random((16, 3, 8, 8), np.float32))
+    logger = logging.getLogger("trt_engine")
+    before = logger.handlers, logger.propagate, logger.level
+
+    def quantize(*args: str) -> tuple[int, str, str]:
+        code = main.run(["quantize", *args])
+        return code, *capfd.readouterr()
+
+    yield quantize
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
+
+
+def test_one_json_document_says_what_was_quantised_and_what_was_left(say: Say, tmp_path: Path) -> None:
+    code, out, _ = say("net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "q.onnx", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["schema"] == "trt-engine/quantize"
+    assert (told["to"], told["measured_on"], told["calibration"]["samples"]) == ("int8", "kernels", 16)
+    assert [item["op"] for item in told["quantized"]] == ["Conv"] and told["left"][0]["reason"].startswith(
+        "it is the last"
+    )
+    assert told["nbytes"] < told["nbytes_before"]
+    onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
+
+
+def test_the_text_says_where_how_much_and_what_next(say: Say) -> None:
+    code, out, err = say("net.onnx", "--to", "fp8", "--calibrate", "data.npz", "-o", "q.onnx", "--emulate", "e.onnx")
+    assert code == 0
+    for said in ("q.onnx", "e.onnx", "opset 20", "cosine", "1 layers", "calibrated:"):
+        assert said in out
+    assert "calibrated" in err
+
+
+def test_without_data_it_says_what_to_type(say: Say) -> None:
+    code, _, err = say("net.onnx", "--to", "int8", "-o", "q.onnx")
+    assert code == 2 and "--calibrate" in err and not Path("q.onnx").exists()
+
+
+def test_random_data_is_used_when_asked_for_and_never_hidden(say: Say) -> None:
+    code, out, err = say("net.onnx", "--to", "int8", "--calibrate", "random", "-o", "q.onnx")
+    assert code == 0 and "RANDOM" in out and "random feeds" in err
+
+
+def test_a_cache_takes_the_place_of_data(say: Say, tmp_path: Path) -> None:
+    shared = ("net.onnx", "--to", "int8", "--cache", "ranges.json")
+    assert say(*shared, "--calibrate", "data.npz", "-o", "a.onnx")[0] == 0
+    code, out, _ = say(*shared, "-o", "b.onnx")
+    assert code == 0 and "from the cache" in out
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_a_dry_run_writes_nothing(say: Say, tmp_path: Path) -> None:
+    code, out, _ = say("net.onnx", "--to", "int8", "--dry-run", "--json")
+    assert code == 0 and json.loads(out)["dry_run"] and json.loads(out)["out"] is None
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["data.npz", "net.onnx"]
+
+
+def test_what_is_there_is_overwritten_with_yes_alone(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "q.onnx").write_bytes(b"mine")
+    arguments = ("net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "q.onnx")
+    code, _, err = say(*arguments)
+    assert code == 2 and "--yes" in err and (tmp_path / "q.onnx").read_bytes() == b"mine"
+    assert say(*arguments, "--yes")[0] == 0
+
+
+def test_a_convolution_net_in_a_block_format_is_refused_as_a_model(say: Say) -> None:
+    code, _, err = say("net.onnx", "--to", "nvfp4", "--calibrate", "data.npz", "-o", "q.onnx")
+    assert code == 4 and "no kernels for convolutions" in err and "--to int8" in err
+
+
+def test_exclusions_and_settings_are_flags(say: Say) -> None:
+    code, out, _ = say(
+        "net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "q.onnx", "--json", "--heads",
+        "--calibrator", "percentile", "--samples", "8", "--exclude-node", "c0",
+    )  # fmt: skip
+    told = json.loads(out)
+    assert code == 0 and [item["node"] for item in told["quantized"]] == ["c1"]
+    assert told["calibration"]["calibrator"] == "percentile" and told["calibration"]["samples"] == 8
+
+
+@pytest.mark.parametrize("arguments", [("--to", "int9"), ("--to", "int4", "--block", "33"), ()])
+def test_what_cannot_be_is_refused_as_usage(say: Say, arguments: tuple[str, ...]) -> None:
+    assert say("net.onnx", *arguments, "-o", "q.onnx")[0] == 2
+
+
+def pictures(folder: Path) -> Path:
+    (folder / "pictures").mkdir()
+    rng = np.random.default_rng(1)
+    for index in range(4):
+        pixels = rng.integers(0, 255, (12, 9, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "pictures" / f"{index}.png")
+    return folder / "pictures"
+
+
+def test_pictures_become_inputs_as_the_model_declares_and_a_damaged_one_is_counted(say: Say, tmp_path: Path) -> None:
+    folder = pictures(tmp_path)
+    (folder / "2.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
+    arguments = ("--to", "int8", "--calibrate", "pictures", "-o", "q.onnx", "--json")
+    code, _, err = say("net.onnx", *arguments)
+    assert code == 2 and "does not declare" in err
+    vision = Vision(
+        preprocess=Preprocess(size=(8, 8)),
+        postprocess=Postprocess(decode="classify", classes=tuple("abcdefghijklmnop")),
+    )
+    declare(tmp_path / "net.onnx", vision, tmp_path / "declared.onnx")
+    code, out, err = say("declared.onnx", *arguments)
+    told = json.loads(out)
+    assert code == 0 and told["calibration"]["samples"] == 3
+    assert list(told["calibration"]["skipped"]) == ["2.png"] and "1 damaged file" in err
+    kept = {item.key for item in onnx.load(tmp_path / "q.onnx").metadata_props}
+    assert kept == {item.key for item in onnx.load(tmp_path / "declared.onnx").metadata_props}

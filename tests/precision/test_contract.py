@@ -1,0 +1,185 @@
+"""Is it what was asked for: the share, the threshold, the nodes by name, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import ModelProto, TensorProto, numpy_helper
+
+import onnx_models
+import trt_engine as te
+from graph import models
+from trt_engine.engine import Engine, Share
+from trt_engine.errors import PrecisionError
+from trt_engine.precision.cast import cast
+from trt_engine.precision.contract import LEAST_SHARE, prove, prove_engine
+from trt_engine.store import Store
+
+node, value, weight = models.node, models.value, models.weight
+
+
+def layers(count: int) -> ModelProto:
+    """Equal matrix products in a row."""
+    nodes, name = [], "x"
+    for index in range(count):
+        nodes.append(node("MatMul", [name, f"w{index}"], [f"t{index}"], name=f"layer{index}"))
+        name = f"t{index}"
+    stored = [weight(f"w{index}", 8, 8, seed=index) for index in range(count)]
+    return models.model(nodes, [value("x", [1, 8])], [value(name, [1, 8])], stored)
+
+
+def half(proto: ModelProto, folder: Path, *exclude: str) -> ModelProto:
+    cast(models.save(proto, folder), "fp16", out=folder / "half.onnx", exclude_nodes=exclude, yes=True)
+    return onnx.load(folder / "half.onnx")
+
+
+def optimised(proto: ModelProto, folder: Path, level: Any = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> ModelProto:
+    """What ONNX Runtime makes of a graph on the CPU."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.optimized_model_filepath = str(folder / "optimised.onnx")
+    options.log_severity_level = 4
+    ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(folder / "optimised.onnx")
+
+
+def test_one_fp32_island_in_an_fp16_graph_is_found_and_named(tmp_path: Path) -> None:
+    proof = prove("fp16", half(layers(4), tmp_path, "layer2"))
+    assert not proof.kept and proof.share == pytest.approx(0.75)
+    assert [(miss.node, miss.found) for miss in proof.misses] == [("layer2", "fp32")]
+    assert "`layer2` (MatMul)" in proof.describe() and "fp32 in the graph itself" in proof.describe()
+    clean = prove("fp16", half(layers(4), tmp_path))
+    assert clean.kept and clean.share == 1 and not clean.misses
+
+
+@pytest.mark.parametrize(("count", "kept"), [(19, False), (20, True), (21, True)])
+def test_the_threshold_is_what_is_written_down(count: int, kept: bool, tmp_path: Path) -> None:
+    assert LEAST_SHARE == 0.95
+    proof = prove("fp16", half(layers(count), tmp_path, "layer0"))
+    assert proof.kept is kept
+    assert [miss.node for miss in proof.misses] == ["layer0"], "what is missing is told either way"
+
+
+def test_a_graph_without_multiply_adds_is_weighed_by_layers(tmp_path: Path) -> None:
+    proto = models.model([node("Relu", ["x"], ["y"])], [value("x", [4])], [value("y", [4])])
+    assert prove("fp32", proto).by == "layers" and prove("fp32", proto).kept
+    assert not prove("fp16", proto).kept
+
+
+def test_quantised_is_judged_by_layers_with_weights(tmp_path: Path) -> None:
+    quantised = onnx.load(onnx_models.int8_qdq(tmp_path / "q.onnx"))
+    assert prove("int8", quantised).kept
+    proof = prove("int8", layers(3))
+    assert not proof.kept and len(proof.misses) == 3
+
+
+def test_nodes_left_out_on_purpose_do_not_count(tmp_path: Path) -> None:
+    proof = prove("fp16", half(layers(4), tmp_path, "layer2"), excluded=["layer2"])
+    assert proof.kept and proof.misses[0].reason == "excluded on purpose"
+
+
+# ------------------------------------------------------------------------------------------------ engines
+
+
+def test_casts_that_onnx_runtime_puts_in_are_seen_through(tmp_path: Path) -> None:
+    source = half(models.detector(), tmp_path)
+    built = optimised(source, tmp_path)
+    proof = prove_engine("fp16", source, built, {}, providers=("cpu",))
+    if proof.kept:
+        pytest.skip("this ONNX Runtime has fp16 kernels on this processor")
+    assert "cpu has no fp16 kernel for it and puts Casts around it" in proof.describe()
+    assert "(Conv)" in proof.describe() and "`Gemm_scores` (Gemm)" in proof.describe()
+
+
+def qdq(tmp_path: Path) -> ModelProto:
+    return onnx.load(onnx_models.int8_qdq(tmp_path / "q.onnx"))
+
+
+def test_int8_kernels_keep_the_contract(tmp_path: Path) -> None:
+    proof = prove_engine("int8", qdq(tmp_path), optimised(qdq(tmp_path), tmp_path), {}, providers=("cpu",))
+    assert proof.kept and proof.found == {"int8": 1.0}
+
+
+def test_pairs_that_a_provider_ignores_break_it(tmp_path: Path) -> None:
+    built = optimised(qdq(tmp_path), tmp_path, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    proof = prove_engine("int8", qdq(tmp_path), built, {}, providers=("cpu",))
+    assert not proof.kept and "has no int8 kernel for it and computes what DequantizeLinear gives" in proof.describe()
+    assert prove_engine("int8", qdq(tmp_path), built, {}, compiled=True).kept, "a compiler still gets the pairs"
+
+
+def test_pairs_that_were_folded_away_break_it(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    plain = models.model(
+        [node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1])],
+        [value("x", ["batch", 3, 8, 8])], [value("y", ["batch", 8, 8, 8])],
+        [numpy_helper.from_array(rng.random((8, 3, 3, 3), np.float32), "w")],
+    )  # fmt: skip
+    proof = prove_engine("int8", qdq(tmp_path), plain, {}, providers=("cuda",))
+    assert not proof.kept and "cuda folded the Q/DQ pairs away" in proof.describe()
+
+
+def test_an_engine_whose_graph_cannot_be_read_is_judged_by_its_backends_count(tmp_path: Path) -> None:
+    source = half(layers(4), tmp_path)
+    assert prove_engine("fp16", source, None, {"fp16": Share(1, 1, 0.97), "fp32": Share(0, 0, 0.03)}).kept
+    assert not prove_engine("fp16", source, None, {"fp16": Share(1, 1, 0.5), "fp32": Share(0, 0, 0.5)}).kept
+
+
+# ------------------------------------------------------------------------------------------------ build
+
+
+Build = Callable[..., Engine]
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    store = Store(tmp_path / "store")
+    return lambda path, **given: te.build(path, store=store, **given)
+
+
+def test_build_casts_first_and_then_tells_what_the_cpu_made_of_it(tmp_path: Path, build: Build) -> None:
+    path = onnx_models.conv_net(tmp_path / "net.onnx")
+    with pytest.raises(PrecisionError, match="asked for fp16, found fp32 100 % of multiply-adds") as caught:
+        build(path, precision="fp16")
+    assert caught.value.exit_code == 6 and "trt-engine cast" in (caught.value.hint or "")
+    assert not list((tmp_path / "store").rglob("*.engine.onnx"))
+
+
+def test_build_says_the_exact_command_when_calibration_data_is_missing(tmp_path: Path, build: Build) -> None:
+    path = onnx_models.conv_net(tmp_path / "net.onnx")
+    with pytest.raises(PrecisionError) as caught:
+        build(path, precision="int8")
+    assert f"trt-engine quantize {path} --to int8 --calibrate DATA -o" in (caught.value.hint or "")
+    assert "`--calibrate DATA`" in (caught.value.hint or "")
+
+
+def test_build_keeps_a_graph_that_is_what_was_asked_for(tmp_path: Path, build: Build) -> None:
+    passport = build(onnx_models.int8_qdq(tmp_path / "q.onnx"), precision="int8").passport
+    assert passport.precision.asked == "int8" and not passport.build.ladder
+
+
+def products() -> ModelProto:
+    """Three matrix products of a batch, which ONNX Runtime's CPU provider has INT8 kernels for."""
+    proto = layers(3)
+    for item in (*proto.graph.input, *proto.graph.output):
+        item.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return proto
+
+
+def test_what_was_prepared_is_in_the_passport_and_the_copy_is_gone(tmp_path: Path, build: Build) -> None:
+    path = models.save(products(), tmp_path)
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
+    passport = build(path, precision="int8", calibrate=str(data)).passport
+    assert passport.model.file == str(path) and passport.build.ladder[0].startswith("quantised to int8")
+    assert passport.build.notes["prepared_digest"] != passport.model.digest
+    assert not [item for item in (tmp_path / "store").rglob("*") if ".prepared" in item.parts]
+
+
+def test_half_precision_stays_what_it_was(tmp_path: Path) -> None:
+    assert TensorProto.FLOAT16 in {item.data_type for item in half(layers(1), tmp_path).graph.initializer}
