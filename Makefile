@@ -36,9 +36,11 @@ demo: $(VENV)/.core  ## the main job: the example detector to an engine and a st
 test: $(VENV)/.dev  ## core and light extras; what needs more is skipped, said and counted
 	$(PYTEST) -n 2 -m 'not gpu and not slow'
 
-test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser with apt where it may
-	@command -v chromium chromium-browser google-chrome >/dev/null || sh tools/install-chromium.sh
-	$(PYTEST) -n 2 -m 'not gpu'
+test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells and ModelOpt where it may
+	@tools/test-tools.sh
+	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
+	if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
+		$(PYTEST) -n 2 -m 'not gpu'
 
 check: $(VENV)/.dev  ## format, lint, types, layers
 	$(BIN)/ruff format --check .
@@ -54,4 +56,4 @@ schemas: $(VENV)/.dev  ## docs/schemas/ from the record types
 	$(BIN)/python tools/schemas.py
 
 clean:  ## remove the environment and the demo's results
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(VENV)-modelopt $(DEMO)
