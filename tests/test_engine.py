@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +29,7 @@ from trt_engine.engine import (
     plan_header,
 )
 from trt_engine.environment import Environment
-from trt_engine.errors import EngineError, ModelError, SetupError
+from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
 from trt_engine.tensors import Signature, TensorSpec
 
 
@@ -269,3 +270,33 @@ def test_a_payload_without_a_name_of_its_own_is_refused(engine: Engine, name: st
     beside.write_text(json.dumps(told))
     with pytest.raises(EngineError):
         Engine.open(engine.path)
+
+
+@pytest.mark.parametrize("passport_too", [True, False])
+def test_a_copy_to_a_link_is_the_engine_that_the_link_names(engine: Engine, tmp_path: Path, passport_too: bool) -> None:
+    (tmp_path / "there").mkdir()
+    real, link = tmp_path / "there" / "v1.engine", tmp_path / "latest.engine"
+    real.write_bytes(b"older")
+    link.symlink_to(real)
+    passport_path(real).write_text("{}")
+    if passport_too:
+        passport_path(link).symlink_to(passport_path(real))
+    copy = engine.copy_to(link)
+    assert link.is_symlink() and real.read_bytes() == b"payload"
+    assert copy.path == real
+    for path in (link, real):
+        Engine.open(path).verify()
+
+
+def test_a_pipe_in_the_place_of_a_copy_stays_a_pipe(engine: Engine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(UsageError, match="is a pipe"):
+        engine.copy_to(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo() and sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_a_passport_names_files_in_any_bytes(engine: Engine) -> None:
+    odd = replace(engine.passport, model=replace(engine.passport.model, file=os.fsdecode(b"\xff.onnx")))
+    assert Engine.seal(engine.path, odd).path == engine.path
+    assert Engine.open(engine.path).passport.model.file == "\ufffd.onnx"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.errors import SetupError
-from trt_engine.files import copy_whole, digest, ensure_folder, explain, staging_folder, write_whole
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.files import copy_whole, digest, ensure_folder, explain, json_bytes, staging_folder, write_whole
 
 
 def left_in(folder: Path) -> list[str]:
@@ -146,7 +146,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_half_one(small_disk: Path, tmp_p
     for write in (lambda: write_whole(target, bytes(200_000)), lambda: copy_whole(big, target)):
         with pytest.raises(SetupError, match="the disk is full") as caught:
             write()
-        assert caught.value.hint == "free some space, or `-o` another disk"
+        assert caught.value.hint == "free some space, or name another disk with `-o`"
         assert target.read_text() == "old"
         assert left_in(small_disk) == ["file"]
 
@@ -164,7 +164,7 @@ def test_a_file_size_limit_leaves_the_old_file_and_no_half_one(tmp_path: Path) -
     program = """
         import resource, sys
         from pathlib import Path
-        from trt_engine.errors import SetupError
+        from trt_engine.errors import SetupError, UsageError
         from trt_engine.files import copy_whole, write_whole
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
         target = Path(sys.argv[1])
@@ -199,6 +199,8 @@ def test_a_file_size_limit_leaves_the_old_file_and_no_half_one(tmp_path: Path) -
         (errno.EROFS, "read-only file system"),
         (errno.ENOTDIR, "a file is in the way"),
         (errno.EISDIR, "it is a folder"),
+        (errno.ENAMETOOLONG, "too long"),
+        (errno.ELOOP, "links lead to each other"),
         (errno.EIO, "input/output error"),
         (None, "odd"),
     ],
@@ -208,3 +210,79 @@ def test_every_reason_has_its_words_and_a_hint(number: int | None, words: str) -
     told = explain(error, Path("there"), "seal")
     assert told.message.startswith("cannot seal `there`: ") and words in told.message
     assert told.hint
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.ENOTDIR, errno.ELOOP, errno.EIO])
+def test_the_hint_names_what_chooses_the_place_and_none_for_what_is_read(number: int) -> None:
+    error = OSError(number, "odd")
+    assert "`TRT_ENGINE_STORE`" in (explain(error, Path("there"), by="TRT_ENGINE_STORE").hint or "")
+    told = explain(error, Path("there"), "read")
+    assert told.exit_code == 4 and told.hint and "`-o`" not in told.hint
+
+
+def _socket(path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, _socket], ids=["pipe", "socket"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, make: Callable[[Path], None], linked: bool) -> None:
+    special, source = tmp_path / "special", tmp_path / "source"
+    make(special)
+    source.write_text("x")
+    target = special
+    if linked:
+        target = tmp_path / "link"
+        target.symlink_to(special)
+    before = special.stat()
+
+    def staged() -> None:
+        with staging_folder(target):
+            pass
+
+    for write in (lambda: write_whole(target, "x"), lambda: copy_whole(source, target), staged):
+        with pytest.raises(UsageError, match="expected a file") as caught:
+            write()
+        assert caught.value.hint
+    after = special.stat()
+    assert (after.st_mode, after.st_ino) == (before.st_mode, before.st_ino)
+    assert left_in(tmp_path) == sorted(["source", "special", *(["link"] if linked else [])])
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_our_own_streams_are_no_files_whatever_they_lead_to(name: str) -> None:
+    from trt_engine.files import end_of_links
+
+    with pytest.raises(UsageError, match="is a stream"):
+        end_of_links(Path(name))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "real").mkdir()
+    real, link, source = tmp_path / "real" / "file", tmp_path / "link", tmp_path / "source"
+    source.write_text("copied")
+    if there:
+        real.write_text("old")
+    link.symlink_to(real)
+    write_whole(link, "new")
+    assert link.is_symlink() and real.read_text() == "new"
+    copy_whole(source, link)
+    assert link.is_symlink() and real.read_text() == "copied"
+    assert left_in(tmp_path) == ["file", "link", "real", "source"]
+
+
+def test_a_loop_of_links_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for write in (lambda: write_whole(tmp_path / "a", "x"), lambda: copy_whole(Path(__file__), tmp_path / "a")):
+        with pytest.raises(SetupError, match="links lead to each other"):
+            write()
+
+
+def test_json_of_names_in_any_bytes_can_be_read_by_anybody() -> None:
+    made = json_bytes({"files": [os.fsdecode(b"\xff.onnx"), "\u00e4"], os.fsdecode(b"\xfe"): (1, None)})
+    assert made.decode() == '{"files":["\ufffd.onnx","\u00e4"],"\ufffd":[1,null]}'

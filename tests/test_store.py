@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from trt_engine.config import BuildConfig, Profile, ShapeRange
 from trt_engine.engine import Build, Engine, Needs, Passport, Precision, Source, passport_path, payload_of
 from trt_engine.environment import Environment
 from trt_engine.errors import BuildError, SetupError, UsageError
+from trt_engine.files import explain
 from trt_engine.store import Store, engine_key
 from trt_engine.tensors import Signature
 
@@ -305,3 +307,24 @@ def test_an_engine_of_a_shared_store_can_be_read_by_others(store: Store):
     finally:
         os.umask(mask)
     assert engine.path.parent.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_store_in_a_bad_place_names_what_chooses_the_place(tmp_path: Path):
+    (tmp_path / "file").write_text("x")
+    store = Store(tmp_path / "file")
+    for use in (store.entries, lambda: store.get_or_build(KEY, refuse), lambda: store.prune(max_bytes=0)):
+        with pytest.raises(SetupError) as caught:
+            use()
+        assert "`TRT_ENGINE_STORE`" in (caught.value.hint or "")
+    assert Store(tmp_path / "none").entries() == []
+
+
+def test_a_disk_that_fills_up_in_a_build_is_the_stores_disk(store: Store):
+    def full(folder: Path) -> Engine:
+        raise explain(error, folder / "net.engine.onnx.json") from error
+
+    error = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(SetupError, match="the disk is full") as caught:
+        store.get_or_build(KEY, full)
+    assert str(store.folder) in caught.value.message
+    assert caught.value.hint == "free some space, or name another disk with `TRT_ENGINE_STORE`"

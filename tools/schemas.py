@@ -64,6 +64,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "build": (records.BuildReport,),
     "cast": (records.CastReport,),
     "quantize": (records.QuantizeReport,),
+    "search": (records.SearchReport, records.SearchPlan),
     "bench": (records.BenchReport,),
     "bench-log": (records.LogReport,),
     "infer": (records.InferReport,),

@@ -13,10 +13,10 @@ Names are resolved on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers read it as true; `typing` takes longer to import than `--help` to answer
 if TYPE_CHECKING:
+    from typing import Any
+
     from trt_engine.api.building import build
     from trt_engine.api.casting import cast
     from trt_engine.api.evaluating import evaluate
@@ -106,6 +106,8 @@ def __getattr__(name: str) -> Any:
         return version_of("trt-engine")
     if name not in _HOME:
         raise AttributeError(f"module 'trt_engine' has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(f"trt_engine.{_HOME[name]}"), name)
     globals()[name] = value
     return value

@@ -44,8 +44,12 @@ class Backend:
     verdict: str | None = None
     """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here (F2)? From the passport alone:
     whether the files are whole is the caller's question."""
+    accepts: str | None = None
+    """`(model: Model) -> None`: `ModelError` for a graph the builder cannot take, said before anything is spent."""
+    milder: str | None = None
+    """What to type for a build that rewrites less, where an engine differs from its model."""
     measure: str | None = None
-    """`(engine, BenchConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
+    """`(engine, BenchConfig, RuntimeConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
     layers: str | None = None
     profile: str | None = None
     tuned: bool = False

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine.device import parse_device
-from trt_engine.errors import ProfileError, ShapeError, UsageError
+from trt_engine.errors import FeedError, ProfileError, ShapeError, UsageError
 from trt_engine.tensors import Shape, Signature, TensorSpec, closest, format_shape
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Setting",
     "ShapeRange",
     "SizeConfig",
+    "check_shapes",
     "opt",
     "parse_batch",
     "parse_duration",
@@ -260,19 +261,53 @@ class Profile:
         for name, span in self.ranges.items():
             shape = tuple(feeds[name].shape)
             if not span.holds(shape):
-                wider = (
-                    ShapeRange(tuple(map(min, span.min, shape)), span.opt, tuple(map(max, span.max, shape)))
-                    if len(shape) == len(span.min)
-                    else None
-                )
-                raise ProfileError(
-                    f"input `{name}` is {format_shape(shape)}, profile {index} spans "
-                    f"{format_shape(span.min)} to {format_shape(span.max)}",
-                    hint=f"rebuild with `--profile {name}:{wider}`" if wider else None,
-                )
+                raise _outside(name, span, shape, index)
 
     def __str__(self) -> str:
         return " ".join(f"{_quoted(name)}:{span}" for name, span in self.ranges.items())
+
+
+def check_shapes(
+    signature: Signature, shapes: Mapping[str, Shape], profile: Profile | None = None, index: int = 0
+) -> None:
+    """What a context asks of the shapes it is prepared for: one for each input, its rank and fixed sizes, the profile's
+    range. `FeedError` or `ProfileError` otherwise."""
+    known = [spec.name for spec in signature.inputs]
+    for name in shapes:
+        if name not in known:
+            raise FeedError(f"there is no input `{name}`", hint=closest(name, known))
+    for spec in signature.inputs:
+        shape = shapes.get(spec.name)
+        if shape is None:
+            raise FeedError(f"input `{spec.name}` has no shape", hint=f"expected {spec.describe()}")
+        if len(shape) != len(spec.shape) or any(
+            want >= 0 and got != want for got, want in zip(shape, spec.shape, strict=True)
+        ):
+            raise FeedError(
+                f"input `{spec.name}` is {format_shape(shape)}, expected {spec.describe()}",
+                hint="feed the sizes the engine was built for",
+            )
+        span = profile.ranges.get(spec.name) if profile else None
+        if span is not None and not span.holds(shape):
+            raise _outside(spec.name, span, shape, index)
+
+
+def _outside(name: str, span: ShapeRange, shape: Shape, index: int) -> ProfileError:
+    return ProfileError(
+        f"input `{name}` is {format_shape(shape)}, profile {index} spans "
+        f"{format_shape(span.min)} to {format_shape(span.max)}",
+        hint=_remedy(name, span, shape),
+    )
+
+
+def _remedy(name: str, span: ShapeRange, shape: Shape) -> str | None:
+    """What to type for a shape outside the range; nothing is built for tensors without elements."""
+    if len(shape) != len(span.min):
+        return None
+    if 0 in shape and 0 not in span.min:
+        return f"feed `{name}` with {format_shape(span.min)} or more: an engine takes no tensor without elements"
+    wider = ShapeRange(tuple(map(min, span.min, shape)), span.opt, tuple(map(max, span.max, shape)))
+    return f"rebuild with `--profile {_quoted(name)}:{wider}`"
 
 
 def _quoted(name: str) -> str:
@@ -529,7 +564,8 @@ def _bytes(text: str | int) -> int:
 
 
 def _workspace_mib(text: str | int) -> int:
-    return max(1, parse_size(text) >> 20)
+    nbytes = parse_size(text)
+    return max(1, nbytes >> 20) if nbytes else 0
 
 
 def _count(text: str | int) -> int:
@@ -579,7 +615,7 @@ class BuildConfig:
     )
     workspace_mib: int = opt(
         32768, "scratch memory the builder may use, as 32GiB (backends with a builder of their own)",
-        flags="--workspace", parse=_workspace_mib, metavar="SIZE", write=lambda mib: f"{mib}MiB",
+        flags="--workspace", parse=_workspace_mib, metavar="SIZE", write=lambda mib: f"{mib}MiB", least=1,
     )  # fmt: skip
     providers: tuple[str, ...] = opt(
         (), "ONNX Runtime's providers in order of preference: cpu, cuda, tensorrt", parse=_names, metavar="A,B"
@@ -675,13 +711,13 @@ class BenchConfig:
         {}, "shapes to measure at, as images:8x3x640x640", parse=parse_shapes, metavar="SPEC"
     )
     duration_s: float | None = opt(
-        None, "measure at least this long (200ms, 10s)", parse=parse_duration, metavar="TIME"
+        None, "measure at least this long (200ms, 10s)", parse=parse_duration, metavar="TIME", least=0
     )
     warmup_s: float | None = opt(
-        None, "run this long before measuring", flags="--warmup", parse=parse_duration, metavar="TIME"
+        None, "run this long before measuring", flags="--warmup", parse=parse_duration, metavar="TIME", least=0
     )
     iterations: int | None = opt(None, "measure at least this many queries", least=1)
-    idle_s: float = opt(0.0, "pause after each query", parse=parse_duration, metavar="TIME")
+    idle_s: float = opt(0.0, "pause after each query", parse=parse_duration, metavar="TIME", least=0)
     percentiles: tuple[float, ...] = opt(
         (90.0, 95.0, 99.0), "percentiles to print", flags="--percentile", parse=_percentiles, metavar="P,P"
     )
@@ -694,7 +730,9 @@ class BenchConfig:
     )
     graph: bool | None = opt(None, "replay a CUDA graph where the device has them", flags="--graph/--no-graph")
     spin: bool | None = opt(None, "wait for the device by spinning", flags="--spin/--no-spin")
-    streams: int = opt(1, "queries in flight side by side, each on a stream of its own", flags="--streams --infStreams")
+    streams: int = opt(
+        1, "queries in flight side by side, each on a stream of its own", flags="--streams --infStreams", least=1
+    )
     strict: bool = opt(False, "end with exit code 9 when the measurement is not stable")
 
 
@@ -708,9 +746,9 @@ class SizeConfig:
     start_batch: int = opt(64, "the first engine's largest batch", least=1)
     max_batch: int = opt(1024, "stop doubling here (and start here when it is lower than the start)", least=1)
     fps: float = opt(30.0, "frames per second of one stream", above=0)
-    duration_s: float = opt(10.0, "length of each measurement", parse=parse_duration, metavar="TIME")
+    duration_s: float = opt(10.0, "length of each measurement", parse=parse_duration, metavar="TIME", above=0)
     warmup_s: float = opt(
-        1.0, "run this long before each measurement", flags="--warmup", parse=parse_duration, metavar="TIME"
+        1.0, "run this long before each measurement", flags="--warmup", parse=parse_duration, metavar="TIME", least=0
     )
     scan: bool = opt(False, "look for batch sizes that are much slower than their neighbours (N +- --scan-width)")
     scan_width: int = opt(8, "how far the scan goes to each side", least=1)
@@ -720,6 +758,7 @@ class SizeConfig:
         parse=_bytes,
         metavar="SIZE",
         write=lambda nbytes: f"{nbytes}B",
+        least=1,
     )
     protocol: str = opt("trt-engine", "the named set of measuring rules", choices=PROTOCOLS)
     need_streams: int | None = opt(

@@ -5,6 +5,7 @@ needs (the passport). Payload first, passport last, each by rename: a passport n
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from trt_engine.config import Profile
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, ModelError, UsageError
-from trt_engine.files import digest, staged_copy, write_whole
+from trt_engine.files import digest, end_of_links, json_bytes, staged_copy, write_whole
 from trt_engine.tensors import Signature
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Share",
     "Source",
     "Verdict",
+    "engine_path",
     "passport_path",
     "payload_of",
     "plan_header",
@@ -199,6 +201,25 @@ def passport_path(payload: Path) -> Path:
     return payload.with_name(payload.name + ".json")
 
 
+def engine_path(path: Path) -> Path | None:
+    """The payload at `path`, or where its link leads; None where no passport of ours lies beside it, whole or damaged."""
+    for place in (path, Path(os.path.realpath(path))):
+        if _is_ours(passport_path(place)):
+            return place
+    return None
+
+
+def _is_ours(beside: Path) -> bool:
+    """True for a passport and for what is no JSON at all, a passport that was cut; others' `X.onnx.json` are theirs."""
+    try:
+        document = msgspec.json.decode(beside.read_bytes())
+    except (msgspec.DecodeError, UnicodeDecodeError, PermissionError):
+        return True
+    except OSError:
+        return False
+    return isinstance(document, dict) and document.get("schema") == "trt-engine/passport"
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A sealed engine: the payload's path and its passport. A value; `te.load` makes it run."""
@@ -220,7 +241,7 @@ class Engine:
     @classmethod
     def seal(cls, payload: Path, passport: Passport) -> Engine:
         """The engine of a payload that is complete; writes the passport beside it, whole."""
-        raw = msgspec.json.format(msgspec.json.encode(passport), indent=2)
+        raw = msgspec.json.format(json_bytes(passport), indent=2)
         write_whole(passport_path(payload), raw + b"\n")
         return cls(payload, passport)
 
@@ -236,6 +257,7 @@ class Engine:
             raise ModelError(f"no such file `{path}`", hint="give the path of an engine or of an `.onnx` model")
         if path.is_dir():
             raise ModelError(f"`{path}` is a folder, expected an engine file", hint=f"trt-engine inspect {path}")
+        path = engine_path(path) or path
         beside = passport_path(path)
         try:
             raw = beside.read_bytes()
@@ -255,7 +277,7 @@ class Engine:
                 raise EngineError(f"`{path}` was changed after it was sealed (digest differs)", hint=again)
 
     def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
-        """The same engine at `target`: payload first, side files, passport last.
+        """The same engine at `target`, or where its link leads: payload first, side files, passport last.
 
         Side files keep their names, because the payload names them.
         """
@@ -265,12 +287,13 @@ class Engine:
                 raise EngineError(f"`{path}` is missing, the engine is not whole", hint="build the engine again")
         if target.exists() and target.samefile(self.path):
             return self
+        named, target = target, end_of_links(target)
         files = [target, *(target.with_name(item.file) for item in passport.payload[1:])]
-        with (
-            contextlib.ExitStack() as stack
-        ):  # all copies first: what is at the target stays until there is room for them
+        with contextlib.ExitStack() as stack:
+            # all copies first: what is at the target stays until there is room for them
             copies = [stack.enter_context(staged_copy(*pair)) for pair in zip(self.files, files, strict=True)]
-            passport_path(target).unlink(missing_ok=True)  # never an old passport beside a new payload
+            for old in {passport_path(named), passport_path(target)}:
+                end_of_links(old).unlink(missing_ok=True)  # never an old passport beside a new payload
             for copy, goal in zip(copies, files, strict=True):
                 copy.replace(goal)
         first = Payload(target.name, passport.payload[0].nbytes, passport.payload[0].digest)

@@ -34,6 +34,8 @@ class Model:
     """Version by operator-set domain; the default domain is `""`."""
     ir_version: int
     external: tuple[ExternalFile, ...] = ()
+    optimised: str | None = None
+    """How one sees that ONNX Runtime wrote this graph for one machine, and no exporter did; None for a plain model."""
 
     @property
     def name(self) -> str:

@@ -21,7 +21,7 @@ from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
 from trt_engine.engine import OutputError, Parity, Passport, Precision, Verdict
 from trt_engine.environment import Environment, version_of
-from trt_engine.files import explain
+from trt_engine.files import explain, json_bytes
 from trt_engine.tensors import Signature
 
 __all__ = [
@@ -55,6 +55,11 @@ __all__ = [
     "QuantizedNode",
     "RangesReport",
     "RunReport",
+    "SearchGroup",
+    "SearchPlan",
+    "SearchPoint",
+    "SearchReport",
+    "SearchTrial",
     "SizePlan",
     "SizeReport",
     "SkippedImage",
@@ -960,9 +965,121 @@ class CastReport:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class SearchTrial:
+    """One measurement of a search: a line of trials.jsonl."""
+
+    key: str
+    """Digest of the search, the pictures and the layers: equal keys are never measured twice."""
+    search: str
+    """Digest of all that a measurement depends on: model, dataset, calibration, settings."""
+    stage: Literal["baseline", "all", "alone", "prefix", "one more", "verified"]
+    nodes: tuple[str, ...]
+    """The layers that were quantised."""
+    macs: float
+    """Their share of the multiply-adds."""
+    metric: float
+    images: int
+    nbytes: int
+    batch: int
+    samples_ms: tuple[float, ...]
+    """One time for each query; empty where no kernel computes the format."""
+    measured_on: Literal["model", "kernels", "emulation"]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchGroup:
+    """Layers that are quantised together, and what that costs with all others in float."""
+
+    nodes: tuple[str, ...]
+    macs: float
+    drop: float | None
+    """Loss of the metric on the subset; None when it was not asked, since everything keeps the budget."""
+    quantized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPoint:
+    """One mixture of layers in the table of accuracy against speed and size."""
+
+    stage: Literal["baseline", "all", "alone", "prefix", "one more", "verified"]
+    layers: int
+    macs: float
+    images: int
+    metric: float
+    drop: float
+    """Against the model as it is, on the same pictures."""
+    nbytes: int
+    batch: int
+    latency_ms: Summary | None
+    """Of one whole batch; None where no kernel computes the format."""
+    measured_on: Literal["model", "kernels", "emulation"]
+    pareto: bool
+    """No other on the same pictures has a larger share and a larger metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchReport:
+    """What `search` says: which layers may be quantised within the budget, and what every layer costs."""
+
+    model: str
+    digest: str
+    """Of all that a measurement depends on: a search with the same one goes on where this one ended."""
+    to: str
+    dataset: str
+    metric: str
+    """AP or top1."""
+    budget: float
+    baseline: float
+    """The metric of the model as it is, on the whole dataset."""
+    found: float
+    """With the chosen layers quantised, on the whole dataset."""
+    drop: float
+    quantized: tuple[str, ...]
+    excluded: tuple[str, ...]
+    """Layers the format could take that stay in float."""
+    macs: float
+    """Share of the multiply-adds that is quantised."""
+    nbytes_before: int
+    nbytes: int
+    images: int
+    subset: int
+    """Pictures that the cost of each group was measured on."""
+    groups: tuple[SearchGroup, ...]
+    points: tuple[SearchPoint, ...]
+    trials: int
+    measured: int
+    """Of the trials: made now; the others were in the log."""
+    next_command: str | None
+    """What makes the model that was verified; None when no layer can be quantised."""
+    environment: Environment
+    seconds: float
+    artifacts: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """What `search --dry-run` says: the layers in question and the measurements it would take."""
+
+    model: str
+    to: str
+    dataset: str
+    metric: str
+    budget: float
+    groups: tuple[tuple[str, ...], ...]
+    images: int
+    subset: int
+    measurements: int
+    """At most, about."""
+    writes: tuple[str, ...]
+    dry_run: bool = True
+
+
 def encode(value: Any) -> bytes:
     """JSON of a record, one line; NaN and infinities become null."""
-    return msgspec.json.encode(value)
+    return json_bytes(value)
 
 
 def document(verb: str, body: Any, *, command: str, warnings: Sequence[str] = ()) -> dict[str, Any]:

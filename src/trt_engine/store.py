@@ -24,12 +24,14 @@ import platformdirs
 
 from trt_engine.config import BuildConfig
 from trt_engine.engine import Engine
-from trt_engine.errors import EngineError, UsageError
+from trt_engine.errors import EngineError, SetupError, UsageError
 from trt_engine.files import ensure_folder, explain, staging_folder
 
 __all__ = ["Entry", "Store", "engine_key"]
 
 _SCHEMA = 1
+_BY = "TRT_ENGINE_STORE"
+"""What names another place for the store."""
 log = logging.getLogger(__name__)
 
 
@@ -70,7 +72,7 @@ class Store:
     """A folder of engines. The default is the user's cache folder, or `$TRT_ENGINE_STORE`."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        chosen = folder or os.environ.get("TRT_ENGINE_STORE") or platformdirs.user_cache_path("trt-engine") / "store"
+        chosen = folder or os.environ.get(_BY) or platformdirs.user_cache_path("trt-engine") / "store"
         self.folder = Path(chosen)
 
     def get(self, key: str) -> Engine | None:
@@ -103,7 +105,7 @@ class Store:
         """
         if not again and (engine := self.get(key)) is not None and fits(engine):
             return engine, False  # without the lock, so that a store on a read-only disk serves
-        target = ensure_folder(self.folder / "engines") / key
+        target = ensure_folder(self.folder / "engines", by=_BY) / key
         before = _identity(target)
         with self._lock(key):
             # an engine that appeared while we waited is as new as the one we would build
@@ -111,15 +113,20 @@ class Store:
             if new and (engine := self.get(key)) is not None and fits(engine):
                 return engine, False
             self._sweep(key)
-            with staging_folder(target) as folder:
-                engine = build(folder)
+            with staging_folder(target, by=_BY) as folder:
+                try:
+                    engine = build(folder)
+                except SetupError as error:  # a write in here: `-o` would not help
+                    if isinstance(error.__cause__, OSError) and str(folder) in error.message:
+                        raise explain(error.__cause__, self.folder, by=_BY) from error
+                    raise
                 folder.chmod(0o777 & ~_umask())  # a staging folder is for its owner alone, a store may be shared
                 _swap(folder, target)
             return Engine(target / engine.path.name, engine.passport), True
 
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
-        path = ensure_folder(self.folder / "locks") / f"{key}.lock"
+        path = ensure_folder(self.folder / "locks", by=_BY) / f"{key}.lock"
         lock = filelock.FileLock(path)
         try:
             lock.acquire(timeout=0)
@@ -127,7 +134,7 @@ class Store:
             log.info("another process builds this engine; waiting for it")
             lock.acquire()
         except OSError as error:
-            raise explain(error, path) from error
+            raise explain(error, path, by=_BY) from error
         try:
             yield
         finally:
@@ -136,11 +143,20 @@ class Store:
     def entries(self) -> list[Entry]:
         """The engines of the store, last used first; a folder without a readable passport has the backend `damaged`."""
         found = []
-        for folder in (self.folder / "engines").glob("*/"):
+        for folder in self._folders():
             if not folder.name.startswith("."):
                 with contextlib.suppress(OSError):  # removed while we look
                     found.append(_entry(folder))
         return sorted(found, key=lambda entry: entry.used, reverse=True)
+
+    def _folders(self) -> list[Path]:
+        """What lies under `engines/`; a store that is not there yet has nothing, one that cannot be read is an error."""
+        try:
+            return [folder for folder in (self.folder / "engines").iterdir() if folder.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise explain(error, self.folder, "use", by=_BY) from error
 
     def prune(
         self, *, max_bytes: int | None = None, older_than_s: float | None = None, dry_run: bool = False
@@ -173,7 +189,7 @@ class Store:
     def _remove_idle(self, folder: Path, key: str) -> bool:
         """Remove a folder unless a build of its key lives (it would hold the lock); whether it is gone."""
         with contextlib.suppress(filelock.Timeout, OSError):
-            lock = filelock.FileLock(ensure_folder(self.folder / "locks") / f"{key}.lock")
+            lock = filelock.FileLock(ensure_folder(self.folder / "locks", by=_BY) / f"{key}.lock")
             with lock.acquire(timeout=0):
                 shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
@@ -225,5 +241,5 @@ def _swap(folder: Path, target: Path) -> None:
                 aside.rename(target)
             raise
     except OSError as error:
-        raise explain(error, target) from error
+        raise explain(error, target, by=_BY) from error
     shutil.rmtree(aside, ignore_errors=True)

@@ -18,12 +18,23 @@ import onnx_models as models
 import trt_engine as te
 from trt_engine.api import building
 from trt_engine.api.building import carry_out, plan
+from trt_engine.api.measuring import is_bare_model
 from trt_engine.backend import Backend, backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
 from trt_engine.cli.build import command as build_verb
 from trt_engine.config import BuildConfig, Profile, ShapeRange
 from trt_engine.engine import Engine, passport_path
-from trt_engine.errors import AccuracyError, BuildError, ModelError, SetupError, ShapeError, TrtEngineError, UsageError
+from trt_engine.errors import (
+    AccuracyError,
+    BuildError,
+    EngineError,
+    ModelError,
+    ProfileError,
+    SetupError,
+    ShapeError,
+    TrtEngineError,
+    UsageError,
+)
 from trt_engine.files import digest
 from trt_engine.store import Store
 
@@ -186,6 +197,97 @@ def test_an_engine_is_not_built_from_an_engine(net: Path):
     engine = te.build(net)
     with pytest.raises(UsageError, match="an engine already"):
         te.build(engine.path)
+
+
+def test_an_engine_is_found_through_a_link(net: Path, tmp_path: Path):
+    engine = te.build(net, out=tmp_path / "net.engine.onnx")
+    link = tmp_path / "elsewhere" / "link.onnx"
+    link.parent.mkdir()
+    link.symlink_to(engine.path)
+    assert Engine.open(link).passport == engine.passport
+    assert not is_bare_model(link)
+    with te.load(link) as loaded:
+        assert loaded.signature == engine.signature
+    with pytest.raises(UsageError, match="an engine already"):
+        te.build(link)
+
+
+@pytest.mark.parametrize("level", ["basic", "all"])
+@pytest.mark.parametrize("beside", [None, b"", b'{"schema": "trt-eng'])
+def test_an_engine_that_lost_its_passport_is_never_taken_for_a_model(
+    net: Path, tmp_path: Path, store: Store, level: str, beside: bytes | None
+):
+    te.build(net, out=tmp_path / "net.engine.onnx", options={"graph_optimization": level})
+    kept = store.entries()
+    alone = (tmp_path / "net.engine.onnx").rename(tmp_path / "renamed.onnx")
+    if beside is not None:
+        passport_path(alone).write_bytes(beside)
+    with pytest.raises(EngineError, match="passport") as refused:
+        te.build(alone)
+    assert refused.value.exit_code == 10 and refused.value.hint
+    with pytest.raises(EngineError, match="passport"):
+        te.bench(alone)
+    if beside is None:
+        found = te.inspect(alone)
+        assert "optimised-graph" in [item.code for item in found.findings]
+    else:
+        with pytest.raises(EngineError, match="passport"):
+            te.inspect(alone)
+    assert store.entries() == kept
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [('"name": "images"', '"name": "pictures"'), ('"dtype": "float32"', '"dtype": "int32"')],
+)
+def test_an_edited_passport_is_an_error_of_the_engine(net: Path, tmp_path: Path, was: str, now: str):
+    engine = te.build(net, batch=(1, 2, 4), out=tmp_path / "net.engine.onnx")
+    beside = passport_path(engine.path)
+    beside.write_text(beside.read_text().replace(was, now, 1))
+    with pytest.raises(EngineError, match="passport"):
+        te.load(engine.path)
+
+
+def test_somebody_elses_json_beside_a_model_is_no_passport(net: Path):
+    passport_path(net).write_text('{"sample_rate": 22050}')
+    assert is_bare_model(net)
+    assert te.inspect(net).kind == "model"
+    te.build(net)
+
+
+def test_a_feed_without_rows_is_not_told_to_build_for_none(net: Path):
+    with te.load(te.build(net, batch=(1, 2, 4))) as engine, pytest.raises(ProfileError) as refused:
+        engine.infer({"images": np.zeros((0, 3, 8, 8), np.float32)})
+    assert "--profile" not in str(refused.value.hint) and "feed" in str(refused.value.hint)
+
+
+def test_a_model_of_an_opset_too_old_to_run_is_told_so(tmp_path: Path):
+    path = models.save(
+        tmp_path / "old.onnx",
+        [models.node("Relu", "x", "y", consumed_inputs=[0])],
+        {"x": (1, [1, 4])},
+        {"y": (1, [1, 4])},
+        opset=1,
+    )
+    with pytest.raises(ModelError, match="opset 1") as refused:
+        te.build(path)
+    assert "FP32" not in str(refused.value.hint) and "opset_version" in str(refused.value.hint)
+
+
+def test_a_backend_that_only_builds_builds_and_says_that_nothing_was_proved(
+    net: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    card = Backend(
+        "halved", "builds for another machine", ".onnx", (), "",
+        builder="trt_engine.backends.onnxruntime.build:OnnxRuntimeBuilder", runtime=None,
+    )  # fmt: skip
+    monkeypatch.setitem(backends(), "halved", card)
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        engine = te.build(net, backend="halved")
+    assert engine.passport.parity is None and engine.path.is_file()
+    assert any("only builds" in record.getMessage() for record in caplog.records)
+    with pytest.raises(UsageError, match="has no runtime"):
+        te.load(engine)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused

@@ -227,3 +227,10 @@ def test_a_session_that_cannot_be_used_is_closed(model: Path, tmp_path: Path, mo
 def test_cards_and_passports_are_values(engine: Engine) -> None:
     assert dataclasses.is_dataclass(Backend)
     assert msgspec.json.decode(passport_path(engine.path).read_bytes(), type=Passport).backend == "onnxruntime"
+
+
+@pytest.mark.parametrize("value", [None, 5, 1.5, ["a"]])
+def test_what_is_no_path_is_a_usage_error(value: object) -> None:
+    for call in (te.load, te.build, te.inspect):
+        with pytest.raises(UsageError, match="expected a path"):
+            call(value)  # type: ignore[operator]

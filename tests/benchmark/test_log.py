@@ -154,6 +154,14 @@ def test_numbers_are_written_out(value: float, text: str) -> None:
     assert plain(value) == text
 
 
+def test_the_lines_tell_when_it_was_not_when_it_was_written() -> None:
+    made = record(started="2026-01-01T10:00:00+00:00", wall_s=5.0)
+    stamps = {line.partition("] [")[2][3:17]: line[1:20] for line in render(made).splitlines() if line.startswith("[")}
+    assert stamps["=== Measuremen"] == "01/01/2026-10:00:00"
+    assert stamps["Warmup complet"] == "01/01/2026-10:00:01"
+    assert stamps["Total Host Wal"] == "01/01/2026-10:00:06"
+
+
 # ------------------------------------------------------------------------------------------------ read back
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import trt_engine as te
 from trt_engine.api import loading, measuring
 from trt_engine.backend import Backend
-from trt_engine.config import BenchConfig
+from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, Interrupted, ModelError, SetupError, UnstableError, UsageError
 
@@ -134,12 +136,37 @@ def test_a_folder_that_cannot_be_written_is_found_before_measuring(made: Made, t
         te.bench(made("onnxruntime"), out=tmp_path / "file", duration_s=600.0)
 
 
+def test_a_bench_that_came_to_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelError):
+        te.bench(tmp_path / "net.onnx", out=tmp_path / "new" / "run")
+    assert [item.name for item in tmp_path.iterdir()] == ["net.onnx"]
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ModelError):
+        te.bench(tmp_path / "net.onnx", out=tmp_path / "mine")
+    assert (tmp_path / "mine").is_dir()
+
+
+def test_four_bit_inputs_are_measured_where_they_are_inferred(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)],
+        "g",
+        [value("x", TensorProto.INT4, ["n", 6])],
+        [value("y", TensorProto.FLOAT, ["n", 6])],
+    )
+    path = tmp_path / "four.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    engine = te.build(path, backend="fake", device="fake", parity=False, batch=(1, 2, 2))
+    assert te.bench(engine, **SHORT).queries
+
+
 def test_a_backend_that_measures_itself_is_asked_to(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     record = te.bench(made("fake"), **SHORT)
-    asked: list[tuple[Engine, BenchConfig]] = []
+    asked: list[tuple[Engine, BenchConfig, RuntimeConfig]] = []
 
-    def own_way(engine: Engine, config: BenchConfig) -> Any:
-        asked.append((engine, config))
+    def own_way(engine: Engine, config: BenchConfig, runtime: RuntimeConfig) -> Any:
+        asked.append((engine, config, runtime))
         return record
 
     monkeypatch.setattr(measuring, "own_way", own_way, raising=False)
@@ -148,5 +175,5 @@ def test_a_backend_that_measures_itself_is_asked_to(made: Made, monkeypatch: pyt
         devices=("fake",), measure="trt_engine.api.measuring:own_way",
     )  # fmt: skip
     monkeypatch.setattr(loading, "_card", lambda engine: card)
-    assert te.bench(made("fake"), iterations=77) is record
-    assert asked[0][1].iterations == 77
+    assert te.bench(made("fake"), iterations=77, device="fake:1") is record
+    assert asked[0][1].iterations == 77 and asked[0][2].device == "fake:1"

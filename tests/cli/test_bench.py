@@ -156,7 +156,10 @@ def test_out_of_memory_in_a_child_is_exit_code_11(place: Path, capsys: pytest.Ca
 def test_ctrl_c_leaves_a_partial_record_and_exit_code_130(place: Path, tmp_path: Path, isolate: list[str]) -> None:
     command = [sys.executable, "-m", "trt_engine", "bench", str(place / "m.engine.onnx"), "--json", "--warmup", "0"]
     command += ["--duration", "600", "-o", str(tmp_path), *isolate]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    ) as process:  # fmt: skip
         assert process.stderr is not None
         while "measuring `m.engine.onnx`" not in process.stderr.readline():
             assert process.poll() is None
@@ -170,6 +173,11 @@ def test_ctrl_c_leaves_a_partial_record_and_exit_code_130(place: Path, tmp_path:
     (line,) = (tmp_path / "records.jsonl").read_text().splitlines()
     assert json.loads(line)["complete"] is False
     assert "interrupted" in err and "Traceback" not in err
+
+
+def test_a_limit_of_no_memory_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(place / "m.engine.onnx", *QUICK, "--isolate", "--memory-limit", "0") == 2
+    assert "`--memory-limit` is 0" in capsys.readouterr().err
 
 
 def test_a_log_is_read_and_answered_whatever_it_says(

@@ -241,3 +241,20 @@ def test_two_processes_building_the_same_engine_build_one(tmp_path: Path, enviro
     assert len(list((tmp_path / "store" / "engines").iterdir())) == 1
     for name in ("one", "two"):
         Engine.open(tmp_path / f"{name}.engine.onnx").verify()
+
+
+@pytest.mark.usefixtures("net")
+@pytest.mark.parametrize("words", [["--outdir", "new"], ["-o", "new/"], ["-o", "new/", "--dry-run"]])
+def test_a_folder_that_is_not_there_yet_is_a_folder(run: Run, tmp_path: Path, words: list[str]):
+    done = run("net.onnx", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["artifacts"]["engine"] == "new/net.engine.onnx"
+    assert (tmp_path / "new" / "net.engine.onnx").is_file() == ("--dry-run" not in words)
+
+
+@pytest.mark.usefixtures("net")
+def test_a_pipe_is_not_overwritten_even_with_yes(run: Run, tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe")
+    done = run("net.onnx", "-o", "pipe", "--yes")
+    assert done.returncode == 2 and "`pipe` is a pipe, expected a file" in done.stderr and "hint: " in done.stderr
+    assert (tmp_path / "pipe").is_fifo() and not (tmp_path / "store").exists()

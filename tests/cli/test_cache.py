@@ -153,3 +153,14 @@ def test_pruning_takes_what_a_dead_build_left_behind(store: Store, monkeypatch: 
     leftover.mkdir()
     assert cache(monkeypatch, "prune", "--older-than", "300d", "-q") == 0
     assert not leftover.exists() and len(names(store)) == 3
+
+
+@pytest.mark.parametrize("action", ["list", "prune"])
+def test_a_store_that_cannot_be_used_is_said_with_what_names_another(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "file"))
+    assert run(["cache", action, *(["--all"] if action == "prune" else [])]) == 3
+    told = capsys.readouterr().err
+    assert str(tmp_path / "file") in told and "hint: name another place with `TRT_ENGINE_STORE`" in told

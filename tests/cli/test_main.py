@@ -54,6 +54,7 @@ def fails(talk: Talk, how: str, batch: int | None, precision: str | None, max_ba
         "locked": PermissionError(errno.EACCES, "Permission denied", "/there"),
         "gone": FileNotFoundError(errno.ENOENT, "No such file or directory", "/there"),
         "pipe": BrokenPipeError(errno.EPIPE, "Broken pipe"),
+        "long": OSError(errno.ENAMETOOLONG, "File name too long", "/there"),
     }[how]
 
 
@@ -75,8 +76,14 @@ def failing_verb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("end of file", 1, "unexpected EOFError: truncated", "`-vv` shows where"),
         ("memory", 11, "out of memory", "a smaller `--batch` or `--max-batch`"),
         ("interrupt", 130, "interrupted", "what was finished is kept; run the same command to go on"),
-        ("full", 3, "cannot write `the output`: the disk is full", "free some space, or `-o` another disk"),
+        ("full", 3, "cannot write: the disk is full", "free some space, or name another disk with `-o`"),
         ("locked", 3, "cannot use `/there`: permission denied", "choose a folder you may write to with `-o`"),
+        (
+            "long",
+            3,
+            "cannot use `/there`: the name is too long for this disk",
+            "name a shorter one with `-o`",
+        ),
         ("gone", 1, "unexpected FileNotFoundError: [Errno 2] No such file or directory: '/there'", "`-vv` shows where"),
     ],
 )
@@ -169,15 +176,27 @@ def test_the_reader_of_stdout_leaving_is_no_error(capfd: pytest.CaptureFixture[s
         (["fails", "x", "--precision", "q"], "`--precision` cannot be `q`", "expected one of `fp32`, `fp16`"),
         (["fails", "x", "--batch"], "option `--batch` requires an argument", "`trt-engine fails --help`"),
         (["fails", "x", "y"], "got unexpected extra argument (y)", "`trt-engine fails --help`"),
+        (
+            ["cache", "--dry-run"],
+            "`trt-engine cache` has no option `--dry-run`",
+            "options come after the action: `trt-engine cache prune --dry-run`",
+        ),
+        (["build", "x", "--workspace", "0"], "`--workspace` is 0, expected 1 or more", None),
+        (["size", "x", "--memory-limit", "0"], "`--memory-limit` is 0, expected 1 or more", None),
+        (["build", "x", "-o", ""], "`-o ''` names no file or folder", "name a file or a folder, as `-o results`"),
+        (["report", "x", "-o", "-"], "`-o -` names no file or folder", "leave `-o` out: it goes to stdout"),
+        (["report", "x", "-o", "/dev/stdout", "--yes"], "`-o /dev/stdout` names no file or folder", None),
+        (["build", "x", "-o", "a", "--outdir", "b"], "`--out` and `--outdir` say the same thing twice", None),
         (["cache", "purne"], "`trt-engine cache` has no `purne`", "did you mean `prune`?"),
     ],
 )
 def test_a_wrong_call_names_the_nearest_right_one_and_exits_with_two(
-    args: list[str], message: str, hint: str, capsys: pytest.CaptureFixture[str]
+    args: list[str], message: str, hint: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(args) == 2
-    err = capsys.readouterr().err
-    assert err == f"error: {message}\nhint: {hint}\n"
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"error: {message}"
+    assert second == f"hint: {hint}" if hint else second.startswith("hint: ")
 
 
 def test_options_in_camel_case_are_the_ones_in_kebab_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,38 +361,146 @@ def test_a_full_stdout_is_an_error_of_the_environment(args: list[str], buffered:
         )
     assert done.returncode == 3
     assert done.stderr == (
-        "error: cannot write `the output`: the disk is full\nhint: free some space, or `-o` another disk\n"
+        "error: cannot write to stdout: the disk is full\nhint: free some space, or send it elsewhere with `>`\n"
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_being_told_to_stop_ends_with_130_and_no_trace(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text(
-        "import sys, time, types, click\n"
-        "from trt_engine.cli import main, options\n"
-        "@click.command()\n"
-        "@options.common\n"
-        "def command(talk):\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(60)\n"
-        "sys.modules['trt_engine.cli.waits'] = types.SimpleNamespace(command=command)\n"
-        "main.VERBS['waits'] = ('waits', 'waits')\n"
-        "main.main()\n"
-    )
+_VERB = """
+import signal, sys, time, types, click
+from trt_engine.cli import main, options
+@click.command()
+@options.common
+def command(talk):
+    print('ready', flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep({ending})
+        print('whole', file=sys.stderr, flush=True)
+sys.modules['trt_engine.cli.waits'] = types.SimpleNamespace(command=command)
+main.VERBS['waits'] = ('waits', 'waits')
+main.main()
+"""
+
+
+def waiting(tmp_path: Path, *args: str, sigint: signal.Handlers, ending: float = 0.0) -> subprocess.Popen[str]:
+    """A verb that sleeps, and takes `ending` seconds to tidy up; it has begun."""
+    (tmp_path / "waits.py").write_text(_VERB.format(ending=ending))
     process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "waits.py"), "waits", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        [sys.executable, str(tmp_path / "waits.py"), "waits", *args],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),  # a shell's background job ignores it
+    )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.05)  # from the line to the sleep
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_being_told_to_stop_ends_with_130_and_no_trace(number: signal.Signals, tmp_path: Path) -> None:
+    process = waiting(tmp_path, "--json", sigint=signal.SIG_DFL)
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err.splitlines() == [
+        "whole",
         "error: interrupted",
         "hint: what was finished is kept; run the same command to go on",
     ]
     assert json.loads(out)["error"]["exit_code"] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_more_signals_do_not_break_the_ending_that_the_first_began(number: signal.Signals, tmp_path: Path) -> None:
+    process = waiting(tmp_path, sigint=signal.SIG_DFL, ending=0.2)
+    for _ in range(6):
+        process.send_signal(number)
+        time.sleep(0.02)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert err.startswith("whole\nerror: interrupted\n") and "Traceback" not in err
+
+
+def test_an_interrupt_that_the_parent_ignores_stays_ignored(tmp_path: Path) -> None:
+    process = waiting(tmp_path, sigint=signal.SIG_IGN)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_a_closed_stdout_is_said_before_anything_is_done(tmp_path: Path) -> None:
+    command = f'exec "{sys.executable}" -m trt_engine doctor >&-'
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "error: stdout is closed, the result has nowhere to go\nhint: `> /dev/null` drops it\n"
+
+
+def test_a_closed_stderr_costs_the_talk_alone() -> None:
+    command = f'exec "{sys.executable}" -m trt_engine completion bash 2>&-'
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0 and "_TRT_ENGINE_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize("args", [["inspect"], ["build"], ["size"], ["inspect", "--json"], ["build", "--json"]])
+def test_a_name_that_is_not_utf_8_is_no_reason_for_a_trace(args: list[str], tmp_path: Path) -> None:
+    import onnx_models
+
+    model = onnx_models.conv_net(tmp_path / "net.onnx")
+    try:
+        model = model.rename(tmp_path / os.fsdecode(b"\xff.onnx"))
+    except OSError as error:
+        pytest.skip(f"this disk takes no such name: {error}")
+    more = ["-o", "out", "--max-batch", "1", "--duration", "0.1s"] if args == ["size"] else []
+    done = subprocess.run(
+        [*PYTHON, args[0], model.name, *args[1:], *more],
+        cwd=tmp_path, capture_output=True, check=False,
+        env=os.environ | {"TRT_ENGINE_STORE": str(tmp_path / "store")},
+    )  # fmt: skip
+    said = done.stderr.decode()
+    assert done.returncode == (0 if args[0] == "inspect" else 4), said
+    assert "Traceback" not in said and "unexpected" not in said
+    if "--json" in args:
+        assert "\ufffd.onnx" in json.dumps(json.loads(done.stdout.decode()), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("args", [[], ["--json"]])
+def test_a_stdout_of_another_encoding_gets_the_whole_result(args: list[str], tmp_path: Path) -> None:
+    import onnx_models
+
+    onnx_models.conv_net(tmp_path / "n\u00e4tz \u00b7 1.onnx")
+    done = subprocess.run(
+        [*PYTHON, "inspect", "n\u00e4tz \u00b7 1.onnx", *args],
+        cwd=tmp_path, capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.decode("ascii")
+    assert json.loads(said)["path"] == "n\u00e4tz \u00b7 1.onnx" if args else "model: n\\xe4tz \\xb7 1.onnx\n" in said
+
+
+@pytest.mark.parametrize("verb", ["inspect", "build", "size"])
+def test_a_loop_of_links_is_said_without_naming_an_output(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").symlink_to("b.onnx")
+    (tmp_path / "b.onnx").symlink_to("a.onnx")
+    done = subprocess.run(
+        [*PYTHON, verb, "a.onnx"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"TRT_ENGINE_STORE": str(tmp_path / "store")},
+    )  # fmt: skip
+    assert done.returncode == 4 and "`-o`" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["inspect", "build", "size", "bench"])
+def test_a_model_that_may_not_be_read_is_a_model_error(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"x")
+    model.chmod(0)
+    if os.access(model, os.R_OK):
+        pytest.skip("this user may read anything (root)")
+    monkeypatch.chdir(tmp_path)
+    assert run([verb, str(model)]) == 4
+    assert "permission denied" in capsys.readouterr().err

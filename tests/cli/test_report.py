@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,3 +133,25 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--yes"], ["--yes", "--dry-run"]])
+def test_a_pipe_in_the_place_of_a_report_stays_a_pipe(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert run(["report", str(folder), "--format", "md", "-o", str(tmp_path / "pipe"), *more]) == 2
+    assert "is a pipe" in capsys.readouterr().err and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_link_to_a_report_of_ours_is_followed(folder: Path, tmp_path: Path) -> None:
+    assert run(["report", str(folder), "-o", str(tmp_path / "real.md")]) == 0
+    before = (tmp_path / "real.md").stat().st_ino
+    (tmp_path / "link.md").symlink_to(tmp_path / "real.md")
+    assert run(["report", str(folder), "-o", str(tmp_path / "link.md")]) == 0
+    assert (tmp_path / "link.md").is_symlink() and (tmp_path / "real.md").stat().st_ino != before
+
+
+def test_outdir_is_a_folder_that_is_made(folder: Path, tmp_path: Path) -> None:
+    assert run(["report", str(folder), "--format", "html", "--outdir", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "report.html").read_text().startswith("<!doctype")

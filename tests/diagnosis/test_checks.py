@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -266,3 +266,28 @@ def test_the_verb_ends_with_three_when_there_is_a_problem(
     assert text.rstrip().splitlines()[-1].startswith("1 problem")
     assert run(["doctor", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["warnings"][0].startswith("onnxruntime: the package is hollow")
+
+
+def test_a_check_that_fails_is_a_finding_and_the_others_still_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def odd_check(found: Findings) -> Iterator[Diagnosis]:
+        yield Diagnosis("before", "ok", "seen")
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(checks, "CHECKS", [odd_check, checks.python])
+    report = doctor(Machine(root=tmp_path))
+    assert [item.name for item in report.diagnoses] == ["before", "odd-check", "python"]
+    failed = report.diagnoses[1]
+    assert failed.status == "warning" and failed.fix
+    assert failed.found == "could not be checked: OSError: [Errno 24] Too many open files"
+    assert report.warnings_found == 1
+
+
+def test_a_probe_that_cannot_start_is_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    report = doctor(Machine(root=tmp_path))
+    found = {item.name: item for item in report.diagnoses}
+    assert "could not be tried" in found["onnxruntime"].found and found["onnxruntime"].status == "problem"
+    assert {"disk-here", "memory", "gpu", "trtexec"} <= set(found)
+    assert all(not state.runs for state in report.backends)

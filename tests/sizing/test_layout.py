@@ -32,6 +32,26 @@ def test_the_tree_is_found_from_inside_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert layout_for(Path("net.onnx"), None, ".onnx").folder == tmp_path / "models" / "yolo" / "benchmarks"
 
 
+def test_the_tree_is_found_across_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tmp_path / "models" / "yolo"
+    for name in ("model", "benchmarks"):
+        (tree / name).mkdir(parents=True)
+    monkeypatch.chdir(tree / "benchmarks")
+    layout = layout_for(Path("../model/net.onnx"), None, ".onnx")
+    assert (layout.folder, layout.model_name) == (tree / "benchmarks", "yolo")
+
+
+@pytest.mark.parametrize("length", [200, 240, 250])
+def test_a_name_no_disk_takes_is_refused_before_anything_is_made(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layout = layout_for(Path("n" * length + ".onnx"), None, ".engine.onnx", NOW)
+    with pytest.raises(SetupError, match="too long"):
+        layout.check(yes=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "path", ["net.onnx", "a/b/net.onnx", "models/net.onnx", "models/x/net.onnx", "models/x/model/y/net.onnx"]
 )

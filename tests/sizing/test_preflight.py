@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import onnx
 import pytest
+from onnx import helper
 from planted import HERE
 
-from trt_engine.backend import Backend
+from trt_engine.backend import Backend, backend
 from trt_engine.config import BuildConfig, SizeConfig
 from trt_engine.device import info
 from trt_engine.engine import Build, Needs, Passport, Payload, Precision, Source
@@ -43,7 +45,16 @@ def checked(path: Path, *, card: Backend = CARD, config: SizeConfig | None = Non
 def test_every_check_has_a_line_and_nothing_is_made(make_model) -> None:
     path = make_model()
     found = checked(path).run()
-    assert [check.name for check in found] == ["model", "tool", "device", "folder", "disk", "memory", "time"]
+    assert [check.name for check in found] == [
+        "model",
+        "operators",
+        "tool",
+        "device",
+        "folder",
+        "disk",
+        "memory",
+        "time",
+    ]
     assert all(check.status != "fail" and check.text for check in found)
     assert not (path.parent / "out").exists()
 
@@ -110,6 +121,32 @@ def test_a_full_disk_fails_and_a_tight_one_warns(make_model, monkeypatch: pytest
     failing(checked(path), SetupError, "the disk of")
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=least))
     assert {check.name: check.status for check in checked(path).run()}["disk"] == "warn"
+
+
+def test_the_disk_of_the_store_is_looked_at_where_it_is_another(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = make_model(), Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == path.stat().st_dev:
+        pytest.skip("there is no second disk here")
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(other / "trt-engine-that-is-never-made"))
+    assert {check.name: check.status for check in checked(path).run()}["store"] == "ok"
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1 if place == other else 1 << 40))
+    failing(checked(path), SetupError, "the disk of the store")
+
+
+@pytest.mark.parametrize(
+    ("operator", "card", "match"),
+    [("Frobnicate", "card", "unknown operator"), ("EfficientNMS_TRT", "onnxruntime", "only TensorRT runs")],
+)
+def test_operators_nobody_runs_fail_before_anything_is_built(
+    tmp_path: Path, operator: str, card: str, match: str
+) -> None:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x"], ["y"])], "g", [value("x", 1, ["n", 4])], [value("y", 1, ["n", 4])]
+    )
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    failing(checked(path, card=CARD if card == "card" else backend(card)), ModelError, match)
 
 
 def test_too_little_memory_fails_before_anything_is_built(make_model, monkeypatch: pytest.MonkeyPatch) -> None:

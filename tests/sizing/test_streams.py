@@ -150,6 +150,15 @@ def test_open_height_and_width_stop_with_the_option_to_add(make_model, measured,
     assert Engine.open(str(report.engine)).passport.profiles[0].ranges["images"].max == (2, 3, 16, 24)
 
 
+def test_a_model_that_changes_under_the_run_is_not_sized_as_it_was(make_model, measured, tmp_path: Path) -> None:
+    path = make_model()
+    made = streams.plan(path, out=tmp_path / "out")
+    with path.open("ab") as file:
+        file.write(onnx.ModelProto(doc_string="another").SerializeToString())
+    with pytest.raises(ModelError, match="was changed while it was sized"):
+        streams.run(made)
+
+
 def test_a_fixed_batch_is_measured_once_at_its_own_size(make_model, measured, tmp_path: Path) -> None:
     asked = measured(flat(900))
     report = size(make_model(batch=4), out=tmp_path / "out", scan=True)
@@ -427,6 +436,15 @@ def test_a_smaller_batch_that_delivered_more_is_said(make_model, measured) -> No
     report = size(make_model(), start_batch=4, max_batch=8)
     assert report.peak_streams == 200
     assert any("batch 4 delivered more: 9000.0 images/s, 300 streams" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("device", "mode"), [("cuda:0", "0"), ("cpu", "2")])
+def test_the_network_mode_is_what_the_engine_of_a_gpu_is(
+    make_model, measured, tmp_path: Path, device: str, mode: str
+) -> None:
+    measured(lambda engine, config: replace(at(60, config.batch or 1), device=device))
+    report = size(make_model(), out=tmp_path / "out", start_batch=2, max_batch=2)
+    assert report.nvinfer["network-mode"] == mode  # the engine is fp32; TensorRT would make one for a GPU in fp16
 
 
 def test_a_graph_prepared_before_the_build_is_no_failure() -> None:

@@ -33,6 +33,7 @@ from trt_engine.engine import (
     Passport,
     Precision,
     Source,
+    engine_path,
     passport_path,
     payload_of,
 )
@@ -48,7 +49,7 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.evaluation.parity import parity
-from trt_engine.files import ensure_folder, explain
+from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.contract import prove_engine
@@ -126,7 +127,7 @@ def build(
 
 
 def plan(
-    model: Path | str,
+    model: Model | Path | str,
     *,
     out: Path | str | None = None,
     config: BuildConfig | None = None,
@@ -135,18 +136,21 @@ def plan(
     command: str | None = None,
     **settings: Any,
 ) -> BuildPlan:
-    """What `build` would do with the same arguments. Reads, checks, writes nothing."""
+    """What `build` would do with the same arguments, or with a model that is open. Reads, checks, writes nothing."""
     asked = _config(config or BuildConfig(), settings)
     card = backend(asked.backend)
     _check_device(card, asked)
     _check_options(card, asked)
-    path = Path(model)
+    path = model.path if isinstance(model, Model) else path_of(model, "`model`")
+    _refuse_odd_name(path)
     _refuse_engine(path)
-    opened = open_model(path)
+    opened = model if isinstance(model, Model) else open_model(path)
+    _refuse_optimised(opened)
     target = None
     if out is not None:
         try:
-            target = _target(Path(out), opened, card)
+            target = _target(out, opened, card)
+            end_of_links(target)
             _may_write(target, opened, yes=yes)
         except OSError as error:  # a name too long, a loop of links
             raise explain(error, Path(out)) from error
@@ -218,16 +222,36 @@ def _check_options(card: Backend, config: BuildConfig) -> None:
         raise UsageError(f"the backend `{card.name}` has no settings of its own", hint="leave `-O` out")
 
 
+def _refuse_odd_name(path: Path) -> None:
+    if (name := printable(str(path))) != str(path):
+        raise ModelError(f"the name `{name}` is not UTF-8, no builder can be told it", hint="rename the file")
+
+
 def _refuse_engine(path: Path) -> None:
-    if passport_path(path).exists():
+    if engine_path(path) is not None:
         with contextlib.suppress(EngineError, ModelError):
             Engine.open(path)
             raise UsageError(f"`{path}` is an engine already, expected a model", hint=f"`trt-engine bench {path}`")
 
 
-def _target(out: Path, model: Model, card: Backend) -> Path:
-    """The payload's path; a folder gets a file named after the model."""
-    return out / _payload_name(model, card) if out.is_dir() else out
+def _refuse_optimised(model: Model) -> None:
+    """`EngineError` for an engine that lost its passport: an engine of it would be proved against itself."""
+    if model.optimised is None:
+        return
+    beside = passport_path(model.path)
+    state = "is damaged" if engine_path(model.path) is not None else "is not there"
+    raise EngineError(
+        f"`{model.path}` is a graph ONNX Runtime has optimised ({model.optimised}), and its passport "
+        f"`{beside.name}` {state}",
+        hint=f"copy `{beside.name}` along with the engine, or give the model the engine was built from",
+    )
+
+
+def _target(out: Path | str, model: Model, card: Backend) -> Path:
+    """The payload's path; a folder (there, or named with a slash at its end) gets a file named after the model."""
+    path = path_of(out, "`out`")
+    folder = path.is_dir() or (isinstance(out, str) and out.endswith("/"))
+    return path / _payload_name(model, card) if folder else path
 
 
 def _payload_name(model: Model, card: Backend) -> str:
@@ -282,7 +306,7 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     """Build into the staging folder, prove, seal."""
     card, started = backend(plan.config.backend), time.monotonic()
     payload = folder / _payload_name(plan.model, card)
-    log.info("building `%s` with %s", plan.model.path.name, plan.identity.partition(" CPU")[0])
+    log.info("building `%s` with %s", plan.model.path.name, " ".join(plan.identity.split()[:2]))
     with _heartbeat(), _preparing(plan, folder) as prepared:
         outcome = _built_by(card, prepared, plan, payload)
         engine = Engine.seal(payload, _passport(plan, outcome, payload, time.monotonic() - started))
@@ -441,13 +465,12 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model) -> tuple[Parity | None
             log.warning("%s", note)
             return None, note
     if not found.passed:
+        milder = backend(plan.config.backend).milder
         worst, errors = max(found.outputs.items(), key=lambda item: _or_infinite(item[1].max_rel))
         raise AccuracyError(
             f"output `{worst}` of the engine differs from plain ONNX Runtime by {errors.max_rel:.3g} of its largest "
             f"value (cosine {errors.cosine:.4f}), allowed is {found.tolerance:g}",
-            hint="`--parity-rtol` allows more, `-O graph_optimization=basic` rewrites less"
-            if plan.config.backend == "onnxruntime"
-            else "`--parity-rtol` allows more",
+            hint="`--parity-rtol` allows more" + (f", {milder} rewrites less" if milder else ""),
         )
     largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
     log.info("parity with plain ONNX Runtime: largest difference %.2g of the largest value", largest)
@@ -505,6 +528,7 @@ def _heartbeat(every_s: float = _HEARTBEAT_S) -> Iterator[None]:
 
 def _deliver(engine: Engine, out: Path, command: str) -> Engine:
     """A whole copy at `out`; a copy that is broken off is taken away again."""
+    out = end_of_links(out)
     users_own = out.stat().st_ino if out.exists() and not passport_path(out).exists() else None
     try:
         copy = engine.copy_to(out, command=command)

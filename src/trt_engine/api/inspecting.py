@@ -14,9 +14,10 @@ import numpy as np
 
 from trt_engine.backend import backends
 from trt_engine.config import RuntimeConfig, parse_shapes
-from trt_engine.engine import Engine, PlanHeader, Verdict, passport_path, plan_header
+from trt_engine.engine import Engine, PlanHeader, Verdict, engine_path, plan_header
 from trt_engine.environment import version_of
 from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.files import path_of
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.records import EngineReport, ModelReport, RunReport
 from trt_engine.runtime.feeds import random_feeds, shapes_of
@@ -43,7 +44,7 @@ def inspect(
     Raises `ModelError` for a file that is no whole model, `EngineError` for an `.engine` that is no plan, `UsageError` for
     `run` on what cannot run.
     """
-    path = Path(path)
+    path = path_of(path, "`path`")
     sizes = parse_shapes(shapes)
     if path.is_dir():
         _refuse_run(run, path, "a folder")
@@ -79,8 +80,8 @@ def _refuse_run(run: bool, path: Path, what: str) -> None:
 
 
 def _is_engine(path: Path) -> bool:
-    """True for a payload with a passport beside it, and for the passport itself."""
-    return _is_passport(passport_path(path)) or (path.suffix == ".json" and _is_passport(path))
+    """True for a payload with a passport beside it, whole or damaged, and for the passport itself."""
+    return engine_path(path) is not None or (path.suffix == ".json" and _is_passport(path))
 
 
 def _is_passport(path: Path) -> bool:

@@ -15,7 +15,7 @@ from trt_engine.config import RuntimeConfig, from_values
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, Passport, read_passport
 from trt_engine.errors import EngineError, UsageError
-from trt_engine.files import write_whole
+from trt_engine.files import path_of, write_whole
 from trt_engine.runtime.instance import InferenceEngine
 
 __all__ = ["admit", "load", "runtime_config"]
@@ -74,7 +74,7 @@ def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> Ru
 
 
 def _opened(engine: Engine | Path | str) -> Engine:
-    return engine if isinstance(engine, Engine) else Engine.open(Path(engine))
+    return engine if isinstance(engine, Engine) else Engine.open(path_of(engine, "`engine`"))
 
 
 def _unpacked(payload: bytes, passport: Any, folder: Path) -> Engine:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
 from trt_engine.benchmark.loop import Progress, measure
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, from_values, settings
-from trt_engine.engine import Engine, passport_path
+from trt_engine.engine import Engine, engine_path
 from trt_engine.errors import Interrupted, UnstableError, UsageError
 from trt_engine.files import ensure_folder, write_whole
 from trt_engine.graph.load import open_model
@@ -50,8 +52,36 @@ def bench(
     `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C.
     """
     config, runtime, build, named = _settled(config, runtime, build, values)
-    if out is not None:
-        ensure_folder(Path(out))  # found out before minutes are spent
+    with _kept_if_used(None if out is None else Path(out)):
+        return _bench(engine, config, runtime, build, named, isolate, memory_limit, log, out, on_progress)
+
+
+@contextlib.contextmanager
+def _kept_if_used(folder: Path | None) -> Iterator[None]:
+    """The folder, tried before minutes are spent; what of it was made and stays empty is taken away again."""
+    made = [] if folder is None else [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        if folder is not None:
+            ensure_folder(folder)
+        yield
+    finally:
+        for place in made:
+            with contextlib.suppress(OSError):  # something lies in it
+                place.rmdir()
+
+
+def _bench(
+    engine: Engine | Path | str,
+    config: BenchConfig,
+    runtime: RuntimeConfig,
+    build: BuildConfig,
+    named: set[str],
+    isolate: bool,
+    memory_limit: int | None,
+    log: Path | str | None,
+    out: Path | str | None,
+    on_progress: Progress | None,
+) -> BenchRecord:
     if is_bare_model(engine):
         opened = _built(Path(engine), config, runtime, build)  # type: ignore[arg-type]
     else:
@@ -85,11 +115,11 @@ def bench(
 
 
 def is_bare_model(path: Engine | Path | str) -> bool:
-    """True for an `.onnx` file without a passport beside it."""
+    """True for an `.onnx` file without a passport of ours beside it, links followed."""
     if isinstance(path, Engine):
         return False
     path = Path(path)
-    return path.suffix.lower() == ".onnx" and path.is_file() and not passport_path(path).exists()
+    return path.suffix.lower() == ".onnx" and path.is_file() and engine_path(path) is None
 
 
 def _settled(
@@ -150,7 +180,7 @@ def _measured(
     on_progress: Progress | None,
 ) -> BenchRecord:
     if card.has("measure"):  # it measures in a process of its own
-        record: BenchRecord = card.call("measure")(engine, config)
+        record: BenchRecord = card.call("measure")(engine, config, runtime)
         return record
     if isolate:
         return measure_in_child(engine, config, runtime, memory_limit=memory_limit, on_progress=on_progress)

@@ -63,7 +63,9 @@ def _lines(record: BenchRecord) -> Iterator[str]:
     if not record.complete:
         yield warning("The measurement was interrupted: what follows is what was measured until then.")
     rule = record.protocol
+    stamp = _stamp(record.started, rule.warmup_s)
     yield info(f"Warmup completed {record.warmup_queries} queries over {plain(rule.warmup_s * 1000)} ms")
+    stamp = _stamp(record.started, rule.warmup_s + record.wall_s)
     yield info(f"Timing trace has {record.queries} queries over {plain(record.wall_s)} s")
     yield info("")
     yield info("=== Performance summary ===")
@@ -160,9 +162,11 @@ def _times(record: BenchRecord, samples: Sequence[float]) -> str:
     return ", ".join(f"{name} = {plain(value)} ms" for name, value in named)
 
 
-def _stamp(started: str) -> str:
-    """trtexec's time stamp of an ISO time."""
+def _stamp(started: str, after_s: float = 0.0) -> str:
+    """trtexec's time stamp of a moment after an ISO time."""
     try:
-        return datetime.datetime.fromisoformat(started).strftime("%m/%d/%Y-%H:%M:%S")
-    except ValueError:
+        return (datetime.datetime.fromisoformat(started) + datetime.timedelta(seconds=after_s)).strftime(
+            "%m/%d/%Y-%H:%M:%S"
+        )
+    except (ValueError, OverflowError):
         return "01/01/1970-00:00:00"

@@ -17,6 +17,7 @@ import datetime
 import functools
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from trt_engine.errors import Interrupted, MemoryExhausted, ProfileError, TrtEng
 from trt_engine.protocols import Context, DirectSession, ResidentSession, Session
 from trt_engine.records import BenchRecord, Protocol, percentile
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds, read_feeds, shapes_of
-from trt_engine.tensors import Shape, Signature, Tensors, dtype, format_shape
+from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
 __all__ = ["batch_of", "feeds_for", "measure"]
 
@@ -283,7 +284,7 @@ def _ns(seconds: float) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No garbage collection while it lasts; what exists already is put aside for good."""
+    """No garbage collection while it lasts; what is garbage already is collected before."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -403,7 +404,7 @@ def _lane(session: Session, engine: Engine, feeds: Tensors, protocol: Protocol) 
         buffers: dict[str, Buffer] = {}
 
         def buffer(name: str, kind: str, shape: Shape) -> Buffer:
-            buffers[name] = made = device.allocate(max(1, dtype(kind).nbytes(shape)))
+            buffers[name] = made = device.allocate(max(1, math.prod(shape) * numpy_dtype(kind).itemsize))
             stack.callback(made.close)
             return made
 
@@ -424,8 +425,10 @@ def _lane(session: Session, engine: Engine, feeds: Tensors, protocol: Protocol) 
         stack.callback(lambda: lane.graph.close() if lane.graph is not None else None)
         lane.upload()
         stream.synchronize()
-        yield lane
-        stream.synchronize()
+        try:
+            yield lane
+        finally:
+            stream.synchronize()  # after Ctrl-C too: nothing is freed under a device at work
 
 
 def _captured(lanes: list[_Lane], protocol: Protocol, warnings: list[str]) -> Protocol:

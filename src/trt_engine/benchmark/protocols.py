@@ -78,7 +78,6 @@ def resolve(config: BenchConfig, device: str, *, events: bool | None = None, res
             ]  # trtexec copies on streams of their own; here all is in one stream's order
     if not by_events and config.streams > 1:
         lacking += ["streams"]
-    _check(config)
     return Protocol(
         name=config.protocol,
         loop="closed",
@@ -98,12 +97,3 @@ def resolve(config: BenchConfig, device: str, *, events: bool | None = None, res
 
 def _chosen(asked: bool | None, rule: bool) -> bool:
     return rule if asked is None else asked
-
-
-def _check(config: BenchConfig) -> None:
-    for name, value, least in (("iterations", config.iterations, 1), ("streams", config.streams, 1)):
-        if value is not None and value < least:
-            raise UsageError(f"`--{name}` is {value}, expected {least} or more", hint=f"`--{name} {least}`")
-    for name, seconds in (("duration", config.duration_s), ("warmup", config.warmup_s), ("idle", config.idle_s)):
-        if seconds is not None and not 0 <= seconds < float("inf"):
-            raise UsageError(f"`--{name}` is {seconds}, expected 0 s or more", hint=f"`--{name} 1s`")

@@ -35,11 +35,11 @@ def _as_trtexec(function: F) -> F:
     for name in reversed(_USELESS):
         function = click.option(f"--{name}", f"trtexec_{name}", is_flag=True, hidden=True)(function)
     function = click.option("--avgRuns", "trtexec_avg_runs", type=int, hidden=True)(function)
-    return click.option("--loadEngine", "trtexec_engine", type=click.Path(path_type=Path), hidden=True)(function)
+    return click.option("--loadEngine", "trtexec_engine", type=options.FILE, hidden=True)(function)
 
 
 @click.command()
-@click.argument("path", metavar="ENGINE|MODEL", required=False, type=click.Path(path_type=Path))
+@click.argument("path", metavar="ENGINE|MODEL", required=False, type=options.FILE)
 @options.of(BenchConfig)
 @options.of(RuntimeConfig, leave_out=("contexts", "streams"))
 @options.of(
@@ -51,9 +51,7 @@ def _as_trtexec(function: F) -> F:
 @_as_trtexec
 @click.option("--isolate", is_flag=True, help="Measure in a process of its own: a crash there is an error here.")
 @click.option("--memory-limit", metavar="SIZE", help="With --isolate: memory it may take [what is free].")
-@click.option(
-    "--log", "log_file", type=click.Path(path_type=Path), metavar="FILE", help="Read a log of trtexec or of bench."
-)
+@click.option("--log", "log_file", type=options.FILE, metavar="FILE", help="Read a log of trtexec or of bench.")
 @options.out_option("Folder for records.jsonl (appended) and bench.log.")
 @options.dry_run_option
 @options.common
@@ -84,6 +82,11 @@ def command(
     if path is None:
         raise UsageError("no engine, model or log is named", hint="`trt-engine bench model.onnx`")
     backend = values.get("backend")
+    limit = None if memory_limit is None else parse_size(memory_limit)
+    if limit == 0:
+        raise UsageError(
+            "`--memory-limit` is 0, nothing runs in no memory", hint="`--memory-limit 4GiB`, or leave it out"
+        )
     config: BenchConfig = options.config_from(BenchConfig, values)
     _advise(values, config)
     shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
@@ -95,7 +98,6 @@ def command(
 
     from trt_engine.api.measuring import bench
 
-    limit = None if memory_limit is None else parse_size(memory_limit)
     again = {} if backend is None else {"backend": backend}
     try:
         record = bench(

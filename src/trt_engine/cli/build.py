@@ -19,11 +19,11 @@ __all__ = ["command"]
 
 
 @click.command()
-@click.argument("model", metavar="MODEL", required=False, type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL", required=False, type=options.FILE)
 @options.of(BuildConfig)
 @options.out_option("Where the engine goes, a file or a folder [the store alone].")
-@click.option("--onnx", "trtexec_onnx", type=click.Path(path_type=Path), hidden=True)
-@click.option("--saveEngine", "trtexec_save", type=click.Path(path_type=Path), hidden=True)
+@click.option("--onnx", "trtexec_onnx", type=options.FILE, hidden=True)
+@click.option("--saveEngine", "trtexec_save", type=options.FILE, hidden=True)
 @click.option("--force", is_flag=True, help="Build although the store has this engine.")
 @options.yes_option
 @options.dry_run_option
@@ -53,7 +53,9 @@ def command(
 
     from trt_engine.api.building import carry_out, plan
 
-    planned = plan(source, out=_one(out, trtexec_save, "-o", "--saveEngine"), config=config, yes=yes)
+    target = _one(out, trtexec_save, "-o", "--saveEngine")
+    told = f"{target}/" if target is not None and options.out_is_folder() else target
+    planned = plan(source, out=told, config=config, yes=yes)
     report = _planned(planned, force=force) if dry_run else _reported(planned, carry_out(planned, force=force))
     output.emit(
         talk, output.document("build", report, command=options.spelled_command()), _text(report, planned)

@@ -20,7 +20,7 @@ _SHOWN = 12
 
 
 @click.command()
-@click.argument("model", metavar="MODEL", type=click.Path(path_type=Path))
+@click.argument("model", metavar="MODEL", type=options.FILE)
 @click.option("--to", type=click.Choice(("fp16", "bf16")), required=True, help="The type to cast to.")
 @options.out_option("The .onnx file to write.")
 @click.option("--keep-io/--no-keep-io", default=True, help="Inputs and outputs stay FP32 [keep].")
@@ -29,7 +29,7 @@ _SHOWN = 12
 @click.option("--exclude-pattern", metavar="GLOB", multiple=True, help="Leave these nodes in FP32, as '/head/*'.")
 @click.option("--auto", is_flag=True, help="Leave in FP32 what leaves the type's range on --data.")
 @click.option(
-    "--data", type=click.Path(path_type=Path), metavar="PATH",
+    "--data", type=options.FILE, metavar="PATH",
     help="A folder or file of inputs for --auto, --careful and parity [random].",
 )  # fmt: skip
 @click.option("--shapes", metavar="SPEC", help="Shapes of random inputs, as images:1x3x640x640.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_FILE = click.Path(path_type=Path)
+_FILE = options.FILE
 
 
 @click.command("evaluate", short_help="AP or top-1 of an engine on a dataset.")

@@ -26,21 +26,19 @@ log = logging.getLogger("trt_engine.cli.infer")
 
 
 @click.command()
-@click.argument("path", metavar="ENGINE|MODEL", type=click.Path(path_type=Path))
-@click.option("--input", "source", type=click.Path(path_type=Path), metavar="FILE", help=".npy (one input) or .npz.")
-@click.option("--image", "image", type=click.Path(path_type=Path), metavar="FILE", help="A picture, as declared.")
+@click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
+@click.option("--input", "source", type=options.FILE, metavar="FILE", help=".npy (one input) or .npz.")
+@click.option("--image", "image", type=options.FILE, metavar="FILE", help="A picture, as declared.")
 @click.option("--random", "random", is_flag=True, help="Seeded random inputs instead of a file.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="With --random: rows [the profile's optimum].")
 @click.option("--shapes", metavar="SPEC", help="With --random: shapes, as images:8x3x640x640.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", default=0, help="With --random: the seed [0].")
 @click.option("--output", "names", metavar="NAME", multiple=True, help="Only this output (repeatable) [all].")
 @click.option("--repeat", type=click.IntRange(min=1), metavar="N", default=1, help="Run it N times in all [1].")
-@click.option("--draw", type=click.Path(path_type=Path), metavar="FILE", help="With --image: boxes drawn on it.")
+@click.option("--draw", type=options.FILE, metavar="FILE", help="With --image: boxes drawn on it.")
 @click.option("--min-score", type=click.FloatRange(0, 1), metavar="X", help="With --image: detections from X [0.25].")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="With --image: the N best classes [5].")
-@click.option(
-    "--preprocess", type=click.Path(path_type=Path), metavar="FILE", help="With --image: instead of what is declared."
-)
+@click.option("--preprocess", type=options.FILE, metavar="FILE", help="With --image: instead of what is declared.")
 @options.of(RuntimeConfig, leave_out=("contexts", "streams"))
 @options.of(
     BuildConfig,
@@ -178,6 +176,9 @@ def _check_out(out: Path | None, yes: bool, suffixes: Sequence[str]) -> None:
         kind = "a drawing" if suffixes == _DRAWINGS else "outputs"
         ends = " or ".join([", ".join(reversed(suffixes[1:])), suffixes[0]])
         raise UsageError(f"{kind} cannot be written to `{out}`", hint=f"give a name that ends in {ends}")
+    from trt_engine.files import end_of_links
+
+    end_of_links(out)  # a device or a pipe is refused before anything runs
     if out.exists() and not yes:
         raise UsageError(f"`{out}` exists", hint="`--yes` overwrites it, or name another one")
 

@@ -21,7 +21,7 @@ _TOP = 20
 
 
 @click.command("inspect", short_help="What is in a model, an engine, a plan or a run folder.")
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=options.FILE)
 @click.option(
     "--shapes", metavar="SPEC", help="Input shapes to count (or run) at, as images:1x3x640x640 [batch 1, stated sizes]."
 )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 __all__ = ["PROG", "VERBS", "help_text", "main", "run"]
 
@@ -21,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "evaluate": ("evaluate", "AP or top-1 of an engine on a dataset, beside a baseline"),
     "cast": ("cast", "a model in FP16 or BF16, its types consistent everywhere"),
     "quantize": ("quantize", "a model in INT8, FP8, INT4, NVFP4 or MXFP8, written as Q/DQ"),
+    "search": ("search", "which layers may be INT8 or FP8 within an accuracy budget"),
     "ranges": ("ranges", "which tensors leave the range of FP16, BF16 and FP8"),
     "report": ("report", "text, markdown or HTML from the records of a run"),
     "doctor": ("doctor", "what is installed, what works together, what to do"),
@@ -71,28 +75,83 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def main() -> NoReturn:
     """The console script."""
-    if instruction := os.environ.get("_TRT_ENGINE_COMPLETE"):  # set by the shell's completion function
-        from trt_engine.cli.shell import complete
-
-        sys.exit(complete(instruction))
+    code = 130
     try:
-        if sys.argv[1:] not in (["--help"], ["-h"]):
-            _stop_on_sigterm()
-        code = run()
+        code = _started()
+        _deaf()
     except KeyboardInterrupt:  # before the verb's module was there to say it better
+        _deaf()
         sys.stderr.write("error: interrupted\n")
-        code = 130
     sys.exit(code)
 
 
-def _stop_on_sigterm() -> None:
-    """SIGTERM ends as Ctrl-C does, so that locks go and partial records are written."""
+def _started() -> int:
+    if not _streams():
+        return 3
+    if instruction := os.environ.get("_TRT_ENGINE_COMPLETE"):  # set by the shell's completion function
+        from trt_engine.cli.shell import complete
+
+        return complete(instruction)
+    if sys.argv[1:] not in (["--help"], ["-h"]):
+        _listen()
+    return run()
+
+
+def _streams() -> bool:
+    """Make the streams fit to be written to, whatever the shell handed over; False, told, without a stdout.
+
+    A closed one would be taken by the next file that is opened, and what is printed would go into it.
+    """
+    has_stdout = sys.stdout is not None
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for as long as the process lives
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")  # a name or a sign that the terminal lacks is no reason to fail
+    if not has_stdout:
+        sys.stderr.write("error: stdout is closed, the result has nowhere to go\nhint: `> /dev/null` drops it\n")
+    return has_stdout
+
+
+_ONE_BURST_S = 1.0
+"""Signals within this time are one: an impatient second Ctrl-C must not break the ending that the first began."""
+
+
+def _listen() -> None:
+    """SIGTERM and SIGHUP end as Ctrl-C does, so that locks go and partial records are written.
+
+    What the program around us had ignored (`nohup`, a shell's background job) stays ignored.
+    """
     import signal
+    import time
 
-    def terminated(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
+    last = -_ONE_BURST_S
 
-    try:
-        signal.signal(signal.SIGTERM, terminated)
-    except ValueError:  # not in the main thread: the program around us decides
+    def told_to_stop(signum: int, frame: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before >= _ONE_BURST_S:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        try:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, told_to_stop)
+        except ValueError:  # not in the main thread: the program around us decides
+            return
+
+
+def _deaf() -> None:
+    """What comes while we end changes nothing any more."""
+    if (signal := sys.modules.get("signal")) is None:
         return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except ValueError:
+            return

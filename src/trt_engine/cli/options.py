@@ -20,7 +20,17 @@ from trt_engine.cli.output import Talk
 from trt_engine.config import Profile, Setting, ShapeRange, from_values, parse_shapes, settings
 from trt_engine.errors import UsageError
 
-__all__ = ["common", "config_from", "dry_run_option", "of", "out_option", "spelled_command", "yes_option"]
+__all__ = [
+    "FILE",
+    "common",
+    "config_from",
+    "dry_run_option",
+    "of",
+    "out_is_folder",
+    "out_option",
+    "spelled_command",
+    "yes_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,9 +63,47 @@ def _say(text: str) -> None:
     logging.getLogger(__name__).info("%s", text)
 
 
-def out_option(help: str) -> Callable[[F], F]:
-    """`-o/--out` (and its alias `--outdir`): where the verb writes."""
-    return click.option("-o", "--out", "--outdir", "out", type=click.Path(path_type=Path), metavar="PATH", help=help)
+FILE = click.Path(path_type=Path, readable=False)
+"""A file to read: whether it can be is said by whoever opens it, in our words."""
+
+_OUTDIR = "trt_engine.outdir"
+"""In the context: what `--outdir` named."""
+_FOLDER = "trt_engine.out_is_folder"
+
+
+def out_option(help: str, *, instead: str = "name a file or a folder, as `-o results`") -> Callable[[F], F]:
+    """`-o/--out` (and its alias `--outdir`, always a folder): where the verb writes; `instead` answers `-o -`."""
+
+    def as_folder(ctx: click.Context, _: click.Parameter, typed: str | None) -> None:
+        if typed is not None:
+            ctx.meta[_OUTDIR] = typed
+
+    def read(ctx: click.Context, _: click.Parameter, typed: str | None) -> Path | None:
+        folder = ctx.meta.pop(_OUTDIR, None)
+        if typed is not None and folder is not None:
+            raise UsageError("`--out` and `--outdir` say the same thing twice", hint="leave one of them out")
+        named = typed if folder is None else folder
+        if named is None:
+            return None
+        if named in ("", "-") or re.fullmatch(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", named):
+            raise UsageError(f"`-o {shlex.quote(named)}` names no file or folder", hint=instead)
+        ctx.meta[_FOLDER] = folder is not None or named.endswith("/")
+        return Path(named)
+
+    def decorate(function: F) -> F:
+        function = click.option("-o", "--out", "out", metavar="PATH", help=help, callback=read)(function)
+        return click.option(
+            "--outdir", "out_folder", metavar="DIR", help="As -o, and always a folder.", is_eager=True,
+            expose_value=False, callback=as_folder,
+        )(function)  # fmt: skip
+
+    return decorate
+
+
+def out_is_folder() -> bool:
+    """Whether what was typed for the output can only be a folder: `--outdir`, or a slash at its end."""
+    ctx = click.get_current_context(silent=True)
+    return bool(ctx and ctx.meta.get(_FOLDER))
 
 
 yes_option = click.option("--yes", is_flag=True, help="Overwrite what is there.")
@@ -101,7 +149,28 @@ def _option(item: Setting, default: Any) -> Callable[[F], F]:
     )
     metavar = item.metavar or {click.INT: "N", click.FLOAT: "X"}.get(kind) or (None if item.choices else "TEXT")
     flags = [*item.flags, item.name]
-    return click.option(*flags, type=kind, default=None, multiple=item.multiple, metavar=metavar, help=f"{text}.")
+    names = item.multiple and item.parse is str
+    if names:
+        metavar = f"{metavar}|@FILE"
+    return click.option(
+        *flags, type=kind, default=None, multiple=item.multiple, metavar=metavar, help=f"{text}.",
+        callback=_from_files if names else None,
+    )  # fmt: skip
+
+
+def _from_files(ctx: click.Context, param: click.Parameter, typed: tuple[str, ...]) -> tuple[str, ...]:
+    """`@FILE` among names stands for the names in it, one a line."""
+    names: list[str] = []
+    for item in typed or ():
+        if not item.startswith("@"):
+            names.append(item)
+            continue
+        try:
+            lines = Path(item[1:]).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read names from `{item[1:]}`: {error}", hint="one name a line") from error
+        names += [line.strip() for line in lines if line.strip()]
+    return tuple(names)
 
 
 def _shown(default: Any, name: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trt_engine.errors import TrtEngineError
+from trt_engine.errors import SetupError, TrtEngineError
 
-__all__ = ["Talk", "document", "emit", "fail"]
+__all__ = ["Talk", "document", "emit", "fail", "full_stdout", "start_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +65,42 @@ def document(verb: str, body: Any, *, command: str, warnings: Sequence[str] = ()
 def emit(talk: Talk, doc: Mapping[str, Any], text: str) -> None:
     """Print the result: the document as JSON, or the text."""
     if not talk.json:
-        print(text, flush=True)  # noqa: T201
+        _print(text)
         return
     import msgspec
 
-    print(msgspec.json.format(msgspec.json.encode(doc), indent=2).decode(), flush=True)  # noqa: T201
+    from trt_engine.files import json_bytes
+
+    _print(_as_stdout_takes_it(msgspec.json.format(json_bytes(doc), indent=2).decode()))
     _Stdout.given = True
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise full_stdout(error) from error
+
+
+def full_stdout(error: OSError) -> SetupError:
+    """The error of a stdout that takes no more."""
+    import os
+
+    reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0).lower()
+    return SetupError(f"cannot write to stdout: {reason}", hint="free some space, or send it elsewhere with `>`")
+
+
+def _as_stdout_takes_it(text: str) -> str:
+    """JSON is UTF-8, or escaped where stdout is not: never with a sign replaced."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        import json
+
+        return json.dumps(json.loads(text), indent=2)
+    return text
 
 
 def fail(error: TrtEngineError, talk: Talk, cause: BaseException | None = None, *, command: str = "") -> int:
@@ -79,13 +111,11 @@ def fail(error: TrtEngineError, talk: Talk, cause: BaseException | None = None, 
     if talk.verbosity >= 2:
         import traceback
 
-        traceback.print_exception(cause or error)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            _write_error("".join(traceback.format_exception(cause or error)))
     lines = f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
-    try:
-        sys.stderr.write(lines)
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):  # stderr is closed or gone; the exit code still tells
-        pass
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed or gone; the exit code still tells
+        _write_error(lines)
     if talk.json and not _Stdout.given:
         told = {
             "type": type(error).__name__,
@@ -95,3 +125,11 @@ def fail(error: TrtEngineError, talk: Talk, cause: BaseException | None = None, 
         }
         emit(talk, document("error", {"error": told}, command=command), "")
     return error.exit_code
+
+
+def _write_error(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+    except UnicodeEncodeError:
+        sys.stderr.write(text.encode("ascii", "backslashreplace").decode())
+    sys.stderr.flush()

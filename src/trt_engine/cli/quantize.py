@@ -22,17 +22,15 @@ _SHOWN = 8
 
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="MODEL")
+@click.argument("model", type=options.FILE, metavar="MODEL")
 @click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format.")
 @click.option(
     "--calibrate", "--data", "data", metavar="DATA",
     help="What calibration sees: a folder or file of images, .npy, .npz, .bin, .raw; `random` for a mere trial.",
 )  # fmt: skip
+@click.option("--cache", type=options.FILE, metavar="FILE", help="Keep the ranges here; a hit needs no data.")
 @click.option(
-    "--cache", type=click.Path(path_type=Path), metavar="FILE", help="Keep the ranges here; a hit needs no data."
-)
-@click.option(
-    "--emulate", type=click.Path(path_type=Path), metavar="FILE",
+    "--emulate", type=options.FILE, metavar="FILE",
     help="Write an FP32 graph too that computes the same numbers on any CPU.",
 )  # fmt: skip
 @options.of(QuantizeConfig)

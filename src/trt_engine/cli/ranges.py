@@ -21,9 +21,9 @@ _SHOWN = 12
 
 
 @click.command("ranges", short_help="Which tensors leave the range of FP16, BF16 and FP8.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=options.FILE)
 @click.option(
-    "--data", type=click.Path(path_type=Path), metavar="PATH",
+    "--data", type=options.FILE, metavar="PATH",
     help="A folder or file of inputs: .npy, .npz, .bin, .raw [random inputs, which say little].",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(min=1), default=1, metavar="N", help="Rows in one run [1].")

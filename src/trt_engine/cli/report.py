@@ -22,14 +22,16 @@ _NAMES = {"text": "report.txt", "md": "report.md", "html": "report.html", "json"
 
 @click.command("report")
 @options.common
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="RUN", type=options.FILE)
 @click.option(
     "--format",
     "form",
     type=click.Choice(["text", "md", "html", "json"]),
     help="What to write [by the suffix of -o, else text].",
 )
-@options.out_option("Write to this file, or into this folder, instead of stdout.")
+@options.out_option(
+    "Write to this file, or into this folder, instead of stdout.", instead="leave `-o` out: it goes to stdout"
+)
 @options.dry_run_option
 @options.yes_option
 def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_run: bool, yes: bool) -> None:
@@ -37,7 +39,7 @@ def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_ru
 
     RUN is the folder that `size -o` or `bench -o` wrote. The page needs no network and can be sent on as it is.
     """
-    from trt_engine.files import write_whole
+    from trt_engine.files import end_of_links, write_whole
     from trt_engine.reporting.run import Run
     from trt_engine.reporting.write import is_ours
 
@@ -51,7 +53,7 @@ def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_ru
         else:
             output.emit(talk, {}, _made(run, form, folder, {}).rstrip("\n"))
         return
-    target = out / _NAMES[form] if out.is_dir() else out
+    target = end_of_links(out / _NAMES[form] if out.is_dir() or options.out_is_folder() else out)
     if target.exists() and not yes and not is_ours(target):
         raise UsageError(
             f"`{target}` is there and is no report of ours", hint="another name with `-o`, or `--yes` to overwrite it"

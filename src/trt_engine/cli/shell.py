@@ -14,8 +14,8 @@ from typing import Any
 import click
 
 from trt_engine.cli.main import PROG, VERBS, help_text
-from trt_engine.cli.output import Talk, fail, start_command
-from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, TrtEngineError, UsageError
+from trt_engine.cli.output import Talk, fail, full_stdout, start_command
+from trt_engine.errors import Interrupted, MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
 
 __all__ = ["COMPLETE", "cli", "complete", "run_verb"]
 
@@ -112,7 +112,7 @@ def run_verb(args: Sequence[str]) -> int:
     start_command()
     try:
         code = _invoke(args)
-        sys.stdout.flush()  # what a verb printed without flushing must not fail after us, with a trace
+        _flush()  # what a verb printed without flushing must not fail after us, with a trace
         return code
     except BrokenPipeError:
         return _reader_left()
@@ -120,12 +120,21 @@ def run_verb(args: Sequence[str]) -> int:
         told = _told(error, args)
         try:
             fail(told, talk, error, command=command)
-            sys.stdout.flush()
+            _flush()
         except BrokenPipeError:
             return _reader_left()
-        except OSError:  # stdout is full: the error has gone to stderr, and the exit code tells
+        except (OSError, SetupError):  # stdout is full: the error has gone to stderr, and the exit code tells
             _drop_stdout()
         return told.exit_code
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise full_stdout(error) from error
 
 
 def _invoke(args: Sequence[str]) -> int:
@@ -162,20 +171,40 @@ def _told(error: BaseException, args: Sequence[str]) -> TrtEngineError:
         return told
     if isinstance(error, SystemExit):
         raise error
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        from trt_engine.files import printable
+
+        return ModelError(f"the name `{printable(error.object)[:200]}` is not UTF-8", hint="rename the file or folder")
     # the last guard: a person gets a sentence, and the trace with -vv
     return TrtEngineError(f"unexpected {type(error).__name__}: {error}".rstrip(": "), hint="`-vv` shows where")
 
 
-def _place(error: OSError) -> SetupError | None:
-    """The error of a place that cannot be written, met outside files.py (`> /dev/full`)."""
+def _place(error: OSError) -> TrtEngineError | None:
+    """The error of a place that cannot be used, met outside files.py; without a file name the place is not known."""
     import errno
     from pathlib import Path
 
     from trt_engine.files import explain
 
-    known = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
-    where = error.filename if isinstance(error.filename, str) else "the output"
-    return explain(error, Path(where), "use" if error.filename else "write") if error.errno in known else None
+    known = (
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP,
+        errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ESTALE,
+    )  # fmt: skip
+    if error.errno not in known:
+        return None
+    if isinstance(error.filename, str | bytes) and error.filename:
+        return explain(error, Path(os.fsdecode(error.filename)), "use")
+    if _is_clicks_own(error):  # help and completion, which click prints
+        return full_stdout(error)
+    told = explain(error, Path())
+    return SetupError(f"cannot write: {told.message.partition(': ')[2]}", hint=told.hint)
+
+
+def _is_clicks_own(error: OSError) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("click.")
 
 
 def _usage(error: click.UsageError, args: Sequence[str]) -> UsageError:
@@ -185,6 +214,16 @@ def _usage(error: click.UsageError, args: Sequence[str]) -> UsageError:
     # click's parser has no context for an option without its value
     verb = error.ctx.command_path if error.ctx else " ".join([PROG, *(arg for arg in args[:1] if arg in VERBS)])
     if isinstance(error, click.NoSuchOption):
+        if error.ctx and isinstance(error.ctx.command, click.Group):
+            own = {"--help", *(name for item in error.ctx.command.params for name in item.opts)}
+            if error.option_name not in own and error.option_name in _option_names(error.ctx.command):
+                action = next(
+                    name for name, one in error.ctx.command.commands.items() if error.option_name in _option_names(one)
+                )
+                return UsageError(
+                    f"`{verb}` has no option `{error.option_name}`",
+                    hint=f"options come after the action: `{verb} {action} {error.option_name}`",
+                )
         known = sorted(_option_names(error.ctx.command) | {"--help"}) if error.ctx else []
         nearest = closest(error.option_name, known)
         hint = nearest if nearest.startswith("did you mean") else f"`{verb} --help` lists the options"

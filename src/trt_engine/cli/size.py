@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 
 @click.command("size", short_help="How many video streams a model sustains.")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("model", type=options.FILE)
 @options.out_option("Put the tree directly into this folder (default: beside the model, or a run folder under runs/).")
 @options.of(SizeConfig)
 @options.of(BuildConfig, leave_out=("profiles", "batch"))

@@ -16,7 +16,7 @@ class StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.started = time.monotonic()
-        self.colour = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        self.colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal
@@ -18,6 +20,8 @@ from trt_engine.records import BackendState, Diagnosis, DoctorReport
 from trt_engine.store import Store
 
 __all__ = ["CHECKS", "Findings", "doctor"]
+
+log = logging.getLogger(__name__)
 
 Status = Literal["ok", "note", "warning", "problem"]
 
@@ -73,14 +77,45 @@ def check(look: Look) -> Look:
 def doctor(machine: Machine | None = None) -> DoctorReport:
     """What this machine has, which backends work here, and what to type for the rest; changes nothing."""
     found = Findings(machine or Machine())
-    diagnoses = tuple(item for look in CHECKS for item in look(found))
+    diagnoses = tuple(item for look in CHECKS for item in _looked(look, found))
     return DoctorReport(
         diagnoses=diagnoses,
-        backends=tuple(_backend_state(card, found) for card in backends().values() if not card.hidden),
-        environment=Environment.here(0 if found.gpus else None),
+        backends=tuple(_judged(card, found) for card in backends().values() if not card.hidden),
+        environment=Environment.here(0 if _has_gpu(found) else None),
         problems=sum(item.status == "problem" for item in diagnoses),
         warnings_found=sum(item.status == "warning" for item in diagnoses),
     )
+
+
+def _looked(look: Look, found: Findings) -> list[Diagnosis]:
+    """What a check says; one that fails is a finding itself, and the others still look."""
+    said: list[Diagnosis] = []
+    try:
+        said.extend(look(found))
+    except Exception as error:
+        log.debug("the check `%s` failed:\n%s", look.__name__, traceback.format_exc())
+        name = look.__name__.replace("_", "-")
+        said.append(Diagnosis(name, "warning", f"could not be checked: {_reason(error)}", "`-v` shows where"))
+    return said
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _judged(card: Backend, found: Findings) -> BackendState:
+    try:
+        return _backend_state(card, found)
+    except Exception as error:
+        reason = f"could not be checked: {_reason(error)}"
+        return BackendState(card.name, card.summary, False, reason=reason, fix=card.install)
+
+
+def _has_gpu(found: Findings) -> bool:
+    try:
+        return bool(found.gpus)
+    except Exception:  # told by the check `gpu`
+        return False
 
 
 # ------------------------------------------------------------------------------------------------ Python and packages

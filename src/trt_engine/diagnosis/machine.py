@@ -82,6 +82,8 @@ class Machine:
             )
         except subprocess.TimeoutExpired:
             return {"error": f"`import {library}` did not end within {_PROBE_TIMEOUT_S} s"}
+        except OSError as error:
+            return {"error": f"`import {library}` could not be tried: no process starts ({error.strerror or error})"}
         for line in reversed(done.stdout.splitlines()):
             if line.startswith(MARK):
                 told: dict[str, Any] = json.loads(line.removeprefix(MARK))

@@ -28,7 +28,6 @@ MASK_REMEDIES = (  # in the order to try them (A11)
     "else build at optimization level 2",
 )
 _LAYOUT = frozenset("Unsqueeze Squeeze Reshape Transpose Identity Expand".split())
-_FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
 @dataclass(slots=True)
@@ -137,6 +136,16 @@ def _unknown(seen: _Seen) -> Iterator[Finding]:
     for item in operators.unknown(seen.proto):
         error = item.error(seen.model.path.name)
         yield Finding("unknown-operator", "error", error.message, item.node, error.hint)
+
+
+def _optimised(seen: _Seen) -> Iterator[Finding]:
+    if seen.model.optimised is not None:
+        yield Finding(
+            "optimised-graph",
+            "warning",
+            f"a graph ONNX Runtime has optimised for one machine, without a passport ({seen.model.optimised})",
+            hint="an engine lost its passport: copy `X.onnx.json` along with it, or build again from the exporter's model",
+        )
 
 
 def _beyond(seen: _Seen) -> Iterator[Finding]:
@@ -505,6 +514,7 @@ def _constants(graph: GraphProto) -> Iterator[TensorProto]:
 _RULES: tuple[Rule, ...] = (
     _unknown,
     _trt_only,
+    _optimised,
     _beyond,
     _deformable,
     _mask_path,

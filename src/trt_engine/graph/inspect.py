@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 
 from trt_engine.config import profile_for
 from trt_engine.engine import Precision
@@ -16,21 +16,24 @@ from trt_engine.graph.census import census, is_dequantize, is_quantize, paramete
 from trt_engine.graph.findings import findings
 from trt_engine.graph.flops import count
 from trt_engine.graph.load import legible, open_model, read_proto
+from trt_engine.model import Model
 from trt_engine.records import ModelReport
 from trt_engine.tensors import Shape, Signature
 
 __all__ = ["inspect_model"]
 
 
-def inspect_model(path: Path | str, shapes: Mapping[str, Shape] | None = None) -> ModelReport:
-    """The report of the model at `path`, counted at `shapes`.
+def inspect_model(
+    source: Model | Path | str, shapes: Mapping[str, Shape] | None = None, *, proto: ModelProto | None = None
+) -> ModelReport:
+    """The report of the model at a path, or of one that is open (and `proto`, its graph, read), counted at `shapes`.
 
     Without shapes it is counted at batch 1 and the sizes the model states; when other sizes are open, `macs` and `flops`
     are None. `UsageError` for shapes that do not fit the model, `ModelError` for a file that is no whole model.
     """
-    path = Path(path)
-    model = open_model(path)
-    proto = read_proto(path)
+    model = source if isinstance(source, Model) else open_model(source)
+    path = model.path
+    proto = proto if proto is not None else read_proto(path)
     with legible(path):
         sizes = _sizes(model.signature, dict(shapes or {}))
         cost = count(proto, sizes or {})

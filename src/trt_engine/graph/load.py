@@ -23,6 +23,7 @@ from trt_engine.model import ExternalFile, Model
 from trt_engine.tensors import Signature, TensorSpec, dtype
 
 __all__ = [
+    "ENGINE_MARK",
     "Beyond",
     "beyond_onnxruntime",
     "check",
@@ -35,6 +36,10 @@ __all__ = [
     "trt_only",
 ]
 
+ENGINE_MARK = "trt_engine.engine"
+"""The name of the metadata our ONNX Runtime engines carry: whose work a graph is when its passport is gone."""
+_INNER_DOMAINS = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
+"""Operators ONNX Runtime puts into a graph as it optimises it; no exporter writes them."""
 _LARGEST = (1 << 31) - 1  # protobuf's limit for one message
 
 
@@ -52,7 +57,18 @@ def open_model(path: Path | str) -> Model:
             opsets=walk.opsets_of(proto),
             ir_version=proto.ir_version,
             external=external,
+            optimised=_optimised(proto),
         )
+
+
+def _optimised(proto: ModelProto) -> str | None:
+    for item in proto.metadata_props:
+        if item.key == ENGINE_MARK:
+            return f"its metadata says so: {item.value[:80]}"
+    for place in walk.nodes(proto):
+        if place.node.domain in _INNER_DOMAINS:
+            return f"it has `{place.node.op_type}` of the domain `{place.node.domain}`"
+    return None
 
 
 def read_proto(path: Path | str, *, weights: bool = False) -> ModelProto:

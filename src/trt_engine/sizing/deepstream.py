@@ -10,7 +10,7 @@ from trt_engine.tensors import Signature, TensorSpec
 
 __all__ = ["benchmark_data", "nvinfer_keys", "nvinfer_text"]
 
-_NETWORK_MODES = {"fp32": "0", "int8": "1", "fp16": "2"}  # nvinfer's numbers
+_NETWORK_MODES = {"fp32": "0", "tf32": "0", "int8": "1", "fp16": "2"}  # nvinfer's numbers
 _NOT_THERE = "parse-bbox-func-name and custom-lib-path: your parser of the outputs, nvinfer has none built in for them"
 
 

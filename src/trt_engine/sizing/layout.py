@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ from trt_engine.errors import SetupError, UsageError
 
 __all__ = ["Layout", "layout_for"]
 
+_LONGEST_NAME = 255
+"""Bytes of one file name on every usual file system."""
+_ASIDE = 48
+"""What a name grows by while its file is written (`files.write_whole`)."""
+_LARGEST_BATCH = 1 << 20
 RESULTS = ("size.json", "records.jsonl", "scan.jsonl", "report.md", "report.html", "benchmark_data.json")
 
 
@@ -73,7 +79,8 @@ class Layout:
         return document if document.get("schema") == "trt-engine/size" else None
 
     def check(self, *, yes: bool) -> None:
-        """Refuse a place where this run would overwrite what no run of ours has written."""
+        """Refuse a place where this run would overwrite what no run of ours has written, and names no disk takes."""
+        self._check_names()
         for place in (self.folder, *self.folder.parents):
             if place.exists() and not place.is_dir():
                 raise SetupError(
@@ -85,6 +92,21 @@ class Layout:
             raise UsageError(
                 f"`{self.folder}` has {', '.join(f'`{name}`' for name in foreign)} not written by `size`",
                 hint="name another folder with `-o`, or add `--yes` to overwrite",
+            )
+
+    def _check_names(self) -> None:
+        for part in self.folder.parts:
+            if len(os.fsencode(part)) > _LONGEST_NAME:
+                raise SetupError(
+                    f"the folder's name `{part}` is too long: {len(os.fsencode(part))} bytes, a disk takes {_LONGEST_NAME}",
+                    hint="name a folder with `-o`",
+                )
+        longest = len(os.fsencode(self.build_log(_LARGEST_BATCH).name)) + _ASIDE
+        if longest > _LONGEST_NAME:
+            raise SetupError(
+                f"the model's name `{self.stem}` is too long: its engines and logs are named after it and would have "
+                f"{longest} bytes, a disk takes {_LONGEST_NAME}",
+                hint="rename the model, or link to it under a shorter name: `ln -s`",
             )
 
     def clear(self) -> None:
@@ -100,12 +122,12 @@ def layout_for(model: Path, out: Path | None, suffix: str, now: time.struct_time
     command runs.
     """
     timestamp = time.strftime("%Y%m%d_%H%M%S", now or time.localtime())
-    whole = model.absolute()
+    whole = model.parent.resolve() / model.name if ".." in model.parts else model.absolute()
     named = len(whole.parts) > 4 and whole.parts[-2] == "model" and whole.parts[-4] == "models"
     if out is not None:
         folder = out
     elif named:
-        folder = (model if len(model.parts) > 2 else whole).parent.parent / "benchmarks"
+        folder = (model if len(model.parts) > 2 and ".." not in model.parts else whole).parent.parent / "benchmarks"
     else:
         folder = _unused(Path("runs") / f"{timestamp}_{model.stem}")
     return Layout(folder, model.stem, whole.parts[-3] if named else model.stem, suffix, timestamp)
@@ -114,7 +136,14 @@ def layout_for(model: Path, out: Path | None, suffix: str, now: time.struct_time
 def _unused(folder: Path) -> Path:
     """The folder, or `..._2`, `..._3` when another run took the name within the same second."""
     candidate, number = folder, 1
-    while candidate.exists():
+    while _there(candidate):
         number += 1
         candidate = folder.with_name(f"{folder.name}_{number}")
     return candidate
+
+
+def _there(folder: Path) -> bool:
+    try:
+        return folder.exists()
+    except OSError:  # a name too long, which `Layout.check` refuses
+        return False

@@ -20,6 +20,7 @@ from trt_engine.engine import Engine, Passport, passport_path
 from trt_engine.environment import version_of
 from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.files import explain
+from trt_engine.graph.load import check
 from trt_engine.model import Model
 from trt_engine.records import Check
 from trt_engine.sizing.layout import Layout
@@ -137,6 +138,7 @@ class Preflight:
     def run(self) -> tuple[Check, ...]:
         """Every check, logged as it is made."""
         self.ok("model", f"`{self.model.path}`, {_mib(self.model.nbytes)}, opset {self.model.opsets.get('', '?')}")
+        self._operators()
         self._versions()
         self._device()
         self._folder()
@@ -160,6 +162,17 @@ class Preflight:
         self.checks.append(Check(name, "fail", error.message, error.hint))
         self.failures.append(error)
         log.error("%s: %s", name, error.message)
+
+    def _operators(self) -> None:
+        try:
+            if self.card.has("accepts") and not self.card.missing():
+                self.card.call("accepts")(self.model)
+            else:
+                check(self.model)
+        except ModelError as error:
+            self.fail("operators", error)
+        else:
+            self.ok("operators", "all known")
 
     def _versions(self) -> None:
         if missing := self.card.missing():
@@ -251,6 +264,22 @@ class Preflight:
             self.warn("disk", text, "`trt-engine cache prune` frees space")
         else:
             self.ok("disk", text)
+        self._store_disk(guess)
+
+    def _store_disk(self, guess: Estimate) -> None:
+        """The engine is built in the store, which may lie on another disk."""
+        folder = Store().folder
+        place = _existing(folder)
+        if place.stat().st_dev == _existing(self.layout.folder).stat().st_dev:
+            return
+        free, least = shutil.disk_usage(place).free, guess.nbytes + _SPARE_BYTES
+        text = f"{_mib(free)} free on the disk of the store `{folder}`, {_mib(least)} needed"
+        if free < least:
+            self.fail(
+                "store", SetupError(text, hint="`trt-engine cache prune`, or another disk with `TRT_ENGINE_STORE`")
+            )
+        else:
+            self.ok("store", text)
 
     def _memory(self, guess: Estimate) -> None:
         free = memory_available()

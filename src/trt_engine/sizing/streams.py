@@ -27,6 +27,7 @@ from trt_engine.errors import (
     CapacityError,
     Interrupted,
     MemoryExhausted,
+    ModelError,
     SetupError,
     TrtEngineError,
     UnstableError,
@@ -78,6 +79,8 @@ class Plan:
     """The command line that repeats the run."""
     yes: bool = False
     """Overwrite what no run of ours has written."""
+    stamps: tuple[tuple[int, int, int], ...] = ()
+    """What the model's files looked like when they were digested."""
     precision_chosen: bool = False
     """Nobody asked for the precision: it is what a GPU is usually sized with."""
 
@@ -87,8 +90,13 @@ class Plan:
 
     def to_build(self, batch: int, largest: int | None = None) -> building.BuildPlan:
         """What building that engine would do: refuses wrong settings, shapes nobody gave, a file in the way."""
+        if _stamps(self.model) != self.stamps:
+            raise ModelError(
+                f"`{self.model.path}` was changed while it was sized",
+                hint="run it again when the model is as it shall be",
+            )
         return building.plan(
-            self.model.path,
+            self.model,
             out=self.layout.engine(largest or batch, dynamic=self.dynamic),
             config=self.build_config(batch, largest),
             yes=self.yes,
@@ -155,11 +163,11 @@ def plan(
 ) -> Plan:
     """The run that would be made; raises for a wrong setting, a model that is none, and shapes nobody gave (A3)."""
     config, build = config or SizeConfig(), build or BuildConfig()
-    _check_settings(config, build)
+    _check_settings(build)
     path = Path(model)
     card = backend(build.backend)
     check_model_path(path)
-    opened = open_model(path)
+    stamps = _stamps(opened := open_model(path))
     if not opened.signature.inputs:
         raise UsageError(f"`{path}` has no inputs: there is no batch to size", hint=f"`trt-engine inspect {path}`")
     dynamic = any(spec.shape and spec.shape[0] < 0 for spec in opened.signature.inputs)
@@ -177,6 +185,7 @@ def plan(
         dynamic=dynamic,
         command=command or _spelled(path, out, config, build),
         yes=yes,
+        stamps=stamps,
         precision_chosen=chosen,
     )
     layout.check(yes=yes)
@@ -184,19 +193,7 @@ def plan(
     return made
 
 
-def _check_settings(config: SizeConfig, build: BuildConfig) -> None:
-    for name, value, least in (
-        ("start-batch", config.start_batch, 1),
-        ("max-batch", config.max_batch, 1),
-        ("scan-width", config.scan_width, 1),
-        ("need-streams", config.need_streams, 0),
-    ):
-        if value is not None and value < least:
-            raise UsageError(f"`--{name}` is {value}, expected {least} or more", hint=f"`--{name} {max(least, 1)}`")
-    if not 0 < config.fps < float("inf"):
-        raise UsageError(f"`--fps` is {config.fps:g}, expected a number above 0", hint="`--fps 30`")
-    if config.duration_s <= 0:
-        raise UsageError("`--duration` is 0, and a measurement takes time", hint="`--duration 10s`")
+def _check_settings(build: BuildConfig) -> None:
     if build.batch or build.profiles:
         raise UsageError(
             "`size` chooses the batch of its engines itself: min 1, opt = max = N",
@@ -211,6 +208,15 @@ def _usual_precision(model: Model, build: BuildConfig) -> tuple[BuildConfig, boo
     if precision_of(read_proto(model.path)) != "fp32":
         return build, False
     return replace(build, precision="fp16"), True
+
+
+def _stamps(model: Model) -> tuple[tuple[int, int, int], ...]:
+    """Inode, size and time of change of the model's files: as long as they stay, so does its digest."""
+    try:
+        found = [path.stat() for path in (model.path, *(item.path for item in model.external))]
+    except OSError as error:
+        raise explain(error, model.path, "read") from error
+    return tuple((item.st_ino, item.st_size, item.st_mtime_ns) for item in found)
 
 
 def _fixed_batch(model: Model) -> int:
@@ -259,6 +265,8 @@ class _Run:
     doing: str = "preflight"
     spent: bool = False
     """True once the folder holds something of this run."""
+    results: dict[int, tuple[BenchRecord, BatchResult]] = field(default_factory=dict)
+    """By the record's `id`, which the record kept here holds on to."""
     scanning: bool = False
     scan_engines: int = 0
     scan_measurements: int = 0
@@ -312,7 +320,7 @@ class _Run:
 
     def inspect(self) -> None:
         profile = self.plan.build_config(self.plan.batches[0]).resolve(self.plan.model.signature)[0]
-        found = inspect_model(self.plan.model.path, shapes={name: span.min for name, span in profile.ranges.items()})
+        found = inspect_model(self.plan.model, shapes={name: span.min for name, span in profile.ranges.items()})
         self.findings = found.findings
         for spec in self.plan.model.signature.inputs:
             log.info("input %s, output %s", spec, ", ".join(map(str, self.plan.model.signature.outputs)))
@@ -368,7 +376,7 @@ class _Run:
             path = self.plan.layout.bench_log(record.batch)
             write_whole(path, render(record))
             self.artifacts[f"log_b{record.batch}"] = str(path)
-            done = _result(record)
+            done = self.result(record)
             log.info(
                 "batch %d: %.2f QPS, %.1f images/s, mean %.3f ms, p99 %.3f ms on %s",
                 record.batch, done.qps, done.images_per_s, done.compute_ms.mean, done.compute_ms.p99, record.device,
@@ -381,7 +389,7 @@ class _Run:
 
     def measured(self, engine: Engine, config: BenchConfig) -> BenchRecord:
         if self.plan.card.has("measure"):
-            record: BenchRecord = self.plan.card.call("measure")(engine, config)
+            record: BenchRecord = self.plan.card.call("measure")(engine, config, self.plan.runtime)
         else:
             record = measure_in_child(engine, config, self.plan.runtime, memory_limit=self.plan.config.memory_limit)
         self.keep(record)
@@ -475,13 +483,19 @@ class _Run:
 
     # -------------------------------------------------------------------------------------------- what is written
 
+    def result(self, record: BenchRecord) -> BatchResult:
+        """A record in the terms of A6, worked out once: it may hold a million samples."""
+        if id(record) not in self.results:
+            self.results[id(record)] = record, _result(record)
+        return self.results[id(record)][1]
+
     def report(self, stopped: str | None = None, error: Exception | None = None) -> SizeReport:
         """What is known now; complete unless it says why it stopped."""
         plan, doubling = self.plan, self.doubling
         engine, last = doubling.good[-1] if doubling.good else (None, None)
         tried = [record for _, record in doubling.good]
         first = [doubling.latency] if doubling.latency is not None and doubling.latency not in tried[-1:] else []
-        results = [_result(record) for record in (*first, *tried[-1:])]
+        results = [self.result(record) for record in (*first, *tried[-1:])]
         rates = [float(images_per_s(record)) for record in tried[-1:]]
         final = {"engine": str(engine.path), "passport": str(passport_path(engine.path))} if engine else {}
         return SizeReport(
@@ -501,7 +515,7 @@ class _Run:
             protocol=self.protocol,
             environment=last.environment if last else Environment.here(),
             artifacts=self.artifacts | final,
-            tried=tuple(map(_result, tried)),
+            tried=tuple(map(self.result, tried)),
             cliffs=self.points,
             complete=stopped is None,
             model_name=plan.layout.model_name,
@@ -521,13 +535,14 @@ class _Run:
         """The keys for the engine measured, or for the one TensorRT would build under the same name."""
         layout, peak = self.plan.layout, peak_streams(last, self.plan.config.fps)
         on_gpu = last.device.startswith("cuda")
+        main = self.doubling.good[-1][0].passport.precision.main
         engine = replace(layout, suffix=".engine").engine(last.batch, dynamic=self.plan.dynamic)
         return nvinfer_keys(
             self.plan.model.signature,
             onnx_file=_seen_from(layout.folder, self.plan.model.path),
             engine_file=f"engines/{engine.name}",
             batch=max(1, min(peak, last.batch)) if on_gpu and self.plan.dynamic else last.batch,
-            precision=self.plan.build.precision or "fp16",
+            precision=(main if on_gpu and main else None) or self.plan.build.precision or "fp16",
         )
 
     def write_size(self, report: SizeReport) -> None:
@@ -652,8 +667,8 @@ def _alone(layout: Layout) -> Iterator[None]:
     try:
         yield
     finally:
+        path.unlink(missing_ok=True)  # while it is held: after that it may be another run's
         lock.release()
-        path.unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------ gates

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 from onnx import ModelProto
 
-from trt_engine.engine import Engine, passport_path
+from trt_engine.engine import Engine, engine_path
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.files import copy_whole, write_whole
 from trt_engine.graph.load import external_files, read_proto, signature
@@ -291,7 +291,7 @@ def vision_of(thing: Engine | Path | str) -> Vision | None:
         kept = thing.passport.vision
         return None if kept is None else _legible(kept, thing.path)
     path = Path(thing)
-    if path.suffix == ".json" or passport_path(path).exists() or path.suffix != ".onnx":
+    if path.suffix == ".json" or engine_path(path) is not None or path.suffix != ".onnx":
         return vision_of(Engine.open(path))
     return of_proto(read_proto(path), path)
 

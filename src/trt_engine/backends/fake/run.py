@@ -13,11 +13,11 @@ from onnx.reference import ReferenceEvaluator
 
 from trt_engine.backends.fake.build import MAGIC, library_version
 from trt_engine.backends.fake.options import FakeOptions
-from trt_engine.config import Profile, RuntimeConfig, from_values
+from trt_engine.config import Profile, RuntimeConfig, check_shapes, from_values
 from trt_engine.device import Buffer, Stream, parse_device
 from trt_engine.device.fake import FakeBuffer, FakeDevice, FakeStream
 from trt_engine.engine import Engine, Verdict
-from trt_engine.errors import EngineError, FeedError, ProfileError, UsageError
+from trt_engine.errors import EngineError, UsageError
 from trt_engine.tensors import Shape, Signature, closest, dtype, format_shape
 
 __all__ = ["FakeContext", "FakeRuntime", "FakeSession", "verdict"]
@@ -107,7 +107,7 @@ class FakeContext:
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         self._check_open()
-        self._check_shapes(inputs)
+        check_shapes(self._signature, inputs, self._profile, self._profile_index)
         self._epoch += 1
         self._inputs = dict(inputs)
         self._outputs = _output_shapes(self._proto, inputs)
@@ -195,30 +195,6 @@ class FakeContext:
             else:
                 bound[spec.name].memory()[: result.nbytes] = result.reshape(-1).view(np.uint8)
         self._late = late
-
-    def _check_shapes(self, inputs: Mapping[str, Shape]) -> None:
-        known = [spec.name for spec in self._signature.inputs]
-        for name in inputs:
-            if name not in known:
-                raise FeedError(f"there is no input `{name}`", hint=closest(name, known))
-        for spec in self._signature.inputs:
-            shape = inputs.get(spec.name)
-            if shape is None:
-                raise FeedError(f"input `{spec.name}` has no shape", hint=f"expected {spec.describe()}")
-            if len(shape) != len(spec.shape) or any(
-                want >= 0 and got != want for got, want in zip(shape, spec.shape, strict=True)
-            ):
-                raise FeedError(
-                    f"input `{spec.name}` is {format_shape(shape)}, expected {spec.describe()}",
-                    hint="feed the sizes the engine was built for",
-                )
-            span = self._profile.ranges.get(spec.name) if self._profile else None
-            if span is not None and not span.holds(shape):
-                raise ProfileError(
-                    f"input `{spec.name}` is {format_shape(shape)}, profile {self._profile_index} spans "
-                    f"{format_shape(span.min)} to {format_shape(span.max)}",
-                    hint="build with a wider `--profile`",
-                )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -14,5 +14,7 @@ card = Backend(
     runtime="trt_engine.backends.onnxruntime.run:OnnxRuntime",
     devices=("cpu", "cuda"),
     options="trt_engine.backends.onnxruntime.options:OnnxRuntimeOptions",
+    accepts="trt_engine.graph.load:check_onnxruntime",
+    milder="`-O graph_optimization=basic`",
     verdict="trt_engine.backends.onnxruntime.verdict:verdict",
 )

@@ -17,9 +17,10 @@ from trt_engine.config import BuildConfig
 from trt_engine.device import info
 from trt_engine.engine import Needs, Precision, Share
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
+from trt_engine.files import explain
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, precision_of
-from trt_engine.graph.load import check_onnxruntime, external_files, read_proto
+from trt_engine.graph.load import ENGINE_MARK, check_onnxruntime, external_files, read_proto
 from trt_engine.model import Model
 from trt_engine.protocols import BuildOutcome
 from trt_engine.store import engine_key
@@ -54,6 +55,7 @@ class OnnxRuntimeBuilder:
         weights = _weights_file(self, model, config, payload)
         choice = _optimise(model, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
         reload_level = "all" if choice.compiles else "none"  # rewritten already; twice is slower to load and no faster
+        _mark(payload)
         choice, placement = _reload(model, options, choice, reload_level, payload, allow_fallback=config.allow_fallback)
         built = read_proto(payload)
         side = _side_files(built, payload, weights)
@@ -185,6 +187,17 @@ def _optimise(
     del optimised
     gc.collect()  # its weights go before the engine's own are loaded
     return settled
+
+
+def _mark(payload: Path) -> None:
+    """Say in the graph that it is an engine. Protobuf joins what follows a message to it: nothing is read or rewritten."""
+    mark = onnx.ModelProto()
+    mark.metadata_props.add(key=ENGINE_MARK, value=f"onnxruntime {ort.__version__}")
+    try:
+        with payload.open("ab") as file:
+            file.write(mark.SerializeToString())
+    except OSError as error:
+        raise explain(error, payload) from error
 
 
 def _reload(

@@ -18,12 +18,12 @@ from trt_engine.backends.onnxruntime.build import placement
 from trt_engine.backends.onnxruntime.options import AT_BUILD, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import Choice, choose
 from trt_engine.backends.onnxruntime.verdict import providers_for, verdict
-from trt_engine.config import Profile, RuntimeConfig
+from trt_engine.config import Profile, RuntimeConfig, check_shapes
 from trt_engine.device import Buffer, Device, Stream, info, open_device, parse_device
 from trt_engine.device.host import HostBuffer, HostStream
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, FeedError, UsageError
-from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
+from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype
 
 __all__ = ["OnnxRuntime", "OnnxRuntimeContext", "OnnxRuntimeGpuSession", "OnnxRuntimeSession", "reference"]
 
@@ -58,6 +58,7 @@ class OnnxRuntime:
         )
         level = notes.get("load_optimization", "none")
         loaded = _loaded(engine.path, options, level, choice)
+        _as_promised(engine, loaded)
         choice = providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
         if choice.fallback:
             log.warning("%s", choice.fallback)
@@ -98,6 +99,25 @@ def _loaded(path: Path, options: OnnxRuntimeOptions, level: str, choice: Choice)
         return session.create(path, session.session_options(options, level=level), choice)
     except session.ERRORS as error:
         raise session.on_load(error, path, choice) from error
+
+
+_TYPES = {"float32": "float", "float64": "double", "float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
+"""ONNX Runtime's names of element types, where they are not ours."""
+
+
+def _as_promised(engine: Engine, loaded: ort.InferenceSession) -> None:
+    """`EngineError` when the passport tells of other inputs or outputs than the graph has: one of them was edited."""
+    for side, specs, values in (
+        ("inputs", engine.signature.inputs, loaded.get_inputs()),
+        ("outputs", engine.signature.outputs, loaded.get_outputs()),
+    ):
+        said = [f"{spec.name} tensor({_TYPES.get(spec.dtype, spec.dtype)})" for spec in specs]
+        found = [f"{value.name} {value.type}" for value in values]
+        if said != found:
+            raise EngineError(
+                f"the passport of `{engine.path}` tells of the {side} {', '.join(said)}, the engine has {', '.join(found)}",
+                hint=f"build it again: `{engine.passport.build.command}`",
+            )
 
 
 def reference(model: Path, signature: Signature) -> OnnxRuntimeSession:
@@ -402,31 +422,13 @@ class OnnxRuntimeContext:
 
     def _sizes(self, inputs: Mapping[str, Shape]) -> dict[str, int]:
         """The sizes of the named dimensions at these input shapes, which are checked."""
-        known = [spec.name for spec in self._signature.inputs]
-        for name in inputs:
-            if name not in known:
-                raise FeedError(f"there is no input `{name}`", hint=closest(name, known))
-        sizes: dict[str, int] = {}
-        for spec in self._signature.inputs:
-            shape = inputs.get(spec.name)
-            if shape is None:
-                raise FeedError(f"input `{spec.name}` has no shape", hint=f"expected {spec.describe()}")
-            if len(shape) != len(spec.shape) or any(
-                want >= 0 and got != want for got, want in zip(shape, spec.shape, strict=True)
-            ):
-                raise FeedError(
-                    f"input `{spec.name}` is {format_shape(shape)}, expected {spec.describe()}",
-                    hint="feed the sizes the engine was built for",
-                )
-            span = self._profile.ranges.get(spec.name) if self._profile else None
-            if span is not None and not span.holds(shape):
-                raise UsageError(
-                    f"input `{spec.name}` is {format_shape(shape)}, profile {self._index} spans "
-                    f"{format_shape(span.min)} to {format_shape(span.max)}",
-                    hint="build with a wider `--profile`",
-                )
-            sizes.update({symbol: size for symbol, size in zip(spec.symbols, shape, strict=False) if symbol})
-        return sizes
+        check_shapes(self._signature, inputs, self._profile, self._index)
+        return {
+            symbol: size
+            for spec in self._signature.inputs
+            for symbol, size in zip(spec.symbols, inputs[spec.name], strict=False)
+            if symbol
+        }
 
 
 def _resolved(spec: TensorSpec, sizes: Mapping[str, int]) -> Shape:

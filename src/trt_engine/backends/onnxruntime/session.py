@@ -26,6 +26,8 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.files import explain
+from trt_engine.graph import walk
+from trt_engine.graph.load import read_proto
 
 __all__ = ["ERRORS", "create", "first_line", "on_load", "on_run", "plain", "session_options"]
 
@@ -167,6 +169,17 @@ _OPSET = re.compile(r"Opset (?P<got>\d+) is under development.*till opset (?P<li
 _IR = re.compile(r"Unsupported model IR version: (?P<got>\d+), max supported IR version: (?P<limit>\d+)")
 
 
+_FIRST_OPSET = 7
+"""The oldest opset ONNX Runtime promises to run (its documentation on compatibility)."""
+
+
+def _opset_of(path: Path) -> int | None:
+    try:
+        return walk.opsets_of(read_proto(path)).get("")
+    except TrtEngineError:
+        return None
+
+
 def first_line(error: BaseException) -> str:
     """What ONNX Runtime says, without its prefixes and source positions."""
     text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
@@ -203,6 +216,12 @@ def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> T
         )
     if found := _NO_KERNEL.search(text):
         where = f" (node `{found['node']}`)" if found["node"] else ""
+        if (opset := _opset_of(path)) is not None and opset < _FIRST_OPSET:
+            return ModelError(
+                f"`{path}` has opset {opset}, {version} has kernels from opset {_FIRST_OPSET} on: none for "
+                f"`{found['op']}`{where}",
+                hint="export with `opset_version=20`, or raise it with `onnx.version_converter`",
+            )
         return ModelError(
             f"{version} has no kernel for `{found['op']}` in the types `{path}` uses{where}",
             hint="export the model in FP32 or FP16; bfloat16 and 8-bit floats have few kernels on a CPU",
@@ -245,7 +264,7 @@ def is_write_failure(error: BaseException) -> bool:
     return "Protobuf serialization failed" in text or "write external initializers" in text or "SystemError :" in text
 
 
-def on_write(payload: Path, nbytes: int) -> SetupError:
+def on_write(payload: Path, nbytes: int) -> TrtEngineError:
     """Why a graph could not be written; ONNX Runtime keeps the reason to itself, so the limits are looked at."""
     import resource
 

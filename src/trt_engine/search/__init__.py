@@ -1,0 +1,1 @@
+"""Which layers may be quantised within an accuracy budget."""
