@@ -46,8 +46,9 @@ class Backend:
     whether the files are whole is the caller's question."""
     accepts: str | None = None
     """`(model: Model) -> None`: `ModelError` for a graph the builder cannot take, said before anything is spent."""
-    milder: str | None = None
-    """What to type for a build that rewrites less, where an engine differs from its model."""
+    milder: tuple[str, ...] = ()
+    """Values of `-O` that rewrite less, each less than the one before, where an engine differs from its model. The note of
+    that name in the passport says which one a build had."""
     measure: str | None = None
     """`(engine, BenchConfig, RuntimeConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
     layers: str | None = None

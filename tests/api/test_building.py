@@ -6,11 +6,12 @@ import logging
 import shlex
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 
@@ -68,6 +69,19 @@ def test_the_second_build_comes_from_the_store_and_says_so(net: Path, caplog: py
     assert (first.cached, second.cached) == (False, True) and first.engine == second.engine
     assert any("the store has this engine" in record.getMessage() for record in caplog.records)
     assert not carry_out(plan(net), force=True).cached
+
+
+@pytest.mark.parametrize("zero", [5, 0])
+def test_pairs_that_strong_typing_refuses_are_warned_of(tmp_path: Path, zero: int, caplog: pytest.LogCaptureFixture):
+    source = models.int8_qdq(tmp_path / "quantised.onnx")
+    proto = onnx.load(source)
+    stored = next(item for item in proto.graph.initializer if item.name == "z")
+    stored.CopyFrom(onnx.numpy_helper.from_array(np.int8(zero), "z"))
+    onnx.save(proto, source)
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        te.build(source)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("asymmetric-zero-point" in item for item in said) is bool(zero)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +391,26 @@ def test_an_engine_that_computes_something_else_is_not_kept(net: Path, store: St
     assert caught.value.exit_code == 7 and caught.value.hint
     assert store.entries() == [] and list((tmp_path / "out").iterdir()) == []
     assert list((store.folder / "engines").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [
+        ({}, "`-O graph_optimization=basic` rewrites less"),
+        ({"graph_optimization": "basic"}, "`-O graph_optimization=none` rewrites less"),
+        ({"graph_optimization": "none"}, None),
+    ],
+)
+def test_a_wrong_engine_is_never_told_to_be_built_as_it_was(
+    net: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], offered: str | None
+):
+    card = replace(backends()["onnxruntime"], builder=f"{__name__}:Rounding")
+    monkeypatch.setitem(backends(), "onnxruntime", card)
+    with pytest.raises(AccuracyError) as caught:
+        te.build(net, options=options)
+    hint = caught.value.hint or ""
+    assert "--parity-rtol" in hint
+    assert offered in hint if offered else "graph_optimization" not in hint
 
 
 @pytest.mark.usefixtures("rounding")

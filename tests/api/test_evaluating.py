@@ -200,6 +200,18 @@ def test_a_worse_engine_fails_the_gate_after_everything_is_written(tmp_path: Pat
     assert written["parity"]["scores"]["cosine"] == pytest.approx(-1)
 
 
+def test_a_gate_with_nothing_to_gate_by_fails_after_everything_is_written(tmp_path: Path) -> None:
+    data = tmp_path / "val"
+    shutil.copytree(DIGITS / "val" / "images", data / "images")
+    listed = json.loads((DIGITS / "val" / "annotations.json").read_text())
+    (data / "annotations.json").write_text(json.dumps(listed | {"annotations": []}))
+    with pytest.raises(UsageError, match="no AP to gate by"):
+        evaluate(
+            DIGITS / "model.onnx", data, baseline=DIGITS / "model.onnx", max_drop=0.01, limit=4, out=tmp_path / "run"
+        )
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["passed"] is None
+
+
 def test_an_equal_engine_passes_the_gate_and_differs_by_nothing(tmp_path: Path) -> None:
     data, model = colours(tmp_path / "data"), colour_net(tmp_path / "net.onnx")
     found = evaluate(model, data, baseline=te.build(model), max_drop=0.0)

@@ -177,3 +177,26 @@ def test_modelopt_itself_casts_the_net(run: Run, monkeypatch: pytest.MonkeyPatch
     assert code == 0, err
     told = json.loads(out)
     assert told["nodes_cast"] == 5 and told["findings"] == [] and told["parity"]["outputs"]["scores"]["cosine"] > 0.999
+
+
+@pytest.mark.parametrize(("peak", "codes"), [(1.01, ["fp16-overflow"]), (0.4, [])])
+def test_numbers_that_leave_the_range_of_fp16_on_the_data_are_found_whatever_the_kernels_do(
+    run: Run, tmp_path: Path, peak: float, codes: list[str]
+) -> None:
+    nodes = [
+        onnx_models.node("MatMul", "x w", "a", name="big"),
+        onnx_models.node("Mul", "a s", "b", name="down"),
+        onnx_models.node("MatMul", "b v", "y", name="after"),
+    ]
+    weights = {"w": np.eye(32, dtype=np.float32) * np.float32(65504 * peak / 200), "s": np.float32(1 / 65504 / peak)}
+    sides = {"x": (onnx_models.FLOAT, ["n", 32])}, {"y": (onnx_models.FLOAT, ["n", 32])}
+    onnx_models.save(tmp_path / "big.onnx", nodes, *sides, weights | {"v": np.eye(32, dtype=np.float32)})
+    x = np.random.default_rng(0).uniform(-100, 100, (8, 32)).astype(np.float32)
+    x[3, 5] = 200
+    np.save(tmp_path / "x.npy", x)
+    told = document(run, "big.onnx", "--to", "fp16", "-o", "unseen.onnx")
+    wide = told["parity"]["kernels"].get("fp32", 0) > 0
+    assert any("parity ran in FP32 kernels" in item for item in told["warnings"]) is wide
+    told = document(run, "big.onnx", "--to", "fp16", "-o", "half.onnx", "--data", "x.npy")
+    assert [item["code"] for item in told["findings"]] == codes
+    assert any("FP16's largest number" in item for item in told["warnings"]) is bool(codes)

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from trt_engine.cli import main
 
@@ -400,3 +402,111 @@ def test_a_folder_that_is_no_run_names_the_model_inside(cli: Run, detector: Path
     code, _, err = cli(detector.parent)
     assert code == 4
     assert "model.onnx" in err
+
+
+# ------------------------------------------------------------------------------------------------ types by hand
+
+
+def quantised(**changes: Any) -> Any:
+    """A convolution between quantised activations and weights; `changes` plant a fault."""
+    asked = {"zero": 0, "axis": 0} | changes
+    return models.model(
+        [
+            models.node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+            models.node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+            models.node("DequantizeLinear", ["w", "sw"], ["wd"], axis=asked["axis"]),
+            models.node("Conv", ["d", "wd"], ["y"]),
+        ],
+        [models.value("x", [1, 8, 4, 4])], [models.value("y", [1, 8, 4, 4])],
+        [
+            numpy_helper.from_array(np.float32(0.02), "s"), numpy_helper.from_array(np.int8(asked["zero"]), "z"),
+            numpy_helper.from_array(np.ones((8, 8, 1, 1), np.int8), "w"),
+            numpy_helper.from_array(np.full(8, 0.01, np.float32), "sw"),
+        ],
+    )  # fmt: skip
+
+
+def in_blocks(op: str = "MatMul", shape: tuple[int, int] = (64, 16), axis: int = 0, **given: Any) -> Any:
+    """INT4 weights in blocks of 32."""
+    scale = list(shape)
+    scale[axis] = -(-shape[axis] // 32)
+    return models.model(
+        [
+            models.node("DequantizeLinear", ["w", "s"], ["d"], axis=axis, block_size=32),
+            models.node(op, ["x", "d"], ["y"], **given),
+        ],
+        [models.value("x", [2, shape[1] if given.get("transB") else shape[0]])], [models.value("y", None)],
+        [
+            numpy_helper.from_array(np.zeros(shape, ml_dtypes.int4), "w"),
+            numpy_helper.from_array(np.ones(scale, np.float32), "s"),
+        ],
+        opset=21,
+    )  # fmt: skip
+
+
+def one_scale(scale: float) -> Any:
+    """Boxes up to 480 and scores up to 1, joined and quantised as one."""
+    return models.model(
+        [
+            models.node("Mul", ["x", "strides"], ["boxes"]),
+            models.node("Sigmoid", ["x"], ["scores"]),
+            models.node("Concat", ["boxes", "scores"], ["joined"], axis=1),
+            models.node("QuantizeLinear", ["joined", "s", "z"], ["q"]),
+            models.node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+        ],
+        [models.value("x", [1, 4])], [models.value("y", None)],
+        [
+            numpy_helper.from_array(np.float32(480), "strides"), numpy_helper.from_array(np.float32(scale), "s"),
+            numpy_helper.from_array(np.int8(0), "z"),
+        ],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("planted", "clean", "code"),
+    [
+        (lambda: quantised(axis=1), quantised, "axis-not-output-channels"),
+        (lambda: quantised(zero=5), quantised, "asymmetric-zero-point"),
+        (lambda: in_blocks(shape=(48, 16)), in_blocks, "block-does-not-divide"),
+        (
+            lambda: in_blocks("Gemm", (64, 64), transB=1),
+            lambda: in_blocks("Gemm", (64, 64), axis=1, transB=1),
+            "int4-gemm-transb",
+        ),
+        (lambda: one_scale(480 / 127), lambda: one_scale(1 / 127), "scores-share-a-scale"),
+    ],
+)
+def test_what_strong_typing_refuses_is_a_finding(
+    cli: Run, tmp_path: Path, planted: Callable[[], Any], clean: Callable[[], Any], code: str
+) -> None:
+    def codes(name: str, made: Any) -> dict[str, str]:
+        ended, out, err = cli(models.save(made, tmp_path, name), "--json")
+        assert ended == 0, err
+        return {item["code"]: item["severity"] for item in json.loads(out)["findings"]}
+
+    assert codes("planted.onnx", planted())[code] in ("warning", "error")
+    left = {kind for kind, severity in codes("clean.onnx", clean()).items() if severity != "info"}
+    assert left <= {"frozen-batch"}
+
+
+def halves(third: str) -> Any:
+    """Three layers in FP16, the middle one in `third`."""
+    wide = third == "float32"
+    nodes = [models.node("MatMul", ["x", "w0"], ["a"], name="first")]
+    if wide:
+        nodes.append(models.node("Cast", ["a"], ["a32"], to=1))
+    nodes.append(models.node("MatMul", ["a32" if wide else "a", "w1"], ["b"], name="middle"))
+    if wide:
+        nodes.append(models.node("Cast", ["b"], ["b16"], to=10))
+    nodes.append(models.node("MatMul", ["b16" if wide else "b", "w2"], ["y"], name="last"))
+    weights = [models.weight(f"w{at}", 16, 16, kind=third if at == 1 else "float16") for at in range(3)]
+    return models.model(nodes, [models.value("x", ["n", 16], 10)], [models.value("y", ["n", 16], 10)], weights)
+
+
+def test_an_island_in_a_wider_type_is_named(cli: Run, tmp_path: Path) -> None:
+    for third, wanted in (("float32", ["middle"]), ("float16", [])):
+        code, out, err = cli(models.save(halves(third), tmp_path, f"{third}.onnx"), "--json")
+        assert code == 0, err
+        found = [item for item in json.loads(out)["findings"] if item["code"] == "mixed-precision-island"]
+        assert [item["where"] for item in found] == wanted
+        assert all("`middle` (MatMul)" in item["message"] and item["severity"] == "warning" for item in found)

@@ -230,6 +230,25 @@ def test_a_cache_of_something_else_is_refused_with_what_differs(
     assert said in caught.value.message and "delete it" in (caught.value.hint or "")
 
 
+def test_without_data_a_cache_of_inputs_that_were_not_preprocessed_fits_too(net: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "c.json"
+    made = calibrate(net, images(), "minmax", cache=cache)
+    assert calibrate(net, None, "minmax", cache=cache, preprocessing={"size": 8}).amax == made.amax
+    with pytest.raises(UsageError, match="preprocessed otherwise"):
+        calibrate(net, images(), "minmax", cache=cache, preprocessing={"size": 8})
+
+
+@pytest.mark.parametrize(("name", "warned"), [("entropy", 1), ("percentile", 1), ("minmax", 0)])
+def test_an_iterator_that_can_be_gone_through_once_is_told_to_a_calibrator_of_two_passes(
+    net: Path, caplog: pytest.LogCaptureFixture, name: str, warned: int
+) -> None:
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        found = calibrate(net, iter(images()), quick(name))
+    assert found.passes == 1 and len(found.warnings) == len(caplog.records) == warned
+    assert all("one pass" in said and "may differ" in said for said in found.warnings)
+    assert not calibrate(net, images(), quick(name)).warnings
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b'{"schema": "trt-engine/calibration", "amax": 3}'])
 def test_a_file_that_is_no_cache_is_refused_and_kept(net: Path, tmp_path: Path, content: bytes) -> None:
     cache = tmp_path / "c.json"

@@ -199,3 +199,19 @@ def test_an_unquantised_model_comes_through_unchanged(tmp_path: Path) -> None:
     made = onnx.load(emulate(source, tmp_path / "b.onnx"))
     assert [item.op_type for item in made.graph.node] == ["MatMul"]
     np.testing.assert_array_equal(numpy_helper.to_array(made.graph.initializer[0]), weights["w"])
+
+
+def test_a_cast_behind_a_pair_keeps_the_type_it_states(tmp_path: Path) -> None:
+    """Between two pairs the graph goes to 16 bits: what the second one reads there has to be widened."""
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("Cast", "d", "half", to=TensorProto.FLOAT16),
+        node("QuantizeLinear", "half s16 z", "q2"),
+        node("DequantizeLinear", "q2 s16 z", "h2"),
+        node("Cast", "h2", "y", to=FLOAT),
+    ]
+    weights = {"s": np.float32(0.25), "s16": np.float16(0.5), "z": np.int8(0)}
+    source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, weights, opset=19)
+    x = np.linspace(-3, 3, 8, dtype=np.float32).reshape(2, 4)
+    np.testing.assert_array_equal(run(emulate(source, tmp_path / "e.onnx"), {"x": x})[0], run(source, {"x": x})[0])

@@ -754,3 +754,63 @@ def test_weights_of_more_than_two_gigabytes_are_neither_loaded_nor_moved_into_th
     kept = next(item for item in raw.graph.initializer if item.name == "table")
     assert kept.data_location == TensorProto.EXTERNAL and (tmp_path / "q.onnx").stat().st_size < 1 << 20
     assert report.nbytes is not None and report.nbytes > size
+
+
+# ------------------------------------------------------------------------------------------------ layers that share
+
+
+def two_that_share(path: Path, first: str, second: str) -> Path:
+    """Two layers of one square weight, neither of them transposed."""
+    nodes = [node(first, "x w", "a", name="first"), node(second, "a w", "y", name="second")]
+    return save(path, nodes, {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}, {"w": weight(64, 64)})
+
+
+@pytest.mark.parametrize("to", ["nvfp4", "mxfp8"])
+@pytest.mark.parametrize(("first", "second"), [("Gemm", "Gemm"), ("Gemm", "MatMul"), ("MatMul", "Gemm")])
+def test_layers_that_share_a_weight_read_it_the_way_it_lies(tmp_path: Path, to: str, first: str, second: str) -> None:
+    source, x = two_that_share(tmp_path / "net.onnx", first, second), feeds(64, 64)
+    quantize(source, to, out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", data=x, heads=True)
+    assert cosine(run(source, x[0])[0], run(tmp_path / "e.onnx", x[0])[0]) > 0.97
+
+
+def test_awq_scales_a_shared_weight_for_the_layer_whose_input_it_scales_alone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lift = np.ones(64, np.float32)
+    lift[:4] = 60
+    weights = {
+        "w": (rng.standard_normal((64, 64)) / 8).astype(np.float32),
+        "v": rng.standard_normal((64, 64)).astype(np.float32), "lift": lift,
+    }  # fmt: skip
+    nodes = [
+        node("Mul", "x lift", "lifted"),
+        node("MatMul", "lifted w", "a", name="scaled"),
+        node("MatMul", "x v", "z"),
+        node("Sign", "z", "even"),
+        node("MatMul", "even w", "y", name="plain"),
+    ]
+    sides = {"x": (FLOAT, ["n", 64])}, {"a": (FLOAT, ["n", 64]), "y": (FLOAT, ["n", 64])}
+    source, x = save(tmp_path / "net.onnx", nodes, *sides, weights), feeds(64, 64)
+    quantize(source, "int4", out=tmp_path / "q.onnx", data=x, method="awq", heads=True, exclude_nodes=("z",))
+    pairs = zip(run(source, x[0]), run(tmp_path / "q.onnx", x[0]), strict=True)
+    assert [cosine(before, after) > 0.95 for before, after in pairs] == [True, True]
+
+
+def test_nodes_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
+    source = perceptron(tmp_path / "net.onnx")
+    model = onnx.load(source)
+    model.graph.node[2].name = "first"
+    onnx.save(model, source)
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    assert any("1 nodes had the name of another" in item for item in report.warnings)
+    assert report.parity is not None and report.parity["y"].cosine > 0.99
+    names = [item.name for item in onnx.load(tmp_path / "q.onnx").graph.node if item.name]
+    assert len(names) == len(set(names))
+
+
+def test_a_network_that_quantising_breaks_is_a_warning(tmp_path: Path) -> None:
+    source, x = perceptron(tmp_path / "net.onnx"), feeds(8, 64)
+    whole = quantize(source, "int8", out=tmp_path / "q.onnx", data=x)
+    assert not any("cosine" in item for item in whole.warnings)
+    ranges = dict.fromkeys(("x", "r0", "r1"), 1e5)
+    broken = quantize(source, "int8", out=tmp_path / "broken.onnx", ranges=ranges, bias_correction=False)
+    assert any("`y` has a cosine of" in item for item in broken.warnings)

@@ -302,6 +302,26 @@ def test_boxes_and_scores_under_one_scale_are_found() -> None:
     assert codes(detector(1 / 127, apart=False)) == set()
 
 
+def test_scores_that_were_ranked_and_gathered_are_still_scores() -> None:
+    """A detector without NMS: the best of the scores, and the boxes at their places, behind a long way of layout."""
+    nodes = [
+        node("Mul", ["x", "strides"], ["boxes"]), node("Sigmoid", ["x"], ["scores"]),
+        node("TopK", ["scores", "k"], ["best", "places"], axis=1),
+        node("GatherElements", ["boxes", "places"], ["chosen"], axis=1),
+    ]  # fmt: skip
+    last = "best"
+    for step in range(16):
+        nodes.append(node("Identity", [last], [f"laid{step}"]))
+        last = f"laid{step}"
+    nodes += [
+        node("Concat", ["chosen", last], ["joined"], axis=1),
+        node("QuantizeLinear", ["joined", "s", "z"], ["q"]), node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]  # fmt: skip
+    constants = [models.ints("k", 2), stored("strides", 480.0), stored("s", 480 / 127), stored("z", 0, np.int8)]
+    found = codes(models.model(nodes, [value("x", [1, 4])], [value("y", None)], constants))
+    assert found == {"scores-share-a-scale"}
+
+
 # ------------------------------------------------------------------------------------------------ clean models
 
 

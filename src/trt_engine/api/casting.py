@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trt_engine.precision import cast as light_path
 from trt_engine.precision.ranges import ranges
 from trt_engine.precision.rounding import with_rounding
 from trt_engine.precision.samples import open_samples
-from trt_engine.records import CastParity, CastReport, RangesReport
+from trt_engine.records import CastParity, CastReport, Finding, RangesReport
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds, shapes_of
 from trt_engine.tensors import Shape
 
@@ -101,7 +101,28 @@ def cast(
     written = open_model(report.out)
     found_in = Precision(asked=to, found=census(read_proto(written.path)))
     judged = parity_of(opened, written, data=data, shapes=shapes, seed=seed) if parity else None
+    if judged is not None and judged.outputs and to == "fp16" and judged.kernels.get("fp32") and data is None:
+        warnings.append(
+            "parity ran in FP32 kernels, at least in part: it cannot show a number that leaves FP16's range; `--data` can"
+        )
+        log.info("%s", warnings[-1])
+    if to == "fp16" and data is not None and auto is not True and open_samples(data, opened.signature).again:
+        overflows = tuple(_overflows(ranges(opened, data, shapes=shapes, seed=seed), report))
+        warnings += [f"{item.message} ({item.where})" for item in overflows]
+        report = replace(report, findings=(*report.findings, *overflows))
     return replace(report, precision=found_in, parity=judged, warnings=tuple(warnings))
+
+
+def _overflows(found: RangesReport, report: CastReport) -> Iterator[Finding]:
+    """The tensors that leave FP16's range on the data and are not between nodes that were kept in FP32."""
+    kept = {item.node for item in report.kept}
+    met: set[str] = set()
+    for item in found.exclude:
+        if item.code == "fp16-overflow" and item.node not in kept and item.tensor not in met:
+            met.add(item.tensor)
+            yield Finding(
+                item.code, "error", f"on this data {item.reason}", item.node, "`--auto` keeps it in FP32, or take BF16"
+            )
 
 
 def _carefully(

@@ -219,7 +219,10 @@ def _figures(found: Evaluation, vision: Vision, max_drop: float | None) -> dict[
     drop = None
     if other is not None and engine.metrics:
         drop = {name: other.metrics[name] - value for name, value in engine.metrics.items()}
-    gated = max_drop is not None and drop is not None
+    passed, main = None, MAIN_FIGURE[vision.postprocess.task]
+    if max_drop is not None and drop is not None and other is not None:
+        known = engine.metrics[main] >= 0 and other.metrics[main] >= 0  # COCO writes -1 for what cannot be worked out
+        passed = drop[main] <= max_drop if known else None
     return {
         **{item.name: getattr(engine, item.name) for item in dataclasses.fields(engine)},
         "images": found.images,
@@ -230,7 +233,7 @@ def _figures(found: Evaluation, vision: Vision, max_drop: float | None) -> dict[
         "baseline": other,
         "drop": drop,
         "parity": found.parity,
-        "passed": drop[MAIN_FIGURE[vision.postprocess.task]] <= max_drop if gated else None,  # type: ignore[index,operator]
+        "passed": passed,
     }
 
 
@@ -256,10 +259,15 @@ def _write(report: EvaluateReport, found: Evaluation, targets: dict[str, Path], 
 
 
 def gate(report: EvaluateReport) -> None:
-    """`AccuracyError` when the report's main figure dropped by more than was allowed."""
+    """`AccuracyError` when the report's main figure dropped by more than was allowed, `UsageError` when there is none."""
+    name = MAIN_FIGURE[report.task]
+    if report.max_drop is not None and report.passed is None:
+        raise UsageError(
+            f"there is no {name} to gate by: nothing in the {report.images} pictures of `{report.dataset}` is labelled",
+            hint="more pictures (`--limit`), or a dataset with labels in it",
+        )
     if report.passed is not False or report.drop is None or report.baseline is None:
         return
-    name = MAIN_FIGURE[report.task]
     raise AccuracyError(
         f"{name} is {report.metrics[name]:.4f}, the baseline's is {report.baseline.metrics[name]:.4f}: a drop of "
         f"{report.drop[name]:.4f}, allowed is {report.max_drop:g}",

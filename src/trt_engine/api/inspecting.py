@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from onnx import ModelProto, TensorProto
 
 from trt_engine.backend import backends
 from trt_engine.config import RuntimeConfig, parse_shapes
@@ -18,7 +20,10 @@ from trt_engine.engine import Engine, PlanHeader, Verdict, engine_path, plan_hea
 from trt_engine.environment import version_of
 from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.files import path_of
+from trt_engine.graph import walk
+from trt_engine.graph.findings import few, ordered
 from trt_engine.graph.inspect import inspect_model
+from trt_engine.graph.load import legible, open_model, read_proto
 from trt_engine.records import EngineReport, ModelReport, RunReport
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.tensors import Shape
@@ -63,7 +68,30 @@ def inspect(
     if path.suffix.lower() in _ENGINE_SUFFIXES and path.is_file():
         raise _no_plan(path)
     _refuse_run(run and path.is_file(), path, "a model")
-    return inspect_model(path, sizes)
+    return _model(path, sizes)
+
+
+def _model(path: Path, sizes: dict[str, Shape]) -> ModelReport:
+    """The model's report; with what strong typing holds against it where its types are somebody's choice."""
+    model = open_model(path)
+    proto = read_proto(path)
+    report = inspect_model(model, sizes, proto=proto)
+    if not (report.q_nodes or report.dq_nodes or len(_float_types(proto)) > 1):
+        return report
+    from trt_engine.precision.rules import check_strong_typing  # plain models do without it
+
+    with legible(path):
+        known = {item.code for item in report.findings}
+        typed = [item for item in check_strong_typing(proto) if item.code not in known]
+    return replace(report, findings=ordered([*report.findings, *few(typed)]))
+
+
+def _float_types(proto: ModelProto) -> set[int]:
+    """The types of floating-point inputs and constants, and of what Casts make."""
+    types = {tensor.data_type for tensor in walk.tensors(proto)}
+    types |= {value.type.tensor_type.elem_type for value in proto.graph.input}
+    types |= {item.i for place in walk.nodes(proto) for item in place.node.attribute if item.name == "to"}
+    return types & {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
 
 
 def _refuse_run(run: bool, path: Path, what: str) -> None:

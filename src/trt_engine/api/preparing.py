@@ -8,11 +8,16 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trt_engine.api.pictures import inputs_of
 from trt_engine.config import BuildConfig
 from trt_engine.errors import PrecisionError
+from trt_engine.graph import walk
+from trt_engine.graph.census import is_dequantize, is_quantize
+from trt_engine.graph.findings import few
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.contract import Proof, prove
+from trt_engine.precision.rules import check_strong_typing
 
 __all__ = ["Prepared", "prepare", "refuse_unpreparable"]
 
@@ -54,12 +59,23 @@ def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
 
 def prepare(model: Model, config: BuildConfig, folder: Path) -> Prepared:
     """The model in the precision asked for: itself where it is that already, else a copy in `folder`."""
+    _say_typing(model)
     asked = config.precision
     if asked is None or asked in ("fp32", "tf32") or _proof(model, asked).kept:
         return Prepared(model)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / model.path.name
     return _cast(model, asked, target) if asked in _CAST else _quantize(model, asked, config, target)
+
+
+def _say_typing(model: Model) -> None:
+    """Warn of what TensorRT's strong typing holds against the Q/DQ pairs of a model as it was brought."""
+    proto = read_proto(model.path)
+    if not any(is_quantize(place.node) or is_dequantize(place.node) for place in walk.nodes(proto)):
+        return
+    for finding in few(check_strong_typing(proto), 3):
+        if finding.severity != "info":
+            log.warning("%s: %s (%s)", finding.code, finding.message, finding.where)
 
 
 def _proof(model: Model, asked: str) -> Proof:
@@ -82,7 +98,8 @@ def _cast(model: Model, to: str, target: Path) -> Prepared:
 def _quantize(model: Model, to: str, config: BuildConfig, target: Path) -> Prepared:
     from trt_engine.precision.quantize import quantize
 
-    report = quantize(model, to, out=target, data=config.calibrate)
+    inputs = inputs_of(model, config.calibrate)
+    report = quantize(model, to, out=target, data=inputs.data, preprocessing=inputs.preprocessing)
     made = open_model(target)
     step = f"quantised to {to}: {len(report.quantized)} nodes, {len(report.left)} left as they were"
     log.info("the graph is not %s: %s", to, step)

@@ -30,7 +30,7 @@ _SHOWN = 12
 @click.option("--auto", is_flag=True, help="Leave in FP32 what leaves the type's range on --data.")
 @click.option(
     "--data", type=options.FILE, metavar="PATH",
-    help="A folder or file of inputs for --auto, --careful and parity [random].",
+    help="Images, a labelled dataset, .npy, .npz, .bin, .raw for --auto, --careful and parity [random].",
 )  # fmt: skip
 @click.option("--shapes", metavar="SPEC", help="Shapes of random inputs, as images:1x3x640x640.")
 @click.option("--init-max", type=float, metavar="X", help="Constants beyond this stay in FP32 [the type's largest].")
@@ -78,6 +78,7 @@ def command(
         raise UsageError(f"`--init-max` is {init_max:g}, expected a number above 0", hint="`--init-max 65504`")
 
     from trt_engine.api.casting import cast
+    from trt_engine.api.pictures import inputs_of
 
     report = cast(
         model,
@@ -88,7 +89,7 @@ def command(
         exclude_types=exclude_type,
         exclude_patterns=exclude_pattern,
         auto=auto,
-        data=data,
+        data=inputs_of(model, data).data if data is not None else None,
         shapes=parse_shapes(shapes) or None,
         init_max=init_max,
         clamp_masks=clamp_masks,

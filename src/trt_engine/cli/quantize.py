@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,6 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import QuantizeConfig
-from trt_engine.errors import UsageError
 
 if TYPE_CHECKING:
     from trt_engine.records import QuantizeReport
@@ -26,7 +24,7 @@ _SHOWN = 8
 @click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format.")
 @click.option(
     "--calibrate", "--data", "data", metavar="DATA",
-    help="What calibration sees: a folder or file of images, .npy, .npz, .bin, .raw; `random` for a mere trial.",
+    help="What calibration sees: images, a labelled dataset, .npy, .npz, .bin, .raw; `random` for a mere trial.",
 )  # fmt: skip
 @click.option("--cache", type=options.FILE, metavar="FILE", help="Keep the ranges here; a hit needs no data.")
 @click.option(
@@ -59,55 +57,23 @@ def command(
     """
     config = options.config_from(QuantizeConfig, values)
 
+    from trt_engine.api.pictures import inputs_of
     from trt_engine.precision.quantize import quantize
 
-    preprocess, declared = _pictures(model, data)
+    inputs = inputs_of(model, data)
     report = quantize(
         model,
         to,
         out=out,
-        data=data,
+        data=inputs.data,
         cache=cache,
         emulate=emulate,
-        preprocess=preprocess,
-        preprocessing=declared,
+        preprocessing=inputs.preprocessing,
         config=config,
         yes=yes,
         dry_run=dry_run,
     )
     output.emit(talk, output.document("quantize", report, command=options.spelled_command()), _text(report))
-
-
-def _pictures(model: Path, data: str | None) -> tuple[Callable[[Path], Any] | None, Any]:
-    """How pictures become inputs, by the model's own declaration; nothing where the data has no pictures."""
-    from trt_engine.precision.samples import IMAGES
-
-    path = Path(data) if data is not None and data != "random" else None
-    if path is None or not path.exists():
-        return None, ""
-    files = path.iterdir() if path.is_dir() else [path]
-    if not any(item.suffix.lower() in IMAGES for item in files):
-        return None, ""
-    from trt_engine.graph.load import open_model
-    from trt_engine.vision.declaration import vision_of
-
-    vision = vision_of(model)
-    if vision is None:
-        raise UsageError(
-            f"`{path}` holds pictures, and `{model}` does not declare how they become inputs",
-            hint="declare it with `trt_engine.vision.declaration.declare`, or save the inputs as .npy files",
-        )
-    from trt_engine.vision.preprocess import BadImage, Preprocessor, read_image
-
-    made = Preprocessor(vision.preprocess, vision.input_of(open_model(model).signature).dtype)
-
-    def preprocess(file: Path) -> Any:
-        try:
-            return made(read_image(file.read_bytes()))[0]
-        except BadImage as error:  # one damaged picture is left out, counted and said
-            raise ValueError(str(error)) from error
-
-    return preprocess, vision.as_dict()["preprocess"]
 
 
 def _text(report: QuantizeReport) -> str:

@@ -24,7 +24,7 @@ _SHOWN = 12
 @click.argument("model", type=options.FILE)
 @click.option(
     "--data", type=options.FILE, metavar="PATH",
-    help="A folder or file of inputs: .npy, .npz, .bin, .raw [random inputs, which say little].",
+    help="Images, a labelled dataset, .npy, .npz, .bin, .raw [random inputs, which say little].",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(min=1), default=1, metavar="N", help="Rows in one run [1].")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rows to look at [all].")
@@ -60,6 +60,7 @@ def command(
     if shapes is not None and data is not None:
         raise UsageError("`--shapes` is for random inputs, and `--data` has its own shapes", hint="leave one out")
 
+    from trt_engine.api.pictures import inputs_of
     from trt_engine.precision.ranges import ranges
 
     typed = options.spelled_command()
@@ -75,7 +76,7 @@ def command(
         return 0
     report = ranges(
         model,
-        data,
+        inputs_of(model, data).data if data is not None else None,
         batch=batch,
         limit=limit,
         shapes=parse_shapes(shapes),

@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from trt_engine.engine import Share
 from trt_engine.graph import operators, walk
-from trt_engine.graph.census import is_dequantize
+from trt_engine.graph.census import Layer, is_dequantize
 from trt_engine.graph.load import beyond_onnxruntime
 from trt_engine.graph.trace import Trace, attributes, trace
 from trt_engine.model import Model
 from trt_engine.records import Finding
 from trt_engine.tensors import Shape, TensorSpec, format_shape
 
-__all__ = ["MASK_REMEDIES", "findings", "image_input", "image_size"]
+__all__ = ["MASK_REMEDIES", "few", "findings", "image_input", "image_size", "islands", "ordered"]
 
 MASK_REMEDIES = (  # in the order to try them (A11)
     "export again with the dynamo exporter and `torch.export.Dim('batch', min=1, max=N)` "
@@ -90,8 +91,46 @@ def findings(
         for name in node.input:
             seen.readers.setdefault(name, []).append(node)
     found = [finding for rule in _RULES for finding in rule(seen)]
+    return ordered(found)
+
+
+def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings."""
     order = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(found, key=lambda item: order[item.severity]))
+
+
+def few(found: Iterable[Finding], most: int = 10) -> Iterator[Finding]:
+    """At most so many of each code, the last of them saying how many are left out."""
+    found = list(found)
+    counts = Counter(item.code for item in found)
+    met: Counter[str] = Counter()
+    for item in found:
+        met[item.code] += 1
+        if met[item.code] == most < counts[item.code]:
+            yield replace(item, message=f"{item.message} (and {counts[item.code] - most} more like this)")
+        elif met[item.code] <= most:
+            yield item
+
+
+def islands(layers: Iterable[Layer], shares: Mapping[str, Share]) -> Iterator[Finding]:
+    """The layers in a wider type than the 16-bit one that most of a graph computes in."""
+    most = max(shares, key=lambda kind: (shares[kind].macs, shares[kind].layers))
+    if most not in ("fp16", "bf16"):
+        return
+    wide = [layer for layer in layers if layer.kind in ("fp32", "fp64")]
+    if not wide:
+        return
+    nodes = [layer.step.node for layer in sorted(wide, key=lambda layer: -layer.macs)]
+    named = [f"`{walk.label(node)}` ({node.op_type})" for node in nodes]
+    yield Finding(
+        "mixed-precision-island",
+        "warning" if any(layer.macs for layer in wide) else "info",
+        f"most of the graph computes in {most}, {len(wide)} layers in a wider type: {', '.join(named[:10])}"
+        + (f" and {len(named) - 10} more" if len(named) > 10 else ""),
+        walk.label(nodes[0]),
+        "leave them where numbers ask for it (`trt-engine ranges` says); else cast the FP32 model again",
+    )
 
 
 def image_input(inputs: Iterable[TensorSpec]) -> TensorSpec | None:

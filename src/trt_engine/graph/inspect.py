@@ -12,8 +12,8 @@ from trt_engine.config import profile_for
 from trt_engine.engine import Precision
 from trt_engine.errors import ShapeError
 from trt_engine.graph import walk
-from trt_engine.graph.census import census, is_dequantize, is_quantize, parameters
-from trt_engine.graph.findings import findings
+from trt_engine.graph.census import census, is_dequantize, is_quantize, layers_of, parameters
+from trt_engine.graph.findings import findings, islands, ordered
 from trt_engine.graph.flops import count
 from trt_engine.graph.load import legible, open_model, read_proto
 from trt_engine.model import Model
@@ -41,6 +41,10 @@ def inspect_model(
         held = parameters(proto)
         q_nodes = sum(map(is_quantize, places))
         dq_nodes = sum(map(is_dequantize, places))
+        shares = census(proto, cost)
+        found = findings(model, proto, cost.trace, sizes or {})
+        if any(kind in shares for kind in ("fp16", "bf16")):
+            found = (*found, *islands(layers_of(proto, cost), shares))
         return ModelReport(
             path=str(path),
             name=model.name,
@@ -59,14 +63,14 @@ def inspect_model(
             flops_shapes=sizes or {},
             flops_exact=cost.exact and sizes is not None,
             uncounted=cost.uncounted if sizes is not None else {},
-            precision=Precision(None, census(proto, cost)),
+            precision=Precision(None, shares),
             quantized=dq_nodes > 0 or any(_is_quantized_operator(node.op_type) for node in places),
             q_nodes=q_nodes,
             dq_nodes=dq_nodes,
             dynamic={spec.name: spec.dynamic for spec in model.signature.inputs if spec.dynamic},
             external=tuple(item.location for item in model.external),
             domains=dict(Counter(walk.domain_of(node) or "ai.onnx" for node in places).most_common()),
-            findings=findings(model, proto, cost.trace, sizes or {}),
+            findings=ordered(found),
             metadata={item.key: item.value for item in proto.metadata_props},
         )
 

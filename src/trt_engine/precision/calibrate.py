@@ -14,7 +14,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -290,7 +290,8 @@ def calibrate(
 
     `data` is what `open_samples` takes; `tensors` the activations wanted (None: all floating-point ones of the main graph).
     `preprocessing` says how inputs were made (any JSON value); with `cache` a later call for the same model, preprocessing,
-    calibrator and tensors needs no data, and one for others is refused. While it works, the state stands beside the cache,
+    calibrator and tensors needs no data (and takes a cache of inputs that were not preprocessed too), and one for others is
+    refused. While it works, the state stands beside the cache,
     written every `every` batches, and a call that finds it goes on from there. `progress` is told batches done and planned.
     """
     model = model if isinstance(model, Model) else open_model(model)
@@ -302,7 +303,7 @@ def calibrate(
         )
     identity = _Identity(model.digest, _digest_of(preprocessing), _name(chosen), _settings(chosen))
     if cache is not None and cache.exists():
-        return _cached(cache, identity, tensors)
+        return _cached(cache, identity, tensors, plain_too=data is None)
     if data is None:
         there = f", and there is no cache `{cache}`" if cache is not None else ""
         raise UsageError(f"there is no data to calibrate with{there}", hint="give data: a folder, a file, an iterable")
@@ -377,7 +378,7 @@ def _document(result: CalibrationResult) -> dict[str, Any]:
     return {"schema": _SCHEMA, "schema_version": 1} | own
 
 
-def _cached(cache: Path, identity: _Identity, tensors: Sequence[str] | None) -> CalibrationResult:
+def _cached(cache: Path, identity: _Identity, tensors: Sequence[str] | None, *, plain_too: bool) -> CalibrationResult:
     """The result in a cache file; `UsageError` saying what differs when it is another's."""
     try:
         stored = msgspec.json.decode(cache.read_bytes())
@@ -387,6 +388,8 @@ def _cached(cache: Path, identity: _Identity, tensors: Sequence[str] | None) -> 
         found = msgspec.convert(own | {"from_cache": True}, CalibrationResult)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise UsageError(f"the calibration cache `{cache}` cannot be read: {error}", hint="delete it") from error
+    if plain_too and found.preprocessing == _digest_of(""):
+        identity = replace(identity, preprocessing=found.preprocessing)
     said = identity.differences(own)
     if missing := [name for name in tensors or () if name not in found.amax]:
         said.append(f"it lacks {len(missing)} of the tensors, `{missing[0]}` among them")
@@ -427,6 +430,14 @@ class _Work:
             self.unfinished = None
         staged = calibrator if isinstance(calibrator, StagedCalibrator) else None
         self.passes = staged.passes if staged is not None and samples.again else 1
+        self.warnings: list[str] = []
+        if staged is not None and staged.passes > self.passes:
+            self.warnings.append(
+                f"`{_name(calibrator)}` wants {staged.passes} passes, and {samples.describe} can be gone through once: one "
+                "pass with histograms that widen, whose ranges may differ; a list, or a function that returns an iterable, "
+                "can be repeated"
+            )
+            log.warning("%s", self.warnings[-1])
         self.probe: Probe | None = None
         self.done = self.rows = 0
         self.digests: list[str] = []
@@ -585,8 +596,8 @@ class _Work:
                     hint="`threshold` returns a finite number, 0 or more",
                 )
             amax[name] = reach
-        warnings = self.samples.say_what_was_left_out()
-        for said in warnings:
+        left_out = self.samples.say_what_was_left_out()
+        for said in left_out:
             log.warning("%s", said)
         log.info("calibrated %d tensors over %d samples of %s", len(amax), self.rows, self.samples.describe)
         return CalibrationResult(
@@ -601,5 +612,5 @@ class _Work:
             rows=self.rows,
             passes=self.passes,
             skipped=dict(self.samples.skipped),
-            warnings=tuple(warnings),
+            warnings=(*self.warnings, *left_out),
         )

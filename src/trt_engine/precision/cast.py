@@ -168,7 +168,8 @@ def cast_proto(
     changes = Changes(opset=(walk.opsets_of(proto).get("", 1),) * 2)
     if proto.functions:
         changes.notes.append(f"{len(proto.functions)} local functions were written out where they are called")
-    _unique_names(work, changes)
+    if renamed := unique_names(work):
+        changes.notes.append(f"{renamed} nodes had the name of another and got one of their own")
     work = _raise_opset(work, to, changes, name)
     _drop_constant_inputs(work, changes)
     caster = _Caster(work, to, folder, keep_io, init_max or LARGEST[to], clamp_masks, changes)
@@ -226,8 +227,8 @@ class Changes:
 # ------------------------------------------------------------------------------------------------ before
 
 
-def _unique_names(proto: ModelProto, changes: Changes) -> None:
-    """Give every node a name of its own: ONNX Runtime refuses two of one name."""
+def unique_names(proto: ModelProto) -> int:
+    """Give every node a name of its own, as ONNX Runtime refuses two of one name; how many got a new one."""
     names = Counter(place.node.name for place in walk.nodes(proto) if place.node.name)
     taken, met = set(names), set()
     renamed = 0
@@ -238,8 +239,7 @@ def _unique_names(proto: ModelProto, changes: Changes) -> None:
             renamed += 1
         if node.name:
             met.add(node.name)
-    if renamed:
-        changes.notes.append(f"{renamed} nodes had the name of another and got one of their own")
+    return renamed
 
 
 def _fresh(name: str, taken: set[str]) -> str:

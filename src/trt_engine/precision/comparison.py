@@ -25,6 +25,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.trace import trace
 from trt_engine.model import Model
+from trt_engine.precision.cast import unique_names
 from trt_engine.precision.samples import Samples
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.tensors import Signature
@@ -104,6 +105,7 @@ def compared_tensors(proto: ModelProto) -> list[str]:
 
 def _run(path: Path, tensors: Sequence[str], feeds: dict[str, Array], level: str) -> list[Array]:
     proto = read_proto(path)
+    unique_names(proto)
     stated = {item.name for item in proto.graph.output}
     for name in tensors:
         if name not in stated:

@@ -93,7 +93,8 @@ class _Emulation:
             rule = self._rule(node)
             if rule is None:
                 nodes.append(node)
-                self.retyped.update(node.output if any(name in self.retyped for name in node.input) else ())
+                if node.op_type != "Cast" and any(name in self.retyped for name in node.input):
+                    self.retyped.update(node.output)  # a Cast states its own type
                 continue
             self.replaced.extend(node.input)
             rule(node)

@@ -48,7 +48,7 @@ class Writer:
         self.ops = Ops(Names(proto))
         self.written: list[QuantizedNode] = []
         self._activations: dict[str, str] = {}
-        self._stored: dict[tuple[str, int], tuple[str, float, Array | None]] = {}
+        self._stored: dict[tuple[str, int, bool, str], tuple[str, float, Array | None]] = {}
         self._means: Mapping[tuple[str, int], Array] = {}
         self._additive: dict[str, NodeProto] = {}
         """Additions of a stored vector to a MatMul's result that nobody else reads, by that result's name."""
@@ -216,8 +216,9 @@ class Writer:
     def _weight(self, site: Site) -> tuple[str, float, Array | None]:
         """The name of the weight taken back to floating point, its relative error, and what rounding took away where that
         is to be corrected."""
-        key = (site.weight, site.channel)
-        if key not in self._stored or site.activation in self._scales:
+        turned = site.reduced == 0 and site.node.op_type == "Gemm" and self.form.name in ("nvfp4", "mxfp8")
+        key = (site.weight, site.channel, turned, site.activation if site.activation in self._scales else "")
+        if key not in self._stored:
             try:
                 self._stored[key] = self._quantized(site)
             except UsageError as error:
@@ -225,6 +226,11 @@ class Writer:
                     f"the weight `{site.weight}` of `{site.label}` cannot be quantised: {error.message}",
                     hint=f"`--exclude-node {site.label}`",
                 ) from error
+        if turned:  # the matrix is stored outputs x inputs
+            for at in reversed(range(len(site.node.attribute))):
+                if site.node.attribute[at].name == "transB":
+                    del site.node.attribute[at]
+            site.node.attribute.append(helper.make_attribute("transB", 1))
         return self._stored[key]
 
     def _quantized(self, site: Site) -> tuple[str, float, Array | None]:
@@ -294,9 +300,7 @@ class Writer:
                 **given,
             )
             self.proto.graph.value_info.append(helper.make_tensor_value_info(name, site.elem, matrix.shape))
-        if turned and site.node.op_type == "Gemm":
-            site.node.attribute.append(helper.make_attribute("transB", 1))
-        elif turned:
+        if turned and site.node.op_type != "Gemm":
             name = self.ops.add("Transpose", [name], stem, perm=[1, 0])
         return name, made, _relative_error(made, matrix)
 

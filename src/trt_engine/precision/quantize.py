@@ -29,7 +29,7 @@ from trt_engine.graph.operators import is_trt_only
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
 from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
-from trt_engine.precision.cast import cast_proto, refuse_target
+from trt_engine.precision.cast import cast_proto, refuse_target, unique_names
 from trt_engine.precision.comparison import Comparison, Measured, open_batch
 from trt_engine.precision.convolutions import round_convolutions
 from trt_engine.precision.emulate import emulated
@@ -54,6 +54,8 @@ _KERNELS = ("int8", "fp8", "int4")
 """What ONNX Runtime computes on a CPU itself."""
 _CALIBRATOR = {"int8": "entropy", "fp8": "minmax", "nvfp4": "minmax"}
 _RANDOM = 16
+_LEAST_COSINE = 0.9
+"""Between the outputs before and after: below it a layer was put wrong, or rounding took the network away."""
 
 
 def quantize(
@@ -132,6 +134,8 @@ class _Job:
         _fit_together(form, config, self.out, self.emulation, dry_run)
         proto = read_proto(self.model.path)
         _must_be_plain(proto, self.model)
+        if renamed := unique_names(proto):
+            self._warn(f"{renamed} nodes had the name of another and got one of their own")
         opset = walk.opsets_of(proto).get("", 0)
         rewritten = raise_opset(proto, _FLOOR[form.name])
         check(self.model, proto)
@@ -148,7 +152,17 @@ class _Job:
         amax = self._ranges(needed, samples)
         writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
         measured, files = self._written(proto, weights, alone, samples, amax)
+        for name, error in (measured.outputs if measured is not None else {}).items():
+            if not error.cosine >= _LEAST_COSINE:
+                self._warn(
+                    f"`{name}` has a cosine of {error.cosine:.3f} with the model as it was: "
+                    "this is not the same network any more; `trt-engine search` finds the layers to leave out"
+                )
         return draft.finished(walk.opsets_of(proto)[""], writer.written, files, measured, proto)
+
+    def _warn(self, said: str) -> None:
+        self.warnings.append(said)
+        log.warning("%s", said)
 
     def _placed(self, proto: ModelProto, weights: Weights) -> tuple[Placement, list[Site]]:
         """Where Q/DQ goes, and the convolutions that only the emulation rounds."""
@@ -193,8 +207,7 @@ class _Job:
         if isinstance(self.data, str) and self.data == "random":
             shapes = shapes_of(signature, None, batch=open_batch(signature, config.sample_batch))
             made = random_samples(signature, shapes, _RANDOM)
-            self.warnings.append("calibrated on random feeds: the ranges say little about real data")
-            log.warning("%s", self.warnings[-1])
+            self._warn("calibrated on random feeds: the ranges say little about real data")
             return made
         if self.data is not None:
             return open_samples(
@@ -266,9 +279,7 @@ class _Job:
         if found is not None and wanted <= set(found):
             return dict(found)
         if samples is None or not samples.again:
-            said = "biases are not corrected: that takes a pass over the data, which is not there any more"
-            self.warnings.append(said)
-            log.warning("%s", said)
+            self._warn("biases are not corrected: that takes a pass over the data, which is not there any more")
             return {}
         made = bias.channel_means(self.model, placement.sites, samples)
         if kept is not None:

@@ -37,7 +37,8 @@ _KNOWN = frozenset(
 )
 _QUANTIZED = frozenset(("tensor(int8)", _FP8, _INT4, _FP4))
 _LAYOUT = frozenset(
-    "Transpose Reshape Squeeze Unsqueeze Flatten Identity Slice Split Expand Gather Concat Cast".split()
+    "Transpose Reshape Squeeze Unsqueeze Flatten Identity Slice Split Expand Gather GatherElements GatherND Concat Cast "
+    "TopK ReduceMax Max MaxPool Where".split()
 )
 _UNIT = frozenset("Sigmoid Softmax HardSigmoid".split())
 _FEWEST_LEVELS = 32
@@ -629,7 +630,7 @@ def _shared_scores(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _unit_source(tensor: Tensor | None, depth: int = 12) -> Op | None:
+def _unit_source(tensor: Tensor | None, depth: int = 64) -> Op | None:
     """The Sigmoid or Softmax whose results are in a tensor, past what lays it out, joins it, or stores it."""
     op = tensor.maker if tensor is not None else None
     if op is None or depth == 0:

@@ -21,7 +21,19 @@ from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds
 from trt_engine.tensors import Shape, Signature, TensorSpec, closest, dtype, format_shape
 
-__all__ = ["IMAGES", "Batch", "Preprocess", "Samples", "open_samples", "random_samples"]
+__all__ = [
+    "ARRAYS",
+    "IMAGES",
+    "RAW",
+    "Batch",
+    "Preprocess",
+    "Rows",
+    "Samples",
+    "open_samples",
+    "random_samples",
+    "rows_of",
+    "single_input",
+]
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +42,8 @@ Preprocess = Callable[[Path], Any]
 """Makes one input array of an image file, with or without the batch dimension."""
 
 IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-_ARRAYS = frozenset({".npy", ".npz"})
-_RAW = frozenset({".bin", ".raw"})
+ARRAYS = frozenset({".npy", ".npz"})
+RAW = frozenset({".bin", ".raw"})
 _BROKEN = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
 
 
@@ -54,6 +66,17 @@ class Batch:
             array = self.feeds[name]
             into.update(f"{name} {array.dtype.name} {format_shape(array.shape)}".encode())
             into.update(array.astype(str).tobytes() if array.dtype.kind == "O" else np.ascontiguousarray(array).data)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of feeds, and their sources, for `open_samples` to put together to batches; as often as one likes."""
+
+    describe: str
+    make: Callable[[dict[str, str]], Iterator[tuple[dict[str, Array], str]]]
+    """Feeds with a batch dimension; what it leaves out it writes into the dictionary, with the reason."""
+    count: int | None = None
+    """Rows, where each of `make`'s feeds is one and their number is known."""
 
 
 @dataclass(slots=True)
@@ -109,7 +132,9 @@ def open_samples(
     if limit is not None and limit < 1:
         raise UsageError(f"the limit is {limit}, expected at least one sample", hint="leave it out to take all")
     if isinstance(data, str | Path):
-        return _of_path(Path(data), signature, max(1, batch), limit, preprocess)
+        data = rows_of(Path(data), signature, preprocess)
+    if isinstance(data, Rows):
+        return _in_batches(data, signature, max(1, batch), limit)
     if callable(data):
         return Samples("a Python function", lambda _: _items(data(), signature, limit))
     if isinstance(data, Mapping):
@@ -147,13 +172,14 @@ def _items(items: Iterable[Any], signature: Signature, limit: int | None) -> Ite
         if isinstance(item, Mapping):
             feeds = {name: _fit(np.asarray(value), signature.input(name), source) for name, value in item.items()}
         else:
-            spec = _only(signature, "an array")
+            spec = single_input(signature, "an array")
             feeds = {spec.name: _fit(np.asarray(item), spec, source)}
         signature.check(feeds)
         yield Batch(feeds, source)
 
 
-def _only(signature: Signature, what: str) -> TensorSpec:
+def single_input(signature: Signature, what: str) -> TensorSpec:
+    """The model's one input; `FeedError` when it has several."""
     if len(signature.inputs) != 1:
         names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
         raise FeedError(
@@ -195,31 +221,42 @@ class _Damaged(Exception):
     """One file cannot be read; the others may."""
 
 
-def _of_path(path: Path, signature: Signature, batch: int, limit: int | None, preprocess: Preprocess | None) -> Samples:
+def rows_of(path: Path, signature: Signature, preprocess: Preprocess | None = None) -> Rows:
+    """The rows of a file or of a folder's files, which are looked at now and read when they are asked for."""
     files = _files(path)
     kinds = {file.suffix.lower() for file in files}
     if kinds & IMAGES and preprocess is None:
         raise UsageError(
             f"`{path}` holds images, and nothing says how they become inputs",
-            hint="give `preprocess=`, a function from a path to an array, or save the inputs as .npy files",
+            hint="give the inputs themselves as .npy or .npz files, or a model that declares it (docs/vision.md)",
         )
-    if kinds & (IMAGES | _RAW):
-        _only(signature, "an image" if kinds & IMAGES else "a raw file")
-    size = _batch_size(signature, batch)
+    if kinds & (IMAGES | RAW):
+        single_input(signature, "an image" if kinds & IMAGES else "a raw file")
     noun = f"{len(files)} file{'s' if len(files) > 1 else ''}"
 
-    def make(samples: Samples) -> Iterator[Batch]:
-        return _batches(_rows(files, signature, preprocess, samples), signature, size, limit, samples)
+    def make(skipped: dict[str, str]) -> Iterator[tuple[dict[str, Array], str]]:
+        return _rows(files, signature, preprocess, skipped)
 
-    exact = kinds <= (IMAGES | _RAW)  # one row each
-    rows = min(len(files), limit) if limit is not None else len(files)
-    return Samples(f"{noun} of `{path.name}`", make, total=-(-rows // size) if exact else None)
+    exact = kinds <= (IMAGES | RAW)  # one row each
+    return Rows(f"{noun} of `{path.name}`", make, len(files) if exact else None)
+
+
+def _in_batches(given: Rows, signature: Signature, batch: int, limit: int | None) -> Samples:
+    size = _batch_size(signature, batch)
+
+    def make(samples: Samples) -> Iterator[Batch]:
+        return _batches(given.make(samples.skipped), signature, size, limit, samples)
+
+    rows = given.count
+    if rows is not None and limit is not None:
+        rows = min(rows, limit)
+    return Samples(given.describe, make, total=-(-rows // size) if rows is not None else None)
 
 
 def _files(path: Path) -> list[Path]:
     try:
         if path.is_dir():
-            known = _ARRAYS | _RAW | IMAGES
+            known = ARRAYS | RAW | IMAGES
             found = sorted(
                 item for item in path.iterdir() if item.suffix.lower() in known and not item.name.startswith(".")
             )
@@ -234,7 +271,7 @@ def _files(path: Path) -> list[Path]:
             raise FeedError(f"no such file or folder `{path}`", hint="check the path of the data")
     except OSError as error:
         raise FeedError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}", hint="check it") from error
-    if path.suffix.lower() not in _ARRAYS | _RAW | IMAGES:
+    if path.suffix.lower() not in ARRAYS | RAW | IMAGES:
         raise FeedError(
             f"`{path}` is no file of samples", hint="give an .npy, .npz, .bin or .raw file, or a folder of them"
         )
@@ -247,7 +284,7 @@ def _batch_size(signature: Signature, batch: int) -> int:
 
 
 def _rows(
-    files: list[Path], signature: Signature, preprocess: Preprocess | None, samples: Samples
+    files: list[Path], signature: Signature, preprocess: Preprocess | None, skipped: dict[str, str]
 ) -> Iterator[tuple[dict[str, Array], str]]:
     """Each file's arrays with a batch dimension; damaged ones are noted."""
     good = 0
@@ -256,10 +293,10 @@ def _rows(
             yield _read(file, signature, preprocess), file.name
             good += 1
         except _Damaged as error:
-            samples.skipped[file.name] = str(error)
+            skipped[file.name] = str(error)
             log.debug("skipped `%s`: %s", file, error)
     if not good:
-        name, why = next(iter(samples.skipped.items()))
+        name, why = next(iter(skipped.items()))
         raise FeedError(
             f"not one of {len(files)} files could be read; the first, `{name}`: {why}", hint="write the files again"
         )
@@ -267,11 +304,11 @@ def _rows(
 
 def _read(file: Path, signature: Signature, preprocess: Preprocess | None) -> dict[str, Array]:
     suffix = file.suffix.lower()
-    if suffix in _RAW:
-        return _read_raw(file, _only(signature, f"`{file.name}`"))
+    if suffix in RAW:
+        return _read_raw(file, single_input(signature, f"`{file.name}`"))
     if suffix in IMAGES:
         assert preprocess is not None  # seen to when the folder was opened
-        spec = _only(signature, f"`{file.name}`")
+        spec = single_input(signature, f"`{file.name}`")
         try:
             array = np.asarray(preprocess(file))
         except TrtEngineError:
@@ -286,7 +323,7 @@ def _read(file: Path, signature: Signature, preprocess: Preprocess | None) -> di
     except _BROKEN as error:
         raise _Damaged(str(error) or type(error).__name__) from error
     if "" in arrays and len(arrays) == 1:
-        arrays = {_only(signature, f"`{file.name}`").name: arrays[""]}
+        arrays = {single_input(signature, f"`{file.name}`").name: arrays[""]}
     names = [spec.name for spec in signature.inputs]
     for name in arrays:
         if name not in names:

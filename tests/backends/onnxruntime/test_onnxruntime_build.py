@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 import onnx_models as models
 import trt_engine as te
@@ -129,6 +130,16 @@ def test_a_graph_with_fp8_is_optimised_no_further_than_basic(tmp_path: Path, bui
     with pytest.raises(ModelError, match="FP8") as caught:
         build(path, options={"graph_optimization": "all"})
     assert "graph_optimization=basic" in (caught.value.hint or "")
+
+
+def test_a_graph_with_fp8_and_fp16_is_not_rewritten_at_all(tmp_path: Path, build: Build):
+    path = models.fp8_qdq(tmp_path / "net.onnx")
+    graph = onnx.load(path)
+    graph.graph.node.append(helper.make_node("Cast", ["y"], ["half"], to=onnx.TensorProto.FLOAT16))
+    graph.graph.output.append(helper.make_tensor_value_info("half", onnx.TensorProto.FLOAT16, ["batch", 8, 4, 4]))
+    onnx.save(graph, path)
+    assert build(path).passport.build.notes["graph_optimization"] == "none"
+    assert build(path, options={"graph_optimization": "basic"}).passport.build.notes["graph_optimization"] == "basic"
 
 
 def test_the_passport_says_what_a_loader_needs(tmp_path: Path, build: Build):

@@ -15,6 +15,6 @@ card = Backend(
     devices=("cpu", "cuda"),
     options="trt_engine.backends.onnxruntime.options:OnnxRuntimeOptions",
     accepts="trt_engine.graph.load:check_onnxruntime",
-    milder="`-O graph_optimization=basic`",
+    milder=("graph_optimization=basic", "graph_optimization=none"),
     verdict="trt_engine.backends.onnxruntime.verdict:verdict",
 )

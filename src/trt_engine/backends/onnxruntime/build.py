@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 
 import onnx
@@ -111,9 +112,15 @@ def _choice(config: BuildConfig) -> Choice:
 def _level(options: OnnxRuntimeOptions, choice: Choice, proto: onnx.ModelProto) -> str:
     if options.graph_optimization is not None:
         return options.graph_optimization
+    float8 = _holds(proto, _FLOAT8)
+    if float8 and _holds(proto, _FLOAT16):
+        log.info(
+            "the graph holds FP8 and FP16: level `none`, at `basic` already ONNX Runtime can compute other numbers"
+        )
+        return "none"
     if choice.compiles:
         return "basic"  # the provider's own compiler does the rest when the engine is loaded
-    if _has_float8(proto):
+    if float8:
         log.info("the graph holds FP8: optimised at level `basic`, higher ones make operators that do not take FP8")
         return "basic"
     return "all"
@@ -127,13 +134,16 @@ _FLOAT8 = {
 }
 
 
-def _has_float8(proto: onnx.ModelProto) -> bool:
+_FLOAT16 = {onnx.TensorProto.FLOAT16}
+
+
+def _holds(proto: onnx.ModelProto, kinds: Container[int]) -> bool:
     values = (*proto.graph.input, *proto.graph.output)
     return (
-        any(value.type.tensor_type.elem_type in _FLOAT8 for value in values)
-        or any(tensor.data_type in _FLOAT8 for tensor in walk.tensors(proto))
+        any(value.type.tensor_type.elem_type in kinds for value in values)
+        or any(tensor.data_type in kinds for tensor in walk.tensors(proto))
         or any(
-            attribute.name in ("to", "output_dtype") and attribute.i in _FLOAT8
+            attribute.name in ("to", "output_dtype") and attribute.i in kinds
             for place in walk.nodes(proto)
             for attribute in place.node.attribute
         )

@@ -36,7 +36,9 @@ class OnnxRuntimeOptions:
     """Settings of the onnxruntime backend. What is None is ONNX Runtime's own default."""
 
     graph_optimization: str | None = opt(
-        None, "how far the graph is rewritten at build (default: all; basic for graphs with FP8)", choices=LEVELS
+        None,
+        "how far the graph is rewritten at build (default: all; basic for FP8, none for FP8 with FP16)",
+        choices=LEVELS,
     )
     external_weights: bool | None = opt(
         None, "keep the weights in a file beside the graph (default: from 1 GiB on)", parse=_switch
