@@ -20,7 +20,10 @@ def feeds(batch: int = 2) -> dict[str, np.ndarray]:
 
 def test_what_fits_the_signature_passes_at_any_batch() -> None:
     for batch in (0, 1, 7):
-        BOTH.check(feeds(batch))
+        given = feeds(batch)
+        BOTH.check(given)
+        with pytest.raises(FeedError):  # the same feeds, less one: it is the check that lets them pass
+            BOTH.check(dict(list(given.items())[1:]))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,10 @@ def test_arrays_of_another_library_are_judged_by_shape_and_dtype_alone() -> None
 
 @pytest.mark.parametrize("kind", ["<U3", "S3", object])
 def test_strings_come_in_every_numpy_form(kind: object) -> None:
-    TensorSpec("text", "string", (-1,)).check(np.array(["a", "b"], dtype=kind))  # type: ignore[call-overload]
+    words = np.array(["a", "b"], dtype=kind)  # type: ignore[call-overload]
+    TensorSpec("text", "string", (-1,)).check(words)
+    with pytest.raises(FeedError):
+        TensorSpec("text", "float32", (-1,)).check(words)
 
 
 def test_every_element_type_is_found_by_name_and_by_onnx_number() -> None:
