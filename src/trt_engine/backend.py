@@ -10,16 +10,17 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from trt_engine.config import BuildConfig
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import closest
 
-__all__ = ["Backend", "backend", "backends"]
+__all__ = ["Backend", "backend", "backends", "settled"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ class Backend:
     """What to type when it is not."""
     builder: str | None
     runtime: str | None
+    runtime_modules: tuple[str, ...] | None = None
+    """What must be importable to run an engine, where that is not what building one needs."""
+    run_by: tuple[str, ...] = ()
+    """Other backends whose runtime runs these engines, asked first where they are installed; then its own."""
+    tools: tuple[str, ...] = ()
+    """Programs it needs, found on PATH or in NVIDIA's folders: `trtexec`."""
+    builds_log: bool = False
+    """The builder writes `BuildPlaces.log` and uses `BuildPlaces.timing_cache`."""
     devices: tuple[str, ...] = ("cpu",)
     options: str | None = None
     """A frozen dataclass of `opt` settings: what `-O name=value` may set."""
@@ -58,16 +67,19 @@ class Backend:
     hidden: bool = False
     """Not offered to users in lists (the fake one)."""
 
-    def missing(self) -> tuple[str, ...]:
-        """The modules that are not installed here."""
-        return tuple(name for name in self.modules if importlib.util.find_spec(name) is None)
+    def missing(self, which: str = "builder") -> tuple[str, ...]:
+        """The modules that half needs and that are not installed here."""
+        modules = self.modules
+        if which == "runtime" and self.runtime_modules is not None:
+            modules = self.runtime_modules
+        return tuple(name for name in modules if importlib.util.find_spec(name) is None)
 
     def half(self, which: str) -> Any:
         """The object behind one of the dotted names; `SetupError` with the install line where it cannot be had."""
         dotted: str | None = getattr(self, which)
         if dotted is None:
             raise UsageError(f"the backend `{self.name}` has no {which}", hint="choose another with `--backend`")
-        if missing := self.missing():
+        if missing := self.missing(which):
             raise SetupError(
                 f"the backend `{self.name}` needs {', '.join(f'`{name}`' for name in missing)}, not installed here",
                 hint=self.install,
@@ -120,3 +132,11 @@ def backend(name: str) -> Backend:
         shown = [card.name for card in cards.values() if not card.hidden]
         raise UsageError(f"unknown backend `{name}`", hint=closest(name, shown))
     return cards[name]
+
+
+def settled(config: BuildConfig) -> BuildConfig:
+    """The settings with the device filled in: the first one of the backend's card where nobody named one."""
+    if config.device:
+        return config
+    first = backend(config.backend).devices[0]
+    return replace(config, device=first if first == "cpu" else f"{first}:0")

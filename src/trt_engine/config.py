@@ -553,7 +553,9 @@ def _written(value: Any) -> str:
 
 
 def _device(value: str | int) -> str:
-    """`cpu`, `cuda:0`: one spelling for each device; a bare number is a CUDA device."""
+    """`cpu`, `cuda:0`: one spelling for each device; a bare number is a CUDA device; nothing is the backend's own."""
+    if value == "":
+        return ""
     kind, number = parse_device(value)
     return "cpu" if kind == "cpu" else f"{kind}:{number}"
 
@@ -597,7 +599,9 @@ class BuildConfig:
         _within_limits(self)
 
     backend: str = opt("onnxruntime", "the backend that builds", flags="--backend -b")
-    device: str = opt("cpu", "the device to build for: cpu, cuda:0, ...", parse=_device)
+    device: str = opt(
+        "", "the device to build for: cpu, cuda:0, ... (default: the backend's own, cpu where it has it)", parse=_device
+    )
     precision: str | None = opt(None, "what the engine must compute in (default: as the graph is)", choices=PRECISIONS)
     calibrate: str | None = opt(
         None, "data to quantise with when --precision asks for what the graph is not: a folder, .npz", metavar="DATA"
@@ -616,6 +620,14 @@ class BuildConfig:
     workspace_mib: int = opt(
         32768, "scratch memory the builder may use, as 32GiB (backends with a builder of their own)",
         flags="--workspace", parse=_workspace_mib, metavar="SIZE", write=lambda mib: f"{mib}MiB", least=1,
+    )  # fmt: skip
+    timing_cache: Path | None = opt(
+        None, "the file tactics' timings are kept in (default: one in the store for each library version and GPU)",
+        flags="--timing-cache", parse=Path, metavar="FILE", key=False,
+    )  # fmt: skip
+    ladder: bool = opt(
+        True, "after a known failure try the steps known to help, and say each (--no-ladder to stop at the first failure)",
+        key=False,
     )  # fmt: skip
     providers: tuple[str, ...] = opt(
         (), "ONNX Runtime's providers in order of preference: cpu, cuda, tensorrt", parse=_names, metavar="A,B"

@@ -100,6 +100,15 @@ class Needs:
     compute_capability: str | None = None
     gpu: str | None = None
     plugins: tuple[str, ...] = ()
+    """Plugin libraries that must be loaded first, by file name."""
+    hardware_compatibility: str = "none"
+    """Of a TensorRT plan: `none`, `ampere_plus`, `same_compute_capability`."""
+    version_compatible: bool = False
+    """Later TensorRT versions run it; it holds code for the host unless `lean_runtime` is needed."""
+    lean_runtime: bool = False
+    """The loader must bring the lean runtime library of the version that built it."""
+    stripped: bool = False
+    """Its weights must be put back before it runs."""
 
 
 @dataclass(frozen=True, slots=True)

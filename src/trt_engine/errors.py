@@ -105,6 +105,15 @@ class BuildError(TrtEngineError):
 
     exit_code = 5
 
+    def __init__(
+        self, message: str, *, hint: str | None = None, cause: str | None = None, node: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.cause = cause
+        """The class of the failure by the names of `trt_engine.plans.causes`: `no_implementation`; None for another."""
+        self.node = node
+        """The node of the graph it failed at, where the library names one."""
+
 
 class PrecisionError(TrtEngineError):
     """The engine does not compute in the precision that was asked for."""

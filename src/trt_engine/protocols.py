@@ -17,7 +17,17 @@ from trt_engine.engine import Engine, Needs, Precision
 from trt_engine.model import Model
 from trt_engine.tensors import Shape, Signature, Tensors
 
-__all__ = ["BuildOutcome", "Builder", "Context", "DirectSession", "ResidentSession", "Runner", "Runtime", "Session"]
+__all__ = [
+    "BuildOutcome",
+    "BuildPlaces",
+    "Builder",
+    "Context",
+    "DirectSession",
+    "ResidentSession",
+    "Runner",
+    "Runtime",
+    "Session",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,17 @@ class BuildOutcome:
     """The device the payload runs on, where the backend's settings decide it; None for the one asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class BuildPlaces:
+    """Where a build puts what it makes."""
+
+    payload: Path
+    log: Path | None = None
+    """For what the library or tool says, raw and line by line as it is said; kept when the build fails. None: nowhere."""
+    timing_cache: Path | None = None
+    """The file tactics' timings are kept in between builds; shared with other processes. None: nothing is kept."""
+
+
 class Builder(Protocol):
     """A backend's first half."""
 
@@ -47,8 +68,11 @@ class Builder(Protocol):
         """Who builds, exactly: `onnxruntime 1.31.1 CPUExecutionProvider avx2,avx512f`. Part of the engine's key."""
         ...
 
-    def build(self, model: Model, config: BuildConfig, payload: Path) -> BuildOutcome:
-        """Write the payload of `model` to the path `payload`; raise `ModelError`, `BuildError`, `SetupError` otherwise."""
+    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
+        """Write the payload of `model` to `places.payload`; raise `ModelError`, `BuildError`, `SetupError` otherwise.
+
+        A `BuildError` whose `cause` is a known one (`trt_engine.plans.causes`) lets the ladder of A11 try again.
+        """
         ...
 
 

@@ -89,6 +89,15 @@ class Store:
             return engine
         return None
 
+    def timing_cache(self, identity: str) -> Path:
+        """Where the timings of the builder `identity` (library version, GPU) are kept; shared between engines."""
+        digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        return self.folder / "timing" / f"{digest}.cache"
+
+    def build_log(self, key: str) -> Path:
+        """Where the raw log of the latest build of this engine lies, failed or not."""
+        return self.folder / "logs" / f"{key}.log"
+
     def get_or_build(
         self,
         key: str,

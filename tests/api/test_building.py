@@ -361,7 +361,7 @@ class Rounding(OnnxRuntimeBuilder):
 
     by: float = 1.05
 
-    def build(self, model, config, payload):
+    def build(self, model, config, places):
         import onnx
         from onnx import numpy_helper
 
@@ -370,9 +370,9 @@ class Rounding(OnnxRuntimeBuilder):
         proto = onnx.load(model.path)
         for tensor in proto.graph.initializer:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(self.by), tensor.name))
-        other = payload.parent / "other.onnx"
+        other = places.payload.parent / "other.onnx"
         onnx.save(proto, other)
-        return super().build(open_model(other), config, payload)
+        return super().build(open_model(other), config, places)
 
 
 @pytest.fixture
@@ -492,9 +492,9 @@ def test_a_backend_that_writes_nothing_is_a_build_error(net: Path, monkeypatch: 
 
 
 class Absent(OnnxRuntimeBuilder):
-    def build(self, model, config, payload):
-        outcome = super().build(model, config, payload)
-        payload.unlink()
+    def build(self, model, config, places):
+        outcome = super().build(model, config, places)
+        places.payload.unlink()
         return outcome
 
 

@@ -15,6 +15,7 @@ from trt_engine.config import BuildConfig
 from trt_engine.engine import Build, Engine, Passport, Source, payload_of
 from trt_engine.environment import Environment
 from trt_engine.graph.load import open_model
+from trt_engine.protocols import BuildPlaces
 
 
 def write_model(path: Path, *, width: int = 8) -> Path:
@@ -47,7 +48,7 @@ def build_engine(
     payload = folder / f"{model.stem}{card.payload_suffix}"
     payload.parent.mkdir(parents=True, exist_ok=True)
     config = BuildConfig(backend=name, device=device, profiles=config.resolve(opened.signature))
-    outcome = builder.build(opened, config, payload)
+    outcome = builder.build(opened, config, BuildPlaces(payload))
     passport = Passport(
         schema="trt-engine/passport",
         schema_version=1,

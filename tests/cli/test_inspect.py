@@ -249,11 +249,12 @@ def engine(tmp_path: Path) -> Any:
     from trt_engine.engine import Build, Engine, Passport, Source, payload_of
     from trt_engine.environment import Environment
     from trt_engine.graph.load import open_model
+    from trt_engine.protocols import BuildPlaces
 
     model = open_model(models.save(models.detector(height=8, width=8), tmp_path))
     payload = tmp_path / "model.fake"
     config = BuildConfig(backend="fake", device="fake", profiles=(parse_profile("images:1x3x8x8,2x3x8x8,4x3x8x8"),))
-    outcome = FakeBuilder().build(model, config, payload)
+    outcome = FakeBuilder().build(model, config, BuildPlaces(payload))
     return Engine.seal(
         payload,
         Passport(

@@ -15,6 +15,7 @@ from trt_engine.config import BuildConfig, RuntimeConfig
 from trt_engine.engine import Build, Engine, Passport, Precision, Source, payload_of
 from trt_engine.environment import Environment
 from trt_engine.graph.load import open_model
+from trt_engine.protocols import BuildPlaces
 from trt_engine.runtime.instance import InferenceEngine
 
 Seal = Callable[..., Engine]
@@ -43,7 +44,7 @@ def seal(tmp_path: Path) -> Seal:
         model = open_model(path)
         config = BuildConfig(backend="fake", device="fake:0", **settings)
         payload = tmp_path / f"{path.stem}.fake"
-        outcome = FakeBuilder().build(model, config, payload)
+        outcome = FakeBuilder().build(model, config, BuildPlaces(payload))
         passport = Passport(
             schema="trt-engine/passport",
             schema_version=1,

@@ -21,8 +21,9 @@ import msgspec
 
 from trt_engine.api.loading import load
 from trt_engine.api.preparing import Prepared, prepare, refuse_unpreparable
-from trt_engine.backend import Backend, backend
+from trt_engine.backend import Backend, backend, settled
 from trt_engine.config import BuildConfig, Profile, from_values, words
+from trt_engine.config import settings as settings_of
 from trt_engine.device import parse_device
 from trt_engine.engine import (
     PASSPORT_VERSION,
@@ -53,7 +54,7 @@ from trt_engine.files import end_of_links, ensure_folder, explain, path_of, prin
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.contract import prove_engine
-from trt_engine.protocols import BuildOutcome
+from trt_engine.protocols import BuildOutcome, BuildPlaces
 from trt_engine.store import Store, engine_key
 from trt_engine.vision.declaration import vision_of
 
@@ -83,6 +84,15 @@ class BuildPlan:
     """The payload's path outside the store, if one was asked for."""
     command: str
     warnings: tuple[str, ...] = ()
+    log: Path | None = None
+    """Where the builder's raw log goes; None for the store's place, of backends that write one."""
+
+    @property
+    def places_log(self) -> Path | None:
+        """The builder's raw log, kept whether or not the build succeeds; None for a backend that writes none."""
+        if not backend(self.config.backend).builds_log:
+            return None
+        return self.log or self.store.build_log(self.key)
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -134,11 +144,13 @@ def plan(
     store: Store | None = None,
     yes: bool = False,
     command: str | None = None,
+    log_file: Path | None = None,
     **settings: Any,
 ) -> BuildPlan:
     """What `build` would do with the same arguments, or with a model that is open. Reads, checks, writes nothing."""
     asked = _config(config or BuildConfig(), settings)
     card = backend(asked.backend)
+    asked = settled(asked)
     _check_device(card, asked)
     _check_options(card, asked)
     path = model.path if isinstance(model, Model) else path_of(model, "`model`")
@@ -161,11 +173,12 @@ def plan(
         model=opened,
         config=resolved,
         identity=identity,
-        key=engine_key(opened.digest, resolved, identity),
+        key=engine_key(opened.digest, _keyed(card, resolved), identity),
         store=store or Store(),
         out=target,
         command=command or _command(path, asked, target),
         warnings=tuple(_profile_warnings(resolved.profiles)) if card.tuned else (),
+        log=log_file,
     )
 
 
@@ -203,6 +216,14 @@ def carry_out(plan: BuildPlan, *, force: bool = False) -> Built:
 def _config(config: BuildConfig, values: dict[str, Any]) -> BuildConfig:
     given = from_values(BuildConfig, values)
     return replace(config, **{name: getattr(given, name) for name in values})
+
+
+def _keyed(card: Backend, config: BuildConfig) -> BuildConfig:
+    """The settings an engine's key is made of: those of the run alone make no other engine."""
+    if not card.has("options"):
+        return config
+    of_the_run = {item.name for item in settings_of(card.half("options")) if not item.in_key}
+    return replace(config, options={name: value for name, value in config.options.items() if name not in of_the_run})
 
 
 def _check_device(card: Backend, config: BuildConfig) -> None:
@@ -339,8 +360,14 @@ def _preparing(plan: BuildPlan, folder: Path) -> Iterator[Prepared]:
 def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, payload: Path) -> BuildOutcome:
     """What the backend built, with what was done before it; `PrecisionError` when it is not what was asked for (F1)."""
     asked = plan.config.precision
+    places = BuildPlaces(payload)
+    if card.builds_log:
+        cache = plan.config.timing_cache or plan.store.timing_cache(plan.identity)
+        places = BuildPlaces(payload, plan.places_log, cache)
+        for place in (places.log, places.timing_cache):
+            ensure_folder(place.parent)  # type: ignore[union-attr]
     try:
-        outcome: BuildOutcome = card.half("builder")().build(prepared.model, plan.config, payload)
+        outcome: BuildOutcome = card.half("builder")().build(prepared.model, plan.config, places)
     except PrecisionError:
         if asked is not None and payload.is_file():  # the backend's own count; with its graph the nodes can be named
             _keep_the_contract(

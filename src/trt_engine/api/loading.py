@@ -49,7 +49,7 @@ def load(
         opened = _unpacked(bytes(engine), passport, Path(folder.name)) if folder else _opened(engine)  # type: ignore[arg-type]
         if verify:
             opened.verify()
-        card = admit(opened, config)
+        card = _runs(admit(opened, config))
         session = card.half("runtime")().load(opened, config)
         try:
             return InferenceEngine(session, opened, config, on_close=folder.cleanup if folder else None)
@@ -102,6 +102,12 @@ def admit(engine: Engine, config: RuntimeConfig) -> Backend:
     _check_device(card, engine, config)
     _judge(card, engine, config)
     return card
+
+
+def _runs(card: Backend) -> Backend:
+    """The backend whose runtime runs the engines of this one: another that is installed, where the card names some."""
+    known = backends()
+    return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
 
 
 def _card(engine: Engine) -> Backend:

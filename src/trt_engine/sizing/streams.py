@@ -16,7 +16,7 @@ import filelock
 import msgspec
 
 from trt_engine.api import building
-from trt_engine.backend import Backend, backend
+from trt_engine.backend import Backend, backend, settled
 from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, SizeConfig, from_values, settings, words
@@ -162,7 +162,7 @@ def plan(
     command: str | None = None,
 ) -> Plan:
     """The run that would be made; raises for a wrong setting, a model that is none, and shapes nobody gave (A3)."""
-    config, build = config or SizeConfig(), build or BuildConfig()
+    config, build = config or SizeConfig(), settled(build or BuildConfig())
     _check_settings(build)
     path = Path(model)
     card = backend(build.backend)

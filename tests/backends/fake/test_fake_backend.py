@@ -21,6 +21,7 @@ from trt_engine.engine import Build, Engine, Passport, Precision, Source, payloa
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, FeedError, ModelError, ProfileError, UsageError
 from trt_engine.graph.load import open_model
+from trt_engine.protocols import BuildPlaces
 
 Seal = Callable[..., Engine]
 
@@ -44,7 +45,7 @@ def seal(tmp_path: Path) -> Seal:
         opened = open_model(model(tmp_path / "m.onnx", op))
         config = BuildConfig(backend="fake", device="fake:0", batch=(1, 2, 4))
         payload = tmp_path / "m.fake"
-        outcome = FakeBuilder().build(opened, config, payload)
+        outcome = FakeBuilder().build(opened, config, BuildPlaces(payload))
         passport = Passport(
             schema="trt-engine/passport",
             schema_version=1,
@@ -109,7 +110,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, settings: dict[str, object
     opened = open_model(model(tmp_path / "m.onnx", "Neg"))
     config = BuildConfig(**({"backend": "fake", "device": "fake"} | settings))
     with pytest.raises(UsageError, match=says):
-        FakeBuilder().build(opened, config, tmp_path / "m.fake")
+        FakeBuilder().build(opened, config, BuildPlaces(tmp_path / "m.fake"))
     assert not (tmp_path / "m.fake").exists()
 
 
@@ -120,7 +121,7 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, settings: dict[str, object
 def test_a_model_it_cannot_run_is_refused(tmp_path: Path, made: tuple, says: str) -> None:
     opened = open_model(model(tmp_path / "m.onnx", *made))
     with pytest.raises(ModelError, match=says):
-        FakeBuilder().build(opened, BuildConfig(backend="fake", device="fake"), tmp_path / "m.fake")
+        FakeBuilder().build(opened, BuildConfig(backend="fake", device="fake"), BuildPlaces(tmp_path / "m.fake"))
     assert not (tmp_path / "m.fake").exists()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import metadata
-from pathlib import Path
 
 import onnx
 from onnx.reference import ReferenceEvaluator
@@ -15,7 +14,7 @@ from trt_engine.engine import Needs, Precision
 from trt_engine.errors import BuildError, ModelError, UsageError
 from trt_engine.files import write_whole
 from trt_engine.model import Model
-from trt_engine.protocols import BuildOutcome
+from trt_engine.protocols import BuildOutcome, BuildPlaces
 
 __all__ = ["MAGIC", "FakeBuilder", "library_version"]
 
@@ -34,7 +33,7 @@ class FakeBuilder:
     def identity(self, config: BuildConfig) -> str:
         return f"fake onnx {library_version()}"
 
-    def build(self, model: Model, config: BuildConfig, payload: Path) -> BuildOutcome:
+    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
         from_values(FakeOptions, config.options)
         if config.precision not in (None, "fp32"):
             raise UsageError(
@@ -58,7 +57,7 @@ class FakeBuilder:
             raw = proto.SerializeToString()
         except ValueError as error:  # protobuf's limit of 2 GiB for one message
             raise BuildError(f"`{model.path}` is too large for the backend `fake`", hint="`-b onnxruntime`") from error
-        write_whole(payload, MAGIC + raw)
+        write_whole(places.payload, MAGIC + raw)
         return BuildOutcome(
             signature=model.signature,
             precision=Precision(asked=config.precision),

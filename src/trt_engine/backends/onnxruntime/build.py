@@ -23,7 +23,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.census import census, precision_of
 from trt_engine.graph.load import ENGINE_MARK, check_onnxruntime, external_files, read_proto
 from trt_engine.model import Model
-from trt_engine.protocols import BuildOutcome
+from trt_engine.protocols import BuildOutcome, BuildPlaces
 from trt_engine.store import engine_key
 
 __all__ = ["OnnxRuntimeBuilder"]
@@ -48,7 +48,8 @@ class OnnxRuntimeBuilder:
             parts.append(",".join(info.cpu().features))
         return " ".join(parts).strip()
 
-    def build(self, model: Model, config: BuildConfig, payload: Path) -> BuildOutcome:
+    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
+        payload = places.payload
         options, choice = parse(config.options), _choice(config)
         proto = read_proto(model.path)
         check_onnxruntime(model, proto)

@@ -1,0 +1,142 @@
+"""What `-O name=value` sets on TensorRT, through its Python bindings or through trtexec.
+
+One class for building and running, because one command may do both. Settings of the run are not part of an engine's key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_engine.config import from_values, opt, parse_size
+from trt_engine.errors import UsageError
+
+__all__ = ["PlanSettings", "parse"]
+
+
+def _switch(value: str | bool) -> bool:
+    text = str(value).strip().lower()
+    if text not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
+        raise UsageError(f"cannot read `{value}` as on or off", hint="write it as `-O name=on` or `-O name=off`")
+    return text in ("on", "true", "yes", "1")
+
+
+def _whole(value: str | int) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"cannot read `{value}` as a whole number", hint="write it as `-O name=2`") from None
+
+
+def _names(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else tuple(value)
+
+
+def _budget(value: str | int) -> str:
+    """`off`, `auto`, `40%` or a size: checked here, worked out against the engine when it is loaded."""
+    text = str(value).strip().lower()
+    if text in ("off", "auto") or (text.endswith("%") and text[:-1].replace(".", "", 1).isdigit()):
+        return text
+    parse_size(text)
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """Settings of TensorRT (E4). What is None is TensorRT's own default for its version."""
+
+    # -------------------------------------------------------------------------------- how tactics are chosen
+    optimization_level: int | None = opt(
+        None, "0 (first tactic that runs) to 5 (search longest); TensorRT's 3", parse=_whole
+    )
+    max_aux_streams: int | None = opt(
+        None, "streams the engine may use beside the caller's; 0 takes least memory", parse=_whole
+    )
+    avg_timing_iterations: int = opt(
+        8, "runs a tactic's time is the mean of (trtexec's 8; the bindings' own is 1)", parse=_whole
+    )
+    max_tactics: int | None = opt(None, "tactics to time at most (10.4 on)", parse=_whole)
+    max_threads: int | None = opt(None, "threads of the builder", parse=_whole)
+    tiling_optimization: str | None = opt(
+        None, "how hard to look for on-chip tilings (10.8 on)", choices=("none", "fast", "moderate", "full")
+    )
+    l2_limit_for_tiling: int | None = opt(None, "bytes of L2 tilings may use", parse=parse_size)
+    tactic_sources: tuple[str, ...] = opt(
+        (), "sources to add and drop, as +JIT_CONVOLUTIONS,-EDGE_MASK_CONVOLUTIONS", parse=_names
+    )
+    preview_features: tuple[str, ...] = opt((), "preview features to switch, as +aliased_plugin_io_10_03", parse=_names)
+    build_route: str | None = opt(None, "compiler knobs, as '-knob=value ...' (11.1 on)")
+    sparsity: bool = opt(False, "use 2:4 sparse kernels where the weights are sparse", parse=_switch)
+    strict_nans: bool = opt(False, "keep NaN behaviour exactly (10.6 on)", parse=_switch)
+    distributive_independence: bool = opt(
+        False, "the same result for a row, whatever the batch (10.12 on)", parse=_switch
+    )
+    tactic_dram: int | None = opt(None, "device memory one tactic may take", parse=parse_size)
+    tactic_shared_memory: int | None = opt(None, "shared memory one tactic may take", parse=parse_size)
+    profiling_verbosity: str = opt(
+        "detailed",
+        "what the engine tells of its layers; the precision contract needs `detailed`",
+        choices=("detailed", "layer_names_only", "none"),
+    )
+    # -------------------------------------------------------------------------------- timing cache
+    error_on_timing_cache_miss: bool = opt(False, "fail where the timing cache has no time for a tactic", parse=_switch)
+    editable_timing_cache: bool = opt(False, "keep a timing cache that can be read and edited (10.8 on)", parse=_switch)
+    compilation_cache: bool = opt(True, "keep compiled kernels in the timing cache", parse=_switch)
+    # -------------------------------------------------------------------------------- what kind of plan
+    refit: str = opt(
+        "none",
+        "weights that may be replaced later: none, all, those `identical` to the build's, `individual` ones",
+        choices=("none", "all", "identical", "individual"),
+    )
+    strip_weights: bool = opt(
+        False, "leave the weights out of the plan; they are put back from the ONNX before it runs", parse=_switch
+    )
+    version_compatible: bool = opt(False, "a plan later TensorRT versions can run too", parse=_switch)
+    exclude_lean_runtime: bool = opt(
+        False, "with version_compatible: the loader brings the lean runtime", parse=_switch
+    )
+    hardware_compatibility: str = opt(
+        "none", "GPUs the plan may run on beside this one", choices=("none", "ampere_plus", "same_compute_capability")
+    )
+    runtime_platform: str = opt("same", "the operating system the plan runs on", choices=("same", "windows_amd64"))
+    weight_streaming: bool = opt(False, "weights may stay in host memory and be streamed in", parse=_switch)
+    # -------------------------------------------------------------------------------- DLA
+    dla_core: int | None = opt(None, "the DLA core to build for", parse=_whole)
+    gpu_fallback: bool = opt(True, "layers the DLA cannot take run on the GPU", parse=_switch)
+    dla_sram: int | None = opt(None, "DLA's managed SRAM", parse=parse_size)
+    dla_local_dram: int | None = opt(None, "DLA's local DRAM", parse=parse_size)
+    dla_global_dram: int | None = opt(None, "DLA's global DRAM", parse=parse_size)
+    # -------------------------------------------------------------------------------- plugins
+    plugins: tuple[str, ...] = opt((), "plugin libraries to load, as a.so,b.so", parse=_names)
+    python_plugins: tuple[str, ...] = opt((), "modules (or .py files) that register Python V3 plugins", parse=_names)
+    serialize_plugins: bool = opt(False, "carry the plugin libraries inside the plan", parse=_switch)
+    # -------------------------------------------------------------------------------- running
+    allow_host_code: bool = opt(
+        False,
+        "load a plan that holds code for the host (version-compatible ones do): only one you trust",
+        parse=_switch,
+        key=False,
+    )
+    lean_runtime: str | None = opt(None, "the lean runtime library of the version that built the plan", key=False)
+    weight_streaming_budget: str | None = opt(
+        None, "weights kept on the device: off (all), auto, 40%, 2GiB", parse=_budget, key=False
+    )
+    memory_strategy: str = opt(
+        "static",
+        "scratch memory of a context: for the largest profile, the profile in use, or the shapes in use",
+        choices=("static", "on_profile_change", "user_managed"),
+        key=False,
+    )
+    persistent_cache_limit: int | None = opt(
+        None, "bytes of L2 for persisting activations", parse=parse_size, key=False
+    )
+    refit_from: str | None = opt(
+        None,
+        "the ONNX whose weights a stripped plan is given before it runs (default: the model in its passport)",
+        key=False,
+    )
+
+
+def parse(options: dict[str, str]) -> PlanSettings:
+    """The settings of `-O`; `UsageError` naming the right ones for one that does not exist."""
+    made: PlanSettings = from_values(PlanSettings, options)
+    return made
