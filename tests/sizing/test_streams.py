@@ -409,7 +409,7 @@ def test_the_command_of_a_python_call_can_be_pasted(make_model, tmp_path: Path) 
         (BuildConfig(device="cuda:0"), "fp16", True),
         (BuildConfig(device="cuda:0", precision="fp32"), "fp32", False),
         (BuildConfig(device="cuda:0", precision="tf32"), "tf32", False),
-        (BuildConfig(), None, False),
+        (BuildConfig(device="cpu"), None, False),
     ],
 )
 def test_an_fp32_graph_is_sized_in_fp16_on_a_gpu_unless_told_otherwise(

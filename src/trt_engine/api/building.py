@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from trt_engine.api.ladder import Attempt, climb
 from trt_engine.api.loading import load
 from trt_engine.api.preparing import Prepared, prepare, refuse_unpreparable
 from trt_engine.backend import Backend, backend, settled
@@ -50,7 +51,7 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.evaluation.parity import parity
-from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable
+from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable, staged_copy
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.contract import prove_engine
@@ -329,8 +330,20 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     payload = folder / _payload_name(plan.model, card)
     log.info("building `%s` with %s", plan.model.path.name, " ".join(plan.identity.split()[:2]))
     with _heartbeat(), _preparing(plan, folder) as prepared:
-        outcome = _built_by(card, prepared, plan, payload)
-        engine = Engine.seal(payload, _passport(plan, outcome, payload, time.monotonic() - started))
+        attempt, outcome = climb(
+            Attempt(prepared.model, plan.config),
+            card,
+            folder / ".prepared" / "ladder",
+            lambda attempt: _built_by(card, replace(prepared, model=attempt.model), plan, attempt.config, payload),
+        )
+        if attempt.steps:
+            outcome = replace(
+                outcome,
+                ladder=(*outcome.ladder, *attempt.steps),
+                notes=outcome.notes | {"ladder": attempt.rung},
+                warnings=(*outcome.warnings, *_narrower(plan, attempt)),
+            )
+        engine = Engine.seal(payload, _passport(plan, attempt.config, outcome, payload, time.monotonic() - started))
         if not plan.config.parity:
             return engine
         if not card.has("runtime"):
@@ -357,17 +370,20 @@ def _preparing(plan: BuildPlan, folder: Path) -> Iterator[Prepared]:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, payload: Path) -> BuildOutcome:
+def _narrower(plan: BuildPlan, attempt: Attempt) -> Iterator[str]:
+    if attempt.config.profiles != plan.profiles:
+        yield (
+            "the ladder fixed the shapes: this engine takes "
+            f"{', '.join(map(str, attempt.config.profiles))} and nothing else; other sizes need an engine of their own"
+        )
+
+
+def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, config: BuildConfig, payload: Path) -> BuildOutcome:
     """What the backend built, with what was done before it; `PrecisionError` when it is not what was asked for (F1)."""
-    asked = plan.config.precision
-    places = BuildPlaces(payload)
-    if card.builds_log:
-        cache = plan.config.timing_cache or plan.store.timing_cache(plan.identity)
-        places = BuildPlaces(payload, plan.places_log, cache)
-        for place in (places.log, places.timing_cache):
-            ensure_folder(place.parent)  # type: ignore[union-attr]
+    asked = config.precision
     try:
-        outcome: BuildOutcome = card.half("builder")().build(prepared.model, plan.config, places)
+        with _places(card, plan, payload) as places:
+            outcome: BuildOutcome = card.half("builder")().build(prepared.model, config, places)
     except PrecisionError:
         if asked is not None and payload.is_file():  # the backend's own count; with its graph the nodes can be named
             _keep_the_contract(
@@ -379,6 +395,40 @@ def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, payload: Path)
     if asked is not None:
         _keep_the_contract(card, prepared, plan, payload, outcome)
     return replace(outcome, ladder=(*prepared.steps, *outcome.ladder), notes=outcome.notes | prepared.notes)
+
+
+@contextlib.contextmanager
+def _places(card: Backend, plan: BuildPlan, payload: Path) -> Iterator[BuildPlaces]:
+    """Where the build puts what it makes; an error says where its log lies, and timings found are shared afterwards."""
+    if not card.builds_log:
+        yield BuildPlaces(payload)
+        return
+    shared = plan.store.timing_cache(plan.identity)
+    named = plan.config.timing_cache or shared
+    log_path = plan.places_log
+    assert log_path is not None
+    for place in (log_path, named, shared):
+        ensure_folder(place.parent)
+    seeded = named != shared and _copied(shared, named)
+    try:
+        yield BuildPlaces(payload, log_path, named)
+    except TrtEngineError as error:
+        if log_path.exists():
+            error.hint = f"{error.hint}; " if error.hint else ""
+            error.hint += f"the builder's own words are in `{log_path}`"
+        raise
+    if named != shared and (seeded or not shared.exists()):
+        _copied(named, shared, again=True)  # what the store had is in it
+
+
+def _copied(source: Path, target: Path, *, again: bool = False) -> bool:
+    """Whether `target` is now a copy of a timing cache; one that is there already is left alone unless `again`."""
+    if not source.is_file() or (target.exists() and not again):
+        return False
+    with contextlib.suppress(OSError), staged_copy(source, target) as copy:
+        copy.replace(target)
+        return True
+    return False
 
 
 _NO_NEEDS = Needs("", "")
@@ -418,7 +468,8 @@ def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
     return f"build for a device that has {asked} kernels, or {kernels}"
 
 
-def _passport(plan: BuildPlan, outcome: BuildOutcome, payload: Path, seconds: float) -> Passport:
+def _passport(plan: BuildPlan, config: BuildConfig, outcome: BuildOutcome, payload: Path, seconds: float) -> Passport:
+    """The passport; `config` is what the engine was built with, after the ladder."""
     device = outcome.device or plan.config.device
     kind, number = parse_device(device)
     return Passport(
@@ -428,12 +479,12 @@ def _passport(plan: BuildPlan, outcome: BuildOutcome, payload: Path, seconds: fl
         payload=payload_of(payload, outcome.files),
         model=Source(plan.model.name, plan.model.digest, plan.model.opsets.get(""), str(plan.model.path)),
         signature=outcome.signature,
-        profiles=plan.profiles,
+        profiles=config.profiles,
         precision=outcome.precision,
         device=device,
         build=Build(
             command=plan.command,
-            config=msgspec.json.decode(msgspec.json.encode(plan.config.key())),  # plain, as it is read back
+            config=msgspec.json.decode(msgspec.json.encode(config.key())),  # plain, as it is read back
             seconds=seconds,
             identity=plan.identity,
             warnings=outcome.warnings,
@@ -475,7 +526,7 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model) -> tuple[Parity | None
                 model.path,
                 proto,
                 model.signature,
-                plan.profiles[0],
+                engine.passport.profiles[0],
                 run,
                 tolerance=_asked_tolerance(plan.config),
                 tf32="tf32" in engine.passport.precision.found,
@@ -533,7 +584,9 @@ def _asked_tolerance(config: BuildConfig) -> float | None:
 
 
 def _unchecked(engine: Engine, config: BuildConfig) -> bool:
-    """True when the engine was stored without the check that is asked for now."""
+    """True when the engine was stored without the check that is asked for now, or by a ladder nobody wants."""
+    if not config.ladder and "ladder" in engine.passport.build.notes:
+        return True
     if not config.parity or "parity" in engine.passport.build.notes:
         return False
     proved = engine.passport.parity

@@ -1,0 +1,190 @@
+"""The ladder (A11): what is tried after a known failure of a builder, in which order, each step said.
+
+1. A failure for want of scratch memory raises the workspace, to 32 GiB first (8 GiB is too little for deformable attention)
+   and then by doubling up to the GPU's memory. The optimisation level is never lowered before that.
+2. `Could not find any implementation for node {ForeignNode[...]}`, on mask subgraphs of DETR-style detectors: an export by
+   the dynamo exporter with a bounded batch builds; it needs the source, so the command is printed.
+3. The same graph at fixed shapes, its mask folded to constants: one ONNX and one engine for each batch.
+4. Optimisation level 2, which still loads everywhere; then 3 and 4 together.
+
+Source of the steps and their order: the engine-build notes the project began with (requirement A11).
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trt_engine.backend import Backend
+from trt_engine.config import BuildConfig, Profile, ShapeRange, settings
+from trt_engine.device import info, parse_device
+from trt_engine.errors import BuildError, TrtEngineError
+from trt_engine.graph.fixed import fix_shapes
+from trt_engine.model import Model
+from trt_engine.protocols import BuildOutcome
+
+__all__ = ["Attempt", "climb"]
+
+log = logging.getLogger(__name__)
+
+_ENOUGH_MIB = 32 << 10
+"""What the source's detectors with deformable attention build in; 8 GiB is too little."""
+_MOST_MIB = 128 << 10
+"""Where raising ends on a GPU whose memory cannot be asked for."""
+_WORKSPACE_CAUSES = ("insufficient_workspace", "no_implementation")
+"""A workspace that is too small shows as skipped tactics and, when nothing is left, as no implementation."""
+_LOADS_EVERYWHERE = "2"
+_LEVEL = "optimization_level"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try: the graph and the settings it is built with, and the steps that led to them."""
+
+    model: Model
+    config: BuildConfig
+    steps: tuple[str, ...] = ()
+    rung: str = ""
+    """What this try changes, in words."""
+
+    @property
+    def fixed(self) -> bool:
+        """True when nothing of the profiles moves."""
+        return all(span.min == span.max for profile in self.config.profiles for span in profile.ranges.values())
+
+
+def climb(
+    first: Attempt, card: Backend, folder: Path, build: Callable[[Attempt], BuildOutcome]
+) -> tuple[Attempt, BuildOutcome]:
+    """The attempt that succeeded and what it built; the first failure's kind of error when none did.
+
+    With `config.ladder` off, or for a failure without a known cause, the first error is raised as it is. `folder` takes
+    graphs that are made on the way.
+    """
+    attempt = first
+    started = time.monotonic()
+    try:
+        return first, build(first)
+    except BuildError as error:
+        failure = error
+    if failure.cause is None or not _has_level(card):
+        raise failure
+    if not first.config.ladder:
+        raise _said(failure, "leave `--no-ladder` out to try what is known to help")
+    steps = [f"as asked: {_told(failure, started)}"]
+    for attempt in _rungs(first, failure, folder, steps):
+        log.warning("%s: trying %s", failure.message, attempt.rung)
+        started = time.monotonic()
+        try:
+            outcome = build(attempt)
+        except TrtEngineError as error:
+            steps.append(f"{attempt.rung}: {_told(error, started)}")
+            if not isinstance(error, BuildError) or error.cause is None:
+                log.warning("%s did not help: %s", attempt.rung, error.message)
+            continue
+        steps.append(f"{attempt.rung}: built ({time.monotonic() - started:.1f} s)")
+        log.warning("built with %s", attempt.rung)
+        return replace(attempt, steps=tuple(steps)), outcome
+    for step in steps:
+        log.warning("tried %s", step)
+    raise _said(failure, _last_word(first.model, failure))
+
+
+def _rungs(first: Attempt, failure: BuildError, folder: Path, steps: list[str]) -> Iterator[Attempt]:
+    """The attempts in order. `steps` gets a line for each that cannot be made here."""
+    config = first.config
+    if failure.cause in _WORKSPACE_CAUSES:
+        for mib in _workspaces(config, failure.cause == "insufficient_workspace"):
+            config = replace(first.config, workspace_mib=mib)
+            yield replace(first, config=config, rung=f"workspace {mib} MiB (was {first.config.workspace_mib} MiB)")
+    if failure.cause not in _WORKSPACE_CAUSES:
+        return
+    foreign = "ForeignNode" in (failure.node or failure.message)
+    fixed: Attempt | None = None
+    if foreign:
+        steps.append(
+            f"an export by the dynamo exporter: not done, no source is named (`{_convert(first.model)}` makes one)"
+        )
+        if not first.fixed:
+            fixed = _at_fixed_shapes(replace(first, config=config), folder)
+            yield fixed
+    level = config.options.get(_LEVEL)
+    if level is None or int(level) > int(_LOADS_EVERYWHERE):
+        options = config.options | {_LEVEL: _LOADS_EVERYWHERE}
+        yield replace(
+            first,
+            config=replace(config, options=options),
+            rung=f"optimisation level {_LOADS_EVERYWHERE} (was {level or 'the default'})",
+        )
+        if fixed is not None:
+            yield replace(
+                fixed,
+                config=replace(fixed.config, options=options),
+                rung=f"{fixed.rung} and optimisation level {_LOADS_EVERYWHERE}",
+            )
+
+
+def _workspaces(config: BuildConfig, wanting: bool) -> Iterator[int]:
+    """Larger workspaces in order: enough for what is known, then (when it is the known cause) up to the GPU's memory."""
+    mib = config.workspace_mib
+    if mib < _ENOUGH_MIB:
+        mib = min(_ENOUGH_MIB, _gpu_mib(config))
+        if mib > config.workspace_mib:
+            yield mib
+    while wanting and mib * 2 <= _gpu_mib(config):
+        mib *= 2
+        yield mib
+
+
+def _gpu_mib(config: BuildConfig) -> int:
+    kind, number = parse_device(config.device)
+    boards = info.gpus() if kind == "cuda" else ()
+    return next((board.memory_mib for board in boards if board.index == number), _MOST_MIB)
+
+
+def _at_fixed_shapes(attempt: Attempt, folder: Path) -> Attempt:
+    """The graph at the optimum of the first profile, every size written in."""
+    best = {name: span.opt for name, span in attempt.config.profiles[0].ranges.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    made = fix_shapes(attempt.model, best, folder / f"{attempt.model.name}.onnx")
+    profile = Profile({name: ShapeRange(shape, shape, shape) for name, shape in best.items()})
+    return replace(
+        attempt,
+        model=made,
+        config=replace(attempt.config, profiles=(profile,)),
+        rung=f"the graph at fixed shapes {profile}",
+    )
+
+
+def _has_level(card: Backend) -> bool:
+    """Whether the backend builds as TensorRT does: it has an optimisation level to lower."""
+    return card.has("options") and any(item.name == _LEVEL for item in settings(card.half("options")))
+
+
+def _told(error: TrtEngineError, started: float) -> str:
+    return f"{error.message} ({time.monotonic() - started:.1f} s)"
+
+
+def _convert(model: Model) -> str:
+    batch = next((spec.name for spec in model.signature.inputs if spec.dynamic), "images")
+    out = str(model.path.with_name(f"{model.name}.dynamo.onnx"))
+    return f"trt-engine convert SOURCE -o {shlex.quote(out)} --dynamic {batch}:0=batch"
+
+
+def _last_word(model: Model, failure: BuildError) -> str:
+    if failure.cause == "insufficient_workspace":
+        return "every step of the ladder failed: a GPU with more memory, or a smaller batch"
+    if "ForeignNode" in (failure.node or failure.message):
+        return f"every step of the ladder failed: export again with the dynamo exporter, `{_convert(model)}`"
+    return "every step of the ladder failed: another TensorRT version may have a kernel for it"
+
+
+def _said(failure: BuildError, hint: str) -> BuildError:
+    hint = "; ".join(part for part in (hint, failure.hint) if part)
+    made = BuildError(failure.message, hint=hint, cause=failure.cause, node=failure.node)
+    made.__cause__ = failure
+    return made

@@ -1,0 +1,212 @@
+"""The ladder (A11): a builder with TensorRT's known failures over ONNX Runtime, which builds what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.api import ladder as rungs
+from trt_engine.backend import Backend, backends
+from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
+from trt_engine.backends.onnxruntime.run import OnnxRuntime
+from trt_engine.config import BuildConfig
+from trt_engine.device import info
+from trt_engine.engine import Engine
+from trt_engine.errors import BuildError
+from trt_engine.graph.fixed import fix_shapes
+from trt_engine.graph.load import open_model, read_proto
+from trt_engine.model import Model
+
+FOREIGN = "{ForeignNode[/decoder/Where.../decoder/Add]}"
+Fails = Callable[[Model, BuildConfig], BuildError | None]
+
+
+@dataclass
+class Tried:
+    """What a builder was asked for, and when it fails."""
+
+    fails: Fails
+    seen: list[tuple[int, str | None, bool]]
+    """Workspace, optimisation level, and whether the graph was fixed, of each try."""
+
+
+class Runs(OnnxRuntime):
+    """Knows nothing of TensorRT's settings."""
+
+    def load(self, engine, config):
+        build = engine.passport.build
+        build = replace(build, config=build.config | {"options": {}})
+        return super().load(Engine(engine.path, replace(engine.passport, build=build)), config)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fails], Tried]:
+    """A backend `brittle` that fails as it is told."""
+
+    def make(fails: Fails) -> Tried:
+        tried = Tried(fails, [])
+
+        class Brittle(OnnxRuntimeBuilder):
+            def identity(self, config):
+                return super().identity(replace(config, options={}))
+
+            def build(self, model, config, places):
+                fixed = not any(spec.dynamic for spec in model.signature.inputs)
+                tried.seen.append((config.workspace_mib, config.options.get("optimization_level"), fixed))
+                if (error := tried.fails(model, config)) is not None:
+                    assert places.log is not None
+                    places.log.write_text(f"[E] {error.message}\n")
+                    raise error
+                return super().build(model, replace(config, options={}), places)
+
+        monkeypatch.setitem(globals(), "Brittle", Brittle)
+        card = Backend(
+            "brittle", "fails as TensorRT does", ".onnx", (), "", builder=f"{__name__}:Brittle",
+            runtime=f"{__name__}:Runs",
+            options="trt_engine.plans.settings:PlanSettings", builds_log=True,
+        )  # fmt: skip
+        monkeypatch.setitem(backends(), "brittle", card)
+        return tried
+
+    return make
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    return models.conv_net(tmp_path / "net.onnx")
+
+
+def wants(mib: int) -> Fails:
+    """Fails for want of workspace below `mib`."""
+    text = "Could not find any implementation for node /attn/MatMul due to insufficient workspace"
+    return lambda model, config: (
+        BuildError(text, cause="insufficient_workspace", node="/attn/MatMul") if config.workspace_mib < mib else None
+    )
+
+
+def foreign(but: Callable[[Model, BuildConfig], bool]) -> Fails:
+    text = f"Could not find any implementation for node {FOREIGN}."
+    return lambda model, config: (
+        None if but(model, config) else BuildError(text, cause="no_implementation", node=FOREIGN)
+    )
+
+
+def level(config: BuildConfig) -> str | None:
+    return config.options.get("optimization_level")
+
+
+def test_too_little_workspace_is_raised_and_the_level_is_never_lowered_before_that(failing, net):
+    tried = failing(wants(32768))
+    engine = te.build(net, backend="brittle", workspace_mib="8GiB", batch=(1, 2, 4))
+    assert tried.seen == [(8192, None, False), (32768, None, False)]
+    first, second = engine.passport.build.ladder
+    assert "insufficient workspace" in first
+    assert second.startswith("workspace 32768 MiB (was 8192 MiB): built (")
+    assert engine.passport.build.config["workspace_mib"] == 32768
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+def test_the_workspace_is_doubled_up_to_the_memory_of_the_gpu(monkeypatch):
+    board = info.Gpu(0, "a card", "GPU-1", 80 << 10, "9.0", "580")
+    monkeypatch.setattr(info, "gpus", lambda: (board,))
+    config = BuildConfig(device="cuda:0", workspace_mib=8192)
+    assert list(rungs._workspaces(config, wanting=True)) == [32768, 65536]
+    assert list(rungs._workspaces(config, wanting=False)) == [32768]
+    small = replace(board, memory_mib=16 << 10)
+    monkeypatch.setattr(info, "gpus", lambda: (small,))
+    assert list(rungs._workspaces(config, wanting=True)) == [16384]
+
+
+def test_a_mask_that_has_no_kernel_is_folded_at_fixed_shapes(failing, net):
+    tried = failing(foreign(lambda model, config: not any(spec.dynamic for spec in model.signature.inputs)))
+    engine = te.build(net, backend="brittle", batch=(1, 4, 4))
+    assert [fixed for _, _, fixed in tried.seen] == [False, True]
+    assert engine.signature.inputs[0].shape == (4, 3, 8, 8)
+    span = engine.passport.profiles[0].ranges["images"]
+    assert span.min == span.max == (4, 3, 8, 8)
+    assert any("takes images:4x3x8x8" in warning for warning in engine.passport.build.warnings)
+    assert any("dynamo exporter: not done" in step for step in engine.passport.build.ladder)
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+def test_level_2_comes_after_the_folded_graph_and_keeps_the_batch_dynamic(failing, net):
+    tried = failing(foreign(lambda model, config: level(config) == "2"))
+    engine = te.build(net, backend="brittle", batch=(1, 2, 4))
+    assert tried.seen == [(32768, None, False), (32768, None, True), (32768, "2", False)]
+    assert engine.passport.profiles[0].ranges["images"].max == (4, 3, 8, 8)
+    assert engine.passport.build.notes["ladder"] == "optimisation level 2 (was the default)"
+
+
+def test_a_ladder_that_ends_raises_the_first_failure_with_the_command_that_helps(failing, net):
+    tried = failing(foreign(lambda model, config: False))
+    with pytest.raises(BuildError, match="ForeignNode") as caught:
+        te.build(net, backend="brittle", batch=(1, 2, 4), workspace_mib="8GiB")
+    assert [seen[:2] for seen in tried.seen] == [(8192, None), (32768, None), (32768, None), (32768, "2"), (32768, "2")]
+    assert caught.value.exit_code == 5
+    assert "trt-engine convert SOURCE" in (caught.value.hint or "")
+    assert "words are in" in (caught.value.hint or "")
+
+
+def test_without_the_ladder_the_first_failure_is_the_last(failing, net):
+    tried = failing(wants(65536))
+    with pytest.raises(BuildError, match="insufficient workspace") as caught:
+        te.build(net, backend="brittle", ladder=False)
+    assert len(tried.seen) == 1
+    assert "--no-ladder" in (caught.value.hint or "")
+
+
+def test_an_engine_of_the_ladder_is_not_given_to_whoever_refuses_it(failing, net):
+    tried = failing(foreign(lambda model, config: level(config) == "2"))
+    te.build(net, backend="brittle")
+    tries = len(tried.seen)
+    te.build(net, backend="brittle")
+    assert len(tried.seen) == tries  # from the store
+    with pytest.raises(BuildError):
+        te.build(net, backend="brittle", ladder=False)
+
+
+def test_a_failure_nobody_knows_is_raised_as_it_is(failing, net):
+    tried = failing(lambda model, config: BuildError("the network is cursed"))
+    with pytest.raises(BuildError, match="cursed"):
+        te.build(net, backend="brittle")
+    assert len(tried.seen) == 1
+
+
+def test_the_log_of_a_failed_build_is_kept_and_named(failing, net, own_store):
+    failing(lambda model, config: BuildError("the network is cursed", hint="pray"))
+    with pytest.raises(BuildError) as caught:
+        te.build(net, backend="brittle")
+    (log,) = (own_store / "logs").glob("*.log")
+    assert log.read_text() == "[E] the network is cursed\n"
+    assert caught.value.hint == f"pray; the builder's own words are in `{log}`"
+
+
+def test_fixed_shapes_fold_what_follows_from_them_and_change_nothing_else(tmp_path):
+    path = models.save(
+        tmp_path / "mask.onnx",
+        [
+            models.node("Shape", "x", "size", start=0, end=1),
+            models.node("ConstantOfShape", "size", "ones", value=onnx.numpy_helper.from_array(np.ones(1, np.float32))),
+            models.node("Unsqueeze", "ones axis", "column"),
+            models.node("Mul", "x column", "y"),
+        ],
+        {"x": (models.FLOAT, ["batch", 4])},
+        {"y": (models.FLOAT, ["batch", 4])},
+        {"axis": np.array([1])},
+    )
+    (tmp_path / "made").mkdir()
+    made = fix_shapes(open_model(path), {"x": (3, 4)}, tmp_path / "made" / "mask.onnx")
+    assert [node.op_type for node in read_proto(made.path).graph.node] == ["Mul"]
+    assert made.signature.inputs[0].shape == (3, 4)
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    import onnxruntime as ort
+
+    (y,) = ort.InferenceSession(str(made.path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    np.testing.assert_array_equal(y, x)
