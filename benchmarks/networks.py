@@ -84,11 +84,8 @@ def vit(path: Path, *, half: bool = True, width: int = 768, depth: int = 12, hea
         strides=[patch, patch],
     )  # fmt: skip
     x = graph.add("Transpose", graph.add("Reshape", x, graph.integers(0, width, tokens)), perm=[0, 2, 1])
-    batch = graph.add("Shape", "images", start=0, end=1)
-    cls = graph.add(
-        "Expand", graph.random(1, 1, width, fan_in=1), graph.add("Concat", batch, graph.integers(1, 1), axis=0)
-    )
-    x = graph.add("Concat", cls, x, axis=1)
+    # a row in front for the class token, whose values are in the first row of what is added: no operator asks for the batch
+    x = graph.add("Pad", x, graph.integers(0, 1, 0, 0, 0, 0), graph.scalar(0.0))
     x = graph.add("Add", x, graph.random(1, tokens + 1, width, fan_in=width))
 
     def norm(value: str) -> str:

@@ -175,7 +175,7 @@ def measured(path: Path, args: argparse.Namespace, options: dict[str, str], fold
 
 def ways(runner: te.InferenceEngine, feeds: dict[str, Any]) -> dict[str, Call]:
     """The same inference three ways, on the session that `runner` holds."""
-    session = runner._session._loaded
+    session = runner.runner.session._loaded
     assert isinstance(session, ort.InferenceSession)
     names, run, infer = [spec.name for spec in runner.outputs], session.run, runner.infer
     return {

@@ -21,12 +21,12 @@ def test_every_error_is_public_and_has_a_sentence() -> None:
     assert all(item.__doc__ for item in ALL)
 
 
-def test_exit_codes_are_unique_but_for_the_kinds_of_usage() -> None:
+def test_exit_codes_are_unique_but_for_the_kinds_of_usage_and_setup() -> None:
     codes = {item: item.exit_code for item in ALL if "exit_code" in vars(item)}
     assert len(set(codes.values())) == len(codes)
-    assert sorted(codes.values()) == [*range(1, 13), 130]
+    assert sorted(codes.values()) == [*range(1, 15), 130]
     inherit = [item for item in ALL if "exit_code" not in vars(item)]
-    assert all(issubclass(item, errors.UsageError) and item.exit_code == 2 for item in inherit)
+    assert all(issubclass(item, errors.UsageError | errors.SetupError) and item.exit_code in (2, 3) for item in inherit)
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from trt_engine import records
+from trt_engine.engine import Passport
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -29,6 +30,30 @@ class ReportDocument:
     summary: dict[str, Any]
     artifacts: dict[str, str]
     dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class EngineDocument:
+    """What `inspect` says of an engine or of a bare plan; here `command` is what to type next, where there is something."""
+
+    path: str
+    kind: Literal["engine", "plan"]
+    verdict: Literal["loads", "penalty", "rebuild", "refuse"]
+    reason: str
+    invocation: str
+    """What was typed."""
+    tensorrt_version: str | None = None
+    nbytes: int = 0
+    passport: Passport | None = None
+    smoke: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogDocument(records.LogReport):
+    """What `bench --log` finds in a log; here `command` is trtexec's, as its banner has it."""
+
+    invocation: str
+    """What was typed."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +80,24 @@ class Error:
     """What any verb says when it cannot do what was asked."""
 
     error: Told
+    verdict: Literal["refuse"] | None = None
+    """Of `inspect`, for an engine by name that is none by content; with its `reason`, and `command` to make one."""
+    reason: str | None = None
+    invocation: str | None = None
+    tensorrt_version: str | None = None
 
 
 # document -> its types; several where a verb answers differently for different files
 DOCUMENTS: dict[str, tuple[type, ...]] = {
     "size": (records.SizeReport, records.SizePlan),
-    "inspect": (records.ModelReport, records.EngineReport, records.RunReport),
+    "inspect": (records.ModelReport, EngineDocument, records.RunReport, records.BundleState),
     "build": (records.BuildReport,),
+    "bundle": (records.BundleReport,),
     "cast": (records.CastReport,),
     "quantize": (records.QuantizeReport,),
     "search": (records.SearchReport, records.SearchPlan),
     "bench": (records.BenchReport,),
-    "bench-log": (records.LogReport,),
+    "bench-log": (LogDocument,),
     "infer": (records.InferReport,),
     "evaluate": (records.EvaluateReport,),
     "report": (ReportDocument,),
@@ -96,6 +127,11 @@ def schema(name: str) -> dict[str, Any]:
     types = DOCUMENTS[name]
     refs, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     keys = common(name)
+    if LogDocument in types:  # of a log without its banner there is none
+        keys["command"] = {
+            "type": ["string", "null"],
+            "description": "trtexec's command line; of our logs, what was typed.",
+        }
     own = refs[0] if len(types) == 1 else {"anyOf": list(refs)}
     return {
         "$schema": DRAFT,

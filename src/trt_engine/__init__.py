@@ -23,15 +23,24 @@ if TYPE_CHECKING:
     from trt_engine.api.inspecting import inspect
     from trt_engine.api.loading import load
     from trt_engine.api.measuring import bench
+    from trt_engine.bundling.build import bundle
     from trt_engine.config import Batching, BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig
     from trt_engine.diagnosis.checks import doctor
     from trt_engine.engine import Engine, Passport
     from trt_engine.environment import Environment
     from trt_engine.errors import TrtEngineError
+    from trt_engine.logs import log_to
     from trt_engine.precision.calibrate import calibrate
     from trt_engine.precision.quantize import quantize
     from trt_engine.precision.ranges import ranges
-    from trt_engine.records import BenchRecord, EngineReport, ModelReport, Protocol, SizeReport
+    from trt_engine.records import (
+        BenchRecord,
+        BundleReport,
+        EngineReport,
+        ModelReport,
+        Protocol,
+        SizeReport,
+    )
     from trt_engine.reporting.write import report
     from trt_engine.runtime.instance import InferenceEngine, InferenceResult
     from trt_engine.sizing.streams import size
@@ -45,6 +54,7 @@ _HOMES = {
     "api.inspecting": ("inspect",),
     "api.loading": ("load",),
     "api.measuring": ("bench",),
+    "bundling.build": ("bundle",),
     "sizing.streams": ("size",),
     "diagnosis.checks": ("doctor",),
     "reporting.write": ("report",),
@@ -52,7 +62,8 @@ _HOMES = {
     "engine": ("Engine", "Passport"),
     "environment": ("Environment",),
     "errors": ("TrtEngineError",),
-    "records": ("BenchRecord", "EngineReport", "ModelReport", "Protocol", "SizeReport"),
+    "logs": ("log_to",),
+    "records": ("BenchRecord", "BundleReport", "EngineReport", "ModelReport", "Protocol", "SizeReport"),
     "precision.calibrate": ("calibrate",),
     "precision.quantize": ("quantize",),
     "precision.ranges": ("ranges",),
@@ -67,6 +78,7 @@ __all__ = [
     "BenchConfig",
     "BenchRecord",
     "BuildConfig",
+    "BundleReport",
     "Engine",
     "EngineReport",
     "Environment",
@@ -86,12 +98,14 @@ __all__ = [
     "TrtEngineError",
     "bench",
     "build",
+    "bundle",
     "calibrate",
     "cast",
     "doctor",
     "evaluate",
     "inspect",
     "load",
+    "log_to",
     "quantize",
     "ranges",
     "report",

@@ -471,7 +471,8 @@ def opt(
 ) -> Any:
     """A setting: a dataclass field with its help, flags (blank separated), parser, and whether the engine's key has it.
 
-    A number below `least` or not above `above` is refused wherever the config is made (`_within_limits`).
+    `flags=""` is a setting of Python alone, which no command offers. A number below `least` or not above `above` is refused
+    wherever the config is made (`_within_limits`).
     """
     made: dict[str, Any] = {
         "help": help, "flags": flags, "key": key, "parse": parse, "choices": choices, "metavar": metavar,
@@ -495,7 +496,7 @@ def settings(config: type | object) -> list[Setting]:
             Setting(
                 name=item.name,
                 help=made["help"],
-                flags=tuple(made["flags"].split()) if made["flags"] else (flag,),
+                flags=(flag,) if made["flags"] is None else tuple(made["flags"].split()),
                 default=default,
                 in_key=made["key"],
                 parse=made["parse"],
@@ -520,7 +521,7 @@ def _within_limits(config: Any) -> None:
             continue
         fits = value >= least if least is not None else value > above
         if not (fits and value < math.inf):
-            flag = next(one.flags[0] for one in settings(config) if one.name == item.name)
+            flag = next((*one.flags, one.name)[0] for one in settings(config) if one.name == item.name)
             limit = f"{least:g} or more" if least is not None else f"more than {above:g}"
             raise UsageError(f"`{flag}` is {value}, expected {limit}", hint=f"{item.metadata['help']}")
 
@@ -529,9 +530,10 @@ def words(config: object) -> list[str]:
     """The settings that are not their defaults, as the words of a command line that makes the same config again."""
     found: list[str] = []
     for item in settings(config):
-        value, flag = getattr(config, item.name), item.flags[0]
-        if value == item.default or value is None:
+        value = getattr(config, item.name)
+        if value == item.default or value is None or not item.flags:
             continue
+        flag = item.flags[0]
         if isinstance(value, bool):
             yes, _, no = flag.partition("/")
             found.append(yes if value else no or f"--no-{yes[2:]}")
@@ -575,6 +577,29 @@ def _count(text: str | int) -> int:
         return int(text)
     except ValueError:
         raise UsageError(f"`{text}` is no whole number", hint="write it as `64`") from None
+
+
+def _numbers(value: str | int | Iterable[int]) -> tuple[int, ...]:
+    """Sizes of batches, in order, each once: `1,2,4`."""
+    parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    try:
+        found = tuple(sorted({int(part) for part in parts}))
+    except (TypeError, ValueError):
+        raise UsageError(f"cannot read the batch sizes `{value}`", hint="write them as `1,2,4,8`") from None
+    if found and found[0] < 1:
+        raise UsageError(f"a batch of {found[0]} rows is none", hint="sizes of 1 or more")
+    return found
+
+
+def _graphs(value: bool | str | Iterable[int]) -> bool | tuple[int, ...]:
+    """True, False, or the sizes graphs are captured for."""
+    if isinstance(value, bool) or value is None:
+        return bool(value)
+    switch = _FROM_TEXT["bool"]
+    try:
+        return bool(switch(value.strip().lower())) if isinstance(value, str) and "," not in value else _numbers(value)
+    except (KeyError, ValueError):
+        return _numbers(value)
 
 
 def _names(text: str | Sequence[str]) -> tuple[str, ...]:
@@ -685,8 +710,24 @@ class BuildConfig:
 class Batching:
     """How requests are joined to batches: at most `max_batch` rows, waiting at most `max_wait_ms`."""
 
-    max_batch: int
-    max_wait_ms: float = 2.0
+    def __post_init__(self) -> None:
+        _within_limits(self)
+
+    max_batch: int | None = opt(None, "rows in one batch (default: what the engine takes, else 32)", flags="", least=1)
+    max_wait_ms: float = opt(2.0, "how long a request may wait for others, from its arrival", flags="", least=0)
+    max_rows_waiting: int | None = opt(
+        None, "rows that may wait; more are refused (default: 64 batches)", flags="", least=1
+    )
+    max_bytes_waiting: int | None = opt(
+        None, "bytes of inputs that may wait; more are refused", flags="", parse=_bytes, least=1
+    )
+    buckets: tuple[int, ...] = opt(
+        (), "sizes batches are padded to (default: what the engine needs)", flags="", parse=_numbers
+    )
+    priority_ms: float = opt(100.0, "the head start one step of priority gives", flags="", least=0)
+    workers: int | None = opt(
+        None, "batches at work at once (default: as many as the engine has contexts)", flags="", least=1
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -698,7 +739,15 @@ class RuntimeConfig:
 
     device: str | None = opt(None, "the device to run on (default: the one the engine was built for)", parse=_device)
     contexts: int = opt(1, "inferences in flight at once on backends with contexts", least=1)
-    streams: int = opt(1, "device streams", least=1)
+    streams: int | None = opt(None, "device streams (default: one for each context)", least=1)
+    graphs: bool | tuple[int, ...] = opt(
+        False, "capture a graph for each shape; sizes: batches are padded to these first", flags="", parse=_graphs
+    )
+    max_graphs: int = opt(16, "graphs kept for each context; the least recently used one goes", flags="", least=1)
+    max_waiting: int | None = opt(None, "callers that may wait for a context; more are refused", flags="", least=0)
+    wait_timeout_s: float | None = opt(
+        None, "how long a caller may wait for a context", flags="", parse=parse_duration, above=0
+    )
     providers: tuple[str, ...] = opt((), "ONNX Runtime's providers in order of preference", parse=_names, metavar="A,B")
     allow_fallback: bool = opt(False, "let a provider that cannot run be replaced by the next; it is recorded")
     options: dict[str, str] = opt(

@@ -8,6 +8,7 @@ The type says who must act, the text what was found and what was expected, the h
     │   ├── ShapeError                a shape does not fit the model
     │   └── ProfileError              a profile contradicts itself or the model
     ├── SetupError                3   the machine lacks something: package, tool, space, permission
+    │   └── DeviceLost                a device stopped answering, or an illegal access ended its context
     ├── ModelError                4   the model is missing, broken or not for this backend
     ├── BuildError                5   the backend could not build
     ├── PrecisionError            6   the engine does not compute in what was asked for
@@ -17,6 +18,8 @@ The type says who must act, the text what was found and what was expected, the h
     ├── EngineError              10   the engine is foreign, changed, or not for this machine
     ├── MemoryExhausted          11   out of memory, on the host or on the device
     ├── CapacityError            12   fewer streams than asked for
+    ├── Overloaded               13   too much is waiting already: the request was not taken
+    ├── DeadlineExpired          14   the request's time was over before its turn came
     └── Interrupted             130   somebody pressed Ctrl-C
 """
 
@@ -28,11 +31,14 @@ __all__ = [
     "AccuracyError",
     "BuildError",
     "CapacityError",
+    "DeadlineExpired",
+    "DeviceLost",
     "EngineError",
     "FeedError",
     "Interrupted",
     "MemoryExhausted",
     "ModelError",
+    "Overloaded",
     "PrecisionError",
     "ProfileError",
     "SetupError",
@@ -91,6 +97,10 @@ class SetupError(TrtEngineError):
 
     exit_code = 3
     http_status = 503
+
+
+class DeviceLost(SetupError):
+    """A device stopped answering, or an illegal access ended its context: nothing more runs on it in this process."""
 
 
 class ModelError(TrtEngineError):
@@ -157,6 +167,20 @@ class CapacityError(TrtEngineError):
     """Fewer streams than were asked for."""
 
     exit_code = 12
+
+
+class Overloaded(TrtEngineError):
+    """Too much is waiting already; the request was not taken, and may be sent again later."""
+
+    exit_code = 13
+    http_status = 503
+
+
+class DeadlineExpired(TrtEngineError):
+    """The request's time was over before its turn came; it was not run."""
+
+    exit_code = 14
+    http_status = 504
 
 
 class Interrupted(TrtEngineError):

@@ -59,6 +59,8 @@ class BuildPlaces:
     """For what the library or tool says, raw and line by line as it is said; kept when the build fails. None: nowhere."""
     timing_cache: Path | None = None
     """The file tactics' timings are kept in between builds; shared with other processes. None: nothing is kept."""
+    doing: Callable[[str], None] = field(default=lambda text: None, compare=False)
+    """Told what the builder is at, as often as it likes and from any thread; empty for nothing in particular."""
 
 
 class Builder(Protocol):

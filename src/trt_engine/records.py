@@ -30,6 +30,12 @@ __all__ = [
     "BenchRecord",
     "BenchReport",
     "BuildReport",
+    "BundleComponent",
+    "BundleConnection",
+    "BundleFailure",
+    "BundleReport",
+    "BundleState",
+    "BundleStep",
     "CacheReport",
     "CachedEngine",
     "CastParity",
@@ -47,8 +53,10 @@ __all__ = [
     "KeptNode",
     "LeftNode",
     "LogReport",
+    "LoggedProfile",
     "LoggedTimes",
     "ModelReport",
+    "OperatorSupport",
     "OutputFacts",
     "Protocol",
     "QuantizeReport",
@@ -469,8 +477,29 @@ class LoggedTimes:
     p90: float | None = None
     p95: float | None = None
     p99: float | None = None
-    percentiles: dict[str, float] = field(default_factory=dict)
-    """All percentiles of the line, by their number."""
+    percentiles: dict[str, float] | UnsetType = UNSET
+    """All percentiles of the line by their number, where it has others than those three."""
+
+    def by_percent(self) -> dict[str, float]:
+        """The percentiles of the line, by their number."""
+        if not isinstance(self.percentiles, UnsetType):
+            return self.percentiles
+        usual = (("90", self.p90), ("95", self.p95), ("99", self.p99))
+        return {percent: value for percent, value in usual if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedProfile:
+    """The layer table of a log: how many layers, the first, and the row `Total`."""
+
+    iterations: int
+    layers: int
+    """Rows without `Total`; layers that took no time are not printed."""
+    first_layer: str
+    first_layer_time_ms: float
+    total_time_ms: float
+    total_avg_ms: float
+    total_median_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,8 +509,18 @@ class LogReport:
     log: str
     written_by: Literal["trtexec", "trt-engine"] | None
     status: Literal["passed", "failed"]
-    """The verdict; a log without its end marker is failed."""
+    """The right verdict, which is not always what the last line says; a log without its end marker is failed."""
     end_marker: str | None
+    error_class: str | None = None
+    """The known failure, by one word; None when it passed, and for a failure that is not known."""
+    error_text: str | None = None
+    """The line that carries the cause."""
+    error_node: str | UnsetType = UNSET
+    requested_bytes: int | UnsetType = UNSET
+    """The memory that could not be had."""
+    unknown_options: tuple[str, ...] | UnsetType = UNSET
+    workspace_mib: float | UnsetType = UNSET
+    """What trtexec read as the size of the workspace, where it was given one."""
     trt_version: str | None = None
     trt_build: int | None = None
     command: str | None = None
@@ -514,6 +553,7 @@ class LogReport:
     gpu_compute_coeff_var_pct: float | None = None
     warning_lines: int = 0
     error_lines: int = 0
+    layer_profile: LoggedProfile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,6 +615,22 @@ class ModelReport:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorSupport:
+    """Who runs one operator of a model."""
+
+    op: str
+    """As `Conv` or `com.microsoft::Gelu`."""
+    nodes: int
+    tensorrt: Literal["yes", "limited", "no", "plugin", "unknown"]
+    """`limited`: not with the attributes or types of every node here; `plugin`: a library has to bring it."""
+    cpu: Literal["yes", "limited", "no", "unknown"]
+    """ONNX Runtime's CPU provider, as installed; `unknown` where the build does not list its kernels."""
+    cuda: Literal["yes", "limited", "no", "unknown"]
+    """ONNX Runtime's CUDA provider, by its published list; what it lacks runs on the CPU."""
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What `inspect` says of an engine or of a bare plan."""
 
@@ -605,6 +661,137 @@ class RunReport:
     """Lines of `records.jsonl` that are no whole record."""
     files: dict[str, int]
     """Bytes by path inside the folder."""
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BundleConnection:
+    """An output of one component that feeds an input of another (or of itself: a state)."""
+
+    producer: str
+    output: str
+    consumer: str
+    input: str
+    transpose: tuple[int, ...] = ()
+    """How the application turns the axes on the way; empty: it does not."""
+    declared: bool = True
+    """False when it was inferred."""
+    carries: str = ""
+    """Type and shape of the output: `float32 batchx1024xtime`."""
+    held: bool | None = None
+    """Whether the engines' own signatures agree; None before both are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleStep:
+    """One component's turn in a run of the whole chain."""
+
+    component: str
+    fed: dict[str, str]
+    """By input, the output it came from; the others were generated."""
+    inputs: dict[str, dict[str, Any]]
+    outputs: dict[str, dict[str, Any]]
+    wall_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFailure:
+    """Why a component has no engine, or does not run."""
+
+    type: str
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class BundleComponent:
+    """One component of a bundle and its engine."""
+
+    name: str
+    status: Literal["planned", "pending", "building", "built", "stored", "kept", "failed", "interrupted"]
+    """`stored`: taken from the store; `kept`: already in the folder, of this model and these settings."""
+    model: str
+    model_digest: str
+    model_bytes: int
+    external: tuple[str, ...]
+    """Side files that were staged with the model, as it spells them."""
+    command: str
+    """What builds this engine alone."""
+    key: str
+    identity: str
+    profiles: tuple[Profile, ...]
+    fills: dict[str, int | tuple[str, int]] = field(default_factory=dict)
+    """Inputs a smoke run does not fill at random: a number, or the input and position whose size it is."""
+    engine: str | None = None
+    """The payload's file, in the bundle's folder."""
+    log: str | None = None
+    """The build's log, in the bundle's folder."""
+    payload_bytes: int | None = None
+    """Of the payload and its side files."""
+    digest: str | None = None
+    seconds: float = 0.0
+    """Of this component in this command."""
+    build_seconds: float | None = None
+    """Of the build itself, whenever it was."""
+    library: str | None = None
+    """What runs it: `tensorrt 10.16.1.11`, `onnxruntime 1.27.0`."""
+    precision: Precision | None = None
+    parity: Parity | None = None
+    notes: dict[str, str] = field(default_factory=dict)
+    ladder: tuple[str, ...] = ()
+    smoke: dict[str, Any] | None = None
+    error: BundleFailure | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BundleReport:
+    """What `bundle` says, and `build_report.json`: every component, what feeds what, and where it all lies."""
+
+    meta: str
+    meta_digest: str
+    name: str
+    version: str
+    """Of the whole: it changes with any model, setting, builder or connection."""
+    model_version: str | None
+    """As the meta file states it."""
+    folder: str
+    backend: str
+    device: str
+    complete: bool
+    """Every component has its engine, and every connection holds."""
+    components: tuple[BundleComponent, ...]
+    connections: tuple[BundleConnection, ...]
+    environment: Environment
+    started: str
+    seconds: float
+    artifacts: dict[str, str]
+    chain: tuple[BundleStep, ...] = ()
+    """With `--run`: all components run in the order they feed each other."""
+    error: BundleFailure | None = None
+    """What is wrong with the whole rather than with one component."""
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BundleState:
+    """What `inspect` says of a bundle's folder."""
+
+    path: str
+    kind: Literal["bundle"]
+    name: str
+    version: str
+    complete: bool
+    """All engines are there, are those of the report, load here, and fit each other."""
+    engines: dict[str, EngineReport]
+    """By component."""
+    problems: tuple[str, ...]
+    connections: tuple[BundleConnection, ...]
+    chain: tuple[BundleStep, ...]
+    files: dict[str, int]
+    """Bytes by path in the folder."""
     nbytes: int
 
 

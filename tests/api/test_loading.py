@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import tempfile
+import threading
 from pathlib import Path
 
 import msgspec
@@ -155,11 +156,72 @@ def test_a_number_is_a_cuda_device(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batching": Batching(max_batch=8)}, {"config": RuntimeConfig(batching=Batching(max_batch=8))}]
+    "settings",
+    [
+        {"batching": Batching(max_batch=4)},
+        {"batching": {"max_batch": 4}},
+        {"config": RuntimeConfig(batching=Batching(max_batch=4))},
+    ],
 )
-def test_batching_says_it_is_not_there_yet(engine: Engine, settings: dict) -> None:
-    with pytest.raises(UsageError, match="not there yet"):
-        te.load(engine, **settings)
+def test_batching_joins_requests(engine: Engine, settings: dict) -> None:
+    with te.load(engine, **settings) as runner:
+        futures = [runner.infer_async(X + number) for number in range(9)]
+        for number, future in enumerate(futures):
+            assert np.array_equal(future.result(30)["y"], np.maximum(X + number, 0))
+        assert runner.stats().batching.answered == 9
+        assert "up to 4 rows" in runner.facts["batching"]
+
+
+@pytest.mark.parametrize(
+    ("batching", "says"),
+    [
+        (Batching(max_batch=8), "`max_batch` is 8, the engine takes 4 rows at once"),
+        (True, "`batching` is a bool"),
+        ({"max_batsch": 8}, "did you mean `max_batch`"),
+    ],
+)
+def test_batching_the_engine_cannot_do_is_refused_and_nothing_stays_open(
+    engine: Engine, batching: object, says: str
+) -> None:
+    before = threading.active_count()
+    with pytest.raises(UsageError, match=says):
+        te.load(engine, batching=batching)
+    assert threading.active_count() == before
+
+
+def test_several_devices_answer_as_one(model: Path, tmp_path: Path) -> None:
+    fake = te.build(model, backend="fake", device="fake", batch=(1, 2, 4), store=Store(tmp_path / "store"))
+    for named in ({"devices": ["fake:0", "fake:1"]}, {"device": "fake:0,1"}, {"devices": "fake:0,fake:1"}):
+        with te.load(fake, **named, balance="round robin") as runner:
+            assert all(runner.infer(X)["y"].tolist() == [[1, 0, 3]] for _ in range(4))
+            assert [(one.device, one.requests) for one in runner.stats().replicas] == [("fake:0", 2), ("fake:1", 2)]
+            assert runner.facts["device"] == "fake:0,fake:1"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"devices": ["fake:0", "fake:0"]}, "`fake:0` is named twice"),
+        ({"devices": []}, "`devices` is empty"),
+        ({"devices": ["fake:0", "tpu"]}, "unknown device"),
+        ({"devices": ["fake:0", "cpu"]}, "cannot run on `cpu`"),
+        ({"devices": ["fake:0"], "device": "fake:1"}, "both `device` and `devices`"),
+        ({"devices": ["fake:0", "fake:1"], "balance": "lottery"}, "no way to balance called `lottery`"),
+        ({"devices": ["fake:0", "fake:1"], "balance": 3}, "`balance` is a int"),
+    ],
+)
+def test_devices_are_checked_before_anything_is_loaded(model: Path, tmp_path: Path, given: dict, says: str) -> None:
+    fake = te.build(model, backend="fake", device="fake", batch=(1, 2, 4), store=Store(tmp_path / "store"))
+    with pytest.raises(UsageError, match=says):
+        te.load(fake, **given)
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_how_many_are(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trt_engine.api import loading
+
+    monkeypatch.setattr(loading.info, "gpus", lambda: (object(), object()))
+    with pytest.raises(UsageError, match="no device `cuda:2` here: 2 GPUs can be seen"):
+        te.load(engine, devices=["cuda:0", 2])
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,31 @@ def test_nothing_happens_before_synchronize(device: FakeDevice) -> None:
     assert out.tolist() == [1, 2, 3, 4]
 
 
-def test_an_upload_reads_the_array_when_its_turn_comes(device: FakeDevice) -> None:
-    stream, buffer, x = device.stream(), device.allocate(1), np.array([1], np.uint8)
-    device.upload(x, buffer, stream)
-    x[0] = 9
+def test_an_ordinary_array_is_free_again_when_upload_returns_and_a_pinned_one_is_not(device: FakeDevice) -> None:
+    stream, buffer, pinned = device.stream(), device.allocate(2), device.pinned(1)
+    x, y = np.array([1], np.uint8), pinned.array()
+    y[0] = 1
+    device.upload(x, buffer.view(0, 1), stream)
+    device.upload(y, buffer.view(1, 1), stream)
+    x[0] = y[0] = 9
     stream.synchronize()
-    assert read(device, buffer, 1) == [9]
+    assert read(device, buffer, 2) == [1, 9]
+
+
+def test_pinned_memory_given_back_before_its_copy_shows(device: FakeDevice) -> None:
+    stream, buffer, pinned = device.stream(), device.allocate(1), device.pinned(1)
+    device.upload(pinned.array(), buffer, stream)
+    pinned.close()
+    with pytest.raises(UsageError, match="freed buffer"):
+        stream.synchronize()
+
+
+def test_a_capture_refuses_to_copy_ordinary_memory(device: FakeDevice) -> None:
+    stream, buffer, x = device.stream(), device.allocate(1), np.zeros(1, np.uint8)
+    with pytest.raises(UsageError, match="ordinary array"):
+        stream.capture(lambda stream: device.upload(x, buffer, stream))
+    with pytest.raises(UsageError, match="ordinary array"):
+        stream.capture(lambda stream: device.download(buffer, x, stream))
 
 
 def test_streams_do_not_wait_for_each_other(device: FakeDevice) -> None:
@@ -170,7 +189,9 @@ def test_a_buffer_of_another_device_is_refused(device: FakeDevice) -> None:
 
 
 def test_a_graph_runs_nothing_when_captured_and_again_at_every_replay(device: FakeDevice) -> None:
-    stream, x, buffer, out = device.stream(), np.array([1], np.uint8), device.allocate(1), np.zeros(1, np.uint8)
+    stream, buffer = device.stream(), device.allocate(1)
+    x, out = device.pinned(1).array(), device.pinned(1).array()
+    out[0] = 0
 
     def work(stream: object) -> None:
         device.upload(x, buffer, stream)
@@ -187,8 +208,8 @@ def test_a_graph_runs_nothing_when_captured_and_again_at_every_replay(device: Fa
 
 
 def test_a_graph_refuses_when_a_buffer_it_holds_was_freed(device: FakeDevice) -> None:
-    stream, buffer = device.stream(), device.allocate(1)
-    graph = stream.capture(lambda stream: device.upload(np.zeros(1, np.uint8), buffer, stream))
+    stream, buffer, device_x = device.stream(), device.allocate(1), device.pinned(1).array()
+    graph = stream.capture(lambda stream: device.upload(device_x, buffer, stream))
     buffer.close()
     with pytest.raises(UsageError, match="freed buffer"):
         graph.replay(stream)

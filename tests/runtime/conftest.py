@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trt_engine.engine import Build, Engine, Passport, Precision, Source, payloa
 from trt_engine.environment import Environment
 from trt_engine.graph.load import open_model
 from trt_engine.protocols import BuildPlaces
+from trt_engine.runtime.assembly import assemble
 from trt_engine.runtime.instance import InferenceEngine
 
 Seal = Callable[..., Engine]
@@ -33,6 +35,7 @@ def save(path: Path, nodes: list[onnx.NodeProto], inputs: dict, outputs: dict) -
     return path
 
 
+RUNTIME = [item.name for item in dataclasses.fields(RuntimeConfig)]
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
@@ -102,13 +105,16 @@ def positions(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def load(seal: Seal) -> Iterator[Callable[..., InferenceEngine]]:
-    """`load(model, batch=(1, 2, 4), contexts=2, memory="64MiB")`: the model, ready to answer; closed afterwards."""
+    """`load(model, batch=(1, 2, 4), contexts=2, memory="64MiB", graphs=True)`: the model, ready to answer; closed
+    afterwards."""
     opened: list[InferenceEngine] = []
 
-    def loaded(path: Path, *, contexts: int = 1, streams: int = 1, memory: str = "64MiB", **build: object):
-        engine = seal(path, **({"batch": (1, 2, 4)} | build))
-        config = RuntimeConfig(contexts=contexts, streams=streams, options={"memory": memory})
-        opened.append(InferenceEngine(FakeRuntime().load(engine, config), engine, config))
+    def loaded(path: Path, *, memory: str = "64MiB", **given: object):
+        runtime = {name: given.pop(name) for name in list(given) if name in RUNTIME}
+        engine = seal(path, **({"batch": (1, 2, 4)} | given))
+        config = RuntimeConfig(**runtime, options={"memory": memory})
+        runner = assemble([FakeRuntime().load(engine, config)], engine.passport.profiles, config)
+        opened.append(InferenceEngine(runner, engine))
         return opened[-1]
 
     yield loaded
@@ -118,6 +124,7 @@ def load(seal: Seal) -> Iterator[Callable[..., InferenceEngine]]:
 
 def session_of(engine: InferenceEngine) -> FakeSession:
     """The fake session under a loaded engine."""
-    session = engine._session
+    assert engine._pool is not None
+    session = engine._pool._session
     assert isinstance(session, FakeSession)
     return session

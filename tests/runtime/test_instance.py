@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -24,7 +25,8 @@ def rows(count: int, start: float = 0.0) -> np.ndarray:
 
 
 def device_of(engine: InferenceEngine) -> FakeDevice:
-    device = engine._session.device
+    assert engine._pool is not None
+    device = engine._pool.device
     assert isinstance(device, FakeDevice)
     return device
 
@@ -195,7 +197,7 @@ def test_a_result_tells_a_failure_instead_of_raising_it(load: Load, double: Path
 
 def test_requests_and_failures_are_counted_and_warm_up_is_not(load: Load, double: Path) -> None:
     engine = load(double)
-    assert engine.stats() == Stats(0, 0, 0, 0.0)
+    assert dataclasses.replace(engine.stats(), pool=None) == Stats(0, 0, 0, 0.0)
     engine.warmup(3)
     engine.infer(rows(1))
     engine.infer(rows(1), result=True)
@@ -285,14 +287,17 @@ class Gate:
 
     def __init__(self, engine: InferenceEngine) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
-        run = engine._run
+        assert engine._pool is not None
 
-        def gated(feeds: object) -> object:
-            self.entered.set()
-            assert self.open.wait(30)
-            return run(feeds)
+        def gated(call: Callable[..., object]) -> Callable[..., object]:
+            def waits(feeds: object) -> object:
+                self.entered.set()
+                assert self.open.wait(30)
+                return call(feeds)
 
-        engine._run = gated
+            return waits
+
+        engine._run, engine._pool.warm = gated(engine._run), gated(engine._pool.warm)
 
 
 def test_close_waits_for_what_is_in_flight_and_answers_what_is_queued(load: Load, double: Path) -> None:
@@ -379,8 +384,7 @@ def test_close_twice_is_close_once_and_gives_everything_back(
 ) -> None:
     with load(double, contexts=3, streams=2) as engine:
         for count in (1, 4):
-            for _ in range(3):
-                engine.infer(rows(count))
+            engine.warmup(1, batch=count)
         assert device_of(engine).allocated_count == 6
     engine.close()
     assert (device_of(engine).allocated_count, device_of(engine).allocated_bytes) == (0, 0)

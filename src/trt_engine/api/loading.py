@@ -1,21 +1,25 @@
-"""`load`: from an engine on disk (or in memory) to one that answers."""
+"""`load`: from an engine on disk (or in memory) to one that answers, on one device or on several."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from trt_engine.backend import Backend, backends
-from trt_engine.config import RuntimeConfig, from_values
-from trt_engine.device import parse_device
+from trt_engine.config import Batching, RuntimeConfig, from_values
+from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, Passport, read_passport
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.files import path_of, write_whole
+from trt_engine.protocols import Session
+from trt_engine.runtime.assembly import assemble
+from trt_engine.runtime.balance import Strategy, strategy
 from trt_engine.runtime.instance import InferenceEngine
 
 __all__ = ["admit", "load", "runtime_config"]
@@ -29,15 +33,20 @@ def load(
     passport: Passport | dict[str, Any] | bytes | str | None = None,
     config: RuntimeConfig | None = None,
     verify: bool = True,
+    devices: Sequence[str | int] | str | None = None,
+    balance: str | Strategy = "least busy",
     **settings: Any,
 ) -> InferenceEngine:
     """The engine, ready to answer: an `Engine`, the path of its payload or passport, or its bytes with a `passport`.
 
-    `settings` are those of `RuntimeConfig` (`device=`, `contexts=`, `streams=`, `providers=`, `allow_fallback=`,
-    `options=`) and win over `config`. The files' digests are checked unless `verify=False`. Raises `EngineError` for an
-    engine that was changed, is foreign, or cannot be used here.
+    `settings` are those of `RuntimeConfig` (`device=`, `contexts=`, `streams=`, `graphs=`, `batching=`, `providers=`,
+    `allow_fallback=`, `options=`) and win over `config`. `devices=["cuda:0", "cuda:1"]` (or `device="cuda:0,1"`) loads the
+    engine on each; `balance` says who answers: `round robin`, `least busy`, `by use`, or a function. The files' digests are
+    checked unless `verify=False`. Raises `EngineError` for an engine that was changed, is foreign, or cannot be used here.
     """
+    named = _devices(devices, settings)
     config = runtime_config(config, settings)
+    strategy(balance)
     folder: tempfile.TemporaryDirectory[str] | None = None
     if isinstance(engine, bytes | bytearray | memoryview):
         folder = tempfile.TemporaryDirectory(prefix="trt-engine-")
@@ -49,12 +58,12 @@ def load(
         opened = _unpacked(bytes(engine), passport, Path(folder.name)) if folder else _opened(engine)  # type: ignore[arg-type]
         if verify:
             opened.verify()
-        card = _runs(admit(opened, config))
-        session = card.half("runtime")().load(opened, config)
+        sessions = _sessions(opened, config, named)
+        runner = assemble(sessions, opened.passport.profiles, config, devices=named, balance=balance)
         try:
-            return InferenceEngine(session, opened, config, on_close=folder.cleanup if folder else None)
+            return InferenceEngine(runner, opened, on_close=folder.cleanup if folder else None)
         except BaseException:
-            session.close()
+            runner.close()
             raise
     except BaseException:
         if folder is not None:
@@ -62,13 +71,70 @@ def load(
         raise
 
 
+def _sessions(engine: Engine, config: RuntimeConfig, devices: Sequence[str] | None) -> list[Session]:
+    """The engine loaded on each device; where one cannot, the others are closed again."""
+    sessions: list[Session] = []
+    try:
+        wanted_on: Sequence[str | None] = devices or [config.device]
+        for device in wanted_on:
+            wanted = dataclasses.replace(config, device=device)
+            card = _runs(admit(engine, wanted))
+            sessions.append(card.half("runtime")().load(engine, wanted))
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    return sessions
+
+
+def _devices(devices: Sequence[str | int] | str | None, settings: dict[str, Any]) -> list[str] | None:
+    """The devices of `devices=` or of `device="cuda:0,1"`, each once and known to be there; None where one is enough."""
+    device = settings.get("device")
+    if devices is not None and device is not None:
+        raise UsageError("both `device` and `devices` are given", hint="leave one of them out")
+    if devices is None:
+        if not isinstance(device, str) or "," not in device:
+            return None
+        devices = device
+        del settings["device"]
+    given = devices.split(",") if isinstance(devices, str) else list(devices)
+    if not given:
+        raise UsageError("`devices` is empty", hint="as `devices=[0, 1]`")
+    found: list[str] = []
+    usual = "cuda"
+    for item in given:
+        if isinstance(item, str) and item.strip().isdecimal():
+            item = f"{usual}:{item.strip()}"  # `fake:0,1`: the second is of the kind of the first
+        kind, number = parse_device(item)
+        usual = kind
+        name = kind if kind == "cpu" else f"{kind}:{number}"
+        if name in found:
+            raise UsageError(f"`{name}` is named twice", hint="`contexts=2` runs two inferences at once on one device")
+        found.append(name)
+    _check_there(found)
+    return found
+
+
+def _check_there(devices: Sequence[str]) -> None:
+    there = len(info.gpus())
+    for device in devices:
+        kind, number = parse_device(device)
+        if kind == "cuda" and there and number >= there:  # none: NVML is not there to tell, and the backend will
+            raise UsageError(
+                f"there is no device `{device}` here: {there} GPU{'s' if there > 1 else ''} can be seen",
+                hint="`nvidia-smi -L` lists the GPUs; they count from 0",
+            )
+
+
 def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> RuntimeConfig:
     """`config` with the named settings in place; a device number is a CUDA device."""
-    if settings.get("batching") is not None or (config is not None and config.batching is not None):
-        raise UsageError(
-            "dynamic batching (`batching=`) is not there yet",
-            hint="leave it out; `infer` takes whole batches and is safe from many threads",
-        )
+    batching = settings.get("batching")
+    if batching is not None and not isinstance(batching, Batching):
+        if not isinstance(batching, Mapping):
+            raise UsageError(
+                f"`batching` is a {type(batching).__name__}", hint="as `batching=te.Batching(max_batch=32)`"
+            )
+        settings = settings | {"batching": from_values(Batching, batching)}
     given: RuntimeConfig = from_values(RuntimeConfig, settings)
     return given if config is None else dataclasses.replace(config, **{name: getattr(given, name) for name in settings})
 

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "size": ("size", "how many video streams a model sustains: the main job"),
     "inspect": ("inspect", "what is in a model, an engine, a TensorRT plan or a run folder"),
     "build": ("build", "an engine and its passport from an ONNX model"),
+    "bundle": ("bundle", "all engines of a model of several components, in one folder"),
     "bench": ("bench", "latency and throughput under a named protocol"),
     "infer": ("infer", "one inference from .npy or .npz files, or from a picture"),
     "evaluate": ("evaluate", "AP or top-1 of an engine on a dataset, beside a baseline"),

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Clocks", "Cpu", "Gpu", "clocks", "cpu", "cuda_version", "gpus", "in_container", "visible"]
+__all__ = ["Clocks", "Cpu", "Gpu", "clocks", "cpu", "cuda_version", "gpus", "in_container", "utilisation", "visible"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +209,20 @@ def clocks(gpu: int | None = None) -> Clocks:
             power_w=None if power is None else power / 1000,
             throttled=tuple(name for bit, name in _THROTTLE.items() if reasons & bit),
         )
+
+
+def utilisation(gpu: int) -> float | None:
+    """Share of the last moments (a sixth of a second to one second, NVML says) some kernel ran on the GPU; None unknown."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handles = _handles(nvml)
+        if gpu >= len(handles):
+            return None
+        try:
+            return float(nvml.nvmlDeviceGetUtilizationRates(handles[gpu][0]).gpu) / 100
+        except nvml.NVMLError:  # a GPU in parts (MIG) does not tell
+            return None
 
 
 @cache

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from trt_engine.config import Profile, RuntimeConfig
+from trt_engine.config import Profile
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
-from trt_engine.protocols import DirectSession, Session
+from trt_engine.protocols import Runner
+from trt_engine.runtime.arrays import admitted, is_foreign
+from trt_engine.runtime.batcher import Batcher, BatchStats
+from trt_engine.runtime.counting import FOLD, Tally
 from trt_engine.runtime.feeds import random_feeds, shapes_of
-from trt_engine.runtime.pool import ContextPool
+from trt_engine.runtime.pool import ContextPool, PoolStats
+from trt_engine.runtime.replicas import Replicas, ReplicaStats
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec
 
 __all__ = ["InferenceEngine", "InferenceResult", "Stats"]
 
-Array = npt.NDArray[Any]
 _REMEMBERED = 1024
 """Feeds accepted before are remembered by names, types and shapes, so many of them; then from the start again."""
-
-_FOLD = 0x7FF
-"""Every 2048th request adds up what the others left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class InferenceResult:
 
     outputs: dict[str, Any] = field(default_factory=dict)
     latency_ms: float = 0.0
-    """By device events from upload to download where the device has them, else by the host's clock around the call."""
+    """By device events from upload to download where one context answered, else by the host's clock around the call."""
     success: bool = True
     message: str = ""
     """What went wrong, and what to do; empty for a success."""
@@ -54,6 +51,10 @@ class Stats:
     in_flight: int
     seconds: float
     """Spent inside requests, summed over threads."""
+    pool: PoolStats | None = None
+    """The contexts, on backends that have them."""
+    batching: BatchStats | None = None
+    replicas: tuple[ReplicaStats, ...] = ()
 
 
 class InferenceEngine:
@@ -62,34 +63,22 @@ class InferenceEngine:
     The outputs belong to the caller: no later call changes them. No thread is started before the first `infer_async`.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        engine: Engine,
-        config: RuntimeConfig | None = None,
-        *,
-        on_close: Callable[[], None] | None = None,
-    ) -> None:
-        config = config or RuntimeConfig()
-        self._session = session
+    def __init__(self, runner: Runner, engine: Engine, *, on_close: Callable[[], None] | None = None) -> None:
+        self.runner = runner
+        """What answers: a `DirectRunner`, a `ContextPool`, `Replicas`, a `Batcher`."""
+        self._run: Callable[[Tensors], dict[str, Any]] = runner.run
         self._engine = engine
-        self._signature = session.signature
-        self._profiles = engine.passport.profiles
-        self._workers = config.contexts
+        self._signature = runner.signature
+        self._profiles: tuple[Profile, ...] = getattr(runner, "profiles", engine.passport.profiles)
+        self._batcher = runner if isinstance(runner, Batcher) else None
+        below = self._batcher.runner if self._batcher is not None else runner
+        self._replicas = below if isinstance(below, Replicas) else None
+        self._pool = below if isinstance(below, ContextPool) else None
+        self._device = None if self._batcher is not None else getattr(runner, "device", None)
+        self._workers = int(getattr(runner, "width", 1))
         self._on_close = on_close
-        self._pool: ContextPool | None = None
-        if hasattr(session, "run"):  # a DirectSession: no copies and no lock of ours
-            self._run: Callable[[Tensors], dict[str, Any]] = cast(DirectSession, session).run
-        else:
-            self._pool = ContextPool(session, self._profiles, config.contexts, config.streams)
-            self._run = self._pool.run
-        self._facts = {
-            "engine": engine.path.name,
-            "backend": engine.passport.backend,
-            "device": session.device.name,
-        } | session.facts()
         self._accepted: set[tuple[Any, ...]] = set()
-        self._tally = _Tally()
+        self._tally = Tally()
         self._executor: ThreadPoolExecutor | None = None
         self._thread_prefix = f"infer-{id(self):x}"
         self._lock = threading.Lock()
@@ -98,6 +87,7 @@ class InferenceEngine:
         self._ending = threading.Lock()
         self._closed = False
         self._warming = 0
+        self._last_facts = self._find_facts()
 
     # -------------------------------------------------------------------------------------------- what it is
 
@@ -125,52 +115,127 @@ class InferenceEngine:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The truth about what runs (F5): backend, device, providers, threads, by name."""
-        return dict(self._facts)
+        """The truth about what runs (F5): backend, device, providers, threads, replicas that do not serve, by name."""
+        if not self._closing:
+            self._last_facts = self._find_facts()
+        return dict(self._last_facts)
+
+    def _find_facts(self) -> dict[str, str]:
+        below = self._batcher.runner if self._batcher is not None else self.runner
+        told = {"engine": self._engine.path.name, "backend": self._engine.passport.backend}
+        told |= getattr(below, "facts", dict)()
+        if self._batcher is not None:
+            told["batching"] = self._batcher.describe()
+        return told
 
     def stats(self) -> Stats:
-        return self._tally.read()
+        return Stats(
+            *self._tally.read(),
+            pool=self._pool.stats() if self._pool is not None else None,
+            batching=self._batcher.stats() if self._batcher is not None else None,
+            replicas=self._replicas.stats() if self._replicas is not None else (),
+        )
+
+    def is_captured(self, feeds: Any) -> bool:
+        """Whether feeds of these shapes are answered by replaying a graph, in some context."""
+        pools = self._pools()
+        arrays = self._accept(feeds)
+        return any(pool.is_captured(arrays) for pool in pools)
+
+    def reset(self) -> None:
+        """Forget all graphs; they are captured again as their shapes come."""
+        for pool in self._pools():
+            pool.reset()
+
+    def _pools(self) -> list[ContextPool]:
+        runners = self._replicas.runners if self._replicas is not None else [self._pool]
+        return [runner for runner in runners if isinstance(runner, ContextPool)]
 
     # -------------------------------------------------------------------------------------------- requests
 
     @overload
-    def infer(self, feeds: Any, *, result: Literal[False] = False) -> dict[str, Any]: ...
+    def infer(self, feeds: Any, *, result: Literal[False] = False, on_device: bool = False) -> dict[str, Any]: ...
     @overload
-    def infer(self, feeds: Any, *, result: Literal[True]) -> InferenceResult: ...
-    def infer(self, feeds: Any, *, result: bool = False) -> dict[str, Any] | InferenceResult:
+    def infer(self, feeds: Any, *, result: Literal[True], on_device: bool = False) -> InferenceResult: ...
+    def infer(self, feeds: Any, *, result: bool = False, on_device: bool = False) -> dict[str, Any] | InferenceResult:
         """The outputs by name for feeds by name (or one array, for an engine of one input); raises what went wrong.
 
-        Feeds are numpy arrays or anything with DLPack on the host. Types are never converted. With `result=True` an
+        Feeds are numpy arrays or anything with DLPack, on the host or on the engine's device. Types are never converted.
+        With `on_device=True` the outputs stay on the device, as arrays with DLPack. With `result=True` an
         `InferenceResult` comes back instead, and errors of ours are in it.
         """
-        return self._result(feeds) if result else self._answer(feeds)
+        if result:
+            return self._result(feeds, on_device)
+        return self._answer(feeds, False, self._on_device(feeds)) if on_device else self._answer(feeds)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """The same as `infer`, under the name every Runner has."""
         return self._answer(feeds)
 
     @overload
-    def infer_async(self, feeds: Any, *, result: Literal[False] = False) -> Future[dict[str, Any]]: ...
+    def infer_async(
+        self, feeds: Any, *, result: Literal[False] = False, priority: int = 0, deadline_ms: float | None = None
+    ) -> Future[dict[str, Any]]: ...
     @overload
-    def infer_async(self, feeds: Any, *, result: Literal[True]) -> Future[InferenceResult]: ...
-    def infer_async(self, feeds: Any, *, result: bool = False) -> Future[Any]:
+    def infer_async(
+        self, feeds: Any, *, result: Literal[True], priority: int = 0, deadline_ms: float | None = None
+    ) -> Future[InferenceResult]: ...
+    def infer_async(
+        self, feeds: Any, *, result: bool = False, priority: int = 0, deadline_ms: float | None = None
+    ) -> Future[Any]:
         """The same as `infer`, as a future; the arrays must stay as they are until it is done.
 
         As many run at once as the engine has contexts; the others wait in order. A future that is cancelled before
-        its turn costs nothing.
+        its turn costs nothing. `priority` and `deadline_ms` are for engines loaded with `batching`: `Batcher.submit`.
         """
+        if self._batcher is not None and not result:
+            return self._submit(feeds, priority, deadline_ms)
+        if priority or deadline_ms is not None:
+            raise UsageError(
+                "`priority` and `deadline_ms` are for futures of engines loaded with `batching`",
+                hint="`te.load(engine, batching=te.Batching())`, and `result` left out",
+            )
         call = self._result if result else self._answer
         with self._lock:
             if self._closing:
                 raise _closed()
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(self._workers, self._thread_prefix)
-            return self._executor.submit(call, feeds, True)
+                workers = self._workers if self._batcher is None else self._batcher.batching.max_batch or 1
+                self._executor = ThreadPoolExecutor(workers, self._thread_prefix)
+            return self._executor.submit(call, feeds, queued=True)
+
+    def _submit(self, feeds: Any, priority: int, deadline_ms: float | None) -> Future[dict[str, Any]]:
+        assert self._batcher is not None
+        tally = self._tally
+        number = tally.begin()
+        started = time.perf_counter()
+
+        def end(future: Future[Any]) -> None:
+            failed = future.cancelled() or future.exception() is not None
+            self._end(number, started, failed)
+
+        try:
+            if self._closing:
+                raise _closed()
+            future = self._batcher.submit(self._accept(feeds), priority=priority, deadline_ms=deadline_ms)
+        except FeedError as error:  # told where the answer is asked for, as without a batcher
+            self._end(number, started, True)
+            future = Future()
+            future.set_exception(error)
+            return future
+        except BaseException:
+            self._end(number, started, True)
+            raise
+        future.add_done_callback(end)
+        return future
 
     def warmup(
         self, runs: int = 1, *, batch: int | None = None, shapes: Mapping[str, Shape] | None = None, seed: int = 0
     ) -> None:
-        """Run `runs` times on seeded inputs of the profile's usual shape (each context, where there are several)."""
+        """Run `runs` times on seeded inputs of the profile's usual shape, on every device and in every context.
+
+        With graphs this captures those of these shapes.
+        """
         profile = self._profiles[0] if self._profiles else None
         wanted = shapes_of(self._signature, profile, batch=batch, overrides=shapes)
         feeds = self._accept(random_feeds(self._signature, wanted, seed))
@@ -179,14 +244,23 @@ class InferenceEngine:
                 raise _closed()
             self._warming += 1
         try:
-            for _ in range(runs * (self._workers if self._pool else 1)):
-                self._run(feeds)
+            self._warm(feeds, runs)
         finally:
             with self._lock:
                 self._warming -= 1
             self._wake()
 
-    def _answer(self, feeds: Any, queued: bool = False) -> dict[str, Any]:
+    def _warm(self, feeds: Tensors, runs: int) -> None:
+        below = self.runner
+        if self._batcher is not None:
+            below, feeds = self._batcher.runner, self._batcher.filled(feeds)
+        for runner in self._replicas.runners if self._replicas is not None else [below]:
+            for _ in range(runs):
+                getattr(runner, "warm", runner.run)(feeds)
+
+    def _answer(
+        self, feeds: Any, queued: bool = False, run: Callable[[Tensors], dict[str, Any]] | None = None
+    ) -> dict[str, Any]:
         """The hot path. `queued` requests were admitted before a `close` and are still answered."""
         tally = self._tally
         number = tally.begin()
@@ -195,41 +269,52 @@ class InferenceEngine:
         try:
             if self._closing and not queued:
                 raise _closed()
-            outputs = self._run(self._accept(feeds))
+            outputs = (run or self._run)(self._accept(feeds))
             failed = False
             return outputs
         finally:
             tally.end((time.perf_counter() - started, failed))
-            if not number & _FOLD:
+            if not number & FOLD:
                 tally.fold()
             if self._closing:
                 self._wake()
 
-    def _result(self, feeds: Any, queued: bool = False) -> InferenceResult:
-        tally = self._tally
-        number = tally.begin()
+    def _result(self, feeds: Any, on_device: bool = False, queued: bool = False) -> InferenceResult:
+        number = self._tally.begin()
         started = time.perf_counter()
         failed = True
         try:
             if self._closing and not queued:
                 raise _closed()
             accepted = self._accept(feeds)
-            if self._pool is not None:
-                outputs, latency_ms = self._pool.timed(accepted)
+            timed = None if self._batcher is not None else getattr(self.runner, "timed", None)
+            if timed is not None:
+                outputs, latency_ms = timed(accepted, on_device=on_device)
             else:
                 before = time.perf_counter()
-                outputs = self._run(accepted)
+                outputs = (self._on_device(feeds) if on_device else self._run)(accepted)
                 latency_ms = (time.perf_counter() - before) * 1e3
             failed = False
             return InferenceResult(outputs, latency_ms)
         except TrtEngineError as error:
             return InferenceResult({}, (time.perf_counter() - started) * 1e3, False, str(error))
         finally:
-            tally.end((time.perf_counter() - started, failed))
-            if not number & _FOLD:
-                tally.fold()
-            if self._closing:
-                self._wake()
+            self._end(number, started, failed)
+
+    def _end(self, number: int, started: float, failed: bool) -> None:
+        self._tally.end((time.perf_counter() - started, failed))
+        if not number & FOLD:
+            self._tally.fold()
+        if self._closing:
+            self._wake()
+
+    def _on_device(self, feeds: Any) -> Callable[[Tensors], dict[str, Any]]:
+        found: Callable[[Tensors], dict[str, Any]] | None = getattr(self.runner, "run_on_device", None)
+        if found is None:
+            raise UsageError(
+                "outputs stay on the device where one device answers, without batching", hint="leave `on_device` out"
+            )
+        return found
 
     # -------------------------------------------------------------------------------------------- feeds
 
@@ -243,7 +328,8 @@ class InferenceEngine:
             except (AttributeError, TypeError):  # no arrays; said properly below
                 pass
         arrays = self._arrays(feeds)
-        key = tuple([(name, np.ndarray, array.dtype, array.shape) for name, array in arrays.items()])
+        # where an array lies is part of its key: a type such as torch's can lie anywhere, and is asked each time
+        key = tuple([(name, type(item), item.dtype, item.shape, *_place(item)) for name, item in arrays.items()])
         if key not in self._accepted:
             self._check(arrays)
             if len(self._accepted) >= _REMEMBERED:
@@ -251,9 +337,9 @@ class InferenceEngine:
             self._accepted.add(key)
         return arrays
 
-    def _arrays(self, feeds: Any) -> dict[str, Array]:
+    def _arrays(self, feeds: Any) -> dict[str, Any]:
         if isinstance(feeds, Mapping):
-            return {name: _as_array(name, value) for name, value in feeds.items()}
+            return {name: admitted(name, value, self._device) for name, value in feeds.items()}
         if len(self.inputs) != 1:
             expected = ", ".join(f"`{spec.name}`" for spec in self.inputs)
             raise FeedError(
@@ -261,12 +347,12 @@ class InferenceEngine:
                 hint=f"give arrays by name: {expected}",
             )
         name = self.inputs[0].name
-        return {name: _as_array(name, feeds)}
+        return {name: admitted(name, feeds, self._device)}
 
-    def _check(self, arrays: dict[str, Array]) -> None:
+    def _check(self, arrays: dict[str, Any]) -> None:
         self._signature.check(arrays)
         for name, array in arrays.items():
-            if not array.dtype.isnative:
+            if not is_foreign(array) and not array.dtype.isnative:
                 raise FeedError(
                     f"input `{name}` is {array.dtype.str}, expected this machine's byte order",
                     hint="`array.astype(array.dtype.newbyteorder('='))`",
@@ -280,27 +366,44 @@ class InferenceEngine:
 
     # -------------------------------------------------------------------------------------------- the end
 
-    def close(self) -> None:
-        """Refuse new requests, finish those in flight and in the queue, then give everything back. Twice is once."""
-        if threading.current_thread().name.startswith(self._thread_prefix):
+    def close(self, *, cancel: bool = False) -> None:
+        """Refuse new requests, finish those in flight and in the queue, then give everything back. Twice is once.
+
+        With `cancel=True` only what has begun is finished: futures that wait are cancelled, callers that wait are told.
+        """
+        inside = self._batcher is not None and self._batcher.inside()
+        if inside or threading.current_thread().name.startswith(self._thread_prefix):
             raise UsageError("`close` was called from inside a request", hint="close from the thread that loaded")
         with self._lock:
             self._closing = True
             executor = self._executor
+        if cancel:
+            self._cancel_waiting(executor)
         with self._ending:  # who comes second waits; where the first was broken off, the second goes on
             if self._closed:
                 return
             if executor is not None:
                 executor.shutdown(wait=True)
             with self._idle:
-                while self._tally.read().in_flight or self._warming:
+                while self._warming:  # it asks what is under a batcher
                     self._idle.wait()
-            if self._pool is not None:
-                self._pool.close()
-            self._session.close()
+            if self._batcher is not None:
+                self._batcher.close()
+            with self._idle:
+                while self._tally.read()[2]:
+                    self._idle.wait()
+            self.runner.close()
             if self._on_close is not None:
                 self._on_close()
             self._closed = True
+
+    def _cancel_waiting(self, executor: ThreadPoolExecutor | None) -> None:
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+        if self._batcher is not None:
+            self._batcher.cancel_waiting()
+        for pool in self._pools():
+            pool.turn_away()
 
     def _wake(self) -> None:
         with self._idle:
@@ -314,62 +417,13 @@ class InferenceEngine:
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
-        return f"<InferenceEngine {self._engine.path.name} on {self._facts['device']}: {inputs}>"
+        return f"<InferenceEngine {self._engine.path.name} on {self._last_facts.get('device', 'several devices')}: {inputs}>"
+
+
+def _place(array: Any) -> tuple[Any, ...]:
+    """Nothing for numpy; the key of another library's array is never that of the quick look."""
+    return () if isinstance(array, np.ndarray) else (is_foreign(array),)
 
 
 def _closed() -> UsageError:
     return UsageError("the engine is closed", hint="load it again with `te.load`")
-
-
-def _as_array(name: str, value: Any) -> Array:
-    """The value as a numpy array without a copy and without a change of type; `FeedError` where that cannot be."""
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    if not hasattr(value, "__dlpack__"):
-        raise FeedError(
-            f"input `{name}` is a {type(value).__name__}, expected an array",
-            hint="`numpy.asarray(value, dtype=...)`: types are not guessed",
-        )
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise FeedError(
-            f"input `{name}` cannot be read in place: {error}", hint="give it on the host: `.detach().cpu()`"
-        ) from error
-
-
-class _Tally:
-    """Counts of what many threads do, without a lock on their way.
-
-    A request takes a number when it begins and leaves its seconds when it ends; both are single operations the
-    interpreter does not interrupt. Whoever reads adds up what was left, under the lock of the readers.
-    """
-
-    def __init__(self) -> None:
-        self._ended: deque[tuple[float, bool]] = deque()
-        self.begin: Callable[[], int] = itertools.count().__next__
-        """The request's number. Every so often (`_FOLD`) who got it calls `fold`, so that nothing piles up."""
-        self.end: Callable[[tuple[float, bool]], None] = self._ended.append
-        """Takes the seconds, and whether it failed."""
-        self._looks = 0
-        self._reading = threading.Lock()
-        self._requests = self._failures = 0
-        self._seconds = 0.0
-
-    def read(self) -> Stats:
-        with self._reading:
-            self._add_up()  # before `begin`: what is in flight may be told too high, never too low
-            begun = self.begin() - self._looks
-            self._looks += 1
-            return Stats(self._requests, self._failures, begun - self._requests, self._seconds)
-
-    def fold(self) -> None:
-        with self._reading:
-            self._add_up()
-
-    def _add_up(self) -> None:
-        for _ in range(len(self._ended)):
-            seconds, failed = self._ended.popleft()
-            self._requests += 1
-            self._failures += failed
-            self._seconds += seconds

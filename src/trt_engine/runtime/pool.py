@@ -1,165 +1,285 @@
-"""Several inferences in flight on one device: a pool of contexts, each with its buffers, prepared when shapes change."""
+"""`ContextPool`: several inferences in flight on one device, and a fair line in front of them."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
-from queue import SimpleQueue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+from trt_engine.config import Profile, RuntimeConfig
+from trt_engine.device import Device, Event, MemoryStats, Stream
+from trt_engine.errors import DeadlineExpired, Overloaded, TrtEngineError, UsageError
+from trt_engine.protocols import Session
+from trt_engine.runtime.counting import Histogram, Times
+from trt_engine.runtime.graphs import GraphPolicy, GraphStats
+from trt_engine.runtime.lane import Key, Lane
+from trt_engine.tensors import Signature, Tensors
 
-from trt_engine.config import Profile
-from trt_engine.device import Buffer, Event, Stream
-from trt_engine.errors import TrtEngineError
-from trt_engine.protocols import Context, Session
-from trt_engine.runtime.feeds import numpy_dtype
-from trt_engine.tensors import Shape, Signature, Tensors
+__all__ = ["ContextPool", "PoolStats"]
 
-__all__ = ["ContextPool"]
+
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """A pool of contexts, and how long callers waited for one."""
+
+    contexts: int = 0
+    busy: int = 0
+    waiting: int = 0
+    refused: int = 0
+    """Callers turned away: too many waited already."""
+    timeouts: int = 0
+    """Callers that waited longer than they may."""
+    wait: Times = field(default_factory=Times)
+    """Of every request, those that did not wait included."""
+    graphs: GraphStats = field(default_factory=GraphStats)
+    memory: MemoryStats | None = None
 
 
 class ContextPool:
-    """A Runner over the contexts of a session: as many inferences at once as there are contexts, the rest wait.
+    """A Runner over the contexts of a session: as many inferences at once as there are contexts; others wait in order.
 
-    Streams are shared out in turn; with fewer streams than contexts, inferences on one stream follow each other.
+    At most `max_waiting` callers wait, at most `wait_timeout_s` each: then `Overloaded` and `DeadlineExpired`. Streams are
+    shared out to the contexts in turn; with fewer streams than contexts, inferences on one stream follow each other.
     """
 
-    def __init__(self, session: Session, profiles: Sequence[Profile], contexts: int = 1, streams: int = 1) -> None:
+    def __init__(
+        self,
+        session: Session,
+        profiles: Sequence[Profile] = (),
+        config: RuntimeConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = config or RuntimeConfig()
         self.signature: Signature = session.signature
+        self.profiles = tuple(profiles)
+        self.width = config.contexts
+        self.device: Device = session.device
+        self._session = session
+        self._policy = GraphPolicy(config.graphs, config.max_graphs, signature=session.signature, profiles=profiles)
+        self._line: _Line = _Line(config.max_waiting, config.wait_timeout_s, clock)
         self._streams: list[Stream] = []
-        self._lanes: list[_Lane] = []
-        self._free: SimpleQueue[_Lane] = SimpleQueue()
+        self._lanes: list[Lane] = []
+        self._closing, self._warming = threading.Lock(), threading.Lock()
         try:
-            self._streams = [session.device.stream() for _ in range(min(streams, contexts))]
-            for number in range(contexts):
-                lane = _Lane(session, profiles, self._streams[number % len(self._streams)])
-                self._lanes.append(lane)
-                self._free.put(lane)
+            count = min(config.streams or config.contexts, config.contexts)
+            made = getattr(session, "stream", session.device.stream)  # a library may have its own way with streams
+            self._streams = [made() for _ in range(count)]
+            for number in range(config.contexts):
+                stream = self._streams[number % count]
+                self._lanes.append(Lane(session, profiles, stream, self._policy, alone=count == config.contexts))
         except BaseException:
-            self.close()
+            self._give_back()
             raise
+        self._line.open(self._lanes)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        lane = self._free.get()
-        try:
-            return lane.run(feeds)
-        finally:
-            self._free.put(lane)
+        return self._with_lane([feeds])
 
-    def timed(self, feeds: Tensors) -> tuple[dict[str, Any], float]:
+    def run_parts(self, parts: Sequence[Tensors]) -> dict[str, Any]:
+        """The outputs of several requests' rows, one below the other; they meet in the memory the device reads."""
+        return self._with_lane(parts)
+
+    def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs as arrays on the device: they speak DLPack, and their memory is nobody else's."""
+        return self._with_lane([feeds], on_device=True)
+
+    def timed(self, feeds: Tensors, *, on_device: bool = False) -> tuple[dict[str, Any], float]:
         """The outputs, and the milliseconds from the upload to the download by the device's events."""
-        lane = self._free.get()
+        events: list[Event] = []
+        outputs = self._with_lane([feeds], events, on_device)
+        return outputs, events[1].elapsed_ms(events[0])
+
+    def warm(self, feeds: Tensors) -> None:
+        """Run once in every context; others wait meanwhile."""
+        taken: list[Lane] = []
+        with self._warming:  # two that each held some would wait for each other
+            try:
+                while len(taken) < self.width:
+                    taken.append(self._line.enter(feeds, patient=True))
+                for lane in taken:
+                    lane.run([feeds])
+            finally:
+                for lane in taken:
+                    self._line.leave(lane)
+
+    def is_captured(self, feeds: Tensors) -> bool:
+        """Whether some context replays a graph for feeds of these shapes."""
+        return any(lane.captured(feeds) for lane in self._lanes)
+
+    def reset(self) -> None:
+        """Forget all graphs; they are captured again as shapes come."""
+        self._policy.reset()
+
+    def facts(self) -> dict[str, str]:
+        told = {"device": self.device.name} | self._session.facts()
+        told |= {"contexts": str(self.width), "streams": str(len(self._streams))}
+        graphs = self._policy.read()
+        if self._policy.on:
+            told["graphs"] = f"none: {graphs.refused}" if graphs.refused else "on"
+        return told
+
+    def stats(self) -> PoolStats:
         try:
-            events: list[Event] = []
-            outputs = lane.run(feeds, events)
-            return outputs, events[1].elapsed_ms(events[0])
-        finally:
-            self._free.put(lane)
+            memory = self.device.memory()
+        except TrtEngineError:  # a device that is lost or closed has none to tell of
+            memory = None
+        return self._line.read(self._policy.read(), memory)
+
+    def turn_away(self) -> None:
+        """Tell everybody in line that it is over: `UsageError`. Those with a context go on."""
+        self._line.turn_away()
 
     def close(self) -> None:
-        """Close contexts, buffers and streams; nobody may be inside `run`."""
+        """Refuse new callers, answer those in line, give everything back, close the session. Twice is once."""
+        with self._closing:
+            self._line.close()
+            self._give_back()
+
+    def _with_lane(
+        self, parts: Sequence[Tensors], events: list[Event] | None = None, on_device: bool = False
+    ) -> dict[str, Any]:
+        line = self._line
+        lane = line.enter(parts[0])
+        try:
+            return lane.run(parts, events, on_device)
+        finally:
+            line.leave(lane)
+
+    def _give_back(self) -> None:
         for lane in self._lanes:
             lane.close()
         for stream in self._streams:
             stream.close()
         self._lanes, self._streams = [], []
+        self._session.close()
 
 
-class _Lane:
-    """One context of each profile that was needed, its stream and its buffers; one thread at a time."""
+class _Caller:
+    """Somebody in line; `turn` is released when `lane` is there, or when nothing will come."""
 
-    def __init__(self, session: Session, profiles: Sequence[Profile], stream: Stream) -> None:
-        self.stream = stream
-        self._session = session
-        self._device = session.device
-        self._profiles = profiles
-        self._inputs = [spec.name for spec in session.signature.inputs]
-        self._outputs = [(spec.name, numpy_dtype(spec.dtype)) for spec in session.signature.outputs]
-        self._types = {spec.name: numpy_dtype(spec.dtype) for spec in session.signature}
-        self._contexts: dict[int, Context] = {0: session.context(0)}
-        self._buffers: dict[str, Buffer] = {}
-        self._key: tuple[Shape, ...] | None = None
-        self._context = self._contexts[0]
-        self._sized: list[tuple[str, Shape, np.dtype[Any]]] = []
-        self._late = False
+    __slots__ = ("away", "lane", "turn")
 
-    def run(self, feeds: Tensors, events: list[Event] | None = None) -> dict[str, Any]:
-        key = tuple([feeds[name].shape for name in self._inputs])
-        if key != self._key:
-            self._prepare(key)
-        device, stream, buffers = self._device, self.stream, self._buffers
+    def __init__(self) -> None:
+        self.lane: Lane | None = None
+        self.away = False
+        self.turn = threading.Lock()
+        self.turn.acquire()
+
+
+class _Line:
+    """First come, first served: a lane that is given back goes to whoever has waited longest, past all who come now."""
+
+    def __init__(self, max_waiting: int | None, timeout_s: float | None, clock: Callable[[], float]) -> None:
+        self._max_waiting, self._timeout_s, self._clock = max_waiting, timeout_s, clock
+        self._lock = threading.Lock()
+        self._all_back = threading.Condition(self._lock)
+        self._free: list[Lane] = []
+        self._callers: deque[_Caller] = deque()
+        self._count = 0
+        self._closed = True
+        self._refused = self._timeouts = 0
+        self._waits = Histogram()
+
+    def open(self, lanes: Sequence[Lane]) -> None:
+        self._free, self._count, self._closed = list(lanes), len(lanes), False
+
+    def enter(self, feeds: Tensors, *, patient: bool = False) -> Lane:
+        """A lane, at once or when it is this caller's turn; a `patient` one waits however many do and however long."""
+        with self._lock:
+            if self._closed:
+                raise UsageError("the pool of contexts is closed", hint="load the engine again")
+            if self._free:
+                self._waits.add(0.0)
+                return self._pick(feeds)
+            if not patient and self._max_waiting is not None and len(self._callers) >= self._max_waiting:
+                self._refused += 1
+                raise Overloaded(
+                    f"{len(self._callers)} callers wait for a context, of {self._max_waiting} that may",
+                    hint="ask again later; `max_waiting` sets the limit",
+                )
+            caller = _Caller()
+            self._callers.append(caller)
+        since_s = self._clock()
         try:
-            if events is not None:
-                events.append(stream.record())
-            for name in self._inputs:
-                device.upload(np.asarray(feeds[name], order="C"), buffers[name], stream)
-            self._context.enqueue(stream)
-            found: dict[str, Any] = {name: np.empty(shape, kind) for name, shape, kind in self._sized}
-            for name, array in found.items():
-                device.download(buffers[name], array, stream)
-            if events is not None:
-                events.append(stream.record())
-            stream.synchronize()
-            if not self._late:
-                return found
-            found.update(self._context.outputs())
-        except BaseException:
-            self._recover()
+            caller.turn.acquire(timeout=-1 if self._timeout_s is None or patient else self._timeout_s)
+        except BaseException:  # Ctrl-C: a lane that was handed over meanwhile goes to the next
+            if not self._step_out(caller) and caller.lane is not None:
+                self.leave(caller.lane)
             raise
-        return {name: found[name] for name, _ in self._outputs}
+        if caller.away:
+            with self._lock:
+                self._waits.add(self._clock() - since_s)
+            raise UsageError("the engine was closed before its turn", hint="load it again with `te.load`")
+        if caller.lane is None and self._step_out(caller):
+            waited_s = self._clock() - since_s
+            with self._lock:
+                self._timeouts += 1
+                self._waits.add(waited_s)
+            raise DeadlineExpired(
+                f"no context was free for {waited_s:.3g} s",
+                hint="more `contexts`, fewer callers, or a longer `wait_timeout_s`",
+            )
+        with self._lock:
+            self._waits.add(self._clock() - since_s)
+        assert caller.lane is not None
+        return caller.lane
 
-    def _prepare(self, key: tuple[Shape, ...]) -> None:
-        """Set the shapes, grow the buffers that are too small, bind. What fails leaves the lane ready for other shapes."""
-        self._key = None
-        inputs = dict(zip(self._inputs, key, strict=True))
-        self._context = self._context_for(inputs)
-        outputs = self._context.prepare(inputs)
-        sized = {name: shape for name, shape in outputs.items() if -1 not in shape}
-        try:
-            for name, shape in (inputs | sized).items():
-                self._grow(name, max(int(np.prod(shape, dtype=np.int64)) * self._types[name].itemsize, 1))
-        except BaseException:
-            self._free()  # half of a set that does not fit would stand in the way of a smaller one
-            raise
-        self._context.bind({name: self._buffers[name] for name in (*inputs, *sized)})
-        self._sized = [(name, sized[name], kind) for name, kind in self._outputs if name in sized]
-        self._late = len(sized) < len(outputs)
-        self._key = key
+    def leave(self, lane: Lane) -> None:
+        with self._lock:
+            if self._callers:
+                caller = self._callers.popleft()
+                caller.lane = lane
+                caller.turn.release()
+            else:
+                self._free.append(lane)
+                if self._closed and len(self._free) == self._count:
+                    self._all_back.notify_all()
 
-    def _context_for(self, shapes: Mapping[str, Shape]) -> Context:
-        fits = (
-            number
-            for number, profile in enumerate(self._profiles)
-            if all(span.holds(shapes[name]) for name, span in profile.ranges.items())
-        )
-        number = next(fits, 0)
-        if number not in self._contexts:
-            self._contexts[number] = self._session.context(number)
-        return self._contexts[number]
-
-    def _grow(self, name: str, nbytes: int) -> None:
-        held = self._buffers.get(name)
-        if held is not None:
-            if held.nbytes >= nbytes:
-                return
-            del self._buffers[name]  # given back before the larger one is asked for: both may not fit
-            held.close()
-        self._buffers[name] = self._device.allocate(nbytes)
-
-    def _recover(self) -> None:
-        """After a failure: nothing stays on the stream, and the next inference prepares anew."""
-        self._key = None
-        with contextlib.suppress(TrtEngineError):
-            self.stream.synchronize()
+    def turn_away(self) -> None:
+        with self._lock:
+            while self._callers:
+                caller = self._callers.popleft()
+                caller.away = True
+                caller.turn.release()
 
     def close(self) -> None:
-        for context in self._contexts.values():
-            context.close()
-        self._contexts = {}
-        self._free()
+        """Refuse who comes now, and wait until everybody in line has been answered."""
+        with self._lock:
+            self._closed = True
+            while len(self._free) < self._count:
+                self._all_back.wait()
 
-    def _free(self) -> None:
-        for buffer in self._buffers.values():
-            buffer.close()
-        self._buffers = {}
+    def read(self, graphs: GraphStats, memory: MemoryStats | None) -> PoolStats:
+        with self._lock:
+            return PoolStats(
+                contexts=self._count,
+                busy=self._count - len(self._free),
+                waiting=len(self._callers),
+                refused=self._refused,
+                timeouts=self._timeouts,
+                wait=self._waits.read(),
+                graphs=graphs,
+                memory=memory,
+            )
+
+    def _pick(self, feeds: Tensors) -> Lane:
+        """A free lane, one that has these shapes prepared where there is one."""
+        if len(self._free) > 1:
+            key: Key = self._free[-1].key(feeds)
+            for place in range(len(self._free) - 1, -1, -1):
+                if self._free[place].ready(key):
+                    return self._free.pop(place)
+        return self._free.pop()
+
+    def _step_out(self, caller: _Caller) -> bool:
+        """True when the caller was still in line."""
+        with self._lock:
+            try:
+                self._callers.remove(caller)
+            except ValueError:
+                return False
+            return True

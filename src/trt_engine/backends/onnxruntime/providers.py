@@ -69,6 +69,14 @@ class Choice:
         made = tuple(values | _CAPTURE.get(name, {}) for name, values in zip(self.names, self.options, strict=True))
         return replace(self, options=made)
 
+    def on_stream(self, handle: int) -> Choice:
+        """The same, launching on that CUDA stream: it is taken when a session is made, and for good."""
+        made = tuple(
+            values | ({"user_compute_stream": str(handle)} if name == "cuda" else {})
+            for name, values in zip(self.names, self.options, strict=True)
+        )
+        return replace(self, options=made)
+
 
 def long_name(name: str) -> str:
     """ONNX Runtime's name: `cuda` -> `CUDAExecutionProvider`."""
@@ -118,6 +126,7 @@ def choose(
                 f"`-O {name}.{next(iter(given[name]))}` is for a provider that was not asked for",
                 hint=f"`--providers {','.join([name, *asked])}`",
             )
+    _check_settings(given.get("cuda", {}))
     refused = {name: _not_here(name, here) for name in asked if name not in here}
     if available is None:
         refused |= {name: _dead(name, why) for name in asked if name in here and (why := broken(name)) is not None}
@@ -152,6 +161,38 @@ def choose(
         fallback=fallback,
         tf32=_tf32(running, made, board),
     )
+
+
+_CUDA = (
+    "arena_extend_strategy", "cudnn_conv1d_pad_to_nc1d", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
+    "device_id", "do_copy_in_default_stream", "enable_skip_layer_norm_strict_mode", "gpu_mem_limit",
+    "prefer_nhwc", "sdpa_kernel", "tunable_op_enable", "tunable_op_max_tuning_duration_ms", "tunable_op_tuning_enable",
+    "use_ep_level_unified_stream", "use_tf32",
+)  # fmt: skip
+"""Settings of the CUDA provider, by the names ONNX Runtime 1.31.1 reads; it ignores others, or fails in its own words."""
+
+_OURS = {
+    "enable_cuda_graph": "`te.load(engine, graphs=True)` captures graphs; `trt-engine bench` does by itself",
+    "user_compute_stream": "`te.load(engine, contexts=4, streams=4)`: streams are made for the contexts",
+    "has_user_compute_stream": "leave it out: it follows from the stream",
+    "gpu_external_alloc": "`-O cuda.gpu_mem_limit=BYTES` limits the provider's own memory",
+    "gpu_external_free": "leave it out",
+    "gpu_external_empty_cache": "leave it out",
+}
+
+_WRONG = {"fuse_conv_bias": "a network of two convolutions gave numbers three times too large on an H200 (1.31.1)"}
+"""Settings of the CUDA provider that are not offered, and what was seen of them."""
+
+
+def _check_settings(given: Mapping[str, str]) -> None:
+    """`UsageError` for a setting the CUDA provider does not have, and for one that is not the user's to set."""
+    for name in given:
+        if name in _OURS:
+            raise UsageError(f"`-O cuda.{name}` is set by trt-engine itself", hint=_OURS[name])
+        if name in _WRONG:
+            raise UsageError(f"`-O cuda.{name}` is not offered: {_WRONG[name]}", hint="leave it out")
+        if name not in _CUDA:
+            raise UsageError(f"the CUDA provider has no setting `{name}`", hint=closest(name, _CUDA))
 
 
 def _board(number: int, boards: Sequence[info.Gpu]) -> info.Gpu | None:

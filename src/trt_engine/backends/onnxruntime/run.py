@@ -6,7 +6,7 @@ import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -22,10 +22,22 @@ from trt_engine.config import Profile, RuntimeConfig, check_shapes
 from trt_engine.device import Buffer, Device, Stream, info, open_device, parse_device
 from trt_engine.device.host import HostBuffer, HostStream
 from trt_engine.engine import Engine
-from trt_engine.errors import EngineError, FeedError, UsageError
+from trt_engine.errors import EngineError, FeedError, SetupError, UsageError
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype
 
-__all__ = ["OnnxRuntime", "OnnxRuntimeContext", "OnnxRuntimeGpuSession", "OnnxRuntimeSession", "reference"]
+if TYPE_CHECKING:
+    from trt_engine.backends.onnxruntime.gpu import OnnxRuntimeStreams, StreamSession
+
+__all__ = [
+    "OnnxRuntime",
+    "OnnxRuntimeContext",
+    "OnnxRuntimeGpuSession",
+    "OnnxRuntimeSession",
+    "as_array",
+    "in_numpy",
+    "plain_run",
+    "reference",
+]
 
 Array = npt.NDArray[Any]
 
@@ -57,9 +69,15 @@ class OnnxRuntime:
             precision="tf32" if "tf32" in found_in.found else None,
         )
         level = notes.get("load_optimization", "none")
-        loaded = _loaded(engine.path, options, level, choice)
-        _as_promised(engine, loaded)
-        choice = providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
+        streams = _Streams.where_possible(engine, options, level, choice, graphs=bool(config.graphs))
+        loaded = streams.first.loaded if streams is not None else _loaded(engine.path, options, level, choice)
+        try:
+            _as_promised(engine, loaded)
+            choice = providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
+        except BaseException:
+            if streams is not None:
+                streams.close()
+            raise
         if choice.fallback:
             log.warning("%s", choice.fallback)
         precision = found_in.main or "unknown"
@@ -77,21 +95,121 @@ class OnnxRuntime:
         if told := choice.fallback or notes.get("fallback"):
             facts["fallback"] = told
         if not choice.on_gpu:
+            if streams is not None:  # its provider did not start, and another was allowed
+                streams.close()
             return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
         board = hardware.board(choice.device)
         facts["gpu"] = (
             f"{board.name}, {hardware.architecture(board)}" if board else "unknown: NVML is not there to tell"
         )
         facts["tf32"] = "on" if choice.tf32 else "off"
-        if not all(_in_numpy(spec.dtype) and spec.dtype != "string" for spec in engine.signature):
-            return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
+        if given := ", ".join(f"{name}={value}" for name, value in _asked(choice)):
+            facts["provider_options"] = given
 
         def capturing() -> ort.InferenceSession:
             return _loaded(engine.path, options, level, choice.capturing())
 
+        if streams is not None:
+            return streams.session(engine, facts, capturing)
+        if not all(in_numpy(spec.dtype) and spec.dtype != "string" for spec in engine.signature):
+            return OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, facts)
         return OnnxRuntimeGpuSession(
             loaded, engine.signature, engine.passport.profiles, facts, choice.device, capturing
         )
+
+
+def _asked(choice: Choice) -> list[tuple[str, str]]:
+    """The provider's settings that were asked for, beyond those that always are."""
+    return [
+        (f"{name}.{setting}", value)
+        for name, values in zip(choice.names, choice.options, strict=True)
+        for setting, value in values.items()
+        if setting not in ("device_id", "use_tf32")
+    ]
+
+
+class _Streams:
+    """What sessions on streams of ours are made of, and the first of them, bound to a stream before it exists."""
+
+    def __init__(
+        self, path: Path, options: OnnxRuntimeOptions, level: str, choice: Choice, device: Device, *, graphs: bool
+    ) -> None:
+        self._path, self._options, self._level, self._choice = path, options, level, choice
+        self._graphs, self.device = graphs, device
+        stream = device.stream()
+        try:
+            self.first = self.opened(stream)
+        except BaseException:
+            stream.close()
+            raise
+
+    @classmethod
+    def where_possible(
+        cls, engine: Engine, options: OnnxRuntimeOptions, level: str, choice: Choice, *, graphs: bool
+    ) -> _Streams | None:
+        """None where ONNX Runtime keeps its own streams and memory: on a CPU, where TensorRT compiles as it loads, for
+        element types that are not bytes in a row, and (said in the log) where the device cannot be opened.
+        """
+        if not choice.on_gpu or choice.compiles or not all(_in_bytes(spec.dtype) for spec in engine.signature):
+            return None
+        try:
+            device = open_device(choice.device)
+        except SetupError as error:
+            log.warning("no contexts on `%s` (%s); ONNX Runtime's own streams run in their place", choice.device, error)
+            return None
+        try:
+            return cls(engine.path, options, level, choice, device, graphs=graphs)
+        except BaseException:
+            device.close()
+            raise
+
+    def opened(self, stream: Stream) -> StreamSession:
+        """A session that launches on that stream."""
+        from trt_engine.backends.onnxruntime.gpu import StreamSession, on_cpu
+
+        refused = None
+        if self._graphs:
+            choice = self._choice.on_stream(stream.handle).capturing()
+            made = session.session_options(self._options, level=self._level)
+            made.enable_mem_pattern = False  # planned memory is taken in the second run, which is the one captured
+            try:
+                loaded = session.create(self._path, made, choice)
+            except session.ERRORS as error:
+                if not session.refuses_capture(error):
+                    raise session.on_load(error, self._path, choice) from error
+                refused = session.first_line(error)
+            else:
+                return StreamSession(loaded, stream)
+        loaded = _loaded(self._path, self._options, self._level, self._choice.on_stream(stream.handle))
+        if refused and (where := on_cpu(loaded)):
+            refused = f"the CPU runs {', '.join(f'`{name}`' for name in where)}, and a graph holds a GPU's work alone"
+        return StreamSession(loaded, stream, refused=refused)
+
+    def session(
+        self, engine: Engine, facts: dict[str, str], capturing: Callable[[], ort.InferenceSession]
+    ) -> OnnxRuntimeStreams:
+        from trt_engine.backends.onnxruntime.gpu import OnnxRuntimeStreams
+
+        return OnnxRuntimeStreams(
+            self.first,
+            engine.signature,
+            engine.passport.profiles,
+            facts,
+            self.device,
+            self.opened,
+            lambda: _loaded(self._path, self._options, self._level, self._choice),
+            capturing,
+            place=parse_device(self._choice.device),
+        )
+
+    def close(self) -> None:
+        self.first.stream.close()
+        self.device.close()
+
+
+def _in_bytes(name: str) -> bool:
+    """Whether elements lie one beside the other, each in bytes of its own."""
+    return name != "string" and dtype(name).bits >= 8
 
 
 def _loaded(path: Path, options: OnnxRuntimeOptions, level: str, choice: Choice) -> ort.InferenceSession:
@@ -150,7 +268,7 @@ def _threads(options: OnnxRuntimeOptions) -> str:
     return f"onnxruntime's default ({info.cpu().cores} cores here)"
 
 
-def _plain_run(loaded: ort.InferenceSession) -> Callable[[Sequence[str], Any], Sequence[Any]]:
+def plain_run(loaded: ort.InferenceSession) -> Callable[[Sequence[str], Any], Sequence[Any]]:
     """The library's own `run(names, feeds)`, beneath the Python method around it where that can be reached.
 
     The method checks names that were checked already: 2.7 of 10.2 microseconds on a model of one Add, ONNX Runtime 1.31.1.
@@ -186,8 +304,8 @@ class OnnxRuntimeSession:
         self._facts = facts
         self._names = [spec.name for spec in signature.outputs]
         self._open: set[OnnxRuntimeContext] = set()
-        plain = all(_in_numpy(spec.dtype) for spec in signature)
-        self._run: Callable[[Sequence[str], Any], Sequence[Any]] = _plain_run(loaded) if plain else self._run_values
+        plain = all(in_numpy(spec.dtype) for spec in signature)
+        self._run: Callable[[Sequence[str], Any], Sequence[Any]] = plain_run(loaded) if plain else self._run_values
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """The outputs by name; feeds are checked by the caller."""
@@ -232,7 +350,7 @@ class OnnxRuntimeSession:
         """`run` for the element types numpy lacks, which ONNX Runtime takes as values of its own."""
         arrays = {spec.name: _as_value(spec, feeds[spec.name]) for spec in self.signature.inputs}
         values = self._alive().run_with_ort_values(list(names), arrays)
-        return [_as_array(spec, value) for spec, value in zip(self.signature.outputs, values, strict=True)]
+        return [as_array(spec, value) for spec, value in zip(self.signature.outputs, values, strict=True)]
 
 
 class OnnxRuntimeGpuSession(OnnxRuntimeSession):
@@ -331,10 +449,10 @@ class OnnxRuntimeContext:
     """One inference in flight over the host's buffers."""
 
     def __init__(
-        self, owner: OnnxRuntimeSession, loaded: ort.InferenceSession, profile: Profile | None, index: int
+        self, owner: OnnxRuntimeSession, loaded: ort.InferenceSession | None, profile: Profile | None, index: int
     ) -> None:
         self._owner = owner
-        self._loaded = loaded
+        self._loaded: Any = loaded
         self._signature = owner.signature
         self._profile = profile
         self._index = index
@@ -369,7 +487,7 @@ class OnnxRuntimeContext:
                 continue
             buffer = _host_buffer(spec, wanted[spec.name], buffers.get(spec.name))
             bind = binding.bind_input if spec.name in self._inputs else binding.bind_output
-            kind = np.dtype(spec.dtype) if _in_numpy(spec.dtype) else dtype(spec.dtype).onnx
+            kind = np.dtype(spec.dtype) if in_numpy(spec.dtype) else dtype(spec.dtype).onnx
             bind(spec.name, "cpu", 0, kind, list(wanted[spec.name]), buffer.pointer)
             held.append(buffer)
         self._bound = (binding, tuple(held))
@@ -394,7 +512,7 @@ class OnnxRuntimeContext:
             except session.ERRORS as error:
                 raise session.on_run(error) from error
             self._late = {
-                spec.name: _as_array(spec, value)
+                spec.name: as_array(spec, value)
                 for spec, value in zip(self._signature.outputs, binding.get_outputs(), strict=True)
                 if -1 in self._outputs[spec.name]
             }
@@ -452,13 +570,13 @@ def _host_buffer(spec: TensorSpec, shape: Shape, buffer: Buffer | None) -> HostB
 # ------------------------------------------------------------------------------------------------ types numpy lacks
 
 
-def _in_numpy(name: str) -> bool:
+def in_numpy(name: str) -> bool:
     return not hasattr(ml_dtypes, name)
 
 
 def _as_value(spec: TensorSpec, array: Any) -> Any:
     """ONNX Runtime's value of a feed; types numpy lacks go by their bits."""
-    if _in_numpy(spec.dtype):
+    if in_numpy(spec.dtype):
         return ort.OrtValue.ortvalue_from_numpy(_contiguous(array))
     kind = dtype(spec.dtype)
     raw = np.ascontiguousarray(array).reshape(-1)
@@ -483,9 +601,9 @@ def _packed(values: Array) -> Array:
     return whole
 
 
-def _as_array(spec: TensorSpec, value: Any) -> Array:
+def as_array(spec: TensorSpec, value: Any) -> Array:
     """The caller's own array of one of ONNX Runtime's values."""
-    if _in_numpy(spec.dtype):
+    if in_numpy(spec.dtype):
         return np.asarray(value.numpy())
     kind, shape = dtype(spec.dtype), tuple(value.shape())
     wanted: np.dtype[Any] = np.dtype(getattr(ml_dtypes, spec.dtype))

@@ -18,6 +18,7 @@ from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.backends.onnxruntime.providers import Choice, fix_for, unstarted
 from trt_engine.errors import (
     BuildError,
+    DeviceLost,
     FeedError,
     MemoryExhausted,
     ModelError,
@@ -29,7 +30,7 @@ from trt_engine.files import explain
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 
-__all__ = ["ERRORS", "create", "first_line", "on_load", "on_run", "plain", "session_options"]
+__all__ = ["ERRORS", "create", "first_line", "on_load", "on_run", "plain", "refuses_capture", "session_options"]
 
 log = logging.getLogger(__name__)
 
@@ -150,9 +151,18 @@ def plain(path: Path, threads: int | None = None) -> ort.InferenceSession:
 # ------------------------------------------------------------------------------------------------ errors
 
 _OUT_OF_MEMORY = re.compile(
-    r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation|CU(BLAS|DNN)_STATUS_ALLOC_FAILED",
+    r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation|CU(BLAS|DNN)_STATUS_ALLOC_FAILED"
+    r"|smaller than requested bytes",
     re.IGNORECASE,
 )
+_ASKED = re.compile(r"(?:requested bytes of|requested buffer of size) (?P<nbytes>\d+)", re.IGNORECASE)
+_LEFT = re.compile(r"Available memory of (?P<nbytes>\d+)", re.IGNORECASE)
+_LOST = re.compile(
+    r"illegal memory access|unspecified launch failure|misaligned address|uncorrectable ECC|device-side assert"
+    r"|CUDA (?:failure|error) (?:214|700|702|710|715|716|717|718|719)\b",
+    re.IGNORECASE,
+)
+_NO_CAPTURE = re.compile(r"graph capture feature", re.IGNORECASE)
 _NO_SUCH_DEVICE = re.compile(
     r"invalid device ordinal|cudaErrorInvalidDevice\b|device_id.{0,40}(invalid|out of range)", re.I
 )
@@ -258,6 +268,11 @@ def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> T
     )
 
 
+def refuses_capture(error: BaseException) -> bool:
+    """True when ONNX Runtime will not capture graphs of this model on these providers."""
+    return _NO_CAPTURE.search(str(error)) is not None
+
+
 def is_write_failure(error: BaseException) -> bool:
     """True when ONNX Runtime could not write the optimised graph or its weights."""
     text = str(error)
@@ -279,11 +294,15 @@ def on_write(payload: Path, nbytes: int) -> TrtEngineError:
     )
 
 
-def on_run(error: BaseException) -> TrtEngineError:
+def on_run(error: BaseException, device: str | None = None) -> TrtEngineError:
     """The error a person can act on behind one met while running."""
     text = str(error)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
-        return MemoryExhausted("out of memory while running", hint="a smaller batch")
+        return _exhausted(text, device)
+    if _LOST.search(text):
+        return DeviceLost(
+            f"`{device or 'the GPU'}` is lost: {first_line(error)}", hint="close the engine and start the process again"
+        )
     if isinstance(error, state.InvalidArgument | ValueError | RuntimeError) and not isinstance(
         error, state.RuntimeException
     ):
@@ -291,3 +310,18 @@ def on_run(error: BaseException) -> TrtEngineError:
             f"ONNX Runtime refuses the feeds: {first_line(error)}", hint="`trt-engine inspect` shows the inputs"
         )
     return TrtEngineError(f"ONNX Runtime failed while running: {first_line(error)}", hint="`-v` shows its own log")
+
+
+def _exhausted(text: str, device: str | None) -> MemoryExhausted:
+    """Out of memory, with what was asked for where ONNX Runtime says it."""
+    asked, left = _ASKED.search(text), _LEFT.search(text)
+    where = f" of `{device}`" if device else ""
+    if asked is None:
+        return MemoryExhausted(f"out of memory{where} while running", hint="a smaller batch")
+    said = f"ONNX Runtime asked for {asked['nbytes']} bytes{where} while running"
+    if left is not None:
+        return MemoryExhausted(
+            f"{said}, below its limit {left['nbytes']} are left",
+            hint="a smaller batch, or a higher `-O cuda.gpu_mem_limit`",
+        )
+    return MemoryExhausted(f"{said} and did not get them", hint="a smaller batch, or fewer `contexts`")

@@ -1,0 +1,403 @@
+"""One inference at a time over contexts: `Lane` has a stream, buffers, a context for each profile, and captured graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trt_engine.config import Profile
+from trt_engine.device import Buffer, Event, Graph, HostBuffer, Stream
+from trt_engine.errors import TrtEngineError
+from trt_engine.protocols import Context, Session
+from trt_engine.runtime.feeds import numpy_dtype
+from trt_engine.runtime.graphs import GraphPolicy
+from trt_engine.tensors import Shape, Tensors
+
+__all__ = ["Key", "Lane"]
+
+log = logging.getLogger(__name__)
+
+_BLOCK, _ALIGNED = 1 << 20, 256
+"""Bytes of a block of small outputs, and where one may begin."""
+
+Key = tuple[Any, ...]
+"""The shapes of the inputs in the signature's order, and the values of those that hold sizes."""
+
+
+class Lane:
+    """From feeds to outputs on one stream; for one thread at a time.
+
+    Buffers grow to the largest shape seen and are shared by everything in the lane. A shape that graphs are wanted for gets
+    a context of its own: a graph is only good while its context stays as it was captured.
+    """
+
+    def __init__(
+        self, session: Session, profiles: Sequence[Profile], stream: Stream, policy: GraphPolicy, *, alone: bool = True
+    ) -> None:
+        self.stream = stream
+        self._alone = alone
+        self._session = session
+        self._device = session.device
+        self._profiles = profiles
+        self._policy = policy
+        self._inputs = [spec.name for spec in session.signature.inputs]
+        self._outputs = [spec.name for spec in session.signature.outputs]
+        self._types = {spec.name: numpy_dtype(spec.dtype) for spec in session.signature}
+        self._names = {spec.name: spec.dtype for spec in session.signature}
+        self._staged = session.device.name != "cpu"  # pinned memory: copies that do not hold up the caller
+        self._frames: dict[int, _Frame] = {0: _Frame(session.context(0))}
+        self._captured: OrderedDict[Key, _Frame] = OrderedDict()
+        self._generation = policy.generation
+        self._capturing: Stream | None = None
+        self._buffers: dict[str, Buffer] = {}
+        self._pinned: dict[str, HostBuffer] = {}
+        self._host_inputs: frozenset[str] = frozenset(getattr(self._frames[0].context, "host_inputs", ()))
+        self._last: Key | None = None
+        self._fresh: _Frame | None = None  # runs for the first time, to be captured then
+        self._enqueued = False
+        self._block: Buffer | None = None
+        self._block_used = 0
+
+    # -------------------------------------------------------------------------------------------- one inference
+
+    def key(self, feeds: Tensors) -> Key:
+        """What has to be prepared for these feeds."""
+        shapes = tuple([feeds[name].shape for name in self._inputs])
+        if not self._host_inputs:
+            return shapes
+        return (*shapes, *(tuple(np.ravel(feeds[name]).tolist()) for name in sorted(self._host_inputs)))
+
+    def ready(self, key: Key) -> bool:
+        """Whether these shapes are prepared already; a hint, asked from other threads."""
+        return key == self._last or key in self._captured
+
+    def run(
+        self, parts: Sequence[Tensors], events: list[Event] | None = None, on_device: bool = False
+    ) -> dict[str, Any]:
+        """The outputs of these parts, one below the other; `events` gets the start and the end."""
+        self._enqueued = False
+        try:
+            return self._run(parts, events, on_device)
+        except BaseException:
+            self._recover()
+            raise
+
+    def captured(self, feeds: Tensors) -> bool:
+        """Whether feeds of these shapes are answered by a graph."""
+        key = self.key(feeds)
+        if self._policy.by_rows:
+            key = self._key_of(feeds, self._policy.bucket(key[0][0]))
+        return self._generation == self._policy.generation and key in self._captured
+
+    def _run(self, parts: Sequence[Tensors], events: list[Event] | None, on_device: bool) -> dict[str, Any]:
+        stream, feeds = self.stream, parts[0]
+        lent = {
+            name: self._device.borrow(feeds[name], stream)
+            for name in self._inputs
+            if not isinstance(feeds[name], np.ndarray) and name not in self._host_inputs
+        }
+        rows, size = None, None
+        if len(parts) > 1 or (self._policy.on and self._policy.by_rows):
+            rows = sum([part[self._inputs[0]].shape[0] for part in parts])
+            size = rows if lent else self._policy.bucket(rows)
+        key = self.key(feeds) if rows is None else self._key_of(feeds, size or rows)
+        frame = self._frame_for(key, feeds, may_capture=not lent and not on_device)
+        into = self._bound(frame, lent, on_device)
+        if events is not None:
+            events.append(stream.record())
+        for name in self._inputs:
+            if name in lent:
+                if frame.graph is not None:
+                    self._device.copy(lent[name], self._buffers[name], lent[name].nbytes, stream)
+            elif name not in self._host_inputs:
+                arrays = [part[name] for part in parts]
+                self._upload(name, arrays, frame.shapes[name], rows)
+        self._enqueued = True
+        frame.enqueue(stream)
+        found = self._download(frame, into, None if rows == size else rows, on_device)
+        if events is not None:
+            events.append(stream.record())
+        self._wait()
+        outputs = {name: found[name]() for name in found}
+        if frame.late:
+            outputs.update(frame.context.outputs())
+            outputs = {name: outputs[name] for name in self._outputs}
+        if self._fresh is not None:
+            self._capture(key, self._fresh)
+        self._last = key
+        return outputs
+
+    def _key_of(self, feeds: Tensors, size: int) -> Key:
+        return tuple([(size, *feeds[name].shape[1:]) for name in self._inputs])
+
+    def _upload(self, name: str, arrays: Sequence[Any], shape: Shape, rows: int | None) -> None:
+        """The parts of one input below each other, filled up with the last row, in the stream's order."""
+        array, padded = arrays[0], rows is not None and shape[0] != rows
+        if len(arrays) > 1 or padded or (self._staged and not array.flags.c_contiguous):
+            whole = self._staging(name, shape)
+            start = 0
+            for array in arrays:
+                end = start + (array.shape[0] if rows is not None else whole.shape[0] if whole.shape else 0)
+                np.copyto(whole[start:end] if rows is not None else whole, array)
+                start = end
+            if padded:
+                whole[start:] = whole[start - 1]
+            array = whole
+        self._device.upload(np.asarray(array, order="C"), self._buffers[name], self.stream)
+
+    def _staging(self, name: str, shape: Shape) -> Any:
+        kind = self._types[name]
+        if not self._staged:
+            return np.empty(shape, kind)
+        nbytes = max(int(np.prod(shape, dtype=np.int64)) * kind.itemsize, 1)
+        held = self._pinned.get(name)
+        if held is None or held.nbytes < nbytes:
+            if held is not None:
+                del self._pinned[name]
+                held.close()
+            held = self._pinned[name] = self._device.pinned(nbytes)
+        return held.array(self._names[name], shape)
+
+    def _download(self, frame: _Frame, into: Mapping[str, Buffer], rows: int | None, on_device: bool) -> dict[str, Any]:
+        """For each output of a known size what gives it once the stream is done; `rows` of them where it was filled up."""
+        found: dict[str, Any] = {}
+        for name, whole, kind in frame.sized:
+            shape = whole if rows is None else (rows, *whole[1:])
+            if on_device:
+                if frame.bound[name] is not into[name]:
+                    self._device.copy(frame.bound[name], into[name], into[name].nbytes, self.stream)
+                found[name] = _Lent(into[name], self._names[name], shape)
+                continue
+            array = np.empty(shape, kind)
+            if self._staged and array.nbytes:
+                held = self._staging(name, shape)
+                self._device.download(frame.bound[name], held, self.stream)
+                found[name] = _Copied(held, array)
+            else:
+                self._device.download(frame.bound[name], array, self.stream)
+                found[name] = _Copied(None, array)
+        return found
+
+    def _wait(self) -> None:
+        if self._alone:
+            self.stream.synchronize()
+        else:  # what other lanes have put behind ours is not ours to wait for
+            self.stream.record().synchronize()
+
+    # -------------------------------------------------------------------------------------------- contexts
+
+    def _frame_for(self, key: Key, feeds: Tensors, *, may_capture: bool) -> _Frame:
+        """The context prepared for these shapes; `_fresh` where it is to be captured once it has run."""
+        if self._generation != self._policy.generation:
+            self._forget_graphs()
+            self._generation = self._policy.generation
+        frame = self._captured.get(key)
+        if frame is not None:
+            self._captured.move_to_end(key)
+            self._policy.replayed()
+            return frame
+        shapes = dict(zip(self._inputs, key, strict=False))
+        number = self._profile_for(shapes)
+        if may_capture and self._policy.wants(key):
+            try:
+                frame = self._fresh = _Frame(self._session.context(number))
+            except TrtEngineError as error:
+                self._policy.refuse(f"no context of its own could be made: {error.message}")
+            else:
+                self._prepare(frame, key, shapes, feeds)
+                return frame
+        frame = self._frames.get(number)
+        if frame is None:
+            frame = self._frames[number] = _Frame(self._session.context(number))
+        if frame.key != key:
+            self._prepare(frame, key, shapes, feeds)
+        return frame
+
+    def _prepare(self, frame: _Frame, key: Key, shapes: dict[str, Shape], feeds: Tensors) -> None:
+        """Set the shapes and grow the buffers that are too small. What fails leaves the lane ready for other shapes."""
+        frame.key = None
+        for name in self._host_inputs:
+            frame.context.set_values(name, np.ascontiguousarray(feeds[name]))  # type: ignore[attr-defined]
+        outputs = frame.context.prepare(shapes)
+        frame.bound = {}
+        sized = {name: shape for name, shape in outputs.items() if -1 not in shape}
+        try:
+            for name, shape in (shapes | sized).items():
+                if name not in self._host_inputs:
+                    self._grow(name, max(int(np.prod(shape, dtype=np.int64)) * self._types[name].itemsize, 1))
+        except BaseException:
+            self._free()  # half of a set that does not fit would stand in the way of a smaller one
+            raise
+        frame.shapes = shapes
+        frame.sized = [(name, sized[name], self._types[name]) for name in self._outputs if name in sized]
+        frame.late = len(sized) < len(outputs)
+        frame.key = key
+
+    def _bound(self, frame: _Frame, lent: Mapping[str, Buffer], on_device: bool) -> dict[str, Buffer]:
+        """Bind the frame: what was lent is bound as it lies, outputs for the device get memory of their own. Gives those."""
+        into: dict[str, Buffer] = {}
+        if on_device:
+            for name, shape, kind in frame.sized:
+                nbytes = max(int(np.prod(shape, dtype=np.int64)) * kind.itemsize, 1)
+                into[name] = self._output(nbytes)
+        if frame.graph is None:
+            names = (*frame.shapes, *(name for name, _, _ in frame.sized))
+            held = {name: self._buffers[name] for name in names if name not in self._host_inputs}
+            frame.bind(held | dict(lent) | into)
+        return into
+
+    def _output(self, nbytes: int) -> Buffer:
+        """Memory for an output that stays on the device: a part of a block for many where it is small.
+
+        A block is given back with the last array in it. An allocation of its own costs some 20 microseconds on a GPU.
+        """
+        size = -(-nbytes // _ALIGNED) * _ALIGNED
+        if size > _BLOCK // 4:
+            return self._device.allocate(nbytes)
+        if self._block is None or self._block_used + size > _BLOCK:
+            self._block, self._block_used = self._device.allocate(_BLOCK), 0
+            self._block.array()  # lent from the start: whoever holds a part keeps it, and nobody closes it
+        start, self._block_used = self._block_used, self._block_used + size
+        return self._block.view(start, nbytes)
+
+    def _profile_for(self, shapes: Mapping[str, Shape]) -> int:
+        fits = (
+            number
+            for number, profile in enumerate(self._profiles)
+            if all(span.holds(shapes[name]) for name, span in profile.ranges.items() if name not in self._host_inputs)
+        )
+        return next(fits, 0)
+
+    def _grow(self, name: str, nbytes: int) -> None:
+        held = self._buffers.get(name)
+        if held is not None:
+            if held.nbytes >= nbytes:
+                return
+            for key in [key for key, frame in self._captured.items() if frame.bound.get(name) is held]:
+                self._captured.pop(key).close()  # a graph holds the old address
+                self._policy.dropped()
+            del self._buffers[name]  # given back before the larger one is asked for: both may not fit
+            held.close()
+        self._buffers[name] = self._device.allocate(nbytes)
+
+    # -------------------------------------------------------------------------------------------- graphs
+
+    def _capture(self, key: Key, frame: _Frame) -> None:
+        """Keep what has just run as a graph. Where that cannot be, the stream is clean and inference goes on without."""
+        self._fresh = None
+        try:
+            if frame.late:
+                raise TrtEngineError("the sizes of its outputs depend on the data")
+            if reason := getattr(frame.context, "no_graph", None):
+                raise TrtEngineError(reason)
+            if not self._alone and self._capturing is None:
+                self._capturing = self._device.stream()  # of its own: nobody else's work gets into the graph
+            frame.graph = (self._capturing or self.stream).capture(frame.context.enqueue)
+        except Exception as error:  # whatever a library says against it, inference works without
+            frame.close()
+            self._policy.refuse(str(error).partition("\n")[0])
+            return
+        while len(self._captured) >= self._policy.max_graphs:
+            self._captured.popitem(last=False)[1].close()
+            self._policy.dropped()
+        self._captured[key] = frame
+        self._policy.captured()
+
+    def _forget_graphs(self) -> None:
+        while self._captured:
+            self._captured.popitem()[1].close()
+
+    # -------------------------------------------------------------------------------------------- the end
+
+    def _recover(self) -> None:
+        """After a failure: nothing stays on the stream, and the next inference prepares anew."""
+        self._last = None
+        fresh, self._fresh = self._fresh, None
+        for frame in self._frames.values():
+            frame.key = None
+        with contextlib.suppress(TrtEngineError):
+            self.stream.synchronize()
+        if fresh is not None:
+            fresh.close()
+        if self._enqueued:  # a graph may be what failed
+            self._forget_graphs()
+
+    def close(self) -> None:
+        if self._block is not None and not self._block_used:
+            self._block.close()
+        self._block = None  # what is in it belongs to callers
+        for frame in self._frames.values():
+            frame.close()
+        self._frames = {}
+        self._free()
+        for buffer in self._pinned.values():
+            buffer.close()
+        self._pinned = {}
+        if self._capturing is not None:
+            self._capturing.close()
+            self._capturing = None
+
+    def _free(self) -> None:
+        self._forget_graphs()
+        for frame in self._frames.values():
+            frame.key = None
+        for buffer in self._buffers.values():
+            buffer.close()
+        self._buffers = {}
+
+
+class _Frame:
+    """A context, what it was prepared for and bound to, and the graph that repeats it where there is one."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.key: Key | None = None
+        self.shapes: dict[str, Shape] = {}
+        self.sized: list[tuple[str, Shape, np.dtype[Any]]] = []
+        self.late = False
+        self.bound: dict[str, Buffer] = {}
+        self.graph: Graph | None = None
+
+    def bind(self, buffers: dict[str, Buffer]) -> None:
+        if len(buffers) != len(self.bound) or any(self.bound[name] is not buffer for name, buffer in buffers.items()):
+            self.context.bind(buffers)
+            self.bound = buffers
+
+    def enqueue(self, stream: Stream) -> None:
+        if self.graph is not None:
+            self.graph.replay(stream)
+        else:
+            self.context.enqueue(stream)
+
+    def close(self) -> None:
+        if self.graph is not None:
+            self.graph.close()
+            self.graph = None
+        self.context.close()
+
+
+class _Copied:
+    """A host array, once what was downloaded for it is there."""
+
+    def __init__(self, held: Any, array: Any) -> None:
+        self._held, self._array = held, array
+
+    def __call__(self) -> Any:
+        if self._held is not None:
+            np.copyto(self._array, self._held)
+        return self._array
+
+
+class _Lent:
+    """A device array of memory nobody else has."""
+
+    def __init__(self, buffer: Buffer, dtype: str, shape: Shape) -> None:
+        self._buffer, self._dtype, self._shape = buffer, dtype, shape
+
+    def __call__(self) -> Any:
+        return self._buffer.array(self._dtype, self._shape)

@@ -1,0 +1,257 @@
+"""What `Batcher` promises of single requests: when a batch goes, who goes first, what is copied, what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_engine.config import Profile, ShapeRange
+from trt_engine.errors import FeedError, Overloaded, TrtEngineError, UsageError
+from trt_engine.runtime.batcher import Batcher
+from trt_engine.tensors import Signature, TensorSpec
+
+X = TensorSpec("x", "float32", (-1, 3), ("batch", None))
+Y = TensorSpec("y", "float32", (-1, 3), ("batch", None))
+
+
+class Engine:
+    """A Runner that doubles, keeps what it was given, and can be held."""
+
+    def __init__(self, signature: Signature | None = None, width: int = 1) -> None:
+        self.signature, self.width = signature or Signature((X,), (Y,)), width
+        self.given: list[Any] = []
+        self.entered, self.free = threading.Semaphore(0), threading.Event()
+        self.free.set()
+
+    def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        self.given.append(feeds["x"])
+        self.entered.release()
+        assert self.free.wait(30)
+        self.gave = {"y": feeds["x"] * 2}
+        return self.gave
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., tuple[Engine, Batcher]]]:
+    made: list[tuple[Engine, Batcher]] = []
+
+    def batched(signature: Signature | None = None, *, width: int = 1, **settings: Any) -> tuple[Engine, Batcher]:
+        engine = Engine(signature, width)
+        made.append((engine, Batcher(engine, **settings)))
+        return made[-1]
+
+    yield batched
+    for engine, batcher in made:
+        engine.free.set()
+        batcher.close()
+
+
+def rows(count: int, value: float = 1.0) -> dict[str, np.ndarray]:
+    return {"x": np.full((count, 3), value, np.float32)}
+
+
+def held(engine: Engine, batcher: Batcher) -> Future[Any]:
+    """The engine is at work on one row, and stays there."""
+    engine.free.clear()
+    first = batcher.submit(rows(1, -5))
+    assert engine.entered.acquire(timeout=30)
+    return first
+
+
+def test_rows_are_counted_not_requests(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+    held(engine, batcher)
+    asked = [batcher.submit(rows(count, count)) for count in (3, 4, 2, 6, 8)]
+    engine.free.set()
+    for count, future in zip((3, 4, 2, 6, 8), asked, strict=True):
+        assert np.array_equal(future.result(30)["y"], 2 * rows(count, count)["x"])
+    assert [len(x) for x in engine.given] == [1, 7, 8, 8]
+
+
+def test_a_batch_of_one_is_neither_copied_nor_sliced(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+    feeds = rows(3)
+    outputs = batcher.run(feeds)
+    assert engine.given[0] is feeds["x"]
+    assert outputs["y"] is engine.gave["y"]
+
+
+def test_rows_of_a_joined_batch_are_nobody_elses(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+    held(engine, batcher)
+    one, other = batcher.submit(rows(2, 1)), batcher.submit(rows(2, 2))
+    engine.free.set()
+    one.result(30)["y"][:] = -1
+    assert np.array_equal(other.result(30)["y"], 2 * rows(2, 2)["x"])
+    assert one.result()["y"].base is None
+
+
+def test_the_wait_is_counted_from_arrival(make: Callable[..., Any]) -> None:
+    """What has waited behind a long run waits no longer for company."""
+    _, batcher = make(max_batch=8, max_wait_ms=60_000)
+    now = [0.0]
+    batcher._clock = lambda: now[0]
+    late = batcher.submit(rows(1))
+    with pytest.raises(TimeoutError):
+        late.result(0.05)
+    now[0] = 61.0
+    batcher._inbox.put("look")
+    assert late.result(30)["y"].shape == (1, 3)
+
+
+def test_a_full_batch_does_not_wait(make: Callable[..., Any]) -> None:
+    _, batcher = make(max_batch=4, max_wait_ms=60_000)
+    asked = [batcher.submit(rows(2)) for _ in range(2)]
+    assert all(future.result(30) for future in asked)
+
+
+def test_shapes_wait_in_queues_of_their_own(make: Callable[..., Any]) -> None:
+    """A full batch of one shape goes though another shape is waiting for company."""
+    wide = TensorSpec("x", "float32", (-1, -1), ("batch", "width"))
+    _, batcher = make(
+        Signature((wide,), (TensorSpec("y", "float32", (-1, -1), ("batch", "width")),)), max_batch=4, max_wait_ms=60_000
+    )
+    lonely = batcher.submit({"x": np.ones((1, 5), np.float32)})
+    full = [batcher.submit(rows(2)) for _ in range(2)]
+    assert all(future.result(30)["y"].shape == (2, 3) for future in full)
+    assert not lonely.done()
+
+
+def test_a_higher_priority_goes_first(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=2, max_wait_ms=0)
+    held(engine, batcher)
+    asked = [batcher.submit(rows(2, number), priority=number) for number in range(3)]
+    engine.free.set()
+    for future in asked:
+        future.result(30)
+    assert [float(x[0, 0]) for x in engine.given] == [-5, 2, 1, 0]
+
+
+def test_the_departed_are_dropped_first_and_make_room(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=4, max_wait_ms=0, max_rows_waiting=4)
+    held(engine, batcher)
+    gone, stays = batcher.submit(rows(2, 1)), batcher.submit(rows(2, 2))
+    with pytest.raises(Overloaded, match="4 rows are waiting of 4"):
+        batcher.submit(rows(1))
+    assert gone.cancel()
+    last = batcher.submit(rows(2, 3))
+    engine.free.set()
+    assert stays.result(30) and last.result(30)
+    assert [x[:, 0].tolist() for x in engine.given[1:]] == [[2, 2, 3, 3]]
+    stats = batcher.stats()
+    assert (stats.dropped, stats.refused, stats.answered) == (1, 1, 3)
+
+
+def test_bytes_can_be_the_limit_and_what_is_larger_than_all_room_goes_alone(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=64, max_wait_ms=0, max_bytes_waiting=24)
+    held(engine, batcher)
+    large = batcher.submit(rows(10))
+    with pytest.raises(Overloaded, match="120 bytes are waiting of 24"):
+        batcher.submit(rows(1))
+    engine.free.set()
+    assert large.result(30)["y"].shape == (10, 3)
+
+
+def test_batches_are_filled_up_to_buckets_and_the_padding_is_counted(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=8, max_wait_ms=0, buckets=(4, 8))
+    assert batcher.run(rows(3, 7))["y"].shape == (3, 3)
+    assert engine.given[0].shape == (4, 3)
+    assert (batcher.stats().padding, batcher.stats().mean_batch) == (1, 3.0)
+
+
+def test_fewer_rows_than_the_engine_takes_are_filled_up() -> None:
+    engine = Engine()
+    profile = Profile({"x": ShapeRange((4, 3), (4, 3), (8, 3))})
+    with Batcher(engine, profiles=[profile], max_wait_ms=0) as batcher:
+        assert batcher.run(rows(1))["y"].shape == (1, 3)
+        assert batcher.batching.max_batch == 8
+        with pytest.raises(FeedError, match="a request of 9 rows, the engine takes 8"):
+            batcher.submit(rows(9))
+    assert engine.given[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize("output", [(), (3,), (1, 3)])
+def test_an_engine_whose_outputs_are_not_rows_is_refused_before_anything_waits(output: tuple[int, ...]) -> None:
+    engine = Engine(Signature((X,), (TensorSpec("y", "float32", output, (None,) * len(output)),)))
+    with pytest.raises(UsageError, match="cannot be joined"):
+        Batcher(engine)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
+
+
+def test_an_engine_that_gives_other_rows_than_it_should_fails_its_callers_with_an_error(
+    make: Callable[..., Any],
+) -> None:
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+    held(engine, batcher)
+    asked = [batcher.submit(rows(1)) for _ in range(2)]
+    engine.run = lambda feeds: {"y": feeds["x"][:1]}
+    engine.free.set()
+    for future in asked:
+        future.result(30)  # alone each of them is right
+    assert batcher.stats().retries == 1
+
+
+def test_several_batches_are_at_work_where_the_runner_can(make: Callable[..., Any]) -> None:
+    engine, batcher = make(width=2, max_batch=1, max_wait_ms=0)
+    engine.free.clear()
+    asked = [batcher.submit(rows(1)) for _ in range(3)]
+    assert engine.entered.acquire(timeout=30)
+    assert engine.entered.acquire(timeout=30)
+    assert not engine.entered.acquire(timeout=0.02)
+    engine.free.set()
+    assert all(future.result(30) for future in asked)
+
+
+def test_a_callback_may_ask_again(make: Callable[..., Any]) -> None:
+    _, batcher = make(max_batch=4, max_wait_ms=0)
+    again: Future[Any] = Future()
+    batcher.submit(rows(1)).add_done_callback(lambda _: again.set_result(batcher.run(rows(2))))
+    assert again.result(30)["y"].shape == (2, 3)
+
+
+def test_close_answers_what_waits_and_cancel_does_not(make: Callable[..., Any]) -> None:
+    for cancel in (False, True):
+        engine, batcher = make(max_batch=4, max_wait_ms=60_000)
+        engine.free.clear()
+        first = batcher.submit(rows(4))
+        assert engine.entered.acquire(timeout=30)
+        waits = batcher.submit(rows(1))
+        engine.free.set()
+        batcher.close(cancel=cancel)
+        assert first.result(0)
+        assert waits.cancelled() is cancel
+        with pytest.raises(UsageError, match="closed"):
+            batcher.submit(rows(1))
+
+
+def test_a_deadline_makes_a_request_go_before_its_wait_is_over(make: Callable[..., Any]) -> None:
+    _, batcher = make(max_batch=64, max_wait_ms=60_000)
+    began_s = time.monotonic()
+    assert batcher.submit(rows(1), deadline_ms=200).result(30)
+    assert time.monotonic() - began_s < 30
+
+
+def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, batcher = make(max_batch=4, max_wait_ms=0)
+    take = batcher._waiting.take
+
+    def fails(*_: object, **__: object) -> None:
+        monkeypatch.setattr(batcher._waiting, "take", take)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(batcher._waiting, "take", fails)
+    assert isinstance(batcher.submit(rows(1)).exception(30), TrtEngineError)
+    assert batcher.submit(rows(1)).result(30)
+    batcher.close()
+    stats = batcher.stats()
+    assert (stats.requests, stats.failed, stats.answered, stats.waiting) == (2, 1, 1, 0)

@@ -1,0 +1,103 @@
+"""Arrays that lie on the device: bound as they are, given back as they are, told apart from those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trt_engine.config import Batching
+from trt_engine.device.fake import FakeDevice
+from trt_engine.errors import FeedError, UsageError
+from trt_engine.runtime.instance import InferenceEngine
+
+Load = Callable[..., InferenceEngine]
+
+
+def rows(count: int) -> np.ndarray:
+    return np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+
+
+def device_of(engine: InferenceEngine) -> FakeDevice:
+    assert engine._pool is not None
+    assert isinstance(engine._pool.device, FakeDevice)
+    return engine._pool.device
+
+
+def on_device(device: FakeDevice, array: np.ndarray) -> object:
+    buffer, stream = device.allocate(array.nbytes), device.stream()
+    device.upload(array, buffer, stream)
+    stream.synchronize()
+    stream.close()
+    return buffer.array(array.dtype.name, array.shape)
+
+
+def on_host(device: FakeDevice, array: object) -> np.ndarray:
+    stream = device.stream()
+    found = np.empty(array.shape, np.float32)
+    device.download(device.borrow(array, stream), found, stream)
+    stream.synchronize()
+    stream.close()
+    return found
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_feeds_on_the_device_are_taken_as_they_lie(load: Load, double: Path, graphs: bool) -> None:
+    engine = load(double, graphs=graphs)
+    x = on_device(device_of(engine), rows(2))
+    served = device_of(engine).memory().allocated_count
+    for _ in range(3):
+        assert np.array_equal(engine.infer({"x": x})["y"], 2 * rows(2))
+    assert device_of(engine).memory().allocated_count == served + 2  # the lane's own, once
+
+
+def test_outputs_stay_on_the_device_and_belong_to_the_caller(load: Load, double: Path) -> None:
+    engine = load(double)
+    device = device_of(engine)
+    kept = engine.infer(rows(2), on_device=True)["y"]
+    other = engine.infer({"x": kept}, on_device=True)["y"]  # from one inference to the next without the host
+    engine.infer(rows(4))
+    assert np.array_equal(on_host(device, kept), 2 * rows(2))
+    assert np.array_equal(on_host(device, other), 4 * rows(2))
+    timed = engine.infer(rows(2), on_device=True, result=True)
+    assert np.array_equal(on_host(device, timed.outputs["y"]), 2 * rows(2))
+    assert timed.latency_ms > 0
+
+
+class Anywhere:
+    """An array of one type that lies on the device or on the host, as torch's does."""
+
+    def __init__(self, array: object, shape: tuple[int, ...], dtype: str = "float32") -> None:
+        self._array, self.shape, self.dtype = array, shape, dtype
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **how: object) -> object:
+        return self._array.__dlpack__(**how)
+
+
+def test_the_same_type_on_the_device_and_on_the_host_is_told_apart(load: Load, double: Path) -> None:
+    engine = load(double)
+    there = Anywhere(on_device(device_of(engine), rows(2)), (2, 3))
+    here = Anywhere(10 + rows(2), (2, 3))
+    for _ in range(2):
+        assert np.array_equal(engine.infer({"x": there})["y"], 2 * rows(2))
+        assert np.array_equal(engine.infer({"x": here})["y"], 2 * (10 + rows(2)))
+
+
+def test_an_array_of_another_device_is_refused(load: Load, double: Path) -> None:
+    other = FakeDevice(7)
+    with pytest.raises((FeedError, UsageError), match="another device"):
+        load(double).infer({"x": on_device(other, rows(2))})
+
+
+def test_a_batcher_joins_on_the_host_alone(load: Load, double: Path) -> None:
+    engine = load(double, batching=Batching(max_batch=4))
+    with pytest.raises(UsageError, match="without batching"):
+        engine.infer(rows(1), on_device=True)
+    with pytest.raises(FeedError):
+        engine.infer({"x": on_device(FakeDevice(0), rows(2))})
+    assert np.array_equal(engine.infer(rows(1))["y"], 2 * rows(1))

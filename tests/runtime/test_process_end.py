@@ -1,0 +1,91 @@
+"""A process that ends in the middle of the work: told to stop, or simply at its last line with an engine left open."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trt_engine as te
+from trt_engine.store import Store
+
+PROGRAM = """
+import sys, threading, time
+import numpy as np
+import trt_engine as te
+
+x, ends = np.ones((1, 3), np.float32), []
+
+def ask(engine):
+    while True:
+        try:
+            assert (engine.infer(x)["y"] == 2).all()
+        except te.TrtEngineError as error:
+            ends.append(error.message)
+            return
+
+def crowd(engine):
+    threads = [threading.Thread(target=ask, args=(engine,), daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+settings = {"batching": {"max_wait_ms": 1.0}} if "batched" in sys.argv else {"contexts": 2}
+"""
+TOLD = """
+try:
+    with te.load(sys.argv[1], **settings) as engine:
+        threads = crowd(engine)
+        engine.infer(x)
+        print("at work", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    for thread in threads:
+        thread.join(10)
+    print(len(ends), "callers told:", *sorted(set(ends)))
+"""
+LEFT_OPEN = """
+engine = te.load(sys.argv[1], **settings)
+futures = [engine.infer_async(x) for _ in range(20)]
+crowd(engine)
+futures[0].result()
+print("the last line", flush=True)
+"""
+
+
+@pytest.fixture
+def engine(double: Path, tmp_path: Path) -> Path:
+    return te.build(
+        double, backend="fake", device="fake", batch=(1, 2, 4), out=tmp_path / "d.fake", store=Store(tmp_path / "store")
+    ).path
+
+
+@pytest.mark.parametrize("kind", ["batched", "pool"])
+def test_an_interrupted_process_tells_its_callers_and_ends(engine: Path, kind: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM + TOLD, str(engine), kind],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "at work\n"
+        process.send_signal(signal.SIGINT)
+        told, complaints = process.communicate(timeout=60)
+    assert told.startswith("4 callers told: ")
+    assert "closed" in told
+    assert "Traceback" not in complaints
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["batched", "pool"])
+def test_a_process_ends_at_its_last_line_though_an_engine_is_open(engine: Path, kind: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + LEFT_OPEN, str(engine), kind],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "the last line\n"), done.stderr
+    assert "Traceback" not in done.stderr
