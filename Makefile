@@ -9,7 +9,7 @@ DEMO ?= runs/demo
 PYTEST = $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-full check format schemas setup setup-core clean
+.PHONY: help demo test test-full test-tensorrt check format schemas setup setup-core clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -41,6 +41,9 @@ test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells a
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
 	if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
 		$(PYTEST) -n 2 -m 'not gpu'
+
+test-tensorrt: $(VENV)/.dev  ## what only a machine with TensorRT and a GPU can show: the checklist of docs/tensorrt.md
+	$(PYTEST) -v -m gpu tests/gpu/test_tensorrt_real.py
 
 check: $(VENV)/.dev  ## format, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,21 @@ def own_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     folder = tmp_path_factory.mktemp("own") / "store"
     monkeypatch.setenv("TRT_ENGINE_STORE", str(folder))
     return folder
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+    """What was not shown of TensorRT here stands last of all: a skip among thousands of dots is not seen."""
+    yield
+    told = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped") if report.longrepr]
+    reasons = Counter(
+        text.removeprefix("Skipped: ") for text in told if "the bindings of TensorRT cannot be had" in text
+    )
+    if reasons:
+        terminalreporter.section("TensorRT's bindings", sep="=", yellow=True)
+        terminalreporter.line(f"{sum(reasons.values())} tests of the tensorrt backend did NOT run here:")
+        for reason, count in reasons.most_common():
+            terminalreporter.line(f"  {count} x {reason}")
 
 
 @pytest.fixture(autouse=True)

@@ -58,6 +58,9 @@ class Backend:
     milder: tuple[str, ...] = ()
     """Values of `-O` that rewrite less, each less than the one before, where an engine differs from its model. The note of
     that name in the passport says which one a build had."""
+    proving: str | None = None
+    """`(model: Path, config: BuildConfig) -> dict[str, str] | str`: the `-O` an engine just built from that graph is loaded
+    with to be proved; or why it cannot be loaded here."""
     measure: str | None = None
     """`(engine, BenchConfig, RuntimeConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
     layers: str | None = None

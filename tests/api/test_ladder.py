@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,90 +11,23 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
+from brittle import brittle, foreign, wants
 from trt_engine.api import ladder as rungs
-from trt_engine.backend import Backend, backends
-from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
-from trt_engine.backends.onnxruntime.run import OnnxRuntime
 from trt_engine.config import BuildConfig
 from trt_engine.device import info
-from trt_engine.engine import Engine
 from trt_engine.errors import BuildError
 from trt_engine.graph.fixed import fix_shapes
 from trt_engine.graph.load import open_model, read_proto
-from trt_engine.model import Model
-
-FOREIGN = "{ForeignNode[/decoder/Where.../decoder/Add]}"
-Fails = Callable[[Model, BuildConfig], BuildError | None]
-
-
-@dataclass
-class Tried:
-    """What a builder was asked for, and when it fails."""
-
-    fails: Fails
-    seen: list[tuple[int, str | None, bool]]
-    """Workspace, optimisation level, and whether the graph was fixed, of each try."""
-
-
-class Runs(OnnxRuntime):
-    """Knows nothing of TensorRT's settings."""
-
-    def load(self, engine, config):
-        build = engine.passport.build
-        build = replace(build, config=build.config | {"options": {}})
-        return super().load(Engine(engine.path, replace(engine.passport, build=build)), config)
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fails], Tried]:
-    """A backend `brittle` that fails as it is told."""
-
-    def make(fails: Fails) -> Tried:
-        tried = Tried(fails, [])
-
-        class Brittle(OnnxRuntimeBuilder):
-            def identity(self, config):
-                return super().identity(replace(config, options={}))
-
-            def build(self, model, config, places):
-                fixed = not any(spec.dynamic for spec in model.signature.inputs)
-                tried.seen.append((config.workspace_mib, config.options.get("optimization_level"), fixed))
-                if (error := tried.fails(model, config)) is not None:
-                    assert places.log is not None
-                    places.log.write_text(f"[E] {error.message}\n")
-                    raise error
-                return super().build(model, replace(config, options={}), places)
-
-        monkeypatch.setitem(globals(), "Brittle", Brittle)
-        card = Backend(
-            "brittle", "fails as TensorRT does", ".onnx", (), "", builder=f"{__name__}:Brittle",
-            runtime=f"{__name__}:Runs",
-            options="trt_engine.plans.settings:PlanSettings", builds_log=True,
-        )  # fmt: skip
-        monkeypatch.setitem(backends(), "brittle", card)
-        return tried
-
-    return make
+def failing(monkeypatch):
+    return brittle(monkeypatch)
 
 
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
     return models.conv_net(tmp_path / "net.onnx")
-
-
-def wants(mib: int) -> Fails:
-    """Fails for want of workspace below `mib`."""
-    text = "Could not find any implementation for node /attn/MatMul due to insufficient workspace"
-    return lambda model, config: (
-        BuildError(text, cause="insufficient_workspace", node="/attn/MatMul") if config.workspace_mib < mib else None
-    )
-
-
-def foreign(but: Callable[[Model, BuildConfig], bool]) -> Fails:
-    text = f"Could not find any implementation for node {FOREIGN}."
-    return lambda model, config: (
-        None if but(model, config) else BuildError(text, cause="no_implementation", node=FOREIGN)
-    )
 
 
 def level(config: BuildConfig) -> str | None:

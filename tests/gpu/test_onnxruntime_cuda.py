@@ -157,3 +157,194 @@ def test_a_provider_whose_libraries_are_missing_is_an_error_of_the_machine(cuda:
         pytest.skip("TensorRT's libraries are here")
     with pytest.raises(SetupError, match=r"`tensorrt` was asked for and does not run: lib\S+"):
         te.build(DIGITS, device="cuda:0", providers=("tensorrt",))
+
+
+# ------------------------------------------------------------------------------------------------ contexts, streams, graphs
+
+
+def arrays(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"images": np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def conv(cuda: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """A network of convolutions for batches of 1 to 64, on `cuda:0`."""
+    import onnx_models as models
+
+    folder = tmp_path_factory.mktemp("conv")
+    path = models.conv_net(folder / "conv.onnx", width=64, size=32)
+    return te.build(path, device="cuda:0", batch=(1, 8, 64), store=te.Store(folder / "store"))
+
+
+def images(count: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"images": np.random.default_rng(seed).random((count, 3, 32, 32), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def expected(conv: Engine) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+    """ONNX Runtime's own answer on the same provider."""
+    session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
+    return lambda feeds: session.run(feeds)["scores"]
+
+
+def on_host(array: object) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    return torch.from_dlpack(array).cpu().numpy()
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize(("contexts", "streams"), [(1, 1), (4, 4), (3, 2)])
+def test_many_callers_get_their_own_rows_from_contexts_on_streams(
+    conv: Engine, expected: Callable[..., np.ndarray], contexts: int, streams: int, graphs: bool
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    asked = [images(1 + number % 9, number) for number in range(24)]
+    wanted = [expected(feeds) for feeds in asked]
+    with te.load(conv, contexts=contexts, streams=streams, graphs=graphs) as runner:
+        runner.warmup(2, batch=8)
+        with ThreadPoolExecutor(8) as crowd:
+            for _ in range(6):
+                for found, right in zip(crowd.map(runner.infer, asked), wanted, strict=True):
+                    close(found["scores"], right)
+        graphed = runner.stats().pool.graphs
+        if graphs and contexts == streams:
+            assert graphed.refused is None and graphed.captured and graphed.replayed
+        elif graphs:
+            assert "stream" in (graphed.refused or "")
+
+
+def test_a_graph_gives_what_a_run_gives_whatever_ran_in_between(
+    conv: Engine, expected: Callable[..., np.ndarray]
+) -> None:
+    with te.load(conv, graphs=(1, 8, 64)) as runner:
+        for turn in range(4):
+            for count in (64, 8, 1, 33, 5):  # the largest first: buffers that grow forget graphs
+                feeds = images(count, 10 * turn + count)
+                close(runner.infer(feeds)["scores"], expected(feeds))
+        graphs = runner.stats().pool.graphs
+    assert (graphs.captured, graphs.refused) == (3, None) and graphs.replayed >= 15
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_arrays_on_the_gpu_go_in_and_stay_there_and_are_the_callers(
+    conv: Engine, expected: Callable[..., np.ndarray], graphs: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    with te.load(conv, graphs=graphs) as runner:
+        runner.warmup(2, batch=4)
+        kept = []
+        for seed in range(5):
+            feeds = images(4, seed)
+            lying = torch.from_numpy(feeds["images"]).cuda()
+            outputs = runner.infer({"images": lying}, on_device=True)
+            assert outputs["scores"].__dlpack_device__() == (2, 0)
+            kept.append((outputs["scores"], expected(feeds)))
+            lying.zero_()
+        for found, right in kept:
+            close(on_host(found), right)
+        assert len({torch.from_dlpack(found).data_ptr() for found, _ in kept}) == 5
+    close(on_host(kept[0][0]), kept[0][1])  # they outlive the engine
+
+
+def test_a_session_on_a_stream_really_launches_there(conv: Engine) -> None:
+    session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
+    stream = session.stream()
+    options = session.home_of(stream).loaded.get_provider_options()["CUDAExecutionProvider"]
+    assert (options["has_user_compute_stream"], int(options["user_compute_stream"])) == ("1", stream.handle)
+    stream.close()
+    session.close()
+
+
+def test_enqueue_returns_before_the_gpu_is_done(conv: Engine) -> None:
+    import time
+
+    session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
+    torch = pytest.importorskip("torch")
+    stream, context = session.stream(), session.context()
+    sized = {"images": (64, 3, 32, 32)} | dict(context.prepare({"images": (64, 3, 32, 32)}))
+    held = {name: session.device.allocate(4 * int(np.prod(shape))) for name, shape in sized.items()}
+    context.bind(held)
+    context.enqueue(stream)
+    stream.synchronize()
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.handle)):
+        torch.cuda._sleep(int(4e8))  # some 200 ms
+    before = time.perf_counter()
+    context.enqueue(stream)
+    launched_s = time.perf_counter() - before
+    stream.synchronize()
+    assert launched_s < 0.1 < time.perf_counter() - before
+    context.close()
+    for buffer in held.values():
+        buffer.close()
+    stream.close()
+    session.close()
+
+
+def test_a_limit_on_the_arena_is_an_error_that_names_what_was_asked_and_smaller_batches_go_on(
+    conv: Engine, expected: Callable[..., np.ndarray]
+) -> None:
+    with te.load(conv, options={"cuda.gpu_mem_limit": str(8 << 20)}) as runner:
+        close(runner.infer(images(1))["scores"], expected(images(1)))
+        with pytest.raises(te.errors.MemoryExhausted, match=r"asked for \d+ bytes of `cuda:0`") as caught:
+            runner.infer(images(64))
+        print(f"\n{caught.value}")
+        close(runner.infer(images(1))["scores"], expected(images(1)))
+        assert runner.facts["provider_options"] == f"cuda.gpu_mem_limit={8 << 20}"
+
+
+@pytest.mark.parametrize("options", [
+    {"cuda.prefer_nhwc": "1"}, {"cuda.cudnn_conv_algo_search": "HEURISTIC"}, {"cuda.use_tf32": "0"},
+    {"cuda.arena_extend_strategy": "kSameAsRequested", "cuda.cudnn_conv_use_max_workspace": "0"},
+])  # fmt: skip
+def test_settings_of_the_provider_reach_it_and_change_no_answer(
+    conv: Engine, expected: Callable[..., np.ndarray], options: dict[str, str]
+) -> None:
+    with te.load(conv, options=options, graphs=True) as runner:
+        for _ in range(3):
+            close(runner.infer(images(8))["scores"], expected(images(8)))
+        session = runner.runner._session
+        found = session._streams[0].loaded.get_provider_options()["CUDAExecutionProvider"]
+        assert {name: found[name.removeprefix("cuda.")] for name in options} == options
+        assert runner.is_captured(images(8))
+
+
+def test_an_operator_on_the_cpu_refuses_graphs_by_its_name_and_inference_goes_on(
+    cuda: Callable[..., Engine], tmp_path: Path
+) -> None:
+    cuda()
+    x, y = (helper.make_tensor_value_info(*item) for item in (("x", 1, ["n", 3, 3]), ("y", 1, ["n"])))
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Det", ["r"], ["y"])]
+    graph = helper.make_graph(nodes, "det", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "d.onnx")
+    engine = te.build(
+        tmp_path / "d.onnx", device="cuda:0", providers=("cuda", "cpu"), batch=2, store=te.Store(tmp_path / "store")
+    )
+    with te.load(engine, graphs=True) as runner:
+        for value in (1.0, 2.0, 3.0):
+            found = runner.infer(np.stack([np.eye(3, dtype=np.float32) * value] * 2))["y"]
+            np.testing.assert_allclose(found, [value**3] * 2, rtol=1e-5)
+        print(f"\n{runner.facts['graphs']}")
+        assert "the CPU runs `Det`" in runner.facts["graphs"]
+
+
+def test_a_bad_request_on_a_gpu_breaks_nobody_elses(conv: Engine, expected: Callable[..., np.ndarray]) -> None:
+    with te.load(conv, contexts=2) as runner:
+        with pytest.raises(te.errors.TrtEngineError):
+            runner.infer({"images": np.zeros((1, 3, 31, 32), np.float32)})
+        with pytest.raises(te.errors.TrtEngineError):
+            runner.infer(images(65))
+        close(runner.infer(images(2))["scores"], expected(images(2)))
+
+
+def test_closing_gives_back_every_buffer(conv: Engine) -> None:
+    runner = te.load(conv, contexts=4, graphs=True)
+    runner.warmup(2, batch=64)
+    ledger = runner.runner.device._ledger
+    assert ledger.read().count > 0
+    runner.close()
+    assert ledger.read().count == 0

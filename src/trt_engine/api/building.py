@@ -12,7 +12,7 @@ import shlex
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ class BuildPlan:
     warnings: tuple[str, ...] = ()
     log: Path | None = None
     """Where the builder's raw log goes; None for the store's place, of backends that write one."""
+    source: Path | None = None
+    """Where the model came from, when `model` is a staged copy of it that will be gone."""
 
     @property
     def places_log(self) -> Path | None:
@@ -98,6 +100,10 @@ class BuildPlan:
     @property
     def profiles(self) -> tuple[Profile, ...]:
         return self.config.profiles
+
+    def is_met_by(self, engine: Engine) -> bool:
+        """Whether the engine is what this build would make, and was checked as this build would check it."""
+        return engine.passport.key == self.key and not _unchecked(engine, self.config)
 
     def in_store(self) -> Engine | None:
         """The engine, if the store has it and it was checked as this build would check it."""
@@ -329,12 +335,17 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     card, started = backend(plan.config.backend), time.monotonic()
     payload = folder / _payload_name(plan.model, card)
     log.info("building `%s` with %s", plan.model.path.name, " ".join(plan.identity.split()[:2]))
-    with _heartbeat(), _preparing(plan, folder) as prepared:
+    with _heartbeat() as doing, _preparing(plan, folder) as prepared:
+        if plan.places_log is not None:
+            plan.places_log.unlink(missing_ok=True)  # each attempt adds to it
         attempt, outcome = climb(
             Attempt(prepared.model, plan.config),
             card,
             folder / ".prepared" / "ladder",
-            lambda attempt: _built_by(card, replace(prepared, model=attempt.model), plan, attempt.config, payload),
+            lambda attempt: _built_by(
+                card, replace(prepared, model=attempt.model), plan, attempt.config, payload, doing
+            ),
+            source=plan.source or plan.model.path,
         )
         if attempt.steps:
             outcome = replace(
@@ -349,7 +360,7 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         if not card.has("runtime"):
             log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", card.name)
             return engine
-        checked, note = _prove(engine, plan, prepared.model)
+        checked, note = _prove(engine, plan, prepared.model, attempt.model)
     build = engine.passport.build
     build = replace(
         build,
@@ -378,11 +389,18 @@ def _narrower(plan: BuildPlan, attempt: Attempt) -> Iterator[str]:
         )
 
 
-def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, config: BuildConfig, payload: Path) -> BuildOutcome:
+def _built_by(
+    card: Backend,
+    prepared: Prepared,
+    plan: BuildPlan,
+    config: BuildConfig,
+    payload: Path,
+    doing: Callable[[str], None],
+) -> BuildOutcome:
     """What the backend built, with what was done before it; `PrecisionError` when it is not what was asked for (F1)."""
     asked = config.precision
     try:
-        with _places(card, plan, payload) as places:
+        with _places(card, plan, payload, doing) as places:
             outcome: BuildOutcome = card.half("builder")().build(prepared.model, config, places)
     except PrecisionError:
         if asked is not None and payload.is_file():  # the backend's own count; with its graph the nodes can be named
@@ -392,16 +410,17 @@ def _built_by(card: Backend, prepared: Prepared, plan: BuildPlan, config: BuildC
         raise
     if not payload.is_file() or not payload.stat().st_size:
         raise BuildError(f"the backend `{card.name}` wrote no payload", hint="`-v` shows its log")
-    if asked is not None:
-        _keep_the_contract(card, prepared, plan, payload, outcome)
+    if asked is not None and (doubt := _keep_the_contract(card, prepared, plan, payload, outcome)):
+        log.warning("%s", doubt)
+        outcome = replace(outcome, warnings=(*outcome.warnings, doubt))
     return replace(outcome, ladder=(*prepared.steps, *outcome.ladder), notes=outcome.notes | prepared.notes)
 
 
 @contextlib.contextmanager
-def _places(card: Backend, plan: BuildPlan, payload: Path) -> Iterator[BuildPlaces]:
+def _places(card: Backend, plan: BuildPlan, payload: Path, doing: Callable[[str], None]) -> Iterator[BuildPlaces]:
     """Where the build puts what it makes; an error says where its log lies, and timings found are shared afterwards."""
     if not card.builds_log:
-        yield BuildPlaces(payload)
+        yield BuildPlaces(payload, doing=doing)
         return
     shared = plan.store.timing_cache(plan.identity)
     named = plan.config.timing_cache or shared
@@ -411,7 +430,7 @@ def _places(card: Backend, plan: BuildPlan, payload: Path) -> Iterator[BuildPlac
         ensure_folder(place.parent)
     seeded = named != shared and _copied(shared, named)
     try:
-        yield BuildPlaces(payload, log_path, named)
+        yield BuildPlaces(payload, log_path, named, doing)
     except TrtEngineError as error:
         if log_path.exists():
             error.hint = f"{error.hint}; " if error.hint else ""
@@ -436,7 +455,8 @@ _NO_NEEDS = Needs("", "")
 
 def _keep_the_contract(
     card: Backend, prepared: Prepared, plan: BuildPlan, payload: Path, outcome: BuildOutcome
-) -> None:
+) -> str | None:
+    """`PrecisionError` unless the contract holds; what to say where the engine itself does not tell."""
     asked = plan.config.precision
     assert asked is not None
     readable = card.payload_suffix == ".onnx"
@@ -453,17 +473,18 @@ def _keep_the_contract(
     for miss in proof.misses if proof.kept else ():
         log.debug("%s: `%s` (%s) is %s", asked, miss.node, miss.op, miss.reason)
     proof.require(_other_than_asked(plan, prepared))
+    return None if proof.judged else f"the precision contract could not be proved: {proof.remark}"
 
 
 def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
     """What to type when the engine is not what was asked for."""
-    asked, path = plan.config.precision, plan.model.path
+    asked, path = plan.config.precision, plan.source or plan.model.path
     if asked in ("fp32", "tf32"):
         return "precision is in the graph: export the model in it, or leave `--precision` out"
     kernels = "leave `--precision` out to build the graph as it is, and the passport says what it runs in"
     if prepared.steps and asked in ("fp16", "bf16"):
         made = shlex.quote(str(path.with_suffix(f".{asked}.onnx")))
-        cast = f"`trt-engine cast {path} --to {asked} -o {made}`"
+        cast = f"`trt-engine cast {shlex.quote(str(path))} --to {asked} -o {made}`"
         return f"build for a device that has {asked} kernels, or {cast} and {kernels}"
     return f"build for a device that has {asked} kernels, or {kernels}"
 
@@ -477,7 +498,9 @@ def _passport(plan: BuildPlan, config: BuildConfig, outcome: BuildOutcome, paylo
         schema_version=PASSPORT_VERSION,
         backend=plan.config.backend,
         payload=payload_of(payload, outcome.files),
-        model=Source(plan.model.name, plan.model.digest, plan.model.opsets.get(""), str(plan.model.path)),
+        model=Source(
+            plan.model.name, plan.model.digest, plan.model.opsets.get(""), str(plan.source or plan.model.path)
+        ),
         signature=outcome.signature,
         profiles=config.profiles,
         precision=outcome.precision,
@@ -508,10 +531,19 @@ def _declared(model: Model) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
 
 
-def _prove(engine: Engine, plan: BuildPlan, model: Model) -> tuple[Parity | None, str | None]:
-    """Parity with the graph that was built, or why it could not be judged; `AccuracyError` when the engine is wrong."""
+def _prove(engine: Engine, plan: BuildPlan, model: Model, built: Model) -> tuple[Parity | None, str | None]:
+    """Parity with the model, or why it could not be judged; `AccuracyError` when the engine is wrong.
+
+    `built` is what the builder was given in the end, where the ladder changed the graph.
+    """
     proto = read_proto(model.path)
-    with load(engine, verify=False, allow_fallback=plan.config.allow_fallback) as runner:
+    card = backend(plan.config.backend)
+    options: dict[str, str] | str = card.call("proving")(built.path, plan.config) if card.has("proving") else {}
+    if isinstance(options, str):
+        note = f"parity was not judged: {options}"
+        log.warning("%s", note)
+        return None, note
+    with load(engine, verify=False, allow_fallback=plan.config.allow_fallback, options=options) as runner:
 
         def run(feeds: Any) -> dict[str, Any]:
             try:
@@ -529,7 +561,7 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model) -> tuple[Parity | None
                 engine.passport.profiles[0],
                 run,
                 tolerance=_asked_tolerance(plan.config),
-                tf32="tf32" in engine.passport.precision.found,
+                tf32="tf32" in engine.passport.precision.found or engine.passport.build.notes.get("tf32") == "on",
             )
         except MemoryExhausted:
             raise
@@ -543,7 +575,7 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model) -> tuple[Parity | None
             log.warning("%s", note)
             return None, note
     if not found.passed:
-        milder = _milder(backend(plan.config.backend), engine)
+        milder = _milder(card, engine)
         worst, errors = max(found.outputs.items(), key=lambda item: _or_infinite(item[1].max_rel))
         raise AccuracyError(
             f"output `{worst}` of the engine differs from plain ONNX Runtime by {errors.max_rel:.3g} of its largest "
@@ -597,18 +629,21 @@ def _unchecked(engine: Engine, config: BuildConfig) -> bool:
 
 
 @contextlib.contextmanager
-def _heartbeat(every_s: float = _HEARTBEAT_S) -> Iterator[None]:
-    """Say now and then that a silent builder is alive (A4)."""
-    done, started = threading.Event(), time.monotonic()
+def _heartbeat(every_s: float = _HEARTBEAT_S) -> Iterator[Callable[[str], None]]:
+    """Say now and then that a silent builder is alive (A4), and what it is at, which the function given is told."""
+    done, started, at = threading.Event(), time.monotonic(), [""]
 
     def beat() -> None:
         while not done.wait(every_s):
-            log.info("still building (%.0f s)", time.monotonic() - started)
+            log.info("still building (%.0f s)%s", time.monotonic() - started, f": {at[0]}" if at[0] else "")
+
+    def doing(text: str) -> None:
+        at[0] = text
 
     thread = threading.Thread(target=beat, name="build-heartbeat", daemon=True)
     thread.start()
     try:
-        yield
+        yield doing
     finally:
         done.set()
         thread.join()

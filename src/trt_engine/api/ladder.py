@@ -53,17 +53,17 @@ class Attempt:
 
     @property
     def fixed(self) -> bool:
-        """True when nothing of the profiles moves."""
-        return all(span.min == span.max for profile in self.config.profiles for span in profile.ranges.values())
+        """True when no size of the graph's inputs is open; a profile that does not move leaves its shape arithmetic in."""
+        return not any(spec.dynamic for spec in self.model.signature.inputs)
 
 
 def climb(
-    first: Attempt, card: Backend, folder: Path, build: Callable[[Attempt], BuildOutcome]
+    first: Attempt, card: Backend, folder: Path, build: Callable[[Attempt], BuildOutcome], *, source: Path
 ) -> tuple[Attempt, BuildOutcome]:
     """The attempt that succeeded and what it built; the first failure's kind of error when none did.
 
     With `config.ladder` off, or for a failure without a known cause, the first error is raised as it is. `folder` takes
-    graphs that are made on the way.
+    graphs that are made on the way; `source` is the model as its owner knows it, for the commands that are printed.
     """
     attempt = first
     started = time.monotonic()
@@ -71,12 +71,12 @@ def climb(
         return first, build(first)
     except BuildError as error:
         failure = error
-    if failure.cause is None or not _has_level(card):
+    if failure.cause not in _WORKSPACE_CAUSES or not _has_level(card):
         raise failure
     if not first.config.ladder:
         raise _said(failure, "leave `--no-ladder` out to try what is known to help")
     steps = [f"as asked: {_told(failure, started)}"]
-    for attempt in _rungs(first, failure, folder, steps):
+    for attempt in _rungs(first, failure, folder, steps, source):
         log.warning("%s: trying %s", failure.message, attempt.rung)
         started = time.monotonic()
         try:
@@ -91,10 +91,10 @@ def climb(
         return replace(attempt, steps=tuple(steps)), outcome
     for step in steps:
         log.warning("tried %s", step)
-    raise _said(failure, _last_word(first.model, failure))
+    raise _said(failure, _last_word(first.model, failure, source))
 
 
-def _rungs(first: Attempt, failure: BuildError, folder: Path, steps: list[str]) -> Iterator[Attempt]:
+def _rungs(first: Attempt, failure: BuildError, folder: Path, steps: list[str], source: Path) -> Iterator[Attempt]:
     """The attempts in order. `steps` gets a line for each that cannot be made here."""
     config = first.config
     if failure.cause in _WORKSPACE_CAUSES:
@@ -107,7 +107,7 @@ def _rungs(first: Attempt, failure: BuildError, folder: Path, steps: list[str]) 
     fixed: Attempt | None = None
     if foreign:
         steps.append(
-            f"an export by the dynamo exporter: not done, no source is named (`{_convert(first.model)}` makes one)"
+            f"an export by the dynamo exporter: not done, no source is named (`{_convert(first.model, source)}` makes one)"
         )
         if not first.fixed:
             fixed = _at_fixed_shapes(replace(first, config=config), folder)
@@ -169,17 +169,17 @@ def _told(error: TrtEngineError, started: float) -> str:
     return f"{error.message} ({time.monotonic() - started:.1f} s)"
 
 
-def _convert(model: Model) -> str:
+def _convert(model: Model, source: Path) -> str:
     batch = next((spec.name for spec in model.signature.inputs if spec.dynamic), "images")
-    out = str(model.path.with_name(f"{model.name}.dynamo.onnx"))
+    out = str(source.with_name(f"{source.stem}.dynamo.onnx"))
     return f"trt-engine convert SOURCE -o {shlex.quote(out)} --dynamic {batch}:0=batch"
 
 
-def _last_word(model: Model, failure: BuildError) -> str:
+def _last_word(model: Model, failure: BuildError, source: Path) -> str:
     if failure.cause == "insufficient_workspace":
         return "every step of the ladder failed: a GPU with more memory, or a smaller batch"
     if "ForeignNode" in (failure.node or failure.message):
-        return f"every step of the ladder failed: export again with the dynamo exporter, `{_convert(model)}`"
+        return f"every step of the ladder failed: export again with the dynamo exporter, `{_convert(model, source)}`"
     return "every step of the ladder failed: another TensorRT version may have a kernel for it"
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from onnx import ModelProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.trace import Fact, Step, Trace, attributes, trace
+from trt_engine.graph.trace import Fact, Step, Trace, attributes, flatten, trace
 from trt_engine.tensors import Shape
 
 __all__ = ["Cost", "cost_of", "count"]
@@ -41,6 +41,14 @@ class Cost:
     per_node: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Multiply-adds and operations by the node's key in the trace, bodies' nodes times their trips."""
     trace: Trace | None = None
+
+    def macs_by_node(self) -> dict[str, int]:
+        """Multiply-adds by the node's name, or `node_of_` and its first output: so TensorRT's ONNX parser names nodes."""
+        named: Counter[str] = Counter()
+        for step in flatten(self.trace.steps) if self.trace is not None else ():
+            if macs := self.per_node.get(step.key, (0, 0))[0]:
+                named[step.node.name or f"node_of_{step.node.output[0]}"] += macs
+        return dict(named)
 
 
 def count(proto: ModelProto, shapes: Mapping[str, Shape] | None = None, *, traced: Trace | None = None) -> Cost:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trt_engine.config import from_values, opt, parse_size
+from trt_engine.config import Profile, from_values, opt, parse_profile, parse_size
 from trt_engine.errors import UsageError
 
 __all__ = ["PlanSettings", "parse"]
@@ -25,6 +25,11 @@ def _whole(value: str | int) -> int:
         return int(value)
     except ValueError:
         raise UsageError(f"cannot read `{value}` as a whole number", hint="write it as `-O name=2`") from None
+
+
+def _values(value: str | Profile | None) -> Profile | None:
+    """Values of shape tensors, written as profiles are: `sizes:1x3x64x64,8x3x64x64,8x3x128x128`."""
+    return None if value is None else parse_profile(value)
 
 
 def _names(value: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -77,6 +82,12 @@ class PlanSettings:
         "what the engine tells of its layers; the precision contract needs `detailed`",
         choices=("detailed", "layer_names_only", "none"),
     )
+    shape_values: Profile | None = opt(
+        None,
+        "values of inputs that hold sizes, min,opt,max, as sizes:1x3x64x64,8x3x64x64,8x3x128x128; the same in every "
+        "profile",
+        parse=_values,
+    )
     # -------------------------------------------------------------------------------- timing cache
     error_on_timing_cache_miss: bool = opt(False, "fail where the timing cache has no time for a tactic", parse=_switch)
     editable_timing_cache: bool = opt(False, "keep a timing cache that can be read and edited (10.8 on)", parse=_switch)
@@ -86,6 +97,9 @@ class PlanSettings:
         "none",
         "weights that may be replaced later: none, all, those `identical` to the build's, `individual` ones",
         choices=("none", "all", "identical", "individual"),
+    )
+    refit_weights: tuple[str, ...] = opt(
+        (), "with refit=individual: the names of the weights that may be replaced (10.2 on)", parse=_names
     )
     strip_weights: bool = opt(
         False, "leave the weights out of the plan; they are put back from the ONNX before it runs", parse=_switch
@@ -109,6 +123,11 @@ class PlanSettings:
     plugins: tuple[str, ...] = opt((), "plugin libraries to load, as a.so,b.so", parse=_names)
     python_plugins: tuple[str, ...] = opt((), "modules (or .py files) that register Python V3 plugins", parse=_names)
     serialize_plugins: bool = opt(False, "carry the plugin libraries inside the plan", parse=_switch)
+    # -------------------------------------------------------------------------------- watching
+    count_allocations: bool = opt(
+        True, "count the device memory TensorRT takes for itself; off leaves it to TensorRT's own allocator",
+        parse=_switch, key=False,
+    )  # fmt: skip
     # -------------------------------------------------------------------------------- running
     allow_host_code: bool = opt(
         False,
@@ -134,6 +153,39 @@ class PlanSettings:
         "the ONNX whose weights a stripped plan is given before it runs (default: the model in its passport)",
         key=False,
     )
+
+    def __post_init__(self) -> None:
+        """`UsageError` for what no TensorRT takes: it would ignore some of it without a word."""
+        for name, value, least, most in (
+            ("optimization_level", self.optimization_level, 0, 5),
+            ("max_aux_streams", self.max_aux_streams, 0, None),
+            ("avg_timing_iterations", self.avg_timing_iterations, 1, None),
+            ("max_tactics", self.max_tactics, 1, None),
+            ("max_threads", self.max_threads, 1, None),
+            ("dla_core", self.dla_core, 0, None),
+        ):
+            if value is not None and (value < least or (most is not None and value > most)):
+                span = f"{least} to {most}" if most is not None else f"{least} or more"
+                raise UsageError(f"`{name}` is {value}, expected {span}", hint=f"`-O {name}={least}`")
+        if self.exclude_lean_runtime and not self.version_compatible:
+            raise UsageError(
+                "`exclude_lean_runtime` is for version-compatible plans alone", hint="add `-O version_compatible=on`"
+            )
+        if self.runtime_platform != "same" and self.version_compatible and not self.exclude_lean_runtime:
+            raise UsageError(
+                "a version-compatible plan for another platform cannot hold this platform's lean runtime",
+                hint="add `-O exclude_lean_runtime=on`",
+            )
+        if self.refit == "individual" and self.strip_weights:
+            raise UsageError(
+                "weights are stripped all or none, `refit=individual` names some",
+                hint="`-O refit=identical` or `-O refit=all`",
+            )
+        if bool(self.refit_weights) != (self.refit == "individual"):
+            raise UsageError(
+                "`refit=individual` and `refit_weights` belong together",
+                hint="`-O refit=individual -O refit_weights=a,b`",
+            )
 
 
 def parse(options: dict[str, str]) -> PlanSettings:

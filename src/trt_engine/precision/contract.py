@@ -2,7 +2,8 @@
 
 The source graph says what was meant, the engine's own graph what came of it. Where the engine's graph is ONNX Runtime's, it
 is read at its word: an operator between inserted Casts computes in FP32, one behind a DequantizeLinear that no fusion took
-in computes in FP32, whatever the source says.
+in computes in FP32, whatever the source says. Of a TensorRT engine there are its layers, counted by data type
+(`plans.layers.census`): they are held against what the source writes, and where they tell too little, that is said.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import ModelProto
 
@@ -19,6 +20,7 @@ from trt_engine.errors import PrecisionError
 from trt_engine.graph import walk
 from trt_engine.graph.census import Layer, is_dequantize, is_quantize, layers_of
 from trt_engine.graph.flops import Cost
+from trt_engine.plans.layers import UNKNOWN
 
 __all__ = ["LEAST_QUANTIZED", "LEAST_SHARE", "Miss", "Proof", "prove", "prove_engine"]
 
@@ -68,12 +70,17 @@ class Proof:
     """The share of each type."""
     misses: tuple[Miss, ...]
     """The heaviest first. A contract can hold with some: the threshold is `LEAST_SHARE`."""
+    judged: bool = True
+    """False where the engine does not tell enough of its layers: then `kept` speaks of the graph it was built from."""
+    remark: str | None = None
+    """What the shares alone do not say."""
 
     def describe(self) -> str:
         """`asked for fp16, found fp16 60 %, fp32 40 % of multiply-adds: ...`."""
         shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in self.found.items()) or "nothing countable"
         text = f"asked for {self.asked}, found {shares}" + (f" of {self.by}" if self.found else "")
-        return f"{text}: {self.why()}" if self.misses else text
+        reasons = "; ".join(part for part in (self.remark, self.why()) if part)
+        return f"{text}: {reasons}" if reasons else text
 
     def why(self) -> str:
         """The reasons, each with how many layers and some of their names."""
@@ -141,9 +148,9 @@ def prove_engine(
 
     `compiled` says that the graph is handed to a compiler that fuses Q/DQ pairs itself (TensorRT's provider).
     """
-    meant = prove(asked, source, excluded=excluded, tf32=tf32)
     if built is None:
-        return _by_census(asked, found, meant) if found else meant
+        return _by_census(asked, found, source, excluded)
+    meant = prove(asked, source, excluded=excluded, tf32=tf32)
     literal = not compiled and asked not in _WEIGHT_ONLY
     layers = list(layers_of(built, tf32=tf32, literal=literal))
     counted = _counted(asked, layers, built)
@@ -189,17 +196,67 @@ def _proof(asked: str, shares: Mapping[str, float], by: str, misses: Sequence[Mi
         kept=bool(shares) and share >= least - 1e-9,
         share=share,
         by=by,
-        found=dict(sorted(shares.items(), key=lambda item: (-item[1], item[0]))),
+        found=_sorted(shares),
         misses=tuple(sorted(misses, key=lambda miss: -miss.share)),
     )
 
 
-def _by_census(asked: str, found: Mapping[str, Share], meant: Proof) -> Proof:
-    """For an engine whose graph cannot be read: the backend's own count, and what the source says of the reasons."""
-    by = "layers" if any(share.macs is None for share in found.values()) else "multiply-adds"
+_UNSEEN = {"tf32": "fp32", "mxfp8": "fp8"}
+"""What a layer is told as where it may be the other: TF32 shows in some kernels' names only, block scales not always."""
+_FEW = 0.5
+"""Of layers: fewer than this in a floating-point type and an engine is not of it. Layers weigh differently, so between
+this and `LEAST_SHARE` their number alone proves nothing."""
+_HARDLY_ANY = 1e-3
+
+
+def _by_census(asked: str, found: Mapping[str, Share], source: ModelProto, excluded: Collection[str]) -> Proof:
+    """For an engine whose graph cannot be read: the backend's count against what the source writes.
+
+    A quantized type must hold its share of what the source quantizes of the whole, because a census counts layers
+    without weights too; a floating-point one `LEAST_SHARE` of everything that nobody left out on purpose.
+    """
+    seen_as = {asked, _UNSEEN.get(asked, asked)}
+    meant = prove(asked, source, excluded=excluded, tf32=asked == "tf32")
     shares = {name: share.layers if share.macs is None else share.macs for name, share in found.items()}
     shares = {name: share for name, share in shares.items() if share}
-    return _proof(asked, shares, by, meant.misses, LEAST_SHARE * (meant.share if asked in _QUANTIZED else 1))
+    by = "layers" if any(share.macs is None for share in found.values()) else "multiply-adds"
+    share, unknown = sum(part for name, part in shares.items() if name in seen_as), shares.get(UNKNOWN, 0.0)
+    quantized = asked in _QUANTIZED
+    least = LEAST_SHARE
+    if by == "multiply-adds" and (quantized or excluded):
+        least *= _written(asked, source)
+    surely_less = least if by == "multiply-adds" else _HARDLY_ANY if quantized else _FEW
+    if not shares.keys() - {UNKNOWN}:
+        return _unjudged(meant, "the engine does not tell the types of its layers")
+    if quantized and not meant.kept:
+        return replace(meant, found=_sorted(shares), by=by)
+    kept = share >= least - 1e-9
+    if not kept and share + unknown >= surely_less - 1e-9:
+        little = (
+            f"the engine tells the types of {100 * (1 - unknown):.0f} % of its {by} only"
+            if unknown
+            else "the engine's layers cannot be matched with the graph's, and their number alone proves nothing"
+        )
+        return _unjudged(replace(meant, found=_sorted(shares), by=by), little)
+    other = None if kept or not meant.kept else f"the graph is {asked}, the engine that was built from it is not"
+    return Proof(asked, kept, share, by, _sorted(shares), meant.misses, remark=other)
+
+
+def _unjudged(meant: Proof, reason: str) -> Proof:
+    written = "is" if meant.kept else "is not"
+    return replace(
+        meant, judged=False, remark=f"{reason}; judged by the graph it was built from, which {written} {meant.asked}"
+    )
+
+
+def _written(asked: str, source: ModelProto) -> float:
+    """The share of all multiply-adds of a graph that it writes in that type."""
+    shares, _ = _shares(list(layers_of(source, tf32=asked == "tf32")))
+    return shares.get(asked, 0.0)
+
+
+def _sorted(shares: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _is(asked: str, kind: str) -> bool:

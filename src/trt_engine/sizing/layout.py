@@ -45,6 +45,11 @@ class Layout:
         which = "" if batch is None else f"_b{batch}"
         return self.folder / "engines" / f"{self.stem}_dynamic_build{which}_{self.timestamp}.log"
 
+    @property
+    def timing_cache(self) -> Path:
+        """`engines/timing.cache`, of backends that time tactics."""
+        return self.folder / "engines" / "timing.cache"
+
     def bench_log(self, batch: int) -> Path:
         """`bN/trtexec_bN.log`: always this name, so that scripts find it without a wildcard."""
         return self.folder / f"b{batch}" / f"trtexec_b{batch}.log"

@@ -9,20 +9,23 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trt_engine.backend import Backend
+from trt_engine.backend import Backend, settled
 from trt_engine.benchmark.child import memory_available
 from trt_engine.config import BuildConfig, SizeConfig
 from trt_engine.device import info, parse_device
+from trt_engine.diagnosis import tensorrt as parts
 from trt_engine.engine import Engine, Passport, passport_path
 from trt_engine.environment import version_of
 from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.files import explain
 from trt_engine.graph.load import check
 from trt_engine.model import Model
-from trt_engine.records import Check
+from trt_engine.plans.installed import Installed, installed
+from trt_engine.plans.versions import COMPUTE_CAPABILITY, Version, precision_since
+from trt_engine.records import Check, Diagnosis
 from trt_engine.sizing.layout import Layout
 from trt_engine.store import Store
 from trt_engine.tensors import Shape, dtype
@@ -31,18 +34,6 @@ __all__ = ["COMPUTE_CAPABILITY", "Estimate", "Preflight", "check_model_path", "e
 
 log = logging.getLogger(__name__)
 
-# The lowest compute capability with hardware for a precision (TensorRT's support matrix).
-COMPUTE_CAPABILITY: dict[str, tuple[int, int]] = {
-    "fp32": (0, 0),
-    "tf32": (8, 0),
-    "fp16": (5, 3),
-    "bf16": (8, 0),
-    "int8": (6, 1),
-    "fp8": (8, 9),
-    "int4": (7, 5),
-    "nvfp4": (10, 0),
-    "mxfp8": (10, 0),
-}
 _PROCESS_BYTES = 256 << 20  # the interpreter, numpy and ONNX Runtime in the process that measures
 _SPARE_BYTES = 16 << 20  # logs, records, reports
 _FORMATS = {
@@ -134,6 +125,11 @@ class Preflight:
     batches: Sequence[int]
     checks: list[Check] = field(default_factory=list)
     failures: list[TrtEngineError] = field(default_factory=list)
+    here: Installed | None = None
+    """The TensorRT and the GPUs to speak of; None: those of this machine, looked at when a check needs them."""
+
+    def __post_init__(self) -> None:
+        self.build = settled(self.build)
 
     def run(self) -> tuple[Check, ...]:
         """Every check, logged as it is made."""
@@ -203,7 +199,16 @@ class Preflight:
                 f"{self.build.device}: {host.name}, {host.cores} cores" if kind == "cpu" else self.build.device,
             )
             return
-        board = next((item for item in info.gpus() if item.index == number), None)
+        boards = info.gpus() if self.here is None else self.here.boards
+        board = next((item for item in boards if item.index == number), None)
+        if board is None and self.card.tools and not boards:  # the tool sees GPUs that NVML is not there to tell of
+            self.warn(
+                "device",
+                f"no GPU can be seen from here (NVML is not there); {self.card.tools[0]} looks for "
+                f"`{self.build.device}` itself",
+            )
+            self._tensorrt(None)
+            return
         if board is None:
             self.fail(
                 "device",
@@ -218,6 +223,47 @@ class Preflight:
             f"{board.name}, {board.memory_mib} MiB, compute capability {board.compute_capability}, driver {board.driver}",
         )
         self._precision(board)
+        self._tensorrt(board)
+
+    def _tensorrt(self, board: info.Gpu | None) -> None:
+        """Bindings, libraries, trtexec and its package, the driver, this GPU and the precision, as `doctor` sees them."""
+        by_tool = "trtexec" in self.card.tools
+        if not (by_tool or "tensorrt" in self.card.modules) or self.card.missing():
+            return
+        here = replace(self.here or installed(), boards=() if board is None else (board,))
+        own = replace(here, packages=(), bundled=()) if by_tool else here  # trtexec loads none of the wheels' libraries
+        for look, seen in (
+            (parts.versions_together, here),
+            (parts.cuda_packages, own),
+            (parts.two_on_one_path, own),
+            (parts.driver_and_cuda, own),
+            (parts.gpu_support, own),
+        ):
+            for item in look(seen):
+                self._told(item)
+        self._since(own.trtexec_version if by_tool else own.python_version, own.cuda or 12)
+
+    def _told(self, item: Diagnosis) -> None:
+        """A finding of `doctor` as a check of ours."""
+        if item.status == "problem":
+            self.fail(item.name, SetupError(item.found, hint=item.fix or "`trt-engine doctor` says more"))
+        elif item.status == "warning":
+            self.warn(item.name, item.found, item.fix)
+        else:
+            self.ok(item.name, item.found)
+
+    def _since(self, version: Version | None, cuda: int) -> None:
+        """The first TensorRT that has the type asked for."""
+        asked = self.build.precision
+        first = precision_since(asked) if asked is not None else None
+        if version is not None and first is not None and version < first:
+            self.fail(
+                "precision-tensorrt",
+                SetupError(
+                    f"{asked} needs TensorRT {first} or newer, here is {version}",
+                    hint=f'pip install "tensorrt-cu{cuda}>={first}"',
+                ),
+            )
 
     def _precision(self, board: info.Gpu) -> None:
         asked = self.build.precision

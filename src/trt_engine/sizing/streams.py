@@ -86,10 +86,23 @@ class Plan:
 
     def build_config(self, batch: int, largest: int | None = None) -> BuildConfig:
         """One dynamic engine: min 1, opt = max = N (A4); `largest` is the maximum of the scan's engine."""
-        return replace(self.build, batch=(1, batch, largest or batch)) if self.dynamic else self.build
+        build = self.build
+        if self.card.builds_log and build.timing_cache is None:
+            build = replace(build, timing_cache=self.layout.timing_cache)
+        return replace(build, batch=(1, batch, largest or batch)) if self.dynamic else build
 
-    def to_build(self, batch: int, largest: int | None = None) -> building.BuildPlan:
+    def to_build(self, batch: int, largest: int | None = None, log_file: Path | None = None) -> building.BuildPlan:
         """What building that engine would do: refuses wrong settings, shapes nobody gave, a file in the way."""
+        return self._planned(
+            self.build_config(batch, largest), self.layout.engine(largest or batch, dynamic=self.dynamic), log_file
+        )
+
+    def to_build_alone(self, batch: int, log_file: Path | None = None) -> building.BuildPlan:
+        """The engine of one batch and no other, for a graph whose shapes the ladder had to fix."""
+        config = replace(self.build_config(batch), batch=(batch,) * 3)
+        return self._planned(config, self.layout.engine(batch, dynamic=False), log_file)
+
+    def _planned(self, config: BuildConfig, out: Path, log_file: Path | None) -> building.BuildPlan:
         if _stamps(self.model) != self.stamps:
             raise ModelError(
                 f"`{self.model.path}` was changed while it was sized",
@@ -97,9 +110,10 @@ class Plan:
             )
         return building.plan(
             self.model,
-            out=self.layout.engine(largest or batch, dynamic=self.dynamic),
-            config=self.build_config(batch, largest),
+            out=out,
+            config=config,
             yes=self.yes,
+            log_file=log_file,
         )
 
     def bench_config(self, batch: int, *, short: bool = False) -> BenchConfig:
@@ -346,31 +360,51 @@ class _Run:
         first = self.doubling.engines == 0 and not self.doubling.exhausted and largest is None
         log_path = layout.build_log(None if first else top)
         with self.step(f"build b{top}"):
-            planned = plan.to_build(batch, largest)
-            log.info("building `%s`: %s", target.name, " ".join(map(str, planned.profiles)))
-            built: building.Built | None = None
-            failure: BaseException | None = None
-            try:
-                built = building.carry_out(planned)
-            except BaseException as error:
-                failure = error
-                raise
-            finally:
+            planned = plan.to_build(batch, largest, log_path)
+            return self.carry_out(planned, target, log_path, top, "build_log" if first else f"build_log_b{top}")
+
+    def build_alone(self, batch: int) -> Engine:
+        """The engine of one batch, where the ladder fixed the shapes of the one that takes all (A11)."""
+        plan, layout = self.plan, self.plan.layout
+        target, log_path = layout.engine(batch, dynamic=False), layout.build_log(batch)
+        with self.step(f"build b{batch} alone", nested=True):
+            engine = self.carry_out(
+                plan.to_build_alone(batch, log_path), target, log_path, batch, f"build_log_b{batch}"
+            )
+        self.doubling.engines += 1
+        self.notes.append(f"batch {batch} has an engine of its own: the ladder fixed the shapes of the other")
+        return engine
+
+    def carry_out(self, planned: building.BuildPlan, target: Path, log_path: Path, batch: int, log_name: str) -> Engine:
+        """Build what was planned, with its log and its warnings on disk."""
+        plan = self.plan
+        log.info("building `%s`: %s", target.name, " ".join(map(str, planned.profiles)))
+        built: building.Built | None = None
+        failure: BaseException | None = None
+        try:
+            built = building.carry_out(planned)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            if not log_path.exists():  # the builder's own words are left as they are
                 text = _build_log(plan, planned, target, built, failure)
                 with contextlib.suppress(SetupError) if failure else contextlib.nullcontext():
                     write_whole(log_path, text)
-                self.artifacts["build_log" if first else f"build_log_b{top}"] = str(log_path)
+            self.artifacts[log_name] = str(log_path)
         engine = built.engine
-        self.artifacts[f"engine_b{top}"] = str(engine.path)
+        self.artifacts[f"engine_b{batch}"] = str(engine.path)
         if built.cached:
             before = engine.passport.build.seconds
-            self.notes.append(f"the engine of b{top} came from the store, where it was built in {before:.1f} s before")
+            self.notes.append(f"the engine of b{batch} came from the store, where it was built in {before:.1f} s before")
         for warning in built.warnings:
-            self.warn(f"build b{top}: {warning}")
+            self.warn(f"build b{batch}: {warning}")
         return engine
 
     def measure(self, engine: Engine, batch: int) -> BenchRecord:
         """One measurement in a process of its own; its record and its log are on disk when this returns."""
+        if not _takes(engine, batch) and self.plan.dynamic:
+            engine = self.build_alone(batch)
         with self.step(f"measure b{batch}"):
             record = self.measured(engine, self.plan.bench_config(batch))
             path = self.plan.layout.bench_log(record.batch)
@@ -594,6 +628,14 @@ def _result(record: BenchRecord) -> BatchResult:
 
 def _told(error: Exception) -> str:
     return error.message if isinstance(error, TrtEngineError) else f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _takes(engine: Engine, batch: int) -> bool:
+    """Whether a profile of the engine reaches that batch."""
+    return not engine.passport.profiles or any(
+        all(not span.min or span.min[0] <= batch <= span.max[0] for span in profile.ranges.values())
+        for profile in engine.passport.profiles
+    )
 
 
 def _name(engine: Engine | None) -> str:

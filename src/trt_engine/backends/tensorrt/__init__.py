@@ -15,6 +15,8 @@ card = Backend(
     devices=("cuda",),
     options="trt_engine.plans.settings:PlanSettings",
     verdict="trt_engine.plans.verdict:verdict",
+    proving="trt_engine.plans.proving:proving",
+    layers="trt_engine.backends.tensorrt.run:layers",
     builds_log=True,
     tuned=True,
 )

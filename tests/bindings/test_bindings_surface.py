@@ -1,0 +1,130 @@
+"""Every name and parameter of TensorRT our backend uses, against the real bindings of both ends of both majors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bindings.harness import RELEASES, SOURCE, Bindings
+
+BACKEND = SOURCE / "trt_engine/backends/tensorrt"
+LOOK = """
+import json, sys
+from pathlib import Path
+from bindings import uses
+folder = Path(sys.argv[1])
+print(json.dumps({
+    "version": uses.VERSION, "table": uses.surface_problems(), "found": uses.problems(folder),
+    "followed": uses.followed(folder), "present": [use.name for use in uses.SURFACE if use.present(uses.VERSION)],
+    "size": len(uses.SURFACE),
+}))
+"""
+REACHED = {
+    "Builder.__init__", "Builder.create_network", "Builder.gpu_allocator", "Builder.build_serialized_network",
+    "INetworkDefinition.get_input", "INetworkDefinition.num_inputs", "ITensor.is_shape_tensor", "ITensor.shape",
+    "OnnxParser.__init__", "OnnxParser.parse", "OnnxParser.get_error", "ParserError.node_name", "ParserError.desc",
+    "IOptimizationProfile.set_shape", "IOptimizationProfile.get_shape", "IBuilderConfig.add_optimization_profile",
+    "IBuilderConfig.set_flag", "IBuilderConfig.get_memory_pool_limit", "IBuilderConfig.create_timing_cache",
+    "IBuilderConfig.set_timing_cache", "ITimingCache.combine", "ITimingCache.serialize", "IBuilderConfig.max_aux_streams",
+    "IBuilderConfig.progress_monitor", "Runtime.__init__", "Runtime.deserialize_cuda_engine", "Runtime.load_runtime",
+    "ICudaEngine.create_execution_context", "ICudaEngine.get_tensor_name", "ICudaEngine.get_tensor_profile_shape",
+    "ICudaEngine.create_engine_inspector", "EngineInspector.get_engine_information", "EngineInspector.execution_context",
+    "IExecutionContext.set_input_shape", "IExecutionContext.set_tensor_address", "IExecutionContext.execute_async_v3",
+    "IExecutionContext.infer_shapes", "IExecutionContext.set_optimization_profile_async", "Refitter.__init__",
+    "Refitter.refit_cuda_engine", "OnnxParserRefitter.refit_from_bytes", "IPluginRegistry.load_library",
+    "IProgressMonitor.step_complete", "IGpuAsyncAllocator.allocate_async", "IGpuAllocator.reallocate", "ILogger.log",
+    "IProfiler.report_layer_time",
+}  # fmt: skip
+"""Uses that must have been seen, most of them on objects that other objects made: else nothing was looked at."""
+
+Look = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def look(bindings: Callable[[str], Bindings]) -> Look:
+    """What a release says of the backend as it is."""
+    seen: dict[str, dict[str, Any]] = {}
+
+    def at(version: str) -> dict[str, Any]:
+        if version not in seen:
+            seen[version] = looked(bindings(version), BACKEND)
+        return seen[version]
+
+    return at
+
+
+def looked(bindings: Bindings, folder: Path) -> dict[str, Any]:
+    done = bindings.run(LOOK, str(folder))
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_the_table_says_which_names_and_parameters_each_release_has(look: Look, version: str) -> None:
+    seen = look(version)
+    assert ".".join(map(str, seen["version"][:3])) == version, "the release that was asked for answers"
+    assert seen["table"] == []
+    assert seen["size"] > 200
+    assert len(seen["present"]) > 180
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_every_use_in_our_sources_exists_where_it_is_used(look: Look, version: str) -> None:
+    seen = look(version)
+    assert seen["found"] == []
+    assert set(seen["followed"]) >= REACHED
+    assert len(seen["followed"]) > 130
+
+
+def test_younger_names_are_followed_where_they_are_and_gated_where_they_are_not(look: Look) -> None:
+    younger = {
+        "Builder.build_serialized_network_to_stream": "10.16.1",
+        "ICudaEngine.weight_streaming_budget_v2": "10.16.1",
+        "IExecutionContext.set_device_memory": "10.16.1",
+        "OnnxParser.set_builder_config": "10.16.1",
+        "IBuilderConfig.build_route": "11.4.0",
+        "Refitter.release_refit_resources": "11.4.0",
+    }
+    for name, version in younger.items():
+        assert name in look(version)["followed"], f"{name} is followed on {version}"
+        assert name not in look("10.0.1")["followed"]
+        assert name not in look("10.0.1")["present"]
+
+
+@pytest.mark.parametrize("version", ["10.16.1", "11.4.0"])
+def test_a_wrong_use_anywhere_in_a_module_is_found(
+    bindings: Callable[[str], Bindings], tmp_path: Path, version: str
+) -> None:
+    """The check itself, on a module that holds one mistake of each kind. test_bindings_mutations.py mutates our own."""
+    folder = tmp_path / "backend"
+    shutil.copytree(BACKEND, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "wrong.py").write_text(
+        "import tensorrt as trt\n"
+        "from trt_engine.backends.tensorrt import compat\n"
+        "def build(logger):\n"
+        "    builder = trt.Builder(logger)\n"
+        "    network = builder.create_network(1)\n"
+        "    config = builder.create_builder_config()\n"
+        "    config.set_flag(trt.BuilderFlag.FP16)\n"
+        "    config.max_axu_streams = 2\n"
+        "    made = [builder.create_optimization_profile() for _ in range(2)]\n"
+        "    made[0].set_shape('x', (1,), (1,))\n"
+        "    config.set_timing_cache(cache=None, ignore=True)\n"
+        "    return network.get_inptu(0), compat.has('Builder.create_netwrok')\n"
+        "class Monitor(trt.IProgressMonitor):\n"
+        "    def phase_start(self, name, parent):\n"
+        "        pass\n"
+    )
+    found = [line for line in looked(bindings(version), folder)["found"] if line.startswith("wrong.py")]
+    for words in (
+        "`Builder.create_network` is given a number", "BuilderFlag.FP16", "max_axu_streams",
+        "`IOptimizationProfile.set_shape` is called with 3 parameters", "`IBuilderConfig.set_timing_cache` is called",
+        "get_inptu", "Builder.create_netwrok", "`Monitor.phase_start` does not take", "has no `step_complete`",
+    ):  # fmt: skip
+        assert any(words in line for line in found), f"{words}: not found in {found}"
