@@ -197,8 +197,10 @@ def _read(talk: output.Talk, log_file: Path, path: Path | None) -> int:
         raise UsageError("`--log` reads a log and measures nothing", hint=f"leave `{path}` out")
     from trt_engine.benchmark.reading import read_log
 
-    report = read_log(log_file)
-    doc = output.document("bench-log", report, command=options.spelled_command())
+    report, typed = read_log(log_file), options.spelled_command()
+    doc = output.document("bench-log", report, command=typed) | {"invocation": typed}
+    if report.written_by == "trtexec":
+        doc["command"] = report.command  # by that name all readers of trtexec's logs expect the banner's
     output.emit(talk, doc, _log_text(report))
     return 0
 
@@ -208,6 +210,8 @@ def _log_text(report: LogReport) -> str:
 
     what = f"TensorRT {report.trt_version}" if report.trt_version else report.protocol or "unknown version"
     lines = [f"log         {report.log} ({report.written_by}, {what})", f"status      {report.status}"]
+    if report.error_text is not None:
+        lines.append(f"cause       {report.error_class or 'unknown'}: {report.error_text}")
     if report.gpu or report.device:
         lines.append(f"device      {report.gpu or report.device}")
     if report.throughput_qps is not None:
@@ -215,7 +219,7 @@ def _log_text(report: LogReport) -> str:
     for name in ("latency_ms", "enqueue_ms", "h2d_ms", "gpu_compute_ms", "compute_ms", "d2h_ms"):
         if (times := getattr(report, name)) is not None:
             parts = [f"mean {plain(times.mean)}", f"median {plain(times.median)}"]
-            parts += [f"p{percent} {plain(value)}" for percent, value in times.percentiles.items()]
+            parts += [f"p{percent} {plain(value)}" for percent, value in times.by_percent().items()]
             lines.append(f"{name.removesuffix('_ms').replace('_', ' '):<11} {', '.join(parts)} ms")
     if report.throughput_qps is None:
         lines.append("no performance summary in this log")

@@ -118,7 +118,7 @@ def of(config: type, *, leave_out: Sequence[str] = (), defaults: dict[str, Any] 
 
     def decorate(function: F) -> F:
         for item in reversed(settings(config)):
-            if item.name in leave_out:
+            if item.name in leave_out or not item.flags:
                 continue
             for also in _TRTEXEC.get(item.name, ()):
                 function = also.option(item.name)(function)

@@ -16,8 +16,9 @@ card = Backend(
     run_by=("tensorrt",),
     devices=("cuda",),
     options="trt_engine.plans.settings:PlanSettings",
-    verdict="trt_engine.plans.verdict:verdict",
-    measure="trt_engine.backends.trtexec.measure:measure",
+    verdict="trt_engine.backends.trtexec.verdict:verdict",
+    proving="trt_engine.backends.trtexec.verdict:proving",
+    measure="trt_engine.benchmark.trtexec:measure",
     builds_log=True,
     tuned=True,
 )
