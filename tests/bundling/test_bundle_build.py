@@ -1,0 +1,797 @@
+"""`bundle`: three networks with side files become one folder of engines, logs and a report; and what goes wrong is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import rnnt_models as rnnt
+
+import trt_engine as te
+from onnx_models import FLOAT, node, save
+from trt_engine.api.bundles import inspect_bundle, is_bundle
+from trt_engine.api.inspecting import inspect
+from trt_engine.bundling.build import carry_out, plan
+from trt_engine.engine import Engine
+from trt_engine.errors import (
+    EngineError,
+    ModelError,
+    PrecisionError,
+    ProfileError,
+    SetupError,
+    ShapeError,
+    TrtEngineError,
+    UsageError,
+)
+from trt_engine.records import BundleReport
+
+NAMES = ("encoder", "predictor", "joint")
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """The meta file of a small RNNT-TDT."""
+    return rnnt.export(tmp_path / "export")
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((folder / "build_report.json").read_text())
+    return document
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def states(report: BundleReport) -> dict[str, str]:
+    return {item.name: item.status for item in report.components}
+
+
+# ------------------------------------------------------------------------------------------------ all of it
+
+
+def test_three_models_with_side_files_become_one_folder(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    report = te.bundle(exported, out, run=True)
+    assert report.complete and states(report) == dict.fromkeys(NAMES, "built")
+    engines = {f"{name}.engine.onnx{end}" for name in NAMES for end in ("", ".json")}
+    weights = {file for file in files_in(out) if file.endswith(".weights")}
+    assert files_in(out) == engines | weights | {f"build_logs/{name}.log" for name in NAMES} | {"build_report.json"}
+    assert weights and not list(tmp_path.glob("**/*.tmp"))
+    for name in NAMES:
+        engine = Engine.open(out / f"{name}.engine.onnx")
+        engine.verify()
+        assert engine.passport.parity is not None and engine.passport.parity.passed
+        assert engine.passport.model.file == str(exported.parent / f"{name}.onnx")
+    document = on_disk(out)
+    assert document["schema"] == "trt-engine/bundle" and document["complete"] is True
+    assert [item["engine"] for item in document["components"]] == [f"{name}.engine.onnx" for name in NAMES]
+    assert [item["external"] for item in document["components"]] == [
+        ["encoder.onnx.data"], ["predictor.weights"], ["data/joint.bin"],
+    ]  # fmt: skip
+    for item in document["components"]:
+        engine = Engine.open(out / item["engine"])
+        assert item["digest"] == engine.passport.payload[0].digest
+        assert item["payload_bytes"] == sum(path.stat().st_size for path in engine.files)
+        assert item["library"] == f"onnxruntime {ort.__version__}" and item["build_seconds"] > 0
+    assert {"gpu", "cpu", "libraries"} <= set(document["environment"])
+
+
+def test_the_engines_of_a_bundle_answer_as_their_models_do(exported: Path, tmp_path: Path) -> None:
+    te.bundle(exported, tmp_path / "engines")
+    rng = np.random.default_rng(3)
+    feeds: dict[str, dict[str, Any]] = {
+        "encoder": {
+            "audio_signal": rng.standard_normal((1, 128, 48), np.float32), "length": np.array([48], np.int64),
+        },
+        "predictor": {
+            "y": np.array([[3, 7, 1]], np.int64),
+            "h": rng.standard_normal((2, 1, 16), np.float32),
+            "c": rng.standard_normal((2, 1, 16), np.float32),
+        },
+        "joint": {
+            "encoder_output": rng.standard_normal((1, 32, 20), np.float32),
+            "predictor_output": rng.standard_normal((1, 16, 2), np.float32),
+        },
+    }  # fmt: skip
+    for name, feed in feeds.items():
+        model = ort.InferenceSession(exported.parent / f"{name}.onnx", providers=["CPUExecutionProvider"])
+        with te.load(tmp_path / "engines" / f"{name}.engine.onnx") as runner:
+            got = runner.infer(feed)
+        for spec, want in zip(model.get_outputs(), model.run(None, feed), strict=True):
+            np.testing.assert_allclose(got[spec.name], want, rtol=1e-5, atol=1e-6)
+
+
+def test_the_profiles_are_the_sources_and_fixed_sizes_are_the_signatures(exported: Path, tmp_path: Path) -> None:
+    report = te.bundle(exported, tmp_path / "engines")
+    spans = {
+        item.name: {name: str(span) for name, span in item.profiles[0].ranges.items()} for item in report.components
+    }
+    assert spans == {
+        "encoder": {"audio_signal": "1x128x16,1x128x64,1x128x256", "length": "1,1,1"},
+        "predictor": {"y": "1x1,1x1,1x8", "h": "2x1x16,2x1x16,2x1x16", "c": "2x1x16,2x1x16,2x1x16"},
+        "joint": {"encoder_output": "1x32x16,1x32x64,1x32x256", "predictor_output": "1x16x1,1x16x1,1x16x8"},
+    }
+
+
+def test_what_feeds_what_is_inferred_and_the_chain_runs_in_sizes_that_fit(exported: Path, tmp_path: Path) -> None:
+    report = te.bundle(exported, tmp_path / "engines", run=True)
+    assert {
+        (f"{x.producer}.{x.output}", f"{x.consumer}.{x.input}", x.held, x.declared) for x in report.connections
+    } == {
+        ("encoder.encoder_output", "joint.encoder_output", True, False),
+        ("predictor.g", "joint.predictor_output", True, False),
+        ("predictor.h_out", "predictor.h", True, False),
+        ("predictor.c_out", "predictor.c", True, False),
+    }
+    first, second, third, again = report.chain
+    assert [step.component for step in report.chain] == ["encoder", "predictor", "joint", "predictor"]
+    # the encoder makes one frame of eight: only its largest input gives the joint what its smallest profile takes
+    assert first.inputs["audio_signal"]["shape"] == [1, 128, 256]
+    assert third.inputs["encoder_output"] == first.outputs["encoder_output"]
+    assert third.inputs["predictor_output"] == second.outputs["g"]
+    assert third.fed == {"encoder_output": "encoder.encoder_output", "predictor_output": "predictor.g"}
+    assert again.inputs["h"] == second.outputs["h_out"] and again.fed == {
+        "h": "predictor.h_out",
+        "c": "predictor.c_out",
+    }
+    assert first.inputs["length"]["min"] == 256  # as many frames as there are, no random number
+    for item in report.components:
+        assert item.smoke is not None and item.smoke["outputs"] and item.smoke["second_ms"] > 0
+        assert all(told.get("not_finite", 0) == 0 for told in item.smoke["outputs"].values())
+
+
+def test_a_log_begins_with_the_command_that_builds_this_engine_alone(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    with _talk():
+        report = te.bundle(exported, out)
+    for item in report.components:
+        text = (out / "build_logs" / f"{item.name}.log").read_text()
+        assert text.startswith(f"# {item.command}\n")
+        assert f"building `{item.name}.onnx` with onnxruntime" in text and "staged" in text
+        assert item.identity in text and str(item.digest) in text and "parity" in text
+        assert "joint" not in text or item.name == "joint"
+
+
+class _talk:  # noqa: N801 - reads as a statement
+    """The package's log on, as the command line has it."""
+
+    def __enter__(self) -> None:
+        self.before = logging.getLogger("trt_engine").level
+        logging.getLogger("trt_engine").setLevel(logging.INFO)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("trt_engine").setLevel(self.before)
+
+
+def test_the_command_of_a_component_builds_the_same_engine(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shlex
+
+    from trt_engine.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    report = te.bundle(Path("export/model_meta.json"), "engines")
+    for item in report.components:
+        words = shlex.split(item.command)
+        for end in ("", ".json"):
+            (tmp_path / "engines" / f"{item.engine}{end}").unlink()
+        assert run([*words[1:], "-q"]) == 0
+        assert Engine.open(tmp_path / "engines" / str(item.engine)).passport.key == item.key
+
+
+# ------------------------------------------------------------------------------------------------ again
+
+
+def test_a_second_run_builds_only_what_changed(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    first = te.bundle(exported, out)
+    before = {file: (out / file).stat().st_mtime_ns for file in files_in(out) if file != "build_report.json"}
+    again = te.bundle(exported, out)
+    assert again.complete and states(again) == dict.fromkeys(NAMES, "kept") and again.version == first.version
+    assert {file: (out / file).stat().st_mtime_ns for file in before} == before
+
+    rnnt.joint(exported.parent / "joint.onnx", location=None)
+    changed = te.bundle(exported, out)
+    assert states(changed) == {"encoder": "kept", "predictor": "kept", "joint": "built"}
+    assert changed.version != first.version
+    old = {file for file in before if file.startswith("joint.") and file.endswith(".weights")}
+    assert old and not old & files_in(out), "weights no engine of the folder needs any more"
+
+    assert states(te.bundle(exported, out, dims={"T": (16, 64, 512)})) == {
+        "encoder": "built", "predictor": "kept", "joint": "built",
+    }  # fmt: skip
+
+
+def test_a_new_folder_takes_its_engines_from_the_store_and_says_so(exported: Path, tmp_path: Path) -> None:
+    first = te.bundle(exported, tmp_path / "one")
+    second = te.bundle(exported, tmp_path / "two")
+    assert states(second) == dict.fromkeys(NAMES, "stored") and second.complete
+    assert [item.digest for item in second.components] == [item.digest for item in first.components]
+    assert "taken from the store" in (tmp_path / "two" / "build_logs" / "joint.log").read_text()
+    assert states(te.bundle(exported, tmp_path / "two", force=True)) == dict.fromkeys(NAMES, "built")
+
+
+def test_an_engine_that_was_changed_is_not_kept(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    te.bundle(exported, out)
+    with (out / "joint.engine.onnx").open("ab") as file:
+        file.write(b"x")
+    assert states(te.bundle(exported, out))["joint"] == "stored"
+    Engine.open(out / "joint.engine.onnx").verify()
+
+
+# ------------------------------------------------------------------------------------------------ what goes wrong
+
+
+def refused(exported: Path, out: Path, kind: type[TrtEngineError] = ModelError, **arguments: Any) -> TrtEngineError:
+    """The error of a bundle that must not begin."""
+    with pytest.raises(kind) as told:
+        te.bundle(exported, out, **arguments)
+    assert told.value.hint and not out.exists()
+    return told.value
+
+
+@pytest.mark.parametrize("file", ["encoder.onnx.data", "data/joint.bin"])
+def test_a_missing_side_file_is_named_before_anything_is_built(exported: Path, tmp_path: Path, file: str) -> None:
+    (exported.parent / file).unlink()
+    error = refused(exported, tmp_path / "engines")
+    assert error.exit_code == 4 and f"`{file}`" in error.message and file in str(error.hint)
+
+
+def test_a_missing_model_is_named(exported: Path, tmp_path: Path) -> None:
+    (exported.parent / "joint.onnx").unlink()
+    error = refused(exported, tmp_path / "engines")
+    assert "joint.onnx" in error.message and "predictor.onnx" in str(error.hint)
+
+
+def test_a_side_file_that_leads_out_of_the_folder_is_refused(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes((exported.parent / "predictor.weights").read_bytes())
+    (exported.parent / "predictor.weights").unlink()
+    (exported.parent / "predictor.weights").symlink_to(tmp_path / "secret")
+    assert "leads outside" in refused(exported, tmp_path / "engines").message
+
+
+def test_a_meta_file_of_another_export_is_refused(exported: Path, tmp_path: Path) -> None:
+    rnnt.meta(exported.parent, features={"n_mels": 80})
+    error = refused(exported, tmp_path / "engines")
+    assert error.exit_code == 4
+    assert "`features.n_mels`" in error.message and "80" in error.message and "batchx128xtime" in error.message
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [(["B", 80, "T"], "fixed at 128"), (["B", "T"], "has 2 dimensions"), (["B", "F", "T"], "fixed at 128")],
+)
+def test_a_wrong_dimension_in_the_meta_file_is_refused(
+    exported: Path, tmp_path: Path, dims: list[Any], said: str
+) -> None:
+    components: dict[str, Any] = {name: {} for name in NAMES}
+    components["encoder"] = {"inputs": {"audio_signal": dims}}
+    rnnt.meta(exported.parent, components=components, dimensions={"F": [64, 80, 96]})
+    error = refused(exported, tmp_path / "engines")
+    assert error.exit_code == 4 and said in error.message and "components.encoder.inputs.audio_signal" in error.message
+
+
+def test_an_input_the_model_does_not_have_is_refused_with_the_nearest(exported: Path, tmp_path: Path) -> None:
+    components: dict[str, Any] = {name: {} for name in NAMES} | {
+        "encoder": {"inputs": {"audio_signals": ["B", 128, "T"]}}
+    }
+    rnnt.meta(exported.parent, components=components)
+    assert "`audio_signal`" in str(refused(exported, tmp_path / "engines").hint)
+
+
+def test_components_that_do_not_fit_are_refused_before_anything_is_built(exported: Path, tmp_path: Path) -> None:
+    rnnt.joint(exported.parent / "joint.onnx", heard=40)
+    error = refused(exported, tmp_path / "engines")
+    assert error.exit_code == 4
+    assert "`encoder.encoder_output -> joint.encoder_output`" in error.message
+    assert "dimension 1 is 32 in the output and 40 in the input" in error.message
+    assert "model_meta.json" in str(error.hint)
+
+
+def test_a_declared_connection_that_does_not_hold_is_refused_with_its_line(exported: Path, tmp_path: Path) -> None:
+    rnnt.meta(exported.parent, connections=["encoder.encoder_output -> joint.encoder_output",
+                                            "encoder.encoder_output -> joint.predictor_output"])  # fmt: skip
+    error = refused(exported, tmp_path / "engines")
+    line = next(at for at, text in enumerate(exported.read_text().splitlines(), 1) if "joint.predictor_output" in text)
+    assert "`connections[1]`" in error.message and f"(line {line})" in error.message
+    rnnt.meta(exported.parent, connections=["encoder.encoder_outputs -> joint.encoder_output"])
+    assert "`encoder_output`" in str(refused(exported, tmp_path / "engines").hint)
+    rnnt.meta(exported.parent, connections=["encoder.encoder_output -> joint.encoder_output"] * 2)
+    assert "fed by" in refused(exported, tmp_path / "engines").message
+
+
+def test_types_that_differ_are_refused(exported: Path, tmp_path: Path) -> None:
+    rnnt.meta(exported.parent, connections=["encoder.encoded_lengths -> joint.encoder_output"])
+    assert "the output is int64, the input float32" in refused(exported, tmp_path / "engines").message
+
+
+def test_an_encoder_the_other_way_round_is_turned_or_the_remedy_is_said(exported: Path, tmp_path: Path) -> None:
+    nodes = [node("Conv", "audio_signal w", "c", strides=[8]), node("Transpose", "c", "out", perm=[0, 2, 1])]
+    save(
+        exported.parent / "encoder.onnx", nodes, {"audio_signal": (FLOAT, ["batch", 128, "time"])},
+        {"out": (FLOAT, ["batch", "frames", 32])}, {"w": np.ones((32, 128, 8), np.float32) / 1024},
+    )  # fmt: skip
+    report = te.bundle(exported, tmp_path / "engines", run=True)
+    assert report.connections[0].transpose == (0, 2, 1) and report.connections[0].held
+    joined = next(step for step in report.chain if step.component == "joint")
+    assert joined.inputs["encoder_output"]["shape"] == [1, 32, 32]
+    rnnt.meta(exported.parent, connections=["encoder.out -> joint.encoder_output"])
+    assert '"transpose": [0, 2, 1]' in str(refused(exported, tmp_path / "other").hint)
+    for axes in ([0, 2, 1], [0, 1, 2]):  # who writes it down is believed
+        told = {"from": "encoder.out", "to": "joint.encoder_output", "transpose": axes}
+        rnnt.meta(exported.parent, connections=[told])
+        assert te.bundle(exported, tmp_path / "engines").connections[0].transpose == tuple(axes)
+
+
+def test_sizes_that_can_never_meet_are_found_by_the_chain(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    with pytest.raises(ModelError) as told:
+        te.bundle(exported, out, run=True, dims={"joint.T": (40, 64, 256)})
+    assert "`joint.encoder_output` gets 1x32x32" in told.value.message and "--dim" in str(told.value.hint)
+    document = on_disk(out)
+    assert document["complete"] is False and document["error"]["exit_code"] == 4
+    assert te.bundle(exported, out, run=True, dims={"joint.T": "2:8:32"}).complete
+
+
+def test_a_fixed_output_outside_the_range_it_feeds_is_refused(exported: Path, tmp_path: Path) -> None:
+    rnnt.encoder(exported.parent / "encoder.onnx")
+    whole = ["joint:predictor_output:1x16x1,1x16x1,1x16x8", "joint:encoder_output:1x32x8,1x32x8,1x32x8"]
+    assert te.bundle(exported, tmp_path / "engines", profiles=whole).complete
+    save(
+        exported.parent / "encoder.onnx", [node("Conv", "audio_signal w", "out", strides=[8])],
+        {"audio_signal": (FLOAT, [1, 128, 80])}, {"out": (FLOAT, [1, 32, 10])},
+        {"w": np.ones((32, 128, 8), np.float32) / 1024},
+    )  # fmt: skip
+    error = refused(exported, tmp_path / "other")
+    assert "1x32x10" in error.message and "spans 16 to 256" in error.message
+
+
+def test_a_component_that_fails_leaves_the_others_and_the_report_says_which(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    te.bundle(exported, out)
+    components: dict[str, Any] = {name: {} for name in NAMES} | {"predictor": {"build": {"precision": "fp16"}}}
+    rnnt.meta(exported.parent, components=components)
+    rnnt.joint(exported.parent / "joint.onnx", location=None)  # comes after, and is built all the same
+    with pytest.raises(PrecisionError, match="component `predictor`"):
+        te.bundle(exported, out)
+    document = on_disk(out)
+    assert {item["name"]: item["status"] for item in document["components"]} == {
+        "encoder": "kept", "predictor": "failed", "joint": "built",
+    }  # fmt: skip
+    failed = document["components"][1]
+    assert failed["error"]["exit_code"] == 6 and failed["engine"] is None and document["complete"] is False
+    assert ".staged" not in failed["error"]["message"] and failed["error"]["hint"]
+    assert any("earlier build" in text for text in document["warnings"])
+    log_text = (out / "build_logs" / "predictor.log").read_text()
+    assert log_text.startswith("# trt-engine build") and "# failed:" in log_text
+    Engine.open(out / "joint.engine.onnx").verify()
+    assert not list(out.glob(".*"))
+
+
+class _Interrupting(logging.Handler):
+    """Presses Ctrl-C when a build says something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self.text in record.getMessage():
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_bundle_leaves_a_true_report_and_goes_on_where_it_was(exported: Path, tmp_path: Path) -> None:
+    out, hand = tmp_path / "engines", _Interrupting("optimising `predictor.onnx`")
+    logger = logging.getLogger("trt_engine")
+    with _talk():
+        logger.addHandler(hand)
+        with pytest.raises(KeyboardInterrupt):
+            te.bundle(exported, out)
+        logger.removeHandler(hand)
+    document = on_disk(out)
+    assert [item["status"] for item in document["components"]] == ["built", "interrupted", "pending"]
+    assert document["complete"] is False and document["components"][1]["error"]["exit_code"] == 130
+    assert not list(out.glob(".*")) and "predictor.engine.onnx" not in files_in(out)
+    assert "# failed" in (out / "build_logs" / "predictor.log").read_text()
+    assert states(te.bundle(exported, out)) == {"encoder": "kept", "predictor": "built", "joint": "built"}
+
+
+def test_what_a_killed_bundle_left_is_swept(exported: Path, tmp_path: Path) -> None:
+    leftover = tmp_path / "engines" / ".staged.abc123.tmp" / "encoder"
+    leftover.mkdir(parents=True)
+    (leftover / "encoder.onnx").write_bytes(b"half")
+    te.bundle(exported, tmp_path / "engines")
+    assert not leftover.parent.exists()
+
+
+def test_a_model_that_changes_while_it_is_staged_is_not_built(exported: Path, tmp_path: Path) -> None:
+    planned = plan(exported, tmp_path / "engines")
+    data = bytearray((exported.parent / "encoder.onnx.data").read_bytes())
+    data[100] ^= 1
+    (exported.parent / "encoder.onnx.data").write_bytes(data)
+    made = carry_out(planned)
+    assert isinstance(made.error, ModelError) and "changed while" in made.error.message
+    assert states(made.report) == {"encoder": "failed", "predictor": "built", "joint": "built"}
+
+
+def test_files_that_are_not_ours_are_left_alone_without_a_yes(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    out.mkdir()
+    (out / "joint.engine.onnx").write_text("mine")
+    with pytest.raises(UsageError, match="--yes"):
+        te.bundle(exported, out)
+    (out / "build_report.json").write_text('{"tests": "mine"}')
+    with pytest.raises(UsageError, match="no report of ours"):
+        te.bundle(exported, out)
+    assert files_in(out) == {"joint.engine.onnx", "build_report.json"}
+    assert te.bundle(exported, out, yes=True).complete
+    with pytest.raises(UsageError, match="is a file"):
+        te.bundle(exported, exported)
+
+
+def test_engines_may_lie_beside_their_models(exported: Path) -> None:
+    before = {file: (exported.parent / file).read_bytes() for file in files_in(exported.parent)}
+    assert te.bundle(exported, exported.parent).complete
+    assert {file: (exported.parent / file).read_bytes() for file in before} == before
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+
+
+def spans(report: BundleReport) -> dict[str, str]:
+    return {f"{c.name}.{name}": str(span) for c in report.components for name, span in c.profiles[0].ranges.items()}
+
+
+def test_sizes_come_from_the_command_line_before_the_component_before_the_file(exported: Path, tmp_path: Path) -> None:
+    components: dict[str, Any] = {name: {} for name in NAMES} | {
+        "joint": {"dimensions": {"U": [1, 2, 4], "T": [2, 8, 40]}}
+    }
+    rnnt.meta(exported.parent, components=components, dimensions={"U": [1, 1, 6], "time": [16, 32, 320]})
+    found = spans(te.bundle(exported, tmp_path / "a"))
+    assert found["predictor.y"] == "1x1,1x1,1x6" and found["joint.predictor_output"] == "1x16x1,1x16x2,1x16x4"
+    assert found["encoder.audio_signal"] == "1x128x16,1x128x32,1x128x320", "by the name the model has for it"
+    assert found["joint.encoder_output"] == "1x32x2,1x32x8,1x32x40"
+    found = spans(te.bundle(exported, tmp_path / "b", dims=["T=::512", "joint.T=:9:", "B=2", "U=3"]))
+    assert found["encoder.audio_signal"] == "2x128x16,2x128x32,2x128x512"
+    assert found["joint.encoder_output"] == "2x32x2,2x32x9,2x32x512"
+    assert found["predictor.y"] == "2x3,2x3,2x3" and found["predictor.h"] == "2x2x16,2x2x16,2x2x16"
+    whole = ["encoder:audio_signal:1x128x8,1x128x80,1x128x88"]
+    assert spans(te.bundle(exported, tmp_path / "c", profiles=whole))["encoder.audio_signal"] == whole[0][21:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ({"dims": ["Q=3"]}, UsageError, "no model has a dynamic dimension `Q`"),
+        ({"dims": ["decoder.T=3"]}, UsageError, "`decoder.T`"),
+        ({"dims": ["T"]}, UsageError, "cannot read the dimension"),
+        ({"dims": ["T=a:b:c"]}, UsageError, "cannot read the range"),
+        ({"dims": {"T": (1, 2)}}, UsageError, "cannot read the range"),
+        ({"dims": ["T=::"]}, UsageError, "cannot read the range"),
+        ({"dims": ["T=64:32:256"]}, ProfileError, "not min <= opt <= max"),
+        ({"dims": ["T=::32"]}, ProfileError, "16:64:32"),
+        ({"profiles": ["audio_signal:1x128x16"]}, UsageError, "cannot read the profile"),
+        ({"profiles": ["decoder:x:1"]}, UsageError, "no component `decoder`"),
+        ({"profiles": ["encoder:x:1"]}, UsageError, "no input `x`"),
+        ({"profiles": ["encoder:audio_signal:1x80x16"]}, ShapeError, "does not fit"),
+        ({"profiles": ["joint:encoder_output:1x32x16"] * 2}, UsageError, "two profiles"),
+        ({"batch": "1:2:4"}, UsageError, "named dimensions"),
+        ({"presicion": "fp16"}, UsageError, "presicion"),
+    ],
+)
+def test_wrong_sizes_are_the_callers_mistake(
+    exported: Path, tmp_path: Path, arguments: dict[str, Any], kind: type[TrtEngineError], said: str
+) -> None:
+    assert said in refused(exported, tmp_path / "engines", kind, **arguments).message
+
+
+# ------------------------------------------------------------------------------------------------ any model
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A tower and a head, with dimensions named in the models or in the meta file."""
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    ones = np.ones((4, 6), np.float32)
+    save(
+        folder / "t.onnx", [node("MatMul", "x w", "y")], {"x": (FLOAT, ["rows", None, 4])},
+        {"y": (FLOAT, ["rows", None, 6])}, {"w": ones}, location="t.bin",
+    )  # fmt: skip
+    save(
+        folder / "h.onnx", [node("Add", "z bias", "s")],
+        {"z": (FLOAT, ["rows", "items", 6]), "bias": (FLOAT, ["rows", "items", 6])}, {"s": (FLOAT, ["rows", "items", 6])},
+    )  # fmt: skip
+    (folder / "m.json").write_text(
+        json.dumps(
+            {
+                "components": {"head": "h.onnx", "tower": {"file": "t.onnx", "inputs": {"x": ["rows", "items", 4]}}},
+                "dimensions": {"items": [1, 5, 9]},
+                "connections": ["tower.y -> head.z"],
+            }
+        )
+    )
+    return folder / "m.json"
+
+
+def test_any_model_of_several_components_is_built_and_run_in_its_order(pair: Path, tmp_path: Path) -> None:
+    report = te.bundle(pair, tmp_path / "engines", dims={"rows": (1, 2, 3)}, run=True)
+    assert report.complete and report.name == "pair"
+    assert spans(report) == {
+        "head.z": "1x1x6,2x5x6,3x9x6", "head.bias": "1x1x6,2x5x6,3x9x6", "tower.x": "1x1x4,2x5x4,3x9x4",
+    }  # fmt: skip
+    tower, head = report.chain  # the head stands first in the file, and is fed by the tower
+    assert head.inputs["z"] == tower.outputs["y"] and head.inputs["bias"]["shape"] == [2, 5, 6]
+
+
+def test_a_dimension_without_a_name_or_a_range_says_how_to_give_one(pair: Path, tmp_path: Path) -> None:
+    document = json.loads(pair.read_text())
+    del document["dimensions"]
+    pair.write_text(json.dumps(document))
+    error = refused(pair, tmp_path / "engines", ShapeError)
+    assert "`items`" in error.message and "--dim items=" in str(error.hint)
+    document["components"]["tower"] = "t.onnx"
+    document["dimensions"] = {"items": 3}
+    pair.write_text(json.dumps(document))
+    error = refused(pair, tmp_path / "engines", ShapeError)
+    assert "dimension 1 must be given" in error.message and "--profile tower:x:" in str(error.hint)
+
+
+def test_the_onnx_files_may_lie_elsewhere(pair: Path, tmp_path: Path) -> None:
+    shutil.copy(pair, tmp_path / "m.json")
+    assert te.bundle(tmp_path / "m.json", tmp_path / "engines", onnx_dir=pair.parent).complete
+
+
+# ------------------------------------------------------------------------------------------------ other backends
+
+
+def test_a_backend_with_devices_of_its_own_builds_and_runs_the_same_bundle(exported: Path, tmp_path: Path) -> None:
+    report = te.bundle(exported, tmp_path / "engines", backend="fake", run=True)
+    assert report.complete and report.device == "fake:0"
+    assert [item.engine for item in report.components] == [f"{name}.engine.fake" for name in NAMES]
+    host = te.bundle(exported, tmp_path / "host", run=True)
+    for mine, theirs in zip(report.chain, host.chain, strict=True):
+        for name, told in mine.outputs.items():
+            assert told["shape"] == theirs.outputs[name]["shape"]
+            assert told["mean"] == pytest.approx(theirs.outputs[name]["mean"], rel=1e-4, abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------ inspected
+
+
+def look(folder: Path, **arguments: Any) -> Any:
+    return inspect_bundle(folder, inspect, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_bundle_that_was_moved_is_whole_and_runs(exported: Path, tmp_path: Path) -> None:
+    te.bundle(exported, tmp_path / "engines")
+    shutil.move(tmp_path / "engines", tmp_path / "moved")
+    assert is_bundle(tmp_path / "moved") and not is_bundle(exported.parent) and not is_bundle(tmp_path / "none")
+    state = look(tmp_path / "moved", run=True)
+    assert state.complete and state.problems == () and set(state.engines) == set(NAMES)
+    assert all(link.held for link in state.connections) and len(state.chain) == 4
+    assert all(engine.smoke["outputs"] for engine in state.engines.values())
+    assert state.nbytes == sum(path.stat().st_size for path in (tmp_path / "moved").rglob("*") if path.is_file())
+
+
+def test_what_is_wrong_with_a_bundle_is_said(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    te.bundle(exported, out)
+    te.build(exported.parent / "joint.onnx", out=out / "joint.engine.onnx", yes=True, parity=False,
+             profiles=["encoder_output:1x32x2,1x32x4,1x32x8 predictor_output:1x16x1"],
+             options={"graph_optimization": "none"})  # fmt: skip
+    (out / "encoder.engine.onnx").unlink()
+    state = look(out)
+    assert not state.complete
+    text = "\n".join(state.problems)
+    assert "`joint.engine.onnx` is not the engine of the report" in text and "component `encoder`" in text
+    assert {link.held for link in state.connections if link.producer == "encoder"} == {None}
+    with pytest.raises(EngineError, match="cannot be run as a whole"):
+        look(out, run=True)
+
+
+def test_a_report_that_is_damaged_says_so(exported: Path, tmp_path: Path) -> None:
+    te.bundle(exported, tmp_path / "engines")
+    document = on_disk(tmp_path / "engines")
+    del document["components"]
+    (tmp_path / "engines" / "build_report.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match="cannot be read"):
+        look(tmp_path / "engines")
+
+
+# ------------------------------------------------------------------------------------------------ what is left, what is said
+
+
+def test_the_sources_are_never_written_over_not_even_with_yes(exported: Path, tmp_path: Path) -> None:
+    folder = exported.parent
+    shutil.copy(exported, folder / "build_report.json")
+    with pytest.raises(UsageError, match="is read for this bundle"):
+        te.bundle(folder / "build_report.json", folder, yes=True)
+    (folder / "joint.onnx").rename(folder / "encoder.engine.onnx")
+    rnnt.meta(folder, components={"encoder": {}, "predictor": {}, "joint": {"file": "encoder.engine.onnx"}})
+    before = (folder / "encoder.engine.onnx").read_bytes()
+    with pytest.raises(UsageError, match=r"encoder\.engine\.onnx` is read for this bundle"):
+        te.bundle(exported, folder, yes=True)
+    assert (folder / "encoder.engine.onnx").read_bytes() == before
+    assert te.bundle(exported, tmp_path / "engines").complete
+
+
+def test_two_components_may_be_of_one_file(exported: Path, tmp_path: Path) -> None:
+    document = {"components": {"near": "joint.onnx", "far": "joint.onnx"}, "dimensions": {"time": 8, "token_len": 2}}
+    exported.write_text(json.dumps(document))
+    report = te.bundle(exported, tmp_path / "engines", run=True)
+    assert states(report) == {"near": "built", "far": "stored"} and report.complete and report.chain == ()
+    assert report.components[0].digest == report.components[1].digest
+    for name in ("near", "far"):
+        Engine.open(tmp_path / "engines" / f"{name}.engine.onnx").verify()
+
+
+def test_names_with_blanks_and_other_letters_are_names(tmp_path: Path) -> None:
+    meta = rnnt.export(tmp_path / "ein Modell" / "größer")
+    report = te.bundle(meta, tmp_path / "die Engines" / "ü", run=True)
+    assert report.complete and te.bundle(meta, tmp_path / "die Engines" / "ü").complete
+
+
+def test_a_name_that_is_no_utf8_does_not_break_the_report(exported: Path, tmp_path: Path) -> None:
+    exported.write_text('{"name": "\\ud800"}')
+    assert te.bundle(exported, tmp_path / "engines").complete
+    assert on_disk(tmp_path / "engines")["name"] == "\ufffd"
+
+
+def test_an_input_that_is_filled_must_be_there_and_hold_the_number(exported: Path, tmp_path: Path) -> None:
+    for inputs, said in (
+        ({"lengths": {"fill": 3}}, "`encoder.onnx` has no input `lengths`"),
+        ({"length": {"fill": 1 << 63}}, "no int64 is"),
+        ({"length": {"fill": "Q"}}, "no dimension `Q`"),
+    ):
+        rnnt.meta(exported.parent, components={"encoder": {"inputs": inputs}, "predictor": {}, "joint": {}})
+        error = refused(exported, tmp_path / "engines")
+        assert error.exit_code == 4 and said in error.message and "components.encoder.inputs" in error.message
+    rnnt.meta(
+        exported.parent,
+        components={
+            "encoder": {"inputs": {"length": {"fill": 24}}},
+            "predictor": {"inputs": {"y": {"fill": 7}}},
+            "joint": {},
+        },
+    )
+    report = te.bundle(exported, tmp_path / "engines", run=True)
+    smokes = {item.name: item.smoke for item in report.components}
+    assert smokes["encoder"] and smokes["encoder"]["inputs"]["length"]["max"] == 24
+    assert smokes["predictor"] and smokes["predictor"]["inputs"]["y"]["min"] == 7
+
+
+def test_settings_of_a_component_are_its_own_and_options_are_added(exported: Path, tmp_path: Path) -> None:
+    components: dict[str, Any] = {name: {} for name in NAMES}
+    components["joint"] = {"build": {"options": {"graph_optimization": "none"}, "parity_rtol": 0.5}}
+    rnnt.meta(exported.parent, components=components)
+    te.bundle(exported, tmp_path / "engines", options={"intra_op_threads": 2})
+    found = {name: Engine.open(tmp_path / "engines" / f"{name}.engine.onnx").passport.build for name in NAMES}
+    assert found["encoder"].config["options"] == {"intra_op_threads": "2"}
+    assert found["joint"].config["options"] == {"intra_op_threads": "2", "graph_optimization": "none"}
+    assert "--parity-rtol 0.5" in found["joint"].command and "parity" not in found["encoder"].command
+
+
+def test_a_stricter_parity_than_was_proved_is_proved_again(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    te.bundle(exported, out, parity=False)
+    assert Engine.open(out / "joint.engine.onnx").passport.parity is None
+    again = te.bundle(exported, out)
+    assert states(again) == dict.fromkeys(NAMES, "built")
+    assert all(item.parity is not None for item in again.components)
+    assert states(te.bundle(exported, out, parity=False)) == dict.fromkeys(NAMES, "kept")
+
+
+def test_the_command_in_the_report_repeats_a_call_from_python(
+    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shlex
+
+    from trt_engine.cli.main import run
+
+    shutil.copytree(exported.parent, tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "model_meta.json").unlink()
+    meta = tmp_path / "m.json"
+    shutil.copy(exported, meta)
+    first = te.bundle(
+        meta, tmp_path / "engines", dims={"T": (16, 32, 512), "joint.T": [None, 16, None]}, parity=False,
+        profiles=["predictor:y:1x1,1x2,1x3"], onnx_dir=tmp_path / "elsewhere",
+    )  # fmt: skip
+    command = on_disk(tmp_path / "engines")["command"]
+    words = shlex.split(command)
+    assert words[:2] == ["trt-engine", "bundle"] and "joint.T=:16:" in words
+    shutil.rmtree(tmp_path / "engines")
+    assert run([*words[1:], "-q"]) == 0
+    again = on_disk(tmp_path / "engines")
+    assert again["version"] == first.version
+    assert [item["key"] for item in again["components"]] == [item.key for item in first.components]
+
+
+def test_an_engine_of_no_component_any_more_is_said_and_left(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    te.bundle(exported, out)
+    rnnt.meta(exported.parent, components={"encoder": {}, "predictor": {}}, dimensions={"time": 64, "token_len": 1})
+    report = te.bundle(exported, out)
+    assert report.complete and [text for text in report.warnings if "joint.engine.onnx" in text]
+    Engine.open(out / "joint.engine.onnx").verify()
+
+
+def test_what_was_never_renamed_and_weights_of_no_engine_are_swept(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    te.bundle(exported, out)
+    whole = files_in(out)
+    ours = [".build_report.json.12.34.tmp", ".joint.engine.onnx.json.12.34.tmp", "build_logs/.joint.log.12.34.tmp",
+            "joint.engine.00000000.weights"]  # fmt: skip
+    theirs = [".notes.12.34.tmp", "joint.weights", "jointed.engine.00000000.weights"]
+    for name in (*ours, *theirs):
+        (out / name).write_bytes(b"half")
+    te.bundle(exported, out)
+    assert files_in(out) == whole | set(theirs)
+
+
+def test_the_log_of_a_build_is_whole_however_quiet_the_package_is(
+    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("trt_engine")
+    logger.setLevel(logging.WARNING)
+    te.bundle(exported, tmp_path / "engines")
+    text = (tmp_path / "engines" / "build_logs" / "encoder.log").read_text()
+    assert "building `encoder.onnx` with onnxruntime" in text and "staged encoder.onnx, encoder.onnx.data" in text
+    assert logger.level == logging.WARNING and not caplog.records, "nobody else hears more than before"
+
+
+def test_a_range_no_tensor_can_have_is_refused(exported: Path, tmp_path: Path) -> None:
+    huge = [f"{name}={(1 << 31) - 1}" for name in "TB"]
+    assert "no tensor has" in refused(exported, tmp_path / "engines", ProfileError, dims=huge).message
+    refused(exported, tmp_path / "engines", UsageError, dims=["T=" + "9" * 5000])
+
+
+def test_a_folder_where_nothing_can_be_written_is_told_before_anything_is_built(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(SetupError) as told:
+        te.bundle(exported, tmp_path / "file" / "engines")
+    assert told.value.hint and told.value.exit_code == 3
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_hint_names_the_model_and_not_its_staged_copy(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(PrecisionError) as told:
+        te.bundle(exported, tmp_path / "engines", precision="fp16")
+    assert f"cast {exported.parent / 'encoder.onnx'} " in str(told.value.hint)
+    text = f"{told.value.message}{told.value.hint}{(tmp_path / 'engines' / 'build_report.json').read_text()}"
+    assert ".staged" not in text
+
+
+def test_what_a_library_says_of_the_staged_copy_is_said_of_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    save(
+        folder / "a.onnx", [node("MatMul", "x w", "y")], {"x": (FLOAT, [1, 4])}, {"y": (FLOAT, [1, 6])},
+        {"w": np.ones((5, 6), np.float32)}, location="a.bin",
+    )  # fmt: skip
+    (folder / "m.json").write_text('{"components": {"a": "a.onnx"}}')
+    with pytest.raises(TrtEngineError) as told:
+        te.bundle(folder / "m.json", tmp_path / "engines")
+    assert told.value.exit_code in (4, 5) and str(folder / "a.onnx") in str(told.value)
+    assert ".staged" not in str(told.value) + (tmp_path / "engines" / "build_report.json").read_text()
+    assert ".staged" not in (tmp_path / "engines" / "build_logs" / "a.log").read_text()
+
+
+def test_two_bundles_into_one_folder_come_one_after_the_other(exported: Path, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as both:
+        asked = [both.submit(te.bundle, exported, tmp_path / "engines") for _ in range(2)]
+        reports = [future.result() for future in asked]
+    assert all(report.complete for report in reports)
+    assert sorted({status for report in reports for status in states(report).values()}) == ["built", "kept"]
+    assert all(len(set(states(report).values())) == 1 for report in reports), "never a component each"
