@@ -222,6 +222,17 @@ def test_trtexec_is_found_off_the_path_with_the_version_of_its_banner(banner: st
     assert first.status == ("ok" if "TensorRT v" in banner else "warning")
 
 
+def test_the_trtexec_that_is_named_comes_before_path_and_folders(tmp_path: Path) -> None:
+    for folder, number in (("usr/src/tensorrt/bin", 8601), ("path", 101600), ("mine", 110400)):
+        write(tmp_path, f"{folder}/trtexec", f"#!/bin/sh\necho '&&&& RUNNING x [TensorRT v{number}] # x'\n", 0o755)
+    named = tmp_path / "mine/trtexec"
+    machine = Machine(root=tmp_path, path=str(tmp_path / "path"), variables={"TRT_ENGINE_TRTEXEC": str(named)})
+    assert look(checks.tools, machine)[0].found == f"`{named}`, TensorRT 11.4.0"
+    assert machine.tool("trtexec") == named
+    gone = look(checks.tools, Machine(root=tmp_path, variables={"TRT_ENGINE_TRTEXEC": str(tmp_path / "gone")}))[0]
+    assert gone.status == "warning" and str(tmp_path / "gone") in gone.found
+
+
 def test_a_driver_without_a_gpu_to_be_seen_is_a_warning_and_no_driver_a_note(tmp_path: Path) -> None:
     if Findings(Machine()).gpus:
         pytest.skip("this machine has a GPU")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +14,43 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from trt_engine.api.bundles import inspect_bundle, is_bundle
 from trt_engine.backend import backends
 from trt_engine.config import RuntimeConfig, parse_shapes
-from trt_engine.engine import Engine, PlanHeader, Verdict, engine_path, plan_header
-from trt_engine.environment import version_of
+from trt_engine.device import parse_device
+from trt_engine.engine import (
+    Build,
+    Engine,
+    Needs,
+    Passport,
+    Payload,
+    PlanHeader,
+    Precision,
+    Source,
+    Verdict,
+    engine_path,
+    plan_header,
+)
+from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UsageError
-from trt_engine.files import path_of
+from trt_engine.files import explain, path_of
 from trt_engine.graph import walk
+from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.findings import few, ordered
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.graph.load import legible, open_model, read_proto
-from trt_engine.records import EngineReport, ModelReport, RunReport
+from trt_engine.plans.verdict import plan_verdict
+from trt_engine.plans.verdict import verdict as engine_verdict
+from trt_engine.records import BundleState, EngineReport, Finding, ModelReport, RunReport
 from trt_engine.runtime.feeds import random_feeds, shapes_of
-from trt_engine.tensors import Shape
+from trt_engine.tensors import Shape, Signature
 
-__all__ = ["inspect"]
+__all__ = ["inspect", "typing_findings"]
 
 log = logging.getLogger(__name__)
 
 _ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
+_PLANS = "tensorrt"  # the backend whose runtime runs a plan that does not say who built it
 
 
 def inspect(
@@ -42,29 +60,29 @@ def inspect(
     run: bool = False,
     device: str | None = None,
     seed: int = 0,
-) -> ModelReport | EngineReport | RunReport:
-    """What is at `path`: an ONNX model, an engine, a bare TensorRT plan or a run folder.
+) -> ModelReport | EngineReport | RunReport | BundleState:
+    """What is at `path`: an ONNX model, an engine, a bare TensorRT plan, a bundle's folder or a run folder.
 
-    `shapes` are where a model is counted and an engine is run; `run` loads the engine and runs it once on seeded inputs.
-    Raises `ModelError` for a file that is no whole model, `EngineError` for an `.engine` that is no plan, `UsageError` for
-    `run` on what cannot run.
+    `shapes` are where a model is counted and an engine is run; `run` loads the engine or the plan and runs it once on
+    seeded inputs, a bundle's all together. Raises `ModelError` for a file that is no whole model, `EngineError` for an
+    `.engine` that is no plan, `UsageError` for `run` on what cannot run, `SetupError` where nothing here could run it.
     """
     path = path_of(path, "`path`")
     sizes = parse_shapes(shapes)
+    if path.is_dir() and is_bundle(path):
+        if sizes:
+            raise UsageError(
+                f"`--shapes` is for a model or one engine, and `{path}` is a bundle", hint="name one of its engines"
+            )
+        return inspect_bundle(path, lambda engine: _engine(Engine.open(engine), {}, False, device, seed), run=run,
+                              device=device, seed=seed)  # fmt: skip
     if path.is_dir():
         _refuse_run(run, path, "a folder")
         return _run_folder(path)
     if _is_engine(path):
         return _engine(Engine.open(path), sizes, run, device, seed)
-    if path.is_file() and path.suffix.lower() != ".onnx" and (header := plan_header(path)) is not None:
-        _refuse_run(run, path, "a plan without a passport")
-        return EngineReport(
-            path=str(path),
-            kind="plan",
-            verdict=_plan_verdict(header),
-            tensorrt_version=header.version,
-            nbytes=path.stat().st_size,
-        )
+    if path.is_file() and path.suffix.lower() != ".onnx" and (header := _header(path)) is not None:
+        return _plan(path, header, sizes, run, device, seed)
     if path.suffix.lower() in _ENGINE_SUFFIXES and path.is_file():
         raise _no_plan(path)
     _refuse_run(run and path.is_file(), path, "a model")
@@ -76,14 +94,19 @@ def _model(path: Path, sizes: dict[str, Shape]) -> ModelReport:
     model = open_model(path)
     proto = read_proto(path)
     report = inspect_model(model, sizes, proto=proto)
-    if not (report.q_nodes or report.dq_nodes or len(_float_types(proto)) > 1):
-        return report
+    typed = typing_findings(proto, path, {item.code for item in report.findings})
+    return replace(report, findings=ordered([*report.findings, *typed])) if typed else report
+
+
+def typing_findings(proto: ModelProto, path: Path, known: Collection[str]) -> list[Finding]:
+    """What strong typing holds against a model whose types are somebody's choice, beyond the codes already found."""
+    nodes = [place.node for place in walk.nodes(proto)]
+    if not any(is_quantize(node) or is_dequantize(node) for node in nodes) and len(_float_types(proto)) < 2:
+        return []
     from trt_engine.precision.rules import check_strong_typing  # plain models do without it
 
     with legible(path):
-        known = {item.code for item in report.findings}
-        typed = [item for item in check_strong_typing(proto) if item.code not in known]
-    return replace(report, findings=ordered([*report.findings, *few(typed)]))
+        return list(few(item for item in check_strong_typing(proto) if item.code not in known))
 
 
 def _float_types(proto: ModelProto) -> set[int]:
@@ -97,7 +120,7 @@ def _float_types(proto: ModelProto) -> set[int]:
 def _refuse_run(run: bool, path: Path, what: str) -> None:
     if run:
         raise UsageError(
-            f"`--run` needs an engine with a passport, and `{path}` is {what}",
+            f"`--run` needs an engine or a plan, and `{path}` is {what}",
             hint=f"build one first: `trt-engine build {path} -o {path.with_suffix('').name}.engine.onnx`"
             if what == "a model"
             else "give the path of an engine that `trt-engine build` made",
@@ -123,11 +146,13 @@ def _is_passport(path: Path) -> bool:
 def _engine(engine: Engine, sizes: dict[str, Shape], run: bool, device: str | None, seed: int) -> EngineReport:
     for name in sizes:
         engine.signature.input(name)
-    verdict = _verdict(engine, device)
     header = None
     with suppress(OSError):
         header = plan_header(engine.path)
+    verdict = _verdict(engine, header, device)
     smoke = None
+    if run:
+        _runnable(engine.passport.backend)
     if run and verdict.verdict in ("rebuild", "refuse"):
         raise EngineError(
             f"`{engine.path}` cannot be run here: {verdict.reason}", hint=verdict.command or "trt-engine doctor"
@@ -145,7 +170,7 @@ def _engine(engine: Engine, sizes: dict[str, Shape], run: bool, device: str | No
     )
 
 
-def _verdict(engine: Engine, device: str | None) -> Verdict:
+def _verdict(engine: Engine, header: PlanHeader | None, device: str | None) -> Verdict:
     """Whether the engine is whole and its backend takes it here, without loading it."""
     try:
         engine.verify()
@@ -156,6 +181,8 @@ def _verdict(engine: Engine, device: str | None) -> Verdict:
         return Verdict(
             "refuse", f"it was built by the backend `{engine.passport.backend}`, which is not here", "trt-engine doctor"
         )
+    if header is not None and (card.missing() or not card.has("verdict")):  # a plan is judged without its backend too
+        return engine_verdict(engine, RuntimeConfig(device=device))
     if not card.has("verdict"):
         missing = card.missing()
         if missing:
@@ -218,31 +245,68 @@ def _described(array: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ bare plans
 
 
-def _plan_verdict(header: PlanHeader) -> Verdict:
-    """Whether the TensorRT installed here is the plan's own; a plan of another version never loads."""
-    here = version_of("tensorrt") or version_of("tensorrt-cu13") or version_of("tensorrt-cu12")
-    if here is None:
-        return Verdict(
-            "refuse",
-            f"it needs TensorRT {header.version}, and TensorRT is not installed here",
-            f"pip install tensorrt=={_release(header.version)}",
-        )
-    if _release(here) != _release(header.version):
-        return Verdict(
-            "rebuild",
-            f"it is a plan of TensorRT {header.version}, and {here} is installed here: plans do not move between versions",
-            "trtexec --onnx=MODEL.onnx --saveEngine=MODEL.engine",
-        )
-    return Verdict(
-        "loads",
-        f"TensorRT {here} is the version it was built with; a plan without a passport does not say for which GPU",
-        "trtexec --loadEngine=MODEL.engine",
+def _header(path: Path) -> PlanHeader | None:
+    try:
+        return plan_header(path)
+    except OSError as error:
+        raise explain(error, path, "read") from error
+
+
+def _plan(
+    path: Path, header: PlanHeader, sizes: dict[str, Shape], run: bool, device: str | None, seed: int
+) -> EngineReport:
+    kind, number = parse_device("cuda:0" if device is None else device)
+    smoke = None
+    if run:
+        _runnable(_PLANS)
+    verdict = plan_verdict(header, None, path=path, device=number if kind == "cuda" else None)
+    if run:
+        if verdict.verdict in ("rebuild", "refuse"):
+            raise EngineError(f"`{path}` cannot be run here: {verdict.reason}", hint=verdict.command)
+        smoke = _smoke_plan(path, header, sizes, f"{kind}:{number}", seed)
+    return EngineReport(
+        path=str(path),
+        kind="plan",
+        verdict=verdict,
+        tensorrt_version=header.version,
+        nbytes=path.stat().st_size,
+        smoke=smoke,
     )
 
 
-def _release(version: str) -> str:
-    """Major, minor and patch: the build number differs between distributions of one release."""
-    return ".".join(version.split(".")[:3])
+def _runnable(name: str) -> None:
+    """`SetupError` with the install line unless something here runs that backend's engines."""
+    known = backends()
+    if name not in known:
+        return
+    card = known[name]
+    others = (known[other] for other in card.run_by if other in known)
+    next((other for other in others if not other.missing("runtime")), card).half("runtime")
+
+
+def _smoke_plan(path: Path, header: PlanHeader, sizes: dict[str, Shape], device: str, seed: int) -> dict[str, Any]:
+    """One run of a plan nobody wrote a passport for: what it takes is asked of the plan itself, once it is loaded."""
+    stated = Passport(
+        schema="trt-engine/passport",
+        schema_version=1,
+        backend=_PLANS,
+        payload=(Payload(path.name, path.stat().st_size, ""),),
+        model=Source(path.stem, "", None, path.name),
+        signature=Signature((), ()),
+        profiles=(),
+        precision=Precision(None),
+        device=device,
+        build=Build("", {}, 0.0, f"tensorrt {header.version}"),
+        environment=Environment.here(),
+        needs=Needs("tensorrt", header.version),
+    )
+    config = RuntimeConfig(device=device)
+    session = backends()[_PLANS].half("runtime")().load(Engine(path, stated), config)
+    signature = session.signature
+    session.close()
+    for name in sizes:
+        signature.input(name)
+    return _smoke(Engine(path, replace(stated, signature=signature)), sizes, device, seed)
 
 
 def _no_plan(path: Path) -> EngineError:

@@ -1,4 +1,4 @@
-"""`trt-engine inspect PATH`: what is in a model, an engine, a TensorRT plan or a run folder."""
+"""`trt-engine inspect PATH`: what is in a model, an engine, a TensorRT plan, a bundle's folder or a run folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 
 if TYPE_CHECKING:
+    from trt_engine.errors import EngineError
     from trt_engine.records import EngineReport, Finding, ModelReport, RunReport
 
 __all__ = ["command"]
@@ -30,30 +31,76 @@ _TOP = 20
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the inputs of --run [0].")
 @options.common
 def command(talk: Talk, path: Path, shapes: str | None, run: bool, device: str | None, seed: int) -> int:
-    """What is in PATH: an ONNX model, an engine, a bare TensorRT plan or a run folder.
+    """What is in PATH: an ONNX model, an engine, a bare TensorRT plan, a bundle or a run folder.
 
     Of a model: inputs and outputs, operators, parameters, multiply-adds, precision, and what is known to give trouble. Of an
-    engine: its passport, and whether it loads here. Ends with 0 whenever there is an answer, whatever it is; with 4 for a
-    file that is no whole model, with 10 for an .engine that is no plan.
+    engine or a plan: whether it loads here, and what to type if not. Ends with 0 whenever there is an answer, whatever it
+    is; with 4 for a file that is no whole model, with 10 for an .engine that is no plan.
     """
     from trt_engine.api.inspecting import inspect
-    from trt_engine.records import EngineReport, ModelReport
+    from trt_engine.errors import EngineError
+    from trt_engine.records import BundleState, EngineReport, ModelReport
 
     typed = options.spelled_command()
-    report = inspect(path, shapes=shapes, run=run, device=device, seed=seed)
+    try:
+        report = inspect(path, shapes=shapes, run=run, device=device, seed=seed)
+    except EngineError as error:
+        if talk.json and not run:  # a file that is no plan is an error with a verdict
+            place = path.with_suffix("") if path.suffix == ".json" else path
+            emit(talk, document("error", _refused(error, place, typed), command=_again(place)), "")
+        raise
     if isinstance(report, ModelReport):
         text = _model(report)
         warnings = [f"{item.code}: {item.message}" for item in report.findings if item.severity != "info"]
     elif isinstance(report, EngineReport):
-        text, warnings = _engine(report), _verdict_warnings(report)
+        emit(talk, _engine_document(report, typed), _engine(report))
+        return 0
+    elif isinstance(report, BundleState):
+        from trt_engine.cli.bundle import state_text
+
+        text, warnings = state_text(report), list(report.problems)
     else:
         text, warnings = _run(report), [] if report.complete else ["the run is not complete"]
     emit(talk, document("inspect", report, command=typed, warnings=warnings), text)
     return 0
 
 
-def _verdict_warnings(report: EngineReport) -> list[str]:
-    return [] if report.verdict.verdict == "loads" else [f"{report.verdict.verdict}: {report.verdict.reason}"]
+def _engine_document(report: EngineReport, typed: str) -> dict[str, Any]:
+    """The report with `verdict`, `reason` and `command` side by side. `command` is what to type next, where there is
+    something; `invocation` is what was typed."""
+    import msgspec
+
+    told = report.verdict
+    body = msgspec.to_builtins(report) | {"verdict": told.verdict, "reason": told.reason, "invocation": typed}
+    warnings = [] if told.verdict == "loads" else [f"{told.verdict}: {told.reason}"]
+    return document("inspect", body, command=told.command or typed, warnings=warnings)
+
+
+def _again(path: Path) -> str:
+    """The command that puts an engine where one was expected."""
+    import shlex
+
+    backend = "" if path.suffix == ".onnx" else "--backend tensorrt "
+    return f"trt-engine build MODEL.onnx {backend}-o {shlex.quote(str(path))}"
+
+
+def _refused(error: EngineError, path: Path, typed: str) -> dict[str, Any]:
+    """The error with a verdict, and the version of a plan whose passport is what is damaged."""
+    from trt_engine.engine import plan_header
+
+    try:
+        header = plan_header(path)
+    except OSError:
+        header = None
+    told = {"type": "EngineError", "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    version = header.version if header is not None else None
+    return {
+        "error": told,
+        "verdict": "refuse",
+        "reason": error.message,
+        "tensorrt_version": version,
+        "invocation": typed,
+    }
 
 
 # ------------------------------------------------------------------------------------------------ models

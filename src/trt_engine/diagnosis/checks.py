@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 from trt_engine.backend import Backend, backends
 from trt_engine.device import info
+from trt_engine.diagnosis import tensorrt as plans
 from trt_engine.diagnosis.machine import Machine, requirement_holds
 from trt_engine.environment import Environment
+from trt_engine.plans.installed import Installed
 from trt_engine.records import BackendState, Diagnosis, DoctorReport
 from trt_engine.store import Store
 
@@ -40,18 +42,29 @@ class Findings:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
+        self._probed: dict[str, dict[str, Any]] = {}
 
-    @cached_property
+    def probe(self, library: str) -> dict[str, Any]:
+        """What a library says of itself, imported in a process of its own."""
+        if library not in self._probed:
+            self._probed[library] = self.machine.probe(library)
+        return self._probed[library]
+
+    @property
     def onnxruntime(self) -> dict[str, Any]:
-        return self.machine.probe("onnxruntime")
+        return self.probe("onnxruntime")
 
-    @cached_property
+    @property
     def onnx(self) -> dict[str, Any]:
-        return self.machine.probe("onnx")
+        return self.probe("onnx")
 
     @cached_property
     def gpus(self) -> tuple[info.Gpu, ...]:
-        return info.gpus()
+        return self.machine.gpus
+
+    @property
+    def tensorrt(self) -> Installed:
+        return self.machine.tensorrt
 
     @property
     def driver_loaded(self) -> str | None:
@@ -226,7 +239,7 @@ def _provider_fix(reason: str, found: Findings) -> str:
     if not (found.gpus or found.driver_loaded):
         return "nothing, on a machine without an NVIDIA GPU"
     if library and library[0].startswith(("libnvinfer", "libnvonnxparser")):
-        return f"install TensorRT, or put the folder of `{library[0]}` on LD_LIBRARY_PATH"
+        return plans.how_to_find(library[0], found.tensorrt, found.machine)
     if library:
         return f"install the CUDA and cuDNN this package was built for, or put `{library[0]}` on LD_LIBRARY_PATH"
     return "docs/troubleshooting.md, ONNX Runtime and GPUs"
@@ -314,12 +327,16 @@ def processor(found: Findings) -> Iterator[Diagnosis]:
 
 @check
 def container(found: Findings) -> Iterator[Diagnosis]:
-    if where := info.in_container():
+    where = found.machine.container
+    if where is not None:
+        held = plans.held(found.tensorrt, found.machine)
         yield Diagnosis(
             "container",
             "note",
-            f"inside a container ({where}): engines are for the versions in here, not for the host's",
+            f"inside a container ({where}): engines are for the versions in here, not for the host's"
+            + (f"; it has {held}" if held else ""),
         )
+    yield from plans.container_tools(found.machine, where, found.gpus)
 
 
 # ------------------------------------------------------------------------------------------------ GPU and NVIDIA's tools
@@ -349,75 +366,109 @@ def gpu(found: Findings) -> Iterator[Diagnosis]:
 
 @check
 def tensorrt(found: Findings) -> Iterator[Diagnosis]:
-    names = sorted(
-        f"{item.metadata['Name']} {item.version}"
-        for item in found.machine.distributions
-        if item.metadata["Name"].lower().startswith("tensorrt") and "llm" not in item.metadata["Name"].lower()
-    )
-    if not names:
-        yield Diagnosis("tensorrt", "note", "no TensorRT bindings installed")
+    """The bindings, imported in a process of their own."""
+    here = found.tensorrt
+    if not here.packages:
+        text = "no TensorRT bindings installed"
+        if (library := here.library()) is not None:
+            text += f"; the library {library.version} is in `{library.path.parent}`"
+        yield Diagnosis("tensorrt", "note", text, plans.how_to_install(here))
         return
-    told = found.machine.probe("tensorrt")
+    told = found.probe("tensorrt")
     if "error" not in told:
-        yield Diagnosis("tensorrt", "ok", f"bindings {told['version']}")
+        below = here.library(major=here.bindings.version.major if here.bindings else None)
+        place = f", libnvinfer in `{below.path.parent}`" if below is not None else ""
+        cuda = f", for CUDA {here.cuda}" if here.cuda is not None else ""
+        yield Diagnosis("tensorrt", "ok", f"bindings {told['version']}{cuda}{place}")
         return
     if "No module named" in told["error"]:  # bindings alone have no module `tensorrt`; theirs names the library
-        told = found.machine.probe("tensorrt_bindings")
-    library = re.search(r"lib\w[\w.+-]*\.so[.\d]*", told.get("error", ""))
+        told = found.probe("tensorrt_bindings")
+    library_name = re.search(r"lib\w[\w.+-]*\.so[.\d]*", told.get("error", ""))
+    names = ", ".join(f"{item.name} {item.version}" for item in here.packages)
     yield Diagnosis(
         "tensorrt",
         "warning",
-        f"installed ({', '.join(names)}) and cannot be imported: {told.get('error', 'there is no module `tensorrt`')}",
-        f"install TensorRT's libraries of the same version, or put the folder of `{library[0]}` on LD_LIBRARY_PATH"
-        if library
-        else "install one TensorRT, bindings and libraries of the same version",
+        f"installed ({names}) and cannot be imported: {told.get('error', 'there is no module `tensorrt`')}",
+        _bindings_fix(found, library_name[0] if library_name else None),
     )
+
+
+def _bindings_fix(found: Findings, library: str | None) -> str:
+    here = found.tensorrt
+    whole = here.pip((here.bindings or here.packages[0]).version, "--force-reinstall")
+    if library is None:
+        return whole
+    fix = plans.how_to_find(library, here, found.machine)
+    return fix if fix.startswith("export") else f"{whole}, or put the folder of `{library}` on LD_LIBRARY_PATH"
+
+
+@check
+def tensorrt_together(found: Findings) -> Iterator[Diagnosis]:
+    """Which of TensorRT's parts belong together, and which GPUs and drivers they take."""
+    here = found.tensorrt
+    yield from plans.versions_together(here)
+    yield from plans.cuda_packages(here)
+    yield from plans.driver_and_cuda(here)
+    yield from plans.gpu_support(here)
+    yield from plans.plugin_library(here)
+    yield from plans.two_on_one_path(here)
+    yield from plans.libraries_on_path(here, found.machine)
+    yield from plans.onnxruntime_provider(here, found.machine.package_folders())
+    yield from plans.onnxruntime_cuda(here, found.machine.package_folders())
+    if here.lean:
+        versions = ", ".join(f"{item.version} in `{item.path.parent}`" for item in here.lean)
+        yield Diagnosis("tensorrt-lean", "note", f"lean runtimes: {versions}")
 
 
 @check
 def tools(found: Findings) -> Iterator[Diagnosis]:
-    trtexec = found.machine.tool("trtexec")
-    if trtexec is None:
-        yield Diagnosis("trtexec", "note", "not found on PATH or in /usr/src/tensorrt/bin")
-    else:
-        version = re.search(r"\[TensorRT v(\d+)\]", found.machine.said(trtexec, "--help"))
-        named = (
-            f"`{trtexec}`, TensorRT {_trtexec_version(version[1])}"
-            if version
-            else f"`{trtexec}`, which says no version"
-        )
+    here = found.tensorrt
+    if here.trtexec is None:
         yield Diagnosis(
-            "trtexec", "ok" if version else "warning", named, None if version else f"try `{trtexec} --help`"
+            "trtexec", "note", "not found on PATH or in /usr/src/tensorrt/bin", "sudo apt-get install libnvinfer-bin"
         )
+    elif here.trtexec_version is None:
+        yield Diagnosis(
+            "trtexec",
+            "warning",
+            f"`{here.trtexec}`, which says no version: {here.trtexec_said}",
+            _library_fix(here.trtexec_said or "", found) or f"try `{here.trtexec} --help`",
+        )
+    else:
+        yield Diagnosis("trtexec", "ok", f"`{here.trtexec}`, TensorRT {here.trtexec_version}")
     for name, title in (("nsys", "Nsight Systems"), ("ncu", "Nsight Compute")):
         place = found.machine.tool(name)
-        yield Diagnosis(name, "ok" if place else "note", f"{title}: `{place}`" if place else f"{title} not found")
+        if place is not None:
+            yield Diagnosis(name, "ok", f"{title}: `{place}`")
+        else:
+            fix = f"install {title}, then put its folder on PATH: `export PATH=/opt/nvidia/...:$PATH`"
+            yield Diagnosis(name, "note", f"{title} not found", fix if found.gpus else None)
 
 
-def _trtexec_version(digits: str) -> str:
-    """`101600` is 10.16.0 and `8501` is 8.5.1: two digits each from the right."""
-    number = int(digits)
-    if number >= 100_000:
-        return f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
-    return f"{number // 1000}.{number // 100 % 10}.{number % 100}"
+def _library_fix(text: str, found: Findings) -> str | None:
+    library = re.search(r"lib\w[\w.+-]*\.so[.\d]*", text)
+    name = library[0].rstrip(".") if library else None
+    return plans.how_to_find(name, found.tensorrt, found.machine, packaged=True) if name else None
 
 
 # ------------------------------------------------------------------------------------------------ backends
 
 
 def _backend_state(card: Backend, found: Findings) -> BackendState:
-    """Whether that backend can work here, judged by its modules in a process of their own."""
+    """Whether that backend can work here: its modules in processes of their own, its programs, a device it can use."""
+
+    def refused(reason: str, fix: str | None = None) -> BackendState:
+        return BackendState(card.name, card.summary, False, reason=reason, fix=fix or card.install)
+
     for module in card.modules:
-        told = (
-            found.onnxruntime
-            if module == "onnxruntime"
-            else found.onnx
-            if module == "onnx"
-            else found.machine.probe(module)
-        )
+        told = found.probe(module)
         if "error" in told or told.get("hollow"):
-            reason = told.get("error") or f"`{module}` is hollow"
-            return BackendState(card.name, card.summary, False, reason=reason, fix=card.install)
+            return refused(told.get("error") or f"`{module}` is hollow")
+    for program in card.tools:
+        if (place := found.machine.tool(program)) is None:
+            return refused(f"the program `{program}` was not found")
+        if place == found.tensorrt.trtexec and found.tensorrt.trtexec_version is None:
+            return refused(f"`{place}` does not start: {found.tensorrt.trtexec_said}", "see `trtexec` above")
     devices: tuple[str, ...] = card.devices
     if "onnxruntime" in card.modules:
         ran = [name for name, state in found.onnxruntime["providers"].items() if state["runs"]]
@@ -425,11 +476,17 @@ def _backend_state(card: Backend, found: Findings) -> BackendState:
     elif not found.gpus:
         devices = tuple(name for name in card.devices if not name.startswith("cuda"))
     if not devices:
-        return BackendState(card.name, card.summary, False, reason="no device it can use", fix=card.install)
+        return refused("it needs an NVIDIA GPU, and none is here", _no_gpu_fix(found))
     fix = None
-    if found.gpus and not any(name.startswith("cuda") for name in devices):
+    if found.gpus and "onnxruntime" in card.modules and not any(name.startswith("cuda") for name in devices):
         fix = f"for the GPU: {_SWAP.format(names='onnxruntime', wanted='onnxruntime-gpu')}"
     return BackendState(card.name, card.summary, True, devices, fix=fix)
+
+
+def _no_gpu_fix(found: Findings) -> str:
+    if found.driver_loaded:
+        return "see `gpu` above"
+    return "a machine with an NVIDIA GPU and its driver; `trt-engine inspect` judges plans without one"
 
 
 def _gib(mib: int) -> str:

@@ -8,14 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from trt_engine.device import info
 from trt_engine.diagnosis.probe import MARK
+from trt_engine.plans.installed import Installed, find_trtexec, installed
 
 __all__ = ["Machine", "requirement_holds"]
 
@@ -23,9 +25,6 @@ _PROBE = Path(__file__).with_name("probe.py")
 _PROBE_TIMEOUT_S = 60
 _TOOL_TIMEOUT_S = 20
 _TOOL_FOLDERS = (
-    "usr/src/tensorrt/bin",
-    "opt/tensorrt/bin",
-    "usr/local/tensorrt/bin",
     "usr/local/cuda/bin",
     "opt/nvidia/nsight-systems/*/bin",
     "opt/nvidia/nsight-compute/*",
@@ -42,6 +41,40 @@ class Machine:
     path: str = field(default_factory=lambda: os.environ.get("PATH", ""))
     folder: Path = field(default_factory=Path.cwd)
     store: Path | None = None
+    library_path: str = field(default_factory=lambda: os.environ.get("LD_LIBRARY_PATH", ""))
+    variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """The environment's other variables."""
+    boards: tuple[info.Gpu, ...] | None = None
+    """The GPUs to speak of; None for those NVML shows."""
+
+    @cached_property
+    def gpus(self) -> tuple[info.Gpu, ...]:
+        return info.gpus() if self.boards is None else self.boards
+
+    @cached_property
+    def tensorrt(self) -> Installed:
+        """The TensorRT of this machine."""
+        return installed(self.root, packages=self.packages, environ=self._environ, boards=self.gpus)
+
+    @property
+    def _environ(self) -> dict[str, str]:
+        return {**self.variables, "PATH": self.path, "LD_LIBRARY_PATH": self.library_path}
+
+    @cached_property
+    def container(self) -> str | None:
+        return self.tensorrt.container
+
+    def environ(self, name: str) -> str | None:
+        """The value of a variable, or None where it is unset or empty."""
+        return self.variables.get(name) or None
+
+    def under(self, path: str) -> Path:
+        """An absolute path of that machine, under its root."""
+        return Path(path) if self.root == Path("/") else self.root / path.lstrip("/")
+
+    def package_folders(self) -> list[Path]:
+        """Where its Python packages lie, in the order Python looks."""
+        return [Path(place) for place in (*self.packages, *(sys.path if self.root == Path("/") else ())) if place]
 
     @cached_property
     def distributions(self) -> tuple[metadata.Distribution, ...]:
@@ -92,7 +125,9 @@ class Machine:
         return {"error": f"`import {library}` ended the process with {how}"}
 
     def tool(self, name: str) -> Path | None:
-        """A program on PATH or in the folders NVIDIA's packages use."""
+        """A program on PATH or in the folders NVIDIA's packages use; trtexec may be named by a variable."""
+        if name == "trtexec":
+            return find_trtexec(self.root, self._environ)
         if found := shutil.which(name, path=self.path):
             return Path(found)
         for pattern in _TOOL_FOLDERS:

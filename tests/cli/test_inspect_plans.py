@@ -1,0 +1,291 @@
+"""`trt-engine inspect` on TensorRT plans: every version, every damage, and what is installed beside them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graph import models
+from tensorrt_machines import package, passport, plan_bytes, trtexec, wheels
+from trt_engine.api.inspecting import inspect
+from trt_engine.cli import main
+from trt_engine.engine import Engine, payload_of
+from trt_engine.errors import TrtEngineError
+
+VERDICTS = ("loads", "penalty", "rebuild", "refuse")
+RELEASES = [
+    (8, 6, 0, 12), (8, 6, 1, 6), (9, 0, 1, 4), (9, 3, 0, 1), (10, 0, 1, 6), (10, 3, 0, 26), (10, 7, 0, 23), (10, 8, 0, 43),
+    (10, 13, 2, 6), (10, 16, 0, 72), (10, 16, 1, 11), (11, 0, 0, 114), (11, 1, 0, 106), (11, 4, 0, 106),
+]  # fmt: skip
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*args: object) -> tuple[int, str, str]:
+        code = main.run(["inspect", *map(str, args)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without TensorRT, whatever this one has."""
+    from trt_engine.plans.installed import installed
+
+    if installed(ask_trtexec=False).anything:
+        pytest.skip("TensorRT is installed here")
+    monkeypatch.setenv("PATH", "")
+
+
+def plan(path: Path, version: tuple[int, int, int, int] = (10, 16, 1, 11), nbytes: int = 4096) -> Path:
+    path.write_bytes(plan_bytes(version, nbytes))
+    return path
+
+
+def told(cli: Run, path: Path) -> dict[str, Any]:
+    code, out, err = cli(path, "--json")
+    assert code == 0, err
+    document: dict[str, Any] = json.loads(out)
+    assert document["verdict"] in VERDICTS and document["reason"] and document["command"]
+    return document
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("version", RELEASES, ids=str)
+def test_the_bare_header_of_every_release_is_answered(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int, int]
+) -> None:
+    path = plan(tmp_path / "model.engine", version, nbytes=4)
+    monkeypatch.setattr(sys, "argv", ["trt-engine", "inspect", str(path), "--json"])
+    document = told(cli, path)
+    spelled = ".".join(map(str, version))
+    assert (document["kind"], document["tensorrt_version"]) == ("plan", spelled)
+    assert document["verdict"] == "refuse" and "not installed" in document["reason"]
+    assert ".".join(map(str, version[:3])) in document["command"]
+    assert document["command"].startswith("pip install ")
+    assert document["invocation"] == f"trt-engine inspect {shlex.quote(str(path))} --json"
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("version", RELEASES, ids=str)
+def test_a_plan_loads_with_its_own_release_alone(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int, int]
+) -> None:
+    site = wheels(tmp_path / "site", ".".join(map(str, version)))
+    monkeypatch.syspath_prepend(str(site))
+    for other in {version, (8, 6, 1, 6), (10, 16, 1, 12), (10, 16, 1, 11), (11, 4, 0, 106)}:
+        document = told(cli, plan(tmp_path / "model.engine", other))
+        assert document["verdict"] == ("loads" if other == version else "rebuild"), document
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_release_told_in_three_parts_takes_every_build_of_it(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(wheels(tmp_path / "site", "10.16.1")))
+    assert told(cli, plan(tmp_path / "model.plan", (10, 16, 1, 11)))["verdict"] == "loads"
+    assert told(cli, plan(tmp_path / "model.plan", (10, 16, 2, 11)))["verdict"] == "rebuild"
+
+
+@pytest.mark.usefixtures("bare")
+def test_bindings_alone_cannot_load_a_plan(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(tmp_path / "site", "tensorrt-cu13-bindings", "10.16.1.11")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    document = told(cli, plan(tmp_path / "model.engine"))
+    assert document["verdict"] == "refuse" and "libnvinfer.so.10" in document["reason"]
+
+
+@pytest.mark.usefixtures("bare")
+def test_trtexec_alone_is_enough_for_a_plan_of_its_release(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = trtexec(tmp_path, "101601", 11, folder="bin")
+    monkeypatch.setenv("PATH", f"{program.parent}")
+    document = told(cli, plan(tmp_path / "model.engine"))
+    assert document["verdict"] == "loads" and document["command"].startswith(f"{program} --loadEngine=")
+    assert told(cli, plan(tmp_path / "model.engine", (11, 4, 0, 106)))["verdict"] == "rebuild"
+
+
+def test_the_text_has_verdict_reason_and_command_a_line_each(cli: Run, tmp_path: Path) -> None:
+    code, out, _ = cli(plan(tmp_path / "model.engine"))
+    lines = {line.partition(":")[0]: line.partition(": ")[2] for line in out.splitlines()}
+    assert code == 0 and lines["verdict"] in VERDICTS
+    assert lines["reason"] and lines["command"] and lines["tensorrt"] == "10.16.1.11"
+
+
+def test_a_plan_is_recognised_under_any_name(cli: Run, tmp_path: Path) -> None:
+    assert told(cli, plan(tmp_path / "model.bin"))["kind"] == "plan"
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"ftrt" + bytes(8), "ends after 12 bytes"),
+        (plan_bytes()[:27], "ends after 27 bytes"),
+        (b"\x00\x01\x02\x03" + bytes(500), "begins with `00 01 02 03`"),
+        (models.detector().SerializeToString(), "is an ONNX model"),
+    ],
+    ids=["empty", "cut", "cut before the version", "foreign", "model"],
+)
+@pytest.mark.parametrize("suffix", [".engine", ".plan", ".trt"])
+def test_an_engine_by_name_that_is_no_plan_ends_with_ten_and_is_refused(
+    cli: Run, tmp_path: Path, content: bytes, words: str, suffix: str
+) -> None:
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(content)
+    code, out, err = cli(path)
+    assert (code, out) == (10, "")
+    assert words in err and "hint: " in err
+    code, out, err = cli(path, "--json")
+    document = json.loads(out)
+    assert (code, document["schema"], document["verdict"]) == (10, "trt-engine/error", "refuse")
+    assert words in document["reason"] and document["error"]["hint"] and words in err
+    assert document["command"].startswith("trt-engine build ") and path.name in document["command"]
+    assert document["tensorrt_version"] is None and document["invocation"].startswith("trt-engine")
+
+
+@pytest.mark.parametrize("version", [(0, 0, 0, 0), (8, 5, 3, 1), (255, 255, 255, 255), (1, 2, 3, 4)])
+def test_a_version_no_tensorrt_wrote_is_refused_as_damage(
+    cli: Run, tmp_path: Path, version: tuple[int, int, int, int]
+) -> None:
+    document = told(cli, plan(tmp_path / "model.engine", version))
+    assert document["verdict"] == "refuse" and "damaged" in document["reason"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    head=st.sampled_from([b"", b"ftrt", b"ftr", b"trtf"]),
+    rest=st.binary(max_size=80),
+    suffix=st.sampled_from([".engine", ".plan", ".trt"]),
+)
+def test_whatever_the_bytes_are_inspect_answers_or_raises_one_of_our_errors(
+    tmp_path: Path, head: bytes, rest: bytes, suffix: str
+) -> None:
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(head + rest)
+    try:
+        report: Any = inspect(path)
+    except TrtEngineError as error:
+        assert error.exit_code == 10 and error.hint
+    else:
+        assert report.verdict.verdict in VERDICTS and report.verdict.reason and report.verdict.command
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(at=st.integers(0, 4123), value=st.integers(0, 255), cut=st.integers(0, 4124))
+def test_a_flipped_byte_or_a_cut_never_breaks_inspect(tmp_path: Path, at: int, value: int, cut: int) -> None:
+    raw = bytearray(plan_bytes())
+    raw[at] = value
+    path = tmp_path / "model.engine"
+    path.write_bytes(bytes(raw[:cut]))
+    try:
+        report: Any = inspect(path)
+    except TrtEngineError as error:
+        assert error.exit_code == 10 and error.hint
+    else:
+        assert report.kind == "plan" and report.verdict.command
+
+
+def test_a_plan_cut_at_every_length_is_answered_or_refused(tmp_path: Path) -> None:
+    whole = plan_bytes((10, 16, 1, 11), nbytes=40)
+    path = tmp_path / "model.engine"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        if length < 28:  # the version is not whole
+            with pytest.raises(TrtEngineError) as caught:
+                inspect(path)
+            assert caught.value.exit_code == 10 and caught.value.hint
+            assert (
+                "is empty" if not length else "no TensorRT plan" if length < 4 else f"ends after {length} bytes"
+            ) in str(caught.value)
+        else:
+            report: Any = inspect(path)
+            assert (report.kind, report.tensorrt_version) == ("plan", "10.16.1.11")
+            assert report.verdict.verdict in VERDICTS and report.verdict.command
+
+
+def test_a_sealed_plan_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> None:
+    whole = plan_bytes((10, 16, 1, 11), nbytes=40)
+    path = tmp_path / "model.engine"
+    path.write_bytes(whole)
+    Engine.seal(path, passport(payload=payload_of(path)))
+    for length in range(len(whole)):
+        for content in (whole[:length], whole[:length] + b"\xff" + whole[length + 1 :], whole[:length] + b"more"):
+            if content == whole:
+                continue
+            path.write_bytes(content)
+            report: Any = inspect(path)
+            assert report.verdict.verdict == "refuse" and report.verdict.reason and report.verdict.command
+
+
+# ------------------------------------------------------------------------------------------------ engines with passports
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    path = plan(tmp_path / "model.engine")
+    return Engine.seal(path, passport(payload=payload_of(path)))
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_engine_of_tensorrt_is_judged_without_tensorrt(cli: Run, engine: Engine) -> None:
+    document = told(cli, engine.path)
+    assert (document["kind"], document["tensorrt_version"]) == ("engine", "10.16.1.11")
+    assert document["verdict"] == "refuse" and document["command"] == 'pip install "tensorrt-cu13==10.16.1.*"'
+    assert document["passport"]["backend"] == "tensorrt"
+
+
+def test_a_sealed_plan_that_was_cut_is_refused_by_its_digest(cli: Run, engine: Engine) -> None:
+    engine.path.write_bytes(plan_bytes()[:2000])
+    document = told(cli, engine.path)
+    assert document["verdict"] == "refuse" and "changed" in document["reason"]
+
+
+def test_a_passport_that_was_cut_is_one_of_our_errors(cli: Run, engine: Engine) -> None:
+    beside = Path(f"{engine.path}.json")
+    beside.write_bytes(beside.read_bytes()[:100])
+    code, out, err = cli(engine.path, "--json")
+    document = json.loads(out)
+    assert code == 10 and "passport" in err
+    assert (document["verdict"], document["tensorrt_version"]) == ("refuse", "10.16.1.11")
+
+
+def test_a_passport_without_its_plan_names_the_plan_to_build(cli: Run, engine: Engine) -> None:
+    engine.path.unlink()
+    code, out, err = cli(f"{engine.path}.json", "--json")
+    document = json.loads(out)
+    assert code == 10 and "only its passport is there" in err
+    assert document["command"].endswith(f"-o {shlex.quote(str(engine.path))}") and document["tensorrt_version"] is None
+
+
+def test_a_plan_that_lost_its_passport_is_a_bare_one(cli: Run, engine: Engine, tmp_path: Path) -> None:
+    copied = shutil.copy(engine.path, tmp_path / "copied.engine")
+    assert told(cli, Path(copied))["kind"] == "plan"
+
+
+# ------------------------------------------------------------------------------------------------ --run
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_run_without_tensorrt_says_what_to_install(cli: Run, engine: Engine, tmp_path: Path) -> None:
+    for path in (engine.path, plan(tmp_path / "bare.engine")):
+        code, out, err = cli(path, "--run")
+        assert (code, out) == (3, "")
+        assert "needs `tensorrt`" in err and "hint: pip install" in err
