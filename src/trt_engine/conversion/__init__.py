@@ -1,0 +1,1 @@
+"""PyTorch, exported programs, Hugging Face, timm and TensorFlow to ONNX, checked against their source."""
