@@ -396,7 +396,9 @@ class _Run:
         self.artifacts[f"engine_b{batch}"] = str(engine.path)
         if built.cached:
             before = engine.passport.build.seconds
-            self.notes.append(f"the engine of b{batch} came from the store, where it was built in {before:.1f} s before")
+            self.notes.append(
+                f"the engine of b{batch} came from the store, where it was built in {before:.1f} s before"
+            )
         for warning in built.warnings:
             self.warn(f"build b{batch}: {warning}")
         return engine
