@@ -7,6 +7,7 @@ process, without a cluster; its batches run in a thread, as ours do. The ways ta
 gives a throughput and its callers' latencies; the demand is 0.90 of the throughput by hand, and a p99 of at most the wait
 and (callers / batch + 1) batch times. Then an open loop: Poisson arrivals at 50 % and 80 % of the batcher's own throughput.
 
+    pip install "ray[serve]"  # beside this package, for the peer; without it that way is left out, and the record says so
     python benchmarks/batcher.py
     python benchmarks/batcher.py --callers 256 --batch 64 --seconds 4 --check
 """

@@ -33,9 +33,14 @@ def main() -> int:
     options.add_argument("--batch", type=int, default=64)
     options.add_argument("--callers", type=int, default=256)
     options.add_argument("--wait-ms", type=float, default=5.0)
-    options.add_argument("--contexts", type=int, default=2)
+    options.add_argument("--contexts", type=int, default=3)
+    options.add_argument(
+        "--streams", type=int, default=1, help="one: batches follow each other, as each fills the GPU [1]"
+    )
     options.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8])
-    options.add_argument("--no-graphs", action="store_true")
+    options.add_argument(
+        "--graphs", action="store_true", help="capture the full batch; needs a stream for each context"
+    )
     args = options.parse_args()
     bench, kept = Bench(args, "gpu_batcher"), True
     for model in args.models:
@@ -48,7 +53,7 @@ def one(bench: Bench, args, model: str) -> bool:
     images = bench.feeds(engine, args.batch)
     (name, rows), logits = next(iter(images.items())), engine.signature.outputs[0].name
     singles = [rows[number : number + 1].copy() for number in range(args.batch)]
-    graphs = (args.batch,) if bench.on_gpu and not args.no_graphs else False
+    graphs = (args.batch,) if bench.on_gpu and args.graphs else False
     part_s = args.seconds / 8
     sessions = [bench.raw(engine) for _ in range(2)]
 
@@ -60,13 +65,14 @@ def one(bench: Bench, args, model: str) -> bool:
         return call
 
     calls = [by_hand(session) for session in sessions]
+    loaded = {"options": bench.options, "contexts": args.contexts, "streams": args.streams, "graphs": graphs}
     batching = te.Batching(max_batch=args.batch, max_wait_ms=args.wait_ms)
     with bench.measuring() as (before, started):
         for call in calls:
             call(), call()
         with (
-            te.load(engine, options=bench.options, contexts=args.contexts, graphs=graphs) as plain,
-            te.load(engine, options=bench.options, contexts=args.contexts, graphs=graphs, batching=batching) as runner,
+            te.load(engine, **loaded) as plain,
+            te.load(engine, **loaded, batching=batching) as runner,
         ):
             plain.warmup(2, batch=args.batch)
             runner.warmup(2, batch=args.batch)
@@ -135,7 +141,8 @@ def one(bench: Bench, args, model: str) -> bool:
                 )  # fmt: skip
             facts = runner.facts
     settings = {
-        "batch": args.batch, "callers": args.callers, "wait_ms": args.wait_ms, "contexts": args.contexts,
+        "batch": args.batch, "callers": args.callers, "wait_ms": args.wait_ms,
+        "contexts": args.contexts, "streams": args.streams,
         "graphs": list(graphs) if graphs else False, "options": bench.options,
     }  # fmt: skip
     bench.write(model, engine, before, started, facts, settings, samples, results, met)

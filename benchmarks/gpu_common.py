@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import networks
@@ -140,6 +139,11 @@ class Bench:
 
         return call
 
+    def same_session(self, runner: te.InferenceEngine) -> ort.InferenceSession | None:
+        """The session of ONNX Runtime's that the first context runs on, to be used without us."""
+        streams = getattr(getattr(runner.runner, "_session", None), "_streams", None)
+        return streams[0].loaded if streams else None
+
     def resident(self, runner: te.InferenceEngine, feeds: dict[str, Any]) -> tuple[dict[str, Any], bool]:
         """The feeds as arrays on the engine's device, and whether there is one."""
         device = getattr(runner.runner, "device", None)
@@ -199,8 +203,14 @@ def p(values: Sequence[float], q: float) -> float:
     return float(percentile(sorted(values), q, "linear"))
 
 
-def interleaved(calls: dict[str, Call], seconds: float, warm: int = 20) -> dict[str, list[float]]:
-    """Microseconds of every call, the ways in an order that turns from round to round."""
+def interleaved(
+    calls: dict[str, Call], seconds: float, warm: int = 20, block_s: float = 0.05
+) -> dict[str, list[float]]:
+    """Microseconds of every call, the ways in an order that turns from round to round.
+
+    Each way is called for `block_s` in a row, as those call who use it: after another way's call a processor has forgotten
+    what this one needs, which on an H200's host was worth some 100 microseconds.
+    """
     for call in calls.values():
         for _ in range(warm):
             call()
@@ -208,19 +218,17 @@ def interleaved(calls: dict[str, Call], seconds: float, warm: int = 20) -> dict[
     samples: dict[str, list[float]] = {way: [] for way in calls}
     ways = list(calls.items())
     until, number = time.perf_counter() + seconds, 0
-    while time.perf_counter() < until or number < 30:
+    while time.perf_counter() < until or number < 6:
         turn = number % len(ways)
         for way, call in ways[turn:] + ways[:turn]:
-            start = clock()
-            call()
-            samples[way].append((clock() - start) / 1e3)
+            over = clock() + block_s * 1e9
+            start = 0
+            while start < over:
+                start = clock()
+                call()
+                samples[way].append((clock() - start) / 1e3)
         number += 1
     return samples
-
-
-def paired(ours: Sequence[float], raw: Sequence[float]) -> float:
-    """The median of the differences between neighbours."""
-    return median(one - other for one, other in zip(ours, raw, strict=True))
 
 
 class Crowd:

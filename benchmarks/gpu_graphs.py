@@ -3,8 +3,7 @@
 Ours: `te.load(graphs=True)`. Raw: a session with `enable_cuda_graph`, io binding, run until it replays. Batch 1, where a
 graph matters most. Two pairs: arrays of the host in and out (raw: `update_inplace`, replay, `numpy`), and arrays on the
 device, where raw replays on the same memory again and again and ours copies another's array in and hands an array of its
-own out. Demanded: the median at most 1.02 of raw, in the first pair; the second is told. Raw without a graph is measured
-beside.
+own out. Demanded: the median at most 1.02 of raw, in both pairs. Raw without a graph is measured beside.
 
     python benchmarks/gpu_graphs.py
     python benchmarks/gpu_graphs.py -O cuda.prefer_nhwc=1 --models resnet50
@@ -56,7 +55,7 @@ def main() -> int:
             middle = {way: p(values, 50) for way, values in samples.items()}
             ratio = middle["ours_host_us"] / middle["raw_host_us"]
             device = middle["ours_device_us"] / middle["raw_device_us"]
-            met = ratio <= ALLOWED and (captured or not bench.on_gpu)
+            met = max(ratio, device) <= ALLOWED and (captured or not bench.on_gpu)
             kept &= met
             results = {way.replace("_us", "_p50_us"): value for way, value in middle.items()} | {
                 "ratio_host": ratio, "ratio_device": device,

@@ -124,3 +124,14 @@ def test_a_stream_closed_under_us_fails_nobody() -> None:
     with te.log_to(stream):
         stream.close()
         log.error("into the void")
+
+
+@pytest.mark.parametrize("target", [5, b"run.log", object()])
+def test_what_cannot_be_written_to_is_refused_at_once(target: object) -> None:
+    with pytest.raises(UsageError, match="the log cannot go to"):
+        te.log_to(target)  # type: ignore[arg-type]
+
+
+def test_a_level_that_is_no_word_is_refused() -> None:
+    with pytest.raises(UsageError, match="there is no log level"):
+        te.log_to(level=["info"])  # type: ignore[arg-type]

@@ -38,9 +38,14 @@ def log_to(target: Path | str | TextIO | None = None, *, level: str = "info", co
     be open at once, each at its own level. A library that imports this package hears nothing unless somebody asks.
     """
     name = level.strip().lower().replace("_", " ") if isinstance(level, str) else level
-    if name not in LEVELS:
+    if not isinstance(name, str) or name not in LEVELS:
         raise UsageError(
             f"there is no log level {level!r}", hint="one of " + ", ".join(f"`{known}`" for known in LEVELS)
+        )
+    if target is not None and not isinstance(target, Path | str) and not hasattr(target, "write"):
+        raise UsageError(
+            f"the log cannot go to {target!r}",
+            hint="the path of a file, or something with `write` such as `sys.stdout`",
         )
     if not isinstance(target, Path | str):
         stream = target if target is not None else sys.stderr

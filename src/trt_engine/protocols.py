@@ -23,6 +23,7 @@ __all__ = [
     "Builder",
     "Context",
     "DirectSession",
+    "LaunchingContext",
     "ResidentSession",
     "Runner",
     "Runtime",
@@ -137,6 +138,17 @@ class Context(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class LaunchingContext(Context, Protocol):
+    """A context with a shorter way for who asks for the same shapes again and again."""
+
+    def launch(self, addresses: tuple[int, ...], stream: Stream) -> None:
+        """Enqueue one inference on memory at these addresses, in the signature's order, of the sizes `prepare` told.
+
+        What is bound stays bound, and is not used. The caller answers for the memory; no output's size depends on the data.
+        """
+        ...
 
 
 class Runner(Protocol):

@@ -86,6 +86,14 @@ def test_a_ladder_that_ends_raises_the_first_failure_with_the_command_that_helps
     assert "words are in" in (caught.value.hint or "")
 
 
+def test_what_comes_to_light_with_workspace_enough_has_its_own_steps(failing, net):
+    starved, no_kernel = wants(32768), foreign(lambda model, config: not model.signature.inputs[0].dynamic)
+    tried = failing(lambda model, config: starved(model, config) or no_kernel(model, config))
+    engine = te.build(net, backend="brittle", workspace_mib="8GiB", batch=(1, 4, 4))
+    assert tried.seen[:2] == [(8192, None, False), (32768, None, False)] and tried.seen[-1][2], "the graph was fixed"
+    assert any("dynamo exporter: not done" in step for step in engine.passport.build.ladder)
+
+
 def test_without_the_ladder_the_first_failure_is_the_last(failing, net):
     tried = failing(wants(65536))
     with pytest.raises(BuildError, match="insufficient workspace") as caught:

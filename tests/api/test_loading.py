@@ -203,6 +203,10 @@ def test_several_devices_answer_as_one(model: Path, tmp_path: Path) -> None:
     [
         ({"devices": ["fake:0", "fake:0"]}, "`fake:0` is named twice"),
         ({"devices": []}, "`devices` is empty"),
+        ({"devices": 2}, "`devices` is 2, expected several"),
+        ({"devices": ["fake:0", 1.5]}, "unknown device 1.5"),
+        ({"devices": [None]}, "unknown device None"),
+        ({"config": {"contexts": 2}}, "`config` is a dict"),
         ({"devices": ["fake:0", "tpu"]}, "unknown device"),
         ({"devices": ["fake:0", "cpu"]}, "cannot run on `cpu`"),
         ({"devices": ["fake:0"], "device": "fake:1"}, "both `device` and `devices`"),

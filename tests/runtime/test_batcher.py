@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -12,8 +15,9 @@ import numpy as np
 import pytest
 
 from trt_engine.config import Profile, ShapeRange
-from trt_engine.errors import FeedError, Overloaded, TrtEngineError, UsageError
+from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
+from trt_engine.runtime.counting import Histogram
 from trt_engine.tensors import Signature, TensorSpec
 
 X = TensorSpec("x", "float32", (-1, 3), ("batch", None))
@@ -255,3 +259,197 @@ def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
     batcher.close()
     stats = batcher.stats()
     assert (stats.requests, stats.failed, stats.answered, stats.waiting) == (2, 1, 1, 0)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_callback_that_ends_its_thread_costs_nobody_an_answer(make: Callable[..., Any], late: bool) -> None:
+    """`sys.exit` in a callback: the thread it runs in belongs to everybody."""
+
+    def leaves(_: object) -> None:
+        raise SystemExit
+
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+    held(engine, batcher)
+    asked = [batcher.submit(rows(1, number), deadline_ms=1 if late else None) for number in range(3)]
+    for future in asked:
+        future.add_done_callback(leaves)
+    if late:
+        assert all(isinstance(future.exception(30), DeadlineExpired) for future in asked)
+    engine.free.set()
+    if not late:
+        assert [float(future.result(30)["y"][0, 0]) for future in asked] == [0, 2, 4]
+    assert batcher.submit(rows(1)).result(30)
+    batcher.close()
+    stats = batcher.stats()
+    assert (stats.failed, stats.running, stats.waiting, stats.expired) == (0, 0, 0, 3 if late else 0)
+
+
+def test_a_run_that_waited_too_long_for_a_context_has_failed_and_runs_no_more(make: Callable[..., Any]) -> None:
+    """`expired` is for requests that were not run; the counts still add up."""
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+
+    def no_context(_: object) -> None:
+        raise DeadlineExpired("no context was free", hint="wait")
+
+    engine.run = no_context
+    with pytest.raises(DeadlineExpired):
+        batcher.run(rows(1))
+    stats = batcher.stats()
+    assert (stats.failed, stats.expired, stats.running, stats.waiting) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": float("nan")}, {"priority": float("inf")}, {"priority": 10**400}, {"priority": "1"},
+        {"priority": None}, {"deadline_ms": float("nan")}, {"deadline_ms": "5"}, {"deadline_ms": 10**400},
+    ],
+)  # fmt: skip
+def test_priorities_and_deadlines_that_are_no_numbers_are_refused(make: Callable[..., Any], wrong: Any) -> None:
+    _, batcher = make(max_batch=8, max_wait_ms=0)
+    with pytest.raises(UsageError, match="expected numbers"):
+        batcher.submit(rows(1), **wrong)
+    assert batcher.stats().requests == 0
+    assert batcher.submit(rows(1), deadline_ms=float("inf")).result(30)
+
+
+def no_more_threads(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    start, started = threading.Thread.start, [0]
+
+    def starts(thread: threading.Thread) -> None:
+        if started[0] == after:
+            raise RuntimeError("can't start new thread")
+        started[0] += 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+
+
+def test_who_is_late_is_told_though_no_thread_can_be_had(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, batcher = make(max_batch=8, max_wait_ms=0)
+    held(engine, batcher)
+    no_more_threads(monkeypatch, after=0)
+    assert isinstance(batcher.submit(rows(1), deadline_ms=1).exception(30), DeadlineExpired)
+    engine.free.set()
+    assert batcher.submit(rows(1)).result(30)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_batcher_that_cannot_have_its_threads_leaves_none(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    before = set(threading.enumerate())
+    no_more_threads(monkeypatch, after)
+    with pytest.raises(TrtEngineError, match="needs 3 threads"):
+        Batcher(Engine(width=2))
+    assert set(threading.enumerate()) == before
+
+
+def test_a_fault_of_ours_gives_the_room_back(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, batcher = make(max_batch=4, max_wait_ms=0)
+    take = batcher._waiting.take
+
+    def fails(*_: object, **__: object) -> None:
+        monkeypatch.setattr(batcher._waiting, "take", take)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(batcher._waiting, "take", fails)
+    assert batcher.submit(rows(3)).exception(30)
+    assert batcher.stats().rows_waiting == 0
+
+
+class Forgetful(Engine):
+    """Keeps nothing of what it is given."""
+
+    def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
+        self.entered.release()
+        assert self.free.wait(30)
+        return {"y": feeds["x"] * 2}
+
+
+def test_arrays_are_their_callers_again_once_they_are_answered_or_cancelled() -> None:
+    """Also while the futures are kept, and while others of the queue still wait."""
+    engine = Forgetful()
+    with Batcher(engine, max_batch=2, max_wait_ms=0) as batcher:
+        engine.free.clear()
+        first = batcher.submit(rows(2, 1))
+        assert engine.entered.acquire(timeout=30)
+        feeds = [rows(2, number) for number in range(3)]
+        kept = [weakref.ref(one["x"]) for one in feeds]
+        futures = [batcher.submit(one, deadline_ms=60_000) for one in feeds]
+        requests = list(batcher._room._inside.values())
+        del feeds
+        assert futures[1].cancel()
+        assert [array() is None for array in kept] == [False, True, False]
+        engine.free.set()
+        assert first.result(30) and futures[0].result(30) and futures[2].result(30)
+        assert [array() is None for array in kept] == [True, True, True]
+        assert [request.feeds for request in requests] == [None] * 3
+
+
+def test_each_caller_of_a_lost_batch_gets_an_error_of_its_own(make: Callable[..., Any]) -> None:
+    """A traceback grows as an error is raised, and callers raise theirs in threads of their own."""
+    engine, batcher = make(max_batch=4, max_wait_ms=0)
+    held(engine, batcher)
+    lost = DeviceLost("gone", hint="start again")
+
+    def fails(_: object) -> None:
+        raise lost
+
+    asked = [batcher.submit(rows(1)) for _ in range(3)]
+    engine.run = fails
+    engine.free.set()
+    told = [future.exception(30) for future in asked]
+    assert len({id(error) for error in told}) == 3
+    assert all(isinstance(error, DeviceLost) and error.message == "gone" and error.__cause__ is lost for error in told)
+
+
+def test_more_rows_than_may_wait_go_when_nobody_else_waits(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=64, max_wait_ms=0, max_rows_waiting=4)
+    held(engine, batcher)
+    large = batcher.submit(rows(10))
+    with pytest.raises(Overloaded, match="10 rows are waiting of 4"):
+        batcher.submit(rows(1))
+    engine.free.set()
+    assert large.result(30)["y"].shape == (10, 3)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the interrupt is sent by an interval timer")
+def test_nobody_runs_what_an_interrupted_caller_was_waiting_for(make: Callable[..., Any]) -> None:
+    engine, batcher = make(max_batch=1, max_wait_ms=0)
+    held(engine, batcher)
+
+    def raises(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, raises)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            batcher.run(rows(1, 7))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    engine.free.set()
+    batcher.close()
+    assert [float(x[0, 0]) for x in engine.given] == [-5]
+    assert batcher.stats().dropped == 1
+
+
+def test_the_times_tell_the_median_and_the_longest() -> None:
+    times = Histogram()
+    for milliseconds in (9, 1, 1, 5, 5, 5, 2):
+        times.add(milliseconds / 1e3)
+    read = times.read()
+    assert (read.count, read.max_ms) == (7, pytest.approx(9))
+    assert read.p50_ms == pytest.approx(5, rel=0.05)
+    assert read.mean_ms == pytest.approx(4)
+
+
+def test_cancelled_requests_are_counted_out_at_once_though_nothing_is_due(make: Callable[..., Any]) -> None:
+    _, batcher = make(max_batch=8, max_wait_ms=60_000)
+    assert batcher.submit(rows(1)).cancel()
+    ends_s = time.monotonic() + 30
+    while batcher.stats().dropped != 1:
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
+    assert batcher.stats().waiting == 0

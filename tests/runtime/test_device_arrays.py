@@ -10,7 +10,7 @@ import pytest
 
 from trt_engine.config import Batching
 from trt_engine.device.fake import FakeDevice
-from trt_engine.errors import FeedError, UsageError
+from trt_engine.errors import FeedError, MemoryExhausted, UsageError
 from trt_engine.runtime.instance import InferenceEngine
 
 Load = Callable[..., InferenceEngine]
@@ -101,3 +101,52 @@ def test_a_batcher_joins_on_the_host_alone(load: Load, double: Path) -> None:
     with pytest.raises(FeedError):
         engine.infer({"x": on_device(FakeDevice(0), rows(2))})
     assert np.array_equal(engine.infer(rows(1))["y"], 2 * rows(1))
+
+
+def test_the_short_way_gives_what_the_long_way_gives(load: Load, double: Path) -> None:
+    engine = load(double)
+    device = device_of(engine)
+    for count in (2, 3, 2, 2, 2, 3, 3):
+        x = rows(count) + count
+        assert np.array_equal(engine.infer({"x": x})["y"], 2 * x)
+        kept = engine.infer({"x": on_device(device, x)}, on_device=True)["y"]
+        assert np.array_equal(engine.infer({"x": kept})["y"], 4 * x)
+        assert np.array_equal(on_host(device, kept), 2 * x)
+        assert np.array_equal(on_host(device, engine.infer({"x": x}, on_device=True)["y"]), 2 * x)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_kept_outputs_are_not_written_by_later_inferences_and_dropped_ones_give_their_memory_to_others(
+    load: Load, double: Path, graphs: bool
+) -> None:
+    engine = load(double, graphs=graphs)
+    device = device_of(engine)
+    x = on_device(device, rows(2))
+    kept = [engine.infer({"x": x}, on_device=True)["y"]]
+    for number in range(40):
+        other = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+        if number % 4 == 0:
+            kept.append(other)
+    assert np.array_equal(on_host(device, kept[0]), 2 * rows(2))
+    for place, array in enumerate(kept[1:]):
+        assert np.array_equal(on_host(device, array), 2 * (rows(2) + 4 * place))
+    held = device.memory().allocated_bytes
+    for number in range(200):
+        engine.infer({"x": rows(2) + number}, on_device=True)
+    assert device.memory().allocated_bytes == held
+
+
+def test_a_full_device_fails_the_inference_that_finds_no_room_and_not_the_one_before(load: Load, double: Path) -> None:
+    engine = load(double)
+    device = device_of(engine)
+    kept = []
+    with pytest.raises(MemoryExhausted):
+        for number in range(10_000):
+            kept.append(engine.infer({"x": rows(2) + number}, on_device=True)["y"])
+            if number == 20:
+                device.limit_bytes = device.memory().allocated_bytes
+    assert len(kept) >= 21
+    for number, array in enumerate(kept):
+        assert np.array_equal(on_host(device, array), 2 * (rows(2) + number))
+    kept.clear()
+    assert np.array_equal(on_host(device, engine.infer({"x": rows(2)}, on_device=True)["y"]), 2 * rows(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -89,3 +90,29 @@ def test_a_process_ends_at_its_last_line_though_an_engine_is_open(engine: Path, 
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "the last line\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+FORKED = """
+engine = te.load(sys.argv[1], **settings)
+engine.infer(x)
+child = os.fork()
+if child == 0:
+    sys.exit(7)  # its own way out: the threads, the locks and the device are the parent's
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+engine.infer(x)
+engine.close()
+print("closed")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
+def test_a_child_that_was_forked_ends_without_touching_what_its_parent_has_loaded(engine: Path) -> None:
+    held = "engine.runner._room._lock.acquire()\n"  # a thread of the parent was inside when it forked
+    forked = FORKED.replace("child = os.fork()", held + "child = os.fork()").replace(
+        "print(os.wait", "engine.runner._room._lock.release()\nprint(os.wait"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "import os\n" + PROGRAM + forked, str(engine), "batched"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "7\nclosed\n"), done.stderr

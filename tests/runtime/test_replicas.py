@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trt_engine.errors import DeviceLost, FeedError, UsageError
+from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, UsageError
 from trt_engine.runtime.balance import Replica, Use, strategy
 from trt_engine.runtime.replicas import Replicas
 from trt_engine.tensors import Signature, TensorSpec
@@ -72,6 +72,8 @@ def test_by_use_asks_the_least_used_gpu_and_does_not_chase_small_differences() -
 def test_a_strategy_of_your_own_is_a_function() -> None:
     _, replicas = of(3, balance=lambda replicas: replicas[-1].number)
     assert [replicas.run(FEEDS)["y"] for _ in range(3)] == [2, 2, 2]
+    _, counted = of(2, balance=lambda replicas: np.float64(1.0))
+    assert counted.run(FEEDS)["y"] == 1
     _, wrong = of(2, balance=lambda replicas: 7)
     with pytest.raises(UsageError, match=r"chose replica 7 of \[0, 1\]"):
         wrong.run(FEEDS)
@@ -176,3 +178,13 @@ def test_use_is_sampled_by_a_thread_that_survives_a_gpu_that_does_not_answer() -
     assert use.now == (0.75, None)
     use.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("use-")]
+
+
+@pytest.mark.parametrize("error", [Overloaded("full", hint="later"), DeadlineExpired("late", hint="more")])
+def test_a_replica_that_is_full_is_no_reason_to_ask_another(error: Exception) -> None:
+    gpus, replicas = of(2, balance="round robin")
+    gpus[0].error = error
+    with pytest.raises(type(error)):
+        replicas.run(FEEDS)
+    assert [one.requests for one in replicas.stats()] == [1, 0]
+    assert all(one.serving for one in replicas.stats())

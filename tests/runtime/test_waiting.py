@@ -133,3 +133,32 @@ def test_what_was_answered_long_ago_is_let_go() -> None:
     (queue,) = waiting._queues.values()
     assert len(queue.dues) < 100
     assert len(waiting._deadlines) < 100
+
+
+def test_the_departed_take_no_room_and_end_no_batch() -> None:
+    for departs, sizes in ((0, (5, 5, 3)), (1, (5, 5, 3)), (2, (5, 3, 5))):
+        waiting = Waiting(MAX_BATCH)
+        asked = [request(float(number), rows, "a", 0, 100.0, math.inf) for number, rows in enumerate(sizes)]
+        for item in asked:
+            waiting.add(item)
+        asked[departs].future.cancel()
+        assert waiting.take(3.0, flush=True) == asked
+        assert len(waiting) == 0
+
+
+def test_rows_that_have_gone_make_no_queue_full() -> None:
+    for goes in ("taken", "expired", "departed"):
+        waiting = Waiting(MAX_BATCH)
+        first = request(0.0, 6, "a", 0, 100.0, 1.0)
+        stays = request(0.0, 6, "a", 0, 100.0, math.inf)
+        waiting.add(first)
+        waiting.add(stays)
+        if goes == "taken":
+            assert waiting.take(0.0) == [first]
+        elif goes == "expired":
+            assert waiting.expired(2.0) == [first]
+        else:
+            first.future.cancel()
+            assert waiting.remove_departed() == [first]
+        assert waiting.take(2.0) == []
+        assert waiting.take(100.0) == [stays]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,7 +98,10 @@ def _devices(devices: Sequence[str | int] | str | None, settings: dict[str, Any]
             return None
         devices = device
         del settings["device"]
-    given = devices.split(",") if isinstance(devices, str) else list(devices)
+    try:
+        given = devices.split(",") if isinstance(devices, str) else list(devices)
+    except TypeError:
+        raise UsageError(f"`devices` is {devices!r}, expected several", hint="as `devices=[0, 1]`") from None
     if not given:
         raise UsageError("`devices` is empty", hint="as `devices=[0, 1]`")
     found: list[str] = []
@@ -105,7 +109,12 @@ def _devices(devices: Sequence[str | int] | str | None, settings: dict[str, Any]
     for item in given:
         if isinstance(item, str) and item.strip().isdecimal():
             item = f"{usual}:{item.strip()}"  # `fake:0,1`: the second is of the kind of the first
-        kind, number = parse_device(item)
+        try:
+            kind, number = parse_device(item if isinstance(item, str) else operator.index(item))
+        except TypeError:
+            raise UsageError(
+                f"unknown device {item!r}", hint="expected names or numbers, as `devices=[0, 1]`"
+            ) from None
         usual = kind
         name = kind if kind == "cpu" else f"{kind}:{number}"
         if name in found:
@@ -128,6 +137,8 @@ def _check_there(devices: Sequence[str]) -> None:
 
 def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> RuntimeConfig:
     """`config` with the named settings in place; a device number is a CUDA device."""
+    if config is not None and not isinstance(config, RuntimeConfig):
+        raise UsageError(f"`config` is a {type(config).__name__}", hint="as `config=RuntimeConfig(contexts=2)`")
     batching = settings.get("batching")
     if batching is not None and not isinstance(batching, Batching):
         if not isinstance(batching, Mapping):

@@ -181,13 +181,13 @@ class _CudaView(CudaBuffer):
 class _Borrowed(CudaBuffer):
     """Another library's memory, kept until `close`."""
 
-    def __init__(self, device: CudaDevice, lent: dlpack.Lent) -> None:
-        super().__init__(device, lent.pointer, lent.nbytes)
-        self._lent: dlpack.Lent | None = lent
+    def __init__(self, device: CudaDevice, pointer: int, nbytes: int, lender: Any) -> None:
+        super().__init__(device, pointer, nbytes)
+        self._lender = lender
 
     def close(self) -> None:
         self._closed = True
-        self._lent = None
+        self._lender = None
 
 
 class CudaEvent:
@@ -606,6 +606,8 @@ class CudaDevice:
         self._check_open()
         if stream.capturing:
             raise UsageError("an array was borrowed while a graph is captured", hint="borrow it before the capture")
+        if type(array) is dlpack.DeviceArray and array.buffer.device is self:  # type: ignore[attr-defined]
+            return _Borrowed(self, array.buffer.pointer, array.nbytes, array)  # nobody else has work on it
         with self.here(), _Relaxed():
             lent = dlpack.read(array, stream.handle)
             number = self._device_of(lent.pointer) if lent.device_id is None else lent.device_id
@@ -613,7 +615,7 @@ class CudaDevice:
                 raise UsageError(f"an array of another device was given to `{self.name}`", hint="copy it there first")
             if lent.stream is not None and lent.stream != stream.handle:
                 stream._stream.wait(core.Stream.from_handle(lent.stream))
-        return _Borrowed(self, lent)
+        return _Borrowed(self, lent.pointer, lent.nbytes, lent)
 
     def _device_of(self, pointer: int) -> int:
         """The GPU that memory is on; -1 where the driver knows none."""

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import logging
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -129,9 +130,30 @@ class Batcher:
         ]
         self._told: SimpleQueue[tuple[Request, BaseException] | None] = SimpleQueue()
         self._teller: threading.Thread | None = None
-        atexit.register(self.close)  # its threads must not be inside a library when the interpreter ends
-        for thread in (self._owner, *self._workers):
-            thread.start()
+        self._process = os.getpid()
+        self._start()
+
+    def _start(self) -> None:
+        started: list[threading.Thread] = []
+        try:
+            for thread in (self._owner, *self._workers):
+                thread.start()
+                started.append(thread)
+        except RuntimeError as error:  # the process may have no more threads
+            needed = 1 + len(self._workers)
+            self._workers = [thread for thread in self._workers if thread in started]
+            self._idle = self.width = len(self._workers)
+            self._room.close()
+            for thread in started:
+                thread.join()
+            raise TrtEngineError(
+                f"a batcher needs {needed} threads: {error}", hint="fewer `workers`, or a higher limit"
+            ) from error
+        atexit.register(self._at_exit)  # its threads must not be inside a library when the interpreter ends
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._process:  # a child that was forked has neither the threads nor the library's
+            self.close()
 
     @property
     def signature(self) -> Signature:
@@ -199,7 +221,7 @@ class Batcher:
                 return
             for thread in (self._owner, *self._workers):
                 thread.join()
-            atexit.unregister(self.close)
+            atexit.unregister(self._at_exit)
             self.runner.close()
             self._ended = True
 
@@ -229,6 +251,7 @@ class Batcher:
                 )
         rows = rows_of(given)
         self._rows.check(rows)
+        _check_numbers(priority, deadline_ms)
         now_s = self._clock()
         deadline_s = math.inf if deadline_ms is None else now_s + deadline_ms / 1e3
         due_s = now_s + self.batching.max_wait_ms / 1e3
@@ -269,7 +292,9 @@ class Batcher:
             except Exception as error:  # a fault of ours: those who wait are told, and the thread goes on
                 log.exception("the batcher failed; what waited was given up")
                 for request in self._waiting.remove_all():
-                    self._tell(request, TrtEngineError(f"the batcher failed: {error!r}", hint="this is a bug of ours"))
+                    if self._begin(request):
+                        said = TrtEngineError(f"the batcher failed: {error!r}", hint="this is a bug of ours")
+                        self._tell(request, said)
         for _ in self._workers:
             self._jobs.put(None)
         if self._teller is not None:
@@ -321,13 +346,18 @@ class Batcher:
     def _tell(self, request: Request, error: BaseException) -> None:
         """Answer from a thread that may be kept waiting: a caller's callbacks run where the answer is given."""
         if self._teller is None:
-            self._teller = threading.Thread(target=self._tell_all, name=f"{self._owner.name}-teller", daemon=True)
-            self._teller.start()
+            teller = threading.Thread(target=self._tell_all, name=f"{self._owner.name}-teller", daemon=True)
+            try:
+                teller.start()
+            except RuntimeError:  # the process may have no more threads: rather here than never
+                self._finish(request, error, ran=False)
+                return
+            self._teller = teller
         self._told.put((request, error))
 
     def _tell_all(self) -> None:
         while (told := self._told.get()) is not None:
-            self._finish(*told)
+            self._finish(*told, ran=False)
             del told
 
     # -------------------------------------------------------------------------------------------- the workers' threads
@@ -375,17 +405,32 @@ class Batcher:
             self._counts.ran(rows, padded, self._clock() - started_s)
         return outputs, counts, padded
 
-    def _finish(self, request: Request, answer: dict[str, Any] | BaseException) -> None:
-        """Give the answer; the request's arrays are the caller's again."""
-        if request.future.done():
+    def _finish(self, request: Request, answer: dict[str, Any] | BaseException, *, ran: bool = True) -> None:
+        """Give the answer, once; the request's arrays are the caller's again. Whatever a callback raises ends here."""
+        if request.feeds is None:
             return
         request.feeds = None
-        self._counts.finished(request, answer, self._clock())
-        with contextlib.suppress(InvalidStateError):
+        self._counts.finished(request, answer, self._clock(), ran=ran)
+        try:
             if isinstance(answer, BaseException):
                 request.future.set_exception(answer)
             else:
                 request.future.set_result(answer)
+        except InvalidStateError:
+            log.warning("a future was answered by somebody else than the batcher")
+        except BaseException:  # `sys.exit` in a callback: this thread is not its caller's, and others wait for it
+            log.exception("a callback of a future raised")
+
+
+def _check_numbers(priority: float, deadline_ms: float | None) -> None:
+    """One that is no number would put the whole queue out of order."""
+    with contextlib.suppress(TypeError, OverflowError):
+        if math.isfinite(priority) and (deadline_ms is None or math.isfinite(deadline_ms / 1e3) or deadline_ms > 0):
+            return
+    raise UsageError(
+        f"`priority` is {priority!r} and `deadline_ms` is {deadline_ms!r}, expected numbers",
+        hint="as `priority=1, deadline_ms=50`",
+    )
 
 
 def _copied(error: BaseException) -> BaseException:
@@ -499,7 +544,7 @@ class _Counts:
         self._queue, self._wait, self._run = Histogram(), Histogram(), Histogram()
         self._recent_s: deque[float] = deque(maxlen=16)
         self._rows = self._batches = self._padding = self._retries = self._run_rows = 0
-        self._begun = self._answered = self._failed = self._dropped = self._expired = 0
+        self._begun = self._over = self._answered = self._failed = self._dropped = self._expired = 0
         self.usual_run_s = 0.0
         """The longest of the last runs; a request with a deadline goes earlier for it."""
 
@@ -527,9 +572,10 @@ class _Counts:
         with self._lock:
             self._dropped += 1
 
-    def finished(self, request: Request, answer: object, now_s: float) -> None:
+    def finished(self, request: Request, answer: object, now_s: float, *, ran: bool) -> None:
         with self._lock:
-            if isinstance(answer, DeadlineExpired):
+            self._over += ran
+            if isinstance(answer, DeadlineExpired) and not ran:
                 self._expired += 1
             elif isinstance(answer, BaseException):
                 self._failed += 1
@@ -540,8 +586,7 @@ class _Counts:
     def read(self, room: _Room) -> BatchStats:
         with self._lock:
             entered, refused, _, rows_waiting = room.read()
-            over = self._answered + self._failed
-            running = max(self._begun - over, 0)
+            running = self._begun - self._over
             return BatchStats(
                 requests=entered,
                 rows=self._rows,
@@ -552,7 +597,7 @@ class _Counts:
                 dropped=self._dropped,
                 expired=self._expired,
                 refused=refused,
-                waiting=entered - over - self._dropped - self._expired - running,
+                waiting=entered - self._answered - self._failed - self._dropped - self._expired - running,
                 rows_waiting=rows_waiting,
                 running=running,
                 padding=self._padding,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -91,13 +92,35 @@ def _shape(spec: TensorSpec, profile: Profile | None, batch: int | None, which: 
 # ------------------------------------------------------------------------------------------------ random
 
 
-def random_feeds(signature: Signature, shapes: Mapping[str, Shape], seed: int = 0) -> dict[str, Array]:
+def random_feeds(
+    signature: Signature,
+    shapes: Mapping[str, Shape],
+    seed: int = 0,
+    values: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Array]:
     """Seeded inputs of these shapes; the same name, shape and seed give the same array everywhere.
 
     Floats are uniform in [0, 1). `int32` and `int64` are 0 or 1, because they are often indices; other integers are
-    0 to 127 (0 or 1 below 8 bits). Row `i` does not depend on the number of rows.
+    0 to 127 (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. `values` are given instead of drawn:
+    those of inputs that hold sizes, for which numbers out of the air are no sizes.
     """
-    return {spec.name: _random(spec, shapes[spec.name], seed) for spec in signature.inputs}
+    given = values or {}
+    return {
+        spec.name: _given(spec, shapes[spec.name], given[spec.name])
+        if spec.name in given
+        else _random(spec, shapes[spec.name], seed)
+        for spec in signature.inputs
+    }
+
+
+def _given(spec: TensorSpec, shape: Shape, values: Sequence[int]) -> Array:
+    array = np.array(values, numpy_dtype(spec.dtype))
+    if array.size != math.prod(shape):
+        raise FeedError(
+            f"input `{spec.name}` is {format_shape(shape)}, and {array.size} values are given for it",
+            hint="one value for each of its elements",
+        )
+    return array.reshape(shape)
 
 
 def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:

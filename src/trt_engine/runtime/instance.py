@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from trt_engine.config import Profile
+from trt_engine.device.dlpack import DeviceArray
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.protocols import Runner
@@ -24,6 +28,8 @@ from trt_engine.runtime.replicas import Replicas, ReplicaStats
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec
 
 __all__ = ["InferenceEngine", "InferenceResult", "Stats"]
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED = 1024
 """Feeds accepted before are remembered by names, types and shapes, so many of them; then from the start again."""
@@ -67,6 +73,7 @@ class InferenceEngine:
         self.runner = runner
         """What answers: a `DirectRunner`, a `ContextPool`, `Replicas`, a `Batcher`."""
         self._run: Callable[[Tensors], dict[str, Any]] = runner.run
+        self._staying: Callable[[Tensors], dict[str, Any]] | None = getattr(runner, "run_on_device", None)
         self._engine = engine
         self._signature = runner.signature
         self._profiles: tuple[Profile, ...] = getattr(runner, "profiles", engine.passport.profiles)
@@ -80,6 +87,7 @@ class InferenceEngine:
         self._accepted: set[tuple[Any, ...]] = set()
         self._tally = Tally()
         self._executor: ThreadPoolExecutor | None = None
+        self._queued: set[Future[Any]] = set()
         self._thread_prefix = f"infer-{id(self):x}"
         self._lock = threading.Lock()
         self._idle = threading.Condition()
@@ -166,7 +174,7 @@ class InferenceEngine:
         """
         if result:
             return self._result(feeds, on_device)
-        return self._answer(feeds, False, self._on_device(feeds)) if on_device else self._answer(feeds)
+        return self._answer(feeds, False, self._staying or self._on_device()) if on_device else self._answer(feeds)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """The same as `infer`, under the name every Runner has."""
@@ -202,7 +210,27 @@ class InferenceEngine:
             if self._executor is None:
                 workers = self._workers if self._batcher is None else self._batcher.batching.max_batch or 1
                 self._executor = ThreadPoolExecutor(workers, self._thread_prefix)
-            return self._executor.submit(call, feeds, queued=True)
+            future: Future[Any] = Future()
+            try:
+                self._executor.submit(self._deliver, future, call, feeds)
+            except RuntimeError as error:  # the interpreter ends, or the process may have no more threads
+                raise TrtEngineError(f"nobody can answer any more: {error}", hint="ask with `infer`") from error
+            self._queued.add(future)
+            return future
+
+    def _deliver(self, future: Future[Any], call: Callable[..., Any], feeds: Any) -> None:
+        """Answer in a thread that is everybody's: whatever a callback raises, `sys.exit` too, ends here."""
+        self._queued.discard(future)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            answer, error = call(feeds, queued=True), None
+        except BaseException as raised:
+            answer, error = None, raised
+        try:
+            future.set_result(answer) if error is None else future.set_exception(error)
+        except BaseException:
+            log.exception("a callback of a future raised")
 
     def _submit(self, feeds: Any, priority: int, deadline_ms: float | None) -> Future[dict[str, Any]]:
         assert self._batcher is not None
@@ -292,7 +320,7 @@ class InferenceEngine:
                 outputs, latency_ms = timed(accepted, on_device=on_device)
             else:
                 before = time.perf_counter()
-                outputs = (self._on_device(feeds) if on_device else self._run)(accepted)
+                outputs = (self._on_device() if on_device else self._run)(accepted)
                 latency_ms = (time.perf_counter() - before) * 1e3
             failed = False
             return InferenceResult(outputs, latency_ms)
@@ -308,13 +336,12 @@ class InferenceEngine:
         if self._closing:
             self._wake()
 
-    def _on_device(self, feeds: Any) -> Callable[[Tensors], dict[str, Any]]:
-        found: Callable[[Tensors], dict[str, Any]] | None = getattr(self.runner, "run_on_device", None)
-        if found is None:
+    def _on_device(self) -> Callable[[Tensors], dict[str, Any]]:
+        if self._staying is None:
             raise UsageError(
                 "outputs stay on the device where one device answers, without batching", hint="leave `on_device` out"
             )
-        return found
+        return self._staying
 
     # -------------------------------------------------------------------------------------------- feeds
 
@@ -322,14 +349,18 @@ class InferenceEngine:
         """The feeds as arrays by name, checked; what looks like feeds accepted before is not looked at again."""
         if type(feeds) is dict:
             try:
-                key = tuple([(name, type(array), array.dtype, array.shape) for name, array in feeds.items()])
+                key = tuple(
+                    [
+                        (name, array.dtype, array.shape) if type(array) is np.ndarray else (name, *_looks(array))
+                        for name, array in feeds.items()
+                    ]
+                )
                 if key in self._accepted:
                     return feeds
             except (AttributeError, TypeError):  # no arrays; said properly below
                 pass
         arrays = self._arrays(feeds)
-        # where an array lies is part of its key: a type such as torch's can lie anywhere, and is asked each time
-        key = tuple([(name, type(item), item.dtype, item.shape, *_place(item)) for name, item in arrays.items()])
+        key = tuple([(name, *_looks(item)) for name, item in arrays.items()])
         if key not in self._accepted:
             self._check(arrays)
             if len(self._accepted) >= _REMEMBERED:
@@ -378,7 +409,7 @@ class InferenceEngine:
             self._closing = True
             executor = self._executor
         if cancel:
-            self._cancel_waiting(executor)
+            self._cancel_waiting()
         with self._ending:  # who comes second waits; where the first was broken off, the second goes on
             if self._closed:
                 return
@@ -390,20 +421,32 @@ class InferenceEngine:
             if self._batcher is not None:
                 self._batcher.close()
             with self._idle:
-                while self._tally.read()[2]:
-                    self._idle.wait()
+                while self._tally.read()[2] and self._asked():  # Ctrl-C may have kept a caller from saying it has ended
+                    self._idle.wait(1.0)
             self.runner.close()
             if self._on_close is not None:
                 self._on_close()
             self._closed = True
 
-    def _cancel_waiting(self, executor: ThreadPoolExecutor | None) -> None:
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+    def _cancel_waiting(self) -> None:
+        with self._lock:
+            queued = list(self._queued)
+        for future in queued:  # no lock is held: their callbacks may do anything
+            future.cancel()
         if self._batcher is not None:
             self._batcher.cancel_waiting()
         for pool in self._pools():
             pool.turn_away()
+
+    def _asked(self) -> bool:
+        """Whether somebody is inside a request, by the stacks of all threads."""
+        for frame in [*sys._current_frames().values()]:
+            looked: FrameType | None = frame
+            while looked is not None:
+                if looked.f_code in _REQUESTS and looked.f_locals.get("self") is self:
+                    return True
+                looked = looked.f_back
+        return False
 
     def _wake(self) -> None:
         with self._idle:
@@ -420,9 +463,15 @@ class InferenceEngine:
         return f"<InferenceEngine {self._engine.path.name} on {self._last_facts.get('device', 'several devices')}: {inputs}>"
 
 
-def _place(array: Any) -> tuple[Any, ...]:
-    """Nothing for numpy; the key of another library's array is never that of the quick look."""
-    return () if isinstance(array, np.ndarray) else (is_foreign(array),)
+_REQUESTS = {InferenceEngine._answer.__code__, InferenceEngine._result.__code__, InferenceEngine._submit.__code__}
+
+
+def _looks(array: Any) -> tuple[Any, ...]:
+    """What an array is accepted by. Ours and numpy's tell where they lie; others may lie anywhere, and are asked."""
+    kind = type(array)
+    if kind is np.ndarray:
+        return array.dtype, array.shape
+    return kind, array.dtype, array.shape, array.device if kind is DeviceArray else is_foreign(array)
 
 
 def _closed() -> UsageError:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trt_engine.config import Profile
-from trt_engine.device import Buffer, Event, Graph, HostBuffer, Stream
-from trt_engine.errors import TrtEngineError
+from trt_engine.device import Buffer, Device, Event, Graph, HostBuffer, Stream
+from trt_engine.device.dlpack import DeviceArray
+from trt_engine.errors import MemoryExhausted, TrtEngineError
 from trt_engine.protocols import Context, Session
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.runtime.graphs import GraphPolicy
@@ -22,8 +24,10 @@ __all__ = ["Key", "Lane"]
 
 log = logging.getLogger(__name__)
 
-_BLOCK, _ALIGNED = 1 << 20, 256
-"""Bytes of a block of small outputs, and where one may begin."""
+_SLOTS, _BLOCK, _ALIGNED = 8, 1 << 20, 256
+"""Small outputs on the device come from blocks of so many, and of so many bytes at most; where one may begin."""
+_REMEMBERED = 32
+"""Of so many kinds of requests a lane remembers how they are answered."""
 
 Key = tuple[Any, ...]
 """The shapes of the inputs in the signature's order, and the values of those that hold sizes."""
@@ -60,8 +64,8 @@ class Lane:
         self._last: Key | None = None
         self._fresh: _Frame | None = None  # runs for the first time, to be captured then
         self._enqueued = False
-        self._block: Buffer | None = None
-        self._block_used = 0
+        self._slots: dict[int, _Slots] = {}
+        self._again: dict[tuple[Key, bool, tuple[bool, ...]], _Again] = {}
 
     # -------------------------------------------------------------------------------------------- one inference
 
@@ -96,6 +100,10 @@ class Lane:
 
     def _run(self, parts: Sequence[Tensors], events: list[Event] | None, on_device: bool) -> dict[str, Any]:
         stream, feeds = self.stream, parts[0]
+        if self._again and len(parts) == 1 and events is None:
+            outputs = self._run_again(feeds, on_device)
+            if outputs is not None:
+                return outputs
         lent = {
             name: self._device.borrow(feeds[name], stream)
             for name in self._inputs
@@ -113,7 +121,7 @@ class Lane:
         for name in self._inputs:
             if name in lent:
                 if frame.graph is not None:
-                    self._device.copy(lent[name], self._buffers[name], lent[name].nbytes, stream)
+                    self._device.copy(lent[name], self._buffers[name], frame.nbytes[name], stream)
             elif name not in self._host_inputs:
                 arrays = [part[name] for part in parts]
                 self._upload(name, arrays, frame.shapes[name], rows)
@@ -129,8 +137,93 @@ class Lane:
             outputs = {name: outputs[name] for name in self._outputs}
         if self._fresh is not None:
             self._capture(key, self._fresh)
+        elif len(parts) == 1 and rows == size:
+            self._remember(key, frame, lent, on_device)
         self._last = key
         return outputs
+
+    def _run_again(self, feeds: Tensors, on_device: bool) -> dict[str, Any] | None:
+        """The outputs of feeds of a kind that was answered before, by the shortest way; None where it is not prepared.
+
+        What is done before the launch is what the device waits for: everything else comes behind it.
+        """
+        names, device, stream = self._inputs, self._device, self.stream
+        key = tuple([feeds[name].shape for name in names])
+        again = self._again.get((key, on_device, tuple([isinstance(feeds[name], np.ndarray) for name in names])))
+        if again is None or again.frame.key != key or self._generation != self._policy.generation:
+            return None
+        frame, addresses, held = again.frame, [], []
+        for name, copied in again.inputs:
+            if copied is None:
+                array = feeds[name]
+                if type(array) is DeviceArray and array.buffer.device is device:  # type: ignore[attr-defined]
+                    buffer = array.buffer  # the caller has it until this returns
+                else:
+                    buffer = device.borrow(array, stream)
+                    held.append(buffer)
+                if again.launch is None:
+                    device.copy(buffer, self._buffers[name], frame.nbytes[name], stream)
+            else:
+                whole, pinned, buffer, nbytes = copied
+                np.copyto(whole, feeds[name])
+                device.copy(pinned, buffer, nbytes, stream)
+            addresses.append(buffer.pointer)
+        into: dict[str, Buffer] = {}
+        if again.launch is not None:
+            if on_device:
+                into, again.next = again.next or self._outputs_of(frame), None
+                addresses += [buffer.pointer for buffer in into.values()]
+            else:
+                addresses += again.outputs
+            self._enqueued = True
+            again.launch(tuple(addresses), stream)
+        else:
+            self._enqueued = True
+            frame.enqueue(stream)
+            self._policy.replayed()
+        outputs: dict[str, Any] = {}
+        if on_device:
+            if not into:
+                into = self._outputs_of(frame)
+                for name, buffer in into.items():
+                    device.copy(frame.bound[name], buffer, frame.nbytes[name], stream)
+            else:
+                with contextlib.suppress(MemoryExhausted):  # of the next one, which will say so itself
+                    again.next = self._outputs_of(frame)
+            for name, shape, _ in frame.sized:
+                outputs[name] = into[name].array(self._names[name], shape)
+            self._wait()
+        else:
+            for _, _, buffer, pinned, nbytes in again.downloads:
+                device.copy(buffer, pinned, nbytes, stream)
+            self._wait()
+            for name, whole, _, _, _ in again.downloads:
+                outputs[name] = whole.copy()
+        if again.launch is None:
+            self._captured.move_to_end(key)
+        self._last = key
+        return outputs
+
+    def _remember(self, key: Key, frame: _Frame, lent: Mapping[str, Buffer], on_device: bool) -> None:
+        """Keep how feeds of this kind were answered."""
+        launch = getattr(frame.context, "launch", None) if frame.graph is None else None
+        if (launch is None and frame.graph is None) or frame.late or self._host_inputs:
+            return
+        again = _Again(frame, launch)
+        for name in self._inputs:
+            if name in lent:
+                again.inputs.append((name, None))
+            else:
+                whole = self._staging(name, frame.shapes[name])
+                again.inputs.append((name, (whole, self._pinned[name], self._buffers[name], frame.nbytes[name])))
+        for name, shape, _ in frame.sized:
+            again.outputs.append(self._buffers[name].pointer)
+            if not on_device:
+                whole = self._staging(name, shape)
+                again.downloads.append((name, whole, self._buffers[name], self._pinned[name], frame.nbytes[name]))
+        if len(self._again) >= _REMEMBERED:
+            self._again.clear()
+        self._again[key, on_device, tuple([name not in lent for name in self._inputs])] = again
 
     def _key_of(self, feeds: Tensors, size: int) -> Key:
         return tuple([(size, *feeds[name].shape[1:]) for name in self._inputs])
@@ -139,7 +232,7 @@ class Lane:
         """The parts of one input below each other, filled up with the last row, in the stream's order."""
         array, padded = arrays[0], rows is not None and shape[0] != rows
         if len(arrays) > 1 or padded or (self._staged and not array.flags.c_contiguous):
-            whole = self._staging(name, shape)
+            whole = self._staging(name, shape) if self._staged else np.empty(shape, self._types[name])
             start = 0
             for array in arrays:
                 end = start + (array.shape[0] if rows is not None else whole.shape[0] if whole.shape else 0)
@@ -152,12 +245,11 @@ class Lane:
 
     def _staging(self, name: str, shape: Shape) -> Any:
         kind = self._types[name]
-        if not self._staged:
-            return np.empty(shape, kind)
         nbytes = max(int(np.prod(shape, dtype=np.int64)) * kind.itemsize, 1)
         held = self._pinned.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:
+                self._again.clear()
                 del self._pinned[name]
                 held.close()
             held = self._pinned[name] = self._device.pinned(nbytes)
@@ -170,7 +262,7 @@ class Lane:
             shape = whole if rows is None else (rows, *whole[1:])
             if on_device:
                 if frame.bound[name] is not into[name]:
-                    self._device.copy(frame.bound[name], into[name], into[name].nbytes, self.stream)
+                    self._device.copy(frame.bound[name], into[name], frame.nbytes[name], self.stream)
                 found[name] = _Lent(into[name], self._names[name], shape)
                 continue
             array = np.empty(shape, kind)
@@ -227,9 +319,13 @@ class Lane:
         frame.bound = {}
         sized = {name: shape for name, shape in outputs.items() if -1 not in shape}
         try:
-            for name, shape in (shapes | sized).items():
+            frame.nbytes = {
+                name: int(np.prod(shape, dtype=np.int64)) * self._types[name].itemsize
+                for name, shape in (shapes | sized).items()
+            }
+            for name, nbytes in frame.nbytes.items():
                 if name not in self._host_inputs:
-                    self._grow(name, max(int(np.prod(shape, dtype=np.int64)) * self._types[name].itemsize, 1))
+                    self._grow(name, max(nbytes, 1))
         except BaseException:
             self._free()  # half of a set that does not fit would stand in the way of a smaller one
             raise
@@ -242,28 +338,22 @@ class Lane:
         """Bind the frame: what was lent is bound as it lies, outputs for the device get memory of their own. Gives those."""
         into: dict[str, Buffer] = {}
         if on_device:
-            for name, shape, kind in frame.sized:
-                nbytes = max(int(np.prod(shape, dtype=np.int64)) * kind.itemsize, 1)
-                into[name] = self._output(nbytes)
+            into = self._outputs_of(frame)
         if frame.graph is None:
             names = (*frame.shapes, *(name for name, _, _ in frame.sized))
             held = {name: self._buffers[name] for name in names if name not in self._host_inputs}
             frame.bind(held | dict(lent) | into)
         return into
 
-    def _output(self, nbytes: int) -> Buffer:
-        """Memory for an output that stays on the device: a part of a block for many where it is small.
+    def _outputs_of(self, frame: _Frame) -> dict[str, Buffer]:
+        return {name: self._output(frame.nbytes[name]) for name, _, _ in frame.sized}
 
-        A block is given back with the last array in it. An allocation of its own costs some 20 microseconds on a GPU.
-        """
-        size = -(-nbytes // _ALIGNED) * _ALIGNED
-        if size > _BLOCK // 4:
-            return self._device.allocate(nbytes)
-        if self._block is None or self._block_used + size > _BLOCK:
-            self._block, self._block_used = self._device.allocate(_BLOCK), 0
-            self._block.array()  # lent from the start: whoever holds a part keeps it, and nobody closes it
-        start, self._block_used = self._block_used, self._block_used + size
-        return self._block.view(start, nbytes)
+    def _output(self, nbytes: int) -> Buffer:
+        """Memory for an output that stays on the device, nobody else's as long as there is an array of it."""
+        slots = self._slots.get(nbytes)
+        if slots is None:
+            slots = self._slots[nbytes] = _Slots(self._device, max(nbytes, 1))
+        return slots.take()
 
     def _profile_for(self, shapes: Mapping[str, Shape]) -> int:
         fits = (
@@ -281,6 +371,7 @@ class Lane:
             for key in [key for key, frame in self._captured.items() if frame.bound.get(name) is held]:
                 self._captured.pop(key).close()  # a graph holds the old address
                 self._policy.dropped()
+            self._again.clear()
             del self._buffers[name]  # given back before the larger one is asked for: both may not fit
             held.close()
         self._buffers[name] = self._device.allocate(nbytes)
@@ -303,12 +394,15 @@ class Lane:
             self._policy.refuse(str(error).partition("\n")[0])
             return
         while len(self._captured) >= self._policy.max_graphs:
+            self._again.clear()
             self._captured.popitem(last=False)[1].close()
             self._policy.dropped()
         self._captured[key] = frame
+        self._again.clear()  # what ran without a graph has one now
         self._policy.captured()
 
     def _forget_graphs(self) -> None:
+        self._again.clear()
         while self._captured:
             self._captured.popitem()[1].close()
 
@@ -317,6 +411,7 @@ class Lane:
     def _recover(self) -> None:
         """After a failure: nothing stays on the stream, and the next inference prepares anew."""
         self._last = None
+        self._again.clear()
         fresh, self._fresh = self._fresh, None
         for frame in self._frames.values():
             frame.key = None
@@ -328,9 +423,10 @@ class Lane:
             self._forget_graphs()
 
     def close(self) -> None:
-        if self._block is not None and not self._block_used:
-            self._block.close()
-        self._block = None  # what is in it belongs to callers
+        self._again.clear()
+        for slots in self._slots.values():
+            slots.close()
+        self._slots = {}
         for frame in self._frames.values():
             frame.close()
         self._frames = {}
@@ -359,6 +455,7 @@ class _Frame:
         self.key: Key | None = None
         self.shapes: dict[str, Shape] = {}
         self.sized: list[tuple[str, Shape, np.dtype[Any]]] = []
+        self.nbytes: dict[str, int] = {}
         self.late = False
         self.bound: dict[str, Buffer] = {}
         self.graph: Graph | None = None
@@ -379,6 +476,65 @@ class _Frame:
             self.graph.close()
             self.graph = None
         self.context.close()
+
+
+class _Again:
+    """How feeds of one kind are answered: the same shapes, on the device or on the host, as once before."""
+
+    __slots__ = ("downloads", "frame", "inputs", "launch", "next", "outputs")
+
+    def __init__(self, frame: _Frame, launch: Callable[[tuple[int, ...], Stream], None] | None) -> None:
+        self.frame = frame
+        self.launch = launch
+        """Runs on memory at these addresses, inputs before outputs; None where a graph is replayed."""
+        self.inputs: list[tuple[str, tuple[Any, HostBuffer, Buffer, int] | None]] = []
+        """None for one that lies on the device; else pinned memory as an array, its buffer, the device's and the bytes."""
+        self.outputs: list[int] = []
+        self.next: dict[str, Buffer] | None = None
+        """Memory for the next outputs that stay on the device, laid out while the device was busy."""
+        self.downloads: list[tuple[str, Any, Buffer, HostBuffer, int]] = []
+
+
+class _Slots:
+    """Memory for outputs of one size that stay on the device: a part that nobody has any more is given out again, the one
+    that has been free for longest first. An allocation for each would cost some 20 microseconds on a GPU, and give every
+    inference another address, of which a library must be told.
+    """
+
+    def __init__(self, device: Device, nbytes: int) -> None:
+        self._device, self._nbytes = device, nbytes
+        self._size = -(-nbytes // _ALIGNED) * _ALIGNED
+        self._most = _SLOTS if self._size * _SLOTS <= _BLOCK else 1
+        self._free: deque[tuple[Buffer, int]] = deque()
+        self._out: dict[weakref.ref[Buffer], tuple[Buffer, int]] = {}
+
+    def take(self) -> Buffer:
+        try:
+            block, start = self._free.popleft()
+        except IndexError:
+            block, start = self._device.allocate(self._size * self._most), 0
+            block.array()  # lent from the start: whoever holds a part keeps it, and nobody closes it
+            self._free.extend((block, number * self._size) for number in range(1, self._most))
+        part = block.view(start, self._nbytes)
+        self._out[weakref.ref(part, self._back)] = block, start
+        return part
+
+    def _back(self, gone: weakref.ref[Buffer]) -> None:
+        """The collector calls this in the middle of anything."""
+        slot = self._out.pop(gone, None)
+        if slot is not None:
+            self._free.append(slot)
+            if self._most == 1 and len(self._free) > _SLOTS:
+                self._free.popleft()  # of large ones few are kept
+
+    def close(self) -> None:
+        """Give back what nobody has; the rest is given back with the callers' arrays."""
+        kept = {id(block) for block, _ in self._out.values()}
+        for block, start in self._free:
+            if start == 0 and id(block) not in kept:
+                block.close()
+        self._free.clear()
+        self._out.clear()
 
 
 class _Copied:

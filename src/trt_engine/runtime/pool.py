@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from trt_engine.config import Profile, RuntimeConfig
@@ -161,9 +163,10 @@ class ContextPool:
 class _Caller:
     """Somebody in line; `turn` is released when `lane` is there, or when nothing will come."""
 
-    __slots__ = ("away", "lane", "turn")
+    __slots__ = ("away", "lane", "thread", "turn")
 
-    def __init__(self) -> None:
+    def __init__(self, thread: int | None) -> None:
+        self.thread = thread
         self.lane: Lane | None = None
         self.away = False
         self.turn = threading.Lock()
@@ -171,13 +174,18 @@ class _Caller:
 
 
 class _Line:
-    """First come, first served: a lane that is given back goes to whoever has waited longest, past all who come now."""
+    """First come, first served: a lane that is given back goes to whoever has waited longest, past all who come now.
+
+    It is known which thread has which lane. Ctrl-C may fall between any two steps of a caller, also where the lane is his
+    already and nobody gives it back yet: it is found again when that thread comes back, or when the pool is closed.
+    """
 
     def __init__(self, max_waiting: int | None, timeout_s: float | None, clock: Callable[[], float]) -> None:
         self._max_waiting, self._timeout_s, self._clock = max_waiting, timeout_s, clock
         self._lock = threading.Lock()
         self._all_back = threading.Condition(self._lock)
         self._free: list[Lane] = []
+        self._held: dict[int, Lane] = {}
         self._callers: deque[_Caller] = deque()
         self._count = 0
         self._closed = True
@@ -189,25 +197,31 @@ class _Line:
 
     def enter(self, feeds: Tensors, *, patient: bool = False) -> Lane:
         """A lane, at once or when it is this caller's turn; a `patient` one waits however many do and however long."""
-        with self._lock:
-            if self._closed:
-                raise UsageError("the pool of contexts is closed", hint="load the engine again")
-            if self._free:
-                self._waits.add(0.0)
-                return self._pick(feeds)
-            if not patient and self._max_waiting is not None and len(self._callers) >= self._max_waiting:
-                self._refused += 1
-                raise Overloaded(
-                    f"{len(self._callers)} callers wait for a context, of {self._max_waiting} that may",
-                    hint="ask again later; `max_waiting` sets the limit",
-                )
-            caller = _Caller()
-            self._callers.append(caller)
-        since_s = self._clock()
+        thread = threading.get_ident()
+        caller: _Caller | None = None
         try:
-            caller.turn.acquire(timeout=-1 if self._timeout_s is None or patient else self._timeout_s)
+            with self._lock:
+                if self._closed:
+                    raise UsageError("the pool of contexts is closed", hint="load the engine again")
+                if thread in self._held and not self._inside(sys._getframe(1).f_back):
+                    self._take_back(thread)
+                holder = None if patient or thread in self._held else thread
+                if self._free:
+                    self._waits.add(0.0)
+                    return self._pick(feeds, holder)
+                if not patient and self._max_waiting is not None and len(self._callers) >= self._max_waiting:
+                    self._refused += 1
+                    raise Overloaded(
+                        f"{len(self._callers)} callers wait for a context, of {self._max_waiting} that may",
+                        hint="ask again later; `max_waiting` sets the limit",
+                    )
+                caller = _Caller(holder)
+                self._callers.append(caller)
+            since_s = self._clock()
+            timeout_s = -1 if self._timeout_s is None or patient else min(self._timeout_s, threading.TIMEOUT_MAX)
+            caller.turn.acquire(timeout=timeout_s)
         except BaseException:  # Ctrl-C: a lane that was handed over meanwhile goes to the next
-            if not self._step_out(caller) and caller.lane is not None:
+            if caller is not None and not self._step_out(caller) and caller.lane is not None:
                 self.leave(caller.lane)
             raise
         if caller.away:
@@ -229,15 +243,43 @@ class _Line:
         return caller.lane
 
     def leave(self, lane: Lane) -> None:
+        thread = threading.get_ident()
         with self._lock:
-            if self._callers:
-                caller = self._callers.popleft()
-                caller.lane = lane
-                caller.turn.release()
-            else:
-                self._free.append(lane)
-                if self._closed and len(self._free) == self._count:
-                    self._all_back.notify_all()
+            self._pass_on(lane, thread if self._held.get(thread) is lane else None)
+
+    def _pass_on(self, lane: Lane, holder: int | None) -> None:
+        """To who has waited longest. Between the steps nothing is called, and so nothing can be interrupted."""
+        if self._callers:
+            caller = self._callers[0]
+            caller.lane = lane
+            if caller.thread is not None:
+                self._held[caller.thread] = lane
+            if holder is not None:
+                del self._held[holder]
+            del self._callers[0]
+            caller.turn.release()
+        else:
+            if holder is not None:
+                del self._held[holder]
+            self._free.append(lane)
+            if self._closed and len(self._free) == self._count:
+                self._all_back.notify_all()
+
+    def _take_back(self, thread: int) -> None:
+        """The lane of a caller who was interrupted and is gone."""
+        lane = self._held[thread]
+        if lane in self._free:
+            del self._held[thread]
+        else:
+            self._pass_on(lane, thread)
+
+    def _inside(self, frame: FrameType | None) -> bool:
+        """Whether somebody on this stack is at work in a lane of this line."""
+        while frame is not None:
+            if frame.f_code is _WITH_LANE and frame.f_locals.get("line", self) is self:
+                return True
+            frame = frame.f_back
+        return False
 
     def turn_away(self) -> None:
         with self._lock:
@@ -251,7 +293,11 @@ class _Line:
         with self._lock:
             self._closed = True
             while len(self._free) < self._count:
-                self._all_back.wait()
+                frames = sys._current_frames()
+                for thread in [one for one in self._held if not self._inside(frames.get(one))]:
+                    self._take_back(thread)
+                if len(self._free) < self._count:
+                    self._all_back.wait(1.0)  # nobody says that he was interrupted
 
     def read(self, graphs: GraphStats, memory: MemoryStats | None) -> PoolStats:
         with self._lock:
@@ -266,14 +312,20 @@ class _Line:
                 memory=memory,
             )
 
-    def _pick(self, feeds: Tensors) -> Lane:
+    def _pick(self, feeds: Tensors, holder: int | None) -> Lane:
         """A free lane, one that has these shapes prepared where there is one."""
-        if len(self._free) > 1:
+        found = len(self._free) - 1
+        if found:
             key: Key = self._free[-1].key(feeds)
-            for place in range(len(self._free) - 1, -1, -1):
+            for place in range(found, -1, -1):
                 if self._free[place].ready(key):
-                    return self._free.pop(place)
-        return self._free.pop()
+                    found = place
+                    break
+        lane = self._free[found]
+        if holder is not None:
+            self._held[holder] = lane
+        del self._free[found]
+        return lane
 
     def _step_out(self, caller: _Caller) -> bool:
         """True when the caller was still in line."""
@@ -283,3 +335,6 @@ class _Line:
             except ValueError:
                 return False
             return True
+
+
+_WITH_LANE = ContextPool._with_lane.__code__

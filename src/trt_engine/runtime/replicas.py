@@ -204,12 +204,13 @@ class Replicas:
                 for member in serving
             ]
         number = self._strategy(seen)  # somebody else's code: no lock is held
-        if not any(replica.number == number for replica in seen):
+        chosen = next((member for member in serving if member.number == number), None)
+        if chosen is None:
             raise UsageError(
                 f"the way to balance chose replica {number!r} of {[replica.number for replica in seen]}",
                 hint="return the `number` of one of the replicas given",
             )
-        return members[number]
+        return chosen
 
     def _leave_out(self, member: _Member, error: Exception) -> None:
         with self._lock:

@@ -155,6 +155,14 @@ class FakeContext:
 
         stream.enqueue(lambda: self._compute(inputs, outputs, bound), list(bound.values()), stale)
 
+    def launch(self, addresses: tuple[int, ...], stream: Stream) -> None:
+        at, bound = self._session.device.buffer_at, self._bound
+        try:
+            self.bind({spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)})
+            self.enqueue(stream)
+        finally:
+            self._bound = bound
+
     def outputs(self) -> dict[str, Any]:
         self._check_open()
         if all(-1 not in shape for shape in self._outputs.values()):

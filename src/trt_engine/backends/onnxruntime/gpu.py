@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _WHEN_DONE = "disable_synchronize_execution_providers"
 _GRAPH_ID, _NO_GRAPH_OF_ITS_OWN = "gpu_graph_id", "-1"
+_BINDINGS = 64
+"""So many sets of addresses stay bound; then from the start again."""
 
 
 class StreamSession:
@@ -142,11 +144,12 @@ class OnnxRuntimeStreams(OnnxRuntimeGpuSession):
         return super().resident(feeds, graph=graph)
 
     def close(self) -> None:
+        if not self._open:
+            self._streams, self._direct, self._loaded = [], None, None  # sessions go before the stream under them
+            if self._first_stream is not None:
+                self._first_stream.close()
+                self._first_stream = None
         super().close()
-        self._streams, self._direct = [], None
-        if self._first_stream is not None:
-            self._first_stream.close()
-            self._first_stream = None
 
     def _settle(self) -> None:
         """Make the session that `run` and `resident` use: on streams of ONNX Runtime's own, one for each that runs."""
@@ -178,6 +181,8 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         self._order: list[str] = []
         self._ready = False
         self._ran = False
+        self._bindings: dict[tuple[int, ...], Any] = {}
+        self._bindings_of: StreamSession | None = None
         self._kinds = {
             spec.name: np.dtype(spec.dtype).type if in_numpy(spec.dtype) else dtype(spec.dtype).onnx
             for spec in self._signature
@@ -187,6 +192,7 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         self._ready = self._ran = False
+        self._bindings = {}
         outputs = super().prepare(inputs)
         self._wanted = dict(self._inputs or {}) | {
             name: shape for name, shape in self._outputs.items() if -1 not in shape
@@ -250,6 +256,38 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         self._launch(home)
         stream.wait(home.stream.record())
 
+    def launch(self, addresses: tuple[int, ...], stream: Stream) -> None:
+        """One inference on memory at these addresses of the device, inputs before outputs, all of sizes `prepare` told.
+
+        The short way for who asks again and again: nothing is checked, and what was bound once stays bound.
+        """
+        home = self._bindings_of
+        binding = self._bindings.get(addresses)
+        if binding is None or home is None or home.stream is not stream:
+            home, binding = self._bind_at(addresses, stream)
+        try:
+            with home.lock:
+                home.run(binding)
+        except session.ERRORS as error:
+            raise session.on_run(error, self._owner.device.name) from error
+
+    def _bind_at(self, addresses: tuple[int, ...], stream: Stream) -> tuple[StreamSession, Any]:
+        self._check_open()
+        home = self._owner.home_of(stream)
+        if self._inputs is None or self._late_names or home.stream is not stream:
+            raise UsageError(
+                "an inference was launched on bare addresses before its shapes were known, or on a stream from elsewhere",
+                hint="`prepare`, then `bind` and `enqueue`",
+            )
+        if home is not self._bindings_of or len(self._bindings) >= _BINDINGS:
+            self._bindings, self._bindings_of = {}, home
+        binding = home.loaded.io_binding()
+        for spec, address in zip(self._signature, addresses, strict=True):
+            bind = binding.bind_input if spec.name in self._fed else binding.bind_output
+            bind(spec.name, *self._owner.place, self._kinds[spec.name], list(self._wanted[spec.name]), address)
+        self._bindings[addresses] = binding
+        return home, binding
+
     def outputs(self) -> dict[str, Any]:
         self._check_open()
         if not self._late_names:
@@ -266,7 +304,8 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
 
     def close(self) -> None:
         super().close()
-        self._binding = self._home = None
+        self._binding = self._home = self._bindings_of = None
+        self._bindings = {}
         self._held, self._known, self._ready = [], {}, False
 
     def _type(self, name: str) -> str:

@@ -1,0 +1,179 @@
+"""Ctrl-C in a caller, at any instant: whatever it had taken is there for the next one."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_engine.runtime.instance import InferenceEngine
+from trt_engine.runtime.pool import ContextPool
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="interrupts are sent by an interval timer"),
+    # one may fall into a finaliser, where Python swallows it and says so
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+X = np.ones((1, 3), np.float32)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Callable[[Callable[[], object], float], None]]:
+    """`interrupts(call, seconds)`: call it again and again until a KeyboardInterrupt comes, that late."""
+
+    def raises(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(call: Callable[[], object], seconds: float) -> None:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            gives_up_s = time.monotonic() + 1  # an interrupt in a finaliser is swallowed there
+            while time.monotonic() < gives_up_s:
+                call()
+        except KeyboardInterrupt:
+            pass
+
+    before = signal.signal(signal.SIGALRM, raises)
+    yield interrupted
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Quick:
+    """A lane whose work takes no time, so that interrupts fall between the steps around it."""
+
+    def key(self, feeds: object) -> int:
+        return 0
+
+    def ready(self, key: int) -> bool:
+        return False
+
+    def run(self, *_: object) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+def pool_of(engine: InferenceEngine) -> ContextPool:
+    assert isinstance(engine.runner, ContextPool)
+    return engine.runner
+
+
+def quick(pool: ContextPool) -> None:
+    """Put lanes that do nothing in the place of the pool's own."""
+    for lane in pool._lanes:
+        lane.close()
+    pool._lanes = [Quick() for _ in pool._lanes]  # type: ignore[misc]
+    pool._line.open(pool._lanes)
+
+
+def test_no_context_is_lost_though_callers_are_interrupted_between_any_two_steps(
+    load: Callable[..., InferenceEngine], double: Path, interrupts: Callable[..., None]
+) -> None:
+    engine = load(double, contexts=2)
+    pool = pool_of(engine)
+    quick(pool)
+    draw = random.Random(0)
+    for _ in range(400):
+        interrupts(lambda: pool.run({"x": X}), draw.uniform(2e-6, 4e-4))
+    pool.run({"x": X})
+    assert pool.stats().busy == 0
+
+
+def test_no_context_is_lost_though_callers_are_interrupted_in_line(
+    load: Callable[..., InferenceEngine], double: Path, interrupts: Callable[..., None]
+) -> None:
+    engine = load(double, contexts=1)
+    pool = pool_of(engine)
+    quick(pool)
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            pool.run({"x": X})
+
+    others = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    draw = random.Random(1)
+    for _ in range(200):
+        interrupts(lambda: pool.run({"x": X}), draw.uniform(2e-6, 4e-3))
+    over.set()
+    pool.run({"x": X})
+    for thread in others:
+        thread.join(30)
+        assert not thread.is_alive(), "it waits for a context nobody has"
+    assert (pool.stats().busy, pool.stats().waiting) == (0, 0)
+
+
+def test_close_finds_what_an_interrupted_caller_has_left_and_answers_who_waits_for_it(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1)
+    pool = pool_of(engine)
+    entered, over = threading.Event(), threading.Event()
+
+    def loses() -> None:
+        pool._line.enter({"x": X})  # and never gives it back
+        entered.set()
+        over.wait(30)
+
+    taken = threading.Thread(target=loses)  # kept, or the next thread may have its number and with it the context
+    taken.start()
+    assert entered.wait(30)
+    future: Future[Any] = engine.infer_async(X)
+    ends_s = time.monotonic() + 30
+    while not pool.stats().waiting:
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    assert np.array_equal(future.result(30)["y"], 2 * X)
+    closing.join(30)
+    over.set()
+    taken.join()
+    assert not closing.is_alive()
+
+
+def test_a_caller_inside_a_context_may_ask_again(load: Callable[..., InferenceEngine], double: Path) -> None:
+    """What it holds already is not taken for lost: the second request gets a context of its own."""
+    engine = load(double, contexts=2)
+    pool = pool_of(engine)
+    lanes, inner = pool._lanes, []
+    first = lanes[1].run
+
+    def asks(*given: Any) -> dict[str, Any]:
+        lanes[1].run = first  # type: ignore[method-assign]
+        assert pool.stats().busy == 1
+        inner.append(pool.run({"x": 3 * X}))
+        assert pool.stats().busy == 1
+        return first(*given)
+
+    lanes[1].run = asks  # type: ignore[method-assign]
+    assert np.array_equal(engine.infer(X)["y"], 2 * X)
+    assert np.array_equal(inner[0]["y"], 6 * X)
+    assert pool.stats().busy == 0
+
+
+def test_a_wait_longer_than_the_platform_can_wait_is_as_long_as_it_can(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1, wait_timeout_s=1e12)
+    pool = pool_of(engine)
+    lane = pool._line.enter({"x": X}, patient=True)
+    future = engine.infer_async(X)
+    ends_s = time.monotonic() + 30
+    while not (pool.stats().waiting or future.done()):
+        assert time.monotonic() < ends_s
+        time.sleep(0.001)
+    pool._line.leave(lane)
+    assert np.array_equal(future.result(30)["y"], 2 * X)
