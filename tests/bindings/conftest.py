@@ -1,8 +1,8 @@
 """Tests of the TensorRT backend over the real bindings. What they need (an index, gcc) is skipped loudly where it lacks.
 
 A test that asks for `world` runs in the process of a release (worker.py): its body is executed there, with the scripted
-TensorRT as `world`. It is run once for each release of `WHOLE`, or of its marker `releases`; what a test takes
-beside `WHOLE` is slow, and of one with many cases what is not the newest.
+TensorRT as `world`. It is run once for each release of `WHOLE`, or of its marker `releases`. Quick are the newest release,
+and for a test whose marker names it the newest of TensorRT 10: where the majors differ, and each path once from end to end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world" in metafunc.fixturenames:
         marker = metafunc.definition.get_closest_marker("releases")
         releases = marker.args if marker else WHOLE
-        beside = set(releases) - set(WHOLE) if set(releases) > set(WHOLE) else set()
-        if not marker and metafunc.definition.get_closest_marker("parametrize"):
+        beside = set(releases) - set(WHOLE)
+        if not marker:
             beside = {WHOLE[0]}
         cases = [pytest.param(item, marks=pytest.mark.slow) if item in beside else item for item in releases]
         metafunc.parametrize("world", cases, indirect=True)

@@ -252,6 +252,7 @@ class _Learner:
         landed = self._landing("IExecutionContext", self._objects["IExecutionContext"].infer_shapes)
         found["IExecutionContext.infer_shapes"] = [key for key in landed if key != engine]  # it asks the engine's first
         found["IHostMemory.data"] = self._data_of_host_memory(found)
+        found["ICudaEngine.get_tensor_profile_values"] = self._values_of_a_profile(found)
         return found
 
     def _make_objects(self) -> None:
@@ -326,6 +327,17 @@ class _Learner:
             if owner == kind and (owner, level, slot) not in seen:
                 seen.append((owner, level, slot))
         return seen
+
+    def _values_of_a_profile(self, found: Slots) -> list[Key]:
+        """Where it lands for an input that holds sizes, after it has asked whether this is one and of what shape."""
+        engine = self._objects["ICudaEngine"]
+        asked = [
+            found[f"ICudaEngine.{name}"][0] for name in ("is_shape_inference_io", "get_tensor_mode", "get_tensor_shape")
+        ]
+        for key, answer in zip(asked, (1, 1, (2,)), strict=True):
+            self._puppet.rules[key] = lambda call, answer=answer: answer
+        landed = self._landing("ICudaEngine", lambda: engine.get_tensor_profile_values(0, "x"))
+        return [key for key in landed if key not in asked]
 
     def _data_of_host_memory(self, found: Slots) -> list[Key]:
         """The one slot of IHostMemory only its buffer uses."""

@@ -552,7 +552,7 @@ class OnnxParser(Native):
     @member("parse")
     def parse(self, call: Call) -> int:
         raw = ctypes.string_at(call.address(0), call.address(1))
-        return self._parse(raw, Path(call.text(2)) if call.address(2) else None)
+        return self._parse(raw, self.world.model_path(call, 2))
 
     @member("parse_from_file")
     def parse_from_file(self, call: Call) -> int:
@@ -863,9 +863,11 @@ class Runtime(Native):
         "error_recorder": None, "temporary_directory": "", "tempfile_control_flags": 0,
     }  # fmt: skip
 
-    def __init__(self, world: ScriptedTensorRT, logger: int, lean_of: str | None = None) -> None:
+    def __init__(
+        self, world: ScriptedTensorRT, logger: int, lean_of: str | None = None, parent: Runtime | None = None
+    ) -> None:
         super().__init__(world, logger)
-        self.lean_of = lean_of
+        self.lean_of, self.parent = lean_of, parent
 
     @member("get_plugin_registry")
     def get_plugin_registry(self, call: Call) -> int:
@@ -875,7 +877,7 @@ class Runtime(Native):
     def load_runtime(self, call: Call) -> int:
         """A lean runtime of the test is a text file with a version."""
         path = Path(call.text(0))
-        return Runtime(self.world, self.logger, path.read_text().strip()).address if path.is_file() else 0
+        return Runtime(self.world, self.logger, path.read_text().strip(), self).address if path.is_file() else 0
 
     @member("deserialize_cuda_engine#0")
     def deserialize_cuda_engine(self, call: Call) -> int:
@@ -914,6 +916,8 @@ class Runtime(Native):
     def destroyed(self) -> None:
         if any(isinstance(item, ICudaEngine) and item.alive and item.runtime is self for item in self.world.alive()):
             self.world.violations.append("a runtime was destroyed before its engine")
+        if any(isinstance(item, Runtime) and item.parent is self for item in self.world.alive()):
+            self.world.violations.append("a runtime was destroyed before the lean one it loaded")
 
 
 class ICudaEngine(Native):
@@ -1029,7 +1033,12 @@ class ICudaEngine(Native):
 
     @member("get_tensor_profile_values")
     def get_tensor_profile_values(self, call: Call) -> int:
-        return 0
+        values = self.facts["shape_values"][call.int32(1)].get(call.text(0))
+        if values is None:
+            return 0
+        which = values[call.int32(2)]
+        kind = "q" if self.world.wide_values else "i"
+        return self.world.puppet.keep(struct.pack(f"<{len(which)}{kind}", *which))
 
     def span(self, name: str, index: int) -> list[Shape] | None:
         """Smallest, usual and largest shape of an input in a profile."""
@@ -1203,7 +1212,12 @@ class IExecutionContext(Native):
     def output_shapes(self) -> dict[str, Shape]:
         if len(self.shapes) < len(self.engine.inputs):
             return {name: declared(proto) for name, proto in self.engine.outputs.items()}
-        return shapes_of(self.engine.model, tuple(sorted(self.shapes.items())))
+        known = tuple(
+            (name, self._read(name, self.addresses[name], self.shapes[name]).tobytes())
+            for name in sorted(self.engine.inputs)
+            if name in self.world.shape_tensors and self.addresses.get(name)
+        )
+        return shapes_of(self.engine.model, tuple(sorted(self.shapes.items())), known)
 
     @member("infer_shapes")
     def infer_shapes(self, call: Call) -> int:
@@ -1347,6 +1361,9 @@ class IExecutionContext(Native):
             value = value + self.world.faults.wrong_by
         value = np.ascontiguousarray(value, dtype=kind)
         address = addresses.get(name, 0)
+        if name in self.world.shape_tensors:  # on the host
+            ctypes.memmove(address, value.ctypes.data, value.nbytes)
+            return
         if name in late:
             address = self._ask_for(name, value, address, stream)
         raw = value.reshape(-1).view(np.uint8)
@@ -1441,7 +1458,7 @@ class OnnxParserRefitter(Native):
     @member("refit_from_bytes")
     def refit_from_bytes(self, call: Call) -> int:
         raw = ctypes.string_at(call.address(0), call.address(1))
-        return self._refit(raw, Path(call.text(2)) if call.address(2) else None)
+        return self._refit(raw, self.world.model_path(call, 2))
 
     @member("refit_from_file")
     def refit_from_file(self, call: Call) -> int:
@@ -1487,8 +1504,10 @@ def declared(value: onnx.ValueInfoProto) -> Shape:
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
 
 
-def shapes_of(model: onnx.ModelProto, inputs: tuple[tuple[str, Shape], ...]) -> dict[str, Shape]:
-    """Shapes of the outputs at these input shapes; -1 where the data decide."""
+def shapes_of(
+    model: onnx.ModelProto, inputs: tuple[tuple[str, Shape], ...], values: tuple[tuple[str, bytes], ...] = ()
+) -> dict[str, Shape]:
+    """Shapes of the outputs at these input shapes, and these values of inputs that hold sizes; -1 where the data decide."""
     fixed, given = onnx.ModelProto(), dict(inputs)
     fixed.CopyFrom(model)
     for value in fixed.graph.input:
@@ -1497,6 +1516,10 @@ def shapes_of(model: onnx.ModelProto, inputs: tuple[tuple[str, Shape], ...]) -> 
             del shape.dim[:]
             for size in given[value.name]:
                 shape.dim.add().dim_value = size
+        for name, raw in values:
+            if name == value.name:
+                kind = value.type.tensor_type.elem_type
+                fixed.graph.initializer.append(helper.make_tensor(name, kind, given[name], raw, raw=True))
     del fixed.graph.value_info[:]
     for value in fixed.graph.output:
         for dim in value.type.tensor_type.shape.dim:
@@ -1686,6 +1709,13 @@ class ScriptedTensorRT:
         except ValueError:
             return None
         return document["entries"] if document["version"] == self.version_text else None
+
+    def model_path(self, call: Call, at: int) -> Path | None:
+        """Where a model's weights are looked for: the header of the parser wants the whole path."""
+        path = Path(call.text(at)) if call.address(at) else None
+        if path is not None and not path.is_absolute():
+            self.violations.append(f"the path of a model is relative: `{path}`")
+        return path
 
     def cache_device(self, raw: bytes) -> str:
         return json.loads(raw)["device"] if raw else self.gpu.name

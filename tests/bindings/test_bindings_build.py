@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 ALL = pytest.mark.releases("10.0.1", "10.16.1", "11.0.0", "11.4.0")
 NEWEST = pytest.mark.releases("11.4.0")
 
@@ -123,6 +124,7 @@ def test_the_command_line_builds_inspects_and_infers(world: Any, tmp_path: Path)
         np.testing.assert_allclose(made["scores"], reference(model, feeds)["scores"], rtol=1e-5)
 
 
+@BOTH
 def test_every_setting_reaches_the_builder(world: Any, tmp_path: Path) -> None:
     options = {
         "optimization_level": "4", "max_aux_streams": "3", "avg_timing_iterations": "5", "max_tactics": "77",
@@ -134,7 +136,7 @@ def test_every_setting_reaches_the_builder(world: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     if world.version >= (11, 1):
         options["build_route"] = "-fusion=off"
-    build(tmp_path, options=options, workspace_mib=512)
+    engine = build(tmp_path, options=options, workspace_mib=512)
     built = world.built[-1]
     kinds, settings = world.trt.TilingOptimizationLevel, built["settings"]
     assert settings["builder_optimization_level"] == 4 and settings["max_aux_streams"] == 3
@@ -144,6 +146,7 @@ def test_every_setting_reaches_the_builder(world: Any, tmp_path: Path) -> None:
         "SPARSE_WEIGHTS", "STRICT_NANS", "DISTRIBUTIVE_INDEPENDENCE", "DISABLE_COMPILATION_CACHE",
         "EDITABLE_TIMING_CACHE",
     }  # fmt: skip
+    assert engine.passport.needs.hardware_compatibility == "ampere_plus", "whoever inspects it is told"
     assert built["hardware_compatibility"] == "AMPERE_PLUS" and built["verbosity"] == "LAYER_NAMES_ONLY"
     pools = built["pools"]
     assert (pools["WORKSPACE"], pools["TACTIC_DRAM"], pools["TACTIC_SHARED_MEMORY"]) == (512 << 20, 1 << 30, 64 << 10)
@@ -161,6 +164,7 @@ def test_tf32_is_on_only_where_it_is_asked_for(world: Any, tmp_path: Path) -> No
     assert [item["flags"] for item in world.built] == [[], ["TF32"]]
 
 
+@BOTH
 def test_several_profiles_arrive_in_order_and_with_their_values(world: Any, tmp_path: Path) -> None:
     import onnx_models
 
@@ -249,6 +253,8 @@ def test_plugin_libraries_are_loaded_carried_and_needed(world: Any, tmp_path: Pa
     import subprocess
 
     import onnx_models
+    import trt_engine as te
+    from trt_engine.errors import SetupError
 
     library = tmp_path / "libscale.so"
     source = "void *getCreators(int *n) { *n = 0; return 0; }"
@@ -261,9 +267,17 @@ def test_plugin_libraries_are_loaded_carried_and_needed(world: Any, tmp_path: Pa
     options = {"plugins": str(library), "serialize_plugins": "on"}
     inside = build(tmp_path, model, batch=batch, out="carried.engine", options=options)
     assert inside.passport.needs.plugins == () and world.built[-1]["plugins"] == [str(library)]
+    with pytest.raises(SetupError, match=r"needs the plugin libraries `libscale\.so`") as caught:
+        te.load(outside)
+    assert "-O plugins=/path/to/libscale.so" in (caught.value.hint or "")
+    (tmp_path / "mine.py").write_text("from pathlib import Path\nPath(__file__).with_suffix('.seen').touch()\n")
+    options = {"plugins": str(library), "python_plugins": str(tmp_path / "mine.py")}
+    te.load(outside, options=options).close()
+    assert (tmp_path / "mine.seen").exists(), "what runs a plan has its plugins too"
 
 
 def test_a_dla_build_needs_a_core_and_lets_the_parser_look(world: Any, tmp_path: Path) -> None:
+    (tmp_path / "refused").mkdir()
     fails("SetupError", "there is no DLA core 0: this device has 0", tmp_path, options={"dla_core": "0"})
     key = next(key for key, name in world.names.items() if name == "Builder.num_DLA_cores")
     world.puppet.rules[key] = lambda call: 2
@@ -275,6 +289,9 @@ def test_a_dla_build_needs_a_core_and_lets_the_parser_look(world: Any, tmp_path:
     assert "GPU_FALLBACK" in built["flags"] and built["pools"]["DLA_MANAGED_SRAM"] == 1 << 20
     parser = [item for item in world.objects.values() if item.kind == "OnnxParser"][-1]
     assert parser.config, "the parser was given the settings"
+    world.faults.refused.add("OnnxParser.set_builder_config")
+    fails("BuildError", "giving TensorRT's ONNX parser the settings failed", tmp_path / "refused",
+          options={"dla_core": "1"})  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ timing cache
@@ -292,6 +309,7 @@ def test_a_second_build_times_nothing_that_the_first_one_timed(world: Any, tmp_p
     assert world.tactics_timed == timed
 
 
+@BOTH
 def test_what_another_process_timed_meanwhile_is_kept(world: Any, tmp_path: Path) -> None:
     build(tmp_path)
     cache = timings(tmp_path)
@@ -345,6 +363,33 @@ def test_a_cache_of_another_identity_is_refused_said_and_replaced(world: Any, tm
     assert json.loads(cache.read_text()) == document, "and it was replaced by one that is right"
 
 
+def test_a_cache_that_cannot_be_kept_costs_a_warning_and_no_engine(world: Any, tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    from trt_engine.backends.tensorrt import timing
+
+    build(tmp_path)
+    cache = timings(tmp_path)
+    before = cache.read_bytes()
+    timing._LOCK_S = 0.05
+    with FileLock(f"{cache}.lock"):
+        engine = build(tmp_path, out="held.engine", workspace_mib=99)
+    assert any("another process has held its lock" in text for text in engine.passport.build.warnings)
+    world.faults.nothing_from.add("ITimingCache.serialize")
+    engine = build(tmp_path, out="silent.engine", workspace_mib=98)
+    assert any("gave no timing cache" in text for text in engine.passport.build.warnings)
+    world.faults.nothing_from.clear()
+
+    def full(path: Path, raw: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    timing.write_whole = full
+    cache.write_bytes(b"")
+    engine = build(tmp_path, out="full.engine", workspace_mib=97)
+    assert any("was not kept" in text and "the disk is full" in text for text in engine.passport.build.warnings)
+    assert before and not cache.read_bytes()
+
+
 def test_a_library_that_takes_no_cache_still_builds(world: Any, tmp_path: Path) -> None:
     for fault, kept in (("IBuilderConfig.create_timing_cache", world.faults.nothing_from),
                         ("IBuilderConfig.set_timing_cache", world.faults.refused),
@@ -371,6 +416,7 @@ def until_stopped() -> None:
 
 
 @ALL
+@BOTH
 def test_ctrl_c_ends_a_build_at_its_next_step_and_leaves_nothing(world: Any, tmp_path: Path) -> None:
     steps: list[int] = []
 
@@ -402,6 +448,7 @@ def test_an_interrupted_command_ends_with_130(world: Any, tmp_path: Path) -> Non
     assert nothing_left(tmp_path) and "Traceback" not in err
 
 
+@BOTH
 def test_the_phases_are_told_as_they_come_and_a_listener_that_breaks_stops_the_build(
     world: Any, tmp_path: Path
 ) -> None:
@@ -505,6 +552,28 @@ def test_the_reason_is_taken_from_what_tensorrt_said(world: Any, tmp_path: Path,
     assert "the moon is full" in log.read_text() and str(log) in error.hint
 
 
+def test_what_a_build_complained_of_is_not_why_its_plan_does_not_load(world: Any, tmp_path: Path) -> None:
+    world.faults.says["build"] = [
+        ("WARNING", "Requested amount of GPU memory (99 bytes) could not be allocated. Trying other tactics.")
+    ]
+    world.faults.nothing_from.add("Runtime.deserialize_cuda_engine")
+    fails("BuildError", "loading the plan that was just built failed: TensorRT gave no reason", tmp_path)
+
+
+def test_a_global_message_reaches_the_build_that_goes_on(world: Any, tmp_path: Path) -> None:
+    """TensorRT tells what belongs to no builder to the first logger of the process, whoever made it."""
+    from trt_engine.backends.tensorrt.logger import TensorRtLogger
+
+    first, second = TensorRtLogger(), TensorRtLogger(tmp_path / "second.log")
+    severity = world.trt.ILogger.Severity.ERROR
+    first.close()
+    first.log(severity, "a plugin broke")
+    assert second.errors() == ["a plugin broke"] and "a plugin broke" in (tmp_path / "second.log").read_text()
+    second.close()
+    second.log(severity, "nobody listens")
+    assert not first.errors() and not second.errors()
+
+
 SILENT = {
     "IBuilderConfig.max_aux_streams=": ("max_aux_streams", "3"),
     "IBuilderConfig.builder_optimization_level=": ("optimization_level", "5"),
@@ -550,6 +619,7 @@ def test_a_profile_tensorrt_does_not_keep_is_refused(world: Any, tmp_path: Path)
     fails("ProfileError", "does not take profile 0", tmp_path)
 
 
+@BOTH
 def test_too_little_workspace_and_no_memory_are_told_apart(world: Any, tmp_path: Path) -> None:
     world.scratch_bytes = 64 << 20
     error = fails("BuildError", "insufficient workspace|scratch", tmp_path, workspace_mib=1, ladder=False)
@@ -565,6 +635,7 @@ def test_the_ladder_raises_a_workspace_that_was_too_small(world: Any, tmp_path: 
     assert engine.passport.build.ladder and engine.passport.build.notes["workspace"] != f"{1 << 20} bytes"
 
 
+@BOTH
 def test_an_engine_of_another_precision_breaks_the_contract(world: Any, tmp_path: Path) -> None:
     import onnx_models
     from trt_engine.errors import PrecisionError

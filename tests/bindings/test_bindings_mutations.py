@@ -117,7 +117,7 @@ RUN = {
         arguments={"member": "Builder.build_serialized_network"},
     ),
     "a parser's no is not heard": Mutation(
-        "parsing", "if not parser.parse(raw, str(path)):", "if parser.parse(raw, str(path)) is None:",
+        "parsing", "if not parser.parse(raw, str(path.absolute())):", "if parser.parse(raw, str(path.absolute())) is None:",
         test=(_BUILD, "test_parser_errors_name_node_operator_and_reason"), release="10.16.1",
     ),
     "two parameters are swapped": Mutation(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
 
 
@@ -108,6 +109,29 @@ def test_values_that_decide_shapes_go_through_a_pool(world: Any, tmp_path: Path)
             raw = ctypes.string_at(native.addresses["images"], given.nbytes)
             held.append(np.array_equal(np.frombuffer(raw, np.float32).reshape(given.shape), given))
     assert held == [True, True], "other values are other shapes: TensorRT is given them anew"
+
+
+@BOTH
+def test_a_model_that_is_told_sizes_is_proved_with_the_sizes_of_its_profile(world: Any, tmp_path: Path) -> None:
+    import onnx_models
+    import trt_engine as te
+
+    model = onnx_models.reshaped(tmp_path / "net.onnx")
+    world.shape_tensors.add("sizes")
+    engine = te.build(
+        model, backend="tensorrt", device="fake:0", profiles=("x:1x6,4x6,8x6;sizes:2,2,2",), out=tmp_path / "net.engine",
+        options={"shape_values": "sizes:1x6,2x12,4x12"},
+    )  # fmt: skip
+    parity = engine.passport.parity
+    assert parity is not None and parity.passed, engine.passport.build.notes
+    looked = [item for item in world.objects.values() if item.kind == "EngineInspector"]
+    assert looked and all(item.values["execution_context"] for item in looked), "layers are read at shapes and values"
+    assert "x:4x6,sizes:2, `sizes` is 2x12" in parity.inputs, "the optimum of the profile, shapes and values together"
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    with te.load(engine) as runner:
+        for sizes in ((4, 3), (2, 6), (3, 4)):
+            found = runner.infer({"x": x, "sizes": np.array(sizes, np.int64)})["y"]
+            np.testing.assert_array_equal(found, (2 * x).reshape(sizes))
 
 
 def test_a_mapped_plan_is_read_in_pieces_as_the_bindings_ask_for_them(world: Any, tmp_path: Path) -> None:

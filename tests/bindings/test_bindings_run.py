@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 ALL = pytest.mark.releases("10.0.1", "10.16.1", "11.0.0", "11.4.0")
 OLDEST = pytest.mark.releases("10.0.1")
 SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
@@ -37,9 +38,9 @@ def load(engine: Any, device: Any = None, **options: str) -> Any:
 
 
 @contextlib.contextmanager
-def running(engine: Any, profile: int = 0, **options: str) -> Iterator[tuple[Any, Any]]:
+def running(engine: Any, profile: int = 0, device: Any = None, **options: str) -> Iterator[tuple[Any, Any]]:
     """A session with one context; everything is given back at the end."""
-    session = load(engine, **options)
+    session = load(engine, device, **options)
     context = session.context(profile)
     try:
         yield session, context
@@ -69,7 +70,7 @@ def answers(session: Any, context: Any, feeds: dict[str, Any]) -> dict[str, Any]
         for name, array in found.items():
             device.download(buffers[name], array, stream)
         stream.synchronize()
-        return found | context.outputs()
+        return found | {name: array.copy() for name, array in context.outputs().items()}  # whole as they are given
     finally:
         stream.synchronize()
         for buffer in buffers.values():
@@ -144,6 +145,7 @@ def test_a_captured_inference_is_replayed_and_ends_with_its_shapes(world: Any, t
             item.close()
 
 
+@BOTH
 def test_outputs_that_only_the_data_sizes_come_in_memory_that_grows(world: Any, tmp_path: Path) -> None:
     import onnx_models
 
@@ -161,10 +163,12 @@ def test_outputs_that_only_the_data_sizes_come_in_memory_that_grows(world: Any, 
 
 def test_no_memory_for_a_data_sized_output_is_said_as_such(world: Any, tmp_path: Path) -> None:
     import onnx_models
+    from trt_engine.device.fake import FakeDevice
     from trt_engine.errors import MemoryExhausted
 
     model = onnx_models.positions(tmp_path / "net.onnx")
-    with running(built(tmp_path, model, ("x:1x3,2x3,300x3",))) as (session, context):
+    small = FakeDevice(0, memory_bytes=1 << 20)  # what is free is filled
+    with running(built(tmp_path, model, ("x:1x3,2x3,300x3",)), device=small) as (session, context):
         device, stream = session.device, session.device.stream()
         outputs = context.prepare({"x": (300, 3)})
         buffers = {"x": device.allocate(3600), "minus": device.allocate(3600)}
@@ -179,10 +183,17 @@ def test_no_memory_for_a_data_sized_output_is_said_as_such(world: Any, tmp_path:
             stream.synchronize()
             context.outputs()
         world.puppet.broken.clear()  # the scripted library writes to the address it was refused
+        filler.close()
+        context.prepare({"x": (300, 3)})
+        context.bind(buffers)
+        context.enqueue(stream)
+        stream.synchronize()
+        assert context.outputs()["where"].shape == (2, 900), "what went wrong is forgotten"
         for item in (filler, stream, *buffers.values()):
             item.close()
 
 
+@BOTH
 def test_each_profile_has_its_context_and_its_range(world: Any, tmp_path: Path) -> None:
     from trt_engine.errors import ProfileError, UsageError
 
@@ -250,6 +261,11 @@ def test_buffers_must_be_there_large_enough_and_aligned(world: Any, tmp_path: Pa
                 context.bind(buffers)
             with pytest.raises(UsageError, match="before `prepare` and `bind`"):
                 context.enqueue(stream)
+        context.bind({"images": whole, "scores": scores})
+        context.prepare({"images": (2, 3, 8, 8)})
+        with pytest.raises(UsageError, match="before `prepare` and `bind`"):
+            context.enqueue(stream)
+        context.prepare({"images": (1, 3, 8, 8)})
         world.faults.refused.add("IExecutionContext.set_tensor_address")
         with pytest.raises(UsageError, match="giving `images` the address"):
             context.bind({"images": whole, "scores": scores})
@@ -257,6 +273,7 @@ def test_buffers_must_be_there_large_enough_and_aligned(world: Any, tmp_path: Pa
             item.close()
 
 
+@BOTH
 def test_an_inference_tensorrt_does_not_take_is_an_error_with_its_reason(world: Any, tmp_path: Path) -> None:
     from trt_engine.errors import TrtEngineError, UsageError
 
@@ -289,6 +306,7 @@ def test_an_old_failure_is_not_taken_for_the_reason_of_a_new_one(world: Any, tmp
             context.prepare({"images": (1, 3, 8, 8)})
 
 
+@BOTH
 def test_values_that_decide_shapes_are_asked_for_and_held_on_the_host(world: Any, tmp_path: Path) -> None:
     import ctypes
 
@@ -304,6 +322,11 @@ def test_values_that_decide_shapes_are_asked_for_and_held_on_the_host(world: Any
             context.set_values("scores", np.zeros(1))
         given = images(1)["images"]
         context.set_values("images", given)
+        with pytest.raises(FeedError, match="its shape is 2x3x8x8"):
+            context.prepare({"images": (2, 3, 8, 8)})
+        callers_own = given.copy()
+        context.set_values("images", callers_own)
+        callers_own[:] = 7  # is the caller's again
         context.prepare({"images": (1, 3, 8, 8)})
         scores = session.device.allocate(64)
         context.bind({"scores": scores})
@@ -311,6 +334,55 @@ def test_values_that_decide_shapes_are_asked_for_and_held_on_the_host(world: Any
         held = np.frombuffer(ctypes.string_at(native.addresses["images"], given.nbytes), np.float32)
         np.testing.assert_array_equal(held.reshape(given.shape), given)
         scores.close()
+
+
+def test_what_tensorrt_finds_missing_or_wrong_as_it_works_out_shapes_is_said(world: Any, tmp_path: Path) -> None:
+    import ctypes
+
+    from trt_engine.errors import FeedError, UsageError
+
+    (key,) = (key for key, name in world.names.items() if name == "IExecutionContext.infer_shapes")
+
+    def missing(call: Any) -> int:
+        ctypes.c_uint64.from_address(call.address(1)).value = world.puppet.keep(b"images")
+        return 1
+
+    with running(built(tmp_path)) as (_, context):
+        for answer, words in ((missing, "misses shapes or values of `images`"), (lambda call: -1, "the output shapes")):
+            world.puppet.rules[key] = answer
+            with pytest.raises(FeedError, match=words):
+                context.prepare({"images": (1, 3, 8, 8)})
+            with pytest.raises(UsageError, match="before the shapes were prepared"):
+                context.bind({})
+
+
+def test_outputs_that_hold_sizes_are_read_on_the_host(world: Any, tmp_path: Path) -> None:
+    import onnx_models
+
+    engine = built(tmp_path, onnx_models.measured(tmp_path / "net.onnx"), ("x:1x3,2x3,9x3",))
+    world.shape_tensors.add("size")
+    with running(engine) as (session, context):
+        assert session.host_outputs == {"size"} and not session.value_inputs
+        for rows in (2, 9, 1):
+            found = answers(session, context, {"x": np.ones((rows, 3), np.float32)})
+            assert found["size"].tolist() == [rows, 3] and found["minus"].shape == (rows, 3)
+
+
+def test_memory_for_a_tensor_is_refused_before_anything_runs(world: Any, tmp_path: Path) -> None:
+    import onnx_models
+    from trt_engine.errors import FeedError, UsageError
+
+    engine = built(tmp_path, onnx_models.positions(tmp_path / "net.onnx"), ("x:1x3,2x3,9x3",))
+    with running(engine) as (_, context):
+        world.faults.refused.add("IExecutionContext.set_output_allocator")
+        with pytest.raises(UsageError, match="taking the output `where` as it comes failed"):
+            context.prepare({"x": (2, 3)})
+    world.faults.refused = {"IExecutionContext.set_tensor_address"}
+    world.shape_tensors.add("x")
+    with running(engine) as (_, context):
+        context.set_values("x", np.ones((2, 3), np.float32))
+        with pytest.raises(FeedError, match="giving `x` its values failed"):
+            context.prepare({"x": (2, 3)})
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -327,6 +399,59 @@ def test_scratch_memory_of_ours_fits_the_shapes_in_use(world: Any, tmp_path: Pat
             np.testing.assert_allclose(
                 found["scores"], expected(tmp_path / "net.onnx", images(batch))["scores"], rtol=1e-5
             )
+
+
+def test_no_scratch_size_is_an_error_where_tensorrt_says_so_and_no_need_where_it_does_not(
+    world: Any, tmp_path: Path
+) -> None:
+    from trt_engine.errors import BuildError
+
+    (key,) = (key for key, name in world.names.items() if name.endswith("update_device_memory_size_for_shapes"))
+    with running(built(tmp_path), memory_strategy="user_managed") as (_, context):
+        world.puppet.rules[key] = lambda call: 0
+        context.prepare({"images": (1, 3, 8, 8)})
+        assert context.scratch_bytes > 0, "an address all the same: a null one is refused"
+
+        def refuses(call: Any) -> int:
+            world.objects[call.id].say("ERROR", "updateDeviceMemorySizeForShapes: the moon is full")
+            return 0
+
+        world.puppet.rules[key] = refuses
+        with pytest.raises(BuildError, match=r"the scratch memory failed: .*the moon is full"):
+            context.prepare({"images": (2, 3, 8, 8)})
+
+
+def test_memory_refused_once_is_not_the_reason_of_everything_after(world: Any, tmp_path: Path) -> None:
+    from trt_engine.device.fake import FakeDevice
+    from trt_engine.errors import EngineError, MemoryExhausted, TrtEngineError
+
+    tight = FakeDevice(0, memory_bytes=30 << 10)
+    session, contexts = load(built(tmp_path), tight), []
+    with pytest.raises(MemoryExhausted):
+        for _ in range(64):
+            contexts.append(session.context())
+    contexts.pop().close()
+    world.faults.nothing_from.add("ICudaEngine.create_execution_context")
+    with pytest.raises(EngineError, match="gave no reason"):
+        session.context()
+    stream, context = tight.stream(), contexts[0]
+    context.prepare({"images": (1, 3, 8, 8)})
+    buffers = {"images": tight.allocate(768), "scores": tight.allocate(64)}
+    context.bind(buffers)
+    world.faults.refused.add("IExecutionContext.execute_async_v3")
+    with pytest.raises(TrtEngineError, match="gave no reason") as caught:
+        context.enqueue(stream)
+    assert not isinstance(caught.value, MemoryExhausted)
+    for item in (*contexts, stream, *buffers.values(), session):
+        item.close()
+
+
+def test_an_engine_on_dla_is_not_captured(world: Any, tmp_path: Path) -> None:
+    engine = built(tmp_path)
+    config = engine.passport.build.config | {"options": {"dla_core": "0"}}
+    build = replace(engine.passport.build, config=config)
+    with running(replace(engine, passport=replace(engine.passport, build=build))) as (session, context):
+        assert "DLA" in context.no_graph and "DLA" in session.facts()["graphs"]
 
 
 @ALL
@@ -424,8 +549,12 @@ def test_a_plan_without_its_lean_runtime_says_which_one_to_bring(world: Any, tmp
     library.write_text(world.version_text)
     with running(engine, lean_runtime=str(library)) as (session, context):
         assert answers(session, context, images(2))["scores"].shape == (2, 16)
+    world.faults.nothing_from.add("Runtime.load_runtime")
+    with pytest.raises(SetupError, match=r"loading the lean runtime `libnvinfer_lean\.so` failed"):
+        load(engine, lean_runtime=str(library))
 
 
+@BOTH
 def test_a_stripped_plan_gets_its_weights_back_before_it_runs(world: Any, tmp_path: Path) -> None:
     from trt_engine.errors import EngineError, ModelError
 
@@ -441,6 +570,46 @@ def test_a_stripped_plan_gets_its_weights_back_before_it_runs(world: Any, tmp_pa
     with pytest.raises(ModelError, match="there is no model"):
         load(engine, refit_from=str(model))
     with running(engine, refit_from=str(elsewhere)) as (session, context):
+        assert answers(session, context, images(1))["scores"].shape == (1, 16)
+
+
+def test_an_engine_that_is_not_whole_after_its_weights_came_back_is_not_run(world: Any, tmp_path: Path) -> None:
+    import onnx
+
+    from trt_engine.errors import EngineError, ModelError
+
+    engine = built(tmp_path, strip_weights="on")
+    model = tmp_path / "net.onnx"
+    proto = onnx.load(model)
+    taken = proto.graph.initializer.pop(0)
+    onnx.save(proto, tmp_path / "less.onnx")
+    with pytest.raises(EngineError, match=f"has no weights for `{taken.name}`") as caught:
+        load(engine, refit_from=str(tmp_path / "less.onnx"))
+    assert "refit_from=" in (caught.value.hint or "")
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), taken.name))
+    onnx.save(proto, tmp_path / "other.onnx")
+    with pytest.raises(ModelError, match=r"cannot take the weights of .* another type or shape"):
+        load(engine, refit_from=str(tmp_path / "other.onnx"))
+    with pytest.raises(EngineError, match="weights cannot be replaced"):
+        load(built(tmp_path / "plain"), refit_from=str(model))
+    world.faults.refused.add("Refitter.refit_cuda_engine")
+    with pytest.raises(EngineError, match="putting weights back into the engine failed"):
+        load(engine)
+    world.faults.nothing_from.add("Refitter.__init__")
+    with pytest.raises(EngineError, match="preparing to put weights back failed"):
+        load(engine)
+    assert not [item for item in world.alive() if item.kind == "ICudaEngine"], "none is left behind"
+
+
+def test_weights_come_back_from_beside_a_model_named_from_its_own_folder(world: Any, tmp_path: Path) -> None:
+    import os
+
+    import onnx_models
+
+    onnx_models.conv_net(tmp_path / "net.onnx", location="net.bin")
+    os.chdir(tmp_path)
+    engine = built(Path(), Path("net.onnx"), strip_weights="on")
+    with running(engine, refit_from="net.onnx") as (session, context):
         assert answers(session, context, images(1))["scores"].shape == (1, 16)
 
 
@@ -491,6 +660,21 @@ def test_no_runtime_is_made_where_there_is_no_driver(world: Any, tmp_path: Path)
     with pytest.raises(SetupError, match="driver"):
         TensorRtRuntime().load(engine, RuntimeConfig(device="cuda:0"))
     assert [item.kind for item in world.objects.values()].count("Runtime") == before
+
+
+def test_a_library_of_another_release_than_its_bindings_is_refused_before_it_is_called(
+    world: Any, tmp_path: Path
+) -> None:
+    from trt_engine.backends.tensorrt import compat
+    from trt_engine.errors import SetupError
+
+    engine = built(tmp_path)
+    assert compat.library_version() == compat.VERSION[:3]
+    compat.VERSION = (*compat.VERSION[:2], compat.VERSION[2] + 1)
+    for act in (lambda: load(engine), lambda: built(tmp_path / "another")):
+        with pytest.raises(SetupError, match=r"the library they found is \d+") as caught:
+            act()
+        assert "one loader path" in (caught.value.hint or "")
 
 
 def test_an_error_logged_while_the_runtime_is_made_is_a_failure(world: Any, tmp_path: Path) -> None:
@@ -551,6 +735,7 @@ def test_one_name_with_quotation_marks_does_not_cost_the_other_layers(world: Any
     assert len(found) > 1 and any(layer.matrix for layer in found)
 
 
+@BOTH
 def test_layer_times_are_asked_for_after_the_inference(world: Any, tmp_path: Path) -> None:
     from trt_engine.backends.tensorrt.context import LayerTimes
     from trt_engine.errors import UsageError
@@ -561,12 +746,32 @@ def test_layer_times_are_asked_for_after_the_inference(world: Any, tmp_path: Pat
             times.report()
         context.profile_layers(times)
         answers(session, context, images(1))
+        (native,) = [item for item in world.alive() if item.kind == "IExecutionContext"]
+        assert native.values["enqueue_emits_profile"] is False, (
+            "an inference waits for nothing, the report is asked for"
+        )
         names = [name for name, _ in times.report()]
         assert names == [layer.name for layer in session.layers()] and all(ms == 0.5 for _, ms in times.report())
         assert len(times.report()) == len(names), "each report stands for itself"
         context.profile_layers(None)
         (native,) = [item for item in world.alive() if item.kind == "IExecutionContext"]
         assert native.values["profiler"] in (0, None) and native.values["enqueue_emits_profile"] is True
+
+
+def test_a_profiler_somebody_keeps_does_not_keep_the_context(world: Any, tmp_path: Path) -> None:
+    import gc
+
+    from trt_engine.backends.tensorrt.context import LayerTimes
+    from trt_engine.errors import UsageError
+
+    times = LayerTimes()
+    for _ in range(2):
+        with running(built(tmp_path)) as (_, context):
+            context.profile_layers(times)
+    gc.collect()
+    assert not [item for item in world.alive() if item.kind in ("IExecutionContext", "ICudaEngine")]
+    with pytest.raises(UsageError, match="no layer times"):
+        times.report()
 
 
 def test_the_cards_layers_load_and_close_the_engine(world: Any, tmp_path: Path) -> None:

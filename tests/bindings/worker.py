@@ -7,7 +7,8 @@ Imports cost a second, so they are made once: each test gets a fork, and a crash
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import functools
+import importlib
 import inspect
 import json
 import os
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import types
 from pathlib import Path
 from typing import IO, Any
 
@@ -78,13 +80,16 @@ def _serve(library: Path, folder: Path) -> None:
         answers.flush()
 
 
+_EVERYBODYS = (
+    "pytest", "onnxruntime", "onnx.reference.ops", "onnx_models", "bindings.on_fake", "trt_engine.api.building",
+    "trt_engine.api.inspecting", "trt_engine.api.loading", "trt_engine.backends.tensorrt.build", "trt_engine.cli.main",
+)  # fmt: skip
+
+
 def _warm() -> None:
     """What every test imports, imported once; and the card of TensorRT with the fake device on it."""
-    import onnxruntime  # noqa: F401
-
-    import trt_engine.api.building
-    import trt_engine.api.inspecting
-    import trt_engine.api.loading  # noqa: F401
+    for name in _EVERYBODYS:
+        importlib.import_module(name)
     from trt_engine.backend import backends
 
     cards = backends()
@@ -95,6 +100,7 @@ def _warm() -> None:
 
 def _in_a_child(world: Any, job: dict[str, Any]) -> dict[str, Any]:
     said = Path(job["folder"]) / "said.txt"
+    _compiled(job["file"])  # once, and not in each child
     read, write = os.pipe()
     sys.stderr.flush()
     child = os.fork()
@@ -134,14 +140,19 @@ def _read(pipe: IO[bytes], child: int) -> bytes:
         raw += piece
 
 
+@functools.cache
+def _compiled(file: str) -> types.CodeType:
+    return compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+
+
 def _run(world: Any, job: dict[str, Any]) -> None:
     os.environ["TRT_ENGINE_STORE"] = str(Path(job["folder"]) / "store")
     from bindings.on_fake import OPENED
 
-    spec = importlib.util.spec_from_file_location(Path(job["file"]).stem, job["file"])
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = types.ModuleType(Path(job["file"]).stem)
+    module.__file__ = job["file"]
+    sys.modules[module.__name__] = module
+    exec(_compiled(job["file"]), module.__dict__)
     function = getattr(module, job["function"])
     known = {"world": world, "tmp_path": Path(job["folder"]), **job["arguments"]}
     function(**{name: known[name] for name in inspect.signature(function).parameters if name in known})

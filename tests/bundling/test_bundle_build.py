@@ -120,6 +120,14 @@ def test_the_profiles_are_the_sources_and_fixed_sizes_are_the_signatures(exporte
     }
 
 
+def test_a_range_meant_for_one_component_wins_over_that_of_all_in_any_order(exported: Path, tmp_path: Path) -> None:
+    for dims in (["joint.T=2:8:64", "T=16:64:512"], ["T=16:64:512", "joint.T=2:8:64"]):
+        planned = plan(exported, tmp_path / "engines", dims=dims)
+        ranges = {item.name: item.resolved.profile.ranges for item in planned.components}
+        assert ranges["joint"]["encoder_output"].max == (1, rnnt.HEARD, 64)
+        assert ranges["encoder"]["audio_signal"].max == (1, rnnt.MELS, 512)
+
+
 def test_what_feeds_what_is_inferred_and_the_chain_runs_in_sizes_that_fit(exported: Path, tmp_path: Path) -> None:
     report = te.bundle(exported, tmp_path / "engines", run=True)
     assert {

@@ -122,6 +122,7 @@ BEYOND = [  # what JSON Schema cannot say
     ({"components": {"a": "../a.onnx"}}, "components.a.file", "leaves the folder"),
     ({"components": {"a": {"file": "/a.onnx"}}}, "components.a.file", "leaves the folder"),
     ({"components": {"a": {"file": "C:\\a.onnx"}}}, "components.a.file", "leaves the folder"),
+    ({"components": {"a": {"file": "\ud800.onnx"}}}, "components.a.file", "no file's name"),
     ({"components": {"a": "a.onnx", "A": "b.onnx"}}, "components.A", "twice"),
     ({"components": {"a": {"build": {"backend": "fake"}}}}, "components.a.build.backend", "cannot set this"),
     ({"components": {"a": {"build": {"precision": "fp17"}}}}, "components.a.build.precision", "fp17"),

@@ -35,6 +35,7 @@ from trt_engine.plans.verdict import plan_verdict, verdict
 from trt_engine.plans.versions import Version
 
 BUILT = (10, 16, 1, 11)
+T4 = Gpu(0, "Tesla T4", "GPU-7", 15360, "7.5", "580.159.03")
 
 
 def bindings(version: str = "10.16.1.11", board: Gpu | None = H100, **more: Any) -> Installed:
@@ -77,6 +78,19 @@ def test_another_tensorrt_means_to_build_again_with_the_command_that_does(here: 
 def test_a_version_told_in_three_parts_is_taken_at_its_word() -> None:
     found = judged(bindings("10.16.1"), passport())
     assert found.verdict == "loads" and "as far as its version is told" in found.reason
+
+
+@pytest.mark.parametrize("version", [(8, 5, 3, 1), (0, 0, 0, 0), (7, 2, 3, 4), (255, 0, 0, 0)])
+def test_a_header_no_tensorrt_writes_is_damage_whatever_is_installed(version: tuple[int, int, int, int]) -> None:
+    found = plan_verdict(header(version), None, bindings(".".join(map(str, version))))
+    assert found.verdict == "refuse" and "damaged, or of 8.5 or older" in found.reason
+
+
+def test_a_library_whose_name_has_three_parts_is_the_release_of_its_bindings() -> None:
+    plain = Library("nvinfer", Path("/site/tensorrt_libs/libnvinfer.so.10"), Version((10, 16, 1)), "pip")
+    here = bindings(bundled=(plain,))
+    assert here.python_version == Version(BUILT)
+    assert "as far as" not in judged(here, passport()).reason
 
 
 def test_without_tensorrt_the_command_installs_the_plans_own() -> None:
@@ -229,6 +243,7 @@ def test_a_plan_without_its_lean_runtime_wants_that_of_its_own_version(tmp_path:
         (H100, A10, "ampere_plus", "penalty", "Ampere"),
         (A10, RTX5090, "ampere_plus", "penalty", "Ampere"),
         (H100, V100, "none", "refuse", "before 10.5"),
+        (H100, T4, "ampere_plus", "rebuild", "between architectures"),
     ],
 )
 def test_a_plan_is_held_against_the_gpu(built: Gpu, here: Gpu, level: str, expected: str, words: str) -> None:
@@ -264,6 +279,15 @@ def test_a_driver_below_the_floor_is_refused_with_the_wheels_it_can_serve() -> N
     found = judged(here, passport())
     assert found.verdict == "refuse" and "driver 580" in found.reason
     assert found.command == 'pip uninstall -y tensorrt-cu13-bindings && pip install "tensorrt-cu12==10.16.1.*"'
+
+
+def test_bindings_with_libraries_of_their_own_do_not_care_for_two_on_the_loaders_path() -> None:
+    two = tuple(
+        Library("nvinfer", Path(f"/{place}/libnvinfer.so.10"), Version(parts), "default")
+        for place, parts in (("a", (10, 3, 0, 26)), ("b", BUILT))
+    )
+    assert judged(bindings(libraries=two), passport()).verdict == "loads"
+    assert "wins over" in judged(bindings(libraries=two, bundled=()), passport()).reason
 
 
 def test_a_driver_too_old_for_debians_tensorrt_is_told_before_trtexec_finds_out() -> None:

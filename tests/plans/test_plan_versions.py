@@ -13,6 +13,7 @@ from trt_engine.plans.versions import (
     cuda_majors,
     driver_floor,
     newest_for,
+    precision_since,
     runs_plan_of,
     same_release,
     supports,
@@ -133,6 +134,20 @@ def test_a_compute_capability_is_read_in_both_spellings() -> None:
 def test_hopper_has_fp8_and_not_fp4() -> None:
     has = {name for name, least in COMPUTE_CAPABILITY.items() if least <= (9, 0)}
     assert has == {"fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "least", "since"),
+    [
+        ("tf32", (8, 0), None), ("bf16", (8, 0), "10.0"), ("fp8", (8, 9), "10.0"), ("int4", (7, 5), "10.0"),
+        ("nvfp4", (10, 0), "10.8"), ("mxfp8", (10, 0), "10.12"),
+    ],
+)  # fmt: skip
+def test_a_precision_needs_the_gpu_and_the_tensorrt_that_have_it(
+    precision: str, least: tuple[int, int], since: str | None
+) -> None:
+    assert COMPUTE_CAPABILITY[precision] == least
+    assert precision_since(precision) == (None if since is None else Version.parse(since))
 
 
 def test_the_wheel_is_the_one_the_driver_can_serve() -> None:

@@ -105,6 +105,25 @@ def test_a_build_names_everything_it_relies_on(version: Any) -> None:
         assert word in words
     assert ("--stronglyTyped" in words) is ((9, 0) < version < (11, 0))
     assert "--noTF32" in words
+    config = BuildConfig(backend="trtexec", device="cuda:0", precision="tf32", profiles=(PROFILE,))
+    assert "--noTF32" not in built(version, config).words
+
+
+@EVERY
+def test_several_profiles_are_passed_from_9_on_and_refused_before(version: Any) -> None:
+    config = BuildConfig(backend="trtexec", device="cuda:0", profiles=(PROFILE, PROFILE))
+    if version < (9,):
+        with pytest.raises(UsageError, match="builds one profile, 2 were given"):
+            built(version, config)
+    else:
+        assert [word for word in built(version, config).words if "rofile=" in word] == ["--profile=0", "--profile=1"]
+
+
+def built(version: tuple[int, int, int], config: BuildConfig) -> Arguments:
+    return for_build(
+        trtexec(version), config, parse({}), SIGNATURE,
+        model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",),
+    )  # fmt: skip
 
 
 def test_a_version_without_strong_typing_is_allowed_the_types_of_the_graph() -> None:
@@ -173,6 +192,13 @@ def test_a_yes_to_host_code_and_a_lean_runtime_are_passed_as_trtexec_has_them() 
     assert "--leanDLLPath=libnvinfer_lean.so.10" in words and not [word for word in words if "useRuntime" in word]
     with pytest.raises(UsageError, match="versionCompatible"):
         running((8, 5, 3), allow_host_code="on")
+
+
+def test_what_an_engine_was_built_for_is_said_again_when_it_is_loaded() -> None:
+    assert "--useDLACore=1" in running((10, 16, 1), dla_core="1").words
+    found = running((10, 16, 1), persistent_cache_limit="1MiB")
+    assert any("persistent_cache_limit" in text for text in found.said)
+    assert not names(found.words) & {"useDLACore", "persistentCacheRatio"}
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from trt_engine.benchmark.reading import read_log
 from trt_engine.cli.main import run
 from trt_engine.plans.trtexec_log import layer_times, misses, parse, pools_of, split
 
@@ -52,6 +54,13 @@ def test_a_public_log_parses_to_what_stands_in_it(
     assert set(found) & {"error_node", "requested_bytes", "unknown_options"} == set(wanted) & {
         "error_node", "requested_bytes", "unknown_options"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_a_log_redirected_by_powershell_is_read(encoding: str, tmp_path: Path) -> None:
+    text = text_of(LOGS[3]).replace("\n", "\r\n")
+    (tmp_path / "x.log").write_bytes(text.encode(encoding))
+    assert read_log(tmp_path / "x.log") == replace(parse(text_of(LOGS[3])).report, log=str(tmp_path / "x.log"))
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
@@ -200,6 +209,29 @@ def test_a_measurement_without_throughput_is_failed_unless_the_log_says_why() ->
     assert report_of(log(RUNNING, "[I] Starting inference", PASSED))["status"] == "failed"
     why = "[I] The e2e network timing is not reported since it is inaccurate due to the extra synchronizations"
     assert report_of(log(RUNNING, "[I] Starting inference", why, PASSED))["status"] == "passed"
+
+
+@pytest.mark.parametrize("word", ["--safetyPlugins=a.so", "--onnx=a--help.onnx", "--saveEngine=/x/--dryRun/m.engine"])
+def test_no_word_of_the_command_excuses_a_measurement_that_told_nothing(word: str) -> None:
+    text = log(f"{RUNNING} {word}", "[I] Starting inference", f"{PASSED} {word}")
+    assert report_of(text)["status"] == "failed"
+
+
+def test_a_figure_is_trtexecs_own_and_a_count_is_a_number() -> None:
+    told = ("[I] Engine built in 2 sec.", "[I] [TRT] Engine built in 3 sec.", "[V] Engine built in 4 sec.")
+    assert report_of(log(RUNNING, *told, PASSED))["engine_built_s"] == 2.0
+    assert report_of(log(RUNNING, "[I] Timing trace has inf queries over 1 s", PASSED))["timed_queries"] is None
+
+
+def test_of_two_layer_tables_the_last_whole_one_counts() -> None:
+    head = "[I]    Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer"
+    tables = [
+        (f"[I] === Profile ({count} iterations ) ===", head, f"[I]   {count}.0   0.1   0.1   100.0   conv",
+         f"[I]   {count}.0   0.1   0.1   100.0   Total")
+        for count in (3, 5, 7)
+    ]  # fmt: skip
+    found = report_of(log(RUNNING, *tables[0], *tables[1], *tables[2][:-1]))["layer_profile"]
+    assert (found["iterations"], found["total_time_ms"]) == (5, 5.0)
 
 
 def test_the_markers_of_a_tuners_tasks_are_not_the_runs() -> None:

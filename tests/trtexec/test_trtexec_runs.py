@@ -218,21 +218,6 @@ def test_size_climbs_the_ladder_and_says_so(tool: Tool, verb: Verb, net: Path, t
 # ------------------------------------------------------------------------------------------------ bundle
 
 
-def test_a_bundle_of_three_models_with_side_files(tool: Tool, verb: Verb, tmp_path: Path) -> None:
-    tool(V10)
-    meta = rnnt.export(tmp_path / "export")
-    done = verb("bundle", meta, "-o", "engines", "--backend", "trtexec", "--run", "--json")
-    assert done.code == 0, done.err
-    doc = json.loads(done.out)
-    assert [item["name"] for item in doc["components"]] == ["encoder", "predictor", "joint"]
-    for name in ("encoder", "predictor", "joint"):
-        assert (tmp_path / "engines" / f"{name}.engine").read_bytes()[:4] == b"ftrt"
-        (log,) = (tmp_path / "engines" / "build_logs").glob(f"{name}*.log")
-        assert "&&&& PASSED" in log.read_text() and "--onnx=" in log.read_text()
-    assert (tmp_path / "engines" / "timing.cache").stat().st_size
-    assert (tmp_path / "engines" / "build_report.json").is_file()
-
-
 def test_a_component_that_cannot_be_built_ends_the_bundle_with_its_reason(
     tool: Tool, verb: Verb, tmp_path: Path
 ) -> None:

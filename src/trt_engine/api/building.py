@@ -562,6 +562,7 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model, built: Model) -> tuple
                 run,
                 tolerance=_asked_tolerance(plan.config),
                 tf32="tf32" in engine.passport.precision.found or engine.passport.build.notes.get("tf32") == "on",
+                values=_sizes(card, plan.config),
             )
         except MemoryExhausted:
             raise
@@ -585,6 +586,15 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model, built: Model) -> tuple
     largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
     log.info("parity with plain ONNX Runtime: largest difference %.2g of the largest value", largest)
     return found, None
+
+
+def _sizes(card: Backend, config: BuildConfig) -> dict[str, tuple[int, ...]]:
+    """The usual values of inputs that hold sizes, by a backend's setting of that name: drawn numbers are no sizes."""
+    if not card.has("options"):
+        return {}
+    own = {name: value for name, value in config.options.items() if "." not in name}
+    given: Profile | None = getattr(from_values(card.half("options"), own), "shape_values", None)
+    return {name: span.opt for name, span in given.ranges.items()} if given is not None else {}
 
 
 def _milder(card: Backend, engine: Engine) -> str | None:

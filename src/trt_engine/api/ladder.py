@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,14 +75,16 @@ def climb(
         raise failure
     if not first.config.ladder:
         raise _said(failure, "leave `--no-ladder` out to try what is known to help")
-    steps = [f"as asked: {_told(failure, started)}"]
-    for attempt in _rungs(first, failure, folder, steps, source):
-        log.warning("%s: trying %s", failure.message, attempt.rung)
+    steps, failures = [f"as asked: {_told(failure, started)}"], [failure]
+    for attempt in _rungs(first, failures, folder, steps, source):
+        log.warning("%s: trying %s", failures[-1].message, attempt.rung)
         started = time.monotonic()
         try:
             outcome = build(attempt)
         except TrtEngineError as error:
             steps.append(f"{attempt.rung}: {_told(error, started)}")
+            if isinstance(error, BuildError):
+                failures.append(error)
             if not isinstance(error, BuildError) or error.cause is None:
                 log.warning("%s did not help: %s", attempt.rung, error.message)
             continue
@@ -91,19 +93,19 @@ def climb(
         return replace(attempt, steps=tuple(steps)), outcome
     for step in steps:
         log.warning("tried %s", step)
-    raise _said(failure, _last_word(first.model, failure, source))
+    raise _said(failure, _last_word(first.model, failures[-1], source))
 
 
-def _rungs(first: Attempt, failure: BuildError, folder: Path, steps: list[str], source: Path) -> Iterator[Attempt]:
-    """The attempts in order. `steps` gets a line for each that cannot be made here."""
+def _rungs(
+    first: Attempt, failures: Sequence[BuildError], folder: Path, steps: list[str], source: Path
+) -> Iterator[Attempt]:
+    """The attempts in order. `failures` grows with each that fails; `steps` gets a line for what cannot be made here."""
     config = first.config
-    if failure.cause in _WORKSPACE_CAUSES:
-        for mib in _workspaces(config, failure.cause == "insufficient_workspace"):
-            config = replace(first.config, workspace_mib=mib)
-            yield replace(first, config=config, rung=f"workspace {mib} MiB (was {first.config.workspace_mib} MiB)")
-    if failure.cause not in _WORKSPACE_CAUSES:
-        return
-    foreign = "ForeignNode" in (failure.node or failure.message)
+    for mib in _workspaces(config, failures[0].cause == "insufficient_workspace"):
+        config = replace(first.config, workspace_mib=mib)
+        yield replace(first, config=config, rung=f"workspace {mib} MiB (was {first.config.workspace_mib} MiB)")
+    # with memory enough another reason can come to light
+    foreign = any("ForeignNode" in (failure.node or failure.message) for failure in failures)
     fixed: Attempt | None = None
     if foreign:
         steps.append(

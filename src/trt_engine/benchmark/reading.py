@@ -26,7 +26,8 @@ def read_log(path: Path) -> LogReport:
         raise UsageError(
             f"cannot read the log `{path}`: {reason}", hint="give a log of trtexec or of `bench`"
         ) from error
-    report = parse_log(raw.decode(errors="replace"), str(path))
+    encoding = "utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"  # PowerShell's `>` writes UTF-16
+    report = parse_log(raw.decode(encoding, errors="replace"), str(path))
     if report.written_by is None:
         raise UsageError(
             f"`{path}` is no log of trtexec or trt-engine: no banner and no `[I]` line",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -272,6 +273,10 @@ class _Reader:
     def file(self, value: Any, place: str) -> str:
         if not isinstance(value, str) or not value:
             raise self.places.error(place, f"it is {_kind(value)}, expected a file name", '`"file": "encoder.onnx"`')
+        try:
+            os.fsencode(value)
+        except UnicodeEncodeError as error:
+            raise self.places.error(place, f"{value!r} can be no file's name", '`"file": "encoder.onnx"`') from error
         parts = PureWindowsPath(value)
         if value.startswith("/") or "\x00" in value or parts.is_absolute() or parts.drive or ".." in parts.parts:
             raise self.places.error(

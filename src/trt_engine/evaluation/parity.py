@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,16 @@ def parity(
     *,
     tolerance: float | None = None,
     tf32: bool = False,
+    values: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
 ) -> Parity:
     """How far `run` lies from plain ONNX Runtime on one seeded input of a small batch; `tf32` when it computes in that.
 
+    `values` are the usual ones of inputs that hold sizes: they fit the profile's usual shapes, which are taken whole then.
     What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
     """
-    shapes = small_shapes(signature, profile)
-    feeds = random_feeds(signature, shapes, seed)
+    shapes = {name: span.opt for name, span in profile.ranges.items()} if values else small_shapes(signature, profile)
+    feeds = random_feeds(signature, shapes, seed, values)
     expected = reference(model, signature).run(feeds)
     kind = _rounding(proto)
     if tf32 and kind == "fp32":
@@ -70,6 +72,7 @@ def parity(
             f", rows matched by value (the model sorts them; {replaced:.0%} and those tied with the last may be others)"
         )
     described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
+    described += "".join(f", `{name}` is {format_shape(tuple(given))}" for name, given in (values or {}).items())
     return Parity(
         reference=REFERENCE,
         inputs=f"seeded random, seed {seed}, {described}{how}",

@@ -164,7 +164,7 @@ CAUSES: tuple[str, ...] = tuple(dict.fromkeys(rule.name for rule in _RULES))
 """The names a cause can have."""
 
 _PREFIX = re.compile(
-    r"^(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?\[(?P<severity>[FEWIV])\] (?:\[TRT\] )?(?P<text>.*)$", re.DOTALL
+    r"^[\s>]*(?:\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] )?\[(?P<severity>[FEWIV])\] (?:\[TRT\] )?(?P<text>.*)$", re.DOTALL
 )
 _NODE = re.compile(
     r"implementation for node (?P<node>\{.*?\]\}|.+?)(?= due to insufficient workspace|\.(?:\)|\s|$)|\)?\s*$)"

@@ -182,6 +182,7 @@ class _Job:
     def _serialize(self, builder: Any, network: Any, config: Any) -> None:
         payload, subject = self.places.payload, f"the build of `{self.model.path.name}`"
         streams = compat.has("Builder.build_serialized_network_to_stream") and self.model.nbytes >= STREAMED_FROM
+        said = self.logger.said
         try:
             with payload.open("wb") as file:
                 if streams:
@@ -195,7 +196,7 @@ class _Job:
                     if done:
                         file.write(memoryview(plan))
             if not done:
-                raise self._failed(subject)
+                raise self._failed(subject, said)
         except OSError as error:
             payload.unlink(missing_ok=True)
             raise explain(error, payload) from error
@@ -203,15 +204,15 @@ class _Job:
             payload.unlink(missing_ok=True)
             raise
 
-    def _failed(self, subject: str) -> BaseException:
-        """Why there is no plan: a callback's own exception, somebody who stopped it, or what TensorRT said."""
+    def _failed(self, subject: str, said: int) -> BaseException:
+        """Why there is no plan: a callback's own exception, somebody who stopped it, or what TensorRT said since."""
         if self.progress.error is not None:
             return self.progress.error
         if self.progress.cancelled:
             return BuildError(
                 f"{subject} was stopped", hint="run it again; what was timed until now is in the timing cache"
             )
-        return self.logger.failure(subject)
+        return self.logger.failure(subject, since=said)
 
     # -------------------------------------------------------------------------------- afterwards
 
@@ -236,6 +237,7 @@ class _Job:
         if self.settings.runtime_platform != "same":
             self._warn("the plan is for another platform: it was not loaded here, and its precision not counted")
             return {}
+        said = self.logger.said  # a build that succeeds can have complained of memory: that is no reason for this
         with _opened(self.places.payload) as plan:
             runtime = _made(lambda: trt.Runtime(self.logger), "creating TensorRT's runtime", self.logger, SetupError)
             runtime.engine_host_code_allowed = self.settings.version_compatible or self.settings.serialize_plugins
@@ -246,7 +248,7 @@ class _Job:
                 if self.settings.exclude_lean_runtime:
                     self._warn("the plan needs the lean runtime to be loaded: its precision was not counted")
                     return {}
-                raise self.logger.failure("loading the plan that was just built")
+                raise self.logger.failure("loading the plan that was just built", since=said)
             document = inspector.layer_document(engine)
             self._note_engine(engine)
             del engine, runtime
@@ -367,7 +369,9 @@ def _made(make: Callable[[], Any], doing: str, logger: TensorRtLogger, kind: typ
 def _opened(path: Path) -> Iterator[Any]:
     """The file's bytes without a copy in memory."""
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            yield mapped
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise BuildError(f"the plan `{path}` cannot be read back: {error}", hint="the disk may be full") from error
+    with mapped:
+        yield mapped

@@ -48,6 +48,8 @@ class TensorRtContext:
         self._scratch: Buffer | None = None
         self._stream: Stream | None = None
         self._execute: Callable[[int], bool] = _not_ready
+        self._times: LayerTimes | None = None
+        self._said = self._refused_before = 0
         self._closed = False
         self.host_inputs = frozenset(session.value_inputs)
         """Inputs whose values decide shapes: they go to `set_values`, and no buffer is bound to them."""
@@ -87,7 +89,7 @@ class TensorRtContext:
                 )
             self._outputs = {spec.name: self._output_shape(spec) for spec in self._session.signature.outputs}
             self._take_late()
-            self._give_scratch(said)
+            self._give_scratch()
         self._inputs = {name: tuple(shape) for name, shape in inputs.items()}
         return dict(self._outputs)
 
@@ -109,6 +111,7 @@ class TensorRtContext:
             if not self._native.set_tensor_address(name, address):
                 raise self._failed(said, f"giving `{name}` the address {address:#x}", UsageError)
         self._bound = {name: buffers[name] for name in wanted}
+        self._said, self._refused_before = said, self._session.refusals()
         self._execute = driver.on_device(self._device.name, self._native.execute_async_v3)
 
     # -------------------------------------------------------------------------------- the hot path
@@ -151,14 +154,17 @@ class TensorRtContext:
         self._check_open()
         self._native.profiler = times
         self._native.enqueue_emits_profile = times is None  # False: enqueue stays asynchronous, the report is asked for
+        self._let_times_go()
         if times is not None:
             times.attach(self._native)
+            self._times = times
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._execute = _closed
+        self._let_times_go()
         self._native = None  # before its memory goes
         for late in self._late.values():
             late.close()
@@ -169,6 +175,12 @@ class TensorRtContext:
         self._session._forget(self)
 
     # -------------------------------------------------------------------------------- its parts
+
+    def _let_times_go(self) -> None:
+        """The bindings keep a profiler as long as its context: one that kept the context too would keep both for ever."""
+        if self._times is not None:
+            self._times.attach(None)
+            self._times = None
 
     def _hold_values(self, inputs: Mapping[str, Shape]) -> None:
         """Give TensorRT host memory of ours with the values of the shape tensors."""
@@ -220,12 +232,13 @@ class TensorRtContext:
                 self._late[spec.name] = late
             self._late[spec.name].begin()
 
-    def _give_scratch(self, said: int) -> None:
+    def _give_scratch(self) -> None:
         """Scratch memory for these shapes, where it is ours to give. The old one is not in use: nothing is in flight."""
         if self._session.memory_strategy != "user_managed":
             return
+        said = self._session.said()
         need = int(self._native.update_device_memory_size_for_shapes())
-        if need < 0:
+        if need <= 0 and self._session.logger.complained(said):  # 0 is an error, or no need: only the messages tell
             raise self._failed(said, "working out the scratch memory", BuildError)
         if self._scratch is None or self._scratch.nbytes < need:
             if self._scratch is not None:
@@ -270,7 +283,8 @@ class TensorRtContext:
         for late in self._late.values():
             if isinstance(late.error, TrtEngineError):
                 return late.error
-        return self._failed(0, "the inference", MemoryExhausted if self._session.refused_memory() else BuildError)
+        starved = self._session.refusals() > self._refused_before
+        return self._failed(self._said, "the inference", MemoryExhausted if starved else BuildError)
 
     def _failed(self, said: int, subject: str, kind: type[TrtEngineError]) -> TrtEngineError:
         return failure(self._session.logger, said, subject, kind)
@@ -362,6 +376,7 @@ class LayerTimes(trt.IProfiler):  # type: ignore[misc]
         self._times: list[tuple[str, float]] = []
 
     def attach(self, native: Any) -> None:
+        """The context whose times they are; None lets it go."""
         self._native = native
 
     def report_layer_time(self, layer_name: str, ms: float) -> None:

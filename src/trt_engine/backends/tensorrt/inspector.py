@@ -71,7 +71,11 @@ def _at_the_optimum(engine: Any, profile: int) -> tuple[Any, list[Array]]:
                 kind = compat.dtype_name(engine.get_tensor_dtype(name))
                 values.append(np.array(compat.profile_values(engine, profile, name)[1], kind))
                 accepted = context.set_tensor_address(name, values[-1].ctypes.data)
-        except (RuntimeError, IndexError):
+        except (
+            RuntimeError,
+            IndexError,
+            ValueError,
+        ):  # no such values; sizes of rank -1, which the bindings give for none
             accepted = False
         if not accepted:
             log.debug("the inspector goes without shapes: `%s` was refused at its optimum", name)

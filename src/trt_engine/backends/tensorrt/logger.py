@@ -57,7 +57,8 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
     """The logger given to builder, runtime, parser and refitter. Called from any thread.
 
     `path` gets every message as it is said, VERBOSE ones only where Python's logging wants them; nothing is lost when a
-    build fails. `close` ends the file and forgets the messages; TensorRT may go on calling a closed one.
+    build fails. `close` ends the file and forgets the messages; TensorRT may go on calling a closed one, whose warnings and
+    errors then go to those that are open.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -68,6 +69,7 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
         self._other: deque[Message] = deque(maxlen=_KEPT)
         self._graves = 0
         self._file: TextIO | None = None
+        self._closed = False
         self.last_said: datetime.datetime | None = None
         self.error: BaseException | None = None
         """Why the raw log could not be written; said once."""
@@ -91,6 +93,13 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
         if severity == "VERBOSE" and not wanted:
             return
         message = Message(datetime.datetime.now(), severity, text)
+        for logger in _open_ones() if self._closed and severity in _GRAVE else (self,):
+            logger._keep(message)
+        if wanted:
+            log.log(_DIFFERS if _BENIGN in text else level, "%s", text)
+
+    def _keep(self, message: Message) -> None:
+        severity = message.severity
         with self._lock:
             self.last_said = message.at
             (self._grave if severity in _GRAVE else self._other).append(message)
@@ -100,8 +109,6 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
                     self._file.write(f"{message}\n")
                 except OSError as error:  # a full disk must not stop the build
                     self.error, self._file = error, None
-        if wanted:
-            log.log(_DIFFERS if _BENIGN in text else level, "%s", text)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -122,6 +129,10 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
             forgotten = self._graves - len(self._grave)
             kept = list(self._grave)[max(0, since - forgotten) :]
         return [f"[{_LETTERS[message.severity]}] {message.text}" for message in kept]
+
+    def complained(self, since: int = 0) -> bool:
+        """True when an error was said after the first `since` grave messages; warnings are none."""
+        return any(not text.startswith("[W]") for text in self.grave(since))
 
     def errors(self) -> list[str]:
         """Texts of errors, oldest first."""
@@ -147,6 +158,7 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
     def close(self) -> None:
         """End the file and forget the messages; a second call does nothing."""
         with self._lock:
+            self._closed = True
             if self._file is not None:
                 with contextlib.suppress(OSError):
                     self._file.close()
@@ -159,6 +171,11 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _open_ones() -> list[TensorRtLogger]:
+    """Who may want to know what a closed logger is told: TensorRT's global messages go to the first one for ever."""
+    return [logger for logger in list(_ALIVE) if not logger._closed]
 
 
 _BENIGN = "differs from one already provided for an existing builder, runtime, or refitter"

@@ -31,7 +31,9 @@ def parse(network: Any, path: Path, logger: TensorRtLogger, config: Any = None) 
         raise logger.failure("creating TensorRT's ONNX parser") from error
     if config is not None and not parser.set_builder_config(config):
         raise logger.failure("giving TensorRT's ONNX parser the settings")
-    if not parser.parse(raw, str(path)):  # the path is where external weights are looked for
+    if not parser.parse(
+        raw, str(path.absolute())
+    ):  # where external weights are looked for, whatever the current folder
         raise objection(path, list(complaints(parser)), logger)
     return parser
 

@@ -64,7 +64,7 @@ def make_runtime(logger: TensorRtLogger, settings: PlanSettings, subject: str) -
         runtime = trt.Runtime(logger)
     except (TypeError, RuntimeError) as error:
         raise failure(logger, 0, subject, SetupError) from error
-    if any(not text.startswith("[W]") for text in logger.grave(before)):
+    if logger.complained(before):
         raise failure(logger, before, subject, SetupError)
     runtime.engine_host_code_allowed = settings.allow_host_code
     if settings.dla_core is not None:

@@ -35,7 +35,7 @@ def refit(engine: Any, model: Path, logger: TensorRtLogger) -> int:
     except TypeError as error:  # the library gave no object
         raise logger.failure("preparing to put weights back", EngineError) from error
     before = len(refitter.get_missing_weights())
-    if not parser.refit_from_bytes(raw, str(model)):
+    if not parser.refit_from_bytes(raw, str(model.absolute())):
         raise _unfit(model, parser, logger)
     missing = list(refitter.get_missing_weights())
     if missing:

@@ -66,6 +66,8 @@ class TensorRtSession:
         self._profiles: tuple[Profile, ...] = engine.passport.profiles
         self._settings = settings
         self._board = driver.board(device.name)
+        built_with = engine.passport.build.config.get("options") or {}
+        self._on_dla = settings.dla_core is not None or built_with.get("dla_core") is not None
         self._open: set[TensorRtContext] = set()
         self._opening = threading.Lock()
         self._owns_device = owns_device
@@ -111,13 +113,13 @@ class TensorRtSession:
         count = int(self._native.num_optimization_profiles)
         if not 0 <= profile < max(count, 1):
             raise UsageError(f"there is no profile {profile}, the engine has {count}", hint="profiles count from 0")
-        said, subject = self.said(), f"making a context of `{self._name}`"
+        said, refused, subject = self.said(), self.refusals(), f"making a context of `{self._name}`"
         with self.current():
             native = self._native.create_execution_context(
                 compat.reach(f"ExecutionContextAllocationStrategy.{self.memory_strategy.upper()}", "memory_strategy")
             )
             if native is None:
-                raise self._for_want_of_memory(subject) or failure(self.logger, said, subject)
+                raise self._for_want_of_memory(subject, refused) or failure(self.logger, said, subject)
             if native.active_optimization_profile != profile:
                 self._switch(native, profile, said)
             self._limit_cache(native)
@@ -159,6 +161,8 @@ class TensorRtSession:
         """Why no inference of this session can be captured in a graph; None where it can."""
         if self.budget_bytes is not None and self.budget_bytes < self._native.streamable_weights_size:
             return "weights are streamed, and TensorRT then waits inside the call"
+        if self._on_dla:
+            return "DLA runs a part of it, and its work cannot be captured"
         return None
 
     def close(self) -> None:
@@ -194,9 +198,9 @@ class TensorRtSession:
         """How many grave messages there were until now: what a failure is looked for behind."""
         return self.logger.said
 
-    def refused_memory(self) -> bool:
-        """True when TensorRT asked for memory the device did not have."""
-        return self._allocator.allocated.refused > 0
+    def refusals(self) -> int:
+        """How many times until now TensorRT asked for memory the device did not have."""
+        return self._allocator.allocated.refused
 
     def _forget(self, context: TensorRtContext) -> None:
         with self._opening:
@@ -257,8 +261,8 @@ class TensorRtSession:
         newer = compat.has("ICudaEngine.device_memory_size_v2")
         return count * int(self._native.device_memory_size_v2 if newer else self._native.device_memory_size)
 
-    def _for_want_of_memory(self, subject: str) -> MemoryExhausted | None:
-        if not self.refused_memory():
+    def _for_want_of_memory(self, subject: str, before: int = 0) -> MemoryExhausted | None:
+        if self.refusals() <= before:
             return None
         return MemoryExhausted(
             f"{subject} failed: TensorRT was refused memory on `{self.device.name}` ({self._allocator.allocated})",

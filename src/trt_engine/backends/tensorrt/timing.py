@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from trt_engine.errors import TrtEngineError
 from trt_engine.files import explain, write_whole
@@ -19,6 +19,8 @@ from trt_engine.files import explain, write_whole
 __all__ = ["TimingCache"]
 
 log = logging.getLogger(__name__)
+_LOCK_S = 60.0
+"""How long another's writing is waited for: timings are worth less than the engine."""
 
 
 @dataclass
@@ -54,7 +56,7 @@ class TimingCache:
         if cache is None:
             return
         try:
-            with FileLock(f"{self.path}.lock"):
+            with FileLock(f"{self.path}.lock", timeout=_LOCK_S):
                 now = self._content()
                 others = config.create_timing_cache(now) if now else None
                 if others is not None and not cache.combine(others, False):
@@ -67,8 +69,12 @@ class TimingCache:
                 if raw and raw != now:
                     write_whole(self.path, raw)
                 self.written_bytes = len(raw)
+        except Timeout:
+            self.warnings.append(f"the timing cache was not kept: another process has held its lock for {_LOCK_S:g} s")
         except OSError as error:
             self.warnings.append(f"the timing cache was not kept: {explain(error, self.path).message}")
+        except NotImplementedError as error:  # a file system that knows no locks
+            self.warnings.append(f"the timing cache was not kept: {error}")
         except TrtEngineError as error:  # a full disk: timings are worth less than the engine
             self.warnings.append(f"the timing cache was not kept: {error.message}")
 

@@ -138,6 +138,10 @@ def for_running(
     if budget is not None:
         made.need("allowWeightStreaming", setting="weight_streaming_budget")
         made.need("weightStreamingBudget", _one_letter(budget), setting="weight_streaming_budget")
+    if settings.dla_core is not None:
+        made.add("useDLACore", settings.dla_core)
+    if settings.persistent_cache_limit is not None:
+        made.said.append("trtexec takes a share of L2 and no bytes: `persistent_cache_limit` is left out")
     if settings.memory_strategy != "static":
         made.offer("allocationStrategy", _STRATEGY[settings.memory_strategy], setting="memory_strategy")
     return made
