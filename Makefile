@@ -36,11 +36,16 @@ demo: $(VENV)/.core  ## the main job: the example detector to an engine and a st
 test: $(VENV)/.dev  ## core and light extras; what needs more is skipped, said and counted
 	$(PYTEST) -n 2 -m 'not gpu and not slow'
 
-test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells and ModelOpt where it may
+# What needs PyTorch or TensorFlow runs in an environment of its own.
+FULL = tests/conversion
+
+test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
 	@tools/test-tools.sh
+	@tools/full-venv.sh $(VENV)-full $(BIN)/python
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
 	if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
 		$(PYTEST) -n 2 -m 'not gpu'
+	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest -n 2 -m 'slow and not gpu' $(FULL); fi
 
 test-tensorrt: $(VENV)/.dev  ## what only a machine with TensorRT and a GPU can show: the checklist of docs/tensorrt.md
 	$(PYTEST) -v -m gpu tests/gpu/test_tensorrt_real.py
@@ -59,4 +64,4 @@ schemas: $(VENV)/.dev  ## docs/schemas/ from the record types
 	$(BIN)/python tools/schemas.py
 
 clean:  ## remove the environment and the demo's results
-	rm -rf $(VENV) $(VENV)-modelopt $(DEMO)
+	rm -rf $(VENV) $(VENV)-modelopt $(VENV)-full $(DEMO)

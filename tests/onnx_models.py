@@ -152,6 +152,18 @@ def words(path: Path) -> Path:
     return save(path, [node("Identity", "a", "b")], {"a": (STRING, ["n"])}, {"b": (STRING, ["n"])})
 
 
+def reshaped(path: Path) -> Path:
+    """`x` (batch x 6), doubled, in the sizes that the values of `sizes` say."""
+    sides = {"x": (FLOAT, ["batch", 6]), "sizes": (INT64, [2])}, {"y": (FLOAT, ["rows", "columns"])}
+    return save(path, [node("Add", "x x", "twice"), node("Reshape", "twice sizes", "y")], *sides)
+
+
+def measured(path: Path) -> Path:
+    """The sizes of `x` (batch x 3), and minus x."""
+    sides = {"x": (FLOAT, ["batch", 3])}, {"size": (INT64, [2]), "minus": (FLOAT, ["batch", 3])}
+    return save(path, [node("Shape", "x", "size"), node("Neg", "x", "minus")], *sides)
+
+
 def positions(path: Path) -> Path:
     """Where x is not zero (a size the data decides), and minus x (a size the input decides)."""
     nodes = [node("NonZero", "x", "where"), node("Neg", "x", "minus")]

@@ -91,6 +91,8 @@ class Error:
 DOCUMENTS: dict[str, tuple[type, ...]] = {
     "size": (records.SizeReport, records.SizePlan),
     "inspect": (records.ModelReport, EngineDocument, records.RunReport, records.BundleState),
+    "lint": (records.LintReport,),
+    "convert": (records.ConvertReport,),
     "build": (records.BuildReport,),
     "bundle": (records.BundleReport,),
     "cast": (records.CastReport,),

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from trt_engine.api.casting import cast
     from trt_engine.api.evaluating import evaluate
     from trt_engine.api.inspecting import inspect
+    from trt_engine.api.linting import lint
     from trt_engine.api.loading import load
     from trt_engine.api.measuring import bench
     from trt_engine.bundling.build import bundle
     from trt_engine.config import Batching, BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig
+    from trt_engine.conversion.convert import convert
     from trt_engine.diagnosis.checks import doctor
     from trt_engine.engine import Engine, Passport
     from trt_engine.environment import Environment
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
         BenchRecord,
         BundleReport,
         EngineReport,
+        LintReport,
         ModelReport,
         Protocol,
         SizeReport,
@@ -52,9 +55,11 @@ _HOMES = {
     "api.casting": ("cast",),
     "api.evaluating": ("evaluate",),
     "api.inspecting": ("inspect",),
+    "api.linting": ("lint",),
     "api.loading": ("load",),
     "api.measuring": ("bench",),
     "bundling.build": ("bundle",),
+    "conversion.convert": ("convert",),
     "sizing.streams": ("size",),
     "diagnosis.checks": ("doctor",),
     "reporting.write": ("report",),
@@ -63,7 +68,7 @@ _HOMES = {
     "environment": ("Environment",),
     "errors": ("TrtEngineError",),
     "logs": ("log_to",),
-    "records": ("BenchRecord", "BundleReport", "EngineReport", "ModelReport", "Protocol", "SizeReport"),
+    "records": ("BenchRecord", "BundleReport", "EngineReport", "LintReport", "ModelReport", "Protocol", "SizeReport"),
     "precision.calibrate": ("calibrate",),
     "precision.quantize": ("quantize",),
     "precision.ranges": ("ranges",),
@@ -84,6 +89,7 @@ __all__ = [
     "Environment",
     "InferenceEngine",
     "InferenceResult",
+    "LintReport",
     "ModelReport",
     "Passport",
     "Profile",
@@ -101,9 +107,11 @@ __all__ = [
     "bundle",
     "calibrate",
     "cast",
+    "convert",
     "doctor",
     "evaluate",
     "inspect",
+    "lint",
     "load",
     "log_to",
     "quantize",

@@ -42,21 +42,26 @@ __all__ = [
     "CastReport",
     "Check",
     "CliffPoint",
+    "ConvertReport",
     "Detected",
     "Diagnosis",
     "DoctorReport",
+    "DynamicAxis",
     "EvaluateReport",
     "Evaluated",
     "Exclusion",
+    "ExportAttempt",
     "Finding",
     "InferReport",
     "KeptNode",
     "LeftNode",
+    "LintReport",
     "LogReport",
     "LoggedProfile",
     "LoggedTimes",
     "ModelReport",
     "OperatorSupport",
+    "OpsetReport",
     "OutputFacts",
     "Protocol",
     "QuantizeReport",
@@ -68,6 +73,8 @@ __all__ = [
     "SearchPoint",
     "SearchReport",
     "SearchTrial",
+    "ShapeAgreement",
+    "SimplifyReport",
     "SizePlan",
     "SizeReport",
     "SkippedImage",
@@ -631,6 +638,94 @@ class OperatorSupport:
 
 
 @dataclass(frozen=True, slots=True)
+class LintReport:
+    """What `lint` finds in a model before anyone builds it."""
+
+    path: str
+    name: str
+    digest: str
+    target: Literal["all", "tensorrt", "onnxruntime"]
+    tensorrt: str
+    """The TensorRT release that was judged for."""
+    onnxruntime: str | None
+    """The installed release that was judged for."""
+    opset: int | None
+    ir_version: int
+    nodes: int
+    shapes: dict[str, tuple[int, ...]]
+    """The input shapes the graph was traced at."""
+    assumed: bool
+    """True when some of these sizes were nobody's, but ours to look with."""
+    findings: tuple[Finding, ...]
+    counts: dict[str, int]
+    """Findings by severity."""
+    operators: tuple[OperatorSupport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SimplifyReport:
+    """What `simplify` made of a graph, and how far the result lies from the model it was made of."""
+
+    model: str
+    out: str
+    by: Literal["onnxslim", "trt-engine"] | None
+    """Whose result was kept: onnxslim's, our own pass's, or None where the model stayed as it was."""
+    nodes_before: int
+    nodes_after: int
+    operators_gone: dict[str, int]
+    """Nodes fewer, by operator."""
+    operators_new: dict[str, int]
+    """Nodes more, by operator: what a fusion wrote."""
+    constants_folded: int
+    """Nodes that became constants, Constant nodes left out."""
+    nodes_shared: int
+    """Nodes that computed what another one computed."""
+    weights_shared: int
+    """Stored tensors that were another one's equal."""
+    functions_inlined: int
+    nbytes_before: int
+    nbytes_after: int
+    """External data included."""
+    largest: float | None
+    """The largest difference of any output, in shares of its largest value; None where nothing was compared."""
+    tolerance: float
+    """What was allowed: the one asked for, or what the graph's coarsest type can keep."""
+    shapes: tuple[dict[str, tuple[int, ...]], ...] = ()
+    """The input shapes at which both were run in ONNX Runtime."""
+    unchecked: tuple[str, ...] = ()
+    """Outputs of which types and shapes alone were compared: random ones, and those in the order of a sort."""
+    notes: tuple[str, ...] = ()
+    artifacts: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpsetReport:
+    """What bringing a model to another opset changed."""
+
+    model: str
+    out: str
+    opset: tuple[int, int]
+    """Before and after."""
+    ir_version: tuple[int, int]
+    nodes_before: int
+    nodes_after: int
+    operators_changed: dict[str, str]
+    """By operator that means something else there: what its definition gained or lost on the way."""
+    functions_inlined: int
+    nbytes_before: int
+    nbytes_after: int
+    largest: float | None
+    """The largest difference of any output, in shares of its largest value; None where nothing was compared."""
+    tolerance: float
+    shapes: tuple[dict[str, tuple[int, ...]], ...] = ()
+    unchecked: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    artifacts: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
     """What `inspect` says of an engine or of a bare plan."""
 
@@ -1148,6 +1243,80 @@ class CastReport:
     parity: CastParity | None = None
     artifacts: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicAxis:
+    """One size that stays open: its name, where it stands, and the sizes it may have."""
+
+    symbol: str
+    inputs: dict[str, tuple[int, ...]]
+    """Axes by input."""
+    low: int
+    high: int | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeAgreement:
+    """An exported graph against its source at one set of input shapes."""
+
+    shapes: dict[str, tuple[int, ...]]
+    sizes: dict[str, int]
+    """Of the dynamic axes, by name."""
+    outputs: dict[str, OutputError]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportAttempt:
+    """One exporter that was tried; why it was left, or None for the one that was taken."""
+
+    exporter: str
+    seconds: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertReport:
+    """What `convert` says: what the source is, how it became ONNX, how far the two lie apart. Of a dry run: the first."""
+
+    source: str
+    kind: str
+    seen: str
+    """How one sees that it is of this kind."""
+    out: str | None
+    """None of a dry run."""
+    exporter: str | None
+    attempts: tuple[ExportAttempt, ...]
+    opset: int | None
+    ir_version: int | None
+    signature: Signature | None
+    dynamic: tuple[DynamicAxis, ...]
+    agreement: tuple[ShapeAgreement, ...]
+    """At every shape that was compared, the example's first."""
+    worst: float | None
+    """The largest difference over the largest value, of all of them."""
+    tolerance: float
+    nodes_before: int | None
+    """As exported, before it was simplified."""
+    nodes: int | None
+    operators: dict[str, int]
+    operators_gone: dict[str, int]
+    """Taken out by simplifying."""
+    nbytes: int | None
+    """Model file and side files."""
+    digest: str | None
+    findings: tuple[Finding, ...]
+    """Of `lint`, on what was written."""
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    export_s: float | None
+    """Of the exporter that was taken."""
+    seconds: float
+    environment: Environment | None
+    artifacts: dict[str, str] = field(default_factory=dict)
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 

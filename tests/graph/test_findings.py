@@ -225,6 +225,12 @@ def test_constants_beyond_fp16_are_said(tmp_path: Path) -> None:
     assert "-1e+09" in found(flow(node("Add", ["x", "huge"], ["y"]), stored=(huge,)), tmp_path)["beyond-fp16"].message
 
 
+def test_a_constant_with_fewer_bytes_than_its_shape_is_no_crash(tmp_path: Path) -> None:
+    proto = flow(node("Mul", ["x", "short"], ["y"]), stored=(weight("short", 4),))
+    proto.graph.initializer[0].raw_data = b""
+    report(proto, tmp_path)
+
+
 def test_external_data_is_named(tmp_path: Path) -> None:
     proto = models.external(models.detector(), "w", location="w.bin")
     (tmp_path / "w.bin").write_bytes(bytes(8 * 27 * 4))

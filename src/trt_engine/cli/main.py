@@ -17,7 +17,9 @@ PROG = "trt-engine"
 # verb -> (module under trt_engine.cli, one line of help); `--help` is made from this table alone
 VERBS: dict[str, tuple[str, str]] = {
     "size": ("size", "how many video streams a model sustains: the main job"),
+    "lint": ("lint", "what is worth changing in a model before anyone builds it"),
     "inspect": ("inspect", "what is in a model, an engine, a TensorRT plan or a run folder"),
+    "convert": ("convert", "ONNX from PyTorch, TensorFlow or a hub, compared with its source"),
     "build": ("build", "an engine and its passport from an ONNX model"),
     "bundle": ("bundle", "all engines of a model of several components, in one folder"),
     "bench": ("bench", "latency and throughput under a named protocol"),

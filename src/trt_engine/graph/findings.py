@@ -13,13 +13,25 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 from trt_engine.engine import Share
 from trt_engine.graph import operators, walk
 from trt_engine.graph.census import Layer, is_dequantize
+from trt_engine.graph.frozen import before, describe, entered, misfits
 from trt_engine.graph.load import beyond_onnxruntime
-from trt_engine.graph.trace import Trace, attributes, trace
+from trt_engine.graph.trace import Step, Trace, attributes, trace
 from trt_engine.model import Model
 from trt_engine.records import Finding
 from trt_engine.tensors import Shape, TensorSpec, format_shape
 
-__all__ = ["MASK_REMEDIES", "few", "findings", "image_input", "image_size", "islands", "ordered"]
+__all__ = [
+    "MASK_REMEDIES",
+    "Rule",
+    "Seen",
+    "few",
+    "findings",
+    "image_input",
+    "image_size",
+    "islands",
+    "look",
+    "ordered",
+]
 
 MASK_REMEDIES = (  # in the order to try them (A11)
     "export again with the dynamo exporter and `torch.export.Dim('batch', min=1, max=N)` "
@@ -32,7 +44,7 @@ _LAYOUT = frozenset("Unsqueeze Squeeze Reshape Transpose Identity Expand".split(
 
 
 @dataclass(slots=True)
-class _Seen:
+class Seen:
     """The model as the rules read it."""
 
     model: Model
@@ -74,24 +86,32 @@ class _Seen:
                     queue.extend(reader.output)
 
 
-Rule = Callable[[_Seen], Iterable[Finding]]
+Rule = Callable[[Seen], Iterable[Finding]]
 
 
 def findings(
     model: Model, proto: ModelProto, traced: Trace | None = None, shapes: Mapping[str, Shape] | None = None
 ) -> tuple[Finding, ...]:
     """What is worth knowing about the model, errors first. A plain model has none, or `info` alone."""
+    seen = look(model, proto, traced, shapes)
+    found = [finding for rule in _RULES for finding in rule(seen)]
+    return ordered(found)
+
+
+def look(
+    model: Model, proto: ModelProto, traced: Trace | None = None, shapes: Mapping[str, Shape] | None = None
+) -> Seen:
+    """The model as rules read it; traced at `shapes` unless a trace at them is given."""
     shapes = dict(shapes or {})
     traced = traced if traced is not None else trace(proto, shapes)
-    seen = _Seen(model, proto, traced, shapes, [place.node for place in walk.nodes(proto)])
+    seen = Seen(model, proto, traced, shapes, [place.node for place in walk.nodes(proto)])
     for node in seen.nodes:
         seen.counts[node.op_type] += 1
         for name in node.output:
             seen.makers[name] = node
         for name in node.input:
             seen.readers.setdefault(name, []).append(node)
-    found = [finding for rule in _RULES for finding in rule(seen)]
-    return ordered(found)
+    return seen
 
 
 def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -157,7 +177,7 @@ def _layout(spec: TensorSpec) -> str | None:
 # ------------------------------------------------------------------------------------------------ who runs it
 
 
-def _trt_only(seen: _Seen) -> Iterator[Finding]:
+def _trt_only(seen: Seen) -> Iterator[Finding]:
     if names := operators.trt_only(seen.proto):
         shown = ", ".join(f"`{name}`" for name in names)
         where = next(walk.label(node) for node in seen.nodes if operators.is_trt_only(node))
@@ -171,13 +191,13 @@ def _trt_only(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _unknown(seen: _Seen) -> Iterator[Finding]:
+def _unknown(seen: Seen) -> Iterator[Finding]:
     for item in operators.unknown(seen.proto):
         error = item.error(seen.model.path.name)
         yield Finding("unknown-operator", "error", error.message, item.node, error.hint)
 
 
-def _optimised(seen: _Seen) -> Iterator[Finding]:
+def _optimised(seen: Seen) -> Iterator[Finding]:
     if seen.model.optimised is not None:
         yield Finding(
             "optimised-graph",
@@ -187,7 +207,7 @@ def _optimised(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _beyond(seen: _Seen) -> Iterator[Finding]:
+def _beyond(seen: Seen) -> Iterator[Finding]:
     beyond = beyond_onnxruntime(seen.model)
     hint = "export again with opset 20 and IR version 10, which everything takes, or upgrade ONNX Runtime"
     for code, found, word in (
@@ -216,7 +236,7 @@ _NEEDS = {  # element type -> finding, what runs it
 }  # fmt: skip
 
 
-def _types(seen: _Seen) -> Iterator[Finding]:
+def _types(seen: Seen) -> Iterator[Finding]:
     found: dict[str, tuple[str, int, str]] = {}
     for tensor in walk.tensors(seen.proto):
         if tensor.data_type in _NEEDS:
@@ -242,7 +262,7 @@ def _types(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _int64(seen: _Seen) -> Iterator[Finding]:
+def _int64(seen: Seen) -> Iterator[Finding]:
     wide = next(
         (
             tensor.name
@@ -266,7 +286,7 @@ def _int64(seen: _Seen) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------ A11
 
 
-def _deformable(seen: _Seen) -> Iterator[Finding]:
+def _deformable(seen: Seen) -> Iterator[Finding]:
     named = next(
         (node for node in seen.nodes if re.search(r"ms_?deform|multi_?scale_?deformable", node.op_type, re.I)), None
     )
@@ -284,7 +304,7 @@ def _deformable(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _mask_path(seen: _Seen) -> Iterator[Finding]:
+def _mask_path(seen: Seen) -> Iterator[Finding]:
     for node in seen.nodes:
         if node.op_type != "Resize" or not node.input:
             continue
@@ -308,7 +328,7 @@ def _mask_path(seen: _Seen) -> Iterator[Finding]:
             return
 
 
-def _transformer(seen: _Seen) -> Iterator[Finding]:
+def _transformer(seen: Seen) -> Iterator[Finding]:
     fused = [node for node in seen.nodes if re.search(r"attention", node.op_type, re.I)]
     written_out = [
         node
@@ -328,7 +348,7 @@ def _transformer(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _reached_from(seen: _Seen, node: NodeProto, kinds: tuple[str, ...]) -> bool:
+def _reached_from(seen: Seen, node: NodeProto, kinds: tuple[str, ...]) -> bool:
     """True when one of these operators makes the node's input within a few steps."""
     front = list(node.input[:1])
     for _ in range(5):
@@ -341,7 +361,7 @@ def _reached_from(seen: _Seen, node: NodeProto, kinds: tuple[str, ...]) -> bool:
 # ------------------------------------------------------------------------------------------------ shapes
 
 
-def _open_sizes(seen: _Seen) -> Iterator[Finding]:
+def _open_sizes(seen: Seen) -> Iterator[Finding]:
     image = image_input(seen.model.signature.inputs)
     if image is not None and -1 in image_size(image):
         sizes = [1 if at == 0 else 640 if at > 1 else 3 for at in range(4)]
@@ -366,7 +386,7 @@ def _open_sizes(seen: _Seen) -> Iterator[Finding]:
             )
 
 
-def _batch(seen: _Seen) -> Iterator[Finding]:
+def _batch(seen: Seen) -> Iterator[Finding]:
     inputs = [spec for spec in seen.model.signature.inputs if spec.shape]
     if inputs and all(spec.shape[0] >= 0 for spec in inputs):
         size = inputs[0].shape[0]
@@ -382,46 +402,67 @@ def _batch(seen: _Seen) -> Iterator[Finding]:
         return
     for spec in seen.model.signature.outputs:
         if inputs and spec.shape and spec.shape[0] >= 0 and all(item.shape[0] < 0 for item in inputs):
-            yield _lost(spec.name, f"is {spec.describe()} whatever the batch")
+            if spec.symbols and inputs[0].symbols and inputs[0].symbols[0] in set(spec.symbols) - {None}:
+                continue  # the batch stands further back, as in time-major results
+            after = _twice(seen, inputs)
+            step = entered(seen.trace, after, spec.name) if after is not None else None
+            yield _lost(spec.name, f"is {spec.describe()} whatever the batch", step)
             return
     yield from _batch_probe(seen, inputs)
 
 
-def _batch_probe(seen: _Seen, inputs: list[TensorSpec]) -> Iterator[Finding]:
-    """An output that states a dynamic batch and keeps one size when the inputs have two rows."""
-    if not inputs or not all(spec.shape[0] < 0 for spec in inputs):
-        return
+def _twice(seen: Seen, inputs: list[TensorSpec]) -> Trace | None:
+    """The trace at two rows where the first was at one; None where the sizes are not known."""
     twice = {}
     for spec in inputs:
         at_one = seen.shapes.get(spec.name)
         if at_one is None or len(at_one) != len(spec.shape):
-            return
+            return None
         twice[spec.name] = (at_one[0] * 2, *at_one[1:])
-    after = trace(seen.proto, twice)
+    return trace(seen.proto, twice)
+
+
+def _batch_probe(seen: Seen, inputs: list[TensorSpec]) -> Iterator[Finding]:
+    """An output that states a dynamic batch and keeps one size when the inputs have two rows."""
+    if not inputs or not all(spec.shape[0] < 0 for spec in inputs):
+        return
+    after = _twice(seen, inputs)
+    if after is None:
+        return
+    rows = seen.shapes[inputs[0].name][0]
     for spec in seen.model.signature.outputs:
         one, two = seen.trace.facts.get(spec.name), after.facts.get(spec.name)
-        if one is None or two is None or not one.shape or not two.shape or one.stored:
+        if one is None or two is None or one.shape is None or two.shape is None or one.stored:
             continue
-        if one.shape[0] >= 0 and one.shape[0] == two.shape[0]:
-            yield _lost(spec.name, f"keeps the size {one.shape[0]} when the batch doubles")
+        step = entered(seen.trace, after, spec.name)
+        if not one.shape:
+            if step is not None:
+                yield _lost(spec.name, "has no axis for it", step)
+                return
+            continue
+        moved = any((a, b) == (rows, 2 * rows) for a, b in zip(one.shape, two.shape, strict=False))
+        if one.shape[0] >= 0 and one.shape[0] == two.shape[0] and not moved:
+            yield _lost(spec.name, f"keeps the size {one.shape[0]} when the batch doubles", step)
             return
-    new = {name: why for name, why in after.failures.items() if name not in seen.trace.failures}
+    known = misfits(seen.trace)
+    new = {name: why for name, why in misfits(after).items() if name not in known}
     if new:
         name, why = next(iter(new.items()))
-        yield _lost(name, f"does not fit at twice the batch ({why})")
+        yield _lost(name, f"does not fit at twice the batch ({why})", before(seen.trace, after, name))
 
 
-def _lost(name: str, what: str) -> Finding:
+def _lost(name: str, what: str, step: Step | None = None) -> Finding:
     return Finding(
         "batch-lost",
         "warning",
-        f"the inputs have a dynamic batch, but `{name}` {what}: a constant batch is baked inside",
-        name,
+        f"the inputs have a dynamic batch, but `{name}` {what}: a constant batch is baked inside"
+        + (f", at {describe(step)}" if step is not None else ""),
+        walk.label(step.node) if step is not None else name,
         "export again with an example batch of 2 or more; with 1 exporters freeze it without an error",
     )
 
 
-def _unknown_rank(seen: _Seen) -> Iterator[Finding]:
+def _unknown_rank(seen: Seen) -> Iterator[Finding]:
     for value in seen.proto.graph.output:
         if not value.type.tensor_type.HasField("shape"):
             yield Finding(
@@ -437,7 +478,7 @@ def _unknown_rank(seen: _Seen) -> Iterator[Finding]:
 _DATA_DEPENDENT = "NonZero Unique Compress StringNormalizer SequenceConstruct".split()
 
 
-def _control_flow(seen: _Seen) -> Iterator[Finding]:
+def _control_flow(seen: Seen) -> Iterator[Finding]:
     kinds = [kind for kind in ("If", "Loop", "Scan", "SequenceMap") if seen.counts[kind]]
     if kinds:
         counted = ", ".join(f"{seen.counts[kind]} {kind}" for kind in kinds)
@@ -460,7 +501,7 @@ def _control_flow(seen: _Seen) -> Iterator[Finding]:
         )
 
 
-def _nms(seen: _Seen) -> Iterator[Finding]:
+def _nms(seen: Seen) -> Iterator[Finding]:
     if seen.counts["NonMaxSuppression"]:
         yield Finding(
             "nms-inside",
@@ -475,7 +516,7 @@ def _nms(seen: _Seen) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------ what else
 
 
-def _external(seen: _Seen) -> Iterator[Finding]:
+def _external(seen: Seen) -> Iterator[Finding]:
     if seen.model.external:
         names = ", ".join(f"`{item.location}`" for item in seen.model.external[:3])
         more = len(seen.model.external) - 3
@@ -490,7 +531,7 @@ def _external(seen: _Seen) -> Iterator[Finding]:
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 
 
-def _training(seen: _Seen) -> Iterator[Finding]:
+def _training(seen: Seen) -> Iterator[Finding]:
     if where := seen.first(*_RANDOM):
         yield Finding(
             "random-operator",
@@ -516,7 +557,7 @@ def _training(seen: _Seen) -> Iterator[Finding]:
             return
 
 
-def _beyond_fp16(seen: _Seen) -> Iterator[Finding]:
+def _beyond_fp16(seen: Seen) -> Iterator[Finding]:
     """Constants no FP16 number reaches, where something adds, subtracts, chooses or clips with them."""
     for graph in walk.graphs(seen.proto):
         for tensor in (*graph.initializer, *_constants(graph)):
@@ -526,7 +567,10 @@ def _beyond_fp16(seen: _Seen) -> Iterator[Finding]:
             readers = [node.op_type for node in seen.readers.get(tensor.name, ()) if not is_dequantize(node)]
             if elements > 64 or not any(op in ("Where", "Add", "Sub", "Mul", "Max", "Min") for op in readers):
                 continue
-            value = numpy_helper.to_array(tensor)
+            try:
+                value = numpy_helper.to_array(tensor)
+            except (ValueError, TypeError):  # fewer bytes than its shape: who runs it says so
+                continue
             if value.size and np.isfinite(value).all() and np.abs(value).max() > 65504:
                 yield Finding(
                     "beyond-fp16",

@@ -19,6 +19,7 @@ from trt_engine.engine import plan_header
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import operators, walk
 from trt_engine.graph.operators import Beyond, trt_only
+from trt_engine.graph.sound import check_sound
 from trt_engine.model import ExternalFile, Model
 from trt_engine.tensors import Signature, TensorSpec, dtype
 
@@ -177,6 +178,7 @@ def _parse(path: Path) -> ModelProto:
                     f"`{path}` is damaged: the name {name!r} in it is no text",
                     hint="copy or download the file again, and compare its size",
                 )
+        check_sound(proto, path)
     return proto
 
 

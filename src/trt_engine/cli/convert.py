@@ -1,0 +1,153 @@
+"""`trt-engine convert`: any source to ONNX, compared with it, simplified and looked through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trt_engine.cli import options, output
+from trt_engine.config import parse_options
+from trt_engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from trt_engine.records import ConvertReport
+
+__all__ = ["command"]
+
+_SHOWN = 10
+
+
+@click.command()
+@click.argument("source", metavar="SRC")
+@options.out_option("The .onnx file to write.")
+@click.option("--input", "inputs", metavar="SPEC|FILE", multiple=True,
+              help="An example input: images:2x3x640x640, ids:2x128:int64@0..30521, .npy, .npz (repeatable).")  # fmt: skip
+@click.option("--dynamic", metavar="SPEC", multiple=True,
+              help="Axes that stay open: images:0=batch@1..64,2=height@64..640/32 (repeatable) [0=batch].")  # fmt: skip
+@click.option("--fixed", is_flag=True, help="No axis stays open.")
+@click.option("--opset", type=click.INT, metavar="N", help="ONNX opset [20, or the highest that --target takes].")
+@click.option(
+    "--target", type=click.Choice(("all", "tensorrt", "onnxruntime")), default="all", help="Who runs it [all]."
+)
+@click.option("--exporter", type=click.Choice(("auto", "dynamo", "torchscript")), default="auto",
+              help="PyTorch's exporter [dynamo, then torchscript].")  # fmt: skip
+@click.option(
+    "-O", "given", metavar="NAME=VALUE", multiple=True, help="An argument of the factory or of what loads the name."
+)
+@click.option("--factory", metavar="REF", help="What makes the module of a state dict: file.py:factory.")
+@click.option("--simplify/--no-simplify", default=True, help="Fold and deduplicate, checked [yes].")
+@click.option("--tolerance", type=click.FLOAT, metavar="X", help="Largest difference over the largest value [1e-4].")
+@click.option("--offline", is_flag=True, help="Names on a hub from the cache alone.")
+@click.option("--cache", type=options.FILE, metavar="DIR", help="Where names on a hub are kept.")
+@click.option("--external-data", is_flag=True, help="Weights in a file beside the model.")
+@click.option("--python", metavar="PATH", help="The interpreter that has TensorFlow.")
+@options.yes_option
+@options.dry_run_option
+@options.common
+def command(
+    talk: output.Talk,
+    source: str,
+    out: Path | None,
+    inputs: tuple[str, ...],
+    dynamic: tuple[str, ...],
+    fixed: bool,
+    opset: int | None,
+    target: str,
+    exporter: str,
+    given: tuple[str, ...],
+    factory: str | None,
+    simplify: bool,
+    tolerance: float | None,
+    offline: bool,
+    cache: Path | None,
+    external_data: bool,
+    python: str | None,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Convert SRC to ONNX, and refuse what is not equal to it: a frozen batch, a baked size, wrong numbers.
+
+    SRC is a file or folder (ONNX, TorchScript, torch.export, state dict, SavedModel, frozen graph, Keras, TFLite, Hugging
+    Face), a Python factory, or a name on a hub. A factory is your own Python, and runs.
+
+    \b
+      trt-engine convert net.py:build --input images:2x3x640x640 -o net.onnx
+      trt-engine convert net.py:build --input images:2x3x640x640 --dynamic images:0=batch@1..64 -O depth=50 -o net.onnx
+      trt-engine convert weights.pt --factory net.py:build --input images:2x3x224x224 -o net.onnx
+      trt-engine convert org/name --offline -o net.onnx
+    """
+    if out is None and not dry_run:
+        raise UsageError("no place for the result is given", hint="`-o model.onnx`")
+    if fixed and dynamic:
+        raise UsageError("`--fixed` and `--dynamic` contradict each other", hint="leave one of them out")
+
+    from trt_engine.conversion.convert import EXPORTERS, convert
+
+    report = convert(
+        source,
+        out=out,
+        inputs=inputs or None,
+        dynamic={} if fixed else dynamic or None,
+        opset=opset,
+        target=target,  # type: ignore[arg-type]
+        simplify=simplify,
+        exporter=EXPORTERS if exporter == "auto" else exporter,
+        options=parse_options(given),
+        factory=factory,
+        tolerance=tolerance,
+        offline=offline,
+        cache=cache,
+        external_data=external_data,
+        python=python,
+        yes=yes,
+        dry_run=dry_run,
+    )
+    output.emit(talk, output.document("convert", report, command=options.spelled_command()), _text(report))
+
+
+def _text(report: ConvertReport) -> str:
+    """The report for a person."""
+    lines = [("source", f"{report.source}, {report.kind}: {report.seen}")]
+    if report.dry_run:
+        lines += [("would" if not index else "", note) for index, note in enumerate(report.notes)]
+        lines.append(("opset", str(report.opset)))
+        return _laid_out(lines)
+    lines.append(("written", str(report.out)))
+    lines.append(("exporter", f"{report.exporter}, {report.export_s or 0.0:.1f} s"))
+    lines.append(("opset", f"{report.opset}, IR {report.ir_version}"))
+    if report.signature is not None:
+        lines += [("inputs" if not index else "", str(spec)) for index, spec in enumerate(report.signature.inputs)]
+        lines += [("outputs" if not index else "", str(spec)) for index, spec in enumerate(report.signature.outputs)]
+    for index, axis in enumerate(report.dynamic):
+        span = f"{axis.low} to {'any' if axis.high is None else axis.high}" + (
+            f", step {axis.step}" if axis.step > 1 else ""
+        )
+        lines.append(("dynamic" if not index else "", f"{axis.symbol}: {span}"))
+    nodes = f"{report.nodes_before} as exported, {report.nodes} written"
+    if report.operators_gone:
+        nodes += f" ({', '.join(f'{count} {name}' for name, count in list(report.operators_gone.items())[:4])} gone)"
+    lines.append(("nodes", nodes))
+    lines.append(("size", f"{(report.nbytes or 0) / (1 << 20):.1f} MiB"))
+    if report.worst is not None:
+        lines.append(
+            ("agrees", f"within {report.worst:.2g} of the largest value at {len(report.agreement)} sets of shapes")
+        )
+        for item in report.agreement:
+            sizes = ", ".join(f"{name} {size}" for name, size in item.sizes.items()) or "as given"
+            worst = max((error.max_rel for error in item.outputs.values()), default=0.0)
+            lines.append(("", f"{sizes}: {worst:.2g}"))
+    lines += [("note" if not index else "", note) for index, note in enumerate(report.notes)]
+    lines += [("warning" if not index else "", text) for index, text in enumerate(report.warnings)]
+    told = [item for item in report.findings if item.severity != "info"]
+    for index, finding in enumerate(told[:_SHOWN]):
+        lines.append(("lint" if not index else "", f"{finding.code}: {finding.message}"))
+    if len(told) > _SHOWN:
+        lines.append(("", f"and {len(told) - _SHOWN} more (`trt-engine lint {report.out}`)"))
+    lines.append(("next", f"trt-engine build {report.out}"))
+    return _laid_out(lines)
+
+
+def _laid_out(lines: list[tuple[str, str]]) -> str:
+    return "\n".join(f"{f'{name}:' if name else '':<10}{value}" for name, value in lines)

@@ -1,0 +1,425 @@
+"""Whether an exported graph is its source: at the example's sizes, at two of every dynamic axis, at all moved together.
+
+A graph that does not follow a size is refused with the symbol, the node and the constant that froze it, and the line of the
+source the node came from where the exporter put that down.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+from onnx import ModelProto, NodeProto, TensorProto
+
+from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.conversion.axes import Axes, Axis, another, shapes_at, sizes_of, symbols_of, variants
+from trt_engine.conversion.examples import resized
+from trt_engine.conversion.exporting import Array, Exported
+from trt_engine.engine import OutputError
+from trt_engine.errors import AccuracyError, ModelError, TrtEngineError
+from trt_engine.graph import walk
+from trt_engine.graph.frozen import describe, entered, misfits
+from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.trace import Step, attributes, flatten, trace
+from trt_engine.precision.comparison import difference
+from trt_engine.records import ShapeAgreement
+from trt_engine.tensors import Shape, format_shape
+
+__all__ = ["Agreement", "Answers", "agree", "answers", "axes_of", "must_be_deterministic"]
+
+TOLERANCE = 1e-4
+"""Largest difference over the largest value, in FP32."""
+_TOLERANCE_16_BIT = 2e-2
+_SEEDS_WITHOUT_AXES = 3
+_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the source says to one set of inputs."""
+
+    moved: tuple[str, ...]
+    """Symbols that do not have the example's size."""
+    sizes: dict[str, int]
+    feeds: dict[str, Array]
+    outputs: dict[str, Array]
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        return {name: array.shape for name, array in self.feeds.items()}
+
+
+Answers = list[Answer]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The comparison at every shape, and which symbol stands at which axis of an output."""
+
+    shapes: tuple[ShapeAgreement, ...]
+    symbols: dict[str, dict[int, str | None]]
+    """Output -> axis that moves -> the symbol it always equals; None for one that is worked out of others."""
+    tolerance: float
+
+    @property
+    def worst(self) -> float:
+        """The largest relative error of all."""
+        return max((error.max_rel for item in self.shapes for error in item.outputs.values()), default=0.0)
+
+
+def axes_of(exported: Exported) -> Axes:
+    """The dynamic axes of the export, with their ranges."""
+    return {
+        name: {at: exported.limits.get(symbol, Axis(symbol)) for at, symbol in positions.items()}
+        for name, positions in exported.symbols.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------ the source
+
+
+def answers(exported: Exported) -> Answers:
+    """The source run at every set of sizes it is to be compared at.
+
+    `ModelError` naming the axis when the source itself cannot move along it, or when it answers the same inputs twice
+    differently.
+    """
+    axes = axes_of(exported)
+    base = {name: array.shape for name, array in exported.example.items()}
+    first = exported.reference(exported.example)
+    again = exported.reference(exported.example)
+    for name, value in first.items():
+        if not _same(value, again[name]):
+            raise ModelError(
+                f"the source is not deterministic: output `{name}` differs between two runs on the same inputs",
+                hint="take random operators out, or seed them inside forward; dropout belongs to training alone",
+            )
+    found = []
+    if not symbols_of(axes):
+        for seed in range(_SEEDS_WITHOUT_AXES):
+            feeds = exported.example if not seed else _feeds(exported, base, seed)
+            found.append(Answer((), {}, dict(feeds), first if not seed else exported.reference(feeds)))
+        return found
+    sizes = sizes_of(axes, base)
+    for seed, (wanted, moved) in enumerate(variants(axes, sizes)):
+        if not moved:
+            found.append(Answer((), wanted, dict(exported.example), first))
+            continue
+        found.append(_moved(exported, axes, base, sizes, wanted, moved, seed))
+    return found
+
+
+def _moved(
+    exported: Exported, axes: Axes, base: Mapping[str, Shape], sizes: dict[str, int], wanted: dict[str, int],
+    moved: tuple[str, ...], seed: int,
+) -> Answer:  # fmt: skip
+    """One answer; another size is tried when the source cannot run at the first."""
+    refused: TrtEngineError | None = None
+    tried = [wanted]
+    if len(moved) == 1:
+        symbol = moved[0]
+        axis, size = symbols_of(axes)[symbol], sizes[symbol]
+        double = 2 * size if axis.holds(2 * size) else another(axis, size, avoid=(wanted[symbol],))
+        if double is not None and double != wanted[symbol]:
+            tried.append({**wanted, symbol: double})
+    for at in tried:
+        feeds = _feeds(exported, shapes_at(axes, dict(base), at), seed)
+        try:
+            return Answer(moved, at, feeds, exported.reference(feeds))
+        except ModelError as error:
+            refused = refused or error
+    assert refused is not None
+    symbol = moved[0]
+    raise ModelError(
+        f"the source itself does not follow `{symbol}`: it runs at {_told(sizes, moved)} and not at {_told(wanted, moved)}: "
+        f"{refused.message}",
+        hint=f"something in it is made for one size; leave `{symbol}` out of `--dynamic`, or name the sizes it takes, "
+        f"as `{symbol}@{sizes[symbol]}..{4 * sizes[symbol]}/{sizes[symbol]}`",
+    ) from refused
+
+
+def _told(sizes: Mapping[str, int], moved: tuple[str, ...]) -> str:
+    return ", ".join(f"{name} {sizes[name]}" for name in moved)
+
+
+def _feeds(exported: Exported, shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
+    if exported.feeds is not None:
+        return exported.feeds(shapes, seed)
+    return {name: resized(array, tuple(shapes[name])) for name, array in exported.example.items()}
+
+
+def _same(one: Array, two: Array) -> bool:
+    if one.shape != two.shape:
+        return False
+    if one.dtype.kind not in "fiub":
+        return bool(np.array_equal(one, two))
+    return bool(np.allclose(one.astype(np.float64), two.astype(np.float64), rtol=1e-6, atol=1e-7, equal_nan=True))
+
+
+# ------------------------------------------------------------------------------------------------ the graph
+
+
+def must_be_deterministic(path: Path) -> None:
+    """`ModelError` for random operators and for Dropout and BatchNormalization in training mode."""
+    proto = read_proto(path)
+    constants = {item.name: item for item in proto.graph.initializer}
+    for place in walk.nodes(proto):
+        node = place.node
+        given = attributes(node)
+        if node.op_type in _RANDOM:
+            what = "a random operator"
+        elif node.op_type == "BatchNormalization" and given.get("training_mode"):
+            what = "a BatchNormalization in training mode"
+        elif node.op_type == "Dropout" and _is_true(node, constants):
+            what = "a Dropout in training mode"
+        else:
+            continue
+        raise ModelError(
+            f"the graph has {what}, `{walk.label(node)}` ({node.op_type}){_from(node)}",
+            hint="export what inference needs alone: `training=self.training` for functional dropout and batch_norm, "
+            "no `torch.rand`",
+        )
+
+
+def _is_true(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
+    from onnx import numpy_helper
+
+    if len(node.input) < 3 or not node.input[2]:
+        return False
+    tensor = constants.get(node.input[2])
+    return tensor is None or bool(np.all(numpy_helper.to_array(tensor)))
+
+
+def agree(
+    path: Path,
+    exported: Exported,
+    given: Answers,
+    tolerance: float | None = None,
+    *,
+    what: str = "the export",
+) -> Agreement:
+    """The graph against the source's answers; `AccuracyError` with what froze and where it entered."""
+    model = open_model(path)
+    proto = read_proto(path)
+    check(model, proto)
+    _inputs_open(proto, exported, given)
+    loaded = _session(path)
+    allowed = tolerance
+    found = []
+    for answer in given:
+        names = list(answer.outputs)
+        feeds = {
+            name: array
+            for name, array in answer.feeds.items()
+            if name in {spec.name for spec in model.signature.inputs}
+        }
+        try:
+            results = dict(zip(names, loaded.run(names, feeds), strict=True))
+        except session.ERRORS as error:
+            raise _refused(
+                proto, exported, given, answer, None, _failed_node(error), session.on_run(error).message, what
+            ) from error
+        errors = {}
+        for name in names:
+            got, want = np.asarray(results[name]), answer.outputs[name]
+            limit = allowed if allowed is not None else _tolerance(want)
+            if got.dtype != want.dtype:
+                raise AccuracyError(
+                    f"output `{name}` of {what} is {got.dtype} and {want.dtype} in the source",
+                    hint="report it with the source; the types of outputs are part of a model",
+                )
+            if got.shape != want.shape:
+                told = f"output `{name}` is {format_shape(got.shape)}, and {format_shape(want.shape)} in the source"
+                raise _refused(proto, exported, given, answer, name, None, told, what)
+            errors[name] = _error(got, want)
+            if not errors[name].max_rel <= limit:
+                told = (
+                    f"output `{name}` differs by {errors[name].max_rel:.2g} of its largest value, {limit:g} is allowed"
+                )
+                raise _refused(proto, exported, given, answer, name, None, told, what)
+        found.append(
+            ShapeAgreement({name: tuple(shape) for name, shape in answer.shapes.items()}, answer.sizes, errors)
+        )
+    return Agreement(tuple(found), _symbols(given), allowed if allowed is not None else TOLERANCE)
+
+
+def _tolerance(array: Array) -> float:
+    return _TOLERANCE_16_BIT if array.dtype.itemsize == 2 and array.dtype.kind not in "iu" else TOLERANCE
+
+
+def _error(got: Array, want: Array) -> OutputError:
+    """As `difference`; what is infinite or no number in both at the same places is equal."""
+    if got.dtype.kind == "f" and got.shape == want.shape:
+        odd = ~np.isfinite(want)
+        if odd.any() and np.array_equal(got[odd], want[odd], equal_nan=True):
+            got, want = np.where(odd, 0, got), np.where(odd, 0, want)
+    return difference(got, want)
+
+
+def _session(path: Path) -> ort.InferenceSession:
+    made = session.session_options(OnnxRuntimeOptions(arena=False), level="none")
+    try:
+        return ort.InferenceSession(str(path), made, providers=["CPUExecutionProvider"], enable_fallback=0)
+    except session.ERRORS as error:
+        raise session.on_load(error, path) from error
+
+
+def _failed_node(error: Exception) -> str | None:
+    match = re.search(r"Name:\s*'([^']+)'", str(error))
+    return match[1] if match else None
+
+
+def _symbols(given: Answers) -> dict[str, dict[int, str | None]]:
+    """For every axis of an output that moves: the symbol whose size it has each time."""
+    found: dict[str, dict[int, str | None]] = {}
+    for name, first in given[0].outputs.items():
+        ranks = {answer.outputs[name].ndim for answer in given}
+        for at in range(first.ndim if len(ranks) == 1 else 0):
+            seen = [answer.outputs[name].shape[at] for answer in given]
+            if len(set(seen)) > 1:
+                found.setdefault(name, {})[at] = next(
+                    (
+                        symbol
+                        for symbol in given[0].sizes
+                        if all(answer.sizes[symbol] == size for answer, size in zip(given, seen, strict=True))
+                    ),
+                    None,
+                )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ what froze
+
+
+def _inputs_open(proto: ModelProto, exported: Exported, given: Answers) -> None:
+    """`AccuracyError` for an input whose axis was to be dynamic and is a number in the graph."""
+    for value in proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for at, symbol in exported.symbols.get(value.name, {}).items():
+            if at < len(dims) and dims[at].HasField("dim_value"):
+                place = exported.specialized()
+                where = f"; it entered at {place}" if place else ""
+                raise AccuracyError(
+                    f"`{symbol}` is frozen at {dims[at].dim_value}: axis {at} of the input `{value.name}` came out of the "
+                    f"{exported.exporter} exporter as a number{where}",
+                    hint="take the size from the tensor where it is used (`x.shape[0]`, `x.flatten(1)`), not as an `int`; "
+                    f"or leave `{symbol}` out of `--dynamic`",
+                )
+
+
+def _refused(
+    proto: ModelProto,
+    exported: Exported,
+    given: Answers,
+    answer: Answer,
+    output: str | None,
+    failed: str | None,
+    told: str,
+    what: str,
+) -> AccuracyError:
+    """The error of a graph that is not its source at these sizes."""
+    base = given[0]
+    moved = [name for name in answer.sizes if answer.sizes[name] != base.sizes.get(name)]
+    if not moved:
+        return AccuracyError(
+            f"{what} is not its source, at the very inputs it was exported with: {told}",
+            hint="the other exporter may do better: `--exporter torchscript` or `--exporter dynamo`; `-vv` says more",
+        )
+    symbols = ", ".join(f"`{name}`" for name in moved)
+    at = ", ".join(str(base.sizes[name]) for name in moved)
+    where = _where(proto, base, answer, output, failed)
+    return AccuracyError(
+        f"{symbols} {'is' if len(moved) == 1 else 'are'} frozen at {at}: with {_told(answer.sizes, tuple(moved))}, {told}"
+        + (f"; {where}" if where else ""),
+        hint="take sizes from the tensor where they are used, not as constants; "
+        f"or leave {symbols} out of `--dynamic`, or give {'its' if len(moved) == 1 else 'their'} range",
+    )
+
+
+def _where(proto: ModelProto, base: Answer, answer: Answer, output: str | None, failed: str | None) -> str | None:
+    """The node at which the size stops to matter, the constant that does it, and the line of the source."""
+    one, two = trace(proto, base.shapes), trace(proto, answer.shapes)
+    steps = flatten(one.steps)
+    by_label = {walk.label(step.node): step for step in steps}
+    step = _first_constant_target(steps, base, answer)
+    if step is None and failed is not None:
+        step = by_label.get(failed)
+    if step is None:
+        before, after = misfits(one), misfits(two)
+        step = next((item for item in steps if walk.label(item.node) in after.keys() - before.keys()), None)
+    if step is None and output is not None:
+        step = entered(one, two, output)
+    if step is None:
+        return None
+    constant = _constant_of(step)
+    return f"it entered at {describe(step)}{f', whose constant is {constant}' if constant else ''}{_from(step.node)}"
+
+
+_TARGETS = {"Reshape": 1, "Expand": 1, "Tile": 1}
+
+
+def _first_constant_target(steps: list[Step], base: Answer, answer: Answer) -> Step | None:
+    """The first node that is told a shape by a constant with the frozen size in it, and reads what moves."""
+    frozen = {base.sizes[name] for name in answer.sizes if answer.sizes[name] != base.sizes.get(name)}
+    for step in steps:
+        index = _TARGETS.get(step.node.op_type)
+        if index is None or len(step.inputs) <= index:
+            continue
+        target, data = step.inputs[index], step.inputs[0]
+        if target is None or target.value is None or not target.stored or data is None or data.shape is None:
+            continue
+        told = target.value.reshape(-1).tolist()
+        if any(size in frozen and _of_the_data(size, at, data.shape) for at, size in enumerate(told)):
+            return step
+    return None
+
+
+def _constant_of(step: Step) -> str | None:
+    """The stored tensor among a node's operands: its name, shape and, where it is small, its values."""
+    for at, (name, fact) in enumerate(zip(step.node.input, step.inputs, strict=False)):
+        if (
+            fact is None
+            or not fact.stored
+            or fact.shape is None
+            or (not at and len(step.inputs) > 1 and step.node.op_type in _TARGETS)
+        ):
+            continue
+        shown = f"`{name}`, {format_shape(fact.shape)}"
+        if fact.value is not None and fact.value.size <= 8:
+            shown += f", {fact.value.reshape(-1).tolist()}"
+        return shown
+    return None
+
+
+_TELLING = 8
+"""Sizes up to this are common: such a number in a constant means the data's size only where both stand at one axis."""
+
+
+def _of_the_data(size: int, at: int, shape: Shape) -> bool:
+    return (at < len(shape) and shape[at] == size) or (size > _TELLING and size in shape)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_SCRIPT_FRAME = re.compile(r"(\S+\.py)\((\d+)\): (\w+)")
+
+
+def _from(node: NodeProto) -> str:
+    """The line of the source behind a node, as the exporters put it down."""
+    for item in node.metadata_props:
+        if item.key == "pkg.torch.onnx.stack_trace":
+            frames = [
+                frame for frame in _FRAME.findall(item.value) if "site-packages" not in frame[0] and "<" not in frame[0]
+            ]
+            if frames:
+                file, line, function = frames[-1]
+                return f", from {file}:{line} in `{function}`"
+    frames = [frame for frame in _SCRIPT_FRAME.findall(node.doc_string) if "site-packages" not in frame[0]]
+    if frames:
+        file, line, function = frames[0]  # innermost first
+        return f", from {file}:{line} in `{function}`"
+    return ""

@@ -1,0 +1,177 @@
+"""Example inputs by shape or from a file, and the same inputs at other sizes."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trt_engine.config import parse_shapes
+from trt_engine.conversion.axes import Axes
+from trt_engine.conversion.exporting import Array
+from trt_engine.errors import FeedError, UsageError
+from trt_engine.runtime.feeds import numpy_dtype
+from trt_engine.tensors import DTYPES, Shape, dtype
+
+__all__ = ["Example", "array_of", "parse_inputs", "raised"]
+
+_HINT = "write it as `--input images:2x3x640x640`, `--input ids:2x128:int64@0..30521`, or name an .npy or .npz file"
+_KIND = re.compile(r"([a-z]\w*)(?:@(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?))?")
+_MASK = re.compile(r"mask", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One input: its name where one was given, its shape and type, and where its numbers come from."""
+
+    name: str | None
+    shape: Shape
+    dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+    """Inclusive, for integers; floats lie between."""
+    array: Array | None = None
+    """The numbers of a file; None for seeded random ones."""
+
+
+def parse_inputs(given: Any) -> list[Example]:
+    """The examples in what was given: texts, paths of .npy and .npz files, or arrays and shapes by name."""
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return [_of_value(str(name), value) for name, value in given.items()]
+    found: list[Example] = []
+    for item in [given] if isinstance(given, str | Path) else given:
+        if isinstance(item, Example):
+            found.append(item)
+        elif isinstance(item, Path) or (isinstance(item, str) and Path(item).suffix.lower() in (".npy", ".npz")):
+            found += _of_file(Path(item))
+        else:
+            found += _of_text(str(item))
+    names = [item.name for item in found if item.name is not None]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"input `{name}` is given twice", hint="one `--input` for each")
+    return found
+
+
+def _of_value(name: str, value: Any) -> Example:
+    if isinstance(value, str):
+        return _of_text(f"{name}:{value}")[0]
+    if isinstance(value, Example):
+        return replace(value, name=name)
+    if isinstance(value, tuple | list) and all(isinstance(size, int) for size in value):
+        return Example(name, tuple(value))
+    array = np.asarray(value)
+    return _of_array(name, array)
+
+
+def _of_array(name: str | None, array: Array) -> Example:
+    if array.dtype.name not in DTYPES:
+        raise FeedError(f"the example of `{name or 'the input'}` is {array.dtype}, expected numbers", hint=_HINT)
+    return Example(name, array.shape, array.dtype.name, array=array)
+
+
+def _of_file(path: Path) -> list[Example]:
+    try:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {None: loaded}
+    except FileNotFoundError as error:
+        raise FeedError(f"no such file `{path}`", hint="check the path of `--input`") from error
+    except Exception as error:  # numpy's readers raise what the bytes make them raise
+        raise FeedError(
+            f"`{path}` cannot be read as .npy or .npz: {error}", hint="write it with `numpy.savez`"
+        ) from error
+    return [_of_array(name, array) for name, array in arrays.items()]
+
+
+def _of_text(text: str) -> list[Example]:
+    found = []
+    for part in text.split():
+        body, kind, low, high = part, "float32", None, None
+        head, colon, tail = part.rpartition(":")
+        match = _KIND.fullmatch(tail) if colon else None
+        if match is not None and tail != "scalar":
+            if match[1] not in DTYPES:
+                raise UsageError(f"`{part}` names the unknown type `{match[1]}`", hint=_HINT)
+            body, kind = head, match[1]
+            low = float(match[2]) if match[2] is not None else None
+            high = float(match[3]) if match[3] is not None else None
+            if low is not None and high is not None and low > high:
+                raise UsageError(f"the range of `{part}` is empty", hint=_HINT)
+        if ":" not in body:
+            try:
+                shapes: dict[str | None, Shape] = {None: parse_shapes(f"x:{body}")["x"]}
+            except UsageError:
+                raise UsageError(f"cannot read the input `{part}`", hint=_HINT) from None
+        else:
+            shapes = dict(parse_shapes(body).items())
+        for name, shape in shapes.items():
+            if any(size < 0 for size in shape):
+                raise UsageError(f"the example `{part}` has an open size", hint="give sizes; `--dynamic` opens them")
+            found.append(Example(name, shape, dtype(kind).name, low, high))
+    return found
+
+
+def raised(examples: Mapping[str, Example], axes: Axes) -> tuple[dict[str, Example], list[str]]:
+    """The examples with every dynamic size of 1 made 2, and what was raised, in words.
+
+    Exporters take a size of 1 for a constant: a graph traced at batch 1 is often frozen at it, without a word.
+    """
+    found, said = dict(examples), []
+    for name, positions in axes.items():
+        shape = list(found[name].shape)
+        for at, axis in positions.items():
+            if shape[at] == 1:
+                size = 2 if axis.step == 1 else axis.step
+                if not axis.holds(size):
+                    continue
+                shape[at] = size
+                said.append(f"`{axis.symbol}` of the example `{name}` was raised from 1 to {size}")
+        if tuple(shape) != found[name].shape:
+            example = found[name]
+            array = None if example.array is None else resized(example.array, tuple(shape))
+            found[name] = replace(example, shape=tuple(shape), array=array)
+    return found, said
+
+
+def resized(array: Array, shape: Shape) -> Array:
+    """The array at another shape of its rank: cut off, or repeated from its beginning."""
+    for at, size in enumerate(shape):
+        if array.shape[at] != size:
+            array = np.take(array, np.arange(size) % max(array.shape[at], 1), axis=at)
+    return np.ascontiguousarray(array)
+
+
+def array_of(name: str, example: Example, shape: Shape, seed: int = 0) -> Array:
+    """The example's numbers at a shape: a file's own, cut or repeated, or seeded random ones.
+
+    Floats are normal (or uniform in the range given), integers 0 or 1 unless a range is given. A mask of two or more
+    dimensions marks a beginning of every row, never nothing.
+    """
+    if example.array is not None:
+        return resized(example.array, shape)
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    wanted = numpy_dtype(example.dtype)
+    given = example.low is not None or example.high is not None
+    if example.dtype == "string":
+        raise UsageError(f"the input `{name}` is a string, and strings cannot be made up", hint="give an .npz file")
+    if not given and _MASK.search(name) and len(shape) > 1 and wanted.kind in "iub" and shape[-1]:
+        lengths = rng.integers((shape[-1] + 1) // 2, shape[-1] + 1, size=shape[:-1])
+        return np.asarray(np.arange(shape[-1]) < lengths[..., None]).astype(wanted)
+    if wanted.kind == "b":
+        return rng.integers(0, 2, size=shape).astype(np.bool_)
+    if wanted.kind in "iu":
+        low = int(example.low) if example.low is not None else 0
+        high = int(example.high) if example.high is not None else low + 1
+        return rng.integers(low, high, size=shape, endpoint=True).astype(wanted)
+    if given:
+        low_f, high_f = example.low or 0.0, 1.0 if example.high is None else example.high
+        return np.asarray(rng.uniform(low_f, high_f, size=shape)).astype(wanted)
+    return np.asarray(rng.standard_normal(size=shape)).astype(wanted)

@@ -1,0 +1,94 @@
+"""An ONNX file as a source: run in ONNX Runtime, it is what its simplified self is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.conversion.axes import Axis
+from trt_engine.conversion.examples import Example, array_of
+from trt_engine.conversion.exporting import Array, Exported, Reference
+from trt_engine.errors import ModelError, TrtEngineError, UsageError
+from trt_engine.graph.load import check, check_onnxruntime, open_model
+from trt_engine.model import Model
+from trt_engine.tensors import Shape, Signature, closest
+
+__all__ = ["exported_as_it_is"]
+
+
+def exported_as_it_is(path: Path, given: Sequence[Example]) -> tuple[Exported, str | None]:
+    """The file as an export of itself; and why it cannot be compared, where it cannot: TensorRT's operators, open sizes."""
+    model = open_model(path)
+    check(model)
+    examples = _examples(model.signature, given)
+    symbols = {
+        spec.name: {at: spec.symbols[at] or f"{spec.name}_{at}" for at in spec.dynamic}
+        for spec in model.signature.inputs
+        if spec.dynamic
+    }
+    if isinstance(examples, str):
+        return Exported(path, _cannot, "onnx", {}, symbols), examples
+    example = {name: array_of(name, item, item.shape) for name, item in examples.items()}
+
+    def feeds(shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
+        return {name: array_of(name, item, tuple(shapes[name]), seed) for name, item in examples.items()}
+
+    limits = {symbol: Axis(symbol) for positions in symbols.values() for symbol in positions.values()}
+    made = Exported(path, _cannot, "onnx", example, symbols, limits=limits, feeds=feeds)
+    try:
+        check_onnxruntime(model)
+        return replace(made, reference=_reference(model)), None
+    except TrtEngineError as error:
+        return made, error.message
+
+
+def _cannot(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    raise ModelError("the model cannot be run here", hint="name the sizes of its inputs with `--input`")
+
+
+def _examples(signature: Signature, given: Sequence[Example]) -> dict[str, Example] | str:
+    names = [spec.name for spec in signature.inputs]
+    by_name = {}
+    for at, item in enumerate(given):
+        name = item.name or (names[at] if at < len(names) else None)
+        if name not in names:
+            raise UsageError(f"there is no input `{name}`", hint=closest(str(name), names))
+        by_name[name] = item
+    found = {}
+    for spec in signature.inputs:
+        if spec.name not in by_name:
+            opened = [at for at in spec.dynamic if at > 0]
+            if opened:
+                return f"the sizes of `{spec.name}` ({spec.describe()}) are open; name them with `--input`"
+            found[spec.name] = Example(spec.name, tuple(2 if size < 0 else size for size in spec.shape), spec.dtype)
+        else:
+            item = by_name[spec.name]
+            found[spec.name] = replace(item, name=spec.name, dtype=spec.dtype if item.array is None else item.dtype)
+    return found
+
+
+def _reference(model: Model) -> Reference:
+    loaded: list[ort.InferenceSession] = []
+    names = [spec.name for spec in model.signature.outputs]
+
+    def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            if not loaded:
+                made = session.session_options(OnnxRuntimeOptions(arena=False), level="none")
+                loaded.append(
+                    ort.InferenceSession(str(model.path), made, providers=["CPUExecutionProvider"], enable_fallback=0)
+                )
+            results = loaded[0].run(names, dict(feeds))
+        except session.ERRORS as error:
+            raise ModelError(
+                f"the model itself does not run: {session.first_line(error)}", hint="`trt-engine lint` looks into it"
+            ) from error
+        return {name: np.asarray(value) for name, value in zip(names, results, strict=True)}
+
+    return run

@@ -1,0 +1,479 @@
+"""PyTorch modules and exported programs to ONNX: the dynamo exporter, and the TorchScript exporter behind it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from trt_engine.conversion.axes import Axes, Axis, axes_for, sizes_of, symbols_of
+from trt_engine.conversion.examples import Example, array_of, raised
+from trt_engine.conversion.exporting import Array, Exported
+from trt_engine.conversion.torch_loading import Loaded, own_code, place_of
+from trt_engine.errors import MemoryExhausted, ModelError, UsageError
+from trt_engine.tensors import Shape, closest
+
+__all__ = ["Call", "ExportFailed", "bound", "export", "where_specialized"]
+
+log = logging.getLogger(__name__)
+
+_HIGHEST_TORCHSCRIPT = 20
+"""The highest opset the TorchScript exporter writes (torch 2.13)."""
+_PREFIX = "source."
+
+
+class ExportFailed(Exception):
+    """An exporter could not; the text says why, in one line."""
+
+
+@dataclass
+class Call:
+    """The module bound to named inputs: how it is called, with what, and what its outputs are called."""
+
+    loaded: Loaded
+    names: tuple[str, ...]
+    """Of the inputs in ONNX."""
+    keywords: tuple[str | None, ...]
+    """The argument of `forward` each goes to; None: by position."""
+    examples: dict[str, Example]
+    axes: Axes
+    outputs: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def example(self) -> dict[str, Array]:
+        """The inputs it is exported with."""
+        return {name: array_of(name, item, item.shape) for name, item in self.examples.items()}
+
+    def feeds(self, shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
+        """Inputs of these shapes."""
+        return {name: array_of(name, item, tuple(shapes[name]), seed) for name, item in self.examples.items()}
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The source's own outputs."""
+        with own_code("running the source"), _calm():
+            tensors = [_tensor(feeds[name]) for name in self.names]
+            leaves = _leaves(_call(self.loaded.module, tensors, self.keywords))
+        found = [_numpy(tensor) for _, tensor in leaves]
+        if len(found) != len(self.outputs):
+            raise ModelError(
+                f"the source gives {len(found)} outputs for these sizes and {len(self.outputs)} for the example",
+                hint="an ONNX graph has one set of outputs; return the same for every size",
+            )
+        return dict(zip(self.outputs, found, strict=True))
+
+
+@contextlib.contextmanager
+def _calm() -> Iterator[None]:
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _call(module: Any, tensors: Sequence[Any], keywords: Sequence[str | None]) -> Any:
+    args = [tensor for tensor, keyword in zip(tensors, keywords, strict=True) if keyword is None]
+    kwargs = {keyword: tensor for tensor, keyword in zip(tensors, keywords, strict=True) if keyword is not None}
+    return module(*args, **kwargs)
+
+
+def _tensor(array: Array) -> Any:
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.astype(np.float32)).to(torch.bfloat16)
+    return torch.from_numpy(np.array(array, order="C"))  # a copy: the source may write into its inputs
+
+
+def _numpy(tensor: Any) -> Array:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype is torch.bfloat16:
+        return np.asarray(tensor.float().numpy()).astype(ml_dtypes.bfloat16)
+    return np.asarray(tensor.numpy())
+
+
+def _leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    """The tensors in what a module returns, with the names its keys and fields give them."""
+    if isinstance(value, torch.Tensor):
+        return [(name or "output", value)]
+    if isinstance(value, Mapping):
+        items = [(str(key), item) for key, item in value.items()]
+    elif hasattr(value, "_fields"):
+        items = [(key, getattr(value, key)) for key in value._fields]
+    elif is_dataclass(value) and not isinstance(value, type):
+        items = [(item.name, getattr(value, item.name)) for item in fields(value)]
+    elif isinstance(value, tuple | list):
+        tensors = [item for item in value if item is not None]
+        single = len(tensors) == 1 and not name
+        items = [
+            ("output" if single else f"output_{at}" if not name else str(at), item) for at, item in enumerate(value)
+        ]
+    else:
+        return []
+    found = []
+    for key, item in items:
+        found += _leaves(item, f"{name}_{key}" if name else key)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ binding
+
+
+def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, text: str) -> Call:
+    """The source with its inputs: those given, else those it brings; run once, so that what it raises is told now."""
+    notes: list[str] = []
+    examples, keywords = _named(loaded, list(given), notes)
+    if loaded.program is not None:
+        axes = _program_axes(loaded, examples, dynamic)
+    else:
+        shapes = {name: item.shape for name, item in examples.items()}
+        axes = axes_for(dynamic, shapes, loaded.dynamic if not given or loaded.examples else None)
+        axes = {name: positions for name, positions in axes.items() if positions}
+        examples, said = raised(examples, axes)
+        notes += said
+        sizes_of(axes, {name: item.shape for name, item in examples.items()})
+    call = Call(loaded, tuple(examples), keywords, examples, axes, (), ())
+    with own_code(f"running `{text}` on the example inputs", hint=_expected(loaded, examples)), _calm():
+        tensors = [_tensor(array) for array in call.example().values()]
+        result = _call(loaded.module, tensors, keywords)
+    outputs = [name for name, _ in _leaves(result)]
+    if not outputs:
+        raise ModelError(
+            f"`{text}` returns a {type(result).__name__} without tensors", hint="return tensors, or a dict of them"
+        )
+    call.outputs, call.notes = _distinct(outputs, set(examples)), tuple(notes)
+    return call
+
+
+def _expected(loaded: Loaded, examples: Mapping[str, Example]) -> str:
+    takes = ", ".join(loaded.parameters) or "tensors"
+    return f"its forward takes ({takes}); give shapes it can run with `--input` (`-vv` shows the whole stack)"
+
+
+def _distinct(names: Sequence[str], taken: set[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for name in names:
+        made, count = re.sub(r"[^\w.]", "_", name), 1
+        while made in taken or made in found:
+            made, count = f"{name}_out" if count == 1 else f"{name}_out{count}", count + 1
+        found.append(made)
+    return tuple(found)
+
+
+def _named(loaded: Loaded, given: list[Example], notes: list[str]) -> tuple[dict[str, Example], tuple[str | None, ...]]:
+    parameters = loaded.parameters
+    if not given:
+        given = list(loaded.examples)
+        if not given:
+            raise UsageError(
+                f"nothing says what the inputs look like; its forward takes ({', '.join(parameters) or 'tensors'})",
+                hint=" ".join(f"--input {name}:2x3x224x224" for name in parameters[:1] or ("x",)),
+            )
+    elif loaded.examples and all(item.name is not None for item in given):
+        known = {item.name: item for item in loaded.examples}
+        if known and all(item.name in known for item in given):  # some of the source's own, replaced
+            replaced = {item.name: item for item in given}
+            given = [_like(replaced.get(name, item), item) for name, item in known.items()]
+    names = [item.name for item in given]
+    if loaded.program is not None:
+        return _of_program(loaded, given)
+    matched = [name for name in names if name in parameters]
+    if names and len(matched) == len(names) and not loaded.scripted:
+        return {str(item.name): item for item in given}, tuple(str(item.name) for item in given)
+    if matched and len(matched) < len([name for name in names if name is not None]) and not loaded.any_keyword:
+        foreign = next(name for name in names if name is not None and name not in parameters)
+        raise UsageError(f"its forward takes no `{foreign}`", hint=closest(foreign, list(parameters)))
+    if loaded.scripted and matched and len(matched) == len(names):  # by position, in the order of its forward
+        given = sorted(given, key=lambda item: parameters.index(str(item.name)))
+    elif parameters and len(given) > len(parameters) and not loaded.any_keyword:
+        raise UsageError(
+            f"{len(given)} inputs are given, and its forward takes {len(parameters)}: {', '.join(parameters)}",
+            hint="one `--input` for each",
+        )
+    if loaded.any_keyword and not parameters and all(name is not None for name in names) and not loaded.scripted:
+        return {str(item.name): item for item in given}, tuple(str(item.name) for item in given)
+    made: dict[str, Example] = {}
+    for at, item in enumerate(given):
+        parameter = parameters[at] if at < len(parameters) else f"input_{at}"
+        name = item.name or parameter
+        if item.name and item.name != parameter and at < len(parameters):
+            notes.append(f"`{name}` goes to the argument `{parameter}`, by position")
+        made[name] = item
+    return made, (None,) * len(made)
+
+
+def _of_program(loaded: Loaded, given: list[Example]) -> tuple[dict[str, Example], tuple[str | None, ...]]:
+    """An exported program is called with what it was exported with, under the names it has."""
+    made = {}
+    for at, item in enumerate(given):
+        name = item.name or (loaded.parameters[at] if at < len(loaded.parameters) else "")
+        if name not in loaded.parameters:
+            raise UsageError(f"the exported program has no input `{name}`", hint=closest(name, loaded.parameters))
+        made[name] = item
+    if lacking := [name for name in loaded.parameters if name not in made]:
+        raise UsageError(
+            f"nothing says what the input `{lacking[0]}` of the exported program looks like",
+            hint=f"--input {lacking[0]}:2x3x224x224",
+        )
+    ordered = {name: made[name] for name in loaded.parameters}
+    return ordered, loaded.keywords if len(loaded.keywords) == len(ordered) else (None,) * len(ordered)
+
+
+def _like(given: Example, known: Example) -> Example:
+    """Given by shape alone, the type and range of the source's own example hold."""
+    if given is known or given.array is not None or given.dtype != "float32" or known.dtype == "float32":
+        return given
+    return Example(given.name, given.shape, known.dtype, known.low, known.high)
+
+
+def _program_axes(loaded: Loaded, examples: Mapping[str, Example], dynamic: Axes | None) -> Axes:
+    """The dynamic axes an exported program has, under the names asked for."""
+    found: Axes = {}
+    names = {str(name) for name in loaded.program.graph_signature.user_inputs}
+    ranges = loaded.program.range_constraints
+    own: dict[str, str] = {}
+    for node in loaded.program.graph.nodes:
+        if node.op != "placeholder" or node.name not in names or "val" not in node.meta:
+            continue
+        for at, size in enumerate(getattr(node.meta["val"], "shape", ())):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                limits = ranges.get(size.node.expr)
+                low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
+                top = int(high) if high is not None and high.is_finite and int(high) < 1 << 31 else None
+                symbol = own.setdefault(
+                    str(size.node.expr), "batch" if at == 0 and "batch" not in own.values() else str(size.node.expr)
+                )
+                found.setdefault(node.name, {})[at] = Axis(symbol, max(low, 1), top)
+    if dynamic is None:
+        return found
+    asked = axes_for(dynamic, {name: item.shape for name, item in examples.items()})
+    renamed: dict[str, str] = {}
+    for name, positions in asked.items():
+        for at, axis in positions.items():
+            if at not in found.get(name, {}):
+                raise ModelError(
+                    f"axis {at} of `{name}` is fixed at {examples[name].shape[at]} in the exported program, and "
+                    f"`{axis.symbol}` was to be dynamic",
+                    hint=f'export it again with `dynamic_shapes={{"{name}": {{{at}: torch.export.Dim("{axis.symbol}")}}}}`',
+                )
+            renamed[found[name][at].symbol] = axis.symbol
+    return {
+        name: {at: Axis(renamed.get(axis.symbol, axis.symbol), axis.low, axis.high) for at, axis in positions.items()}
+        for name, positions in found.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------------ exporters
+
+
+class _Flat(torch.nn.Module):  # type: ignore[misc]
+    """The source as a module of plain tensors: in by position, out as a tuple."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.source = call.loaded.module
+        self._keywords = call.keywords
+
+    def forward(self, *tensors: Any) -> Any:
+        found = tuple(tensor for _, tensor in _leaves(_call(self.source, tensors, self._keywords)))
+        return found if len(found) > 1 else found[0]
+
+
+def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
+    """The source as a raw ONNX file in `folder`; `ExportFailed` with the reason where this exporter cannot."""
+    path = folder / f"{exporter}.onnx"
+    try:
+        if exporter == "dynamo":
+            _dynamo(call, opset, path)
+        else:
+            _torchscript(call, opset, path)
+    except (ExportFailed, KeyboardInterrupt):
+        raise
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise MemoryExhausted(
+            "the export needs more memory than there is", hint="give a smaller example `--input`"
+        ) from error
+    except BaseException as error:  # exporters let through what the user's code raises under them
+        raise ExportFailed(_reason(error)) from error
+    versions = dict(call.loaded.versions)
+    with contextlib.suppress(ImportError):
+        import onnxscript
+
+        versions["onnxscript"] = str(onnxscript.__version__)
+    symbols = {name: {at: axis.symbol for at, axis in positions.items()} for name, positions in call.axes.items()}
+    return Exported(
+        path,
+        call.run,
+        exporter,
+        call.example(),
+        symbols,
+        (*call.loaded.notes, *call.notes),
+        versions,
+        limits=symbols_of(call.axes),
+        feeds=call.feeds,
+        specialized=lambda: where_specialized(call),
+    )
+
+
+def _dynamo(call: Call, opset: int, path: Path) -> None:
+    if call.loaded.scripted:
+        raise ExportFailed("it reads Python code, and this is TorchScript")
+    args = tuple(_tensor(array) for array in call.example().values())
+    with _silent(), _calm():
+        if call.loaded.program is not None:
+            program = torch.onnx.export(
+                call.loaded.program, dynamo=True, input_names=list(call.names), output_names=list(call.outputs),
+                opset_version=opset, verbose=False,
+            )  # fmt: skip
+        else:
+            program = torch.onnx.export(
+                _Flat(call).eval(), args, dynamo=True, input_names=list(call.names), output_names=list(call.outputs),
+                dynamic_shapes=(_dims(call),), opset_version=opset, verbose=False, optimize=True,
+            )  # fmt: skip
+    large = sum(parameter.nbytes for parameter in call.loaded.module.state_dict().values()) > _INLINE_UP_TO
+    program.save(str(path), external_data=large)
+
+
+_INLINE_UP_TO = 1 << 30
+
+
+def _dims(call: Call) -> tuple[dict[int, Any] | None, ...]:
+    made: dict[str, Any] = {}
+    for positions in call.axes.values():
+        for axis in positions.values():
+            if axis.symbol not in made:
+                high = None if axis.high is None else axis.high // axis.step
+                low = axis.low // axis.step
+                name = axis.symbol if axis.step == 1 else f"_{axis.symbol}"
+                dim = torch.export.Dim(name, min=low, max=high) if high != low else None
+                made[axis.symbol] = dim * axis.step if dim is not None and axis.step > 1 else dim
+    return tuple(
+        {at: made[axis.symbol] for at, axis in call.axes[name].items()} if name in call.axes else None
+        for name in call.names
+    )
+
+
+def _torchscript(call: Call, opset: int, path: Path) -> None:
+    if call.loaded.program is not None:
+        raise ExportFailed("it traces modules, and this is an exported program")
+    args = tuple(_tensor(array) for array in call.example().values())
+    dynamic = {name: {at: axis.symbol for at, axis in positions.items()} for name, positions in call.axes.items()}
+    with _silent(), _without_fd_1(), _calm():
+        # a script is exported as it is: called inside a trace, its weights are not part of that trace
+        module = call.loaded.module if call.loaded.scripted else _Flat(call).eval()
+        torch.onnx.export(
+            module, args, str(path), dynamo=False, verbose=True, input_names=list(call.names),
+            output_names=list(call.outputs), dynamic_axes=dynamic, opset_version=min(opset, _HIGHEST_TORCHSCRIPT),
+            do_constant_folding=True,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """What the exporters print and log goes to our debug log."""
+    names = (
+        "torch.onnx",
+        "torch.export",
+        "torch._export",
+        "torch.fx",
+        "torch._dynamo",
+        "onnxscript",
+        "onnx_ir",
+        "torch",
+    )
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [item.level for item in loggers]
+    said = io.StringIO()
+    for item in loggers:
+        item.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            yield
+    finally:
+        for item, level in zip(loggers, levels, strict=True):
+            item.setLevel(level)
+        if text := said.getvalue().strip():
+            log.debug("%s", text[-4000:])
+
+
+@contextlib.contextmanager
+def _without_fd_1() -> Iterator[None]:
+    """`verbose=True` is what makes the TorchScript exporter note source lines; it prints the graph too, from C++."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with tempfile.TemporaryFile() as instead:
+            os.dup2(instead.fileno(), 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+_USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+def _reason(error: BaseException) -> str:
+    """One line: what the innermost error says, and the place in the user's file where it names one."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
+        chain.append(inner)
+    told = next(
+        (
+            item
+            for item in chain
+            if not type(item).__name__.endswith(("TorchExportError", "OnnxExporterError", "ConversionError"))
+        ),
+        chain[0],
+    )
+    lines = [line.strip() for line in str(told).splitlines() if line.strip()]
+    text = f"{type(told).__name__}: {lines[0] if lines else ''}"[:300]
+    places = [match for match in _USER_LINE.finditer(str(told)) if not _of_a_library(match["file"])]
+    place = f"{places[-1]['file']}:{places[-1]['line']} in `{places[-1]['function']}`" if places else place_of(told)
+    return text + (f" ({place})" if place else "")
+
+
+def _of_a_library(path: str) -> bool:
+    return "site-packages" in path or "/lib/python" in path or path.startswith("<")
+
+
+_GUARD = re.compile(r"(?:eval|set_replacement:?) .*?(?P<file>\S+\.py):(?P<line>\d+) in (?P<function>\w+)")
+
+
+def where_specialized(call: Call) -> str | None:
+    """The line of the user's file where an open size first became a number for `torch.export`; None where it says none."""
+    if call.loaded.scripted or call.loaded.program is not None:
+        return None
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logger, ear = logging.getLogger("torch.fx.experimental.symbolic_shapes"), Ear()
+    args = tuple(_tensor(array) for array in call.example().values())
+    before = logger.handlers[:], logger.propagate, logger.level
+    try:
+        with _silent(), _calm():
+            logger.setLevel(logging.INFO)
+            logger.handlers[:], logger.propagate = [ear], False
+            torch.export.export(_Flat(call).eval(), args, dynamic_shapes=(_dims(call),), strict=False)
+    except Exception as error:  # it fails as it failed before; what it said on the way is wanted
+        log.debug("%s", error)
+    finally:
+        logger.handlers[:], logger.propagate, logger.level = before
+    for line in heard:
+        if "Eq(" in line or "set_replacement" in line:
+            match = _GUARD.search(line)
+            if match is not None and not _of_a_library(match["file"]):
+                return f"{Path(match['file']).name}:{match['line']} in `{match['function']}`"  # torch cuts paths short
+    return None

@@ -1,0 +1,167 @@
+"""Networks with one defect each, and their clean twins: what a person writes without thinking of an export."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class IntBatch(nn.Module):
+    """The batch is taken as a Python int: exporters keep the number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = int(x.shape[0])
+        return x.reshape(batch, -1) * 2
+
+
+class IntBatchClean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1) * 2
+
+
+class Anchors(nn.Module):
+    """A grid made once, for one size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 4, 3, stride=2, padding=1)
+        self.register_buffer("grid", torch.randn(1, 4, 16 * 16))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.body(images).flatten(2) + self.grid
+
+
+class AnchorsClean(Anchors):
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.body(images)
+        rows = torch.arange(x.shape[2], dtype=x.dtype)[None, None, :, None]
+        return (x + rows).flatten(2)
+
+
+class Scaled(nn.Module):
+    """The height goes into the numbers as a Python int: shapes are right, values are those of one size."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images / int(images.shape[2])
+
+
+class ScaledClean(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images / images.shape[2]
+
+
+class Dropping(nn.Module):
+    """`dropout` without `training=`: it drops in evaluation too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.5)
+
+
+class DroppingClean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, 0.5, training=self.training) * 1.5
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+
+class NoiseClean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.sin(x)
+
+
+class Training(nn.Module):
+    """Statistics of the batch at hand: `training=True` is written into the call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(x, self.mean.clone(), self.variance.clone(), training=True)
+
+
+class TrainingClean(Training):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(x, self.mean, self.variance, training=self.training)
+
+
+class LostBatch(nn.Module):
+    """The batch goes into another axis: no output has it first any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).reshape(2, -1)
+
+
+class LostBatchClean(LostBatch):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).reshape(-1, 2, 2)
+
+
+class Unused(nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x * 2
+
+
+class UnusedClean(nn.Module):
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x * scale
+
+
+class Branch(nn.Module):
+    """A Python `if` on a value: no exporter can follow both ways."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x - 1
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("the camera is not there")
+
+
+class Leaving(nn.Module):
+    def __init__(self, code: int = 5) -> None:
+        super().__init__()
+        raise SystemExit(code)
+
+
+class Talking(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        print("a word on stdout")
+        return x + 1
+
+
+class Linear(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def linear(width: int = 4, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return Linear(width)
+
+
+def with_example(width: int = 4) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return linear(width), (torch.randn(3, 8),)
+
+
+def no_module() -> str:
+    return "not a module"
+
+
+ready = Linear()

@@ -1,0 +1,405 @@
+"""PyTorch sources to ONNX: ten kinds of networks equal to their graphs, and planted defects found and named."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+import trt_engine as te
+from trt_engine.cli.main import run
+from trt_engine.errors import AccuracyError, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.records import ConvertReport
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None,
+        reason="PyTorch and onnxscript are not installed here: `make test-full` runs this in an environment that has them",
+    ),
+    pytest.mark.filterwarnings("ignore:::(torch|onnxscript|onnx_ir|transformers|copyreg)"),
+]
+
+ROOT = Path(__file__).parents[2]
+PLANTED = Path(__file__).with_name("planted.py")
+TABLE = ROOT / "benchmarks" / "export_table.py"
+
+
+@pytest.fixture(scope="module")
+def table() -> ModuleType:
+    """The program of the export table."""
+    spec = importlib.util.spec_from_file_location("export_table", TABLE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["export_table"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def convert(factory: str, folder: Path, **more: Any) -> ConvertReport:
+    """A planted network converted; inputs 2x8 unless given."""
+    more.setdefault("inputs", {"x": (2, 8)})
+    return te.convert(f"{PLANTED}:{factory}", out=folder / "out.onnx", **more)
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(item.name for item in folder.iterdir())
+
+
+# ------------------------------------------------------------------------------------------------ what is right
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["mlp", "cnn", "resnet", "vit", "unet", "detector", "encoder", "recurrent", "two_inputs", "branching"],
+)
+def test_every_kind_of_network_is_its_graph_at_three_shapes_or_more(
+    name: str, table: ModuleType, tmp_path: Path
+) -> None:
+    report = table.convert(name, tmp_path)
+    assert report.exporter == "dynamo" and report.opset == 20 and report.ir_version == 10
+    assert len(report.agreement) >= 3
+    assert len({str(item.shapes) for item in report.agreement}) == len(report.agreement)
+    assert report.worst is not None and report.worst <= 1e-4
+    for symbol in report.dynamic:
+        assert len({item.sizes[symbol.symbol] for item in report.agreement}) >= 2
+    batches = {spec.name: spec.symbols for spec in report.signature.outputs}
+    if name not in ("recurrent", "two_inputs"):
+        assert all(symbols[0] == "batch" for symbols in batches.values()), batches
+    if name == "recurrent":
+        assert batches == {
+            "logits": ("batch", "time", None), "next_hidden": (None, "batch", None), "next_cell": (None, "batch", None),
+        }  # fmt: skip
+    if name == "two_inputs":
+        assert batches == {"joined": ("batch", None), "similarity": ("batch", "batch")}
+    raw = (tmp_path / f"{name}.onnx").read_bytes()
+    assert b"stack_trace" not in raw and str(ROOT).encode() not in raw, (
+        "no path of the exporting machine stays in the file"
+    )
+
+
+def test_the_graph_answers_as_the_source_does_outside_our_own_comparison(table: ModuleType, tmp_path: Path) -> None:
+    """By hand, at a batch nobody compared at."""
+    import torch
+
+    table.convert("resnet", tmp_path)
+    spec = importlib.util.spec_from_file_location("export_networks", table.NETWORKS)
+    assert spec is not None and spec.loader is not None
+    networks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(networks)
+    images = np.random.default_rng(7).random((7, 3, 64, 64), dtype=np.float32)
+    with torch.no_grad():
+        wanted = networks.resnet().eval()(torch.from_numpy(images)).numpy()
+    (got,) = ort.InferenceSession(tmp_path / "resnet.onnx", providers=["CPUExecutionProvider"]).run(
+        None, {"images": images}
+    )
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_weights_keep_the_names_they_have_in_the_module(tmp_path: Path) -> None:
+    convert("linear", tmp_path, simplify=False)
+    proto = onnx.load(tmp_path / "out.onnx")
+    assert {item.name for item in proto.graph.initializer} == {"layer.weight", "layer.bias"}
+
+
+def test_an_example_of_one_row_is_raised_and_the_report_says_so(tmp_path: Path) -> None:
+    report = convert("linear", tmp_path, inputs={"x": (1, 8)})
+    assert "`batch` of the example `x` was raised from 1 to 2" in report.notes
+    assert [item.sizes["batch"] for item in report.agreement] == [2, 4, 1]
+
+
+def test_a_name_that_forward_does_not_have_is_the_inputs_name_in_onnx(tmp_path: Path) -> None:
+    report = convert("linear", tmp_path, inputs={"features": (2, 8)})
+    assert [spec.name for spec in report.signature.inputs] == ["features"]
+    assert any("by position" in note for note in report.notes)
+
+
+def test_what_is_fixed_is_fixed(tmp_path: Path) -> None:
+    report = convert("linear", tmp_path, dynamic={})
+    assert report.dynamic == () and report.signature.inputs[0].shape == (2, 8)
+    assert len(report.agreement) == 3, "three seeds stand for three shapes where no size can move"
+
+
+def test_weights_go_to_a_side_file_when_asked(tmp_path: Path) -> None:
+    report = convert("linear", tmp_path, external_data=True, options={"width": 400})
+    assert report.artifacts["weights"] == str(tmp_path / "out.onnx.data")
+    assert written(tmp_path) == ["out.onnx", "out.onnx.data"]
+    assert (tmp_path / "out.onnx.data").stat().st_size >= 400 * 8 * 4
+
+
+def test_the_opset_asked_for_is_the_opset_written(tmp_path: Path) -> None:
+    assert convert("linear", tmp_path, opset=17).opset == 17
+    assert convert("linear", tmp_path, opset=21, yes=True).opset == 21
+
+
+# ------------------------------------------------------------------------------------------------ planted defects
+
+
+def test_a_batch_frozen_by_a_python_int_is_refused_with_the_line_it_entered_at(tmp_path: Path) -> None:
+    with pytest.raises(AccuracyError, match=r"`batch` is frozen at 2") as refused:
+        convert("IntBatch", tmp_path, inputs={"x": (2, 4, 3)})
+    line = next(at for at, text in enumerate(PLANTED.read_text().splitlines(), 1) if "batch = int(" in text)
+    assert refused.value.exit_code == 7
+    assert (
+        f"planted.py:{line} in `forward`" in refused.value.message or f"planted.py:{line + 1}" in refused.value.message
+    )
+    assert written(tmp_path) == [], "nothing is half-written"
+    assert convert("IntBatchClean", tmp_path, inputs={"x": (2, 4, 3)}).worst == 0
+
+
+def test_anchors_of_one_size_are_refused_with_the_axis_and_the_line(tmp_path: Path) -> None:
+    given = {"inputs": {"images": (2, 3, 32, 32)}, "dynamic": {"images": {0: "batch", 2: "height"}}}
+    with pytest.raises(ModelError, match=r"does not follow `height`.*32.*planted\.py:\d+ in `forward`"):
+        convert("Anchors", tmp_path, **given)
+    assert convert("AnchorsClean", tmp_path, **given).worst <= 1e-6
+    fixed = {"inputs": {"images": (2, 3, 32, 32)}}
+    assert convert("Anchors", tmp_path, yes=True, **fixed).worst <= 1e-6, "at its own size it is right"
+
+
+def test_a_size_frozen_in_the_numbers_is_found_where_no_shape_shows_it(tmp_path: Path) -> None:
+    given = {"inputs": {"images": (2, 3, 32, 32)}, "dynamic": {"images": {0: "batch", 2: "height"}}}
+    with pytest.raises(AccuracyError, match=r"`height` is frozen at 32"):
+        convert("Scaled", tmp_path, exporter="torchscript", **given)
+    assert convert("ScaledClean", tmp_path, **given).worst <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("network", "what"),
+    [
+        ("Dropping", "a Dropout in training mode|a random operator"),
+        ("Noise", "a random operator"),
+        ("Training", "a BatchNormalization in training mode"),
+    ],
+)
+def test_what_belongs_to_training_is_refused_with_the_line(network: str, what: str, tmp_path: Path) -> None:
+    inputs = {"x": (4, 4, 3, 3)}
+    with pytest.raises(ModelError, match=rf"the graph has ({what}).*planted\.py:\d+"):
+        convert(network, tmp_path, inputs=inputs)
+    assert written(tmp_path) == []
+    assert convert(f"{network}Clean", tmp_path, inputs=inputs).worst <= 1e-6
+
+
+def test_a_batch_that_leaves_its_axis_and_an_input_nobody_reads_are_said(tmp_path: Path) -> None:
+    lost = convert("LostBatch", tmp_path)
+    assert "batch-lost" in {item.code for item in lost.findings} and any("`output`" in text for text in lost.warnings)
+    clean = convert("LostBatchClean", tmp_path, yes=True)
+    assert "batch-lost" not in {item.code for item in clean.findings} and clean.warnings == ()
+    two = {"x": (2, 8), "scale": (2, 8)}
+    unused = convert("Unused", tmp_path, inputs=two, yes=True)
+    assert "unused-input" in {item.code for item in unused.findings}
+    assert "unused-input" not in {item.code for item in convert("UnusedClean", tmp_path, inputs=two, yes=True).findings}
+
+
+def test_a_graph_that_is_not_its_source_at_the_tolerance_is_refused(tmp_path: Path) -> None:
+    """The tolerance is a gate: one that no rounding can pass fails a healthy network."""
+    with pytest.raises(AccuracyError, match=r"not its source|differs"):
+        te.convert(f"{TABLE.with_name('export_networks.py')}:vit", out=tmp_path / "o.onnx",
+                   inputs={"images": (2, 3, 64, 64)}, tolerance=1e-12)  # fmt: skip
+    assert written(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------ exporters
+
+
+def test_a_source_that_dynamo_cannot_read_goes_to_torchscript_and_why_is_said(tmp_path: Path) -> None:
+    """A Python `if` on a value: the trace follows the way the example goes."""
+    report = convert("Branch", tmp_path, inputs={"x": np.full((2, 8), 3, np.float32)})
+    assert report.exporter == "torchscript"
+    assert report.attempts[0].exporter == "dynamo" and "planted.py" in str(report.attempts[0].reason)
+    assert any("the dynamo exporter was left" in text for text in report.warnings)
+
+
+def test_a_trace_that_followed_one_way_is_refused_where_the_source_goes_the_other(tmp_path: Path) -> None:
+    rows = np.concatenate(
+        [np.full((1, 8), -9, np.float32), np.full((1, 8), 3, np.float32), np.full((2, 8), 9, np.float32)]
+    )
+    with pytest.raises(AccuracyError, match=r"differs by .*tried too: dynamo: "):
+        convert("Branch", tmp_path, inputs={"x": rows})
+    assert written(tmp_path) == []
+
+
+def test_one_exporter_alone_says_why_it_failed(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no exporter takes .*dynamo: .*planted\.py:\d+") as refused:
+        convert("Branch", tmp_path, exporter="dynamo")
+    assert "torch.cond" in str(refused.value.hint)
+    assert written(tmp_path) == []
+
+
+def test_the_torchscript_exporter_alone_gives_named_axes_too(tmp_path: Path) -> None:
+    report = convert("linear", tmp_path, exporter="torchscript")
+    assert report.exporter == "torchscript"
+    assert [spec.symbols[0] for spec in report.signature] == ["batch", "batch"]
+
+
+# ------------------------------------------------------------------------------------------------ other sources
+
+
+def test_a_torchscript_archive_is_its_module(tmp_path: Path) -> None:
+    import torch
+
+    torch.jit.script(_planted().linear().eval()).save(tmp_path / "net.pt")
+    report = te.convert(tmp_path / "net.pt", out=tmp_path / "o.onnx", inputs={"x": (2, 8)})
+    assert (report.kind, report.exporter) == ("torchscript", "torchscript")
+    assert report.worst is not None and report.worst <= 1e-6
+    assert report.signature.outputs[0].symbols[0] == "batch"
+
+
+def test_an_exported_program_brings_its_inputs_and_its_axes(tmp_path: Path) -> None:
+    import torch
+
+    dims = ({0: torch.export.Dim("rows", min=1, max=32)},)
+    program = torch.export.export(_planted().linear().eval(), (torch.randn(3, 8),), dynamic_shapes=dims)
+    torch.export.save(program, tmp_path / "net.pt2")
+    report = te.convert(tmp_path / "net.pt2", out=tmp_path / "o.onnx")
+    assert (report.kind, report.exporter) == ("exported-program", "dynamo")
+    assert [(item.symbol, item.high) for item in report.dynamic] == [("batch", 32)]
+    assert report.signature.outputs[0].symbols[0] == "batch" and report.worst <= 1e-6
+    named = te.convert(tmp_path / "net.pt2", out=tmp_path / "p.onnx", dynamic={"x": {0: "rows"}})
+    assert named.signature.inputs[0].symbols[0] == "rows" == named.signature.outputs[0].symbols[0]
+    with pytest.raises(ModelError, match="axis 1 of `x` is fixed at 8 in the exported program"):
+        te.convert(tmp_path / "net.pt2", out=tmp_path / "q.onnx", dynamic={"x": {1: "width"}})
+
+
+def test_a_state_dict_goes_into_what_its_factory_makes(tmp_path: Path) -> None:
+    import torch
+
+    trained = _planted().linear(seed=5)
+    torch.save({"epoch": 3, "state_dict": {f"module.{name}": value for name, value in trained.state_dict().items()}},
+               tmp_path / "weights.pth")  # fmt: skip
+    given = {"out": tmp_path / "o.onnx", "inputs": {"x": (2, 8)}}
+    with pytest.raises(UsageError, match="holds weights alone") as refused:
+        te.convert(tmp_path / "weights.pth", **given)
+    assert "--factory" in str(refused.value.hint)
+    report = te.convert(tmp_path / "weights.pth", factory=f"{PLANTED}:linear", **given)
+    assert report.kind == "state-dict" and any("`module.`" in note for note in report.notes)
+    x = np.random.default_rng(0).random((5, 8), dtype=np.float32)
+    (got,) = ort.InferenceSession(tmp_path / "o.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    with torch.no_grad():
+        np.testing.assert_allclose(got, trained(torch.from_numpy(x)).numpy(), atol=1e-5)
+    with pytest.raises(ModelError, match=r"`layer\.weight` is 4x8 in .* and 6x8 in"):
+        te.convert(tmp_path / "weights.pth", factory=f"{PLANTED}:linear", options={"width": "6"}, yes=True, **given)
+
+
+def test_a_hugging_face_folder_brings_its_inputs_and_its_axes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed here")
+    config = transformers.BertConfig(
+        vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    report = te.convert(tmp_path / "bert", out=tmp_path / "bert.onnx", offline=True)
+    assert report.kind == "huggingface" and any("BertForSequenceClassification" in note for note in report.notes)
+    assert {spec.name: spec.symbols for spec in report.signature.inputs} == dict.fromkeys(
+        ("input_ids", "attention_mask", "token_type_ids"), ("batch", "sequence")
+    )
+    assert report.signature.outputs[0].name == "logits" and report.signature.outputs[0].symbols[0] == "batch"
+    assert report.worst <= 1e-4 and {item.sizes["sequence"] for item in report.agreement} >= {16, 32}
+
+
+def test_a_hugging_face_configuration_alone_is_made_with_random_weights_when_asked(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed here")
+    config = transformers.ViTConfig(
+        image_size=32, patch_size=8, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
+    )
+    config.architectures = ["ViTForImageClassification"]
+    config.save_pretrained(tmp_path / "vit")
+    with pytest.raises(ModelError, match="cannot be loaded") as refused:
+        te.convert(tmp_path / "vit", out=tmp_path / "vit.onnx", offline=True)
+    assert "random=true" in str(refused.value.hint)
+    report = te.convert(tmp_path / "vit", out=tmp_path / "vit.onnx", offline=True, options={"random": "true"})
+    assert report.signature.inputs[0].shape == (-1, 3, 32, 32) and report.worst <= 1e-4
+
+
+def test_a_hub_name_that_is_not_in_the_cache_needs_no_network_to_say_so(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed here")
+    with pytest.raises(SetupError, match="not in the cache"):
+        te.convert("nobody/no-such-model", out=tmp_path / "o.onnx", offline=True, cache=tmp_path / "cache")
+
+
+def test_a_timm_name_is_its_model(tmp_path: Path) -> None:
+    pytest.importorskip(
+        "timm", reason="timm is not installed here: it brings torchvision, which has no CPU build; run on the GPU"
+    )
+    report = te.convert("timm/resnet18", out=tmp_path / "o.onnx", options={"pretrained": "false"})
+    assert report.worst <= 1e-4 and report.signature.inputs[0].shape == (-1, 3, 224, 224)
+    with pytest.raises(UsageError, match="timm has no model"):
+        te.convert("timm/resnet_that_is_not", out=tmp_path / "p.onnx")
+
+
+# ------------------------------------------------------------------------------------------------ other people's code
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "message"),
+    [
+        ("Raising", ModelError, r"RuntimeError: the camera is not there \(.*planted\.py:\d+ in `forward`\)"),
+        ("Leaving", ModelError, r"SystemExit: 5 \(.*planted\.py:\d+ in `__init__`\)"),
+        ("no_module", ModelError, "gives a str, expected a `torch.nn.Module`"),
+        ("linaer", UsageError, "there is no `linaer`"),
+    ],
+)
+def test_code_that_raises_is_told_with_its_line(
+    factory: str, kind: type[TrtEngineError], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=message):
+        convert(factory, tmp_path)
+    assert written(tmp_path) == []
+
+
+def test_a_file_that_does_not_import_is_told_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text, code, told in (
+        ("syntax.py", "def build(:\n", 4, "syntax.py:1"),
+        ("lacks.py", "import a_package_nobody_has\n", 3, "a_package_nobody_has"),
+        ("dies.py", "x = 1\nraise ValueError('early')\n", 4, "dies.py:2"),
+    ):
+        (tmp_path / name).write_text(text)
+        assert run(["convert", f"{tmp_path / name}:build", "-o", str(tmp_path / "o.onnx")]) == code
+        said = capsys.readouterr().err
+        assert told in said and "Traceback" not in said
+
+
+def test_a_module_by_its_dotted_name_is_found_beside_us(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_nets_of_a_test").mkdir()
+    (tmp_path / "own_nets_of_a_test" / "small.py").write_text(PLANTED.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    report = te.convert("own_nets_of_a_test.small:with_example", out="o.onnx", options={"width": 3})
+    assert report.signature.outputs[0].shape == (-1, 3), "its own example is taken"
+    with pytest.raises(UsageError, match=r"no Python module `own_nets_of_a_test\.big`"):
+        te.convert("own_nets_of_a_test.big:build", out="p.onnx")
+
+
+def test_what_the_source_prints_does_not_reach_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["convert", f"{PLANTED}:Talking", "--input", "x:2x8", "-o", str(tmp_path / "o.onnx"), "--json"]
+    assert run(command) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["kind"] == "torch-module"
+    assert "a word on stdout" in told.err
+
+
+def test_inputs_that_are_missing_or_wrong_are_told_with_what_forward_takes(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nothing says what the inputs look like; its forward takes \(x\)"):
+        convert("linear", tmp_path, inputs=None)
+    with pytest.raises(UsageError, match="takes no argument `widht`") as refused:
+        convert("linear", tmp_path, options={"widht": 3})
+    assert "`width`" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="forward takes no `scal`"):
+        convert("UnusedClean", tmp_path, inputs={"x": (2, 8), "scal": (2, 8)})
+    with pytest.raises(ModelError, match=r"on the example inputs failed: .*planted\.py:\d+"):
+        convert("linear", tmp_path, inputs={"x": (2, 9)})
+
+
+def _planted() -> Any:
+    spec = importlib.util.spec_from_file_location("planted_networks", PLANTED)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,295 @@
+"""Who runs which operator: the published lists, the installed kernels, and the rules that the attributes here break."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, numpy_helper
+
+import trt_engine as te
+from trt_engine.graph import coverage
+from trt_engine.records import Finding, LintReport
+
+from . import models
+from .models import ints, model, node, value, weight
+
+FLOAT, HALF, BF16, INT64, UINT8 = (
+    TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64, TensorProto.UINT8,
+)  # fmt: skip
+IMAGE: list[int | str | None] = ["batch", 4, 16, 16]
+
+
+def linted(proto: onnx.ModelProto, folder: Path, **how: Any) -> LintReport:
+    return te.lint(models.save(proto, folder), **how)
+
+
+def codes(report: LintReport) -> dict[str, Finding]:
+    return {item.code: item for item in report.findings}
+
+
+def one(
+    op: str, stored: Sequence[TensorProto] = (), *, names: Sequence[str] | None = None, out: Sequence[str] = ("y",),
+    kind: int = FLOAT, shape: list[int | str | None] | None = None, opset: int = 20, **given: Any,
+) -> onnx.ModelProto:  # fmt: skip
+    """One node of an operator on `x`, its outputs all the model's."""
+    inputs = list(names) if names is not None else ["x", *(item.name for item in stored)]
+    fed = [value("x", shape or IMAGE, kind)]
+    return model(
+        [node(op, inputs, out, name="the_node", **given)], fed,
+        [value(name, None, kind if name == "y" else INT64) for name in out], stored, opset=opset,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ the lists
+
+
+def test_the_lists_name_operators_of_the_standard_alone() -> None:
+    parser = coverage._parser()
+    standard = {item.name for item in onnx.defs.get_all_schemas_with_history() if item.domain == ""}
+    before_the_standard = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "DynamicSlice", "Affine", "Crop",
+                           "SimplifiedLayerNormalization"}  # fmt: skip
+    assert set(parser.types) - standard <= before_the_standard
+    assert parser.unsupported <= standard
+    assert set(coverage._cuda()) - standard <= before_the_standard
+    assert not set(parser.types) & parser.unsupported
+    assert set(parser.since) <= set(parser.types)
+    assert set(parser.limits) <= set(parser.types) | parser.unsupported
+    assert set(coverage._LIMITS) <= set(parser.limits)
+    assert len(parser.types) > 150
+
+
+def test_every_limit_is_judged_or_is_about_what_a_graph_does_not_say() -> None:
+    not_in_the_graph = {
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "DynamicQuantizeLinear",
+    }
+    by_the_builder = {"If", "Loop", "DeformConv", "Hardmax", "RotaryEmbedding", "STFT"}
+    assert set(coverage._parser().limits) - set(coverage._LIMITS) == not_in_the_graph | by_the_builder
+
+
+@pytest.mark.parametrize(
+    ("release", "opsets"),
+    [
+        ("10.0", (9, 20)),
+        ("10.14", (9, 20)),
+        ("10.15", (9, 24)),
+        ("11.0", (9, 24)),
+        ("11.5", (9, 25)),
+        ("12.0", (9, 25)),
+    ],
+)
+def test_the_opsets_of_a_release(release: str, opsets: tuple[int, int]) -> None:
+    assert coverage.tensorrt_opsets(release) == opsets
+
+
+def test_an_opset_beyond_the_release_is_said_with_its_limit(tmp_path: Path) -> None:
+    proto = models.detector()
+    proto.opset_import[0].version = 24
+    proto.ir_version = 12
+    assert "9 to 20" in codes(linted(proto, tmp_path, tensorrt="10.8"))["opset-beyond-tensorrt"].message
+    assert "ir-beyond-tensorrt" in codes(linted(proto, tmp_path, tensorrt="10.8"))
+    assert not {"opset-beyond-tensorrt", "ir-beyond-tensorrt"} & set(codes(linted(proto, tmp_path, tensorrt="10.15")))
+
+
+def test_the_installed_kernels_are_asked_and_not_looked_up() -> None:
+    known = coverage._kernels()
+    assert len(known) > 200
+    assert ("", "Conv") in known
+    assert ("com.microsoft", "FusedConv") in known
+
+
+# ------------------------------------------------------------------------------------------------ TensorRT
+
+
+@pytest.mark.parametrize("op", ["Det", "NonMaxSuppression"])
+def test_what_the_parser_lacks_is_an_error_when_it_alone_is_asked(tmp_path: Path, op: str) -> None:
+    if op == "Det":
+        report = linted(one("Det", shape=["batch", 4, 4]), tmp_path, target="tensorrt")
+        assert codes(report)["not-in-tensorrt"].severity == "error"
+        assert codes(report)["not-in-tensorrt"].where == "the_node"
+        assert codes(linted(one("Det", shape=["batch", 4, 4]), tmp_path))["not-in-tensorrt"].severity == "warning"
+        assert report.operators[0].tensorrt == "no"
+    else:
+        proto = model(
+            [node("NonMaxSuppression", ["boxes", "scores"], ["y"])],
+            [value("boxes", ["batch", 10, 4]), value("scores", ["batch", 2, 10])],
+            [value("y", ["n", 3], INT64)],
+        )
+        assert "not-in-tensorrt" not in codes(linted(proto, tmp_path))
+
+
+def test_an_operator_of_a_later_release_names_it(tmp_path: Path) -> None:
+    proto = one("BlackmanWindow", [ints("size", 8)], names=["size"])
+    proto = model(
+        [node("BlackmanWindow", ["n"], ["w"], name="the_node"), node("Add", ["x", "w"], ["y"])],
+        [value("x", ["batch", 8])], [value("y", ["batch", 8])],
+        [numpy_helper.from_array(np.array(8, np.int64), "n")],
+    )  # fmt: skip
+    assert "from 10.4 on" in codes(linted(proto, tmp_path, tensorrt="10.3"))["tensorrt-too-old"].message
+    assert "tensorrt-too-old" not in codes(linted(proto, tmp_path, tensorrt="10.4"))
+
+
+def scalar(name: str, number: Any) -> TensorProto:
+    return numpy_helper.from_array(np.asarray(number), name)
+
+
+LIMITED: list[tuple[str, onnx.ModelProto, onnx.ModelProto]] = [
+    (
+        "also gives the indices",
+        one("MaxPool", out=["y", "indices"], kernel_shape=[2, 2]),
+        one("MaxPool", kernel_shape=[2, 2]),
+    ),
+    (
+        "dilations are [2, 2]",
+        one("AveragePool", kernel_shape=[2, 2], dilations=[2, 2]),
+        one("AveragePool", kernel_shape=[2, 2], dilations=[1, 1]),
+    ),
+    ("K is 4000", one("TopK", [ints("k", 4000)], out=["y", "i"], shape=["batch", 5000]),
+     one("TopK", [ints("k", 40)], out=["y", "i"], shape=["batch", 5000])),
+    ("not sorted", one("TopK", [ints("k", 4)], out=["y", "i"], sorted=0), one("TopK", [ints("k", 4)], out=["y", "i"])),
+    (
+        "mode is cubic",
+        one("Resize", [scalar("s", np.array([1, 1, 2, 2], np.float32))], names=["x", "", "s"], mode="cubic"),
+        one("Resize", [scalar("s", np.array([1, 1, 2, 2], np.float32))], names=["x", "", "s"], mode="linear"),
+    ),
+    (
+        "antialiasing",
+        one("Resize", [scalar("s", np.array([1, 1, 0.5, 0.5], np.float32))], names=["x", "", "s"], mode="linear",
+            antialias=1),
+        one("Resize", [scalar("s", np.array([1, 1, 0.5, 0.5], np.float32))], names=["x", "", "s"], mode="linear"),
+    ),
+    (
+        "reduction is add",
+        one("ScatterND", [ints("i", 0), weight("u")], names=["x", "i", "u"], shape=[4], reduction="add"),
+        one("ScatterND", [ints("i", 0), weight("u")], names=["x", "i", "u"], shape=[4]),
+    ),
+    (
+        "more than its first output",
+        one("LayerNormalization", [weight("s", 16)], out=["y", "mean"]),
+        one("LayerNormalization", [weight("s", 16)]),
+    ),
+    (
+        "zero point is not 0",
+        one("QuantizeLinear", [scalar("s", np.float32(0.1)), scalar("z", np.uint8(128))], out=["q"]),
+        one("QuantizeLinear", [scalar("s", np.float32(0.1)), scalar("z", np.int8(0))], out=["q"]),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "bad", "clean"), LIMITED, ids=[item[0] for item in LIMITED])
+def test_a_broken_rule_of_the_parser_is_said_and_a_kept_one_is_not(
+    tmp_path: Path, words: str, bad: onnx.ModelProto, clean: onnx.ModelProto
+) -> None:
+    for proto in (bad, clean):
+        for item in proto.graph.output:
+            if item.name in ("q",):
+                stored = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+                item.type.tensor_type.elem_type = stored["z"]
+            if item.name == "mean":
+                item.type.tensor_type.elem_type = FLOAT
+    report = linted(bad, tmp_path)
+    finding = codes(report)["limited-in-tensorrt"]
+    assert words in finding.message
+    assert finding.where == "the_node"
+    assert next(row for row in report.operators if row.op == bad.graph.node[0].op_type).tensorrt == "limited"
+    assert "limited-in-tensorrt" not in codes(linted(clean, tmp_path))
+
+
+def test_grid_sample_of_rank_five_came_with_a_release(tmp_path: Path) -> None:
+    proto = model(
+        [node("GridSample", ["x", "g"], ["y"])],
+        [value("x", ["batch", 3, 4, 8, 8]), value("g", ["batch", 4, 8, 8, 3])],
+        [value("y", ["batch", 3, 4, 8, 8])],
+    )
+    assert "5 dimensions" in codes(linted(proto, tmp_path, tensorrt="10.16"))["limited-in-tensorrt"].message
+    assert "limited-in-tensorrt" not in codes(linted(proto, tmp_path, tensorrt="11.2"))
+
+
+def test_a_type_the_list_does_not_have_is_said(tmp_path: Path) -> None:
+    proto = one("Transpose", kind=UINT8, perm=[0, 2, 3, 1])
+    assert "uint8" in codes(linted(proto, tmp_path))["type-not-in-tensorrt"].message
+    assert "type-not-in-tensorrt" not in codes(linted(one("Transpose", perm=[0, 2, 3, 1]), tmp_path))
+
+
+def test_a_plugin_is_no_gap_of_the_parser(tmp_path: Path) -> None:
+    report = linted(models.unpicked("EfficientNMS_TRT"), tmp_path)
+    row = next(row for row in report.operators if row.op == "EfficientNMS_TRT")
+    assert (row.tensorrt, row.cpu, row.cuda) == ("plugin", "no", "no")
+    assert "not-in-tensorrt" not in codes(report)
+
+
+# ------------------------------------------------------------------------------------------------ ONNX Runtime
+
+
+def runs(path: Path) -> bool:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception:  # its errors share no other base
+        return False
+    return True
+
+
+def convolved(kind: int) -> onnx.ModelProto:
+    weights = numpy_helper.from_array(np.zeros((3, 4, 1, 1), np.float32), "w")
+    if kind != FLOAT:
+        weights = onnx.helper.make_tensor("w", kind, [3, 4, 1, 1], [0.0] * 12)
+    return one("Conv", [weights], kind=kind, opset=22, kernel_shape=[1, 1])
+
+
+@pytest.mark.parametrize(
+    "proto",
+    [
+        convolved(FLOAT), convolved(HALF), convolved(BF16), one("Relu"), one("Relu", kind=BF16), one("Gelu"),
+        one("Mish"), one("Det", shape=["batch", 4, 4]), one("MaxPool", kind=UINT8, kernel_shape=[2, 2]),
+        one("Col2Im", [ints("a", 4, 4), ints("b", 1, 1)], shape=[1, 4, 16]), one("GlobalLpPool"),
+        one("Sin", kind=TensorProto.DOUBLE), one("Selu", kind=TensorProto.DOUBLE), one("HardSwish"),
+        one("HardSwish", kind=TensorProto.DOUBLE), one("Clip", kind=BF16), one("Erf", kind=TensorProto.DOUBLE),
+        one("BitShift", names=["x", "x"], kind=UINT8, direction="LEFT"), one("Softsign", kind=HALF),
+    ],
+    ids=lambda proto: f"{proto.graph.node[0].op_type}-{proto.graph.input[0].type.tensor_type.elem_type}",
+)  # fmt: skip
+def test_what_is_said_of_the_cpu_provider_is_what_it_does(tmp_path: Path, proto: onnx.ModelProto) -> None:
+    path = models.save(proto, tmp_path)
+    report = te.lint(path)
+    said = "no-cpu-kernel" not in codes(report)
+    assert said == runs(path), list(report.operators)
+    errors = {item.severity for item in te.lint(path, target="onnxruntime").findings if item.code == "no-cpu-kernel"}
+    assert errors == (set() if said else {"error"})
+
+
+def test_what_the_cuda_provider_lacks_is_told_and_no_warning(tmp_path: Path) -> None:
+    finding = codes(linted(one("Det", shape=["batch", 4, 4]), tmp_path))["no-cuda-kernel"]
+    assert finding.severity == "info"
+    half = one("GridSample", names=["x", "x"], kind=HALF, shape=["batch", 2, 2, 2])
+    assert "float16" in codes(linted(half, tmp_path))["no-cuda-kernel"].message
+
+
+# ------------------------------------------------------------------------------------------------ targets
+
+
+def test_a_target_leaves_out_what_concerns_the_other_one_alone(tmp_path: Path) -> None:
+    proto = one("Det", shape=["batch", 4, 4])
+    ours = codes(linted(proto, tmp_path, target="onnxruntime"))
+    theirs = codes(linted(proto, tmp_path, target="tensorrt"))
+    assert "not-in-tensorrt" not in ours
+    assert "no-cuda-kernel" in ours
+    assert "no-cuda-kernel" not in theirs
+
+
+def test_tensorrts_operators_are_errors_for_onnxruntime_and_nothing_for_tensorrt(tmp_path: Path) -> None:
+    proto = models.unpicked("EfficientNMS_TRT")
+    assert codes(linted(proto, tmp_path))["tensorrt-only-operator"].severity == "warning"
+    assert codes(linted(proto, tmp_path, target="onnxruntime"))["tensorrt-only-operator"].severity == "error"
+    assert "tensorrt-only-operator" not in codes(linted(proto, tmp_path, target="tensorrt"))
