@@ -66,7 +66,8 @@ def one(bench: Bench, args, model: str) -> bool:
 
     calls = [by_hand(session) for session in sessions]
     loaded = {"options": bench.options, "contexts": args.contexts, "streams": args.streams, "graphs": graphs}
-    batching = te.Batching(max_batch=args.batch, max_wait_ms=args.wait_ms)
+    buckets = (*(size for size in (1, 2, 4, 8, 16, 32, 48) if size < args.batch), args.batch)
+    batching = te.Batching(max_batch=args.batch, max_wait_ms=args.wait_ms, buckets=buckets)
     with bench.measuring() as (before, started):
         for call in calls:
             call(), call()
@@ -75,7 +76,8 @@ def one(bench: Bench, args, model: str) -> bool:
             te.load(engine, **loaded, batching=batching) as runner,
         ):
             plain.warmup(2, batch=args.batch)
-            runner.warmup(2, batch=args.batch)
+            for size in buckets:
+                runner.warmup(2, batch=size)
 
             def full() -> object:
                 found = plain.infer({name: np.concatenate(singles)})[logits]
