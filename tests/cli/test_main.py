@@ -386,10 +386,15 @@ main.main()
 def waiting(tmp_path: Path, *args: str, sigint: signal.Handlers, ending: float = 0.0) -> subprocess.Popen[str]:
     """A verb that sleeps, and takes `ending` seconds to tidy up; it has begun."""
     (tmp_path / "waits.py").write_text(_VERB.format(ending=ending))
+
+    def heard() -> None:
+        signal.signal(signal.SIGINT, sigint)  # a shell's background job ignores it
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # so does what `nohup` starts
+
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "waits.py"), "waits", *args],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, sigint),  # a shell's background job ignores it
+        preexec_fn=heard,
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"

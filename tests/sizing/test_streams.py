@@ -430,10 +430,10 @@ def test_a_graph_that_is_no_fp32_keeps_its_precision_on_a_gpu(make_model, tmp_pa
     assert (found.precision, said) == (None, False)
 
 
-def test_a_smaller_batch_that_delivered_more_is_said(make_model, measured) -> None:
+def test_a_smaller_batch_that_delivered_more_is_said(make_model, measured, tmp_path: Path) -> None:
     rates = {1: 100, 4: 9000, 8: 6000}
     measured(lambda engine, config: at(rates[config.batch or 1], config.batch or 1))
-    report = size(make_model(), start_batch=4, max_batch=8)
+    report = size(make_model(), out=tmp_path / "out", start_batch=4, max_batch=8)
     assert report.peak_streams == 200
     assert any("batch 4 delivered more: 9000.0 images/s, 300 streams" in note for note in report.notes)
 
