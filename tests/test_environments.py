@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -237,6 +238,47 @@ def test_every_setting_of_a_plan_is_on_the_page_of_the_backends() -> None:
     page = (ROOT / "docs" / "backends.md").read_text()
     for item in fields(PlanSettings):
         assert f"| `{item.name}` |" in page and item.metadata["help"].split(":")[0] in page, item.name
+
+
+def test_every_setting_of_a_plan_is_on_the_page_of_trtexec() -> None:
+    page = (ROOT / "docs" / "trtexec.md").read_text()
+    table = page.partition("## Settings")[2].partition("\n## ")[0]
+    for item in fields(PlanSettings):
+        assert re.search(rf"`{item.name}[`=]", table), item.name
+
+
+def test_every_command_in_a_hint_is_a_verb_with_options_it_has() -> None:
+    """Of every text in the package's code: what an error tells to type can be typed."""
+    found = 0
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for text in literals(path):
+            spans = re.findall(r"`(trt-engine [a-z][^`\n]*)`", text)
+            assert all(re.split(r"[^a-z-]", line.removeprefix("trt-engine "))[0] in VERBS for line in spans), spans
+            bare = re.findall(r"^ *(trt-engine [a-z][^`\n]*)", text, re.MULTILINE)
+            for line in [*spans, *bare]:
+                words = re.split(r"[\s\[\]=|]+", line)
+                if words[1] not in VERBS:  # a sentence
+                    continue
+                known = options_of(words[1])
+                for word in words[2:]:
+                    if re.match(r"--?[a-zA-Z]", word):
+                        found += 1
+                        assert word.rstrip(",;.") in known, f"{path.name}: {line}"
+    assert found > 20
+
+
+def literals(path: Path) -> list[str]:
+    """The texts of a module, with `{}` where an f-string has a value."""
+    tree, inner = ast.parse(path.read_text()), set[int]()
+    texts: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inner |= {id(part) for part in node.values}
+            parts = [str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values]
+            texts.append("".join(parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            texts.append(node.value)
+    return texts
 
 
 def test_every_line_doctor_can_print_of_tensorrt_is_in_its_page() -> None:

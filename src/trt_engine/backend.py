@@ -51,7 +51,7 @@ class Backend:
     options: str | None = None
     """A frozen dataclass of `opt` settings: what `-O name=value` may set."""
     verdict: str | None = None
-    """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here (F2)? From the passport alone:
+    """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here? From the passport alone:
     whether the files are whole is the caller's question."""
     accepts: str | None = None
     """`(model: Model) -> None`: `ModelError` for a graph the builder cannot take, said before anything is spent."""
@@ -64,7 +64,11 @@ class Backend:
     measure: str | None = None
     """`(engine, BenchConfig, RuntimeConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
     layers: str | None = None
+    """`(engine: Engine, config: RuntimeConfig | None) -> tuple[LayerInfo, ...]`: what an engine tells of its layers."""
     profile: str | None = None
+    """How long each layer takes: the times of a run by layer, for the verb `profile`."""
+    providers: bool = False
+    """It runs on providers with settings of their own, the `-O` with a dot: `cuda.gpu_mem_limit`."""
     tuned: bool = False
     """Kernels are chosen for the profile's shapes: a wide range, or an optimum far from its end, costs speed."""
     hidden: bool = False

@@ -356,7 +356,7 @@ def profile_for(
 ) -> Profile:
     """The profile of a signature whose batch moves through `batch` and whose other dynamic sizes are `shapes`.
 
-    `ShapeError` with the option to add when a dynamic size other than the batch is not given (A3).
+    `ShapeError` with the option to add when a dynamic size other than the batch is not given.
     """
     shapes = dict(shapes or {})
     for name in shapes:
@@ -815,7 +815,7 @@ class SizeConfig:
     scan_width: int = opt(8, "how far the scan goes to each side", least=1)
     memory_limit: int | None = opt(
         None,
-        "memory one measurement may take, in bytes from Python (default: what is free)",
+        "memory one measurement may take, as 8GiB (default: what is free)",
         parse=_bytes,
         metavar="SIZE",
         write=lambda nbytes: f"{nbytes}B",

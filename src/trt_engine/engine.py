@@ -173,7 +173,7 @@ class Passport:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an engine can be used here, with one reason and one command (F2)."""
+    """Whether an engine can be used here, with one reason and one command."""
 
     verdict: Literal["loads", "penalty", "rebuild", "refuse"]
     reason: str

@@ -67,7 +67,7 @@ def libraries() -> dict[str, str]:
 @cache
 def _here(gpu: int | None) -> Environment:
     cpu = info.cpu()
-    board = next((found for found in info.gpus() if found.index == gpu), None) if gpu is not None else None
+    board = info.gpu(gpu) if gpu is not None else None
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Environment(
         tool=version_of("trt-engine") or "unknown",

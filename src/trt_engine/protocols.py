@@ -44,7 +44,7 @@ class BuildOutcome:
     notes: dict[str, str] = field(default_factory=dict)
     """Facts of this backend worth keeping, by name: optimisation level, providers, node placement."""
     ladder: tuple[str, ...] = ()
-    """Steps tried after a known failure, in order (A11)."""
+    """Steps tried after a known failure, in order."""
     compiled: bool = False
     """True when the payload is compiled further as it is loaded: its operators are not those that will run."""
     device: str | None = None
@@ -74,7 +74,7 @@ class Builder(Protocol):
     def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
         """Write the payload of `model` to `places.payload`; raise `ModelError`, `BuildError`, `SetupError` otherwise.
 
-        A `BuildError` whose `cause` is a known one (`trt_engine.plans.causes`) lets the ladder of A11 try again.
+        A `BuildError` whose `cause` is a known one (`trt_engine.plans.causes`) lets the ladder try again.
         """
         ...
 
@@ -93,7 +93,7 @@ class Session(Protocol):
 
     def context(self, profile: int = 0) -> Context: ...
     def facts(self) -> dict[str, str]:
-        """The truth about what runs (F5): providers, precision, threads, by name."""
+        """The truth about what runs: providers, precision, threads, by name."""
         ...
 
     def close(self) -> None: ...

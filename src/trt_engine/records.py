@@ -155,7 +155,7 @@ def summarize(samples_ms: Sequence[float], rule: PercentileRule = "trtexec") -> 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """The rules a number was measured by; two numbers compare only under equal rules (F3).
+    """The rules a number was measured by; two numbers compare only under equal rules.
 
     Fields say what was in force. What a device does not have is False here, whoever asked for it, and is named in
     `not_applicable`: nothing is claimed that did not happen.
@@ -207,7 +207,7 @@ class BenchRecord:
     clocks: tuple[Clocks, ...] = ()
     """Before, and after."""
     facts: dict[str, str] = field(default_factory=dict)
-    """The truth about what ran: providers, threads, precision (F5)."""
+    """The truth about what ran: providers, threads, precision."""
     stable: bool = True
     instability: tuple[str, ...] = ()
     """Why the measurement is not stable, in words with figures."""
@@ -226,7 +226,7 @@ class BenchRecord:
 
     @property
     def images_per_s(self) -> float:
-        """`qps x batch` (A6)."""
+        """`qps x batch`."""
         return self.qps * self.batch
 
     @property
@@ -448,7 +448,7 @@ class EvaluateReport:
     dataset: str
     dataset_kind: Literal["coco", "folders", "arrays", "pictures"]
     dataset_digest: str
-    """SHA-256 over names and bytes of the pictures, in their order: equal digests, equal pictures (C6)."""
+    """SHA-256 over names and bytes of the pictures, in their order: equal digests, equal pictures."""
     limit: int | None
     seed: int | None
     vision: dict[str, Any]
@@ -922,7 +922,7 @@ class CliffPoint:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the pre-flight (A2): what was looked at, how it stands, what was found."""
+    """One line of the pre-flight: what was looked at, how it stands, what was found."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -942,7 +942,7 @@ class SizeReport:
     precision: str
     """What the engine was found to compute in, and was asked to."""
     peak_streams: int | None
-    """`floor(images_per_s / fps)`: an upper bound (A6)."""
+    """`floor(images_per_s / fps)`: an upper bound."""
     images_per_s: float | None
     fps: float
     batches: tuple[BatchResult, ...]
@@ -1100,7 +1100,7 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class RangesReport:
-    """What `ranges` says of a model (F7)."""
+    """What `ranges` says of a model."""
 
     model: str
     digest: str

@@ -508,3 +508,14 @@ def test_every_refusal_is_one_of_our_errors(net: Path):
         with pytest.raises(TrtEngineError):
             refused()
     assert not passport_path(net).exists()
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "trtexec"])
+def test_a_setting_of_a_provider_is_refused_where_there_are_no_providers(backend: str) -> None:
+    card = backends()[backend]
+    config = BuildConfig(backend=backend, options={"cuda.gpu_mem_limit": "1"})
+    if card.missing():
+        card = replace(card, modules=())
+    with pytest.raises(UsageError, match=r"there is no setting `cuda\.gpu_mem_limit`"):
+        building._check_options(card, config)
+    building._check_options(backends()["onnxruntime"], replace(config, backend="onnxruntime"))

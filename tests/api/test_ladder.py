@@ -1,7 +1,9 @@
-"""The ladder (A11): a builder with TensorRT's known failures over ONNX Runtime, which builds what is left."""
+"""The ladder: a builder with TensorRT's known failures over ONNX Runtime, which builds what is left."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import trt_engine as te
 from brittle import brittle, foreign, wants
 from trt_engine.api import ladder as rungs
 from trt_engine.config import BuildConfig
+from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.device import info
 from trt_engine.errors import BuildError
 from trt_engine.graph.fixed import fix_shapes
@@ -82,8 +85,34 @@ def test_a_ladder_that_ends_raises_the_first_failure_with_the_command_that_helps
         te.build(net, backend="brittle", batch=(1, 2, 4), workspace_mib="8GiB")
     assert [seen[:2] for seen in tried.seen] == [(8192, None), (32768, None), (32768, None), (32768, "2"), (32768, "2")]
     assert caught.value.exit_code == 5
-    assert "trt-engine convert SOURCE" in (caught.value.hint or "")
-    assert "words are in" in (caught.value.hint or "")
+    hint = caught.value.hint or ""
+    assert "words are in" in hint
+    assert "--workspace" not in hint and "optimization_level" not in hint, "what was tried is not advised again"
+    words = shlex.split(re.findall(r"`(trt-engine convert [^`]+)`", hint)[0])
+    assert words[2:4] == ["SOURCE", "-o"] and words[5:7] == ["--exporter", "dynamo"]
+    assert parse_dynamic(words[words.index("--dynamic") + 1]) == parse_dynamic({"images": {0: "batch@1..4"}})
+
+
+def test_the_advice_after_all_workspaces_is_not_a_larger_one(failing, net, monkeypatch):
+    def starved(model, config):
+        hint = "allow the builder more scratch memory: a larger `--workspace`, up to the GPU's memory"
+        return replace_hint(wants(1 << 30)(model, config), hint)
+
+    failing(starved)
+    with pytest.raises(BuildError) as caught:
+        te.build(net, backend="brittle", workspace_mib="8GiB")
+    hint = caught.value.hint or ""
+    assert hint.startswith("every step of the ladder failed: a GPU with more memory") and "--workspace" not in hint
+    assert "the builder's own words are in `" in hint
+    with pytest.raises(BuildError) as caught:
+        te.build(net, backend="brittle", workspace_mib="8GiB", ladder=False)
+    assert "a larger `--workspace`" in (caught.value.hint or ""), "nothing was tried"
+
+
+def replace_hint(error: BuildError | None, hint: str) -> BuildError | None:
+    if error is not None:
+        error.hint = hint
+    return error
 
 
 def test_what_comes_to_light_with_workspace_enough_has_its_own_steps(failing, net):

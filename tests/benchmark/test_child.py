@@ -180,7 +180,7 @@ def test_a_child_that_tells_how_far_it_is_may_take_longer_than_the_silence_allow
 ) -> None:
     monkeypatch.setattr(child, "_patience_s", lambda config: 5.0)
     record = measure_in_child(made("onnxruntime"), BenchConfig(duration_s=6.5, warmup_s=0.0), HERE)
-    assert record.complete and record.wall_s >= 6.5
+    assert record.complete and record.wall_s >= 6.4  # the silence allowed is 5
 
 
 def test_a_child_that_somebody_else_stops_gives_a_partial_record_not_a_whole_one(made: Made) -> None:

@@ -105,6 +105,14 @@ def test_a_plan_gives_what_its_graph_gives_at_every_shape(world: Any, tmp_path: 
     assert int(facts["scratch_bytes"]) > 0 and "allocations" in facts["allocated"]
 
 
+def test_memory_that_is_not_to_be_counted_is_left_to_tensorrts_own_allocator(world: Any, tmp_path: Path) -> None:
+    engine = built(tmp_path)
+    with running(engine, count_allocations="off") as (session, context):
+        assert answers(session, context, images(2))["scores"].shape == (2, 16)
+        assert "allocated" not in session.facts() and session.refusals() == 0
+        assert [item.values["gpu_allocator"] for item in world.alive() if item.kind == "Runtime"] == [None]
+
+
 def test_each_inference_goes_to_the_stream_it_is_given(world: Any, tmp_path: Path) -> None:
     with running(built(tmp_path)) as (session, context):
         streams = [session.device.stream() for _ in range(2)]

@@ -80,6 +80,16 @@ def test_a_model_is_built_first_and_that_is_said(place: Path, capsys: pytest.Cap
     assert "is a model" in told.err
 
 
+def test_a_model_is_built_with_the_settings_that_were_typed(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+    assert bench(place / "m.onnx", *QUICK, "--workspace", "3GiB") == 0
+    (entry,) = te.Store(tmp_path / "store").entries()
+    built = te.Store(tmp_path / "store").get(entry.key)
+    assert built is not None and built.passport.build.config["workspace_mib"] == 3072
+
+
 def test_inputs_and_percentiles_are_taken(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(place / "in.npz", x=np.zeros((5, 3, 8, 8), np.float32))
     assert bench(place / "m.engine.onnx", *QUICK, "--inputs", place / "in.npz", "--percentile", "50,99.9") == 0

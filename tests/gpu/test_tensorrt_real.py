@@ -36,11 +36,13 @@ SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
 def machine() -> None:
     """A GPU, and TensorRT's bindings with their libraries; the skip says what lacks."""
     from trt_engine.backends.tensorrt.driver import check_driver
+    from trt_engine.device import open_device
 
     try:
         check_driver(DEVICE)
+        open_device(DEVICE).close()  # our own CUDA calls need a package of their own
     except TrtEngineError as error:
-        pytest.skip(f"no GPU for TensorRT here: {error.message}")
+        pytest.skip(f"no GPU for TensorRT here: {error.message} ({error.hint})")
     try:
         import tensorrt
     except Exception as error:  # bindings without their libraries raise what the loader says

@@ -73,3 +73,11 @@ def test_a_cause_has_its_name_and_its_node(lines: list[str], name: str, node: st
     found = cause_of(lines)
     assert found is not None and (found.name, found.node) == (name, node)
     assert not found.text.startswith(("[", ">", " "))
+
+
+def test_a_plan_with_code_for_the_host_is_an_engine_that_a_yes_loads() -> None:
+    line = "[E] IRuntime::deserializeCudaEngine: Error Code 4: API Usage Error (engine_host_code_allowed is not set)"
+    found = cause_of([line, "[E] Engine deserialization failed"])
+    assert found is not None and found.name == "host_code_refused"
+    error = error_of(found, "loading `net.engine`")
+    assert error.exit_code == 10 and "`-O allow_host_code=on`" in (error.hint or "")

@@ -1,4 +1,4 @@
-"""What the cliff scan promises (A8), over planted throughputs."""
+"""What the cliff scan promises, over planted throughputs."""
 
 from __future__ import annotations
 

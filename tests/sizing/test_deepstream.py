@@ -1,4 +1,4 @@
-"""What goes on to DeepStream, and the closing text (A6, A12)."""
+"""What goes on to DeepStream, and the closing text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doubling promises (A6, A7), over planted throughputs."""
+"""What the doubling promises, over planted throughputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where everything lies (A1)."""
+"""Where everything lies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pre-flight looks at before anything is spent (A2)."""
+"""What the pre-flight looks at before anything is spent."""
 
 from __future__ import annotations
 

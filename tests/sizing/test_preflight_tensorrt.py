@@ -1,4 +1,4 @@
-"""What the pre-flight says of TensorRT before anything is spent: its parts, the driver, the GPU, the precision (A2)."""
+"""What the pre-flight says of TensorRT before anything is spent: its parts, the driver, the GPU, the precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`size` of a graph whose shapes the ladder had to fix: one engine for each batch (A11)."""
+"""`size` of a graph whose shapes the ladder had to fix: one engine for each batch."""
 
 from __future__ import annotations
 

@@ -232,3 +232,18 @@ def test_names_and_scalars_are_written_as_trtexec_reads_them() -> None:
 )  # fmt: skip
 def test_a_pool_that_was_read_otherwise_is_seen(asked: float, found: float | None, pool: str, differs: bool) -> None:
     assert pool_differs(asked, found, pool) is differs
+
+
+def test_weights_that_only_the_bindings_replace_are_refused_and_never_left_out() -> None:
+    with pytest.raises(UsageError, match="trtexec cannot replace weights") as caught:
+        running((11, 1, 0), refit_from="other.onnx")
+    assert "install TensorRT's bindings" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(("gpu_mib", "word"), [(24576, 24576), (None, 32768), (81920, 32768)])
+def test_the_workspace_is_never_more_than_the_memory_of_the_gpu(gpu_mib: int | None, word: int) -> None:
+    found = for_build(
+        trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0"), parse({}), SIGNATURE,
+        model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",), gpu_mib=gpu_mib,
+    )  # fmt: skip
+    assert f"--memPoolSize=workspace:{word}" in found.words and found.pools_mib == {"workspace": word}

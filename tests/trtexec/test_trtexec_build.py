@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import onnx_models as models
@@ -136,6 +137,20 @@ def test_fp32_built_in_silence_is_found_out(version: Any, tool: Tool, build: Ver
     assert done.code == 6
     assert "fp16" in done.err and json.loads(done.out)["error"]["type"] == "PrecisionError"
     assert left(tmp_path) == set()
+
+
+@BOTH
+def test_work_is_counted_of_nodes_without_a_name(
+    version: Any, tool: Tool, build: Verb, net: Path, tmp_path: Path
+) -> None:
+    tool(version)
+    proto = onnx.load(net)
+    for node in proto.graph.node:
+        node.name = ""
+    onnx.save(proto, net)
+    assert build().code == 0
+    found = Engine.open(tmp_path / "net.engine").passport.precision.found
+    assert found["fp32"].macs == 1.0, "TensorRT calls them `node_of_` and their first output"
 
 
 def test_without_layers_in_the_plan_it_is_said_that_nothing_was_counted(tool: Tool, build: Verb) -> None:

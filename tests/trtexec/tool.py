@@ -544,7 +544,7 @@ class Tool:
                 "ParameterType": node.op_type,
                 "TacticName": "",
                 "StreamId": 0,
-                "Metadata": f"[ONNX Layer: {node.name or node.output[0]}]",
+                "Metadata": f"[ONNX Layer: {node.name or f'node_of_{node.output[0]}'}]",
             }
             if held and node.op_type in ("Conv", "Gemm", "MatMul"):
                 word = TYPES.get(held[0].data_type, "Float")

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from trt_engine.api.ladder import Attempt, climb
+from trt_engine.api.ladder import WORDS_ARE_IN, Attempt, climb
 from trt_engine.api.loading import load
 from trt_engine.api.preparing import Prepared, prepare, refuse_unpreparable
 from trt_engine.backend import Backend, backend, settled
@@ -242,12 +242,17 @@ def _check_device(card: Backend, config: BuildConfig) -> None:
 
 
 def _check_options(card: Backend, config: BuildConfig) -> None:
-    """`UsageError` for a `-O` the backend does not have; names with a dot belong to what is under it."""
-    own = {name: value for name, value in config.options.items() if "." not in name}
+    """`UsageError` for a `-O` the backend does not have."""
+    own = _own(card, config)
     if card.has("options"):
         from_values(card.half("options"), own)
     elif own:
         raise UsageError(f"the backend `{card.name}` has no settings of its own", hint="leave `-O` out")
+
+
+def _own(card: Backend, config: BuildConfig) -> dict[str, str]:
+    """The `-O` of the backend itself, without those of the providers under it."""
+    return {name: value for name, value in config.options.items() if not (card.providers and "." in name)}
 
 
 def _refuse_odd_name(path: Path) -> None:
@@ -397,7 +402,7 @@ def _built_by(
     payload: Path,
     doing: Callable[[str], None],
 ) -> BuildOutcome:
-    """What the backend built, with what was done before it; `PrecisionError` when it is not what was asked for (F1)."""
+    """What the backend built, with what was done before it; `PrecisionError` when it is not what was asked for."""
     asked = config.precision
     try:
         with _places(card, plan, payload, doing) as places:
@@ -434,7 +439,7 @@ def _places(card: Backend, plan: BuildPlan, payload: Path, doing: Callable[[str]
     except TrtEngineError as error:
         if log_path.exists():
             error.hint = f"{error.hint}; " if error.hint else ""
-            error.hint += f"the builder's own words are in `{log_path}`"
+            error.hint += f"{WORDS_ARE_IN}`{log_path}`"
         raise
     if named != shared and (seeded or not shared.exists()):
         _copied(named, shared, again=True)  # what the store had is in it
@@ -592,8 +597,7 @@ def _sizes(card: Backend, config: BuildConfig) -> dict[str, tuple[int, ...]]:
     """The usual values of inputs that hold sizes, by a backend's setting of that name: drawn numbers are no sizes."""
     if not card.has("options"):
         return {}
-    own = {name: value for name, value in config.options.items() if "." not in name}
-    given: Profile | None = getattr(from_values(card.half("options"), own), "shape_values", None)
+    given: Profile | None = getattr(from_values(card.half("options"), _own(card, config)), "shape_values", None)
     return {name: span.opt for name, span in given.ranges.items()} if given is not None else {}
 
 
@@ -640,7 +644,7 @@ def _unchecked(engine: Engine, config: BuildConfig) -> bool:
 
 @contextlib.contextmanager
 def _heartbeat(every_s: float = _HEARTBEAT_S) -> Iterator[Callable[[str], None]]:
-    """Say now and then that a silent builder is alive (A4), and what it is at, which the function given is told."""
+    """Say now and then that a silent builder is alive, and what it is at, which the function given is told."""
     done, started, at = threading.Event(), time.monotonic(), [""]
 
     def beat() -> None:

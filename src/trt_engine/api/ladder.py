@@ -1,4 +1,4 @@
-"""The ladder (A11): what is tried after a known failure of a builder, in which order, each step said.
+"""The ladder: what is tried after a known failure of a builder, in which order, each step said.
 
 1. A failure for want of scratch memory raises the workspace, to 32 GiB first (8 GiB is too little for deformable attention)
    and then by doubling up to the GPU's memory. The optimisation level is never lowered before that.
@@ -7,7 +7,7 @@
 3. The same graph at fixed shapes, its mask folded to constants: one ONNX and one engine for each batch.
 4. Optimisation level 2, which still loads everywhere; then 3 and 4 together.
 
-Source of the steps and their order: the engine-build notes the project began with (requirement A11).
+The steps, their order and the numbers come from builds of detectors for video that failed without them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ from trt_engine.errors import BuildError, TrtEngineError
 from trt_engine.graph.fixed import fix_shapes
 from trt_engine.model import Model
 from trt_engine.protocols import BuildOutcome
+from trt_engine.tensors import TensorSpec
 
-__all__ = ["Attempt", "climb"]
+__all__ = ["WORDS_ARE_IN", "Attempt", "climb"]
 
 log = logging.getLogger(__name__)
+
+WORDS_ARE_IN = "the builder's own words are in "
+"""Begins the end of a failed build's hint; the log's path follows."""
 
 _ENOUGH_MIB = 32 << 10
 """What the source's detectors with deformable attention build in; 8 GiB is too little."""
@@ -74,7 +78,7 @@ def climb(
     if failure.cause not in _WORKSPACE_CAUSES or not _has_level(card):
         raise failure
     if not first.config.ladder:
-        raise _said(failure, "leave `--no-ladder` out to try what is known to help")
+        raise _said(failure, "leave `--no-ladder` out to try what is known to help", failure.hint)
     steps, failures = [f"as asked: {_told(failure, started)}"], [failure]
     for attempt in _rungs(first, failures, folder, steps, source):
         log.warning("%s: trying %s", failures[-1].message, attempt.rung)
@@ -93,7 +97,7 @@ def climb(
         return replace(attempt, steps=tuple(steps)), outcome
     for step in steps:
         log.warning("tried %s", step)
-    raise _said(failure, _last_word(first.model, failures[-1], source))
+    raise _said(failure, _last_word(first, failures[-1], source), _log_of(failure))
 
 
 def _rungs(
@@ -109,7 +113,7 @@ def _rungs(
     fixed: Attempt | None = None
     if foreign:
         steps.append(
-            f"an export by the dynamo exporter: not done, no source is named (`{_convert(first.model, source)}` makes one)"
+            f"an export by the dynamo exporter: not done, no source is named (`{_convert(first, source)}` makes one)"
         )
         if not first.fixed:
             fixed = _at_fixed_shapes(replace(first, config=config), folder)
@@ -144,8 +148,8 @@ def _workspaces(config: BuildConfig, wanting: bool) -> Iterator[int]:
 
 def _gpu_mib(config: BuildConfig) -> int:
     kind, number = parse_device(config.device)
-    boards = info.gpus() if kind == "cuda" else ()
-    return next((board.memory_mib for board in boards if board.index == number), _MOST_MIB)
+    board = info.gpu(number) if kind == "cuda" else None
+    return board.memory_mib if board is not None else _MOST_MIB
 
 
 def _at_fixed_shapes(attempt: Attempt, folder: Path) -> Attempt:
@@ -171,22 +175,42 @@ def _told(error: TrtEngineError, started: float) -> str:
     return f"{error.message} ({time.monotonic() - started:.1f} s)"
 
 
-def _convert(model: Model, source: Path) -> str:
-    batch = next((spec.name for spec in model.signature.inputs if spec.dynamic), "images")
+def _convert(first: Attempt, source: Path) -> str:
+    """The command that exports the source again, each open size within the first profile's."""
     out = str(source.with_name(f"{source.stem}.dynamo.onnx"))
-    return f"trt-engine convert SOURCE -o {shlex.quote(out)} --dynamic {batch}:0=batch"
+    words = ["trt-engine", "convert", "SOURCE", "-o", out, "--exporter", "dynamo"]
+    ranges = first.config.profiles[0].ranges if first.config.profiles else {}
+    for spec in first.model.signature.inputs:
+        span = ranges.get(spec.name)
+        axes = [axis for axis in spec.dynamic if span is not None and span.min[axis] < span.max[axis]]
+        if span is not None and axes:
+            named = (f"{axis}={_axis(spec, axis)}@{span.min[axis]}..{span.max[axis]}" for axis in axes)
+            words += ["--dynamic", f"{spec.name}:{','.join(named)}"]
+    return shlex.join(words if "--dynamic" in words else [*words, "--fixed"])
 
 
-def _last_word(model: Model, failure: BuildError, source: Path) -> str:
+def _axis(spec: TensorSpec, axis: int) -> str:
+    """What the open size is called: as the model does where it does so with a name."""
+    symbol = spec.symbols[axis] if axis < len(spec.symbols) else None
+    return symbol if symbol is not None and symbol.isidentifier() else "batch" if axis == 0 else f"size_{axis}"
+
+
+def _last_word(first: Attempt, failure: BuildError, source: Path) -> str:
     if failure.cause == "insufficient_workspace":
         return "every step of the ladder failed: a GPU with more memory, or a smaller batch"
     if "ForeignNode" in (failure.node or failure.message):
-        return f"every step of the ladder failed: export again with the dynamo exporter, `{_convert(model, source)}`"
+        return f"every step of the ladder failed: export again with the dynamo exporter, `{_convert(first, source)}`"
     return "every step of the ladder failed: another TensorRT version may have a kernel for it"
 
 
-def _said(failure: BuildError, hint: str) -> BuildError:
-    hint = "; ".join(part for part in (hint, failure.hint) if part)
+def _log_of(failure: BuildError) -> str:
+    """Where the builder's log is, of a hint whose other advice was followed and did not help."""
+    _, told, place = (failure.hint or "").rpartition(WORDS_ARE_IN)
+    return told + place if told else ""
+
+
+def _said(failure: BuildError, *hints: str | None) -> BuildError:
+    hint = "; ".join(part for part in hints if part)
     made = BuildError(failure.message, hint=hint, cause=failure.cause, node=failure.node)
     made.__cause__ = failure
     return made

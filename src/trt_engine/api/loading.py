@@ -171,7 +171,7 @@ def _unpacked(payload: bytes, passport: Any, folder: Path) -> Engine:
 
 
 def admit(engine: Engine, config: RuntimeConfig) -> Backend:
-    """The card of the engine's backend, after it was asked whether this engine can be used here (A10, F2).
+    """The card of the engine's backend, after it was asked whether this engine can be used here.
 
     Reads the passport alone. Raises `EngineError` where it cannot, `UsageError` for a device the backend does not have.
     """

@@ -1,4 +1,4 @@
-"""The named measuring protocols, as data, and what becomes of one on a device (F3).
+"""The named measuring protocols, as data, and what becomes of one on a device.
 
 Defaults of trtexec are read from `samples/common/sampleOptions.h` of the public TensorRT repository, 10.0 to 11.1.
 """

@@ -1,1 +1,1 @@
-"""Models of several components (B1-B6): one `model_meta.json`, one folder of engines, one report."""
+"""Models of several components: one `model_meta.json`, one folder of engines, one report."""

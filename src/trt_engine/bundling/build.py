@@ -1,4 +1,4 @@
-"""`bundle`: all engines of a model of several components in one folder, with their logs and one report (B1-B6).
+"""`bundle`: all engines of a model of several components in one folder, with their logs and one report.
 
 `plan` (in `bundling.plan`) reads and checks everything and writes nothing; `carry_out` builds what changed.
 """

@@ -1,4 +1,4 @@
-"""What feeds what between components, declared or inferred, and whether it agrees (B6)."""
+"""What feeds what between components, declared or inferred, and whether it agrees."""
 
 from __future__ import annotations
 

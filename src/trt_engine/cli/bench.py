@@ -45,7 +45,7 @@ def _as_trtexec(function: F) -> F:
 @options.of(
     BuildConfig,
     leave_out=(
-        "device", "batch", "shapes", "workspace_mib", "providers", "allow_fallback", "parity", "parity_rtol", "options",
+        "device", "batch", "shapes", "providers", "allow_fallback", "parity", "parity_rtol", "options",
     ),
 )  # fmt: skip
 @_as_trtexec
@@ -89,10 +89,9 @@ def command(
         )
     config: BenchConfig = options.config_from(BenchConfig, values)
     _advise(values, config)
-    shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
+    of_both = dict(values)
     runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
-    wanted = shared | {name: values.get(name) for name in ("backend", "precision", "profiles")}
-    build: BuildConfig = options.config_from(BuildConfig, wanted)
+    build: BuildConfig = options.config_from(BuildConfig, of_both)
     if dry_run:
         return _plan(talk, path, config, runtime, out)
 

@@ -46,7 +46,11 @@ def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
     help="Range of one input, as encoder:audio_signal:1x128x16,1x128x64,1x128x512 (repeatable).",
 )  # fmt: skip
 @click.option("--onnx-dir", type=options.FILE, metavar="DIR", help="Where the ONNX files lie [beside META].")
-@options.of(BuildConfig, leave_out=("profiles", "batch", "shapes"))
+@options.of(
+    BuildConfig,
+    leave_out=("profiles", "batch", "shapes"),
+    helps={"timing_cache": "the file tactics' timings are kept in (default: timing.cache in the folder)"},
+)
 @click.option("--run", is_flag=True, help="Run every engine, then all of them in a chain, on seeded inputs.")
 @click.option("--force", is_flag=True, help="Build although the folder or the store has the engines.")
 @options.out_option("The folder for engines, logs and report.", instead="name a folder, as `-o engines`")

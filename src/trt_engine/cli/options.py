@@ -6,6 +6,7 @@ what was understood is said.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import shlex
@@ -110,10 +111,16 @@ yes_option = click.option("--yes", is_flag=True, help="Overwrite what is there."
 dry_run_option = click.option("--dry-run", is_flag=True, help="Say what would be done; write nothing.")
 
 
-def of(config: type, *, leave_out: Sequence[str] = (), defaults: dict[str, Any] | None = None) -> Callable[[F], F]:
+def of(
+    config: type,
+    *,
+    leave_out: Sequence[str] = (),
+    defaults: dict[str, Any] | None = None,
+    helps: dict[str, str] | None = None,
+) -> Callable[[F], F]:
     """The options of a config class; the verb gets their raw values by setting name, None where not given.
 
-    `defaults` are shown in the help instead of the class's own; the verb sees to it that they hold.
+    `defaults` and `helps` are shown in the help instead of the class's own; the verb sees to it that they hold.
     """
 
     def decorate(function: F) -> F:
@@ -122,7 +129,8 @@ def of(config: type, *, leave_out: Sequence[str] = (), defaults: dict[str, Any] 
                 continue
             for also in _TRTEXEC.get(item.name, ()):
                 function = also.option(item.name)(function)
-            function = _option(item, (defaults or {}).get(item.name, item.default))(function)
+            told = dataclasses.replace(item, help=(helps or {}).get(item.name, item.help))
+            function = _option(told, (defaults or {}).get(item.name, item.default))(function)
         return function
 
     return decorate

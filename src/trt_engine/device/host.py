@@ -28,6 +28,7 @@ __all__ = [
     "address_of",
     "bytes_of",
     "check_part",
+    "numpy_dtype",
     "typed",
     "unpinned",
 ]
@@ -58,9 +59,14 @@ def address_of(array: npt.NDArray[Any]) -> int:
     return address
 
 
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """numpy's dtype of one of our type names, `ml_dtypes` for those numpy lacks."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
 def typed(memory: Bytes, dtype: str, shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
     """The beginning of `memory` as an array of that type and shape, or all of it in one dimension."""
-    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    kind = numpy_dtype(dtype)
     if shape is None:
         shape = (memory.nbytes // kind.itemsize,)
     if (need := int(np.prod(shape, dtype=np.int64)) * kind.itemsize) > memory.nbytes:

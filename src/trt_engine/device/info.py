@@ -11,7 +11,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Clocks", "Cpu", "Gpu", "clocks", "cpu", "cuda_version", "gpus", "in_container", "utilisation", "visible"]
+__all__ = [
+    "Clocks",
+    "Cpu",
+    "Gpu",
+    "clocks",
+    "cpu",
+    "cuda_version",
+    "gpu",
+    "gpus",
+    "in_container",
+    "utilisation",
+    "visible",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +163,11 @@ def gpus() -> tuple[Gpu, ...]:
                 )
             )
         return tuple(found)
+
+
+def gpu(number: int, boards: Sequence[Gpu] | None = None) -> Gpu | None:
+    """The GPU `cuda:N` names, of those given or of this machine's; None where NVML does not tell of it."""
+    return next((board for board in (gpus() if boards is None else boards) if board.index == number), None)
 
 
 def cuda_version() -> str | None:

@@ -105,7 +105,7 @@ def versions_together(here: Installed) -> Iterator[Diagnosis]:
     yield Diagnosis(
         "tensorrt-versions",
         "warning",
-        f"{text}: {first} and {second} are not one TensorRT, so a plan of one is none for the other",
+        f"{text}: {first} and {second} are different releases of TensorRT, and a plan of one does not load in the other",
         _together(here, mine, theirs),
     )
 
@@ -207,7 +207,7 @@ def gpu_support(here: Installed) -> Iterator[Diagnosis]:
                 name,
                 "note",
                 f"{text}; no source says that this TensorRT runs on it",
-                "trt-engine build examples/digits/model.onnx --backend tensorrt -o try.engine",
+                "trt-engine build MODEL.onnx --backend tensorrt -o try.engine",
             )
         else:
             yield Diagnosis(name, "ok", text)

@@ -33,7 +33,7 @@ __all__ = [
     "ordered",
 ]
 
-MASK_REMEDIES = (  # in the order to try them (A11)
+MASK_REMEDIES = (  # in the order to try them
     "export again with the dynamo exporter and `torch.export.Dim('batch', min=1, max=N)` "
     "(TensorRT 10.16.01, torch 2.11, transformers 5.5 or newer)",
     "else fold the mask at fixed shapes: one ONNX file and one engine for each batch "
@@ -283,7 +283,7 @@ def _int64(seen: Seen) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ A11
+# ------------------------------------------------------------------------------------------------ masks of detectors
 
 
 def _deformable(seen: Seen) -> Iterator[Finding]:

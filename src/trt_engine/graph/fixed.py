@@ -1,7 +1,7 @@
 """A model at fixed shapes: every dynamic size written in, and what follows from it folded to constants.
 
 Mask and position subgraphs that depend on sizes alone become constants this way, which is what a compiler that cannot take
-them needs (A11). One model for each set of shapes.
+them needs. One model for each set of shapes.
 """
 
 from __future__ import annotations

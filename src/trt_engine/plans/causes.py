@@ -1,6 +1,6 @@
 """Why TensorRT or trtexec failed, from what it said.
 
-The names are those of the project's log format (docs/trtexec.md) and `insufficient_workspace`, which the ladder of A11
+The names are those of the project's log format (docs/trtexec.md) and `insufficient_workspace`, which the ladder
 treats unlike any other. Tell-tale texts are those of `samples/common` and `parsers/onnx` of the public TensorRT repository
 and of public logs, 8.5 to 11.1; they are the same whether trtexec printed them or the library's logger was told.
 """
@@ -64,6 +64,8 @@ def _rule(name: str, tells: str, hint: str, *, soft: bool = False) -> _Rule:
     return _Rule(name, re.compile(tells), hint, soft)
 
 
+_MORE_WORKSPACE = "allow the builder more scratch memory: a larger `--workspace`, up to the GPU's memory"
+
 _RULES: tuple[_Rule, ...] = (  # the more specific before what it also looks like
     _rule(
         "plugin_not_found",
@@ -75,7 +77,7 @@ _RULES: tuple[_Rule, ...] = (  # the more specific before what it also looks lik
     _rule(
         "plugin_format_unsupported",
         r"could not find any supported formats consistent with input/output data types",
-        "the plugin has no kernel for these data types: keep its inputs in fp32 (`trt-engine cast --exclude`)",
+        "the plugin has no kernel for these data types: keep its inputs in fp32 (`trt-engine cast --exclude-node`)",
     ),
     _rule(
         "gpu_not_supported",
@@ -102,7 +104,7 @@ _RULES: tuple[_Rule, ...] = (  # the more specific before what it also looks lik
     _rule(
         "insufficient_workspace",
         r"due to insufficient workspace",
-        "allow the builder more scratch memory: `--workspace 32GiB`",
+        _MORE_WORKSPACE,
     ),
     _rule(
         "out_of_memory",
@@ -115,6 +117,11 @@ _RULES: tuple[_Rule, ...] = (  # the more specific before what it also looks lik
         "no_implementation",
         r"Could not find any implementation for node ",
         "`-O optimization_level=2` skips the optimisation that fails most often; a plugin's node needs its data types",
+    ),
+    _rule(
+        "host_code_refused",
+        r"engine_host_code_allowed|EngineHostCodeAllowed",
+        "the plan holds code for the host: `-O allow_host_code=on` loads it, only where you trust who built it",
     ),
     _rule(
         "engine_incompatible",
@@ -149,7 +156,7 @@ _RULES: tuple[_Rule, ...] = (  # the more specific before what it also looks lik
         "insufficient_workspace",
         r"Tactic Device request: \d+ ?[KMG]B Available: \d+"
         r"|insufficient memory on requested size",
-        "allow the builder more scratch memory: `--workspace 32GiB`",
+        _MORE_WORKSPACE,
         soft=True,
     ),
     _rule(
@@ -216,6 +223,7 @@ _KINDS: dict[str, type[TrtEngineError]] = {
     "static_model_given_shapes": ShapeError,
     "shape_mismatch": ShapeError,
     "out_of_memory": MemoryExhausted,
+    "host_code_refused": EngineError,
     "engine_incompatible": EngineError,
     "gpu_not_supported": SetupError,
     "cuda_unavailable": SetupError,

@@ -11,7 +11,7 @@ __all__ = ["proving"]
 
 _OF_THE_RUN = (
     "plugins", "python_plugins", "lean_runtime", "dla_core", "memory_strategy", "weight_streaming_budget",
-    "persistent_cache_limit",
+    "persistent_cache_limit", "count_allocations",
 )  # fmt: skip
 
 
@@ -20,7 +20,7 @@ def proving(model: Path, config: BuildConfig) -> dict[str, str] | str:
 
     `model` is the graph it was built from: the weights of a stripped plan are put back from it.
     """
-    settings = parse({name: value for name, value in config.options.items() if "." not in name})
+    settings = parse(config.options)
     if settings.runtime_platform != "same":
         return f"the plan is for `{settings.runtime_platform}`"
     if settings.exclude_lean_runtime and settings.lean_runtime is None:

@@ -5,6 +5,7 @@ One class for building and running, because one command may do both. Settings of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trt_engine.config import Profile, from_values, opt, parse_profile, parse_size
@@ -47,7 +48,7 @@ def _budget(value: str | int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """Settings of TensorRT (E4). What is None is TensorRT's own default for its version."""
+    """Settings of TensorRT. What is None is TensorRT's own default for its version."""
 
     # -------------------------------------------------------------------------------- how tactics are chosen
     optimization_level: int | None = opt(
@@ -188,7 +189,7 @@ class PlanSettings:
             )
 
 
-def parse(options: dict[str, str]) -> PlanSettings:
+def parse(options: Mapping[str, str]) -> PlanSettings:
     """The settings of `-O`; `UsageError` naming the right ones for one that does not exist."""
     made: PlanSettings = from_values(PlanSettings, options)
     return made

@@ -1,4 +1,4 @@
-"""Whether a TensorRT plan can be used here, said without loading it (F2, A10): one verdict, one reason, one command.
+"""Whether a TensorRT plan can be used here, said without loading it: one verdict, one reason, one command.
 
 What can be known before is the header, the passport and what is installed. TensorRT has no query for it: that a plan which
 should load does load is known once it has been loaded.
@@ -455,7 +455,7 @@ def _later(built: Version) -> str:
 
 
 def _elsewhere(case: _Case) -> str:
-    """What to add where the plan was made in a container and this is the host, or the reverse (A10)."""
+    """What to add where the plan was made in a container and this is the host, or the reverse."""
     if case.passport is None:
         return ""
     there, here = case.passport.environment.container, case.here.container

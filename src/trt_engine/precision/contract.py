@@ -1,4 +1,4 @@
-"""The precision contract (F1): is a graph, or an engine, what was asked for? With the share, and the nodes that are not.
+"""The precision contract: is a graph, or an engine, what was asked for? With the share, and the nodes that are not.
 
 The source graph says what was meant, the engine's own graph what came of it. Where the engine's graph is ONNX Runtime's, it
 is read at its word: an operator between inserted Casts computes in FP32, one behind a DequantizeLinear that no fusion took

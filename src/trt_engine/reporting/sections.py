@@ -471,7 +471,7 @@ class _Writer:
         return Section("findings", "Checks", tuple(blocks))
 
     def _next(self) -> Section | None:
-        """The nvinfer keys that follow (A12)."""
+        """The nvinfer keys that follow."""
         if self.size is None or not self.size.nvinfer:
             return None
         lines = ["[property]", *(clean(f"{name}={value}") for name, value in self.size.nvinfer.items())]

@@ -123,7 +123,7 @@ class InferenceEngine:
 
     @property
     def facts(self) -> dict[str, str]:
-        """The truth about what runs (F5): backend, device, providers, threads, replicas that do not serve, by name."""
+        """The truth about what runs: backend, device, providers, threads, replicas that do not serve, by name."""
         if not self._closing:
             self._last_facts = self._find_facts()
         return dict(self._last_facts)

@@ -207,7 +207,7 @@ class _Line:
                     self._take_back(thread)
                 holder = None if patient or thread in self._held else thread
                 if self._free:
-                    self._waits.add(0.0)
+                    self._waits.at_once += 1
                     return self._pick(feeds, holder)
                 if not patient and self._max_waiting is not None and len(self._callers) >= self._max_waiting:
                     self._refused += 1

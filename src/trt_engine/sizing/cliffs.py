@@ -1,4 +1,4 @@
-"""Batch cliffs (A8): sizes near N at which the engine is much slower than its neighbours say it should be.
+"""Batch cliffs: sizes near N at which the engine is much slower than its neighbours say it should be.
 
 Two things are true of an engine without cliffs: a larger batch gives at least as many images/s as a smaller one, and a
 smaller batch takes no longer than a larger one. So every neighbour suggests a throughput: a smaller one its own, a larger

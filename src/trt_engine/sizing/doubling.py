@@ -1,4 +1,4 @@
-"""The doubling (A7): one engine, two measurements, and twice the batch while more streams would fit than the batch holds."""
+"""The doubling: one engine, two measurements, and twice the batch while more streams would fit than the batch holds."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def queries_per_s(record: BenchRecord) -> Fraction:
 
 
 def images_per_s(record: BenchRecord) -> Fraction:
-    """`qps x batch` (A6), exactly."""
+    """`qps x batch`, exactly."""
     return queries_per_s(record) * record.batch
 
 
 def peak_streams(record: BenchRecord, fps: float) -> int:
-    """`floor(images/s / fps)` (A6): the upper bound of streams this measurement sustains."""
+    """`floor(images/s / fps)`: the upper bound of streams this measurement sustains."""
     return math.floor(images_per_s(record) / _exact(fps))
 
 

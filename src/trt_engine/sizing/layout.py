@@ -1,4 +1,4 @@
-"""Where everything of a sizing run lies (A1): one tree, fixed names, beside the model or in a run folder of its own."""
+"""Where everything of a sizing run lies: one tree, fixed names, beside the model or in a run folder of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pre-flight (A2): what is looked at before anything is spent, each a line with ok, warn or fail."""
+"""The pre-flight: what is looked at before anything is spent, each a line with ok, warn or fail."""
 
 from __future__ import annotations
 

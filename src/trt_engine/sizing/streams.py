@@ -85,7 +85,7 @@ class Plan:
     """Nobody asked for the precision: it is what a GPU is usually sized with."""
 
     def build_config(self, batch: int, largest: int | None = None) -> BuildConfig:
-        """One dynamic engine: min 1, opt = max = N (A4); `largest` is the maximum of the scan's engine."""
+        """One dynamic engine: min 1, opt = max = N; `largest` is the maximum of the scan's engine."""
         build = self.build
         if self.card.builds_log and build.timing_cache is None:
             build = replace(build, timing_cache=self.layout.timing_cache)
@@ -106,7 +106,7 @@ class Plan:
         if _stamps(self.model) != self.stamps:
             raise ModelError(
                 f"`{self.model.path}` was changed while it was sized",
-                hint="run it again when the model is as it shall be",
+                hint="run it again when the model no longer changes",
             )
         return building.plan(
             self.model,
@@ -117,7 +117,7 @@ class Plan:
         )
 
     def bench_config(self, batch: int, *, short: bool = False) -> BenchConfig:
-        """Compute only, never transfers (A5); `short` is a measurement of the scan."""
+        """Compute only, never transfers; `short` is a measurement of the scan."""
         duration_s, warmup_s = self.config.duration_s, self.config.warmup_s
         if short:
             duration_s, warmup_s = min(duration_s, max(0.2, duration_s / 10)), min(warmup_s, 0.2)
@@ -175,7 +175,7 @@ def plan(
     yes: bool = False,
     command: str | None = None,
 ) -> Plan:
-    """The run that would be made; raises for a wrong setting, a model that is none, and shapes nobody gave (A3)."""
+    """The run that would be made; raises for a wrong setting, a model that is none, and shapes nobody gave."""
     config, build = config or SizeConfig(), settled(build or BuildConfig())
     _check_settings(build)
     path = Path(model)
@@ -216,7 +216,7 @@ def _check_settings(build: BuildConfig) -> None:
 
 
 def _usual_precision(model: Model, build: BuildConfig) -> tuple[BuildConfig, bool]:
-    """FP16 on a GPU for an FP32 graph when nobody asked for a precision (A4), and whether that was chosen here."""
+    """FP16 on a GPU for an FP32 graph when nobody asked for a precision, and whether that was chosen here."""
     if build.precision is not None or parse_device(build.device)[0] != "cuda":
         return build, False
     if precision_of(read_proto(model.path)) != "fp32":
@@ -364,7 +364,7 @@ class _Run:
             return self.carry_out(planned, target, log_path, top, "build_log" if first else f"build_log_b{top}")
 
     def build_alone(self, batch: int) -> Engine:
-        """The engine of one batch, where the ladder fixed the shapes of the one that takes all (A11)."""
+        """The engine of one batch, where the ladder fixed the shapes of the one that takes all."""
         plan, layout = self.plan, self.plan.layout
         target, log_path = layout.engine(batch, dynamic=False), layout.build_log(batch)
         with self.step(f"build b{batch} alone", nested=True):
@@ -439,7 +439,7 @@ class _Run:
         self.protocol = self.protocol or record.protocol
 
     def fixed(self) -> None:
-        """A model whose batch is fixed: one engine, one measurement (A4), no doubling."""
+        """A model whose batch is fixed: one engine, one measurement, no doubling."""
         batch = self.plan.batches[0]
         engine = self.build(batch)
         self.doubling.engines += 1
@@ -480,7 +480,7 @@ class _Run:
     # -------------------------------------------------------------------------------------------- scan
 
     def scan(self) -> None:
-        """Measure N +- width: sizes up to N on the final engine, larger ones on one engine built for them (A8)."""
+        """Measure N +- width: sizes up to N on the final engine, larger ones on one engine built for them."""
         if not self.plan.dynamic:
             self.notes.append("no scan: the model's batch is fixed")
             return
@@ -690,7 +690,7 @@ def _build_log(
 
 
 def _steps(build: Build) -> list[str]:
-    """What was done to get this engine: the graph prepared for the precision, the ladder climbed (A11)."""
+    """What was done to get this engine: the graph prepared for the precision, the ladder climbed."""
     prepared = build.notes.get("prepared")
     return [f"{'before the build' if step == prepared else 'after a known failure'}: {step}" for step in build.ladder]
 

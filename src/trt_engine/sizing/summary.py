@@ -1,4 +1,4 @@
-"""The closing text of `size` (A12): what was built, both measurements, the count, the time, what to run next."""
+"""The closing text of `size`: what was built, both measurements, the count, the time, what to run next."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ class Reader:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the names and the bytes of all pictures asked for so far, in their order (C6)."""
+        """SHA-256 over the names and the bytes of all pictures asked for so far, in their order."""
         return f"sha256:{self._total.hexdigest()}"
 
     def __iter__(self) -> Iterator[Batch]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -16,6 +15,7 @@ from trt_engine.backends.fake.options import FakeOptions
 from trt_engine.config import Profile, RuntimeConfig, check_shapes, from_values
 from trt_engine.device import Buffer, Stream, parse_device
 from trt_engine.device.fake import FakeBuffer, FakeDevice, FakeStream
+from trt_engine.device.host import numpy_dtype
 from trt_engine.engine import Engine, Verdict
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.tensors import Shape, Signature, closest, dtype, format_shape
@@ -185,13 +185,13 @@ class FakeContext:
         for spec in self._signature.inputs:
             shape = inputs[spec.name]
             raw = bound[spec.name].memory()[: _nbytes(spec.dtype, shape)]
-            feeds[spec.name] = raw.view(_numpy(spec.dtype)).reshape(shape).copy()
+            feeds[spec.name] = raw.view(numpy_dtype(spec.dtype)).reshape(shape).copy()
         names = [spec.name for spec in self._signature.outputs]
         late = {}
         with np.errstate(all="ignore"):  # a device divides by zero without a word
             values = self._evaluator.run(names, feeds)
         for spec, value in zip(self._signature.outputs, values, strict=True):
-            result = np.asarray(value, dtype=_numpy(spec.dtype), order="C")
+            result = np.asarray(value, dtype=numpy_dtype(spec.dtype), order="C")
             if -1 in outputs[spec.name]:
                 late[spec.name] = result.copy()
             elif result.shape != outputs[spec.name]:
@@ -207,10 +207,6 @@ class FakeContext:
     def _check_open(self) -> None:
         if self._closed:
             raise UsageError("the context is closed", hint="make another with `session.context()`")
-
-
-def _numpy(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def _nbytes(name: str, shape: Shape) -> int:

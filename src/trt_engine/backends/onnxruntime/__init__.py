@@ -13,6 +13,7 @@ card = Backend(
     builder="trt_engine.backends.onnxruntime.build:OnnxRuntimeBuilder",
     runtime="trt_engine.backends.onnxruntime.run:OnnxRuntime",
     devices=("cpu", "cuda"),
+    providers=True,
     options="trt_engine.backends.onnxruntime.options:OnnxRuntimeOptions",
     accepts="trt_engine.graph.load:check_onnxruntime",
     milder=("graph_optimization=basic", "graph_optimization=none"),

@@ -258,7 +258,7 @@ def _side_files(built: onnx.ModelProto, payload: Path, weights: str | None) -> t
 
 
 def _keep_the_contract(precision: Precision, proto: onnx.ModelProto, choice: Choice) -> None:
-    """`PrecisionError` when the engine does not compute in what was asked for (F1)."""
+    """`PrecisionError` when the engine does not compute in what was asked for."""
     if precision.asked is None or precision.main == precision.asked:
         return
     shares = ", ".join(f"{name} {_percent(share)}" for name, share in precision.found.items()) or "nothing countable"

@@ -35,7 +35,7 @@ def board(device: str, boards: Sequence[info.Gpu] | None = None) -> info.Gpu | N
     kind, number = parse_device(device)
     if kind != "cuda":
         return None
-    return next((item for item in (info.gpus() if boards is None else boards) if item.index == number), None)
+    return info.gpu(number, boards)
 
 
 def architecture(found: info.Gpu | None) -> str:

@@ -1,4 +1,4 @@
-"""Which of ONNX Runtime's providers run, said before and read back after: nothing falls back in silence (F5)."""
+"""Which of ONNX Runtime's providers run, said before and read back after: nothing falls back in silence."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def _board(number: int, boards: Sequence[info.Gpu]) -> info.Gpu | None:
     """The GPU of that number; None where nobody can tell."""
     if not boards:
         return None
-    found = next((item for item in boards if item.index == number), None)
+    found = info.gpu(number, boards)
     if found is None:
         here = ", ".join(f"`cuda:{item.index}` ({item.name})" for item in boards)
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Whether an engine of ONNX Runtime can be used here, said without loading it (F2)."""
+"""Whether an engine of ONNX Runtime can be used here, said without loading it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import tensorrt as trt
 
-from trt_engine.backends.tensorrt import compat
 from trt_engine.errors import MemoryExhausted
 
 __all__ = ["Allocated", "CountingAllocator", "Memory", "let_go"]
@@ -82,7 +81,7 @@ class CountingAllocator(trt.IGpuAsyncAllocator):  # type: ignore[misc]
         return self._take(size, alignment)
 
     def allocate_async(self, size: int, alignment: int, first: int, second: int) -> int:
-        _, _stream = compat.allocation_arguments(first, second)
+        # flags and stream, in an order that 11.2 turned around
         return self._take(size, alignment)  # there at once, so before anything the stream will do
 
     def reallocate(self, address: int, alignment: int, new_size: int) -> int:

@@ -316,7 +316,7 @@ class _Job:
 
 def _admitted(config: BuildConfig) -> tuple[PlanSettings, Board]:
     """The settings and the GPU of a build that this TensorRT can make here; `UsageError` or `SetupError` otherwise."""
-    settings = parse({name: value for name, value in config.options.items() if "." not in name})
+    settings = parse(config.options)
     compat.check_version()
     board = driver.board(config.device)
     _check_machine(config, board)

@@ -22,7 +22,6 @@ from trt_engine.tensors import closest
 __all__ = [
     "SURFACE",
     "VERSION",
-    "allocation_arguments",
     "at_least",
     "check_version",
     "choices",
@@ -118,14 +117,6 @@ _DTYPES = {  # TensorRT's names to ours
 def dtype_name(dtype: Any) -> str:
     """Our name of a TensorRT data type; its own, in small letters, for one we have no name for."""
     return _DTYPES.get(dtype.name, str(dtype.name).lower())
-
-
-def allocation_arguments(first: int, second: int) -> tuple[int, int]:
-    """`(flags, stream)` of the last two arguments `allocate_async` is called with.
-
-    They came as (stream, flags), against the published order, until 11.2.
-    """
-    return (first, second) if at_least(VERSION, "11.2") else (second, first)
 
 
 def profile_values(engine: Any, profile: int, name: str) -> Sequence[Sequence[int]]:

@@ -196,14 +196,14 @@ def add_profiles(
 ) -> int:
     """Give the builder the profiles of every dynamic input and of every input that holds sizes; how many were needed."""
     inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    moving = [item for item in inputs if item.is_shape_tensor or any(size < 0 for size in tuple(item.shape))]
-    if not moving:
+    dynamic = [item for item in inputs if item.is_shape_tensor or any(size < 0 for size in tuple(item.shape))]
+    if not dynamic:
         return 0
     for number, profile in enumerate(profiles):
         made = builder.create_optimization_profile()
         if made is None:
             raise logger.failure("creating an optimization profile")
-        for tensor in moving:
+        for tensor in dynamic:
             _set_range(made, tensor, profile, settings.shape_values, number)
         at = config.add_optimization_profile(made)
         if at != number:

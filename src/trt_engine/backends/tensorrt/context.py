@@ -6,15 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import tensorrt as trt
 
 from trt_engine.backends.tensorrt import compat, driver
-from trt_engine.backends.tensorrt.reading import failure
 from trt_engine.config import Profile, check_shapes
 from trt_engine.device import Buffer, Device, Stream
+from trt_engine.device.host import numpy_dtype
 from trt_engine.errors import BuildError, FeedError, MemoryExhausted, TrtEngineError, UsageError
 from trt_engine.tensors import Shape, TensorSpec, closest, dtype, format_shape
 
@@ -66,7 +65,7 @@ class TensorRtContext:
             raise FeedError(
                 f"the values of `{name}` decide no shapes", hint="bind a buffer to it: only its shape is prepared"
             )
-        self._values[name] = np.array(value, _numpy(self._specs[name].dtype), order="C")
+        self._values[name] = np.array(value, numpy_dtype(self._specs[name].dtype), order="C")
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         self._check_open()
@@ -214,7 +213,7 @@ class TensorRtContext:
             if size < 0:
                 raise self._failed(0, f"working out the size of `{spec.name}`", FeedError)
             shape = (size // max(dtype(spec.dtype).bits // 8, 1),)
-        self._hold(spec.name, np.zeros(shape, _numpy(spec.dtype)))
+        self._hold(spec.name, np.zeros(shape, numpy_dtype(spec.dtype)))
         return (-1,) * max(len(shape), 1)
 
     def _take_late(self) -> None:
@@ -287,7 +286,7 @@ class TensorRtContext:
         return self._failed(self._said, "the inference", MemoryExhausted if starved else BuildError)
 
     def _failed(self, said: int, subject: str, kind: type[TrtEngineError]) -> TrtEngineError:
-        return failure(self._session.logger, said, subject, kind)
+        return self._session.logger.failure(subject, kind, said)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -350,7 +349,7 @@ class _LateOutput(trt.IOutputAllocator):  # type: ignore[misc]
     def download(self, stream: Stream) -> Array:
         """The output as TensorRT sized it; there once the stream is done."""
         assert self._shape is not None
-        array: Array = np.empty(self._shape, _numpy(self._spec.dtype))
+        array: Array = np.empty(self._shape, numpy_dtype(self._spec.dtype))
         if array.size and self._buffer is not None:
             self._device.download(self._buffer, array, stream)
         return array
@@ -389,7 +388,3 @@ class LayerTimes(trt.IProfiler):  # type: ignore[misc]
         if self._native is None or not self._native.report_to_profiler():
             raise UsageError("TensorRT has no layer times to report", hint="enqueue and synchronize first")
         return self._times
-
-
-def _numpy(name: str) -> np.dtype[Any]:
-    return np.dtype(getattr(ml_dtypes, name, name))

@@ -151,8 +151,8 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
         cause = cause_of(texts)
         if cause is not None:
             return error_of(cause, subject)
-        errors = [text.partition("] ")[2] for text in texts if not text.startswith("[W]")]
-        reason = errors[-1][:400] if errors else "TensorRT gave no reason"
+        errors = [text for text in texts if not text.startswith("[W]")]
+        reason = next((text.partition("] ")[2][:400] for text in reversed(errors or texts)), "TensorRT gave no reason")
         return kind(f"{subject} failed: {reason}", hint="`-v` shows all TensorRT said")
 
     def close(self) -> None:

@@ -31,9 +31,8 @@ def parse(network: Any, path: Path, logger: TensorRtLogger, config: Any = None) 
         raise logger.failure("creating TensorRT's ONNX parser") from error
     if config is not None and not parser.set_builder_config(config):
         raise logger.failure("giving TensorRT's ONNX parser the settings")
-    if not parser.parse(
-        raw, str(path.absolute())
-    ):  # where external weights are looked for, whatever the current folder
+    # by its whole path: external weights are looked for beside it, whatever the current folder
+    if not parser.parse(raw, str(path.absolute())):
         raise objection(path, list(complaints(parser)), logger)
     return parser
 

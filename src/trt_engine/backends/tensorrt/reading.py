@@ -13,12 +13,11 @@ from trt_engine.backends.tensorrt import compat
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.config import parse_size
 from trt_engine.engine import Engine, Needs
-from trt_engine.errors import EngineError, SetupError, TrtEngineError, UsageError
+from trt_engine.errors import EngineError, SetupError, UsageError
 from trt_engine.files import explain
-from trt_engine.plans.causes import cause_of, error_of
 from trt_engine.plans.settings import PlanSettings
 
-__all__ = ["check_needs", "deserialised", "failure", "make_runtime", "streamed"]
+__all__ = ["check_needs", "deserialised", "make_runtime", "streamed"]
 
 _LARGE_BYTES = 1 << 30
 """From here on a plan is read piece by piece where TensorRT can (10.7 on), so that it is not in host memory twice."""
@@ -30,7 +29,7 @@ def check_needs(engine: Engine, settings: PlanSettings) -> None:
     if _holds_code(engine) and not settings.allow_host_code:
         raise EngineError(
             f"`{engine.path.name}` holds code for the host, which would run in this process",
-            hint="`-O allow_host_code=true` loads it: only where you trust who built it",
+            hint="`-O allow_host_code=on` loads it: only where you trust who built it",
         )
     if needs.lean_runtime and settings.lean_runtime is None:
         major = needs.version.split(".")[0]
@@ -63,9 +62,9 @@ def make_runtime(logger: TensorRtLogger, settings: PlanSettings, subject: str) -
     try:
         runtime = trt.Runtime(logger)
     except (TypeError, RuntimeError) as error:
-        raise failure(logger, 0, subject, SetupError) from error
+        raise logger.failure(subject, SetupError) from error
     if logger.complained(before):
-        raise failure(logger, before, subject, SetupError)
+        raise logger.failure(subject, SetupError, before)
     runtime.engine_host_code_allowed = settings.allow_host_code
     if settings.dla_core is not None:
         _choose_dla(runtime, settings.dla_core)
@@ -79,7 +78,7 @@ def make_runtime(logger: TensorRtLogger, settings: PlanSettings, subject: str) -
     said = logger.said
     lean = runtime.load_runtime(str(path.resolve()))
     if lean is None:
-        raise failure(logger, said, f"loading the lean runtime `{path.name}`", SetupError)
+        raise logger.failure(f"loading the lean runtime `{path.name}`", SetupError, said)
     lean.engine_host_code_allowed = settings.allow_host_code
     return (runtime, lean)
 
@@ -112,29 +111,8 @@ def deserialised(runtime: Any, path: Path, logger: TensorRtLogger) -> Any:
     except OSError as error:
         raise explain(error, path) from error
     if engine is None:
-        raise failure(logger, said, f"loading `{path.name}`", EngineError)
+        raise logger.failure(f"loading `{path.name}`", EngineError, said)
     return engine
-
-
-def failure(
-    logger: TensorRtLogger, since: int, subject: str, kind: type[TrtEngineError] = EngineError
-) -> TrtEngineError:
-    """The error for a call that failed, from what was said after the first `since` grave messages."""
-    said = logger.grave(since)
-    cause = cause_of(said)
-    if cause is not None:
-        return error_of(cause, subject)
-    texts = [text.partition("] ")[2] for text in said]
-    if any("engine_host_code_allowed" in text or "EngineHostCodeAllowed" in text for text in texts):
-        return EngineError(
-            f"{subject} failed: the plan holds code for the host",
-            hint="`-O allow_host_code=true` loads it: only where you trust who built it",
-        )
-    errors = [text.partition("] ")[2] for text in said if not text.startswith("[W]")]
-    reason = (errors or texts or ["TensorRT gave no reason"])[-1][:400]
-    return kind(
-        f"{subject} failed: {reason}", hint="`-v` shows all TensorRT said; `trt-engine inspect` what a plan needs"
-    )
 
 
 def _read_in_pieces(runtime: Any, file: BinaryIO) -> Any:
@@ -201,16 +179,14 @@ def streamed(engine: Any, budget: str | None, logger: TensorRtLogger) -> int | N
             return None
         raise UsageError(
             "the engine's weights cannot be streamed",
-            hint="build it with `-O weight_streaming=true`, or leave the budget out",
+            hint="build it with `-O weight_streaming=on`, or leave the budget out",
         )
     wanted = _budget_bytes(engine, budget, streamable)
     said = logger.said
     engine.weight_streaming_budget_v2 = wanted
     got = int(engine.weight_streaming_budget_v2)
     if got != wanted:
-        raise failure(
-            logger, said, f"keeping {wanted} bytes of weights on the device (TensorRT kept {got})", SetupError
-        )
+        raise logger.failure(f"keeping {wanted} bytes of weights on the device (TensorRT kept {got})", SetupError, said)
     return got
 
 

@@ -17,7 +17,7 @@ from trt_engine.backends.tensorrt.context import TensorRtContext
 from trt_engine.backends.tensorrt.inspector import layer_document
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.backends.tensorrt.plugins import load_plugins
-from trt_engine.backends.tensorrt.reading import check_needs, deserialised, failure, make_runtime, streamed
+from trt_engine.backends.tensorrt.reading import check_needs, deserialised, make_runtime, streamed
 from trt_engine.backends.tensorrt.refit import refit
 from trt_engine.config import Profile, RuntimeConfig
 from trt_engine.device import Device, open_device, parse_device
@@ -37,7 +37,7 @@ class TensorRtRuntime:
 
     def load(self, engine: Engine, config: RuntimeConfig, *, device: Device | None = None) -> TensorRtSession:
         """The session of a plan on the device asked for; a `device` of the caller's stays open when the session closes."""
-        settings = parse({name: value for name, value in config.options.items() if "." not in name})
+        settings = parse(config.options)
         name = device.name if device is not None else config.device or engine.passport.device
         if parse_device(name)[0] not in ("cuda", "fake"):
             raise UsageError(f"TensorRT does not run on `{name}`", hint="`--device cuda:0`")
@@ -73,7 +73,7 @@ class TensorRtSession:
         self._owns_device = owns_device
         self._native: Any = None
         self._runtimes: tuple[Any, ...] = ()
-        self._allocator = CountingAllocator(device, _waiting_on(device))
+        self._allocator = CountingAllocator(device, _waiting_on(device)) if settings.count_allocations else None
         self._closed = False
         try:
             with self.current():
@@ -88,7 +88,8 @@ class TensorRtSession:
         subject = f"loading `{self._name}`"
         load_plugins(settings.plugins, settings.python_plugins, self.logger)
         self._runtimes = make_runtime(self.logger, settings, subject)
-        self._runtimes[-1].gpu_allocator = self._allocator
+        if self._allocator is not None:
+            self._runtimes[-1].gpu_allocator = self._allocator
         try:
             self._native = deserialised(self._runtimes[-1], engine.path, self.logger)
         except EngineError as error:
@@ -119,7 +120,7 @@ class TensorRtSession:
                 compat.reach(f"ExecutionContextAllocationStrategy.{self.memory_strategy.upper()}", "memory_strategy")
             )
             if native is None:
-                raise self._for_want_of_memory(subject, refused) or failure(self.logger, said, subject)
+                raise self._for_want_of_memory(subject, refused) or self.logger.failure(subject, EngineError, said)
             if native.active_optimization_profile != profile:
                 self._switch(native, profile, said)
             self._limit_cache(native)
@@ -147,8 +148,9 @@ class TensorRtSession:
             "profiles": str(native.num_optimization_profiles),
             "memory_strategy": self.memory_strategy,
             "scratch_bytes": str(self._scratch_bytes()),
-            "allocated": str(self._allocator.allocated),
         }
+        if self._allocator is not None:
+            facts["allocated"] = str(self._allocator.allocated)
         if native.streamable_weights_size:
             kept = native.streamable_weights_size if self.budget_bytes is None else self.budget_bytes
             facts["weights_on_device"] = f"{kept} of {native.streamable_weights_size} bytes"
@@ -183,7 +185,8 @@ class TensorRtSession:
             self._native = None
             while self._runtimes:
                 self._runtimes = self._runtimes[:-1]
-            self._allocator.close()
+            if self._allocator is not None:
+                self._allocator.close()
         if self._owns_device:
             self.device.close()
         self.logger.close()
@@ -199,8 +202,8 @@ class TensorRtSession:
         return self.logger.said
 
     def refusals(self) -> int:
-        """How many times until now TensorRT asked for memory the device did not have."""
-        return self._allocator.allocated.refused
+        """How many times until now TensorRT asked for memory the device did not have; 0 where nobody counts."""
+        return self._allocator.allocated.refused if self._allocator is not None else 0
 
     def _forget(self, context: TensorRtContext) -> None:
         with self._opening:
@@ -214,9 +217,9 @@ class TensorRtSession:
             try:
                 switched = native.set_optimization_profile_async(profile, stream.handle)
             except RuntimeError as error:
-                raise failure(self.logger, said, f"choosing profile {profile}") from error
+                raise self.logger.failure(f"choosing profile {profile}", EngineError, said) from error
             if not switched:
-                raise failure(self.logger, said, f"choosing profile {profile}")
+                raise self.logger.failure(f"choosing profile {profile}", EngineError, said)
             stream.synchronize()
         finally:
             stream.close()
@@ -262,7 +265,7 @@ class TensorRtSession:
         return count * int(self._native.device_memory_size_v2 if newer else self._native.device_memory_size)
 
     def _for_want_of_memory(self, subject: str, before: int = 0) -> MemoryExhausted | None:
-        if self.refusals() <= before:
+        if self._allocator is None or self.refusals() <= before:
             return None
         return MemoryExhausted(
             f"{subject} failed: TensorRT was refused memory on `{self.device.name}` ({self._allocator.allocated})",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trt_engine.backends.trtexec.program import Program
-from trt_engine.config import BuildConfig, Profile
+from trt_engine.config import BuildConfig, Profile, parse_size
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.plans.settings import PlanSettings
 from trt_engine.tensors import Shape, Signature, format_shape
@@ -81,8 +81,9 @@ def for_build(
     layers: Path | None,
     timing_cache: Path | None,
     kinds: Collection[str],
+    gpu_mib: int | None = None,
 ) -> Arguments:
-    """The command line of a build. `kinds` are the data types the graph is written in."""
+    """The command line of a build. `kinds` are the data types of the graph, `gpu_mib` is the GPU's memory."""
     made = Arguments(program)
     made.add("onnx", model)
     made.add("saveEngine", engine)
@@ -90,7 +91,7 @@ def for_build(
     _device(made, config.device)
     _typing(made, config, kinds)
     _profiles(made, config.profiles, settings, signature)
-    _pools(made, config, settings)
+    _pools(made, config, settings, gpu_mib)
     _search(made, settings)
     _plan(made, settings)
     _dla(made, settings)
@@ -118,12 +119,17 @@ def for_running(
     profile: int = 0,
 ) -> Arguments:
     """The command line that loads an engine, without what is to be done with it."""
+    if settings.refit_from is not None:
+        raise UsageError(
+            "trtexec cannot replace weights, which `refit_from` asks for",
+            hint="leave `-O refit_from` out, or install TensorRT's bindings: `pip install 'trt-engine[tensorrt]'`",
+        )
     made = Arguments(program)
     made.add("loadEngine", engine)
     _device(made, device)
-    moving = {spec.name: given[spec.name] for spec in signature.inputs if spec.dynamic}
-    if moving:
-        made.add("shapes", shapes(moving))
+    dynamic = {spec.name: given[spec.name] for spec in signature.inputs if spec.dynamic}
+    if dynamic:
+        made.add("shapes", shapes(dynamic))
     if profile:
         made.need("useProfile", profile, setting="profile")
     for library in settings.plugins:
@@ -137,7 +143,7 @@ def for_running(
     )
     if budget is not None:
         made.need("allowWeightStreaming", setting="weight_streaming_budget")
-        made.need("weightStreamingBudget", _one_letter(budget), setting="weight_streaming_budget")
+        made.need("weightStreamingBudget", _budget_text(budget), setting="weight_streaming_budget")
     if settings.dla_core is not None:
         made.add("useDLACore", settings.dla_core)
     if settings.persistent_cache_limit is not None:
@@ -205,8 +211,8 @@ def _typing(made: Arguments, config: BuildConfig, kinds: Collection[str]) -> Non
 def _profiles(made: Arguments, profiles: tuple[Profile, ...], settings: PlanSettings, signature: Signature) -> None:
     """min, opt and max of what moves; a static model takes no shapes at all."""
     values = settings.shape_values.ranges if settings.shape_values is not None else {}
-    moving = [spec.name for spec in signature.inputs if spec.dynamic and spec.name not in values]
-    if not moving and not values:
+    dynamic = [spec.name for spec in signature.inputs if spec.dynamic and spec.name not in values]
+    if not dynamic and not values:
         return
     if len(profiles) > 1 and not made.program.has("profile"):
         raise UsageError(
@@ -216,14 +222,14 @@ def _profiles(made: Arguments, profiles: tuple[Profile, ...], settings: PlanSett
     for index, profile in enumerate(profiles):
         if len(profiles) > 1:
             made.add("profile", index)
-        ranges = {name: profile.ranges[name] for name in moving} | dict(values)
+        ranges = {name: profile.ranges[name] for name in dynamic} | dict(values)
         for which in ("min", "opt", "max"):
             made.add(f"{which}Shapes", shapes({name: getattr(span, which) for name, span in ranges.items()}))
 
 
-def _pools(made: Arguments, config: BuildConfig, settings: PlanSettings) -> None:
+def _pools(made: Arguments, config: BuildConfig, settings: PlanSettings, gpu_mib: int | None) -> None:
     """Sizes as plain numbers of MiB: the one spelling every version reads alike (`1024MiB` is 1024 bytes from 10.1)."""
-    sizes: dict[str, float] = {"workspace": float(config.workspace_mib)}
+    sizes: dict[str, float] = {"workspace": float(min(config.workspace_mib, gpu_mib or config.workspace_mib))}
     for pool, nbytes, setting in (
         ("dlaSRAM", settings.dla_sram, "dla_sram"),
         ("dlaLocalDRAM", settings.dla_local_dram, "dla_local_dram"),
@@ -352,8 +358,6 @@ def _absolute(library: str) -> str:
     return library
 
 
-def _one_letter(size: str) -> str:
+def _budget_text(size: str) -> str:
     """A weight streaming budget as trtexec reads it: bytes, or a share."""
-    from trt_engine.config import parse_size
-
     return size if size.endswith("%") or size.startswith("-") else f"{parse_size(size)}B"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import filelock
+from onnx import ModelProto
 
 from trt_engine.backends.trtexec.arguments import Arguments, for_build, for_running, pool_differs
 from trt_engine.backends.trtexec.program import Program, Ran, find
@@ -21,7 +22,7 @@ from trt_engine.engine import Needs, PlanHeader, Precision, Share, plan_header
 from trt_engine.errors import BuildError, EngineError, SetupError, TrtEngineError
 from trt_engine.files import explain
 from trt_engine.graph import census as of_graph
-from trt_engine.graph import flops, walk
+from trt_engine.graph import flops
 from trt_engine.graph.load import read_proto
 from trt_engine.model import Model
 from trt_engine.plans.causes import error_of
@@ -30,6 +31,7 @@ from trt_engine.plans.settings import PlanSettings, parse
 from trt_engine.plans.trtexec_log import Line, TrtexecLog, misses, pools_of
 from trt_engine.plans.trtexec_log import parse as parse_log
 from trt_engine.protocols import BuildOutcome, BuildPlaces
+from trt_engine.tensors import Shape
 
 __all__ = ["TrtexecBuilder", "failure"]
 
@@ -41,13 +43,12 @@ class TrtexecBuilder:
 
     def identity(self, config: BuildConfig) -> str:
         """`trtexec 10.16.1.11 sm_90 NVIDIA H200`; without NVML the device as it was asked for."""
-        kind, number = parse_device(config.device or "cuda:0")
-        board = next((gpu for gpu in info.gpus() if gpu.index == number), None)
+        board, (kind, number) = _board(config), parse_device(config.device or "cuda:0")
         where = f"sm_{board.compute_capability.replace('.', '')} {board.name}" if board else f"{kind}:{number}"
         return f"trtexec {find().text} {where}"
 
     def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
-        program, settings = find(), parse(config.options)
+        program, settings, board = find(), parse(config.options), _board(config)
         proto = read_proto(model.path)
         kinds = frozenset(of_graph.census(proto))
         with _folder(places.payload.parent) as folder:
@@ -57,10 +58,12 @@ class TrtexecBuilder:
             made = for_build(
                 program, config, settings, model.signature,
                 model=model.path.absolute(), engine=engine, layers=layers if detailed else None,
-                timing_cache=cache if with_cache else None, kinds=kinds,
+                timing_cache=cache if with_cache else None, kinds=kinds, gpu_mib=board.memory_mib if board else None,
             )  # fmt: skip
             for text in made.said:
                 log.warning("%s", text)
+            if made.pools_mib["workspace"] < config.workspace_mib:
+                log.info("the workspace is all memory of the GPU, %g MiB", made.pools_mib["workspace"])
             log.info("building with `%s`, TensorRT %s", program.path, program.text)
             ran = program.run(made.words, folder=folder, raw_log=places.log, heard=_followed(made, places.doing))
             said = parse_log(ran.lines, "trtexec")
@@ -82,7 +85,7 @@ class TrtexecBuilder:
         return BuildOutcome(
             signature=model.signature,
             precision=Precision(config.precision, found),
-            needs=_needs(header, settings, said, config),
+            needs=_needs(header, settings, said, board),
             warnings=(*made.said, *_about(said, found, detailed=detailed)),
             notes=_notes(program, made, ran, said, settings),
         )
@@ -138,7 +141,7 @@ def _followed(made: Arguments, doing: Callable[[str], None]) -> Callable[[Line],
 
 
 def _pools_checked(made: Arguments) -> Callable[[Line], None]:
-    """Compares what trtexec read of the pools with what it was given, and stops it before a tactic runs (A9)."""
+    """Compares what trtexec read of the pools with what it was given, and stops it before a tactic runs."""
 
     def heard(line: Line) -> None:
         if line.severity != "I" or not line.text.startswith("Memory Pools: "):
@@ -149,8 +152,8 @@ def _pools_checked(made: Arguments) -> Callable[[Line], None]:
                 read = "its default" if pool not in found else f"{found[pool]:g} MiB"
                 raise SetupError(
                     f"trtexec read the pool `{pool}` as {read}, {mib:g} MiB was asked for; it was stopped",
-                    hint="this trtexec reads sizes in another way than its version says; `--backend tensorrt` has no such "
-                    "line between",
+                    hint="this trtexec reads sizes in another way than its version says; `--backend tensorrt` sets the "
+                    "workspace directly",
                 )
 
     return heard
@@ -198,9 +201,10 @@ def _layers_with_shapes(
 ) -> str | None:
     """The layers as a context with the optimum's shapes tells them; None where the engine does not run here."""
     target = folder / "layers-with-shapes.json"
-    given = {name: span.opt for name, span in config.profiles[0].ranges.items()}
+    given = _optimum(config)
     carries_code = settings.version_compatible or settings.serialize_plugins
-    ours = dataclasses.replace(settings, allow_host_code=carries_code)  # what it carries is of a minute ago
+    # what it carries is of a minute ago, and its layers are the same with other weights
+    ours = dataclasses.replace(settings, allow_host_code=carries_code, refit_from=None)
     made = for_running(program, ours, model.signature, given, engine=engine, device=config.device)
     for option, value in (("iterations", 1), ("duration", 0), ("warmUp", 0), ("exportLayerInfo", target)):
         made.add(option, value)
@@ -212,7 +216,7 @@ def _layers_with_shapes(
 # ------------------------------------------------------------------------------------------------ what came of it
 
 
-def _census(document: str | None, proto: object, config: BuildConfig) -> dict[str, Share]:
+def _census(document: str | None, proto: ModelProto, config: BuildConfig) -> dict[str, Share]:
     """The shares by data type, weighed by multiply-adds where the layers tell their nodes; empty where they do not."""
     if document is None:
         return {}
@@ -221,24 +225,20 @@ def _census(document: str | None, proto: object, config: BuildConfig) -> dict[st
     except EngineError as error:
         log.warning("the layers trtexec wrote cannot be read: %s", error.message)
         return {}
-    given = {name: span.opt for name, span in config.profiles[0].ranges.items()} if config.profiles else {}
-    return census(layers, _macs(proto, given))
+    return census(layers, flops.count(proto, _optimum(config)).macs_by_node())
 
 
-def _macs(proto: object, given: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Multiply-adds by ONNX node at these shapes."""
-    cost = flops.count(proto, given)  # type: ignore[arg-type]
-    found: dict[str, int] = {}
-    for step in cost.trace.steps if cost.trace is not None else ():
-        macs = cost.per_node.get(step.key, (0, 0))[0]
-        if macs:
-            found[walk.label(step.node)] = found.get(walk.label(step.node), 0) + macs
-    return found
+def _optimum(config: BuildConfig) -> dict[str, Shape]:
+    """The shapes the first profile is tuned for; a network whose inputs are fixed needs none."""
+    return {name: span.opt for profile in config.profiles[:1] for name, span in profile.ranges.items()}
 
 
-def _needs(header: PlanHeader, settings: PlanSettings, said: TrtexecLog, config: BuildConfig) -> Needs:
+def _board(config: BuildConfig) -> info.Gpu | None:
     kind, number = parse_device(config.device or "cuda:0")
-    board = next((gpu for gpu in info.gpus() if gpu.index == number), None) if kind == "cuda" else None
+    return info.gpu(number) if kind == "cuda" else None
+
+
+def _needs(header: PlanHeader, settings: PlanSettings, said: TrtexecLog, board: info.Gpu | None) -> Needs:
     return Needs(
         library="tensorrt",
         version=header.version,

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -18,7 +17,7 @@ from trt_engine.backends.trtexec.arguments import Arguments, for_running, quoted
 from trt_engine.backends.trtexec.build import failure
 from trt_engine.backends.trtexec.program import Program, find
 from trt_engine.config import RuntimeConfig, check_shapes
-from trt_engine.device.host import HostDevice
+from trt_engine.device.host import HostDevice, numpy_dtype
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, ProfileError, UsageError
 from trt_engine.plans.settings import PlanSettings, parse
@@ -115,7 +114,7 @@ class TrtexecSession:
 def settings_of(engine: Engine, config: RuntimeConfig) -> PlanSettings:
     """The settings of the build, and over them those of this load."""
     built = engine.passport.build.config.get("options") or {}
-    return parse({name: value for name, value in (built | config.options).items() if "." not in name})
+    return parse(built | config.options)
 
 
 def input_words(made: Arguments, specs: Sequence[TensorSpec], feeds: Tensors, folder: Path) -> None:
@@ -159,7 +158,7 @@ def _read(spec: TensorSpec, lines: Sequence[str], folder: Path) -> Array:
             hint="rename the outputs in the model, or install the TensorRT bindings",
         )
     raw = (folder / Path(file).name).read_bytes()
-    kind = np.dtype(getattr(ml_dtypes, spec.dtype, spec.dtype))
+    kind = numpy_dtype(spec.dtype)
     if len(raw) < (wanted := int(np.prod(dims, dtype=np.int64)) * kind.itemsize):
         raise EngineError(
             f"output `{spec.name}` is {format_shape(dims) or 'a scalar'} in {len(raw)} bytes, expected {wanted} of "
