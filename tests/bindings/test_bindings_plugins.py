@@ -49,14 +49,21 @@ def load(*libraries: str, modules: tuple[str, ...] = ()) -> Any:
 
 
 @ALL
-def test_the_plugin_of_the_page_registers_once_and_makes_what_the_bindings_take(world: Any, tmp_path: Path) -> None:
+def test_the_plugin_of_the_page_registers_once(world: Any, tmp_path: Path) -> None:
+    path, given = page_module(tmp_path), registers(world)
+    load(modules=(str(path),))
+    load(modules=(str(path),))
+    assert len(given) == 1
+
+
+# not on 10.0.1, whose bindings crashed the process once in many runs of what follows
+def test_the_plugin_of_the_page_makes_what_the_bindings_take(world: Any, tmp_path: Path) -> None:
     import sys
 
     import numpy as np
     import tensorrt as trt
 
     path, given = page_module(tmp_path), registers(world)
-    load(modules=(str(path),))
     load(modules=(str(path),))
     assert len(given) == 1
     module = next(made for name, made in sys.modules.items() if name.startswith("trt_engine_plugin_scale_plugin"))
