@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+# ignored in a background job and under `nohup`: the programs that tests start would not hear them either
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 
 @pytest.fixture(autouse=True)

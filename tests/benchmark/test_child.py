@@ -193,6 +193,7 @@ def test_a_child_that_somebody_else_stops_gives_a_partial_record_not_a_whole_one
     assert caught.value.partial is not None and not caught.value.partial.complete
 
 
+@pytest.mark.slow
 def test_long_lines_are_read_in_the_time_of_their_length(made: Made) -> None:
     """A record of many queries is one line of megabytes; it comes whole."""
     config = BenchConfig(duration_s=0.0, warmup_s=0.0, iterations=200_000)

@@ -47,6 +47,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [V10, V11], ids=["10.16", "11.1"])
 def test_the_sources_command_makes_the_sources_folder(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: Any

@@ -264,6 +264,7 @@ def test_running_out_of_memory_is_told_and_the_session_lives_on(build, tmp_path:
     ], done.stderr  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_interrupted_load_returns_when_onnxruntime_is_through_and_not_before():
     cancelled, through = threading.Event(), []
 
