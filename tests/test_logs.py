@@ -119,11 +119,13 @@ def test_lines_of_many_threads_do_not_mix(tmp_path: Path) -> None:
     assert all(re.fullmatch(r".*: (\d)\1{199}", line) for line in lines)
 
 
-def test_a_stream_closed_under_us_fails_nobody() -> None:
+def test_a_stream_closed_under_us_fails_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stream = io.StringIO()
-    with te.log_to(stream):
+    with te.log_to(stream), te.log_to(tmp_path / "run.log"):
         stream.close()
         log.error("into the void")
+    assert "into the void" in (tmp_path / "run.log").read_text()
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("target", [5, b"run.log", object()])

@@ -331,14 +331,14 @@ def test_a_graph_that_cannot_be_gone_through_is_refused(
 def test_functions_that_end_and_nodes_out_of_order_are_let_in(tmp_path: Path) -> None:
     from trt_engine.graph.load import open_model
 
-    open_model(models.save(calling(("A", ["B", "B"]), ("B", [])), tmp_path))
+    assert open_model(models.save(calling(("A", ["B", "B"]), ("B", [])), tmp_path)).signature.outputs
     proto = made_twice()
     proto.graph.node[1].input[0], proto.graph.node[1].output[0] = "y", "z"
     proto.graph.output[0].name = "z"
     turned = [onnx.NodeProto.FromString(item.SerializeToString()) for item in reversed(proto.graph.node)]
     del proto.graph.node[:]
     proto.graph.node.extend(turned)
-    open_model(models.save(proto, tmp_path))
+    assert [spec.name for spec in open_model(models.save(proto, tmp_path)).signature.outputs] == ["z"]
 
 
 def nested(depth: int) -> bytes:
