@@ -31,6 +31,7 @@ __all__ = [
     "ShapeRange",
     "SizeConfig",
     "check_shapes",
+    "first_fitting",
     "opt",
     "parse_batch",
     "parse_duration",
@@ -265,6 +266,21 @@ class Profile:
 
     def __str__(self) -> str:
         return " ".join(f"{_quoted(name)}:{span}" for name, span in self.ranges.items())
+
+
+def first_fitting(profiles: Sequence[Profile], check: Callable[[Profile, int], object]) -> int:
+    """The number of the first profile that `check` lets pass; the first one's `ProfileError` where none does."""
+    refused: ProfileError | None = None
+    for index, profile in enumerate(profiles):
+        try:
+            check(profile, index)
+        except ProfileError as error:
+            refused = refused or error
+        else:
+            return index
+    if refused is not None:
+        raise refused
+    return 0
 
 
 def check_shapes(

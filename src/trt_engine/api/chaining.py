@@ -20,7 +20,7 @@ from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.tensors import Shape, TensorSpec, format_shape
 
-__all__ = ["Connects", "Fills", "disagreement", "in_order", "name_it", "naming", "try_out"]
+__all__ = ["Connects", "Fills", "described", "disagreement", "in_order", "name_it", "naming", "try_out"]
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ def _alone(runner: InferenceEngine, fills: Mapping[str, int | tuple[str, int]], 
     return {
         "first_ms": (first - started) * 1e3,
         "second_ms": (time.perf_counter() - first) * 1e3,
-        "inputs": _described(feeds),
-        "outputs": _described(outputs),
+        "inputs": _each(feeds),
+        "outputs": _each(outputs),
         "facts": runner.facts,
     }
 
@@ -185,8 +185,8 @@ def _chain_at(
             BundleStep(
                 component=name,
                 fed={target: f"{link.producer}.{link.output}" for target, link in taken.items()},
-                inputs=_described(feeds),
-                outputs=_described(outputs),
+                inputs=_each(feeds),
+                outputs=_each(outputs),
                 wall_ms=wall_ms,
             )
         )
@@ -235,11 +235,12 @@ def _feeds(
     return feeds
 
 
-def _described(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: _facts(np.asarray(value)) for name, value in arrays.items()}
+def _each(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: described(np.asarray(value)) for name, value in arrays.items()}
 
 
-def _facts(array: Array) -> dict[str, Any]:
+def described(array: Any) -> dict[str, Any]:
+    """Type, shape and range of an array; counts of what is not finite."""
     told: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
     if array.size and (array.dtype.kind in "fiub" or "float" in array.dtype.name):
         values = array.astype(np.float64)

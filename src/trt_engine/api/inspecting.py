@@ -15,6 +15,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from trt_engine.api.bundles import inspect_bundle, is_bundle
+from trt_engine.api.chaining import described
 from trt_engine.backend import backends
 from trt_engine.config import RuntimeConfig, parse_shapes
 from trt_engine.device import parse_device
@@ -221,25 +222,13 @@ def _smoke(engine: Engine, sizes: dict[str, Shape], device: str | None, seed: in
         facts = runner.facts
     return {
         "seed": seed,
-        "inputs": {name: _described(np.asarray(value)) for name, value in feeds.items()},
-        "outputs": {name: _described(np.asarray(value)) for name, value in outputs.items()},
+        "inputs": {name: described(np.asarray(value)) for name, value in feeds.items()},
+        "outputs": {name: described(np.asarray(value)) for name, value in outputs.items()},
         "load_ms": (loaded - started) * 1e3,
         "first_ms": (first - loaded) * 1e3,
         "second_ms": (second - first) * 1e3,
         "facts": dict(facts),
     }
-
-
-def _described(array: Any) -> dict[str, Any]:
-    """Type, shape and range of an array; counts of what is not finite."""
-    told: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
-    if array.size and (array.dtype.kind in "fiub" or "float" in array.dtype.name):
-        values = array.astype(np.float64)
-        finite = values[np.isfinite(values)]
-        told["not_finite"] = int(values.size - finite.size)
-        if finite.size:
-            told |= {"min": float(finite.min()), "max": float(finite.max()), "mean": float(finite.mean())}
-    return told
 
 
 # ------------------------------------------------------------------------------------------------ bare plans

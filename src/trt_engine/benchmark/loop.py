@@ -27,7 +27,7 @@ import numpy as np
 
 from trt_engine.benchmark.protocols import resolve
 from trt_engine.benchmark.stability import instability
-from trt_engine.config import BenchConfig
+from trt_engine.config import BenchConfig, first_fitting
 from trt_engine.device import Buffer, Device, Event, Graph, Stream, parse_device
 from trt_engine.device.info import Clocks, clocks, cpu
 from trt_engine.engine import Engine
@@ -175,17 +175,7 @@ def _shapes(engine: Engine, config: BenchConfig) -> dict[str, Shape]:
 
 def _inside(profiles: tuple[Any, ...], feeds: Tensors) -> int:
     """The number of the first profile that holds the feeds; its `ProfileError` when none does."""
-    refused: ProfileError | None = None
-    for index, profile in enumerate(profiles):
-        try:
-            profile.check(feeds, index)
-        except ProfileError as error:
-            refused = refused or error
-        else:
-            return index
-    if refused is not None:
-        raise refused
-    return 0
+    return first_fitting(profiles, lambda profile, index: profile.check(feeds, index))
 
 
 def batch_of(signature: Signature, shapes: Mapping[str, Shape]) -> int:

@@ -27,6 +27,7 @@ from trt_engine.errors import ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.trace import attributes
+from trt_engine.precision.elements import inlined
 
 __all__ = [
     "RANDOM",
@@ -72,18 +73,7 @@ class Counts:
 
 def inline(proto: ModelProto) -> tuple[ModelProto, int]:
     """The model with its local functions written out where they are called, and how many there were."""
-    if not proto.functions:
-        return proto, 0
-    from onnx import inliner
-
-    try:
-        flat: ModelProto = inliner.inline_local_functions(proto)
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"the model's local functions cannot be written out: {(str(error).splitlines() or [''])[0][:200]}",
-            hint="export it again without functions",
-        ) from error
-    return flat, len(proto.functions)
+    return inlined(proto), len(proto.functions)
 
 
 def inputs_without_initializers(proto: ModelProto) -> None:

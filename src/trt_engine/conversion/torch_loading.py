@@ -446,12 +446,8 @@ def _huggingface(source: Source, options: dict[str, Any], offline: bool, cache: 
     if options.pop("trust_remote_code", False) is True:
         common["trust_remote_code"] = True
     with _quiet_hub(offline), talking():
-        try:
+        with _fetching(source, offline):
             config = transformers.AutoConfig.from_pretrained(name, **common)
-        except (TrtEngineError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            raise _not_fetched(source, error, offline) from error
         for setting in list(options):
             if hasattr(config, setting):
                 setattr(config, setting, options.pop(setting))
@@ -461,7 +457,7 @@ def _huggingface(source: Source, options: dict[str, Any], offline: bool, cache: 
         attention = options.pop("attn_implementation", None)
         if attention is not None:
             options["attn_implementation"] = attention
-        try:
+        with _fetching(source, offline, options=True):
             if random:
                 torch.manual_seed(0)
                 module = (
@@ -471,14 +467,6 @@ def _huggingface(source: Source, options: dict[str, Any], offline: bool, cache: 
                 )
             else:
                 module = maker.from_pretrained(name, config=config, dtype=torch.float32, **common, **options)
-        except (TrtEngineError, KeyboardInterrupt):
-            raise
-        except TypeError as error:
-            raise UsageError(
-                f"`{source.text}`: {(str(error).splitlines() or [''])[0]}", hint="check the names given with `-O`"
-            ) from error
-        except Exception as error:
-            raise _not_fetched(source, error, offline) from error
     names, free = _parameters(module.forward)
     examples, dynamic = _inputs_of(module, config)
     notes = [f"the architecture is `{type(module).__name__}`" + (", with random weights" if random else "")]
@@ -531,6 +519,21 @@ def _architecture(transformers: Any, config: Any, task: Any) -> Any:
         if hasattr(transformers, name):
             return getattr(transformers, name)
     return transformers.AutoModel
+
+
+@contextlib.contextmanager
+def _fetching(source: Source, offline: bool, *, options: bool = False) -> Iterator[None]:
+    """What a hub's library raises becomes an error of ours; with `options`, a `TypeError` is of the names given to it."""
+    try:
+        yield
+    except TrtEngineError:
+        raise
+    except Exception as error:
+        if options and isinstance(error, TypeError):
+            raise UsageError(
+                f"`{source.text}`: {(str(error).splitlines() or [''])[0]}", hint="check the names given with `-O`"
+            ) from error
+        raise _not_fetched(source, error, offline) from error
 
 
 def _not_fetched(source: Source, error: Exception, offline: bool) -> TrtEngineError:
@@ -598,16 +601,8 @@ def _timm(source: Source, options: dict[str, Any], offline: bool, cache: Path | 
     with _quiet_hub(offline), talking():
         if not pretrained:
             torch.manual_seed(0)
-        try:
+        with _fetching(source, offline, options=True):
             module = timm.create_model(name, pretrained=pretrained, exportable=True, **extra, **options)
-        except (TrtEngineError, KeyboardInterrupt):
-            raise
-        except TypeError as error:
-            raise UsageError(
-                f"`{source.text}`: {(str(error).splitlines() or [''])[0]}", hint="check the names given with `-O`"
-            ) from error
-        except Exception as error:
-            raise _not_fetched(source, error, offline) from error
     size = getattr(module, "default_cfg", {}).get("input_size", (3, 224, 224))
     names, free = _parameters(module.forward)
     first = names[0] if names else "x"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -93,11 +94,7 @@ class Ledger:
     def give(self, nbytes: int) -> None:
         """Count `nbytes` as given back; never waits."""
         self._given_back.append(nbytes)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
+        _unless_busy(self._lock, self._settle)
 
     def _settle(self) -> None:
         while self._given_back:
@@ -123,24 +120,17 @@ class Ranges(Generic[Owner]):
     def remove(self, start: int) -> None:
         """Forget the range that begins there; never waits. The memory is given back after this, not before."""
         self._gone.append(start)
-        self._try_to_settle()
+        _unless_busy(self._lock, self._settle)
 
     def find(self, address: int) -> tuple[int, Owner] | None:
         """Where the range that holds `address` begins, and whose it is."""
         if self._gone:
-            self._try_to_settle()
+            _unless_busy(self._lock, self._settle)
         starts, owners = self._held
         at = bisect_right(starts, address) - 1
         if at < 0 or address >= owners[at][0]:
             return None
         return starts[at], owners[at][1]
-
-    def _try_to_settle(self) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                self._settle()
-            finally:
-                self._lock.release()
 
     def _settle(self) -> None:
         while self._gone:
@@ -149,3 +139,12 @@ class Ranges(Generic[Owner]):
             at = bisect_right(starts, start) - 1
             if at >= 0 and starts[at] == start:
                 self._held = (starts[:at] + starts[at + 1 :], owners[:at] + owners[at + 1 :])
+
+
+def _unless_busy(lock: threading.Lock, settle: Callable[[], None]) -> None:
+    """Settle now, or leave it to whoever has the lock: finalisers call this, which the collector runs at any time."""
+    if lock.acquire(blocking=False):
+        try:
+            settle()
+        finally:
+            lock.release()

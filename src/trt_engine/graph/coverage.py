@@ -21,7 +21,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trt_engine.environment import version_of
 from trt_engine.errors import UsageError
 from trt_engine.graph import operators, walk
-from trt_engine.graph.trace import Step, Trace, attributes, flatten
+from trt_engine.graph.trace import Step, Trace, attributes, flatten, schema_of
 from trt_engine.records import OperatorSupport
 
 __all__ = [
@@ -386,14 +386,6 @@ def _cuda() -> Mapping[str, str]:
     return {op: letters for letters, ops in found["types"].items() for op in ops.split()}
 
 
-@cache
-def _schema(op: str, domain: str, version: int) -> Any:
-    try:
-        return onnx.defs.get_schema(op, version, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
 def element_name(elem: int) -> str:
     """The element type as ONNX's schemas spell it, its number where nobody knows it."""
     return _NAMES.get(elem, f"type {elem}")
@@ -408,7 +400,7 @@ def _cpu(step: Step, opsets: Mapping[str, int]) -> Iterator[Gap]:
     known = _kernels()
     if not known or operators.is_trt_only(node):
         return
-    schema = _schema(node.op_type, domain, opsets.get(domain, 1))
+    schema = schema_of(node.op_type, domain, opsets.get(domain, 1))
     found = known.get((domain, node.op_type), ())
     since = schema.since_version if schema is not None else opsets.get(domain, 1)
     fitting = [types for low, high, types in found if low <= since <= high]
@@ -497,7 +489,7 @@ def _on_cuda(step: Step) -> Iterator[Gap]:
         return  # ONNX Runtime's own domains are for its optimisers to say
     letters = _cuda().get(node.op_type)
     if letters is None:
-        schema = _schema(node.op_type, "", onnx.defs.onnx_opset_version())
+        schema = schema_of(node.op_type, "", onnx.defs.onnx_opset_version())
         if schema is None or not schema.has_function:
             yield Gap("cuda", "missing", node, "ONNX Runtime's CUDA provider has no kernel for it: it runs on the CPU")
         return

@@ -11,7 +11,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +24,7 @@ from trt_engine.graph.coverage import Gap, element_name, gaps, given_of, support
 from trt_engine.graph.findings import Seen, image_input, look, ordered
 from trt_engine.graph.frozen import misfits
 from trt_engine.graph.inspect import inspect_model
-from trt_engine.graph.trace import Fact, Step, Trace, flatten, trace
+from trt_engine.graph.trace import Fact, Step, Trace, flatten, schema_of, trace
 from trt_engine.model import Model
 from trt_engine.records import Finding, OperatorSupport
 from trt_engine.tensors import Shape, Signature, format_shape
@@ -357,14 +356,6 @@ _INDEX = {
 }
 
 
-@cache
-def _schema(op: str, domain: str, version: int) -> Any:
-    try:
-        return onnx.defs.get_schema(op, version, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
 def _types(deep: _Deep) -> Iterator[Finding]:
     """Inputs of a type their operator's schema does not have."""
     opsets = walk.opsets_of(deep.seen.proto)
@@ -372,7 +363,7 @@ def _types(deep: _Deep) -> Iterator[Finding]:
     reported = 0
     for step in deep.seen.trace.steps:
         node = step.node
-        schema = _schema(node.op_type, "", opsets.get("", 1)) if not walk.domain_of(node) else None
+        schema = schema_of(node.op_type, "", opsets.get("", 1)) if not walk.domain_of(node) else None
         if schema is None:
             continue
         wrong = next(iter(_wrong_types(step, schema, trusted)), None)

@@ -20,7 +20,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.fold import LARGEST, fold
 from trt_engine.tensors import Shape
 
-__all__ = ["Fact", "Step", "Trace", "attributes", "flatten", "trace"]
+__all__ = ["Fact", "Step", "Trace", "attributes", "flatten", "schema_of", "trace"]
 
 log = logging.getLogger(__name__)
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
@@ -138,7 +138,8 @@ def _shape_of(tensor: TypeProto.Tensor) -> Shape | None:
 
 
 @cache
-def _schema(op: str, domain: str, version: int) -> Any:
+def schema_of(op: str, domain: str, version: int) -> Any:
+    """ONNX's definition of an operator at that opset; None for one it does not know."""
     try:
         return onnx.defs.get_schema(op, version, domain)
     except onnx.defs.SchemaError:
@@ -195,7 +196,7 @@ class _Tracer:
 
     def by_schema(self, node: NodeProto, domain: str, inputs: Sequence[Fact | None]) -> tuple[Fact, ...]:
         """The outputs by ONNX's own inference of this one operator."""
-        schema = _schema(node.op_type, domain, self.opsets.get(domain, 1))
+        schema = schema_of(node.op_type, domain, self.opsets.get(domain, 1))
         guess = next((item.elem for item in inputs if item is not None and item.elem in _FLOATS), 0)
         if schema is None:
             return tuple(Fact(guess) for _ in node.output)

@@ -45,11 +45,6 @@ class Cause:
         """The name as a log's `error_class`, whose list does not part a starved search from a fruitless one."""
         return "no_implementation" if self.name == "insufficient_workspace" else self.name
 
-    @property
-    def foreign_node(self) -> bool:
-        """True when a whole subgraph of the compiler back end failed (`{ForeignNode[...]}`), not one layer."""
-        return self.node is not None and self.node.startswith("{ForeignNode")
-
 
 @dataclass(frozen=True, slots=True)
 class _Rule:

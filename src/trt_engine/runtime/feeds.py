@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_engine.config import Profile
+from trt_engine.device import host
 from trt_engine.errors import FeedError, ShapeError, UsageError
 from trt_engine.files import write_whole
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
@@ -28,9 +29,7 @@ Array = npt.NDArray[Any]
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """numpy's dtype of one of our type names, `ml_dtypes` for those numpy lacks; strings are object arrays."""
     dtype(name)
-    if name == "string":
-        return np.dtype(object)
-    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+    return np.dtype(object) if name == "string" else host.numpy_dtype(name)
 
 
 # ------------------------------------------------------------------------------------------------ shapes

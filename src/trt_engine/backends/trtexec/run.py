@@ -16,10 +16,10 @@ import numpy.typing as npt
 from trt_engine.backends.trtexec.arguments import Arguments, for_running, quoted
 from trt_engine.backends.trtexec.build import failure
 from trt_engine.backends.trtexec.program import Program, find
-from trt_engine.config import RuntimeConfig, check_shapes
+from trt_engine.config import RuntimeConfig, check_shapes, first_fitting
 from trt_engine.device.host import HostDevice, numpy_dtype
 from trt_engine.engine import Engine
-from trt_engine.errors import EngineError, ProfileError, UsageError
+from trt_engine.errors import EngineError, UsageError
 from trt_engine.plans.settings import PlanSettings, parse
 from trt_engine.plans.trtexec_log import misses
 from trt_engine.plans.trtexec_log import parse as parse_log
@@ -129,18 +129,10 @@ def input_words(made: Arguments, specs: Sequence[TensorSpec], feeds: Tensors, fo
 
 def profile_of(engine: Engine, given: dict[str, Shape]) -> int:
     """The first profile that holds the shapes; the first one's `ProfileError` where none does."""
-    refused: ProfileError | None = None
-    for index, profile in enumerate(engine.passport.profiles):
-        try:
-            check_shapes(engine.signature, given, profile, index)
-        except ProfileError as error:
-            refused = refused or error
-        else:
-            return index
-    if refused is not None:
-        raise refused
-    check_shapes(engine.signature, given)
-    return 0
+    profiles = engine.passport.profiles
+    if not profiles:
+        check_shapes(engine.signature, given)
+    return first_fitting(profiles, lambda profile, index: check_shapes(engine.signature, given, profile, index))
 
 
 def _read(spec: TensorSpec, lines: Sequence[str], folder: Path) -> Array:
