@@ -1,0 +1,114 @@
+"""A run of many cells: what `run PLAN.yaml` keeps of each, as facts a report can read.
+
+A cell is one model at one precision by one backend at one batch size. Each keeps its own file, written whole when the cell
+ends, so that a run that was killed goes on with what is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trt_engine.engine import Parity
+from trt_engine.environment import Environment
+from trt_engine.records import BenchRecord, EvaluateReport, Step
+from trt_engine.traces import ProfileReport
+
+__all__ = ["CellResult", "CellSpec", "RunManifest", "RunSummary"]
+
+CellState = Literal["done", "failed", "skipped", "interrupted", "waiting"]
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpec:
+    """What a cell is to do; its `label` names its files."""
+
+    label: str
+    """`digits-int8-onnxruntime-b8`: safe as a file name, unique in the run."""
+    model: str
+    """The name the plan gives the model."""
+    source: str
+    """The ONNX file the engine is made of: the model's, or the cell's own already quantised one."""
+    precision: str
+    backend: str
+    batch: int
+    device: str
+    modes: tuple[str, ...]
+    """Of `build`, `bench`, `evaluate`, `nsys`, `ncu`, `profile`."""
+    own_file: bool = False
+    """True when the plan names an already quantised file for it: nothing is quantised again."""
+    providers: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Other settings of build and bench, by name."""
+    digest: str = ""
+    """Of everything above and the files' contents: a cell with another digest is done again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What became of a cell."""
+
+    spec: CellSpec
+    state: CellState
+    reason: str | None = None
+    """Why it failed or was skipped, and the remedy after `hint: `."""
+    exit_code: int = 0
+    """The one its error has as a command of its own."""
+    engine: str | None = None
+    """Relative to the run's folder."""
+    engine_bytes: int | None = None
+    build_seconds: float | None = None
+    found: dict[str, float] = field(default_factory=dict)
+    """The census: share of layers by type."""
+    parity: Parity | None = None
+    bench: BenchRecord | None = None
+    evaluated: EvaluateReport | None = None
+    profile: ProfileReport | None = None
+    asked_batch: int | None = None
+    """Where out-of-memory halved the batch: the one the plan named (D7)."""
+    images_digest: str | None = None
+    """Of the list of images it was evaluated and calibrated on (C6)."""
+    steps: tuple[Step, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    """By what they are, relative to the run's folder: `log`, `nsys`, `ncu`, `timeline`, `record`."""
+    opens: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    started: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunManifest:
+    """`run.json`: what the run is, written first."""
+
+    name: str
+    plan: str
+    """The plan's file name; a copy lies in the run's folder as `plan.yaml`."""
+    plan_digest: str
+    cells: tuple[CellSpec, ...]
+    modes: tuple[str, ...]
+    environment: Environment
+    started: str
+    command: str = ""
+    title: str = ""
+    baseline: str | None = None
+    """Label of the cell every other is held against; None: the first of each model."""
+    container: dict[str, str] = field(default_factory=dict)
+    """Image, digest and engine of `--container`, tool versions inside; empty when run directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What `run` says at its end."""
+
+    folder: str
+    manifest: RunManifest
+    results: tuple[CellResult, ...]
+    done: int
+    failed: int
+    skipped: int
+    reused: int
+    """Cells that were there already."""
+    artifacts: dict[str, str] = field(default_factory=dict)
+    complete: bool = True
+    warnings: tuple[str, ...] = ()

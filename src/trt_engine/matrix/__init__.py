@@ -1,0 +1,1 @@
+"""Many cells in one run folder: a plan read, carried out, gone on with."""
