@@ -37,6 +37,9 @@ def main() -> int:
     options.add_argument(
         "--streams", type=int, default=1, help="one: batches follow each other, as each fills the GPU [1]"
     )
+    options.add_argument(
+        "--buckets", type=int, nargs="+", help="sizes batches are filled up to [the full one: see docs/backends.md]"
+    )
     options.add_argument("--loads", type=float, nargs="+", default=[0.5, 0.8])
     options.add_argument(
         "--graphs", action="store_true", help="capture the full batch; needs a stream for each context"
@@ -66,7 +69,7 @@ def one(bench: Bench, args, model: str) -> bool:
 
     calls = [by_hand(session) for session in sessions]
     loaded = {"options": bench.options, "contexts": args.contexts, "streams": args.streams, "graphs": graphs}
-    buckets = (*(size for size in (1, 2, 4, 8, 16, 32, 48) if size < args.batch), args.batch)
+    buckets = tuple(args.buckets or (args.batch,))
     batching = te.Batching(max_batch=args.batch, max_wait_ms=args.wait_ms, buckets=buckets)
     with bench.measuring() as (before, started):
         for call in calls:
@@ -144,7 +147,7 @@ def one(bench: Bench, args, model: str) -> bool:
             facts = runner.facts
     settings = {
         "batch": args.batch, "callers": args.callers, "wait_ms": args.wait_ms,
-        "contexts": args.contexts, "streams": args.streams,
+        "contexts": args.contexts, "streams": args.streams, "buckets": list(buckets),
         "graphs": list(graphs) if graphs else False, "options": bench.options,
     }  # fmt: skip
     bench.write(model, engine, before, started, facts, settings, samples, results, met)
@@ -222,7 +225,7 @@ def poisson(runner, name: str, singles, per_s: float, seconds: float) -> tuple[l
         due += draw.expovariate(per_s)
         at = start + due
         while (rest := at - clock()) > 0:
-            time.sleep(rest if rest > 5e-4 else 0)
+            time.sleep(rest)  # a spin would take the interpreter from those who answer
         late.append((clock() - at) * 1e3)
 
         def done(future, at: float = at) -> None:

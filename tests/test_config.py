@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from trt_engine.cli import options
 from trt_engine.config import (
+    Batching,
     BenchConfig,
     BuildConfig,
     Profile,
@@ -506,3 +508,24 @@ def test_a_config_written_as_words_is_read_back_as_it_was(config: object) -> Non
     read: list[object] = []
     verb.main(words(config), standalone_mode=False)
     assert read == [config]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"max_batch": 2.5}, "`max_batch` is 2.5, expected a whole number"),
+        ({"max_batch": True}, "`max_batch` is True, expected a whole number"),
+        ({"max_wait_ms": "soon"}, "`max_wait_ms` is 'soon', expected a number"),
+        ({"buckets": 5}, "`buckets` is 5, expected whole numbers"),
+        ({"buckets": (0, 4)}, "a batch of 0 rows is none"),
+    ],
+)
+def test_a_number_that_is_none_is_refused_where_the_config_is_made(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Batching(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"options": 5}, {"providers": 5}, {"providers": [1]}])
+def test_what_are_no_names_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="cannot read the"):
+        from_values(RuntimeConfig, settings)

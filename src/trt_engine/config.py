@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -205,6 +206,10 @@ def parse_batch(text: str | int | Sequence[int] | None) -> tuple[int, int, int] 
 def parse_options(values: Iterable[str]) -> dict[str, str]:
     """`name=value` pairs, as `-O` takes them."""
     options: dict[str, str] = {}
+    if isinstance(values, str):
+        values = [values]
+    if not isinstance(values, Iterable) or not all(isinstance(value, str) for value in values):
+        raise UsageError(f"cannot read the options `{values}`", hint="as `options={'name': 'value'}`")
     for value in values:
         name, equals, setting = value.partition("=")
         if not equals or not name.strip():
@@ -530,9 +535,14 @@ def settings(config: type | object) -> list[Setting]:
 
 
 def _within_limits(config: Any) -> None:
-    """`UsageError` when a number of a config lies outside its setting's limits."""
+    """`UsageError` when a number of a config is none, or lies outside its setting's limits."""
     for item in dataclasses.fields(config):
         value, least, above = getattr(config, item.name), item.metadata.get("least"), item.metadata.get("above")
+        kind = str(item.type).partition(" ")[0]
+        if value is not None and kind in _NUMBERS and not _is_number(value, kind):
+            raise UsageError(
+                f"`{item.name}` is {value!r}, expected {_NUMBERS[kind]}", hint=str(item.metadata.get("help", ""))
+            )
         if value is None or (least is None and above is None):
             continue
         fits = value >= least if least is not None else value > above
@@ -540,6 +550,15 @@ def _within_limits(config: Any) -> None:
             flag = next((*one.flags, one.name)[0] for one in settings(config) if one.name == item.name)
             limit = f"{least:g} or more" if least is not None else f"more than {above:g}"
             raise UsageError(f"`{flag}` is {value}, expected {limit}", hint=f"{item.metadata['help']}")
+
+
+_NUMBERS = {"int": "a whole number", "float": "a number", "tuple[int,": "whole numbers"}
+
+
+def _is_number(value: Any, kind: str) -> bool:
+    if kind == "tuple[int,":
+        return isinstance(value, tuple | list) and all(_is_number(one, "int") for one in value)
+    return isinstance(value, numbers.Integral if kind == "int" else numbers.Real) and not isinstance(value, bool)
 
 
 def words(config: object) -> list[str]:
@@ -619,7 +638,10 @@ def _graphs(value: bool | str | Iterable[int]) -> bool | tuple[int, ...]:
 
 
 def _names(text: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip()) if isinstance(text, str) else tuple(text)
+    names = [part.strip() for part in text.split(",") if part.strip()] if isinstance(text, str) else text
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"cannot read the names `{text}`", hint="write them as `a,b`, or as a list of strings")
+    return tuple(names)
 
 
 def _percentiles(text: str | Sequence[float]) -> tuple[float, ...]:
@@ -728,6 +750,7 @@ class Batching:
 
     def __post_init__(self) -> None:
         _within_limits(self)
+        _numbers(self.buckets)
 
     max_batch: int | None = opt(None, "rows in one batch (default: what the engine takes, else 32)", flags="", least=1)
     max_wait_ms: float = opt(2.0, "how long a request may wait for others, from its arrival", flags="", least=0)
@@ -794,6 +817,7 @@ class BenchConfig:
         None, "run this long before measuring", flags="--warmup", parse=parse_duration, metavar="TIME", least=0
     )
     iterations: int | None = opt(None, "measure at least this many queries", least=1)
+    warmup_iterations: int = opt(0, "leave at least this many queries out as warm-up", least=0)
     idle_s: float = opt(0.0, "pause after each query", parse=parse_duration, metavar="TIME", least=0)
     percentiles: tuple[float, ...] = opt(
         (90.0, 95.0, 99.0), "percentiles to print", flags="--percentile", parse=_percentiles, metavar="P,P"

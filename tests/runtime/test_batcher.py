@@ -17,6 +17,7 @@ import pytest
 from trt_engine.config import Profile, ShapeRange
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
+from trt_engine.runtime.batches import join
 from trt_engine.runtime.counting import Histogram
 from trt_engine.tensors import Signature, TensorSpec
 
@@ -169,6 +170,12 @@ def test_batches_are_filled_up_to_buckets_and_the_padding_is_counted(make: Calla
     assert batcher.run(rows(3, 7))["y"].shape == (3, 3)
     assert engine.given[0].shape == (4, 3)
     assert (batcher.stats().padding, batcher.stats().mean_batch) == (1, 3.0)
+
+
+def test_a_batch_that_is_filled_up_lies_in_memory_row_by_row() -> None:
+    joined = join([{"x": np.ones((1, 3, 4, 4), np.float16)}, {"x": np.full((1, 3, 4, 4), 2, np.float16)}], 2, 8)["x"]
+    assert joined.flags.c_contiguous
+    assert joined[:, 0, 0, 0].tolist() == [1, 2, 2, 2, 2, 2, 2, 2]
 
 
 def test_fewer_rows_than_the_engine_takes_are_filled_up() -> None:

@@ -16,6 +16,7 @@ import pytest
 from trt_engine.device.fake import FakeDevice
 from trt_engine.errors import FeedError, MemoryExhausted, ProfileError, TrtEngineError, UsageError
 from trt_engine.runtime.instance import InferenceEngine, InferenceResult, Stats
+from trt_engine.runtime.pool import ContextPool
 
 Load = Callable[..., InferenceEngine]
 
@@ -505,3 +506,37 @@ def test_warm_up_reaches_every_context(load: Load, double: Path) -> None:
 def test_warm_up_outside_the_profile_is_refused(load: Load, double: Path) -> None:
     with pytest.raises(ProfileError):
         load(double).warmup(1, batch=9)
+
+
+def test_parts_run_as_the_batch_asked_for_and_give_only_their_own_rows(load: Load, double: Path) -> None:
+    pool = load(double, contexts=2, batch=(1, 4, 8)).runner
+    assert isinstance(pool, ContextPool)
+    found = pool.run_parts([{"x": np.full((1, 3), 1, np.float32)}, {"x": np.full((2, 3), 2, np.float32)}], 8)
+    assert found["y"].tolist() == [[2, 2, 2], [4, 4, 4], [4, 4, 4]]
+    assert [lane.ready(((8, 3),)) for lane in pool._lanes].count(True) == 1
+
+
+def test_a_lane_that_ran_a_batch_of_that_size_last_is_chosen_for_the_next(load: Load, double: Path) -> None:
+    pool = load(double, contexts=2, batch=(1, 4, 8)).runner
+    assert isinstance(pool, ContextPool)
+    one = {"x": np.ones((1, 3), np.float32)}
+    for size in (8, 4, 8, 4, 8):
+        pool.run_parts([one, one], size)
+        assert sum(lane.ready(((size, 3),)) for lane in pool._lanes) == 1
+    assert sorted(lane._last for lane in pool._lanes if lane._last) == [((4, 3),), ((8, 3),)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda engine: engine.warmup(runs="x"), "`runs` is 'x', expected a whole number"),
+        (lambda engine: engine.warmup(0), "`runs` is 0"),
+        (lambda engine: engine.warmup(1, batch="a"), "`batch` is 'a'"),
+        (lambda engine: engine.infer({1: np.ones((1, 3), np.float32)}), "the name of an input is 1"),
+    ],
+)
+def test_what_is_no_number_and_no_name_is_told_in_our_words(
+    load: Load, double: Path, wrong: Callable[[InferenceEngine], object], told: str
+) -> None:
+    with pytest.raises(TrtEngineError, match=told):
+        wrong(load(double))

@@ -51,7 +51,7 @@ def interrupts() -> Iterator[Callable[[Callable[[], object], float], None]]:
 class Quick:
     """A lane whose work takes no time, so that interrupts fall between the steps around it."""
 
-    def key(self, feeds: object) -> int:
+    def key(self, feeds: object, size: int | None = None) -> int:
         return 0
 
     def ready(self, key: int) -> bool:
@@ -149,16 +149,16 @@ def test_a_caller_inside_a_context_may_ask_again(load: Callable[..., InferenceEn
     engine = load(double, contexts=2)
     pool = pool_of(engine)
     lanes, inner = pool._lanes, []
-    first = lanes[1].run
+    first = lanes[0].run
 
     def asks(*given: Any) -> dict[str, Any]:
-        lanes[1].run = first  # type: ignore[method-assign]
+        lanes[0].run = first  # type: ignore[method-assign]
         assert pool.stats().busy == 1
         inner.append(pool.run({"x": 3 * X}))
         assert pool.stats().busy == 1
         return first(*given)
 
-    lanes[1].run = asks  # type: ignore[method-assign]
+    lanes[0].run = asks  # type: ignore[method-assign]
     assert np.array_equal(engine.infer(X)["y"], 2 * X)
     assert np.array_equal(inner[0]["y"], 6 * X)
     assert pool.stats().busy == 0

@@ -128,8 +128,8 @@ class Watched:
     def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
         return self._through([feeds], lambda: self.pool.run(feeds))
 
-    def run_parts(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._through(parts, lambda: self.pool.run_parts(parts))
+    def run_parts(self, parts: list[dict[str, Any]], size: int) -> dict[str, Any]:
+        return self._through(parts, lambda: self.pool.run_parts(parts, size))
 
     def _through(self, parts: list[dict[str, Any]], call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         self.gate.wait()

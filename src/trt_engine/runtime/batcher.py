@@ -100,7 +100,7 @@ class Batcher:
         given = batching or Batching(**settings)
         self.runner = runner
         """What runs the batches."""
-        self._run_parts: Callable[[Sequence[Tensors]], dict[str, Any]] | None = getattr(runner, "run_parts", None)
+        self._run_parts: Callable[[Sequence[Tensors], int], dict[str, Any]] | None = getattr(runner, "run_parts", None)
         self._rows = Rows.of(runner.signature, profiles)
         most = self._rows.most
         max_batch = given.max_batch or most or _USUAL_BATCH
@@ -392,18 +392,16 @@ class Batcher:
             self._finish(request, outputs)
 
     def _run_rows(self, parts: list[dict[str, Any]], counts: list[int]) -> tuple[dict[str, Any], list[int], int]:
-        """The outputs of these parts run together, and the rows of the batch they were run in."""
+        """The outputs of these parts run together, and how many rows they have."""
         rows = sum(counts)
         padded = self._rows.padded(rows, self._buckets)
         started_s = self._clock()
         try:
-            if self._run_parts is not None and len(parts) > 1 and rows == padded:
-                outputs = self._run_parts(parts)
-            else:
-                outputs = self.runner.run(join(parts, rows, padded))
+            if self._run_parts is not None and (len(parts) > 1 or rows != padded):
+                return self._run_parts(parts, padded), counts, rows
+            return self.runner.run(join(parts, rows, padded)), counts, padded
         finally:
             self._counts.ran(rows, padded, self._clock() - started_s)
-        return outputs, counts, padded
 
     def _finish(self, request: Request, answer: dict[str, Any] | BaseException, *, ran: bool = True) -> None:
         """Give the answer, once; the request's arrays are the caller's again. Whatever a callback raises ends here."""

@@ -123,12 +123,10 @@ def join(parts: Sequence[Tensors], rows: int, padded: int) -> dict[str, Any]:
     if len(parts) == 1 and rows == padded:
         return dict(parts[0])
     joined = {}
-    for name in parts[0]:
-        arrays = [part[name] for part in parts]
-        if rows < padded:
-            last = arrays[-1][-1:]
-            arrays.append(np.broadcast_to(last, (padded - rows, *last.shape[1:])))
-        joined[name] = np.concatenate(arrays)
+    for name, first in parts[0].items():
+        whole = joined[name] = np.empty((padded, *first.shape[1:]), first.dtype)
+        np.concatenate([part[name] for part in parts], out=whole[:rows])
+        whole[rows:] = whole[rows - 1]  # not by `concatenate`: it would lay the whole out as what repeats is laid out
     return joined
 
 

@@ -264,6 +264,9 @@ class InferenceEngine:
 
         With graphs this captures those of these shapes.
         """
+        for name, number in (("runs", runs), ("batch", 1 if batch is None else batch)):
+            if not isinstance(number, int) or number < 1:
+                raise UsageError(f"`{name}` is {number!r}, expected a whole number of 1 or more", hint="`warmup(3)`")
         profile = self._profiles[0] if self._profiles else None
         wanted = shapes_of(self._signature, profile, batch=batch, overrides=shapes)
         feeds = self._accept(random_feeds(self._signature, wanted, seed))
@@ -370,6 +373,12 @@ class InferenceEngine:
 
     def _arrays(self, feeds: Any) -> dict[str, Any]:
         if isinstance(feeds, Mapping):
+            for name in feeds:
+                if not isinstance(name, str):
+                    raise FeedError(
+                        f"the name of an input is {name!r}",
+                        hint=f"expected {', '.join(f'`{one.name}`' for one in self.inputs)}",
+                    )
             return {name: admitted(name, value, self._device) for name, value in feeds.items()}
         if len(self.inputs) != 1:
             expected = ", ".join(f"`{spec.name}`" for spec in self.inputs)

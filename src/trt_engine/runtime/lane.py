@@ -69,9 +69,9 @@ class Lane:
 
     # -------------------------------------------------------------------------------------------- one inference
 
-    def key(self, feeds: Tensors) -> Key:
-        """What has to be prepared for these feeds."""
-        shapes = tuple([feeds[name].shape for name in self._inputs])
+    def key(self, feeds: Tensors, size: int | None = None) -> Key:
+        """What has to be prepared for these feeds, run as a batch of `size` where it is given."""
+        shapes = tuple([feeds[name].shape for name in self._inputs]) if size is None else self._key_of(feeds, size)
         if not self._host_inputs:
             return shapes
         return (*shapes, *(tuple(np.ravel(feeds[name]).tolist()) for name in sorted(self._host_inputs)))
@@ -81,12 +81,19 @@ class Lane:
         return key == self._last or key in self._captured
 
     def run(
-        self, parts: Sequence[Tensors], events: list[Event] | None = None, on_device: bool = False
+        self,
+        parts: Sequence[Tensors],
+        events: list[Event] | None = None,
+        on_device: bool = False,
+        size: int | None = None,
     ) -> dict[str, Any]:
-        """The outputs of these parts, one below the other; `events` gets the start and the end."""
+        """The outputs of these parts, one below the other; `events` gets the start and the end.
+
+        Host arrays run as a batch of `size` rows where that is more than they have, filled up with the last one.
+        """
         self._enqueued = False
         try:
-            return self._run(parts, events, on_device)
+            return self._run(parts, events, on_device, size)
         except BaseException:
             self._recover()
             raise
@@ -98,9 +105,11 @@ class Lane:
             key = self._key_of(feeds, self._policy.bucket(key[0][0]))
         return self._generation == self._policy.generation and key in self._captured
 
-    def _run(self, parts: Sequence[Tensors], events: list[Event] | None, on_device: bool) -> dict[str, Any]:
+    def _run(
+        self, parts: Sequence[Tensors], events: list[Event] | None, on_device: bool, size: int | None
+    ) -> dict[str, Any]:
         stream, feeds = self.stream, parts[0]
-        if self._again and len(parts) == 1 and events is None:
+        if self._again and len(parts) == 1 and events is None and size is None:
             outputs = self._run_again(feeds, on_device)
             if outputs is not None:
                 return outputs
@@ -109,10 +118,10 @@ class Lane:
             for name in self._inputs
             if not isinstance(feeds[name], np.ndarray) and name not in self._host_inputs
         }
-        rows, size = None, None
-        if len(parts) > 1 or (self._policy.on and self._policy.by_rows):
+        rows = None
+        if len(parts) > 1 or size is not None or (self._policy.on and self._policy.by_rows):
             rows = sum([part[self._inputs[0]].shape[0] for part in parts])
-            size = rows if lent else self._policy.bucket(rows)
+            size = rows if lent else self._policy.bucket(max(size or rows, rows))
         key = self.key(feeds) if rows is None else self._key_of(feeds, size or rows)
         frame = self._frame_for(key, feeds, may_capture=not lent and not on_device)
         into = self._bound(frame, lent, on_device)

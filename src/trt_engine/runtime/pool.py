@@ -81,9 +81,12 @@ class ContextPool:
     def run(self, feeds: Tensors) -> dict[str, Any]:
         return self._with_lane([feeds])
 
-    def run_parts(self, parts: Sequence[Tensors]) -> dict[str, Any]:
-        """The outputs of several requests' rows, one below the other; they meet in the memory the device reads."""
-        return self._with_lane(parts)
+    def run_parts(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
+        """The outputs of several requests' rows, one below the other; they meet in the memory the device reads.
+
+        They run as a batch of `size`, filled up with the last row there; the outputs have the requests' rows alone.
+        """
+        return self._with_lane(parts, size=size)
 
     def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
         """The outputs as arrays on the device: they speak DLPack, and their memory is nobody else's."""
@@ -142,12 +145,16 @@ class ContextPool:
             self._give_back()
 
     def _with_lane(
-        self, parts: Sequence[Tensors], events: list[Event] | None = None, on_device: bool = False
+        self,
+        parts: Sequence[Tensors],
+        events: list[Event] | None = None,
+        on_device: bool = False,
+        size: int | None = None,
     ) -> dict[str, Any]:
         line = self._line
-        lane = line.enter(parts[0])
+        lane = line.enter(parts[0], size=size)
         try:
-            return lane.run(parts, events, on_device)
+            return lane.run(parts, events, on_device, size)
         finally:
             line.leave(lane)
 
@@ -195,7 +202,7 @@ class _Line:
     def open(self, lanes: Sequence[Lane]) -> None:
         self._free, self._count, self._closed = list(lanes), len(lanes), False
 
-    def enter(self, feeds: Tensors, *, patient: bool = False) -> Lane:
+    def enter(self, feeds: Tensors, *, patient: bool = False, size: int | None = None) -> Lane:
         """A lane, at once or when it is this caller's turn; a `patient` one waits however many do and however long."""
         thread = threading.get_ident()
         caller: _Caller | None = None
@@ -208,7 +215,7 @@ class _Line:
                 holder = None if patient or thread in self._held else thread
                 if self._free:
                     self._waits.at_once += 1
-                    return self._pick(feeds, holder)
+                    return self._pick(feeds, size, holder)
                 if not patient and self._max_waiting is not None and len(self._callers) >= self._max_waiting:
                     self._refused += 1
                     raise Overloaded(
@@ -312,15 +319,15 @@ class _Line:
                 memory=memory,
             )
 
-    def _pick(self, feeds: Tensors, holder: int | None) -> Lane:
-        """A free lane, one that has these shapes prepared where there is one."""
-        found = len(self._free) - 1
-        if found:
-            key: Key = self._free[-1].key(feeds)
-            for place in range(found, -1, -1):
-                if self._free[place].ready(key):
-                    found = place
-                    break
+    def _pick(self, feeds: Tensors, size: int | None, holder: int | None) -> Lane:
+        """A free lane: one that has these shapes prepared, else the one that has rested longest.
+
+        So each shape comes to stay in a lane of its own: to change shapes can cost more than an inference.
+        """
+        found, last = 0, len(self._free) - 1
+        if last:
+            key: Key = self._free[last].key(feeds, size)
+            found = next((place for place in range(last, -1, -1) if self._free[place].ready(key)), 0)
         lane = self._free[found]
         if holder is not None:
             self._held[holder] = lane

@@ -76,10 +76,10 @@ class Replicas:
         self._members = [
             _Member(number, runner, name) for number, (runner, name) in enumerate(zip(runners, names, strict=True))
         ]
-        self.run_parts: Callable[[Sequence[Tensors]], dict[str, Any]] | None = None
+        self.run_parts: Callable[[Sequence[Tensors], int | None], dict[str, Any]] | None = None
         """The outputs of several requests' rows, one below the other; None where a runner cannot."""
         if all(getattr(runner, "run_parts", None) for runner in runners):
-            self.run_parts = lambda parts: self._ask("run_parts", parts)
+            self.run_parts = lambda parts, size=None: self._ask("run_parts", parts, size)
         self._ending = threading.Lock()
         self._ended = False
 
@@ -144,10 +144,10 @@ class Replicas:
 
     # -------------------------------------------------------------------------------------------- who is asked
 
-    def _ask(self, call: str, given: Any) -> Any:
+    def _ask(self, call: str, *given: Any) -> Any:
         first = self._choose()
         try:
-            answer = self._call(first, call, given)
+            answer = self._call(first, call, *given)
         except _NOT_ITS_FAULT:
             raise
         except Exception as error:
@@ -156,7 +156,7 @@ class Replicas:
             other = self._choose(but=first)
             if other is first:
                 raise
-            answer = self._second(other, call, given, error)
+            answer = self._second(other, error, call, *given)
             if not isinstance(error, DeviceLost):
                 self._leave_out(first, error)
             self._serves(other)
@@ -164,10 +164,10 @@ class Replicas:
         self._serves(first)
         return answer
 
-    def _second(self, member: _Member, call: str, given: Any, error: Exception) -> Any:
+    def _second(self, member: _Member, error: Exception, call: str, *given: Any) -> Any:
         """The other replica's answer; the first error where it fails too."""
         try:
-            return self._call(member, call, given)
+            return self._call(member, call, *given)
         except _NOT_ITS_FAULT:
             raise error from None
         except Exception as again:
@@ -175,12 +175,12 @@ class Replicas:
                 self._leave_out(member, again)
             raise error from again
 
-    def _call(self, member: _Member, call: str, given: Any) -> Any:
+    def _call(self, member: _Member, call: str, *given: Any) -> Any:
         with self._lock:
             member.in_flight += 1
             member.requests += 1
         try:
-            return getattr(member.runner, call)(given)
+            return getattr(member.runner, call)(*given)
         finally:
             with self._lock:
                 member.in_flight -= 1
