@@ -45,7 +45,7 @@ test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells, 
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
 	if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
 		$(PYTEST) -n 2 -m 'not gpu'
-	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest -n 2 -m 'slow and not gpu' $(FULL); fi
+	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest -n 2 -m 'full and not gpu' $(FULL); fi
 
 test-tensorrt: $(VENV)/.dev  ## what only a machine with TensorRT and a GPU can show: the checklist of docs/tensorrt.md
 	$(PYTEST) -v -m gpu tests/gpu/test_tensorrt_real.py

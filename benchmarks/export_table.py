@@ -9,6 +9,7 @@ A line fails when the graph is not its source within 1e-4 of the largest value a
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -124,11 +125,17 @@ _HEAD = """\
 
 Written by `benchmarks/export_table.py`; a source that is not equal to its graph within 1e-4 of the largest value writes no
 table. Small networks with random weights, in `benchmarks/export_networks.py`, on a CPU; the first export of a process takes
-seconds longer than the next. {versions}.
+seconds longer than the next, and what else the machine does stands in them: {processors} processors, load average {before}
+before the first source and {after} after the last. {versions}.
 
 | source | exporter | opset | export (s) | nodes exported | nodes written | compared at | largest difference |
 |---|---|---|---|---|---|---|---|
 """
+
+
+def _load() -> str:
+    """Of the last minute."""
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 def main() -> int:
@@ -136,6 +143,7 @@ def main() -> int:
     parser.add_argument("--only", choices=LINES, action="append")
     only = parser.parse_args().only
     rows, versions = [], dict[str, str]()
+    before = _load()
     for name in only or LINES:
         with tempfile.TemporaryDirectory() as folder:
             report = convert(name, Path(folder))
@@ -144,7 +152,8 @@ def main() -> int:
         print(rows[-1], flush=True)
     if not only:
         told = ", ".join(f"{library} {version}" for library, version in versions.items())
-        TABLE.write_text(_HEAD.format(versions=told) + "\n".join(rows) + "\n")
+        head = _HEAD.format(versions=told, processors=os.cpu_count(), before=before, after=_load())
+        TABLE.write_text(head + "\n".join(rows) + "\n")
     return 0
 
 

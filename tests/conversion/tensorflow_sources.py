@@ -210,6 +210,19 @@ class Called(tf.Module):
         return tf.nn.elu(x @ self.w), tf.reduce_sum(x, -1)
 
 
+class Dice(tf.Module):
+    """A random number in every answer."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8), tf.float32, name="x")])
+    def __call__(self, x):
+        return {"y": x + tf.random.normal(tf.shape(x))}
+
+
+def dice(folder):
+    module = Dice()
+    tf.saved_model.save(module, str(folder / "dice"), signatures=module.__call__)
+
+
 def called(folder):
     module = Called()
     tf.saved_model.save(module, str(folder / "called"))
@@ -224,5 +237,5 @@ def with_code(folder):
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    for make in (cnn, sequential, two_inputs, recurrent, frozen, lite, signatures, called, with_code):
+    for make in (cnn, sequential, two_inputs, recurrent, frozen, lite, signatures, called, with_code, dice):
         make(target)

@@ -20,7 +20,7 @@ from trt_engine.cli.main import run
 from trt_engine.conversion.axes import Axis, another, axes_for, parse_dynamic, sizes_of, variants
 from trt_engine.conversion.examples import Example, array_of, parse_inputs, raised
 from trt_engine.conversion.sources import detect
-from trt_engine.errors import AccuracyError, FeedError, ModelError, SetupError, UsageError
+from trt_engine.errors import AccuracyError, FeedError, MemoryExhausted, ModelError, SetupError, UsageError
 
 TORCH = importlib.util.find_spec("torch") is not None
 
@@ -71,6 +71,33 @@ def test_files_are_told_by_their_content_and_not_by_their_suffix(tmp_path: Path)
     for kind, raw in cases.items():
         odd.write_bytes(raw)
         assert detect(odd).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("", "names no source", "file.py:factory"),
+        (" ", "names no source", "file.py:factory"),
+        ("net\0.onnx", "names no source", "file.py:factory"),
+        ("https://example.com/net.onnx", "is an address", "download"),
+        ("net.py", "nothing says what to call", "`net.py:factory`"),
+        ("saved_modle", "no such file", "did you mean `saved_model`? (a name on a hub is written `hf:saved_modle`)"),
+        ("nett.onnx", "no such file", "did you mean `net.onnx`?"),
+        ("zzz_weights.pt", "no such file", "in that folder: "),
+        ("cut.pt", "the pickle in `cut.pt` cannot be read", "again"),
+    ],
+)
+def test_what_names_nothing_says_what_would(
+    text: str, message: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relu(tmp_path / "net.onnx")
+    (tmp_path / "net.py").write_text("def factory(): ...\n")
+    (tmp_path / "saved_model").mkdir()
+    (tmp_path / "cut.pt").write_bytes(b"\x80\x02garbage")
+    with pytest.raises((ModelError, UsageError), match=message) as refused:
+        detect(text)
+    assert hint in str(refused.value.hint)
 
 
 def test_a_pickled_module_is_refused_without_being_opened(tmp_path: Path) -> None:
@@ -291,12 +318,42 @@ def test_nothing_is_overwritten_unasked_and_a_dry_run_writes_nothing(tmp_path: P
         ({"exporter": "other"}, "exporter"),
         ({"target": "tpu"}, "target"),
         ({"tolerance": 0}, "tolerance"),
+        ({"tolerance": float("inf")}, "tolerance"),
+        ({"dynamic": {}}, "`--fixed` closes axes"),
+        ({"inputs": {"x": (2, 5)}}, "is 2x5, and the model takes batchx4"),
+        ({"inputs": {"x": (2, 4, 1)}}, "is 2x4x1, and the model takes batchx4"),
     ],
 )
 def test_what_does_not_belong_to_a_source_is_refused(more: dict[str, object], message: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=message):
         te.convert(relu(tmp_path / "a.onnx"), out=tmp_path / "b.onnx", **more)  # type: ignore[arg-type]
     assert not (tmp_path / "b.onnx").exists()
+
+
+@pytest.mark.parametrize("given", ["x:2x4:int64", {"x": np.ones((2, 4), np.float64)}])
+def test_an_example_of_another_type_than_the_models_is_refused(given: object, tmp_path: Path) -> None:
+    with pytest.raises(FeedError, match="the model takes float32"):
+        te.convert(relu(tmp_path / "a.onnx"), out=tmp_path / "b.onnx", inputs=given)
+
+
+def test_an_example_larger_than_the_memory_names_the_option_that_asked_for_it(tmp_path: Path) -> None:
+    for size in (10**11, 10**19):
+        with pytest.raises(MemoryExhausted, match="an example of `x`") as refused:
+            te.convert(relu(tmp_path / "a.onnx"), out=tmp_path / "b.onnx", inputs=f"x:{size}x4")
+        assert "--input" in str(refused.value.hint)
+    with pytest.raises(UsageError, match=r"300 in .* is no uint8"):
+        parse_inputs("x:2:uint8@0..300")
+
+
+def test_names_in_a_file_reach_no_terminal_as_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("x\n\x1b[31m", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x\n\x1b[31m"], ["y"])], "g", values[:1], values[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
+    assert run(["convert", str(tmp_path / "a.onnx"), "-o", str(tmp_path / "b.onnx")]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "x\\n\\x1b[31m:batchx4" in said
 
 
 def test_an_onnx_file_that_does_not_follow_its_own_batch_is_refused(tmp_path: Path) -> None:

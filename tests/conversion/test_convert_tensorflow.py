@@ -17,6 +17,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+import trt_engine as te
 from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.conversion.examples import parse_inputs
 from trt_engine.conversion.exporting import Exported
@@ -30,6 +31,7 @@ _PYTHON = os.environ.get(PYTHON) or sys.executable
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(
         not _HERE and PYTHON not in os.environ,
         reason=f"TensorFlow and tf2onnx are not installed here, and `{PYTHON}` names no interpreter that has them",
@@ -257,6 +259,12 @@ def test_damaged_files_end_the_child_at_most(file: str, kind: str, made: Path, t
     with pytest.raises(ModelError) as caught:
         export(source, [], None, 18, tmp_path, python=_PYTHON).close()
     assert file in str(caught.value)
+
+
+def test_a_random_operator_of_tensorflow_is_refused_before_anything_is_compared(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="the graph has a random operator"):
+        te.convert(made / "dice", out=tmp_path / "o.onnx", python=_PYTHON)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_child_is_gone_after_close_and_a_closed_source_says_so(made: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,7 @@ from trt_engine.records import ConvertReport
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.skipif(
         importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None,
         reason="PyTorch and onnxscript are not installed here: `make test-full` runs this in an environment that has them",
@@ -266,6 +269,84 @@ def test_an_exported_program_brings_its_inputs_and_its_axes(tmp_path: Path) -> N
     assert named.signature.inputs[0].symbols[0] == "rows" == named.signature.outputs[0].symbols[0]
     with pytest.raises(ModelError, match="axis 1 of `x` is fixed at 8 in the exported program"):
         te.convert(tmp_path / "net.pt2", out=tmp_path / "q.onnx", dynamic={"x": {1: "width"}})
+
+
+def test_an_exported_program_with_an_axis_in_steps_says_what_to_export_instead(tmp_path: Path) -> None:
+    """torch 2.13 reads such a program and cannot write it as ONNX."""
+    import torch
+
+    step = 8 * torch.export.Dim("step", min=1, max=8)
+    program = torch.export.export(_planted().NoiseClean().eval(), (torch.randn(3, 16),), dynamic_shapes=({1: step},))
+    torch.export.save(program, tmp_path / "net.pt2")
+    with pytest.raises(ModelError, match=r"saved with an axis in steps \(`8\*") as refused:
+        te.convert(tmp_path / "net.pt2", out=tmp_path / "o.onnx")
+    assert "file.py:factory" in str(refused.value.hint)
+    assert written(tmp_path) == ["net.pt2"]
+
+
+def test_an_axis_in_steps_is_named_as_it_was_asked_for_wherever_it_stands(tmp_path: Path) -> None:
+    dynamic = {"images": {0: "batch", 2: "height@16..64/16", 3: "width@16..64/16"}}
+    convert("AnchorsClean", tmp_path, inputs={"images": (2, 3, 32, 48)}, dynamic=dynamic)
+    proto = onnx.load(tmp_path / "out.onnx")
+    sizes = {
+        dim.dim_param
+        for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
+        for dim in value.type.tensor_type.shape.dim
+        if dim.dim_param
+    }
+    assert {"batch", "height", "width"} <= sizes
+    assert not [size for size in sizes if re.search(r"\b[su]\d+", size)], "no symbol of torch.export is left"
+    assert any("height*width//" in size or "width*height//" in size for size in sizes)
+
+
+def test_a_sort_in_the_source_is_compared_in_any_order_of_near_equal_scores(tmp_path: Path) -> None:
+    report = convert("Sorting", tmp_path)
+    assert [spec.name for spec in report.signature.outputs] == ["scores", "rows"]
+    assert report.worst is not None and report.worst <= 1e-4 and len(report.agreement) == 3
+
+
+def test_code_in_a_folder_of_the_hub_is_not_run_unasked(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed here")
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    parts = {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}
+    (folder / "config.json").write_text(json.dumps({"model_type": "of_my_own", "auto_map": parts}))
+    (folder / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(ModelError, match="brings Python code of its own") as refused:
+        te.convert(folder, out=tmp_path / "o.onnx", options={"random": "true"}, offline=True)
+    assert "-O trust_remote_code=true" in str(refused.value.hint)
+    assert written(tmp_path) == ["hub"]
+
+
+def test_a_disk_that_takes_no_more_is_no_fault_of_the_exporter(tmp_path: Path) -> None:
+    """Files of 8 KiB at most, and a network of 128 KiB."""
+    words = [sys.executable, "-m", "trt_engine", "convert", f"{PLANTED}:linear", "-O", "width=4000", "--input", "x:2x8"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *words, "-o", "out.onnx"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 3 and "the file would be larger than this shell allows" in done.stderr, done.stderr
+    assert written(tmp_path) == []
+
+
+def test_an_interrupted_convert_leaves_nothing_and_promises_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text("def build():\n    raise KeyboardInterrupt\n")
+    assert run(["convert", f"{tmp_path / 'net.py'}:build", "-o", str(tmp_path / "out.onnx"), "--input", "x:2x8"]) == 130
+    said = capsys.readouterr().err
+    assert "written whole, or not at all" in said and "what was finished is kept" not in said
+    assert [item.name for item in tmp_path.iterdir() if "onnx" in item.name] == []
+
+
+def test_a_network_of_one_row_alone_is_told_the_option(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass One(torch.nn.Module):\n    def forward(self, x):\n"
+        "        assert x.shape[0] == 1, 'one row'\n        return x * 2\n"
+    )
+    with pytest.raises(ModelError, match="one row") as refused:
+        te.convert(f"{tmp_path / 'net.py'}:One", out=tmp_path / "out.onnx", inputs={"x": (1, 8)})
+    assert "was raised from 1 to 2: `--fixed` keeps every size" in str(refused.value.hint)
 
 
 def test_a_state_dict_goes_into_what_its_factory_makes(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import trt_engine as te
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript", "transformers")),

@@ -23,12 +23,14 @@ from trt_engine.graph.load import ENGINE_MARK, open_model, read_proto
 from trt_engine.records import SimplifyReport
 
 HAS_ONNXSLIM = importlib.util.find_spec("onnxslim") is not None
-needs_onnxslim = pytest.mark.skipif(
-    not HAS_ONNXSLIM, reason="onnxslim is not installed here: the full environment has it"
-)
+_ABSENT = pytest.mark.skipif(not HAS_ONNXSLIM, reason="onnxslim is not installed here: the full environment has it")
 
 
-@pytest.fixture(params=["own", pytest.param("onnxslim", marks=needs_onnxslim)])
+def needs_onnxslim(test: Any) -> Any:
+    return pytest.mark.full(_ABSENT(test))
+
+
+@pytest.fixture(params=["own", pytest.param("onnxslim", marks=[_ABSENT, pytest.mark.full])])
 def tool(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With onnxslim, where it is installed, and without it."""
     if request.param == "own":

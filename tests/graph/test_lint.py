@@ -313,7 +313,14 @@ def test_a_time_major_output_has_not_lost_its_batch(tmp_path: Path) -> None:
 
 def test_an_output_without_axes_that_follows_the_batch_has_lost_it(tmp_path: Path) -> None:
     proto = model([node("ReduceMax", ["x"], ["y"], keepdims=0)], [value("x", ["batch", 4])], [value("y", [])])
-    assert "ReduceMax_y" in found(proto, tmp_path)["batch-lost"].message
+    message = found(proto, tmp_path)["batch-lost"].message
+    assert "`ReduceMax_y` (ReduceMax) makes one result of the whole batch" in message
+    assert "baked" not in message, "no constant is to be looked for"
+
+
+def test_a_list_of_what_was_found_has_no_axis_for_the_batch_and_lost_none(tmp_path: Path) -> None:
+    proto = model([node("NonZero", ["x"], ["y"])], [value("x", ["batch", 4])], [value("y", [2, "found"], INT64)])
+    assert set(found(proto, tmp_path)) == {"data-dependent-shape"}
 
 
 def mixing(target: tuple[int, ...]) -> onnx.ModelProto:
@@ -346,6 +353,18 @@ def test_a_recurrent_state_has_its_batch_on_the_second_axis(tmp_path: Path) -> N
         [ints("first", 0)],
     )
     assert warned(proto, tmp_path) == set()
+
+
+@pytest.mark.parametrize(("first", "called"), [("time", "batch"), ("time", "B"), ("T", "N"), ("batch", "batch_size")])
+def test_the_state_of_an_lstm_is_not_one_row(tmp_path: Path, first: str, called: str) -> None:
+    """Time-major, or with a name of its own for the batch: the state is 1 x batch x 16 either way."""
+    proto = model(
+        [node("LSTM", ["x", "w", "r", "", "", "state", "cell"], ["y"], hidden_size=16)],
+        [value("x", [first, called, 8]), value("state", [1, called, 16]), value("cell", [1, called, 16])],
+        [value("y", [first, 1, called, 16])],
+        [weight("w", 1, 64, 8), weight("r", 1, 64, 16)],
+    )
+    assert "batch-frozen-input" not in found(proto, tmp_path)
 
 
 def test_anchors_of_one_size_name_it(tmp_path: Path) -> None:

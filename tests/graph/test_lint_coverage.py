@@ -126,6 +126,17 @@ def test_what_the_parser_lacks_is_an_error_when_it_alone_is_asked(tmp_path: Path
         assert "not-in-tensorrt" not in codes(linted(proto, tmp_path))
 
 
+def test_equal_on_booleans_is_what_integer_division_was_and_the_hint_says_so(tmp_path: Path) -> None:
+    proto = model(
+        [node("Less", ["x", "zero"], ["a"]), node("Less", ["zero", "x"], ["b"]), node("Equal", ["a", "b"], ["y"])],
+        [value("x", ["batch", 4])],
+        [value("y", ["batch", 4], TensorProto.BOOL)],
+        [weight("zero", 1)],
+    )
+    finding = codes(linted(proto, tmp_path))["type-not-in-tensorrt"]
+    assert "Equal" in finding.message and "rounding_mode='trunc'" in (finding.hint or "")
+
+
 def test_an_operator_of_a_later_release_names_it(tmp_path: Path) -> None:
     proto = one("BlackmanWindow", [ints("size", 8)], names=["size"])
     proto = model(

@@ -36,6 +36,7 @@ from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, TrtEngineError
+from trt_engine.processes import reap
 from trt_engine.records import BenchRecord
 
 __all__ = ["measure_in_child", "memory_available"]
@@ -259,22 +260,10 @@ class _Child:
             with contextlib.suppress(OSError):
                 assert self._process.stdin is not None
                 self._process.stdin.close()  # the child ends when this does
-            self._reap(time.monotonic() + _GRACE_S)
+            ended = reap(self._process, _GRACE_S)
+            self.code, self.peak_bytes = ended.code, ended.peak_bytes
         finally:
             os.close(self._pipe)
-
-    def _reap(self, deadline: float) -> None:
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        while pid == 0:
-            if time.monotonic() > deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                pid, status, usage = os.wait4(self._process.pid, 0)
-                break
-            time.sleep(0.005)
-            pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
-        self.peak_bytes = usage.ru_maxrss << 10
 
 
 def _printed(noise: IO[bytes]) -> str:

@@ -9,7 +9,7 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import parse_options
-from trt_engine.errors import UsageError
+from trt_engine.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from trt_engine.records import ConvertReport
@@ -85,25 +85,30 @@ def command(
 
     from trt_engine.conversion.convert import EXPORTERS, convert
 
-    report = convert(
-        source,
-        out=out,
-        inputs=inputs or None,
-        dynamic={} if fixed else dynamic or None,
-        opset=opset,
-        target=target,  # type: ignore[arg-type]
-        simplify=simplify,
-        exporter=EXPORTERS if exporter == "auto" else exporter,
-        options=parse_options(given),
-        factory=factory,
-        tolerance=tolerance,
-        offline=offline,
-        cache=cache,
-        external_data=external_data,
-        python=python,
-        yes=yes,
-        dry_run=dry_run,
-    )
+    try:
+        report = convert(
+            source,
+            out=out,
+            inputs=inputs or None,
+            dynamic={} if fixed else dynamic or None,
+            opset=opset,
+            target=target,  # type: ignore[arg-type]
+            simplify=simplify,
+            exporter=EXPORTERS if exporter == "auto" else exporter,
+            options=parse_options(given),
+            factory=factory,
+            tolerance=tolerance,
+            offline=offline,
+            cache=cache,
+            external_data=external_data,
+            python=python,
+            yes=yes,
+            dry_run=dry_run,
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "interrupted: the file was written whole, or not at all", hint="the same command converts from the start"
+        ) from None
     output.emit(talk, output.document("convert", report, command=options.spelled_command()), _text(report))
 
 
@@ -150,4 +155,4 @@ def _text(report: ConvertReport) -> str:
 
 
 def _laid_out(lines: list[tuple[str, str]]) -> str:
-    return "\n".join(f"{f'{name}:' if name else '':<10}{value}" for name, value in lines)
+    return "\n".join(output.spelled_out(f"{f'{name}:' if name else '':<10}{value}") for name, value in lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trt_engine.cli import options
-from trt_engine.cli.output import Talk, document, emit
+from trt_engine.cli.output import Talk, document, emit, spelled_out
 
 if TYPE_CHECKING:
     from trt_engine.errors import EngineError
@@ -31,7 +31,7 @@ _TOP = 20
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the inputs of --run [0].")
 @options.common
 def command(talk: Talk, path: Path, shapes: str | None, run: bool, device: str | None, seed: int) -> int:
-    """What is in PATH: an ONNX model, an engine, a bare TensorRT plan, a bundle or a run folder.
+    """What is in PATH: an ONNX model, an engine, a bare TensorRT plan, a bundle, a run folder or an archive of one.
 
     Of a model: inputs and outputs, operators, parameters, multiply-adds, precision, and what is known to give trouble. Of an
     engine or a plan: whether it loads here, and what to type if not. Ends with 0 whenever there is an answer, whatever it
@@ -133,7 +133,7 @@ def _model(report: ModelReport) -> str:
         lines.append("domains: " + ", ".join(f"{domain} ({count})" for domain, count in report.domains.items()))
     lines += [f"metadata: {name} = {value[:80]}" for name, value in list(report.metadata.items())[:_TOP]]
     lines += _finding_lines(report.findings)
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(spelled_out, lines))
 
 
 def _image_lines(report: ModelReport) -> list[str]:
@@ -215,7 +215,7 @@ def _engine(report: EngineReport) -> str:
         lines += _passport_lines(report.passport)
     if report.smoke is not None:
         lines += _smoke_lines(report.smoke)
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(spelled_out, lines))
 
 
 def _passport_lines(passport: Any) -> list[str]:
@@ -291,7 +291,7 @@ def _run(report: RunReport) -> str:
     lines.append(f"files: {len(report.files)} ({_size(report.nbytes)})")
     lines += [f"  {name} ({_size(nbytes)})" for name, nbytes in shown]
     lines.append(f"hint: `trt-engine report {report.path}` writes it out")
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(spelled_out, lines))
 
 
 # ------------------------------------------------------------------------------------------------ words and figures
@@ -312,13 +312,6 @@ def _table(rows: Iterable[Sequence[Any]]) -> list[str]:
         + "  ".join(c.ljust(w) if at == 0 else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in cells
     ]
-
-
-def _printable(line: str) -> str:
-    """The line with control characters and lone surrogates spelled out: names in a file may hold anything."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
-    )
 
 
 def _size(nbytes: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trt_engine.cli import options
-from trt_engine.cli.output import Talk, document, emit
+from trt_engine.cli.output import Talk, document, emit, spelled_out
 from trt_engine.errors import ModelError
 
 if TYPE_CHECKING:
@@ -75,8 +75,6 @@ def _gate(report: LintReport, fail_on: str | None) -> None:
 
 
 def _text(report: LintReport) -> str:
-    from trt_engine.cli.inspect import _printable
-
     opset = f"opset {report.opset}" if report.opset is not None else "no standard opset"
     lines = [f"model: {report.path} ({report.nodes} nodes, {opset}, IR {report.ir_version})"]
     if report.shapes:
@@ -94,7 +92,7 @@ def _text(report: LintReport) -> str:
         lines.append(f"  {item.severity}: {item.code}: {item.message}{where}")
         if item.hint:
             lines.append(f"    hint: {item.hint}")
-    return "\n".join(map(_printable, lines))
+    return "\n".join(map(spelled_out, lines))
 
 
 def _plural(severity: str, count: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from trt_engine.errors import SetupError, TrtEngineError
 
-__all__ = ["Talk", "document", "emit", "fail", "full_stdout", "start_command"]
+__all__ = ["Talk", "document", "emit", "fail", "full_stdout", "spelled_out", "start_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,13 @@ def _print(text: str) -> None:
         raise
     except OSError as error:
         raise full_stdout(error) from error
+
+
+def spelled_out(line: str) -> str:
+    """The line with control characters and lone surrogates as escapes: names in a file may hold anything."""
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
+    )
 
 
 def full_stdout(error: OSError) -> SetupError:

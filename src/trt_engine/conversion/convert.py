@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -167,7 +168,7 @@ def _asked(
         raise UsageError("no exporter is named", hint="`--exporter dynamo`")
     if opset is not None and not _LOWEST <= opset <= _HIGHEST:
         raise UsageError(f"the opset {opset} is not within {_LOWEST} to {_HIGHEST}", hint="`--opset 20`")
-    if tolerance is not None and not tolerance > 0:
+    if tolerance is not None and not 0 < tolerance < math.inf:
         raise UsageError(f"the tolerance is {tolerance:g}, expected a number above 0", hint="`--tolerance 1e-4`")
     if factory is not None and source.kind != "state-dict":
         raise UsageError(
@@ -262,7 +263,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             log.info("the %s exporter failed: %s", name, error)
             continue
         seconds = time.monotonic() - started
-        tidy(exported.path, exported.symbols)
+        tidy(exported.path, exported.symbols, exported.roots)
         must_be_deterministic(exported.path)
         given = given if given is not None else answers(exported)
         log.info("comparing with the source at %d sets of shapes", len(given))
@@ -285,10 +286,10 @@ def _no_exporter(source: Source, attempts: list[ExportAttempt], refused: list[Tr
         rest = [text for text in others if first.message not in text]
         tail = f" (tried too: {'; '.join(rest)})" if rest else ""
         return type(first)(first.message + tail, hint=first.hint)
-    return ModelError(
-        f"no exporter takes `{source.text}`: {'; '.join(others)}",
-        hint="control flow on values wants `torch.cond`; `-vv` shows the exporter's own words",
-    )
+    hint = "control flow on values wants `torch.cond`; `-vv` shows the exporter's own words"
+    if source.kind == "exported-program":
+        hint = "convert the module itself (`file.py:factory`), or export it again with plain `torch.export.Dim`s"
+    return ModelError(f"no exporter takes `{source.text}`: {'; '.join(others)}", hint=hint)
 
 
 def _from_tensorflow(asked: _Asked, staging: Path) -> _Made:
@@ -316,9 +317,10 @@ def _from_onnx(asked: _Asked) -> _Made:
     if asked.options:
         raise UsageError("`-O` is for what a factory or a name makes, and the source is ONNX", hint="leave it out")
     if asked.dynamic is not None:
+        option, does = ("--dynamic", "opens axes") if asked.dynamic else ("--fixed", "closes axes")
         raise UsageError(
-            "`--dynamic` opens axes while a source is exported, and this one is ONNX already",
-            hint="export it again from its source with `--dynamic`",
+            f"`{option}` {does} while a source is exported, and this one is ONNX already",
+            hint=f"export it again from its source with `{option}`",
         )
     from trt_engine.conversion.onnx_source import exported_as_it_is
 
@@ -353,6 +355,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     proto = read_proto(path)
     without_traces(proto)
     if made.agreement is not None:
+        notes += made.agreement.notes
         notes += name_outputs(proto, made.agreement.symbols)
     final: Agreement | None = None
 
@@ -360,6 +363,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
         nonlocal final
         if made.agreement is not None:
             final = agree(draft, made.exported, made.answers, asked.tolerance, what="the simplified graph")
+            notes.extend(final.notes)
 
     target = files.end_of_links(asked.out)
     nbytes, beside = outside.save(proto, target, open_model(path), outside=asked.external_data, prove=prove)
@@ -367,7 +371,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     warnings += _fallback(made)
     findings = _findings(model, asked, made)
     warnings += [
-        f"{item.message} ({item.where})" if item.where else item.message
+        f"{item.message} ({item.where})" if item.where and f"`{item.where}`" not in item.message else item.message
         for item in findings
         if item.severity == "error" or item.code == "batch-lost"
     ]

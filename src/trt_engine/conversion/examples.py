@@ -14,9 +14,9 @@ import numpy as np
 from trt_engine.config import parse_shapes
 from trt_engine.conversion.axes import Axes
 from trt_engine.conversion.exporting import Array
-from trt_engine.errors import FeedError, UsageError
+from trt_engine.errors import FeedError, MemoryExhausted, UsageError
 from trt_engine.runtime.feeds import numpy_dtype
-from trt_engine.tensors import DTYPES, Shape, dtype
+from trt_engine.tensors import DTYPES, Shape, dtype, format_shape
 
 __all__ = ["Example", "array_of", "parse_inputs", "raised"]
 
@@ -105,6 +105,7 @@ def _of_text(text: str) -> list[Example]:
             high = float(match[3]) if match[3] is not None else None
             if low is not None and high is not None and low > high:
                 raise UsageError(f"the range of `{part}` is empty", hint=_HINT)
+            _must_hold(kind, low, high, part)
         if ":" not in body:
             try:
                 shapes: dict[str | None, Shape] = {None: parse_shapes(f"x:{body}")["x"]}
@@ -117,6 +118,13 @@ def _of_text(text: str) -> list[Example]:
                 raise UsageError(f"the example `{part}` has an open size", hint="give sizes; `--dynamic` opens them")
             found.append(Example(name, shape, dtype(kind).name, low, high))
     return found
+
+
+def _must_hold(kind: str, low: float | None, high: float | None, part: str) -> None:
+    numbers = numpy_dtype(kind)
+    for end in (low, high):
+        if end is not None and numbers.kind in "iu" and not np.iinfo(numbers).min <= end <= np.iinfo(numbers).max:
+            raise UsageError(f"{end:g} in `{part}` is no {kind}", hint=_HINT)
 
 
 def raised(examples: Mapping[str, Example], axes: Axes) -> tuple[dict[str, Example], list[str]]:
@@ -146,7 +154,7 @@ def resized(array: Array, shape: Shape) -> Array:
     for at, size in enumerate(shape):
         if array.shape[at] != size:
             array = np.take(array, np.arange(size) % max(array.shape[at], 1), axis=at)
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # `ascontiguousarray` would make a scalar a vector
 
 
 def array_of(name: str, example: Example, shape: Shape, seed: int = 0) -> Array:
@@ -155,6 +163,15 @@ def array_of(name: str, example: Example, shape: Shape, seed: int = 0) -> Array:
     Floats are normal (or uniform in the range given), integers 0 or 1 unless a range is given. A mask of two or more
     dimensions marks a beginning of every row, never nothing.
     """
+    try:
+        return _array_of(name, example, shape, seed)
+    except (MemoryError, ValueError, OverflowError) as error:  # NumPy: too many bytes, or too many to count
+        raise MemoryExhausted(
+            f"an example of `{name}` of {format_shape(shape)} is more than the memory holds", hint="a smaller `--input`"
+        ) from error
+
+
+def _array_of(name: str, example: Example, shape: Shape, seed: int) -> Array:
     if example.array is not None:
         return resized(example.array, shape)
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])

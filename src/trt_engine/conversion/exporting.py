@@ -52,3 +52,5 @@ class Exported:
     """Inputs of other shapes, from a seed; None: the example, cut off or repeated."""
     specialized: Callable[[], str | None] = _nowhere
     """The line of the source where an open size became a number, once that is known to have happened."""
+    roots: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Names the exporter made up: `s35` -> (`height`, 32), where the height is 32 times it."""

@@ -14,10 +14,10 @@ from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.examples import Example, array_of
 from trt_engine.conversion.exporting import Array, Exported, Reference
-from trt_engine.errors import ModelError, TrtEngineError, UsageError
+from trt_engine.errors import FeedError, ModelError, TrtEngineError, UsageError
 from trt_engine.graph.load import check, check_onnxruntime, open_model
 from trt_engine.model import Model
-from trt_engine.tensors import Shape, Signature, closest
+from trt_engine.tensors import Shape, Signature, closest, format_shape
 
 __all__ = ["exported_as_it_is"]
 
@@ -69,7 +69,21 @@ def _examples(signature: Signature, given: Sequence[Example]) -> dict[str, Examp
             found[spec.name] = Example(spec.name, tuple(2 if size < 0 else size for size in spec.shape), spec.dtype)
         else:
             item = by_name[spec.name]
-            found[spec.name] = replace(item, name=spec.name, dtype=spec.dtype if item.array is None else item.dtype)
+            if len(item.shape) != len(spec.shape) or any(
+                mine >= 0 and mine != size for mine, size in zip(spec.shape, item.shape, strict=True)
+            ):
+                raise UsageError(
+                    f"the example of `{spec.name}` is {format_shape(item.shape)}, and the model takes {spec.describe()}",
+                    hint=f"`--input {spec.name}:{format_shape(tuple(2 if size < 0 else size for size in spec.shape))}`",
+                )
+            if item.dtype != spec.dtype and (item.array is not None or item.dtype != "float32"):
+                raise FeedError(
+                    f"the example of `{spec.name}` is {item.dtype}, and the model takes {spec.dtype}",
+                    hint="leave the type to the model"
+                    if item.array is None
+                    else f"save it as {spec.dtype}: `.astype(numpy.{spec.dtype})`",
+                )
+            found[spec.name] = replace(item, name=spec.name, dtype=spec.dtype)  # given by shape alone: the model's type
     return found
 
 

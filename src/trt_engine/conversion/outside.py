@@ -197,13 +197,28 @@ def _put(staging: Path, target: Path, weights: str, model: Model) -> Path | None
     beside = None
     if (staging / weights).exists():
         beside = target.with_name(weights)
-        (staging / weights).replace(beside)
+        _put_anew(staging / weights, beside)
     with (staging / target.name).open("rb+") as file:
         os.fsync(file.fileno())
     (staging / target.name).replace(target)
     for path in old:
         path.unlink(missing_ok=True)
     return beside
+
+
+def _put_anew(made: Path, place: Path) -> None:
+    """The file at a place that was free when its name was chosen; `UsageError` when somebody took it meanwhile."""
+    try:
+        os.link(made, place)
+    except FileExistsError as error:
+        raise UsageError(
+            f"`{place}` was written by somebody else meanwhile",
+            hint="run it again when they are done, or name another `-o`",
+        ) from error
+    except OSError:  # a disk without hard links
+        made.replace(place)
+    else:
+        made.unlink()
 
 
 def _own_weights(target: Path, model: Model) -> list[Path]:

@@ -198,7 +198,7 @@ class _Job:
 
     def run_onnxslim(self, before: Path, after: Path, skipped: str) -> str | None:
         """Run it in its own process; what went wrong, or None."""
-        command = [sys.executable, "-P", str(_CHILD), str(before), str(after), skipped]
+        command = [sys.executable, "-P", str(_CHILD.absolute()), before.name, after.name, skipped]  # where it runs
         environment = {**os.environ, "ONNXSLIM_AUTO_MERGE": "0"}  # with it, symbols that only might be equal become one
         try:
             done = subprocess.run(

@@ -7,6 +7,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, Literal, get_args
@@ -56,6 +57,10 @@ def detect(text: str | Path) -> Source:
     Files are told by their content, never by their suffix, and nothing in them is executed or unpickled.
     """
     given = str(text)
+    if not given.strip() or "\0" in given:
+        raise UsageError(
+            f"{given!r} names no source", hint="a model's file or folder, `file.py:factory`, or a name on a hub"
+        )
     path = Path(given)
     try:
         if path.is_dir():
@@ -78,7 +83,12 @@ _SUFFIXES = frozenset(
 )
 
 
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
 def _name(given: str) -> Source:
+    if _ADDRESS.match(given):
+        raise UsageError(f"`{given}` is an address, expected a file or a name", hint="download it, and name the file")
     place, colon, factory = given.rpartition(":")
     if colon and place in ("timm", "hf", "huggingface"):
         kind: Kind = "timm" if place == "timm" else "huggingface"
@@ -94,13 +104,23 @@ def _name(given: str) -> Source:
     if given.startswith("timm/") and _HUB.fullmatch(given):
         return Source(given, "timm", "it begins with `timm/`", name=given.removeprefix("timm/"))
     known_suffix = Path(given).suffix.lower() in _SUFFIXES
-    if _HUB.fullmatch(given) and not known_suffix and (given.count("/") == 1 or "/" not in given):
-        return Source(given, "huggingface", "there is no such file, and it is written as a name on a hub", name=given)
     folder = Path(given).parent
-    near = sorted(item.name for item in folder.iterdir() if item.suffix in _SUFFIXES)[:3] if folder.is_dir() else []
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
+    near = [item.name for item in there if item.suffix in _SUFFIXES]
+    alike = get_close_matches(
+        Path(given).name, [*near, *(item.name for item in there if item.is_dir())], n=1, cutoff=0.8
+    )
+    if _HUB.fullmatch(given) and not known_suffix and not alike and given.count("/") <= 1:
+        return Source(given, "huggingface", "there is no such file, and it is written as a name on a hub", name=given)
     raise ModelError(
         f"no such file or folder `{given}`",
-        hint=f"in that folder: {', '.join(near)}" if near else "a Python factory is written `package.module:factory`",
+        hint=f"did you mean `{folder / alike[0]}`? (a name on a hub is written `hf:{given}`)"
+        if alike and not known_suffix
+        else f"did you mean `{folder / alike[0]}`?"
+        if alike
+        else f"in that folder: {', '.join(near[:3])}"
+        if near
+        else "a Python factory is written `package.module:factory`",
     )
 
 
@@ -149,6 +169,8 @@ def _file(given: str, path: Path) -> Source:
             return _pickle(given, path, _legacy(file), "it is a pickle")
         if _safetensors(head):
             return Source(given, "state-dict", "it begins as a safetensors file", path)
+        if path.suffix == ".py":
+            raise UsageError(f"`{given}` is Python, and nothing says what to call in it", hint=f"`{given}:factory`")
         file.seek(0)
         return _protobuf(given, path, file)
 
@@ -205,7 +227,7 @@ def _legacy(file: BinaryIO) -> bytes:
 
 def _pickle(given: str, path: Path, raw: bytes, seen: str) -> Source:
     """A state dict, unless the pickle asks for classes that no tensor needs: then it is somebody's whole module."""
-    for name in _globals_of(raw):
+    for name in _globals_of(raw, given):
         if not name.startswith(_OF_TENSORS):
             raise ModelError(
                 f"`{given}` is a whole pickled object (it asks for `{name.replace(' ', '.')}`), and unpickling runs code",
@@ -214,7 +236,7 @@ def _pickle(given: str, path: Path, raw: bytes, seen: str) -> Source:
     return Source(given, "state-dict", seen, path)
 
 
-def _globals_of(raw: bytes) -> Iterator[str]:
+def _globals_of(raw: bytes, given: str) -> Iterator[str]:
     """What a pickle would import, read from its opcodes alone."""
     strings: list[str] = []
     try:
@@ -227,7 +249,9 @@ def _globals_of(raw: bytes) -> Iterator[str]:
                 strings.append(argument)
     except Exception as error:
         if not strings:
-            raise ModelError("the pickle in the file cannot be read", hint="download it again") from error
+            raise ModelError(
+                f"the pickle in `{given}` cannot be read", hint="copy or download the file again"
+            ) from error
 
 
 def _protobuf(given: str, path: Path, file: BinaryIO) -> Source:

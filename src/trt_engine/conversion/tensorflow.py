@@ -36,6 +36,7 @@ from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.sources import Source
 from trt_engine.errors import FeedError, MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.graph import walk
+from trt_engine.processes import Ended, reap
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import Shape, closest
 
@@ -449,8 +450,7 @@ class _Child:
         self._noise: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         self._shown = 0
         self._parts = b""
-        self._usage_bytes = 0
-        self._code: int | None = None
+        self._ended: Ended | None = None
         self._closed = False
         self._pipe, theirs = os.pipe()
         try:
@@ -534,14 +534,14 @@ class _Child:
 
     def _crash(self, doing: str) -> TrtEngineError:
         """The error behind a child that ended without an answer."""
-        self._reap(_GRACE_S)
-        lines, code = self._last_lines(), self._code or 0
+        ended = self._end(_GRACE_S)
+        lines, code = self._last_lines(), ended.code
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         text = f"the TensorFlow process ended by {name} while {doing}{lines}"
         if any(word in lines.lower() for word in _MEMORY_WORDS):
             return MemoryExhausted(text, hint="a smaller example `--input`, or a machine with more memory")
         if code == -signal.SIGKILL:
-            text += f" (it had {self._usage_bytes >> 20} MiB)"
+            text += f" (it had {ended.peak_bytes >> 20} MiB)"
             return SetupError(text, hint="the kernel kills what the memory is not enough for: `dmesg` says so")
         if -code in _CRASHES:
             return ModelError(text, hint="the source may be damaged; `-v` shows all that was printed")
@@ -556,23 +556,12 @@ class _Child:
             assert self._process.stdin is not None
             self._process.stdin.close()  # it ends when this does
         try:
-            self._reap(0.0)
+            self._end(0.0)
         finally:
             os.close(self._pipe)
             self._noise.close()
 
-    def _reap(self, grace_s: float) -> None:
-        if self._code is not None:
-            return
-        deadline = time.monotonic() + grace_s
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        while pid == 0:
-            if time.monotonic() >= deadline:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._process.pid, signal.SIGKILL)
-                pid, status, usage = os.wait4(self._process.pid, 0)
-                break
-            time.sleep(0.005)
-            pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        self._code = self._process.returncode = os.waitstatus_to_exitcode(status)
-        self._usage_bytes = usage.ru_maxrss << 10
+    def _end(self, grace_s: float) -> Ended:
+        if self._ended is None:
+            self._ended = reap(self._process, grace_s)
+        return self._ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,16 +15,25 @@ from trt_engine.graph.load import read_proto
 __all__ = ["name_outputs", "tidy", "without_traces"]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+_FUNCTIONS = frozenset("Min Max floor ceil ceiling".split())
+_STEP = re.compile(r"(\d+)\*([A-Za-z_]\w*)")
+_PRODUCT = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*(?:\*[A-Za-z_]\w*)*)")
 
 
-def tidy(path: Path, symbols: Mapping[str, Mapping[int, str]], prefix: str = "source") -> None:
-    """Rewrite the graph at `path`: `prefix.` off its names, and the symbols asked for at the axes of its inputs.
+def tidy(
+    path: Path,
+    symbols: Mapping[str, Mapping[int, str]],
+    roots: Mapping[str, tuple[str, int]] | None = None,
+    *,
+    prefix: str = "source",
+) -> None:
+    """Rewrite the graph at `path`: `prefix.` off its names, and the symbols asked for wherever their sizes stand.
 
-    Weights are not touched, wherever they lie.
+    `roots` are names that the exporter made up for parts of them. Weights are not touched, wherever they lie.
     """
     proto = read_proto(path)
     _strip(proto, (f"{prefix}.", f"/{prefix}/"))
-    _name_sizes(proto, symbols)
+    _name_sizes(proto, symbols, roots or {})
     path.write_bytes(proto.SerializeToString())
 
 
@@ -55,8 +65,10 @@ def _strip(proto: ModelProto, prefixes: tuple[str, str]) -> None:
                 names[at] = plain(name)
 
 
-def _name_sizes(proto: ModelProto, symbols: Mapping[str, Mapping[int, str]]) -> None:
-    renamed: dict[str, str] = {}
+def _name_sizes(
+    proto: ModelProto, symbols: Mapping[str, Mapping[int, str]], roots: Mapping[str, tuple[str, int]]
+) -> None:
+    renamed = {root: symbol for root, (symbol, step) in roots.items() if step == 1}
     for value in proto.graph.input:
         dims = value.type.tensor_type.shape.dim
         for at, symbol in symbols.get(value.name, {}).items():
@@ -66,16 +78,64 @@ def _name_sizes(proto: ModelProto, symbols: Mapping[str, Mapping[int, str]]) -> 
                 else:
                     dims[at].dim_param = symbol
 
+    steps = {root: size for root, size in roots.items() if size[1] > 1}  # an axis in steps: `time` is `8*s86`
+    for text, symbol in renamed.items():
+        if (match := _STEP.fullmatch(text)) is not None:
+            steps[match[2]] = (symbol, int(match[1]))
+
     def named(text: str) -> str:
         if text in renamed:
             return renamed[text]
-        return _IDENTIFIER.sub(lambda match: renamed.get(match[0], match[0]), text)
+        if (match := _PRODUCT.fullmatch(text)) is not None:
+            return _product(int(match[1] or 1), match[2].split("*"), renamed, steps)
+        return _IDENTIFIER.sub(lambda match: _size(match[0], renamed, steps), text)
 
     for graph in walk.graphs(proto):
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:
                     dim.dim_param = named(dim.dim_param)
+    _without_foreign(proto, {symbol for axes in symbols.values() for symbol in axes.values()})
+
+
+def _without_foreign(proto: ModelProto, known: set[str]) -> None:
+    """What no symbol of the users' makes up (`s7`, `u0`, an exporter's own words): outputs get readable names, the rest
+    none."""
+    names: dict[str, str] = {}
+
+    def foreign(text: str) -> bool:
+        return any(name not in known and name not in _FUNCTIONS for name in _IDENTIFIER.findall(text))
+
+    for value in proto.graph.output:
+        for at, dim in enumerate(value.type.tensor_type.shape.dim):
+            if foreign(dim.dim_param):
+                dim.dim_param = names.setdefault(dim.dim_param, f"{value.name}_{at}")
+    for graph in walk.graphs(proto):
+        for value in (*graph.value_info, *(graph.output if graph is not proto.graph else ())):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param and dim.dim_param in names:
+                    dim.dim_param = names[dim.dim_param]
+                elif foreign(dim.dim_param) and dim.dim_param not in names.values():
+                    dim.Clear()
+
+
+def _size(name: str, renamed: Mapping[str, str], steps: Mapping[str, tuple[str, int]]) -> str:
+    if name in steps:
+        symbol, step = steps[name]
+        return f"({symbol}//{step})"
+    return renamed.get(name, name)
+
+
+def _product(
+    factor: int, names: list[str], renamed: Mapping[str, str], steps: Mapping[str, tuple[str, int]]
+) -> str:  # fmt: skip
+    """`16*s34*s56` in the user's symbols: `height*width//64`. What is divided is a multiple of the divisor."""
+    divisor = math.prod(steps[name][1] for name in names if name in steps)
+    shared = math.gcd(factor, divisor)
+    factor, divisor = factor // shared, divisor // shared
+    symbols = [steps[name][0] if name in steps else renamed.get(name, name) for name in names]
+    text = "*".join([*([str(factor)] if factor > 1 else []), *symbols])
+    return f"{text}//{divisor}" if divisor > 1 else text
 
 
 def name_outputs(proto: ModelProto, symbols: Mapping[str, Mapping[int, str | None]]) -> tuple[str, ...]:

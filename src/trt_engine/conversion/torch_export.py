@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ from trt_engine.conversion.examples import Example, array_of, raised
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.torch_loading import Loaded, own_code, place_of
 from trt_engine.errors import MemoryExhausted, ModelError, UsageError
-from trt_engine.tensors import Shape, closest
+from trt_engine.files import explain
+from trt_engine.tensors import Shape, closest, format_shape
 
-__all__ = ["Call", "ExportFailed", "bound", "export", "where_specialized"]
+__all__ = ["Call", "ExportFailed", "bound", "export"]
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +133,7 @@ def _leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
 def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, text: str) -> Call:
     """The source with its inputs: those given, else those it brings; run once, so that what it raises is told now."""
     notes: list[str] = []
+    said: list[str] = []
     examples, keywords = _named(loaded, list(given), notes)
     if loaded.program is not None:
         axes = _program_axes(loaded, examples, dynamic)
@@ -142,7 +145,10 @@ def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, tex
         notes += said
         sizes_of(axes, {name: item.shape for name, item in examples.items()})
     call = Call(loaded, tuple(examples), keywords, examples, axes, (), ())
-    with own_code(f"running `{text}` on the example inputs", hint=_expected(loaded, examples)), _calm():
+    hint = _expected(loaded, examples)
+    if said:
+        hint = f"{'; '.join(said)}: `--fixed` keeps every size; else {hint}"
+    with own_code(f"running `{text}` on the example inputs", hint=hint), _calm():
         tensors = [_tensor(array) for array in call.example().values()]
         result = _call(loaded.module, tensors, keywords)
     outputs = [name for name, _ in _leaves(result)]
@@ -156,7 +162,11 @@ def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, tex
 
 def _expected(loaded: Loaded, examples: Mapping[str, Example]) -> str:
     takes = ", ".join(loaded.parameters) or "tensors"
-    return f"its forward takes ({takes}); give shapes it can run with `--input` (`-vv` shows the whole stack)"
+    first = next(iter(examples.items()), None)
+    typed = f"`--input {first[0]}:{format_shape(first[1].shape)}:float64`" if first is not None else "`--input`"
+    return (
+        f"its forward takes ({takes}); give shapes and types it can run with, as {typed} (`-vv` shows the whole stack)"
+    )
 
 
 def _distinct(names: Sequence[str], taken: set[str]) -> tuple[str, ...]:
@@ -235,6 +245,10 @@ def _like(given: Example, known: Example) -> Example:
     return Example(given.name, given.shape, known.dtype, known.low, known.high)
 
 
+_NUMBERED = re.compile(r"[su]\d+")
+"""What `torch.export` calls a size nobody named."""
+
+
 def _program_axes(loaded: Loaded, examples: Mapping[str, Example], dynamic: Axes | None) -> Axes:
     """The dynamic axes an exported program has, under the names asked for."""
     found: Axes = {}
@@ -245,14 +259,18 @@ def _program_axes(loaded: Loaded, examples: Mapping[str, Example], dynamic: Axes
         if node.op != "placeholder" or node.name not in names or "val" not in node.meta:
             continue
         for at, size in enumerate(getattr(node.meta["val"], "shape", ())):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                limits = ranges.get(size.node.expr)
-                low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
-                top = int(high) if high is not None and high.is_finite and int(high) < 1 << 31 else None
-                symbol = own.setdefault(
-                    str(size.node.expr), "batch" if at == 0 and "batch" not in own.values() else str(size.node.expr)
-                )
-                found.setdefault(node.name, {})[at] = Axis(symbol, max(low, 1), top)
+            if not isinstance(size, torch.SymInt):
+                continue
+            factor, root = size.node.expr.as_coeff_Mul()
+            if not root.is_Symbol or not factor.is_Integer:
+                continue
+            limits, step = ranges.get(root), int(factor)
+            low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
+            # open above is an infinity of torch's or of sympy's, or the largest integer
+            top = step * int(high) if high is not None and high.is_Integer and int(high) < 1 << 31 else None
+            plain = f"{node.name}_{at}" if _NUMBERED.fullmatch(str(root)) else str(root)
+            symbol = own.setdefault(str(size.node.expr), "batch" if at == 0 and "batch" not in own.values() else plain)
+            found.setdefault(node.name, {})[at] = Axis(symbol, step * max(low, 1), top, step)
     if dynamic is None:
         return found
     asked = axes_for(dynamic, {name: item.shape for name, item in examples.items()})
@@ -267,7 +285,7 @@ def _program_axes(loaded: Loaded, examples: Mapping[str, Example], dynamic: Axes
                 )
             renamed[found[name][at].symbol] = axis.symbol
     return {
-        name: {at: Axis(renamed.get(axis.symbol, axis.symbol), axis.low, axis.high) for at, axis in positions.items()}
+        name: {at: replace(axis, symbol=renamed.get(axis.symbol, axis.symbol)) for at, axis in positions.items()}
         for name, positions in found.items()
     }
 
@@ -291,9 +309,10 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]
 def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
     """The source as a raw ONNX file in `folder`; `ExportFailed` with the reason where this exporter cannot."""
     path = folder / f"{exporter}.onnx"
+    roots: dict[str, tuple[str, int]] = {}
     try:
         if exporter == "dynamo":
-            _dynamo(call, opset, path)
+            roots = _dynamo(call, opset, path)
         else:
             _torchscript(call, opset, path)
     except (ExportFailed, KeyboardInterrupt):
@@ -303,6 +322,9 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
             "the export needs more memory than there is", hint="give a smaller example `--input`"
         ) from error
     except BaseException as error:  # exporters let through what the user's code raises under them
+        for item in _chain(error):
+            if isinstance(item, OSError) and item.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise explain(item, folder.parent) from error
         raise ExportFailed(_reason(error)) from error
     versions = dict(call.loaded.versions)
     with contextlib.suppress(ImportError):
@@ -320,14 +342,21 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
         versions,
         limits=symbols_of(call.axes),
         feeds=call.feeds,
-        specialized=lambda: where_specialized(call),
+        specialized=lambda: _where_specialized(call),
+        roots=roots,
     )
 
 
-def _dynamo(call: Call, opset: int, path: Path) -> None:
+def _dynamo(call: Call, opset: int, path: Path) -> dict[str, tuple[str, int]]:
     if call.loaded.scripted:
         raise ExportFailed("it reads Python code, and this is TorchScript")
     args = tuple(_tensor(array) for array in call.example().values())
+    if call.loaded.program is not None:
+        for size in call.loaded.program.range_constraints:
+            if not size.is_Symbol:
+                raise ExportFailed(
+                    f"torch {torch.__version__} does not write a program that was saved with an axis in steps (`{size}`)"
+                )
     with _silent(), _calm():
         if call.loaded.program is not None:
             program = torch.onnx.export(
@@ -341,6 +370,24 @@ def _dynamo(call: Call, opset: int, path: Path) -> None:
             )  # fmt: skip
     large = sum(parameter.nbytes for parameter in call.loaded.module.state_dict().values()) > _INLINE_UP_TO
     program.save(str(path), external_data=large)
+    return _roots(call, getattr(program, "exported_program", None))
+
+
+def _roots(call: Call, program: Any) -> dict[str, tuple[str, int]]:
+    """What the exporter's own symbols are: `s35` -> (`height`, 32) where the height is `32*s35`."""
+    if program is None:
+        return {}
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    inputs = [str(name) for name in program.graph_signature.user_inputs]
+    found = {}
+    for name, value in zip(call.names, (values.get(item) for item in inputs), strict=False):
+        for at, axis in call.axes.get(name, {}).items():
+            sizes = getattr(value, "shape", ())
+            if at < len(sizes) and isinstance(sizes[at], torch.SymInt):
+                factor, root = sizes[at].node.expr.as_coeff_Mul()
+                if root.is_Symbol and factor.is_Integer:
+                    found[str(root)] = (axis.symbol, int(factor))
+    return found
 
 
 _INLINE_UP_TO = 1 << 30
@@ -422,11 +469,17 @@ def _without_fd_1() -> Iterator[None]:
 _USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
-def _reason(error: BaseException) -> str:
-    """One line: what the innermost error says, and the place in the user's file where it names one."""
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what is behind it, outermost first."""
     chain = [error]
     while (inner := chain[-1].__cause__ or chain[-1].__context__) is not None and inner not in chain:
         chain.append(inner)
+    return chain
+
+
+def _reason(error: BaseException) -> str:
+    """One line: what the innermost error says, and the place in the user's file where it names one."""
+    chain = _chain(error)
     told = next(
         (
             item
@@ -449,7 +502,7 @@ def _of_a_library(path: str) -> bool:
 _GUARD = re.compile(r"(?:eval|set_replacement:?) .*?(?P<file>\S+\.py):(?P<line>\d+) in (?P<function>\w+)")
 
 
-def where_specialized(call: Call) -> str | None:
+def _where_specialized(call: Call) -> str | None:
     """The line of the user's file where an open size first became a number for `torch.export`; None where it says none."""
     if call.loaded.scripted or call.loaded.program is not None:
         return None

@@ -27,7 +27,7 @@ from trt_engine.conversion.sources import Source
 from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.tensors import closest
 
-__all__ = ["Loaded", "load", "own_code", "talking"]
+__all__ = ["Loaded", "load", "own_code"]
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _none_left(options: Mapping[str, Any], source: Source) -> None:
 
 
 @contextlib.contextmanager
-def talking() -> Iterator[None]:
+def _talking() -> Iterator[None]:
     """What other people's code prints goes to stderr: stdout is for the result."""
     with contextlib.redirect_stdout(sys.stderr):
         yield
@@ -120,7 +120,7 @@ def talking() -> Iterator[None]:
 def own_code(what: str, *, hint: str | None = None) -> Iterator[None]:
     """Turns what the user's code raises into a `ModelError` with the place in their file."""
     try:
-        with talking():
+        with _talking():
             yield
     except (TrtEngineError, KeyboardInterrupt):
         raise
@@ -185,7 +185,7 @@ def _imported(name: str, text: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        with talking():
+        with _talking():
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         top = name.split(".")[0]
@@ -214,7 +214,7 @@ def _imported_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look it up there
     try:
-        with talking():
+        with _talking():
             spec.loader.exec_module(module)
     except BaseException as error:
         sys.modules.pop(name, None)
@@ -434,7 +434,7 @@ def _matching(weights: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[dict[
 
 def _huggingface(source: Source, options: dict[str, Any], offline: bool, cache: Path | None) -> Loaded:
     """The architecture its configuration names, with its weights, or random ones where `-O random=true` asks."""
-    with talking(), _quiet_hub(offline):
+    with _talking(), _quiet_hub(offline):
         import transformers
     name = str(source.name)
     random = bool(options.pop("random", False))
@@ -443,9 +443,10 @@ def _huggingface(source: Source, options: dict[str, Any], offline: bool, cache: 
     common: dict[str, Any] = {"local_files_only": offline, "cache_dir": str(cache) if cache is not None else None}
     if revision is not None:
         common["revision"] = str(revision)
-    if options.pop("trust_remote_code", False) is True:
-        common["trust_remote_code"] = True
-    with _quiet_hub(offline), talking():
+    common["trust_remote_code"] = (
+        options.pop("trust_remote_code", False) is True
+    )  # left out, transformers asks on stdin
+    with _quiet_hub(offline), _talking():
         with _fetching(source, offline):
             config = transformers.AutoConfig.from_pretrained(name, **common)
         for setting in list(options):
@@ -540,6 +541,11 @@ def _not_fetched(source: Source, error: Exception, offline: bool) -> TrtEngineEr
     line = (str(error).strip().splitlines() or [type(error).__name__])[0][:240]
     text = str(error).lower()
     local = source.path is not None
+    if "trust_remote_code" in text:
+        return ModelError(
+            f"`{source.text}` brings Python code of its own, which is not run unasked",
+            hint="read it, then `-O trust_remote_code=true`: it runs with your rights",
+        )
     if isinstance(error, ImportError):
         return SetupError(
             f"`{source.text}` needs a package that is not installed: {line}", hint="install what it names"
@@ -591,14 +597,14 @@ def _inputs_of(module: Any, config: Any) -> tuple[list[Example], Axes | None]:
 
 
 def _timm(source: Source, options: dict[str, Any], offline: bool, cache: Path | None) -> Loaded:
-    with talking(), _quiet_hub(offline):
+    with _talking(), _quiet_hub(offline):
         import timm
     name = str(source.name)
     pretrained = bool(options.pop("pretrained", True))
     if name.split(".")[0] not in timm.list_models():
         raise UsageError(f"timm has no model `{name}`", hint=closest(name.split(".")[0], timm.list_models()))
     extra: dict[str, Any] = {"cache_dir": str(cache)} if cache is not None else {}
-    with _quiet_hub(offline), talking():
+    with _quiet_hub(offline), _talking():
         if not pretrained:
             torch.manual_seed(0)
         with _fetching(source, offline, options=True):

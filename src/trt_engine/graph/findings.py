@@ -36,8 +36,8 @@ __all__ = [
 MASK_REMEDIES = (  # in the order to try them
     "export again with the dynamo exporter and `torch.export.Dim('batch', min=1, max=N)` "
     "(TensorRT 10.16.01, torch 2.11, transformers 5.5 or newer)",
-    "else fold the mask at fixed shapes: one ONNX file and one engine for each batch "
-    "(`onnxsim.simplify(model, overwrite_input_shapes={...})`)",
+    "else fold the mask at fixed shapes, which `trt-engine build` does by itself after that failure: one engine for each "
+    "batch",
     "else build at optimization level 2",
 )
 _LAYOUT = frozenset("Unsqueeze Squeeze Reshape Transpose Identity Expand".split())
@@ -406,6 +406,8 @@ def _batch(seen: Seen) -> Iterator[Finding]:
                 continue  # the batch stands further back, as in time-major results
             after = _twice(seen, inputs)
             step = entered(seen.trace, after, spec.name) if after is not None else None
+            if step is not None and step.node.op_type in _LISTING:
+                continue  # `data-dependent-shape` tells it
             yield _lost(spec.name, f"is {spec.describe()} whatever the batch", step)
             return
     yield from _batch_probe(seen, inputs)
@@ -435,6 +437,8 @@ def _batch_probe(seen: Seen, inputs: list[TensorSpec]) -> Iterator[Finding]:
         if one is None or two is None or one.shape is None or two.shape is None or one.stored:
             continue
         step = entered(seen.trace, after, spec.name)
+        if step is not None and step.node.op_type in _LISTING:
+            continue
         if not one.shape:
             if step is not None:
                 yield _lost(spec.name, "has no axis for it", step)
@@ -451,15 +455,21 @@ def _batch_probe(seen: Seen, inputs: list[TensorSpec]) -> Iterator[Finding]:
         yield _lost(name, f"does not fit at twice the batch ({why})", before(seen.trace, after, name))
 
 
+_LISTING = frozenset("NonZero Unique Compress NonMaxSuppression".split())
+"""Operators whose results are a list of what was found, for all images one."""
+_TOGETHER = re.compile(r"Reduce\w+|Arg(Max|Min)|Einsum|MatMul|Gemm")
+"""Operators that make one result of a whole axis: nothing is frozen there."""
+
+
 def _lost(name: str, what: str, step: Step | None = None) -> Finding:
-    return Finding(
-        "batch-lost",
-        "warning",
-        f"the inputs have a dynamic batch, but `{name}` {what}: a constant batch is baked inside"
-        + (f", at {describe(step)}" if step is not None else ""),
-        walk.label(step.node) if step is not None else name,
-        "export again with an example batch of 2 or more; with 1 exporters freeze it without an error",
-    )
+    if step is not None and _TOGETHER.fullmatch(step.node.op_type):
+        why = f"{describe(step)} makes one result of the whole batch"
+        hint = "nothing, if that is meant; else leave the first axis out of it in the source, and export again"
+    else:
+        why = "a constant batch is baked inside" + (f", at {describe(step)}" if step is not None else "")
+        hint = "export again with an example batch of 2 or more; with 1 exporters freeze it without an error"
+    text = f"the inputs have a dynamic batch, but `{name}` {what}: {why}"
+    return Finding("batch-lost", "warning", text, walk.label(step.node) if step is not None else name, hint)
 
 
 def _unknown_rank(seen: Seen) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from trt_engine.graph.inspect import inspect_model
 from trt_engine.graph.trace import Fact, Step, Trace, flatten, schema_of, trace
 from trt_engine.model import Model
 from trt_engine.records import Finding, OperatorSupport
-from trt_engine.tensors import Shape, Signature, format_shape
+from trt_engine.tensors import Shape, Signature, TensorSpec, format_shape
 
 __all__ = ["TARGETS", "Linted", "Target", "lint"]
 
@@ -222,8 +223,7 @@ def _mixed_batch(deep: _Deep) -> Iterator[Finding]:
     frozen = [
         spec
         for spec in inputs
-        if spec.shape[0] == 1
-        and not any(axis < len(spec.symbols) and spec.symbols[axis] in batches for axis in spec.dynamic)
+        if spec.shape[0] == 1 and not any(_is_batch(spec, axis, batches) for axis in spec.dynamic)
     ]  # a recurrent state has its batch on the second axis
     if moving and frozen:
         yield Finding(
@@ -234,6 +234,15 @@ def _mixed_batch(deep: _Deep) -> Iterator[Finding]:
             frozen[0].name,
             f"export again with `--dynamic {frozen[0].name}:0=batch` (`trt-engine convert`) if it has one row an image",
         )
+
+
+_BATCH = re.compile(r"n|b|bs|.*batch.*", re.IGNORECASE)
+
+
+def _is_batch(spec: TensorSpec, axis: int, batches: set[str | None]) -> bool:
+    """Whether an open axis is the batch: called as another input's first axis, or as one calls a batch."""
+    symbol = spec.symbols[axis] if axis < len(spec.symbols) else None
+    return symbol in batches or (axis > 0 and symbol is not None and _BATCH.fullmatch(symbol) is not None)
 
 
 def _folded_batch(deep: _Deep) -> Iterator[Finding]:
@@ -758,6 +767,10 @@ _HINTS = {
     "no-cpu-kernel": "`trt-engine build MODEL --backend tensorrt`, or export with a type it has (FP32)",
     "no-cuda-kernel": "nothing breaks: it costs a copy each way; `trt-engine bench` shows how much",
 }  # fmt: skip
+_HINTS_OF = {
+    ("type-not-in-tensorrt", "Equal"): "PyTorch's `//` on integers is exported so: `torch.div(a, b, rounding_mode='trunc')` "
+                                       "is the same where nothing is negative; else compare numbers, not Booleans",
+}  # fmt: skip
 
 
 def _coverage(deep: _Deep) -> Iterator[Finding]:
@@ -771,7 +784,8 @@ def _coverage(deep: _Deep) -> Iterator[Finding]:
         if code == "no-cpu-kernel" and deep.target == "onnxruntime":
             severity = "error"
         count = f"{len(items)} nodes" if len(items) > 1 else "1 node"
-        yield Finding(code, severity, f"{op} ({count}): {items[0].why}", walk.label(items[0].node), _HINTS[code])  # type: ignore[arg-type]
+        hint = _HINTS_OF.get((code, op), _HINTS[code])
+        yield Finding(code, severity, f"{op} ({count}): {items[0].why}", walk.label(items[0].node), hint)  # type: ignore[arg-type]
 
 
 _TRT_ALONE = frozenset(

@@ -1,0 +1,45 @@
+"""A child that does not end by itself is ended, with what it started, and what it ended by is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from trt_engine import processes
+
+STARTS_ANOTHER = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
+
+
+def started(text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", text], start_new_session=True, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture(params=["by its handle", "by asking again and again"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "by its handle":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+
+
+def test_what_ends_by_itself_is_told_by_its_code() -> None:
+    with started("raise SystemExit(7)") as child:
+        assert processes.reap(child, 60).code == 7
+        assert child.returncode == 7
+
+
+def test_what_does_not_end_is_killed_with_what_it_started() -> None:
+    with started(STARTS_ANOTHER) as child:
+        assert child.stdout is not None
+        grandchild = int(child.stdout.readline())
+        ended = processes.reap(child, 0.1)
+    assert ended.code == -signal.SIGKILL
+    assert ended.peak_bytes > 1 << 20
+    gives_up_s = time.monotonic() + 30
+    while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < gives_up_s, "it lives on"
+        time.sleep(0.01)
