@@ -188,7 +188,7 @@ class Bench:
         """What was typed, without the places of this machine."""
         kept, rest = [], iter(sys.argv[1:])
         for item in rest:
-            if item in ("--folder", "--out"):
+            if item in ("--folder", "--out", "--timeline"):
                 next(rest, None)
             else:
                 kept.append(item)

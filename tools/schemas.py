@@ -15,10 +15,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from trt_engine import records
+from trt_engine import cells, comparisons, records, traces
 from trt_engine.engine import Passport
+from trt_engine.matrix.plan import plan_schema
+from trt_engine.reporting.pack import PackReport
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
+PLAN = FOLDER.parent / "run.schema.json"
+"""Of the file that `run` reads."""
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -29,6 +33,13 @@ class ReportDocument:
     run: str
     summary: dict[str, Any]
     artifacts: dict[str, str]
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackDocument(PackReport):
+    """What `pack` says: the archive, what is in it and what is not. Of a dry run: what would be."""
+
     dry_run: bool = False
 
 
@@ -100,9 +111,15 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "search": (records.SearchReport, records.SearchPlan),
     "bench": (records.BenchReport,),
     "bench-log": (LogDocument,),
+    "profile": (traces.ProfileReport,),
+    "compare": (comparisons.CompareReport,),
+    "diff": (comparisons.EngineDiff,),
     "infer": (records.InferReport,),
     "evaluate": (records.EvaluateReport,),
+    "run": (cells.RunSummary, cells.RunOutlook),
+    "run-manifest": (cells.RunManifest,),
     "report": (ReportDocument,),
+    "pack": (PackDocument,),
     "doctor": (records.DoctorReport,),
     "cache": (records.CacheReport,),
     "ranges": (records.RangesReport,),
@@ -157,13 +174,14 @@ def main() -> int:
     check = parser.parse_args().check
     FOLDER.mkdir(parents=True, exist_ok=True)
     stale = [path.name for path in FOLDER.glob("*.json") if path.stem not in DOCUMENTS]
-    for name in DOCUMENTS:
-        path = FOLDER / f"{name}.json"
-        if path.exists() and path.read_text() == text(name):
+    wanted = {FOLDER / f"{name}.json": text(name) for name in DOCUMENTS}
+    wanted[PLAN] = json.dumps(plan_schema(), indent=2) + "\n"
+    for path, made in wanted.items():
+        if path.exists() and path.read_text() == made:
             continue
         stale.append(path.name)
         if not check:
-            path.write_text(text(name))
+            path.write_text(made)
     if stale:
         sys.stderr.write(f"{'not up to date' if check else 'written'}: {', '.join(stale)}\n")
     return 1 if check and stale else 0

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
     from trt_engine.api.building import build
     from trt_engine.api.casting import cast
+    from trt_engine.api.comparing import compare
     from trt_engine.api.evaluating import evaluate
     from trt_engine.api.inspecting import inspect
     from trt_engine.api.linting import lint
     from trt_engine.api.loading import load
     from trt_engine.api.measuring import bench
+    from trt_engine.api.profiling import profile
     from trt_engine.bundling.build import bundle
     from trt_engine.config import Batching, BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig
     from trt_engine.conversion.convert import convert
@@ -32,9 +34,11 @@ if TYPE_CHECKING:
     from trt_engine.environment import Environment
     from trt_engine.errors import TrtEngineError
     from trt_engine.logs import log_to
+    from trt_engine.matrix.run import run_plan
     from trt_engine.precision.calibrate import calibrate
     from trt_engine.precision.quantize import quantize
     from trt_engine.precision.ranges import ranges
+    from trt_engine.profiling.diff import diff
     from trt_engine.records import (
         BenchRecord,
         BundleReport,
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
         Protocol,
         SizeReport,
     )
+    from trt_engine.reporting.pack import pack
     from trt_engine.reporting.write import report
     from trt_engine.runtime.instance import InferenceEngine, InferenceResult
     from trt_engine.sizing.streams import size
@@ -53,21 +58,26 @@ if TYPE_CHECKING:
 _HOMES = {
     "api.building": ("build",),
     "api.casting": ("cast",),
+    "api.comparing": ("compare",),
     "api.evaluating": ("evaluate",),
     "api.inspecting": ("inspect",),
     "api.linting": ("lint",),
     "api.loading": ("load",),
     "api.measuring": ("bench",),
+    "api.profiling": ("profile",),
+    "profiling.diff": ("diff",),
     "bundling.build": ("bundle",),
     "conversion.convert": ("convert",),
     "sizing.streams": ("size",),
     "diagnosis.checks": ("doctor",),
+    "reporting.pack": ("pack",),
     "reporting.write": ("report",),
     "config": ("Batching", "BenchConfig", "BuildConfig", "Profile", "RuntimeConfig", "ShapeRange", "SizeConfig"),
     "engine": ("Engine", "Passport"),
     "environment": ("Environment",),
     "errors": ("TrtEngineError",),
     "logs": ("log_to",),
+    "matrix.run": ("run_plan",),
     "records": ("BenchRecord", "BundleReport", "EngineReport", "LintReport", "ModelReport", "Protocol", "SizeReport"),
     "precision.calibrate": ("calibrate",),
     "precision.quantize": ("quantize",),
@@ -107,16 +117,21 @@ __all__ = [
     "bundle",
     "calibrate",
     "cast",
+    "compare",
     "convert",
+    "diff",
     "doctor",
     "evaluate",
     "inspect",
     "lint",
     "load",
     "log_to",
+    "pack",
+    "profile",
     "quantize",
     "ranges",
     "report",
+    "run_plan",
     "size",
 ]
 

@@ -66,7 +66,13 @@ class Backend:
     layers: str | None = None
     """`(engine: Engine, config: RuntimeConfig | None) -> tuple[LayerInfo, ...]`: what an engine tells of its layers."""
     profile: str | None = None
-    """How long each layer takes: the times of a run by layer, for the verb `profile`."""
+    """`(engine: Engine, feeds: Tensors, config: RuntimeConfig, *, inferences: int, warmup: int, keep: Path | None) ->
+    LayerProfile`: how long each layer takes. `keep` is the folder for the raw file. The category of a row is filled in by
+    who calls it (`profiling.layers`), and its work too where the row tells none."""
+    traced: str | None = None
+    """`(engine: Engine, feeds: Tensors, config: RuntimeConfig, *, trace: Path) -> ContextManager[Callable[[], object]]`: one
+    inference for each call while the backend writes down which node the host is at, as ONNX Runtime's profiler writes it.
+    For a backend whose kernels carry no layer's name."""
     providers: bool = False
     """It runs on providers with settings of their own, the `-O` with a dot: `cuda.gpu_mem_limit`."""
     tuned: bool = False

@@ -14,7 +14,7 @@ from trt_engine.environment import Environment
 from trt_engine.records import BenchRecord, EvaluateReport, Step
 from trt_engine.traces import ProfileReport
 
-__all__ = ["CellResult", "CellSpec", "RunManifest", "RunSummary"]
+__all__ = ["CellResult", "CellSpec", "PlannedCell", "RunManifest", "RunOutlook", "RunSummary"]
 
 CellState = Literal["done", "failed", "skipped", "interrupted", "waiting"]
 
@@ -111,4 +111,31 @@ class RunSummary:
     """Cells that were there already."""
     artifacts: dict[str, str] = field(default_factory=dict)
     complete: bool = True
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """What would be done with a cell."""
+
+    spec: CellSpec
+    does: Literal["run", "keep", "skip", "leave"]
+    """`keep`: its result is there already; `leave`: `--only` leaves it out."""
+    reason: str
+    seconds: float | None = None
+    """About how long, by earlier records; None where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutlook:
+    """What `run --dry-run` says: every cell and what it would do."""
+
+    folder: str
+    plan: str
+    cells: tuple[PlannedCell, ...]
+    seconds: float | None
+    """About how long all of it takes; None while nothing like it was measured."""
+    starts: tuple[str, ...] = ()
+    """With `--container`: the command line that would be started."""
+    dry_run: bool = True
     warnings: tuple[str, ...] = ()

@@ -82,6 +82,8 @@ class CompareSide:
     """All its interleaved samples, or the record it was read from."""
     blocks_ms: tuple[tuple[float, ...], ...] = ()
     """Its samples by block, in the order measured."""
+    loads: tuple[int, ...] = ()
+    """How many of the blocks each load had; empty for a record that was measured alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,12 @@ class Compared:
     outputs_note: str = ""
     structure: EngineDiff | None = None
     size_ratio: float | None = None
+    output_names: tuple[str, ...] = ()
+    """Of `outputs`, in their order."""
+    outputs_differ: bool = False
+    """Some output has no figure: it is missing, has another shape, or values that are not finite on one side alone."""
+    top1_same: dict[str, float] = field(default_factory=dict)
+    """Of outputs with rows of scores: the share of rows with the same best class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,7 @@ class EngineDiff:
 
     before: str
     after: str
-    schema: tuple[str, str]
+    read_as: tuple[str, str]
     """How each was read: `tensorrt 10 inspector`, `tensorrt 11 inspector`, `onnxruntime graph`, `onnx model`."""
     counts: tuple[StructureCount, ...]
     changes: tuple[LayerChange, ...]

@@ -40,6 +40,8 @@ __all__ = [
     "CachedEngine",
     "CastParity",
     "CastReport",
+    "Ceiling",
+    "Ceilings",
     "Check",
     "CliffPoint",
     "ConvertReport",
@@ -174,6 +176,8 @@ class Protocol:
     idle_s: float
     percentile_rule: PercentileRule
     not_applicable: tuple[str, ...] = ()
+    min_warmup: int = 0
+    """Queries left out at least, however fast they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1003,6 +1007,41 @@ class BackendState:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """One limit of a device, measured here or taken from its maker."""
+
+    name: str
+    """`fp16_matrix`, `fp32_matrix`, `int8_matrix`, `memory_read`, `memory_copy`, `h2d_pinned`, `launch` (docs/doctor.md)."""
+    value: float
+    unit: Literal["TFLOP/s", "TOP/s", "GB/s", "us"]
+    source: Literal["measured", "datasheet"]
+    how: str
+    """What ran: `torch.matmul 8192x8192x8192 fp16, best of 20`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What a device can do at most, measured once and kept by device name, driver and library."""
+
+    device: str
+    """`NVIDIA H200`, or the CPU's model name and its cores."""
+    key: str
+    """What they are kept under."""
+    items: tuple[Ceiling, ...]
+    measured: str
+    """UTC, ISO 8601."""
+    environment: Environment
+    skipped: tuple[str, ...] = ()
+    """What could not be measured here, with the reason."""
+    notes: tuple[str, ...] = ()
+    """What makes the figures doubtful: a machine that was busy, clocks held down."""
+
+    def get(self, name: str) -> Ceiling | None:
+        """The ceiling of that name; None where there is none."""
+        return next((item for item in self.items if item.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
 class DoctorReport:
     """What `doctor` says of this machine."""
 
@@ -1011,6 +1050,8 @@ class DoctorReport:
     environment: Environment
     problems: int
     warnings_found: int
+    ceilings: tuple[Ceilings, ...] = ()
+    """What each device asked about can do at most; with `--ceilings`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1267,6 +1308,7 @@ class ShapeAgreement:
     sizes: dict[str, int]
     """Of the dynamic axes, by name."""
     outputs: dict[str, OutputError]
+    """`max_rel` is the largest of the whole output and of any channel by its own scale, where that is beyond rounding."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trt_engine.environment import Environment
-from trt_engine.records import Protocol, Summary
+from trt_engine.records import Ceiling, Ceilings, Protocol, Summary
 
 __all__ = [
     "CATEGORIES",
@@ -41,7 +41,7 @@ CATEGORIES: tuple[Category, ...] = (
 )  # fmt: skip
 
 RungName = Literal["nsys", "cupti", "torch", "layers", "host"]
-"""The ladder of profiling (D3): Nsight Systems, CUPTI in this process, PyTorch's profiler, the backend's own layer times,
+"""The ladder of profiling: Nsight Systems, CUPTI in this process, PyTorch's profiler, the backend's own layer times,
 the host's clock alone."""
 
 
@@ -80,7 +80,7 @@ class LayerRow:
     mean_ms: float
     median_ms: float
     share: float
-    """Of the sum over all layers."""
+    """Of the sum over all layers, each by its median: one inference that was held up must not decide."""
     calls: float
     """In one inference: more than 1 inside a loop."""
     device: str = ""
@@ -96,6 +96,8 @@ class LayerRow:
     """Of one inference, multiply and add counted as two; None where nothing tells."""
     nbytes: int | None = None
     """Read and written in one inference if nothing stays in a cache: inputs, weights, outputs."""
+    precision: str = ""
+    """What it computes in, as the census counts: `fp16`; empty for what moves data, and where nothing tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,13 @@ class LayerProfile:
     instrument: str
     """`onnxruntime profiler 1.31.1`, `tensorrt IProfiler 11.4.0`, `trtexec --dumpProfile`."""
     wall_ms: float | None = None
-    """Mean time of one inference while it was profiled, the instrument's cost included."""
+    """Time of one inference while it was profiled (the median), the instrument's cost included."""
     raw: str | None = None
     """The file it was read from, which is kept."""
     notes: tuple[str, ...] = ()
+    clock: Literal["device", "host", "launch"] = "host"
+    """Whose time it is: the device's own; the host's around work that is done when it returns; or the host's around a
+    launch, which says nothing of how long the device takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,11 @@ class KernelRow:
     registers: int | None = None
     shared_bytes: int | None = None
 
+    @property
+    def ms(self) -> float:
+        """Of one inference, all its launches together."""
+        return self.total_ms * self.per_inference / self.calls if self.calls else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class CategoryShare:
@@ -149,7 +159,7 @@ class CategoryShare:
     """In one inference."""
     share: float
     count: int
-    """Kernels, or layers, of one inference."""
+    """Kernels, or layers, of one inference; 1 at least, for what is left out of some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +167,8 @@ class TimeSplit:
     """One inference by where its time goes, in ms. None: not measured by this rung; nothing is put together by guessing."""
 
     wall_ms: float
-    """The host's clock around one inference, profiler off."""
+    """Of one inference, profiler off: the median by the host's clock. On a device with events the mean from the first start to
+    the last end, with the next inference enqueued while one runs: what the host does meanwhile is hidden in it."""
     h2d_ms: float | None = None
     compute_ms: float | None = None
     """On the device: events, or the union of kernel intervals; on a CPU the time of the call."""
@@ -174,39 +185,8 @@ class TimeSplit:
     """How much the sum of intervals exceeds their union: work side by side."""
     gpu_ms: float | None = None
     """The device's time of one inference without a profiler, by events: what `busy_ms` is held against."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """One limit of a device, measured here or taken from its maker."""
-
-    name: str
-    """`fp16_matrix`, `fp32`, `int8_matrix`, `memory_read`, `memory_copy`, `h2d_pinned`, `d2h_pinned`, `launch`."""
-    value: float
-    unit: Literal["TFLOP/s", "TOP/s", "GB/s", "us"]
-    source: Literal["measured", "datasheet"]
-    how: str
-    """What ran: `torch.matmul 8192x8192x8192 fp16, best of 20`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """What a device can do at most, measured once and kept by device name, driver and library."""
-
-    device: str
-    """`NVIDIA H200`, or the CPU's model name and its cores."""
-    key: str
-    """What they are kept under."""
-    items: tuple[Ceiling, ...]
-    measured: str
-    """UTC, ISO 8601."""
-    environment: Environment
-    skipped: tuple[str, ...] = ()
-    """What could not be measured here, with the reason."""
-
-    def get(self, name: str) -> Ceiling | None:
-        """The ceiling of that name; None where there is none."""
-        return next((item for item in self.items if item.name == name), None)
+    working_ms: float | None = None
+    """Union of all intervals but copies from and to the host: kernels side by side count once."""
 
 
 Bound = Literal["launch", "copy", "bandwidth", "compute", "host", "unknown"]
@@ -245,6 +225,10 @@ class Counters:
     units: dict[str, str] = field(default_factory=dict)
     advice: tuple[str, ...] = ()
     """The tool's rules, where they were asked for."""
+    launches: int = 1
+    """Measured; where there are several the durations are means, and the shares means weighted by duration."""
+    instrument: str = ""
+    """`ncu 2025.3.1, clocks as they are, caches flushed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,3 +278,6 @@ class ProfileReport:
     facts: dict[str, str] = field(default_factory=dict)
     started: str = ""
     complete: bool = True
+    precisions: dict[str, float] = field(default_factory=dict)
+    """The share of the layers' time by the type they compute in, largest first; `moves` for what computes nothing. The
+    census counts layers and multiply-adds, this is the same in time."""

@@ -19,6 +19,7 @@ from trt_engine.reporting.write import write_reports
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
 
+import sample_matrix
 import sample_runs
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -49,6 +50,11 @@ function measure(frame, width) {
     return "rgb(255, 255, 255)";
   };
   const contrasts = {};
+  for (const item of page.querySelectorAll("svg .on")) {
+    const style = view.getComputedStyle(item), fill = view.getComputedStyle(item.previousElementSibling).fill;
+    const ink = luminance(style.fill), paper = luminance(fill), name = "on " + fill;
+    contrasts[name] = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+  }
   for (const choice of ["h1", ".subtitle", ".notice", ".notice.warning", ".claim", "thead th", "tbody td", "tr.marked td",
                         ".facts dt", "a", "pre", "svg text", "svg .value", ".figures .first", "footer"]) {
     const item = page.querySelector(choice);
@@ -62,11 +68,13 @@ function measure(frame, width) {
     .filter(item => !item.closest("svg") || item.matches("svg"))
     .filter(item => item.getBoundingClientRect().right > width + 0.5)
     .map(item => item.tagName + "." + item.getAttribute("class"));
+  const inner = [...page.querySelectorAll("table")].filter(item => item.getBoundingClientRect().right > width + 0.5)
+    .map(item => item.caption && item.caption.textContent);
   const text = [...page.querySelectorAll("figure svg text")].map(item => ({
     inside: item.getBoundingClientRect().right <= item.closest("svg").getBoundingClientRect().right + 12
       && item.getBoundingClientRect().left >= item.closest("svg").getBoundingClientRect().left - 12,
     text: item.textContent, height: item.getBoundingClientRect().height }));
-  told.push({ width, scrolls: root.scrollWidth, wide, contrasts, title: page.title,
+  told.push({ width, scrolls: root.scrollWidth, wide, inner, contrasts, title: page.title,
     requests: view.performance.getEntriesByType("resource").map(entry => entry.name),
     charts: [...page.querySelectorAll('figure svg[role="img"]')].map(svg => svg.getBoundingClientRect().height),
     outside: text.filter(item => !item.inside).map(item => item.text),
@@ -111,18 +119,25 @@ def look(page: Path, folder: Path, *flags: str, widths: tuple[int, ...] = (390, 
 
 
 def page_of(run: str, folder: Path) -> Path:
-    return write_reports(sample_runs.RUNS[run](folder / run))["report.html"]
+    return write_reports((sample_runs.RUNS | sample_matrix.MATRICES)[run](folder / run))["report.html"]
 
 
-@pytest.mark.parametrize("run", ["gpu", "hostile", "bench", "failed"])
+@pytest.mark.parametrize("run", ["gpu", "hostile", "bench", "failed", *sample_matrix.MATRICES])
 def test_the_page_fits_every_width_and_asks_for_nothing(run: str, tmp_path: Path) -> None:
-    seen = look(page_of(run, tmp_path), tmp_path)
+    seen = look(page_of(run, tmp_path), tmp_path, widths=(320, 360, 768, 1200))
     assert seen.console == []
     for width, told in seen.widths.items():
         assert told["scrolls"] <= width, f"{width}: {told['wide'][:5]}"
         assert told["wide"] == [] and told["requests"] == [] and told["scripts"] == 0
         assert told["outside"] == []
         assert told["title"] != "owned"
+
+
+@pytest.mark.parametrize("width", [320, 360])
+def test_charts_of_a_run_of_cells_can_be_read_on_the_smallest_phone(tmp_path: Path, width: int) -> None:
+    told = look(page_of("gpu_matrix", tmp_path), tmp_path, widths=(width,)).widths[width]
+    assert len(told["charts"]) == 7
+    assert told["smallest"] >= 9 and min(told["charts"]) > 100
 
 
 def test_charts_are_drawn_with_text_that_can_be_read_on_a_phone(tmp_path: Path) -> None:
@@ -133,11 +148,12 @@ def test_charts_are_drawn_with_text_that_can_be_read_on_a_phone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("scheme", "flags"), [("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))])
-def test_text_stands_out_in_light_and_in_dark(tmp_path: Path, scheme: str, flags: tuple[str, ...]) -> None:
-    told = look(page_of("gpu", tmp_path), tmp_path, *flags, widths=(1200,)).widths[1200]
+@pytest.mark.parametrize("run", ["gpu", "gpu_matrix", "compared"])
+def test_text_stands_out_in_light_and_in_dark(tmp_path: Path, scheme: str, flags: tuple[str, ...], run: str) -> None:
+    told = look(page_of(run, tmp_path), tmp_path, *flags, widths=(1200,)).widths[1200]
     red = int(re.findall(r"\d+", told["background"])[0])
     assert (red < 60) == (scheme == "dark")
-    assert len(told["contrasts"]) > 12
+    assert len(told["contrasts"]) > (12 if run == "gpu" else 9)
     assert {choice: ratio for choice, ratio in told["contrasts"].items() if ratio < 4.5} == {}
 
 
@@ -152,11 +168,22 @@ def test_a_script_or_a_request_in_the_page_would_be_seen(tmp_path: Path) -> None
     assert seen.widths[390]["title"] != "owned"  # the page's own policy holds even then
 
 
-def test_the_page_prints_on_paper(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", ["gpu", "matrix", "gpu_matrix", "compared", "profiled", "everything", "hostile_matrix"])
+def test_nothing_is_cut_off_on_paper(tmp_path: Path, run: str) -> None:
+    """The page in its print rules at the width of A4 between the margins."""
+    page = page_of(run, tmp_path)
+    page.write_text(page.read_text().replace("@media print", "@media all").replace("@media screen", "@media speech"))
+    told = look(page, tmp_path, "--blink-settings=preferredColorScheme=0", widths=(688,)).widths[688]
+    assert told["scrolls"] <= 688, told["inner"]
+    assert told["wide"] == [] and told["outside"] == [] and told["inner"] == []
+
+
+@pytest.mark.parametrize(("run", "sheets"), [("gpu", (3, 6)), ("gpu_matrix", (6, 14)), ("compared", (1, 4))])
+def test_the_page_prints_on_paper(tmp_path: Path, run: str, sheets: tuple[int, int]) -> None:
     assert CHROMIUM is not None
-    page, paper = page_of("gpu", tmp_path), tmp_path / "report.pdf"
+    page, paper = page_of(run, tmp_path), tmp_path / "report.pdf"
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--blink-settings=preferredColorScheme=0", f"--print-to-pdf={paper}", page.as_uri()]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     raw = paper.read_bytes()
-    assert raw.startswith(b"%PDF") and 3 <= len(re.findall(rb"/Type\s*/Page\b", raw)) <= 6
+    assert raw.startswith(b"%PDF") and sheets[0] <= len(re.findall(rb"/Type\s*/Page\b", raw)) <= sheets[1]

@@ -137,7 +137,9 @@ def test_damaged_records_are_named_with_what_to_do(folder: Path, damage, said: s
 
 
 def test_a_folder_without_records_is_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"is not a run folder: it has neither `size.json` nor `records.jsonl`"):
+    with pytest.raises(
+        UsageError, match=r"is not a run folder: it has none of `size.json`, `records.jsonl`, `run.json`"
+    ):
         Run.open(tmp_path)
 
 

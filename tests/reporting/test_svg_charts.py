@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from trt_engine.reporting.charts import WIDTH, Bars, Chart, Histogram, Line, LineChart, Point, draw, legend
+from trt_engine.reporting.charts import (
+    WIDTH,
+    Bars,
+    Box,
+    Boxes,
+    Chart,
+    Forest,
+    Histogram,
+    Line,
+    LineChart,
+    Point,
+    Scatter,
+    Span,
+    Stack,
+    Stacked,
+    draw,
+    legend,
+)
 
 POSITIVE = some.floats(1e-6, 1e6)
 
@@ -87,3 +105,65 @@ def test_text_in_a_chart_is_text() -> None:
     root = drawn(Bars("b", evil, evil, "s", ((evil, 1.0),)))
     assert not list(root.iter("script"))
     assert [item.text for item in root.iter("title")] == [evil]
+
+
+@settings(max_examples=60, deadline=None)
+@given(some.lists(some.lists(POSITIVE, min_size=5, max_size=5).map(sorted), min_size=1, max_size=12))
+def test_every_box_lies_between_its_whiskers(rows: list[list[float]]) -> None:
+    root = drawn(Boxes("x", "t", "d", "ms", tuple(Box(f"cell {i}", *row) for i, row in enumerate(rows))))
+    boxes = [item for item in root.iter("rect") if item.attrib["class"] == "box"]
+    whiskers = [item for item in root.iter("line") if item.attrib["class"] == "whisker"][::3]
+    assert len(boxes) == len(whiskers) == len(rows)
+    for box, whisker in zip(boxes, whiskers, strict=True):
+        assert float(whisker.attrib["x1"]) <= float(box.attrib["x"]) + 0.1
+
+
+@settings(max_examples=60, deadline=None)
+@given(some.lists(some.lists(some.floats(0, 1e6), min_size=4, max_size=4), min_size=1, max_size=12))
+def test_segments_follow_each_other_and_never_leave_the_bar(rows: list[list[float]]) -> None:
+    parts = (("matrix", 0), ("copy", 5), ("reformat", 6), ("outside of kernels", 9))
+    chart = Stacked("x", "t", "d", "ms", parts, tuple(Stack(f"cell {i}", tuple(row)) for i, row in enumerate(rows)))
+    root = drawn(chart)
+    assert [name for _, name in legend(chart)] == [name for name, _ in parts]
+    by_row: dict[str, list[tuple[float, float]]] = {}
+    for item in root.iter("rect"):
+        by_row.setdefault(item.attrib["y"], []).append((float(item.attrib["x"]), float(item.attrib["width"])))
+    for segments in by_row.values():
+        for (x, width), (after, _) in pairwise(segments):
+            assert x + width <= after + 0.6
+
+
+def test_a_segment_wide_enough_carries_the_number_of_its_part() -> None:
+    chart = Stacked("x", "t", "d", "ms", (("matrix", 0), ("copy", 5)), (Stack("a", (9.0, 0.01)),))
+    numbers = [item.text for item in drawn(chart).iter("text") if "on" in item.attrib["class"].split()]
+    assert numbers == ["1"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(some.lists(some.lists(some.floats(-400, 400), min_size=3, max_size=3).map(sorted), min_size=1, max_size=12))
+def test_intervals_and_zero_lie_on_one_axis(rows: list[list[float]]) -> None:
+    spans = tuple(Span(f"engine {i}", *row, row[0] > 0 or row[2] < 0) for i, row in enumerate(rows))
+    chart = Forest("x", "t", "d", "%", "%", spans, (("slower:3%", 3.0),))
+    root = drawn(chart)
+    assert count(root, "line", "zero") == count(root, "line", "limit") == 1
+    assert count(root, "circle", "hollow") == sum(not span.clear for span in spans)
+    assert [name for _, name in legend(chart)][-1] == "gate"
+
+
+@settings(max_examples=60, deadline=None)
+@given(some.lists(some.tuples(POSITIVE, some.floats(0, 1)), min_size=1, max_size=40))
+def test_points_of_a_scatter_are_all_there_and_labels_never_lie_on_each_other(
+    values: list[tuple[float, float]],
+) -> None:
+    points = tuple(Point(x, y, str(index)) for index, (x, y) in enumerate(values, 1))
+    root = drawn(Scatter("s", "t", "d", "images/s", "AP", (Line("fp32", points, "points"),), points[:2]))
+    assert count(root, "circle", "dot") == len(points)
+    at = [(float(i.attrib["x"]), float(i.attrib["y"])) for i in root.iter("text") if "value" in i.attrib["class"]]
+    assert all(abs(a - c) >= 8 or abs(b - d) >= 10 for k, (a, b) in enumerate(at) for c, d in at[:k])
+
+
+def test_series_differ_in_their_markers_and_dashes() -> None:
+    lines = tuple(Line(f"p{k}", (Point(1, k + 1.0), Point(8, k + 2.0))) for k in range(8))
+    keys = [drawing for drawing, _ in legend(LineChart("l", "t", "d", "x", "y", lines))]
+    shapes = {key.replace(f"s{k}", "").replace(f" d{k}", f" d{k}") for k, key in enumerate(keys)}
+    assert len(shapes) == 8

@@ -1,4 +1,5 @@
-"""`inspect`: what is in a model, an engine, a TensorRT plan or a run folder, without running it unless asked."""
+"""`inspect`: what is in a model, an engine, a TensorRT plan, a run folder or its archive, without running it
+unless asked."""
 
 from __future__ import annotations
 
@@ -43,6 +44,7 @@ from trt_engine.graph.load import legible, open_model, read_proto
 from trt_engine.plans.verdict import plan_verdict
 from trt_engine.plans.verdict import verdict as engine_verdict
 from trt_engine.records import BundleState, EngineReport, Finding, ModelReport, RunReport
+from trt_engine.runfiles import COMPARE, PROFILE, RECORDS, RUN, SIZE, RunFiles, is_archive
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.tensors import Shape, Signature
 
@@ -62,7 +64,7 @@ def inspect(
     device: str | None = None,
     seed: int = 0,
 ) -> ModelReport | EngineReport | RunReport | BundleState:
-    """What is at `path`: an ONNX model, an engine, a bare TensorRT plan, a bundle's folder or a run folder.
+    """What is at `path`: an ONNX model, an engine, a bare TensorRT plan, a bundle's folder, a run folder or its archive.
 
     `shapes` are where a model is counted and an engine is run; `run` loads the engine or the plan and runs it once on
     seeded inputs, a bundle's all together. Raises `ModelError` for a file that is no whole model, `EngineError` for an
@@ -77,8 +79,8 @@ def inspect(
             )
         return inspect_bundle(path, lambda engine: _engine(Engine.open(engine), {}, False, device, seed), run=run,
                               device=device, seed=seed)  # fmt: skip
-    if path.is_dir():
-        _refuse_run(run, path, "a folder")
+    if path.is_dir() or (is_archive(path) and path.is_file()):
+        _refuse_run(run, path, "a folder" if path.is_dir() else "an archive")
         return _run_folder(path)
     if _is_engine(path):
         return _engine(Engine.open(path), sizes, run, device, seed)
@@ -330,57 +332,77 @@ def _is_model(path: Path) -> bool:
 # ------------------------------------------------------------------------------------------------ run folders
 
 _MAIN = (
-    "model model_name engine device backend precision peak_streams images_per_s fps stopped_because engines_built "
-    "measurements error started"
+    "name title model model_name engine device backend precision peak_streams images_per_s fps stopped_because "
+    "engines_built measurements error started"
 ).split()
 
 
 def _run_folder(path: Path) -> RunReport:
     """The summary of a run: its document's main figures, one line for each measurement, what lies in it."""
-    said, records = path / "size.json", path / "records.jsonl"
-    if not said.is_file() and not records.is_file():
-        models = sorted(item.name for item in path.glob("*.onnx"))
+    files = RunFiles.open(path)
+    present = [name for name in (SIZE, RUN, PROFILE, COMPARE) if files.has(name)]
+    cells = files.cells()
+    if not present and not cells and not files.has(RECORDS):
+        models = sorted(item.name for item in path.glob("*.onnx")) if path.is_dir() else []
         raise ModelError(
             f"`{path}` is a folder without `size.json` or `records.jsonl`, so it is no run",
             hint=f"`trt-engine inspect {path / models[0]}`" if models else "name a model, an engine or a run folder",
         )
     try:
-        document = _document(said)
-        measured, damaged = _records(records)
-        files = {str(item.relative_to(path)): item.stat().st_size for item in sorted(path.rglob("*")) if item.is_file()}
+        documents = [_document(files.read(name)) for name in present]
+        measured, damaged = _records(files.read(RECORDS)) if files.has(RECORDS) else ([], 0)
+        results = [_document(files.read(name)) for name in cells]
+        listed = files.listed()
     except OSError as error:
         raise SetupError(f"cannot read `{path}`: {error.strerror or error}", hint="check its permissions") from error
-    complete = bool(document.get("complete", True)) and not damaged and all(item["complete"] for item in measured)
+    of_cells, damaged_cells = _cells(results)
+    measured += of_cells
+    document = documents[0] if documents else {}
+    broken = sum(1 for found in documents if found.get("damaged")) + damaged_cells
+    whole = all(bool(found.get("complete", True)) for found in documents)
+    whole = whole and all(result.get("state", "done") not in ("interrupted", "waiting") for result in results)
     schema = str(document.get("schema") or "")
     return RunReport(
         path=str(path),
         kind="run",
-        verb=schema.rpartition("/")[2] or ("size" if document else None),
-        complete=complete and document.get("damaged") is None,
-        summary={name: document[name] for name in _MAIN if name in document},
+        verb=schema.rpartition("/")[2] or (present[0].removesuffix(".json") if document else None),
+        complete=whole and not damaged and not broken and all(item["complete"] for item in measured),
+        summary={name: document[name] for name in _MAIN if name in document}
+        | ({"cells": len(results)} if results else {}),
         measurements=tuple(measured),
-        damaged=damaged + (1 if document.get("damaged") else 0),
-        files=files,
-        nbytes=sum(files.values()),
+        damaged=damaged + broken,
+        files=listed,
+        nbytes=sum(listed.values()),
     )
 
 
-def _document(path: Path) -> dict[str, Any]:
-    """The run's document; `{"damaged": True}` for one that cannot be read."""
-    if not path.is_file():
-        return {}
+def _cells(results: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """One entry for each cell that was measured, and the number of damaged ones."""
+    measured, damaged = [], 0
+    for result in results:
+        try:
+            if isinstance(result.get("bench"), dict):
+                measured.append(_measurement(result["bench"]))
+            elif result.get("damaged"):
+                damaged += 1
+        except (TypeError, ValueError):
+            damaged += 1
+    return measured, damaged
+
+
+def _document(raw: bytes) -> dict[str, Any]:
+    """A document of the run; `{"damaged": True}` for one that cannot be read."""
     try:
-        found = msgspec.json.decode(path.read_bytes())
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {"damaged": True}
     return found if isinstance(found, dict) else {"damaged": True}
 
 
-def _records(path: Path) -> tuple[list[dict[str, Any]], int]:
+def _records(raw: bytes) -> tuple[list[dict[str, Any]], int]:
     """One entry for each whole record, and the number of damaged lines."""
     measured, damaged = [], 0
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    for line in filter(None, lines):
+    for line in filter(None, raw.splitlines()):
         try:
             measured.append(_measurement(msgspec.json.decode(line, type=dict[str, Any])))
         except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError):

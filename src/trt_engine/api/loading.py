@@ -23,7 +23,7 @@ from trt_engine.runtime.assembly import assemble
 from trt_engine.runtime.balance import Strategy, strategy
 from trt_engine.runtime.instance import InferenceEngine
 
-__all__ = ["admit", "load", "runtime_config"]
+__all__ = ["admit", "load", "runner_of", "runtime_config"]
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _sessions(engine: Engine, config: RuntimeConfig, devices: Sequence[str] | No
         wanted_on: Sequence[str | None] = devices or [config.device]
         for device in wanted_on:
             wanted = dataclasses.replace(config, device=device)
-            card = _runs(admit(engine, wanted))
+            card = runner_of(admit(engine, wanted))
             sessions.append(card.half("runtime")().load(engine, wanted))
     except BaseException:
         for session in sessions:
@@ -181,7 +181,7 @@ def admit(engine: Engine, config: RuntimeConfig) -> Backend:
     return card
 
 
-def _runs(card: Backend) -> Backend:
+def runner_of(card: Backend) -> Backend:
     """The backend whose runtime runs the engines of this one: another that is installed, where the card names some."""
     known = backends()
     return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)

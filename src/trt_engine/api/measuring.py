@@ -23,7 +23,7 @@ from trt_engine.records import BenchRecord, append
 from trt_engine.runtime.feeds import read_feeds
 from trt_engine.tensors import closest
 
-__all__ = ["LOG", "RECORDS", "bench", "is_bare_model"]
+__all__ = ["LOG", "RECORDS", "bench", "is_bare_model", "keep", "sealed", "settled"]
 
 RECORDS, LOG = "records.jsonl", "bench.log"
 """What `out` holds: every measurement, one a line, and the text log of the last one."""
@@ -51,7 +51,7 @@ def bench(
     `out/bench.log`, or to the file `log`, before anything is raised: `UnstableError` for an unstable measurement with
     `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C.
     """
-    config, runtime, build, named = _settled(config, runtime, build, values)
+    config, runtime, build, named = settled(config, runtime, build, values)
     with _kept_if_used(None if out is None else Path(out)):
         return _bench(engine, config, runtime, build, named, isolate, memory_limit, log, out, on_progress)
 
@@ -82,26 +82,16 @@ def _bench(
     out: Path | str | None,
     on_progress: Progress | None,
 ) -> BenchRecord:
-    if is_bare_model(engine):
-        opened = _built(Path(engine), config, runtime, build)  # type: ignore[arg-type]
-    else:
-        opened = engine if isinstance(engine, Engine) else Engine.open(engine)
-        if "backend" in named and build.backend != opened.passport.backend:
-            raise UsageError(
-                f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
-                hint="leave `--backend` out, or give the model to build it again",
-            )
-        if build.precision is not None:
-            logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", build.precision)
+    opened = sealed(engine, config, runtime, build, named)
     opened.verify()
     card = admit(opened, runtime)
     try:
         record = _measured(card, opened, config, runtime, isolate, memory_limit, on_progress)
     except Interrupted as stop:
         if isinstance(stop.partial, BenchRecord):
-            _write(stop.partial, log, out)
+            keep(stop.partial, log, out)
         raise
-    _write(record, log, out)
+    keep(record, log, out)
     for text in record.warnings:
         logger.warning("%s", text)
     for reason in record.instability:
@@ -114,6 +104,26 @@ def _bench(
     return record
 
 
+def sealed(
+    engine: Engine | Path | str, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig, named: set[str]
+) -> Engine:
+    """The engine that is meant: itself, the one at that path, or a bare model's, from the store or built into it.
+
+    `named` are the settings somebody gave: those that can change no engine that is built are refused, or said.
+    """
+    if is_bare_model(engine):
+        return _built(Path(engine), config, runtime, build)  # type: ignore[arg-type]
+    opened = engine if isinstance(engine, Engine) else Engine.open(engine)
+    if "backend" in named and build.backend != opened.passport.backend:
+        raise UsageError(
+            f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
+            hint="leave `--backend` out, or give the model to build it again",
+        )
+    if build.precision is not None:
+        logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", build.precision)
+    return opened
+
+
 def is_bare_model(path: Engine | Path | str) -> bool:
     """True for an `.onnx` file without a passport of ours beside it, links followed."""
     if isinstance(path, Engine):
@@ -122,7 +132,7 @@ def is_bare_model(path: Engine | Path | str) -> bool:
     return path.suffix.lower() == ".onnx" and path.is_file() and engine_path(path) is None
 
 
-def _settled(
+def settled(
     config: BenchConfig | None, runtime: RuntimeConfig | None, build: BuildConfig | None, values: dict[str, Any]
 ) -> tuple[BenchConfig, RuntimeConfig, BuildConfig, set[str]]:
     """The three configs with the named settings in place; what is common to running and building goes to both."""
@@ -191,7 +201,7 @@ def _measured(
         session.close()
 
 
-def _write(record: BenchRecord, log: Path | str | None, out: Path | str | None) -> None:
+def keep(record: BenchRecord, log: Path | str | None, out: Path | str | None) -> None:
     """The record first, then the text made from it."""
     if out is not None:
         append(Path(out) / RECORDS, record)

@@ -38,7 +38,7 @@ from trt_engine.records import BenchRecord, Protocol, percentile
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds, read_feeds, shapes_of
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
-__all__ = ["batch_of", "feeds_for", "measure"]
+__all__ = ["Parts", "Query", "Turn", "batch_of", "feeds_for", "in_force", "measure", "parts", "quiet", "ready"]
 
 Progress = Callable[[float, float], None]
 """Seconds done and seconds planned, warm-up included; called between queries, a few times a second."""
@@ -65,9 +65,7 @@ def measure(
     """
     feeds, inputs = feeds_for(engine, config)
     shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
-    direct = hasattr(session, "run")
-    device = session.facts().get("device", session.device.name)  # a provider on a GPU keeps its buffers on the host
-    protocol = resolve(config, device, events=not direct, resident=hasattr(session, "resident"))
+    device, protocol = in_force(session, config)
     kind, number = parse_device(device)
     gpu = number if kind == "cuda" else None
     batch = batch_of(engine.signature, shapes)
@@ -81,19 +79,14 @@ def measure(
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     before, load = clocks(gpu), clocks().load_average
     stopped = False
-    with contextlib.ExitStack() as stack:
-        if direct:
-            call, protocol = _call(session, feeds, protocol, warnings)  # type: ignore[arg-type]
-            loop = _direct(call, protocol, trace, watch)
-        else:
-            lanes = [stack.enter_context(_lane(session, engine, feeds, protocol)) for _ in range(protocol.streams)]
-            protocol = _captured(lanes, protocol, warnings)
-            loop = _by_events(lanes, protocol, trace, watch)
-        stack.enter_context(_quiet())
-        try:
-            loop()
-        except KeyboardInterrupt:
-            stopped = True
+    with ready(session, engine, feeds, protocol, warnings) as query:
+        protocol = query.protocol
+        loop = query.loop(protocol, trace, watch)
+        with quiet():
+            try:
+                loop()
+            except KeyboardInterrupt:
+                stopped = True
     after = clocks(gpu)
     trace.finish()
     reasons = instability(trace.compute_ms, protocol, (*before.throttled, *after.throttled))
@@ -120,7 +113,7 @@ def measure(
         instability=reasons,
         warnings=(
             *warnings,
-            *_about_the_machine(before, after, gpu, load),
+            *about_the_machine(before, after, gpu, load),
             *_about_the_samples(trace, protocol, config),
         ),
         complete=not (stopped or watch.stopped),
@@ -134,6 +127,94 @@ def measure(
             partial=record if record.queries else None,
         )
     return record
+
+
+# ------------------------------------------------------------------------------------------------ ready to be measured
+
+
+def in_force(session: Session, config: BenchConfig, *, events: bool | None = None) -> tuple[str, Protocol]:
+    """The device a session runs on, and the protocol in force there; with `events=False` by the host's clock."""
+    direct = hasattr(session, "run")
+    device = session.facts().get("device", session.device.name)  # a provider on a GPU keeps its buffers on the host
+    by_events = not direct if events is None else events and not direct
+    return device, resolve(config, device, events=by_events, resident=not direct or hasattr(session, "resident"))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Some queries in a row: their times, and the time from the first start to the last end."""
+
+    samples_ms: tuple[float, ...]
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One query of an engine, ready to be repeated: what is called or enqueued, and the protocol as it came true."""
+
+    protocol: Protocol
+    call: Callable[[], Any] | None
+    lanes: list[_Lane]
+
+    def loop(self, protocol: Protocol, trace: _Trace, watch: _Watch) -> Callable[[], None]:
+        """The loop that keeps its times in `trace`."""
+        if self.call is not None:
+            return _direct(self.call, protocol, trace, watch)
+        return _by_events(self.lanes, protocol, trace, watch)
+
+    def turn(self, duration_s: float, queries: int, warmup: int = 1) -> Turn:
+        """At least so many queries over at least that long, after `warmup` that are left out."""
+        rules = dataclasses.replace(
+            self.protocol, warmup_s=0.0, duration_s=duration_s, min_iterations=queries, min_warmup=warmup
+        )
+        trace = _Trace(rules, room=1 << 10)
+        self.loop(rules, trace, _Watch(rules, None, None))()
+        trace.finish()
+        return Turn(tuple(trace.compute_ms), trace.wall_s)
+
+
+@contextlib.contextmanager
+def ready(session: Session, engine: Engine, feeds: Tensors, protocol: Protocol, warnings: list[str]) -> Iterator[Query]:
+    """One query with its feeds in place, its graph captured where the protocol has one; what is not to be had is said.
+
+    A session with contexts under a protocol by the host's clock is a synchronised run of one of them.
+    """
+    with contextlib.ExitStack() as stack:
+        if hasattr(session, "run"):
+            call, protocol = _call(session, feeds, protocol, warnings)  # type: ignore[arg-type]
+            yield Query(protocol, call, [])
+            return
+        lanes = [stack.enter_context(_lane(session, engine, feeds, protocol)) for _ in range(protocol.streams)]
+        protocol = _captured(lanes, protocol, warnings)
+        yield Query(protocol, lanes[0].synchronised if protocol.clock == "host" else None, lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One query by the device's events, in ms."""
+
+    h2d_ms: float
+    compute_ms: float
+    d2h_ms: float
+
+
+def parts(
+    session: Session, engine: Engine, feeds: Tensors, protocol: Protocol, *, queries: int, warmup: int
+) -> tuple[Parts, ...]:
+    """Upload, computation and download of single queries, each waited for; empty for a session without a device's events.
+
+    Sessions that are called with host arrays are timed here too where they have contexts on a device.
+    """
+    if parse_device(session.device.name)[0] == "cpu":
+        return ()
+    found = []
+    with _lane(session, engine, feeds, dataclasses.replace(protocol, transfers=True)) as lane:
+        _captured([lane], protocol, [])
+        for _ in range(warmup + queries):
+            begun, uploaded, computed, ended, _ = lane.issue()
+            lane.stream.synchronize()
+            found.append(Parts(uploaded.elapsed_ms(begun), computed.elapsed_ms(uploaded), ended.elapsed_ms(computed)))
+    return tuple(found[warmup:])
 
 
 # ------------------------------------------------------------------------------------------------ inputs
@@ -247,6 +328,7 @@ class _Trace:
         if self.count:
             starts, ends = self.starts_ns.values, self.ends_ns.values
             first = bisect.bisect_left(starts, self.origin_ns + _ns(self.protocol.warmup_s), 0, self.count)
+            first = min(max(first, self.protocol.min_warmup), self.count)
             self.warmup_queries = first
             self.compute_ms = [(ends[index] - starts[index]) / 1e6 for index in range(first, self.count)]
             if first < self.count:
@@ -255,6 +337,7 @@ class _Trace:
             self.parts.sort(key=lambda part: part[0])  # streams side by side end in any order
             warm_ms = self.protocol.warmup_s * 1e3
             first = next((i for i, part in enumerate(self.parts) if part[0] + part[2] >= warm_ms), len(self.parts))
+            first = min(max(first, self.protocol.min_warmup * self.protocol.streams), len(self.parts))
             self.warmup_queries = first
             kept = self.parts[first:]
             self.compute_ms = [part[3] for part in kept]
@@ -273,7 +356,7 @@ def _ns(seconds: float) -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No garbage collection while it lasts; what is garbage already is collected before."""
     was_on = gc.isenabled()
     gc.collect()
@@ -310,6 +393,7 @@ def _direct(run: Callable[[], Any], protocol: Protocol, trace: _Trace, watch: _W
     clock, sleep = time.perf_counter_ns, time.sleep
     warm_ns, full_ns = _ns(protocol.warmup_s), _ns(protocol.warmup_s + protocol.duration_s)
     least, idle_s = protocol.min_iterations, protocol.idle_s
+    skipped, lasting_ns = protocol.min_warmup, _ns(protocol.duration_s) if protocol.min_warmup else 0
 
     def loop() -> None:
         count, room = 0, trace.room
@@ -333,8 +417,10 @@ def _direct(run: Callable[[], Any], protocol: Protocol, trace: _Trace, watch: _W
                     if watch.look((end - origin) / 1e9):
                         break
                     tick = end + _TICK_NS
-                if end >= full and count - bisect.bisect_left(starts, warm, 0, count) >= least:
-                    break
+                if end >= full:
+                    first = max(bisect.bisect_left(starts, warm, 0, count), skipped)
+                    if count - first >= least and end - starts[first] >= lasting_ns:
+                        break
                 if idle_s and start >= warm:
                     sleep(idle_s)
         finally:
@@ -362,6 +448,25 @@ class _Lane:
         for host, buffer in self.uploads:
             self.device.upload(host, buffer, self.stream)
 
+    def compute(self) -> None:
+        if self.graph is not None:
+            self.graph.replay(self.stream)
+        else:
+            self.context.enqueue(self.stream)
+
+    def synchronised(self) -> None:
+        """One query from its start to its end, as the host sees it."""
+        if self.transfers:
+            self.upload()
+        self.compute()
+        if self.transfers:
+            self.fetch()
+        self.stream.synchronize()
+
+    def fetch(self) -> None:
+        for buffer, host in self.downloads:
+            self.device.download(buffer, host, self.stream)
+
     def issue(self) -> tuple[Event, Event, Event, Event, int]:
         """Put one query on the stream: the events around its parts, and the host's time to enqueue it."""
         stream = self.stream
@@ -370,15 +475,11 @@ class _Lane:
             self.upload()
             uploaded = stream.record()
         start = time.perf_counter_ns()
-        if self.graph is not None:
-            self.graph.replay(stream)
-        else:
-            self.context.enqueue(stream)
+        self.compute()
         enqueue_ns = time.perf_counter_ns() - start
         computed = ended = stream.record()
         if self.transfers:
-            for buffer, host in self.downloads:
-                self.device.download(buffer, host, stream)
+            self.fetch()
             ended = stream.record()
         return begun, uploaded, computed, ended, enqueue_ns
 
@@ -448,6 +549,7 @@ def _by_events(lanes: list[_Lane], protocol: Protocol, trace: _Trace, watch: _Wa
     """The loop over contexts: query i is enqueued, then query i - 1 waited for, so that the device never idles."""
     warm_ms, full_ms = protocol.warmup_s * 1e3, (protocol.warmup_s + protocol.duration_s) * 1e3
     least, idle_s = protocol.min_iterations * len(lanes), protocol.idle_s
+    skipped, lasting_ms = protocol.min_warmup * len(lanes), protocol.duration_s * 1e3 if protocol.min_warmup else 0.0
 
     def loop() -> None:
         origins = [lane.stream.record() for lane in lanes]
@@ -457,6 +559,7 @@ def _by_events(lanes: list[_Lane], protocol: Protocol, trace: _Trace, watch: _Wa
         flying: list[tuple[Event, Event, Event, Event, int] | None] = [None] * len(lanes)
         parts = trace.parts
         kept, now_ms, tick_ms = 0, 0.0, _TICK_NS / 1e6
+        first_ms = 0.0 if not skipped else math.inf  # start of the first query that counts
 
         def land(index: int) -> tuple[float, bool]:
             """Wait for the lane's query and keep its times; the time of its end and whether it counts."""
@@ -471,14 +574,15 @@ def _by_events(lanes: list[_Lane], protocol: Protocol, trace: _Trace, watch: _Wa
             start_ms = begun.elapsed_ms(origins[index]) + late_ms[index]
             end_ms = ended.elapsed_ms(origins[index]) + late_ms[index]
             parts.append((start_ms, end_ms, h2d_ms, compute_ms, d2h_ms, enqueue_ns / 1e6))
-            return end_ms, start_ms + h2d_ms >= warm_ms
+            return end_ms, start_ms + h2d_ms >= warm_ms and len(parts) > skipped
 
-        while not (now_ms >= full_ms and kept >= least):
+        while not (now_ms >= full_ms and kept >= least and now_ms - first_ms >= lasting_ms):
             for index, lane in enumerate(lanes):
                 query = lane.issue()
                 end_ms, counts = land(index)
                 flying[index] = query
                 now_ms = max(now_ms, end_ms)
+                first_ms = min(first_ms, end_ms) if counts else first_ms
                 kept += counts
             if now_ms >= tick_ms:
                 tick_ms = now_ms + _TICK_NS / 1e6
@@ -508,7 +612,8 @@ def _asked_in_vain(config: BenchConfig, protocol: Protocol, device: str) -> list
     return said
 
 
-def _about_the_machine(before: Clocks, after: Clocks, gpu: int | None, load: float | None) -> list[str]:
+def about_the_machine(before: Clocks, after: Clocks, gpu: int | None, load: float | None) -> list[str]:
+    """Warnings about clocks that were held down or free to move, and about a machine that was busy before."""
     said = []
     if held := sorted({*before.throttled, *after.throttled}):
         said.append(f"GPU clocks were held down: {', '.join(held)}")

@@ -92,6 +92,7 @@ def resolve(config: BenchConfig, device: str, *, events: bool | None = None, res
         idle_s=config.idle_s,
         percentile_rule="trtexec",
         not_applicable=tuple(lacking),
+        min_warmup=config.warmup_iterations,
     )
 
 

@@ -129,7 +129,11 @@ def _protocol(config: BenchConfig, device: str) -> Protocol:
     return dataclasses.replace(
         base,
         spin=RULES[config.protocol].spin if config.spin is None else config.spin,
-        not_applicable=tuple(item for item in base.not_applicable if item not in ("spin", "overlapped copies")),
+        not_applicable=(
+            *(item for item in base.not_applicable if item not in ("spin", "overlapped copies")),
+            *(("warm-up by queries",) if config.warmup_iterations else ()),  # trtexec counts its warm-up in ms alone
+        ),
+        min_warmup=0,
     )
 
 

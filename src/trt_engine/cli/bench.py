@@ -16,7 +16,7 @@ from trt_engine.errors import Interrupted, UsageError
 if TYPE_CHECKING:
     from trt_engine.records import BenchRecord, BenchReport, LogReport
 
-__all__ = ["command"]
+__all__ = ["command", "said_now_and_then"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("trt_engine.cli.bench")
@@ -101,7 +101,7 @@ def command(
     try:
         record = bench(
             path, config=config, runtime=runtime, build=build, isolate=isolate, memory_limit=limit, out=out,
-            on_progress=_said_now_and_then(), **again,
+            on_progress=said_now_and_then("measuring"), **again,
         )  # fmt: skip
     except Interrupted as stop:
         if stop.partial is None:
@@ -127,7 +127,7 @@ def _advise(values: dict[str, Any], config: BenchConfig) -> None:
         )
 
 
-def _said_now_and_then(every_s: float = 10.0) -> Callable[[float, float], None]:
+def said_now_and_then(doing: str, every_s: float = 10.0) -> Callable[[float, float], None]:
     """Progress as a log line each ten seconds."""
     told_s = 0.0
 
@@ -135,7 +135,7 @@ def _said_now_and_then(every_s: float = 10.0) -> Callable[[float, float], None]:
         nonlocal told_s
         if done_s - told_s >= every_s:
             told_s = done_s
-            log.info("measuring: %.0f of %.0f s", done_s, max(planned_s, done_s))
+            log.info("%s: %.0f of %.0f s", doing, done_s, max(planned_s, done_s))
 
     return progress
 
@@ -153,6 +153,14 @@ def _tell(talk: output.Talk, record: BenchRecord, out: Path | None) -> None:
     output.emit(talk, doc, _text(record, report))
 
 
+def _warmup(seconds: float, queries: int) -> str:
+    """`1 s`, `50 queries` or both."""
+    from trt_engine.benchmark.log import plain
+
+    parts = [f"{plain(seconds)} s"] if seconds or not queries else []
+    return " and ".join([*parts, f"{queries} queries"] if queries else parts)
+
+
 def _text(record: BenchRecord, report: BenchReport) -> str:
     from trt_engine.benchmark.log import first_line, plain
     from trt_engine.records import summarize
@@ -161,7 +169,7 @@ def _text(record: BenchRecord, report: BenchReport) -> str:
     lines = [
         first_line(record),
         f"engine      {record.engine} ({record.backend})",
-        f"protocol    {rule.name}: {plain(rule.duration_s)} s after {plain(rule.warmup_s)} s of warm-up, "
+        f"protocol    {rule.name}: {plain(rule.duration_s)} s after {_warmup(rule.warmup_s, rule.min_warmup)} of warm-up, "
         f"transfers {'on' if rule.transfers else 'off'}, graph {'on' if rule.graph else 'off'}",
         f"batch       {record.batch}",
         f"throughput  {plain(report.qps)} queries/s, {plain(report.images_per_s)} images/s",

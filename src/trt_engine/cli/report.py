@@ -37,7 +37,8 @@ _NAMES = {"text": "report.txt", "md": "report.md", "html": "report.html", "json"
 def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_run: bool, yes: bool) -> None:
     """Text, markdown or one HTML page from the records of a run.
 
-    RUN is the folder that `size -o` or `bench -o` wrote. The page needs no network and can be sent on as it is.
+    RUN is the folder that `size`, `bench`, `run`, `profile` or `compare` wrote with `-o`, or an archive of it that `pack`
+    made. The page needs no network and can be sent on as it is.
     """
     from trt_engine.files import end_of_links, write_whole
     from trt_engine.reporting.run import Run
@@ -51,7 +52,7 @@ def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_ru
         elif talk.json:
             raise UsageError(f"`--json` and `--format {form}` both want stdout", hint=f"add `-o {_NAMES[form]}`")
         else:
-            output.emit(talk, {}, _made(run, form, folder, {}).rstrip("\n"))
+            output.emit(talk, {}, _made(run, form, run.folder, {}).rstrip("\n"))
         return
     target = end_of_links(out / _NAMES[form] if out.is_dir() or options.out_is_folder() else out)
     if target.exists() and not yes and not is_ours(target):
@@ -81,5 +82,5 @@ def _made(run: Run, form: str, base: Path, artifacts: dict[str, str]) -> str:
 def _document(run: Run, artifacts: dict[str, str]) -> dict[str, Any]:
     from trt_engine.reporting.write import summary
 
-    body = {"run": str(run.folder), "summary": summary(run), "artifacts": artifacts}
+    body = {"run": str(run.files.place if run.files else run.folder), "summary": summary(run), "artifacts": artifacts}
     return output.document("report", body, command=options.spelled_command(), warnings=[*run.skipped, *run.warnings])

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -17,7 +17,9 @@ from trt_engine.device import info
 from trt_engine.diagnosis import tensorrt as plans
 from trt_engine.diagnosis.machine import Machine, requirement_holds
 from trt_engine.environment import Environment
+from trt_engine.errors import MemoryExhausted, SetupError
 from trt_engine.plans.installed import Installed
+from trt_engine.profiling.ceilings import ceilings as measured
 from trt_engine.records import BackendState, Diagnosis, DoctorReport
 from trt_engine.store import Store
 
@@ -87,16 +89,28 @@ def check(look: Look) -> Look:
     return look
 
 
-def doctor(machine: Machine | None = None) -> DoctorReport:
-    """What this machine has, which backends work here, and what to type for the rest; changes nothing."""
+def doctor(machine: Machine | None = None, *, ceilings: Sequence[str] = (), again: bool = False) -> DoctorReport:
+    """What this machine has, which backends work here, and what to type for the rest; changes nothing.
+
+    `ceilings` are devices (`cpu`, `cuda:0`) to say of what they can do at most: as kept, else measured now and kept; with
+    `again` measured whatever is kept. One that is not there, or is lost meanwhile, is a finding.
+    """
     found = Findings(machine or Machine())
-    diagnoses = tuple(item for look in CHECKS for item in _looked(look, found))
+    looked = [item for look in CHECKS for item in _looked(look, found)]
+    limits = []
+    for name in (ceilings,) if isinstance(ceilings, str) else ceilings:
+        try:
+            limits.append(measured(name, measure=True, again=again))
+        except (SetupError, MemoryExhausted) as error:
+            looked.append(Diagnosis(f"ceilings-{name}", "problem", f"not measured: {error.message}", error.hint))
+    diagnoses = tuple(looked)
     return DoctorReport(
         diagnoses=diagnoses,
         backends=tuple(_judged(card, found) for card in backends().values() if not card.hidden),
         environment=Environment.here(0 if _has_gpu(found) else None),
         problems=sum(item.status == "problem" for item in diagnoses),
         warnings_found=sum(item.status == "warning" for item in diagnoses),
+        ceilings=tuple(item for item in limits if item is not None),
     )
 
 

@@ -20,7 +20,16 @@ from trt_engine.graph.census import is_quantize
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
-__all__ = ["REFERENCE", "compare", "compare_rows", "is_sorting", "parity", "small_shapes", "tolerance_for"]
+__all__ = [
+    "REFERENCE",
+    "are_sorted",
+    "compare",
+    "compare_rows",
+    "is_sorting",
+    "parity",
+    "small_shapes",
+    "tolerance_for",
+]
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +207,12 @@ def compare_rows(
             left.append(a[judged][kept])
             right.append(b[judged][kept])
     return _error(np.concatenate(left), np.concatenate(right))
+
+
+def are_sorted(output: Any) -> bool:
+    """True where the rows of `[N, R, C]` fall by one of their columns in every item; fewer than 16 may do so by chance."""
+    rows = np.asarray(output)
+    return rows.ndim == 3 and rows.shape[1] >= 16 and rows.dtype.kind == "f" and _sorted_by(rows) is not None
 
 
 def _sorted_by(rows: Array) -> int | None:

@@ -9,6 +9,7 @@ know. Source: the migration pages of IEngineInspector, TensorRT 11.0 and 11.3, a
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
@@ -21,7 +22,7 @@ import msgspec
 from trt_engine.engine import Share
 from trt_engine.errors import EngineError
 
-__all__ = ["UNKNOWN", "LayerInfo", "LayerTensor", "census", "io_tensors", "read_layers"]
+__all__ = ["UNKNOWN", "LayerInfo", "LayerTensor", "census", "io_tensors", "kinds_of", "read_layers"]
 
 UNKNOWN = "unknown"
 """The census's name for layers whose type the engine does not tell."""
@@ -188,8 +189,11 @@ _BARE = re.compile(rf"(?:{'|'.join(words for _, words in _DTYPES)})\w*", re.IGNO
 
 def _dtype(text: Any) -> str | None:
     """The element type in one of TensorRT's texts; None for `N/A due to dynamic shapes` and what we do not know."""
-    if not isinstance(text, str):
-        return None
+    return _dtype_in(text) if isinstance(text, str) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtype_in(text: str) -> str | None:
     return next((name for name, pattern in _ANY_DTYPE if pattern.search(text)), None)
 
 
@@ -264,8 +268,7 @@ def census(layers: Sequence[LayerInfo], macs: Mapping[str, int] | None = None) -
     `macs` are multiply-adds by ONNX node; a node of several layers is shared out among those that multiply. Where less
     than nine tenths of them can be found in the layers, no share of multiply-adds is given.
     """
-    counted = [(index, layer) for index, layer in enumerate(layers) if layer.detailed and not layer.moves]
-    kinds = dict(_kinds(layers, [index for index, _ in counted]))
+    kinds = kinds_of(layers)
     weighed = _weighed(layers, list(kinds), macs or {})
     shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for index, kind in kinds.items():
@@ -282,6 +285,11 @@ def census(layers: Sequence[LayerInfo], macs: Mapping[str, int] | None = None) -
 
 
 _LEAST_MATCHED = 0.9
+
+
+def kinds_of(layers: Sequence[LayerInfo]) -> dict[int, str]:
+    """What each layer that the census counts computes in, by its place."""
+    return dict(_kinds(layers, [index for index, layer in enumerate(layers) if layer.detailed and not layer.moves]))
 
 
 def _kinds(layers: Sequence[LayerInfo], counted: Sequence[int]) -> Iterator[tuple[int, str]]:

@@ -18,5 +18,6 @@ card = Backend(
     devices=("fake",),
     options="trt_engine.backends.fake.options:FakeOptions",
     verdict="trt_engine.backends.fake.run:verdict",
+    profile="trt_engine.backends.fake.profile:profile",
     hidden=True,
 )

@@ -18,4 +18,6 @@ card = Backend(
     accepts="trt_engine.graph.load:check_onnxruntime",
     milder=("graph_optimization=basic", "graph_optimization=none"),
     verdict="trt_engine.backends.onnxruntime.verdict:verdict",
+    profile="trt_engine.backends.onnxruntime.profile:profile",
+    traced="trt_engine.backends.onnxruntime.profile:traced",
 )

@@ -34,6 +34,7 @@ __all__ = [
     "OnnxRuntimeGpuSession",
     "OnnxRuntimeSession",
     "as_array",
+    "asked",
     "in_numpy",
     "plain_run",
     "reference",
@@ -59,16 +60,8 @@ class OnnxRuntime:
                 hint=f"`{found.command}`" if found.command else f"`trt-engine inspect {engine.path}`",
             )
         notes = engine.passport.build.notes
-        options = _options(engine, config)
         found_in = engine.passport.precision
-        choice = choose(
-            providers_for(engine, config),
-            config.device or engine.passport.device,
-            allow_fallback=config.allow_fallback,
-            options=_all_options(engine, config),
-            precision="tf32" if "tf32" in found_in.found else None,
-        )
-        level = notes.get("load_optimization", "none")
+        options, level, choice = asked(engine, config)
         streams = _Streams.where_possible(engine, options, level, choice, graphs=bool(config.graphs))
         loaded = streams.first.loaded if streams is not None else _loaded(engine.path, options, level, choice)
         try:
@@ -103,7 +96,7 @@ class OnnxRuntime:
             f"{board.name}, {hardware.architecture(board)}" if board else "unknown: NVML is not there to tell"
         )
         facts["tf32"] = "on" if choice.tf32 else "off"
-        if given := ", ".join(f"{name}={value}" for name, value in _asked(choice)):
+        if given := ", ".join(f"{name}={value}" for name, value in _beyond_usual(choice)):
             facts["provider_options"] = given
 
         def capturing() -> ort.InferenceSession:
@@ -118,7 +111,20 @@ class OnnxRuntime:
         )
 
 
-def _asked(choice: Choice) -> list[tuple[str, str]]:
+def asked(engine: Engine, config: RuntimeConfig) -> tuple[OnnxRuntimeOptions, str, Choice]:
+    """How an engine's sessions are made: the settings, how far its graph is rewritten as it loads, the providers."""
+    options = _options(engine, config)
+    choice = choose(
+        providers_for(engine, config),
+        config.device or engine.passport.device,
+        allow_fallback=config.allow_fallback,
+        options=_all_options(engine, config),
+        precision="tf32" if "tf32" in engine.passport.precision.found else None,
+    )
+    return options, engine.passport.build.notes.get("load_optimization", "none"), choice
+
+
+def _beyond_usual(choice: Choice) -> list[tuple[str, str]]:
     """The provider's settings that were asked for, beyond those that always are."""
     return [
         (f"{name}.{setting}", value)

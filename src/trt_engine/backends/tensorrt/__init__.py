@@ -17,6 +17,7 @@ card = Backend(
     verdict="trt_engine.plans.verdict:verdict",
     proving="trt_engine.plans.proving:proving",
     layers="trt_engine.backends.tensorrt.run:layers",
+    profile="trt_engine.backends.tensorrt.profile:profile",
     builds_log=True,
     tuned=True,
 )

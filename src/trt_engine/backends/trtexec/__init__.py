@@ -19,6 +19,7 @@ card = Backend(
     verdict="trt_engine.backends.trtexec.verdict:verdict",
     proving="trt_engine.backends.trtexec.verdict:proving",
     measure="trt_engine.benchmark.trtexec:measure",
+    profile="trt_engine.backends.trtexec.profile:profile",
     builds_log=True,
     tuned=True,
 )

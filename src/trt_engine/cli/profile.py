@@ -1,0 +1,334 @@
+"""`trt-engine profile ENGINE|MODEL`: where the time goes, and what to try next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trt_engine.cli import options
+from trt_engine.cli.output import Talk, document, emit, spelled_out
+from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
+from trt_engine.errors import Interrupted
+
+if TYPE_CHECKING:
+    from trt_engine.traces import KernelRow, LayerProfile, LayerRow, ProfileReport, TimeSplit
+
+__all__ = ["command"]
+
+log = logging.getLogger("trt_engine.cli.profile")
+
+_RUNGS = ("nsys", "cupti", "torch", "layers", "host")
+_BAR = 30
+_EXCESS = 0.05
+"""Of the whole: a smaller difference between layers and whole is chance."""
+
+
+@click.command("profile", short_help="Where the time of an engine goes.")
+@click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
+@click.option(
+    "--rung", type=click.Choice(_RUNGS), help="Take this instrument or end with 3 [the best that is to be had]."
+)
+@click.option("--inferences", type=click.IntRange(min=1), default=50, metavar="N", help="Profile N inferences [50].")
+@click.option("--warmup", type=click.IntRange(min=0), default=10, metavar="N", help="After N that do not count [10].")
+@click.option(
+    "--ncu",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Nsight Compute's counters of the top N kernels [0].",
+)
+@click.option("--ceilings", is_flag=True, help="Measure what the device can do at most where that is not kept yet.")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=10, metavar="N", help="Rows of the table that is printed [10]."
+)
+@options.of(
+    BenchConfig, leave_out=("warmup_s", "warmup_iterations", "iterations", "idle_s", "percentiles", "streams", "strict")
+)
+@options.of(RuntimeConfig, leave_out=("contexts", "streams"))
+@options.of(
+    BuildConfig,
+    leave_out=(
+        "device", "batch", "shapes", "providers", "allow_fallback", "parity", "parity_rtol", "options",
+    ),
+)  # fmt: skip
+@options.out_option("Folder for the report, the timeline and the raw files [runs/TIME_NAME_profile].")
+@options.yes_option
+@options.dry_run_option
+@options.common
+def command(
+    talk: Talk,
+    path: Path,
+    rung: str | None,
+    inferences: int,
+    warmup: int,
+    ncu: int,
+    ceilings: bool,
+    top: int,
+    out: Path | None,
+    yes: bool,
+    dry_run: bool,
+    **values: Any,
+) -> int:
+    """Where the time of an ENGINE goes (a MODEL is built into the store first).
+
+    A measurement without a profiler first, then the best instrument there is: Nsight Systems, CUPTI, PyTorch's profiler,
+    the backend's own layer times, the host's clock. Says what holds the engine back, and the next experiment.
+
+    \b
+      trt-engine profile model.engine.onnx --batch 8 -o profile
+      trt-engine profile model.onnx --rung layers --json
+      trt-engine profile model.engine --ncu 3 --ceilings
+    """
+    backend = values.get("backend")
+    config: BenchConfig = options.config_from(BenchConfig, values)
+    of_both = dict(values)
+    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
+    build: BuildConfig = options.config_from(BuildConfig, of_both)
+    if dry_run:
+        return _plan(talk, path, config, runtime, out, rung)
+
+    from trt_engine.api.profiling import profile
+
+    typed = options.spelled_command()
+    again = {} if backend is None else {"backend": backend}
+    try:
+        report = profile(
+            path, out=out, rung=rung, inferences=inferences, warmup=warmup, ncu=ncu, ceilings=ceilings, yes=yes,  # type: ignore[arg-type]
+            command=typed, config=config, runtime=runtime, build=build, on_stage=lambda text: log.info("%s", text),
+            **again,
+        )  # fmt: skip
+    except Interrupted as stop:
+        if stop.partial is None:
+            raise
+        log.error("%s; it follows", stop.message)
+        _tell(talk, stop.partial, top, typed)  # type: ignore[arg-type]
+        return stop.exit_code
+    _tell(talk, report, top, typed)
+    return 0
+
+
+def _tell(talk: Talk, report: ProfileReport, top: int, typed: str) -> None:
+    doc = document("profile", report, command=typed, warnings=report.warnings)
+    emit(talk, doc, "\n".join(map(spelled_out, _lines(report, top))))
+
+
+# ------------------------------------------------------------------------------------------------ words
+
+
+def _lines(report: ProfileReport, top: int) -> Iterator[str]:
+    from trt_engine.tensors import format_shape
+
+    said = report.verdict
+    yield f"verdict     {said.sentence}"
+    widest = max((len(name) for name, _ in said.evidence), default=0)
+    for name, figure in said.evidence:
+        yield f"            {name:<{widest}}  {figure}"
+    if said.confidence == "estimated":
+        yield "            estimated: a ceiling is its maker's, or the work is a count of the graph"
+    yield f"next        {said.next}"
+    if said.command:
+        yield f"            {said.command}"
+    shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in report.shapes.items())
+    yield ""
+    yield f"engine      {report.engine} ({report.backend} on {report.device}, {report.precision})"
+    yield f"batch       {report.batch}" + (f" ({shapes})" if shapes else "")
+    yield from _split(report)
+    yield from _categories(report)
+    yield from _table(report, top)
+    yield from _counters(report)
+    yield from _instruments(report)
+    yield from _files(report)
+    yield from (f"warning     {text}" for text in report.warnings)
+    if not report.complete:
+        yield "incomplete  interrupted"
+
+
+def _split(report: ProfileReport) -> Iterator[str]:
+    split, rule, summary = report.split, report.protocol, report.compute_ms
+    yield ""
+    yield "one inference"
+    by_events = rule.clock == "device events"  # then the measured times are the device's, and the whole is a mean
+    ahead = "from one end to the next, one inference enqueued ahead, no profiler (mean)"
+    yield _part("whole", split.wall_ms, ahead if by_events else "by the host's clock, no profiler" + _spread(summary))
+    for name, value, meaning in (
+        ("copy in", split.h2d_ms, "inputs to the device, by events, no profiler"),
+        ("compute", split.compute_ms, _compute_words(split, report) + (_spread(summary) if by_events else "")),
+        ("copy out", split.d2h_ms, "outputs from the device, by events, no profiler"),
+        ("busy", split.busy_ms, "something runs on the device, profiled"),
+        ("idle", split.idle_ms, "nothing runs on the device, profiled"),
+        ("launches", split.launch_ms, "of the host's time is inside launch calls, profiled"),
+        ("overlap", split.overlap_ms, "runs beside other work, profiled"),
+    ):
+        if value is not None:
+            yield _part(name, value, meaning)
+    rest = None if report.kernels or not report.categories else split.wall_ms - sum(one.ms for one in report.categories)
+    if rest is not None and rest > 0:
+        yield _part("elsewhere", rest, "not in the layers' medians: between layers, or layers that were held up")
+    elif rest is not None and rest < -_EXCESS * split.wall_ms:
+        yield _part(
+            "excess", -rest, "the layers' medians add up to more than the whole: their profiler's time is in them"
+        )
+    if split.kernels is not None:
+        yield f"  {'kernels':<10}{split.kernels:>10.4g}     launched in one inference"
+    layers = report.layers
+    if layers is not None and layers.wall_ms is not None and layers.clock != "launch":
+        cost = layers.wall_ms - split.wall_ms
+        yield _part(
+            "profiled", layers.wall_ms, f"whole, with the layers' profiler on: {cost:+.4g} ms is its cost, or chance"
+        )
+    yield f"  measured {rule.duration_s:g} s after {rule.warmup_s:g} s of warm-up, protocol {rule.name}"
+
+
+def _compute_words(split: TimeSplit, report: ProfileReport) -> str:
+    if split.gpu_ms is not None or split.busy_ms is not None:
+        return "of the device"
+    return "the call itself: on a CPU nothing is copied" if report.device == "cpu" else "of the call"
+
+
+def _part(name: str, ms: float, meaning: str) -> str:
+    return f"  {name:<10}{ms:>10.4g} ms  {meaning}"
+
+
+def _spread(summary: Any) -> str:
+    return "" if summary is None else f" (median {summary.median:.4g}, p99 {summary.p99:.4g} ms)"
+
+
+def _categories(report: ProfileReport) -> Iterator[str]:
+    if not report.categories:
+        return
+    what = "kernels" if report.kernels else "layers"
+    whole = sum(item.ms for item in report.categories)
+    how = "their times" if report.kernels else "their medians"
+    yield ""
+    yield f"what {what} do: the share of {whole:.4g} ms, the sum of {how} over {report.inferences} inferences"
+    for item in report.categories:
+        bar = "#" * round(_BAR * item.share)
+        yield f"  {item.category:<14}{item.share:>7.1%}  {item.ms:>9.4g} ms  {item.count:>5} {what}  {bar}"
+    if report.precisions:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in report.precisions.items())
+        yield f"  computes in   {shares} (of the layers' time)"
+
+
+def _table(report: ProfileReport, top: int) -> Iterator[str]:
+    if report.kernels:
+        yield ""
+        yield f"top {min(top, len(report.kernels))} of {len(report.kernels)} kernels"
+        yield f"  {'share':>6} {'ms':>9} {'times':>7} {'mean us':>9}  kernel"
+        for kernel in report.kernels[:top]:
+            yield _kernel(kernel)
+    if report.layers is not None and report.layers.rows:
+        yield from _layers(report.layers, top)
+
+
+def _kernel(row: KernelRow) -> str:
+    where = f"  <- {_few(row.layers)}" if row.layers else ""
+    figures = f"{row.share:>6.1%} {row.ms:>9.4g} {row.per_inference:>7.4g} {row.mean_us:>9.4g}"
+    return f"  {figures}  {row.short} ({row.category}){where}"
+
+
+def _layers(layers: LayerProfile, top: int) -> Iterator[str]:
+    clock = {
+        "device": "the device's clock",
+        "host": "the host's clock",
+        "launch": "the host's clock around launches: not how long the device takes",
+    }[layers.clock]
+    yield ""
+    yield f"top {min(top, len(layers.rows))} of {len(layers.rows)} layers, medians by {clock} ({layers.instrument})"
+    yield f"  {'share':>6} {'ms':>9} {'times':>6} {'GFLOP/s':>8} {'GB/s':>7}  layer"
+    timed = layers.clock != "launch"
+    for row in sorted(layers.rows, key=lambda row: -row.median_ms)[:top]:
+        yield _layer(row, timed)
+
+
+def _layer(row: LayerRow, timed: bool) -> str:
+    ms = row.median_ms
+    flops = f"{row.flops / ms / 1e6:.4g}" if timed and row.flops and ms else "-"
+    rate = f"{row.nbytes / ms / 1e6:.4g}" if timed and row.nbytes and ms else "-"
+    kind = f"{row.kind}, {row.category}" if row.kind else row.category
+    others = [name for name in row.onnx_nodes if name != row.name]
+    made = f"  <- {_few(others)}" if others else ""
+    return f"  {row.share:>6.1%} {ms:>9.4g} {row.calls:>6.4g} {flops:>8} {rate:>7}  {row.name} ({kind}){made}"
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _counters(report: ProfileReport) -> Iterator[str]:
+    if not report.counters:
+        return
+    yield ""
+    yield "counters by Nsight Compute, which runs kernels one by one and empties caches: its durations are its own"
+    for item in report.counters:
+        figures = [
+            f"{name} {value:.3g} %"
+            for name, value in (
+                ("compute", item.compute_pct), ("memory", item.memory_pct), ("dram", item.dram_pct),
+                ("occupancy", item.occupancy_pct),
+            )
+            if value is not None
+        ]  # fmt: skip
+        yield f"  {item.kernel}: {', '.join(figures) or 'nothing measured'}"
+        yield from (f"    {text}" for text in item.advice[:3])
+
+
+def _instruments(report: ProfileReport) -> Iterator[str]:
+    yield ""
+    yield "instruments"
+    for rung in report.rungs:
+        yield f"  {rung.name:<8}{'used' if rung.used else 'passed over'}: {rung.reason}"
+        if rung.fix:
+            yield f"          fix: {rung.fix}"
+
+
+def _files(report: ProfileReport) -> Iterator[str]:
+    if not report.files:
+        return
+    yield ""
+    yield "files"
+    widest = max(map(len, report.files))
+    for name, place in report.files.items():
+        yield f"  {name:<{widest}}  {place}"
+    for name, how in report.opens.items():
+        yield f"  open {name} with: {how}"
+
+
+def _plan(
+    talk: Talk, path: Path, config: BenchConfig, runtime: RuntimeConfig, out: Path | None, rung: str | None
+) -> int:
+    """`--dry-run`: what would be profiled and written."""
+    from trt_engine.api.measuring import RECORDS, is_bare_model
+    from trt_engine.api.profiling import PROFILE, TIMELINE, run_folder
+    from trt_engine.benchmark.loop import feeds_for
+    from trt_engine.engine import Engine
+    from trt_engine.tensors import format_shape
+
+    bare, device, shapes = is_bare_model(path), runtime.device or "cpu", dict(config.shapes)
+    if not bare:
+        engine = Engine.open(path)
+        device = runtime.device or engine.passport.device
+        shapes = {name: tuple(value.shape) for name, value in feeds_for(engine, config)[0].items()}
+    folder = out or run_folder(path)
+    writes = [str(folder / name) for name in (PROFILE, TIMELINE, RECORDS)]
+    body = {
+        "dry_run": True,
+        "engine": str(path),
+        "builds": bare,
+        "device": device,
+        "shapes": shapes,
+        "rung": rung,
+        "writes": writes,
+    }
+    shown = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items()) or "the profile's optimum"
+    lines = [
+        f"would profile {path} on {device} at {shown}, {f'by the rung {rung}' if rung else 'by the best rung there is'}",
+        *(["would build its engine into the store first"] if bare else []),
+        *(f"would write {place}" for place in writes),
+    ]
+    emit(talk, document("profile-plan", body, command=options.spelled_command()), "\n".join(lines))
+    return 0

@@ -1,0 +1,511 @@
+"""What is done with one cell: prepared, built, measured, evaluated, profiled; a step is kept whatever comes after."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trt_engine import files
+from trt_engine.api import building, evaluating
+from trt_engine.api.building import BuildPlan
+from trt_engine.api.casting import cast
+from trt_engine.api.measuring import bench
+from trt_engine.api.pictures import inputs_of
+from trt_engine.api.profiling import profile
+from trt_engine.backend import backend
+from trt_engine.cells import CellResult, CellSpec
+from trt_engine.config import BuildConfig, QuantizeConfig, from_values, parse_profile
+from trt_engine.device import info, parse_device
+from trt_engine.engine import Engine
+from trt_engine.errors import (
+    AccuracyError,
+    DeviceLost,
+    Interrupted,
+    MemoryExhausted,
+    ModelError,
+    PrecisionError,
+    SetupError,
+    TrtEngineError,
+    UsageError,
+)
+from trt_engine.evaluation.evaluate import MAIN_FIGURE
+from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.operators import trt_only
+from trt_engine.matrix.plan import AS_IS
+from trt_engine.model import Model
+from trt_engine.precision.quantize import quantize
+from trt_engine.profiling import ncu, nsys
+from trt_engine.records import BenchRecord, BenchReport, Step, document
+
+__all__ = [
+    "BENCHMARK",
+    "COMPUTE",
+    "ENGINES",
+    "LOGS",
+    "MODELS",
+    "PROFILES",
+    "SYSTEMS",
+    "Job",
+    "Refused",
+    "carry_out",
+    "raw_files_moved",
+    "reason_of",
+]
+
+log = logging.getLogger(__name__)
+
+BENCHMARK, ENGINES, LOGS, MODELS = "benchmark", "engines", "logs", "models"
+SYSTEMS, COMPUTE, PROFILES = "nsight-systems", "nsight-compute", "profiles"
+_COUNTED = 3
+"""Kernels whose counters the mode `ncu` measures: those with most of the time."""
+_CAST = ("fp16", "bf16")
+_AS_GIVEN = (AS_IS, "fp32", "tf32")
+_ONLY_TENSORRT = {"mxfp8": "trt::TRT_MXFP8DequantizeLinear", "nvfp4": "trt::TRT_FP4DynamicQuantize"}
+"""Formats whose graphs, as we write them, hold an operator that TensorRT alone runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A cell, where its files lie, and what it is held against."""
+
+    spec: CellSpec
+    base: str
+    """The plan's folder."""
+    run: str
+    """The run's folder, from the root."""
+    shown: str
+    """The same as the user named it."""
+    reference: dict[str, float] = field(default_factory=dict)
+    """The baseline's figures, where `max_drop` gates by them."""
+    log_level: int = logging.INFO
+
+
+class Refused(Exception):
+    """The cell cannot run here, and that is no failure: its reason and remedy."""
+
+    def __init__(self, error: TrtEngineError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def reason_of(error: TrtEngineError, job: Job) -> str:
+    """The reason a result keeps: what was found, and the remedy after `hint: `, paths as the plan has them."""
+    return files.printable(str(error).replace(f"{job.run}/", "").replace(f"{job.base}/", ""))
+
+
+@dataclass
+class _Cell:
+    """One cell at work: what is known of it so far."""
+
+    job: Job
+    tell: Callable[[str], None]
+    result: CellResult
+    engine: Engine | None = None
+
+    @property
+    def spec(self) -> CellSpec:
+        return self.job.spec
+
+    @property
+    def run(self) -> Path:
+        return Path(self.job.run)
+
+    def asked(self, name: str, default: Any = None) -> Any:
+        return self.spec.settings.get(name, default)
+
+    def path(self, text: str | None) -> Path | None:
+        """A path of the plan, from the plan's folder."""
+        return None if text is None else Path(self.job.base) / text
+
+    def learn(self, **known: Any) -> None:
+        self.result = replace(self.result, **known)
+
+    def warn(self, text: str) -> None:
+        if text not in self.result.warnings:
+            self.learn(warnings=(*self.result.warnings, text))
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """A step of the cell, timed and told."""
+        self.tell(name)
+        log.info("%s", name)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.learn(steps=(*self.result.steps, Step(name, round(time.monotonic() - began, 3))))
+
+
+def carry_out(job: Job, tell: Callable[[str], None] = lambda step: None) -> CellResult:
+    """Do the cell; its result says what became of it. Only an interruption leaves by the way errors go, and its `partial` is
+    the result until then. `tell` hears the name of each step as it begins."""
+    started, began = datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic()
+    cell = _Cell(job, tell, CellResult(job.spec, "done", started=started))
+
+    def ended(**known: Any) -> CellResult:
+        return replace(cell.result, seconds=round(time.monotonic() - began, 3), **known)
+
+    try:
+        _all_steps(cell)
+    except Refused as refused:
+        return ended(state="skipped", reason=reason_of(refused.error, job))
+    except Interrupted as stop:
+        if isinstance(stop.partial, BenchRecord):
+            cell.learn(bench=replace(stop.partial, engine=str(cell.result.engine)))
+        stop.partial = ended(state="interrupted", reason="interrupted", exit_code=stop.exit_code)
+        raise
+    except KeyboardInterrupt:
+        partial = ended(state="interrupted", reason="interrupted", exit_code=Interrupted.exit_code)
+        raise Interrupted("interrupted", partial=partial) from None
+    except TrtEngineError as error:
+        return ended(state="failed", reason=reason_of(error, job), exit_code=error.exit_code)
+    except MemoryError:
+        short = MemoryExhausted("out of memory", hint="a smaller batch")
+        return ended(state="failed", reason=reason_of(short, job), exit_code=short.exit_code)
+    except Exception as error:  # one cell must not take the others down: whatever it was, it is this cell's result
+        log.exception("unexpected")
+        told = TrtEngineError(
+            f"unexpected {type(error).__name__}: {error}", hint=f"`{LOGS}/{job.spec.label}.log` shows where"
+        )
+        return ended(state="failed", reason=reason_of(told, job), exit_code=told.exit_code)
+    return ended()
+
+
+def _all_steps(cell: _Cell) -> None:
+    spec = cell.spec
+    with cell.step("look"):
+        model = _looked_at(cell)
+    if spec.own_file or spec.precision in _AS_GIVEN:
+        source = model.path
+    else:
+        with cell.step("cast" if spec.precision in _CAST else "quantize"):
+            source = _variant(cell, model)
+        if "onnxruntime" in backend(spec.backend).modules:
+            _keep_from_onnxruntime(spec, open_model(source))
+    with cell.step("build"):
+        _build(cell, source)
+    if "bench" in spec.modes:
+        with cell.step("bench"):
+            _bench(cell)
+    if "evaluate" in spec.modes:
+        with _lacking_is_told(cell, "evaluate"), cell.step("evaluate"):
+            _evaluate(cell)
+    if {"profile", "nsys", "ncu"} & set(spec.modes):
+        with _lacking_is_told(cell, "profile"), cell.step("profile"):
+            _profile(cell)
+
+
+@contextlib.contextmanager
+def _lacking_is_told(cell: _Cell, what: str) -> Iterator[None]:
+    """What the machine lacks for a later step is a warning: what was measured before it stands."""
+    try:
+        yield
+    except DeviceLost:
+        raise
+    except SetupError as error:
+        cell.warn(f"{what} was left out: {reason_of(error, cell.job)}")
+
+
+# ------------------------------------------------------------------------------------------------ before
+
+
+def _looked_at(cell: _Cell) -> Model:
+    """The model, known to be there, whole, and not to be sent where it cannot run."""
+    spec = cell.spec
+    source = cell.path(spec.source)
+    assert source is not None
+    card = backend(spec.backend)
+    _refuse_device(spec)
+    if missing := card.missing("builder"):
+        names = ", ".join(f"`{name}`" for name in missing)
+        raise Refused(SetupError(f"the backend `{spec.backend}` needs {names}, not installed here", hint=card.install))
+    model = open_model(source)
+    if "onnxruntime" in card.modules:
+        _keep_from_onnxruntime(spec, model)
+    try:  # before anything is cast or calibrated: can this backend build here at all?
+        _planned(cell, model.path, replace(_build_config(cell), precision=None))
+    except DeviceLost:
+        raise
+    except SetupError as error:
+        raise Refused(error) from error
+    return model
+
+
+def _refuse_device(spec: CellSpec) -> None:
+    kind, number = parse_device(spec.device)
+    boards = info.gpus() if kind == "cuda" else ()
+    if kind == "cpu" and spec.precision == "tf32":
+        said = "tf32 is a way of NVIDIA's GPUs to compute, and the device is `cpu`"
+        raise Refused(PrecisionError(said, hint="leave `tf32` out for the CPU: `precisions` of a backend chooses"))
+    if boards and number >= len(boards):
+        said = f"there is no device `{spec.device}` here: {len(boards)} GPU{'s' if len(boards) > 1 else ''} can be seen"
+        raise Refused(SetupError(said, hint="`nvidia-smi -L` lists the GPUs; they count from 0"))
+
+
+def _keep_from_onnxruntime(spec: CellSpec, model: Model) -> None:
+    """Operators that only TensorRT runs are never sent to ONNX Runtime (D6)."""
+    only = trt_only(read_proto(model.path))
+    weights_alone = bool(spec.settings.get("quantize", {}).get("weights_only")) and spec.precision == "nvfp4"
+    if not only and not spec.own_file and spec.precision in _ONLY_TENSORRT and not weights_alone:
+        only = (_ONLY_TENSORRT[spec.precision],)
+    if only:
+        names = ", ".join(f"`{name}`" for name in only)
+        raise Refused(
+            ModelError(
+                f"the model has operators that only TensorRT runs ({names}): it is not sent to ONNX Runtime",
+                hint="add `tensorrt` to the plan's `backends`, with the plugin library where the operator is a plugin's "
+                "(`options: {plugins: lib.so}`, or an image that has the plugins), or quantise again from the plain ONNX",
+            )
+        )
+
+
+def _variant(cell: _Cell, model: Model) -> Path:
+    """The model in the cell's precision, made once for all cells that share it."""
+    spec = cell.spec
+    target = cell.run / MODELS / f"{spec.model}-{spec.precision}.onnx"
+    receipt = target.with_suffix(".json")
+    quantise: dict[str, Any] = cell.asked("quantize", {})
+    data = cell.asked("calibrate")
+    made_of = msgspec.json.encode(
+        [model.digest, spec.precision, quantise, None if data is None else _listing(cell, data)], order="sorted"
+    ).decode()
+    if _is_made(target, receipt, made_of):
+        log.info("`%s` is there from an earlier cell", target.name)
+        return target
+    receipt.unlink(missing_ok=True)
+    files.ensure_folder(target.parent)
+    report = _cast(model, spec, target) if spec.precision in _CAST else _quantised(cell, model, target, quantise, data)
+    told = {"of": made_of, "digest": open_model(target).digest, "report": msgspec.to_builtins(report)}
+    files.write_whole(receipt, msgspec.json.encode(told))
+    for text in report.warnings:
+        cell.warn(text)
+    return target
+
+
+def _listing(cell: _Cell, data: str) -> str:
+    """What the data is, cheaply: whoever changed a picture in place changed its time."""
+    place = cell.path(data)
+    if data == "random" or place is None or not place.exists():
+        return data
+    found = [place] if place.is_file() else sorted(item for item in place.rglob("*") if item.is_file())
+    return files.printable(
+        str([(str(item.relative_to(place)), item.stat().st_size, item.stat().st_mtime_ns) for item in found])
+    )
+
+
+def _is_made(target: Path, receipt: Path, made_of: str) -> bool:
+    try:
+        told = msgspec.json.decode(receipt.read_bytes())
+        return bool(told["of"] == made_of and told["digest"] == open_model(target).digest)
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, TrtEngineError):
+        return False
+
+
+def _cast(model: Model, spec: CellSpec, target: Path) -> Any:
+    return cast(model.path, spec.precision, out=target, yes=True)
+
+
+def _quantised(cell: _Cell, model: Model, target: Path, settings: dict[str, Any], data: str | None) -> Any:
+    place = "random" if data == "random" else None if data is None else str(cell.path(data))
+    if place is not None and place != "random" and not Path(place).exists():
+        raise UsageError(f"no such calibration data `{data}`", hint="`calibrate:` in the plan is relative to the plan")
+    inputs = inputs_of(model, place)
+    return quantize(
+        model,
+        cell.spec.precision,
+        out=target,
+        data=inputs.data,
+        preprocessing=inputs.preprocessing,
+        config=from_values(QuantizeConfig, settings),
+        yes=True,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the build
+
+
+def _build(cell: _Cell, source: Path) -> None:
+    spec = cell.spec
+    try:
+        config = _build_config(cell)
+        try:
+            made = building.carry_out(_planned(cell, source, config))
+        except PrecisionError as error:
+            if not _no_kernels_here(spec):
+                raise
+            log.warning("%s", error.message)
+            cell.warn(f"{spec.precision} is in the graph, and this processor has no kernels for it: {_found(error)}")
+            made = building.carry_out(_planned(cell, source, replace(config, precision=None)))
+    except DeviceLost:
+        raise
+    except SetupError as error:
+        if isinstance(error.__cause__, OSError) and error.message.startswith("cannot "):
+            raise  # a disk that is full is a failure; a provider that is not here is none
+        raise Refused(error) from error
+    except ModelError as error:
+        if _plugin_missing(error) or "has no kernel for" in error.message:
+            raise Refused(error) from error
+        raise
+    cell.engine = made.engine
+    passport = made.engine.passport
+    cell.learn(
+        engine=str(_payload(cell).relative_to(cell.run)),
+        engine_bytes=sum(item.nbytes for item in passport.payload),
+        build_seconds=passport.build.seconds,
+        found={name: share.layers for name, share in passport.precision.found.items()},
+        parity=passport.parity,
+    )
+    for text in made.warnings:
+        cell.warn(text)
+
+
+def _payload(cell: _Cell) -> Path:
+    suffix = backend(cell.spec.backend).payload_suffix
+    return cell.run / ENGINES / f"{cell.spec.label}.engine{'' if suffix == '.engine' else suffix}"
+
+
+def _planned(cell: _Cell, source: Path, config: BuildConfig) -> BuildPlan:
+    return building.plan(source, out=_payload(cell), config=config, yes=True)
+
+
+def _build_config(cell: _Cell) -> BuildConfig:
+    spec = cell.spec
+    values: dict[str, Any] = {
+        **cell.asked("build", {}),
+        "backend": spec.backend,
+        "device": spec.device,
+        "precision": None if spec.precision == AS_IS else spec.precision,
+        "providers": spec.providers,
+        "allow_fallback": cell.asked("allow_fallback", False),
+        "options": {name: _from_plan(cell, text) for name, text in cell.asked("options", {}).items()},
+        "shapes": cell.asked("shapes", {}),
+    }
+    if "timing_cache" in values:
+        values["timing_cache"] = cell.path(values["timing_cache"])
+    if "profiles" in values:
+        given = values["profiles"]
+        values["profiles"] = tuple(parse_profile(one) for one in ([given] if isinstance(given, str | dict) else given))
+    elif not cell.asked("fixed_batch"):
+        values["batch"] = (1, spec.batch, spec.batch)
+    made: BuildConfig = from_values(BuildConfig, values)
+    return made
+
+
+def _from_plan(cell: _Cell, text: str) -> str:
+    """An option's text, with what names files beside the plan (plugin libraries) as their whole paths."""
+    parts = text.split(",")
+    beside = [Path(cell.job.base) / part.strip() for part in parts]
+    return ",".join(str(path) if path.is_file() else part for part, path in zip(parts, beside, strict=True))
+
+
+def _no_kernels_here(spec: CellSpec) -> bool:
+    """A CPU computes most of these graphs in FP32: the cell shows their accuracy and size, and says what ran."""
+    return parse_device(spec.device)[0] == "cpu" and spec.precision not in _AS_GIVEN
+
+
+def _found(error: PrecisionError) -> str:
+    return error.message.partition(": ")[0].partition(", ")[2] or error.message
+
+
+def _plugin_missing(error: ModelError) -> bool:
+    return bool(
+        re.search(r"plugin_not_found|Plugin not found|TRT_MXFP8DequantizeLinear", f"{error.message} {error.hint}")
+    )
+
+
+# ------------------------------------------------------------------------------------------------ after it
+
+
+def _bench(cell: _Cell) -> None:
+    assert cell.engine is not None
+    spec = cell.spec
+    values = dict(cell.asked("bench", {}))
+    values |= {
+        "batch": None if cell.asked("fixed_batch") else spec.batch,
+        "allow_fallback": cell.asked("allow_fallback", False),
+    }
+    record = bench(cell.engine, isolate=True, **values)
+    record = replace(record, engine=str(cell.result.engine))
+    cell.learn(bench=record)
+    place = cell.run / BENCHMARK / f"{spec.label}.json"
+    report = BenchReport.of(record, {"record": f"{BENCHMARK}/{spec.label}.json"})
+    command = f"trt-engine bench {cell.result.engine} --batch {record.batch}"
+    raw = msgspec.json.format(msgspec.json.encode(document("bench", report, command=command)), indent=2)
+    files.write_whole(place, raw + b"\n")
+    cell.learn(files={**cell.result.files, "record": f"{BENCHMARK}/{spec.label}.json"})
+
+
+def _evaluate(cell: _Cell) -> None:
+    assert cell.engine is not None
+    dataset = cell.path(cell.asked("dataset"))
+    assert dataset is not None
+    report = evaluating.run(
+        cell.engine,
+        dataset,
+        batch=cell.spec.batch,
+        limit=cell.asked("limit"),
+        seed=cell.asked("seed"),
+        preprocess=cell.path(cell.asked("preprocess")),
+        allow_fallback=cell.asked("allow_fallback", False),
+    )
+    report = replace(report, engine=str(cell.result.engine), dataset=str(cell.asked("dataset")))
+    cell.learn(evaluated=report, images_digest=report.dataset_digest)
+    limit, main = cell.asked("max_drop"), MAIN_FIGURE[report.task]
+    before, now = cell.job.reference.get(main), report.metrics.get(main)
+    if limit is None or before is None or now is None or before < 0 or now < 0:
+        return
+    cell.learn(evaluated=replace(report, max_drop=limit, passed=before - now <= limit))
+    if before - now > limit:
+        raise AccuracyError(
+            f"{main} is {now:.4f}, the baseline's is {before:.4f}: a drop of {before - now:.4f}, allowed is {limit:g}",
+            hint="`accuracy: {max_drop: ...}` allows more; `trt-engine search` finds the layers to leave out",
+        )
+
+
+def _profile(cell: _Cell) -> None:
+    """The ladder of `te.profile`; raw files of Nsight go where a run keeps them."""
+    assert cell.engine is not None
+    spec = cell.spec
+    place = cell.run / PROFILES / spec.label
+    report = profile(
+        cell.engine,
+        out=place,
+        inferences=cell.asked("inferences", 20),
+        ncu=_COUNTED if "ncu" in spec.modes else 0,
+        yes=True,
+        command=f"trt-engine profile {cell.result.engine} --batch {spec.batch}",
+        batch=None if cell.asked("fixed_batch") else spec.batch,
+        allow_fallback=cell.asked("allow_fallback", False),
+    )
+    moved = raw_files_moved(place, cell.run / SYSTEMS / spec.label, (nsys.REPORT, nsys.DATABASE, nsys.LOG))
+    moved |= raw_files_moved(place, cell.run / COMPUTE / spec.label, (ncu.REPORT, ncu.OUTPUT, ncu.LOG))
+    places = {kind: moved.get(Path(text), Path(text)) for kind, text in report.files.items()}
+    names = {
+        kind: str(path.relative_to(cell.run))
+        for kind, path in places.items()
+        if path.is_relative_to(cell.run) and kind not in ("records", "log")  # the cell has its own
+    }
+    opens = {
+        kind: said.replace(report.files[kind], str(Path(cell.job.shown) / names[kind]))
+        for kind, said in report.opens.items()
+        if kind in names
+    }
+    report = replace(report, engine=str(cell.result.engine), files=names, opens=opens)
+    cell.learn(profile=report, files={**names, **cell.result.files}, opens={**cell.result.opens, **opens})
+
+
+def raw_files_moved(place: Path, folder: Path, names: Sequence[str]) -> dict[Path, Path]:
+    """Raw files of an instrument put where a run keeps them: where each was, and is."""
+    there = [place / name for name in names if (place / name).is_file()]
+    if there:
+        files.ensure_folder(folder)
+    return {path: path.replace(folder / path.name) for path in there}

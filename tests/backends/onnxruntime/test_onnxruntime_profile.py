@@ -1,0 +1,286 @@
+"""ONNX Runtime's own times by node: what its trace says, whole or cut, and which of the model's nodes were behind it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.backend import backend
+from trt_engine.backends.onnxruntime import profile as profiling
+from trt_engine.backends.onnxruntime.origins import base_name, origins
+from trt_engine.backends.onnxruntime.profile import Event, read_trace, runs_of
+from trt_engine.config import RuntimeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import EngineError
+from trt_engine.graph.flops import count
+from trt_engine.traces import LayerProfile, LayerRow
+
+ROOT = Path(__file__).resolve().parents[3]
+RESNET = ROOT / "examples" / "classifiers" / "resnet.onnx"
+
+
+def save(
+    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], initializers: tuple[Any, ...] = ()
+) -> Path:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(initializers))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def looping(path: Path, trips: int) -> Path:
+    """x goes through `Add` in a Loop, `trips` times."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["goes"]),
+            helper.make_node("Add", ["was", "was"], ["is"], name="inner"),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("was", TensorProto.FLOAT, [64, 64]),
+        ],
+        [
+            helper.make_tensor_value_info("goes", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("is", TensorProto.FLOAT, [64, 64]),
+        ],
+    )
+    return save(
+        path,
+        [helper.make_node("Loop", ["trips", "", "x"], ["y"], name="outer", body=body)],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])],
+        (helper.make_tensor("trips", TensorProto.INT64, [], [trips]),),
+    )
+
+
+def profiled(
+    engine: Engine, feeds: dict[str, Any], keep: Path | None = None, inferences: int = 4, warmup: int = 2
+) -> LayerProfile:
+    call = backend("onnxruntime").call("profile")
+    found: LayerProfile = call(engine, feeds, RuntimeConfig(), inferences=inferences, warmup=warmup, keep=keep)
+    return found
+
+
+def named(found: LayerProfile, name: str) -> LayerRow:
+    return next(row for row in found.rows if row.name == name)
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tmp_path_factory.mktemp("resnet")
+    return te.build(RESNET, batch=(1, 4, 8), out=folder / "resnet.engine.onnx", store=te.Store(folder / "store"))
+
+
+IMAGES = {"images": np.zeros((4, 1, 32, 32), np.float32)}
+
+
+# ------------------------------------------------------------------------------------------------ real runs
+
+
+def test_every_node_that_ran_has_a_row_with_its_place_shape_and_type(resnet: Engine, tmp_path: Path) -> None:
+    found = profiled(resnet, IMAGES, tmp_path)
+    built = onnx.load(resnet.path)
+    assert {row.name for row in found.rows} == {node.name for node in built.graph.node}
+    assert found.inferences == 4 and found.clock == "host" and (found.wall_ms or 0) > 0
+    assert found.instrument.startswith("onnxruntime profiler ")
+    gemm = named(found, "Gemm_0")
+    assert (gemm.kind, gemm.provider, gemm.device, gemm.calls) == ("Gemm", "cpu", "cpu", 1.0)
+    assert (gemm.shapes, gemm.dtypes, gemm.precision) == (((4, 10),), ("float32",), "fp32")
+    assert sum(row.share for row in found.rows) == pytest.approx(1.0)
+
+
+def test_the_trace_is_kept_where_it_was_asked_for_and_nowhere_else(resnet: Engine, tmp_path: Path) -> None:
+    found = profiled(resnet, IMAGES, tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["onnxruntime.json"]
+    assert found.raw == str(tmp_path / "kept" / "onnxruntime.json")
+    assert len(runs_of(read_trace(Path(found.raw)))) == 6, "the warm-up's runs are in the file"
+    assert profiled(resnet, IMAGES).raw is None
+
+
+def test_fused_nodes_are_told_as_the_models_nodes_they_were_made_of(resnet: Engine) -> None:
+    found = profiled(resnet, IMAGES)
+    made = {row.onnx_nodes for row in found.rows if row.onnx_nodes}
+    model = {node.name for node in onnx.load(RESNET).graph.node}
+    told = [name for nodes in made for name in nodes]
+    assert sorted(told) == sorted(model), "every node of the model is behind exactly one row"
+
+
+def test_nodes_without_names_are_found_by_the_tensors_between_them(tmp_path: Path) -> None:
+    net = models.conv_net(tmp_path / "net.onnx")
+    engine = te.build(net, batch=(1, 4, 8), out=tmp_path / "net.engine.onnx", parity=False)
+    found = profiled(engine, {"images": np.zeros((4, 3, 8, 8), np.float32)})
+    told = [name for row in found.rows for name in row.onnx_nodes]
+    assert sorted(told) == ["c0", "c1", "g", "r0", "r1", "scores"]
+
+
+def test_the_arithmetic_of_the_rows_is_that_of_the_model(resnet: Engine) -> None:
+    found = profiled(resnet, IMAGES)
+    model = count(onnx.load(RESNET), {"images": (4, 1, 32, 32)})
+    total = sum(row.flops or 0 for row in found.rows)
+    assert total == pytest.approx(model.flops, rel=0.02), "activations that were fused are not counted twice, nor lost"
+    assert all(row.nbytes is not None for row in found.rows)
+    gemm = named(found, "Gemm_0")
+    assert gemm.nbytes == 4 * (4 * 64 + 64 * 10 + 10 + 4 * 10)
+
+
+def test_a_loops_time_is_without_its_body_and_its_nodes_say_how_often_they_ran(tmp_path: Path) -> None:
+    engine = te.build(looping(tmp_path / "m.onnx", 7), out=tmp_path / "m.engine.onnx", parity=False)
+    found = profiled(engine, {"x": np.ones((64, 64), np.float32)}, tmp_path)
+    inner, outer = named(found, "inner"), named(found, "outer")
+    assert (inner.calls, outer.calls) == (7.0, 1.0)
+    assert inner.flops == 7 * 64 * 64
+    events = [event for event in read_trace(Path(found.raw or "")) if event.name == "outer"]
+    whole = sorted(event.us for event in events[2:])[0] / 1e3
+    assert outer.mean_ms < whole, "the body's time is the body's"
+
+
+def test_a_trace_that_would_be_too_long_is_made_shorter_and_that_is_said(
+    resnet: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiling, "_MOST_EVENTS", 60)  # three runs of this graph
+    found = profiled(resnet, IMAGES, inferences=50, warmup=10)
+    assert found.inferences < 5
+    assert any("of 50 inferences were profiled" in note for note in found.notes)
+
+
+def test_an_engine_whose_model_is_gone_is_told_by_the_names_in_its_own_graph(tmp_path: Path) -> None:
+    model = tmp_path / "gone.onnx"
+    model.write_bytes(RESNET.read_bytes())
+    engine = te.build(model, batch=(1, 4, 8), out=tmp_path / "gone.engine.onnx", parity=False)
+    model.unlink()
+    found = profiled(engine, IMAGES)
+    assert named(found, "Gemm_0").onnx_nodes == ("Gemm_0",)
+    blocked = [row for row in found.rows if row.name.endswith("_nchwc")]
+    assert all(row.onnx_nodes == (row.name.removesuffix("_nchwc"),) for row in blocked)
+
+
+# ------------------------------------------------------------------------------------------------ traces
+
+
+def line(name: str, ts: int, dur: int, tid: int = 1, cat: str = "Node", **args: Any) -> dict[str, Any]:
+    return {"cat": cat, "pid": 1, "tid": tid, "dur": dur, "ts": ts, "ph": "X", "name": name, "args": args}
+
+
+def node(name: str, ts: int, dur: int, op: str = "Relu", tid: int = 1) -> dict[str, Any]:
+    return line(f"{name}_kernel_time", ts, dur, tid, op_name=op, provider="CPUExecutionProvider")
+
+
+def run(ts: int, dur: int) -> dict[str, Any]:
+    return line("model_run", ts, dur, cat="Session")
+
+
+def written(path: Path, *events: dict[str, Any]) -> Path:
+    path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
+    return path
+
+
+def test_runs_are_told_apart_by_their_own_windows(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.json", line("session_initialization", 0, 9, cat="Session"),
+                   node("a", 11, 3), node("b", 15, 4), run(10, 10), node("a", 31, 5), run(30, 10))  # fmt: skip
+    runs = runs_of(read_trace(path))
+    assert [[(event.name, us) for event, us in one] for one in runs] == [[("a", 3.0), ("b", 4.0)], [("a", 5.0)]]
+
+
+def test_what_lies_inside_another_node_is_taken_out_of_it_once() -> None:
+    events = [
+        Event("model_run", 0, 100),
+        Event("outer", 1, 90, op="Loop"),
+        Event("middle", 2, 40, op="If"),
+        Event("inner", 3, 10, op="Add"),
+        Event("inner", 50, 20, op="Add"),
+        Event("beside", 5, 80, thread=2, op="Add"),
+    ]
+    ((*found,),) = runs_of(sorted(events, key=lambda event: (event.start_us, -event.us)))
+    times = [(event.name, us) for event, us in found]
+    assert times == [("outer", 30.0), ("middle", 30.0), ("inner", 10.0), ("beside", 80.0), ("inner", 20.0)]
+
+
+def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.json", node("a", 1, 3), run(0, 10), node("a", 21, 5), run(20, 10), node("a", 41, 9))
+    path.write_text(path.read_text()[:-40])
+    runs = runs_of(read_trace(path))
+    assert [[us for _, us in one] for one in runs] == [[3.0], [5.0]], "a run that was not finished does not count"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '[{"cat": "Node"}]', "[1, null]"])
+def test_a_file_that_is_no_trace_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(EngineError, match="is no trace of ONNX Runtime"):
+        read_trace(path)
+    with pytest.raises(EngineError, match="no such file"):
+        read_trace(tmp_path / "missing.json")
+
+
+def test_events_with_broken_fields_are_left_out_and_the_rest_counts(tmp_path: Path) -> None:
+    broken = node("b", 3, 1) | {"dur": "long"}
+    backwards = node("c", 4, -1)
+    path = written(tmp_path / "t.json", node("a", 1, 1), broken, backwards, run(0, 10))
+    assert [event.name for event, _ in runs_of(read_trace(path))[0]] == ["a"]
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize(
+    ("fused", "node_name"),
+    [
+        ("Conv_0_nchwc", "Conv_0"), ("Mul_0/QuickGeluFusion/", "Mul_0"), ("MatMul_1/MatMulScaleFusion/", "MatMul_1"),
+        ("/model/attn/MatMul_1", "/model/attn/MatMul_1"), ("fused Conv_3", "Conv_3"), ("plain", "plain"),
+    ],
+)  # fmt: skip
+def test_names_made_from_a_nodes_name_lead_back_to_it(fused: str, node_name: str) -> None:
+    assert base_name(fused) == node_name
+
+
+def test_a_fusion_that_kept_the_last_tensor_is_told_whole_without_any_name(tmp_path: Path) -> None:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    model = onnx.load(save(tmp_path / "m.onnx", [
+        helper.make_node("Sigmoid", ["x"], ["s"], name="sig"), helper.make_node("Mul", ["x", "s"], ["m"], name="mul"),
+        helper.make_node("Relu", ["m"], ["y"], name="relu"),
+    ], value[:1], value[1:]))  # fmt: skip
+    built = onnx.load(save(tmp_path / "b.onnx", [
+        helper.make_node("QuickGelu", ["x"], ["m"], domain="com.microsoft"),
+        helper.make_node("Relu", ["m"], ["y"], name="relu"),
+    ], value[:1], value[1:]))  # fmt: skip
+    assert origins(built, model) == {"m": ("sig", "mul"), "y": ("relu",)}
+
+
+# ------------------------------------------------------------------------------------------------ for who watches kernels
+
+
+def test_the_nodes_are_written_down_while_somebody_else_watches(resnet: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    with backend("onnxruntime").call("traced")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer:
+        infer()
+        infer()
+        assert not path.exists()
+    assert len(runs_of(read_trace(path))) == 2
+    assert [item.name for item in tmp_path.iterdir()] == ["nodes.json"]
+
+
+def test_the_nodes_are_written_down_also_when_the_watcher_fails(resnet: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        backend("onnxruntime").call("traced")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer,
+    ):
+        infer()
+        raise KeyboardInterrupt
+    assert len(runs_of(read_trace(path))) == 1
+
+
+def test_work_of_several_threads_at_once_is_seen_and_a_change_of_threads_is_not() -> None:
+    first, after = Event("a", 0, 10, thread=1, op="Add"), Event("b", 10, 5, thread=2, op="Add")
+    assert profiling._side_by_side([first, Event("b", 5, 10, thread=2, op="Add")])
+    assert not profiling._side_by_side([first, after])
+    assert not profiling._side_by_side([first, Event("inner", 2, 3, thread=1, op="Add")])

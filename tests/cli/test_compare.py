@@ -1,0 +1,173 @@
+"""`trt-engine compare`: the table, the document, and the exit code that a rule asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import trt_engine as te
+from trt_engine.cli.main import run
+
+QUICK = ["--duration", "300ms", "--loads", "6"]
+SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "compare.json"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an engine, one of other weights, and a store."""
+    folder = tmp_path_factory.mktemp("compare")
+    for name, weight in (("a", 1.0), ("b", 1.25)):
+        graph = helper.make_graph(
+            [helper.make_node("Mul", ["x", "w"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 64])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 64])],
+            [numpy_helper.from_array(np.full(64, weight, np.float32), "w")],
+        )
+        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+        onnx.save(made, folder / f"{name}.onnx")
+        te.build(
+            folder / f"{name}.onnx",
+            out=folder / f"{name}.engine.onnx",
+            batch=(1, 2, 8),
+            store=te.Store(folder / "store"),
+        )
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(place / "store"))
+    monkeypatch.chdir(place)
+
+
+def compare(*args: str | Path) -> int:
+    return run(["compare", *map(str, args)])
+
+
+def test_the_text_has_engines_figures_outputs_and_how_it_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("a.engine.onnx", "b.engine.onnx", *QUICK) == 0
+    told = capsys.readouterr().out
+    for text in (
+        "base        a.engine.onnx (onnxruntime on cpu, fp32",
+        "b.engine.onnx against a.engine.onnx",
+        "slower by",
+        "95 % interval",
+        "median",
+        "y: largest difference",
+        "(0.25 of the largest value)",
+        "best class the same in 100% of rows",
+        "turns",
+        "loaded anew 6 times",
+        "percentile-t",
+    ):
+        assert text in told
+
+
+def test_the_document_fits_its_schema_and_is_what_out_holds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("a.engine.onnx", "a.engine.onnx", *QUICK, "--json", "-o", "out") == 0
+    doc = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(doc)
+    assert doc["schema"] == "trt-engine/compare"
+    assert [side["label"] for side in doc["sides"]] == ["a.engine.onnx", "a.engine.onnx #2"]
+    kept = json.loads((place / "out" / "compare.json").read_text())
+    assert kept == doc
+
+
+def test_rules_end_with_the_exit_code_of_what_failed_and_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ("a.engine.onnx", "b.engine.onnx", *QUICK)
+    assert compare(*pair, "--fail-if", "slower:100000%", "--fail-if", "error:0.3") == 0
+    assert "gate        slower:100000%: passed" in capsys.readouterr().out
+    assert compare(*pair, "--fail-if", "error:0.2", "--json") == 7
+    told = capsys.readouterr()
+    doc = json.loads(told.out)
+    assert doc["schema"] == "trt-engine/compare" and doc["gates"][0]["failed"]
+    assert "differ by 0.25 of the largest value, 0.2 is allowed" in told.err and "hint:" in told.err
+    assert compare(*pair, "--fail-if", "slow:3%") == 2
+
+
+def test_a_baseline_is_kept_and_compared_with(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare("a.engine.onnx", "--save-baseline", "ci/base.json", *QUICK) == 0
+    assert compare("b.engine.onnx", "--baseline", "ci/base.json", "--fail-if", "slower:100000%", *QUICK) == 0
+    told = capsys.readouterr()
+    assert "measured at another time" in told.err and "not paired" in told.out
+    assert compare("a.engine.onnx", "--save-baseline", "ci/base.json", *QUICK) == 2
+    assert "--yes" in capsys.readouterr().err
+    assert compare("a.engine.onnx", "--save-baseline", "ci/base.json", "--yes", *QUICK) == 0
+    assert compare("a.engine.onnx", "--baseline", "ci/base.json", "--batch", "8", *QUICK) == 2
+    assert "batch (`2` against `8`)" in capsys.readouterr().err
+
+
+def test_records_of_other_protocols_are_refused_with_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, warmup in (("r1", "0s"), ("r2", "0s"), ("r3", "10ms")):
+        assert (
+            run(["bench", "a.engine.onnx", "--duration", "0", "--warmup", warmup, "--iterations", "60", "-o", name])
+            == 0
+        )
+    assert compare("r1/records.jsonl", "r2/records.jsonl") == 0
+    capsys.readouterr()
+    assert compare("r1/records.jsonl", "r3/records.jsonl") == 2
+    assert "protocol.warmup_s (`0.0` against `0.01`)" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("a.engine.onnx", "b.onnx", "--dry-run", "-o", "dry", "--save-baseline", "dry.json", "--duration", "1h")
+    assert compare(*words) == 0
+    told = capsys.readouterr().out
+    assert "3600 s in all, loaded anew 12 times" in told and "would build the engine of b.onnx" in told
+    assert "would write dry/compare.json" in told and "would write dry.json" in told
+    assert compare(*words, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["loads"] == 12
+    assert not (place / "dry").exists() and not (place / "dry.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["a.engine.onnx"], 2),
+        ([], 2),
+        (["a.engine.onnx", "nothing.engine"], 4),
+        (["a.engine.onnx", "a.engine.onnx", "--loads", "3"], 2),
+        (["a.engine.onnx", "a.engine.onnx", "--backend", "tensorrt"], 2),
+        (["a.engine.onnx", "a.engine.onnx", "--batch", "9"], 2),
+        (["a.engine.onnx", "--baseline", "none.json"], 2),
+        (["none.jsonl", "none.jsonl"], 2),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_a_hint_and_its_exit_code(
+    args: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*args) == code
+    told = capsys.readouterr()
+    assert not told.out and "hint:" in told.err and "Traceback" not in told.err
+
+
+@pytest.mark.parametrize("wait", ["rounds", "start"])
+def test_ctrl_c_ends_with_130(place: Path, wait: str) -> None:
+    words = [sys.executable, "-m", "trt_engine", "compare", "a.engine.onnx", "a.engine.onnx", "--json", "-v"]
+    child = subprocess.Popen(
+        [*words, "--duration", "1h", "--loads", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=place, env=os.environ | {"TRT_ENGINE_STORE": str(place / "store")},
+    )  # fmt: skip
+    if wait == "rounds":
+        time.sleep(3)
+    else:
+        time.sleep(1)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    told = json.loads(out)
+    assert told["schema"] in ("trt-engine/compare", "trt-engine/error")
+    assert told.get("complete", False) is False

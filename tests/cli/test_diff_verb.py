@@ -1,0 +1,44 @@
+"""`diff` tells what changed, groups what is alike, and ends with 0 whatever it finds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import trt_engine as te
+from trt_engine.cli.main import run
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "model.onnx"
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "diff.json"
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("half") / "half.onnx"
+    te.cast(DIGITS, "fp16", out=path)
+    return path
+
+
+def test_changes_that_are_alike_are_one_line(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diff", str(DIGITS), str(half)]) == 0
+    said = capsys.readouterr().out
+    assert "x type: fp32 -> fp16: `Conv_0`, ..." in said
+    assert "kind Cast           1 ->      4  +3" in said
+
+
+def test_json_has_every_change_and_keeps_its_schema(half: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diff", str(DIGITS), str(half), "--json", "--top", "0"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    jsonschema.validate(told, json.loads(SCHEMA.read_text()))
+    assert sum(change["text"] == "fp32 -> fp16" for change in told["changes"]) > 200
+
+
+def test_what_is_no_engine_ends_with_two_and_says_what_would_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    assert run(["diff", str(DIGITS), str(tmp_path / "notes.txt")]) == 2
+    assert "hint: expected an engine, an ONNX model" in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""`trt-engine run` as a person and a script meet it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import trt_engine as te
+from onnx_models import conv_net
+from trt_engine.cli.main import run
+
+ROOT = Path(__file__).parents[2]
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """The verb in a folder with `net.onnx`: exit code, stdout, stderr."""
+    conv_net(tmp_path / "net.onnx")
+    (tmp_path / "plan.yaml").write_text("models: [net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
+    monkeypatch.chdir(tmp_path)
+
+    def go(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["trt-engine", "run", *words])
+        capsys.readouterr()
+        code = run(["run", *words])
+        return (code, *capsys.readouterr())
+
+    return go
+
+
+def fits(text: str, name: str = "run") -> Any:
+    document = json.loads(text)
+    jsonschema.validate(document, json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text()))
+    return document
+
+
+def test_the_result_is_on_stdout_and_the_talk_on_stderr(typed: Typed) -> None:
+    code, out, err = typed("plan.yaml", "-o", "out")
+    assert code == 0
+    assert "net-as-is-onnxruntime-b1  median " in out and "cells       1 done" in out
+    assert "cell 1 of 1: net-as-is-onnxruntime-b1" in err and "Traceback" not in err
+    assert typed("plan.yaml", "-o", "out", "-q")[2] == ""
+
+
+def test_the_document_fits_its_schema_and_so_does_the_manifest(typed: Typed, tmp_path: Path) -> None:
+    document = fits(typed("plan.yaml", "-o", "out", "--json")[1])
+    assert (document["schema"], document["done"], document["complete"]) == ("trt-engine/run", 1, True)
+    assert document["command"] == "trt-engine run plan.yaml -o out --json"
+    fits((tmp_path / "out" / "run.json").read_text(), "run-manifest")
+    planned = fits(typed("plan.yaml", "-o", "out", "--json", "--dry-run")[1])
+    assert [cell["does"] for cell in planned["cells"]] == ["keep"]
+
+
+def test_without_a_folder_it_makes_one_by_the_time(typed: Typed, tmp_path: Path) -> None:
+    code, out, _ = typed("plan.yaml")
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert code == 0 and f"folder      runs/{folder.name}" in out
+    assert folder.name.replace("_", "").isdigit() and (folder / "run.json").exists()
+
+
+def test_a_failed_cell_ends_the_command_with_its_code(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("models: [gone.onnx, net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
+    code, out, err = typed("plan.yaml", "-o", "out")
+    assert code == 4
+    assert "gone-as-is-onnxruntime-b1  FAILED: no such file" in out and "1 done, 1 FAILED" in out
+    assert "gone-as-is-onnxruntime-b1 failed: no such file" in err
+
+
+def test_the_report_of_the_folder_has_the_failed_cell_and_its_reason(typed: Typed, tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("models: [gone.onnx, net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
+    typed("plan.yaml", "-o", "out")
+    assert "gone-as-is-onnxruntime-b1" in (text := te.report(tmp_path / "out")) and "No such file `gone.onnx`" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "hint"),
+    [
+        (["none.yaml"], "cannot read `none.yaml`: no such file or directory", "a plan in YAML"),
+        (["plan.yaml", "--only", "nothing"], "`--only nothing` fits no cell", "net-as-is-onnxruntime-b1"),
+        (["plan.yaml", "--modes", "bech"], "no mode `bech`", "did you mean `bench`?"),
+        (["plan.yaml", "--modes", ","], "names no mode", "--modes bench,evaluate"),
+        (["plan.yaml", "--nsys", "--modes", "bench"], "`--nsys` and `--modes` are both given", "leave one"),
+        (["plan.yaml", "-o", "plan.yaml"], "is a file, expected a folder", "-o"),
+        (["plan.yaml", "-o", "."], "holds other files", "new folder"),
+        (["plan.yaml", "--container-facts", "[1"], "is no JSON", "--container"),
+        (["net.onnx"], "net.onnx:", ""),
+    ],
+)
+def test_a_wrong_call_is_told_in_one_line_with_a_hint(typed: Typed, words: list[str], found: str, hint: str) -> None:
+    code, out, err = typed(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and found in err and hint in err and "Traceback" not in err
+
+
+def test_the_words_of_the_scripts_a_plan_takes_the_place_of_are_modes(typed: Typed, tmp_path: Path) -> None:
+    for word, modes in (("--benchmark", "build, bench"), ("--build", "build")):
+        assert f"net-as-is-onnxruntime-b1  {modes} (new" in typed("plan.yaml", word, "--dry-run")[1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_verb_is_a_function_of_the_package(typed: Typed, tmp_path: Path) -> None:
+    summary = te.run_plan("plan.yaml", "out")
+    assert (summary.done, summary.folder) == (1, "out")
+
+
+@pytest.mark.slow
+def test_the_digits_plan_says_how_good_fast_and_large_each_precision_is(typed: Typed, tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="pillow reads the pictures")
+    pytest.importorskip("faster_coco_eval", reason="faster-coco-eval works out COCO's figures")
+    document = fits(typed(str(ROOT / "examples" / "digits" / "plan.yaml"), "-o", "out", "--json")[1])
+    assert (document["done"], document["failed"], document["skipped"]) == (6, 0, 0)
+    cells = {cell["spec"]["label"]: cell for cell in document["results"]}
+    for precision in ("fp32", "fp16", "int8"):
+        for batch in (1, 8):
+            cell = cells[f"digits-{precision}-onnxruntime-b{batch}"]
+            assert cell["evaluated"]["metrics"]["AP"] > 0.9
+            assert len(cell["bench"]["compute_ms"]) == 100 and cell["bench"]["warmup_queries"] == 50
+            assert cell["profile"]["layers"]["rows"]
+    assert len({cell["images_digest"] for cell in cells.values()}) == 1
+    sizes = [cells[f"digits-{precision}-onnxruntime-b8"]["engine_bytes"] for precision in ("fp32", "int8")]
+    assert sizes[1] < sizes[0] / 3
+    text = te.report(tmp_path / "out")
+    assert all(label in text for label in cells) and "0.92" in text
+
+
+def test_the_three_ways_are_skipped_with_reasons_where_there_is_no_gpu(typed: Typed) -> None:
+    planned = fits(typed(str(ROOT / "examples" / "three-way.yaml"), "--dry-run", "--json")[1])
+    routes = {(cell["spec"]["backend"], *cell["spec"]["providers"]) for cell in planned["cells"]}
+    assert routes == {("onnxruntime", "cuda"), ("tensorrt",), ("onnxruntime", "tensorrt", "cuda")}
+    assert {cell["spec"]["precision"] for cell in planned["cells"]} == {"fp32", "fp16", "int8"}
+    assert all({"build", "bench", "evaluate"} <= set(cell["spec"]["modes"]) for cell in planned["cells"])
+    assert {cell["spec"]["settings"]["dataset"] for cell in planned["cells"]} == {"digits/val"}

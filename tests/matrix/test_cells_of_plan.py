@@ -1,0 +1,204 @@
+"""A plan's cells: what they are called, what makes one another cell, and what does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onnx_models import FLOAT, conv_net, node, save
+from trt_engine.cells import CellSpec
+from trt_engine.errors import UsageError
+from trt_engine.matrix.cells import cells_of, chosen, modes_of, safe_label
+from trt_engine.matrix.plan import read_plan
+
+Cells = Callable[..., tuple[CellSpec, ...]]
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> Cells:
+    conv_net(tmp_path / "net.onnx")
+
+    def make(text: str, *modes: str, name: str = "plan.yaml") -> tuple[CellSpec, ...]:
+        (tmp_path / name).write_text(text)
+        return cells_of(read_plan(tmp_path / name), modes)
+
+    return make
+
+
+def labels(specs: tuple[CellSpec, ...]) -> list[str]:
+    return [spec.label for spec in specs]
+
+
+def test_every_model_precision_backend_and_batch_is_a_cell_in_the_order_of_the_plan(cells: Cells) -> None:
+    found = cells(
+        "models: [{path: net.onnx, precisions: [fp32, int8]}]\nbatches: [1, 8]\n"
+        "backends: [onnxruntime, {backend: onnxruntime, providers: [cuda]}, {backend: tensorrt, label: trt}]\n"
+    )
+    assert labels(found)[:6] == [
+        "net-fp32-onnxruntime-b1", "net-fp32-onnxruntime-b8", "net-fp32-onnxruntime-cuda-b1",
+        "net-fp32-onnxruntime-cuda-b8", "net-fp32-trt-b1", "net-fp32-trt-b8",
+    ]  # fmt: skip
+    assert len(found) == 12
+    assert [spec.device for spec in found[:6:2]] == ["cpu", "cuda:0", "cuda:0"]
+
+
+def test_a_model_is_built_as_it_is_unless_a_precision_is_named(cells: Cells) -> None:
+    assert labels(cells("models: net.onnx")) == ["net-as-is-onnxruntime-b1"]
+    assert labels(cells("models: net.onnx\nprecisions: fp16")) == ["net-fp16-onnxruntime-b1"]
+
+
+def test_a_file_that_is_quantised_already_has_its_label_and_precision(cells: Cells, tmp_path: Path) -> None:
+    conv_net(tmp_path / "theirs.onnx", width=8)
+    found = cells(
+        "models:\n- path: net.onnx\n  precisions: fp32\n  files:\n"
+        "  - theirs.onnx\n  - {path: theirs.onnx, label: int8}\n"
+        "  - {path: theirs.onnx, label: nvfp4 awq, precision: nvfp4}\n"
+    )
+    assert [(spec.label, spec.precision, spec.own_file, spec.source) for spec in found] == [
+        ("net-fp32-onnxruntime-b1", "fp32", False, "net.onnx"),
+        ("net-theirs-onnxruntime-b1", "as-is", True, "theirs.onnx"),
+        ("net-int8-onnxruntime-b1", "int8", True, "theirs.onnx"),
+        ("net-nvfp4_awq-onnxruntime-b1", "nvfp4", True, "theirs.onnx"),
+    ]
+
+
+def test_a_path_with_a_label_behind_a_colon_is_a_file_in_that_precision(cells: Cells) -> None:
+    (spec,) = cells("models: ['net.onnx:fp16']")
+    assert (spec.label, spec.precision, spec.own_file, spec.source) == (
+        "net-fp16-onnxruntime-b1",
+        "fp16",
+        True,
+        "net.onnx",
+    )
+
+
+def test_a_model_with_a_fixed_batch_is_measured_at_it(cells: Cells, tmp_path: Path) -> None:
+    sides = {"x": (FLOAT, [64, 3])}, {"y": (FLOAT, [64, 3])}
+    save(tmp_path / "vit_bs_064.onnx", [node("Relu", "x", "y")], *sides)
+    found = cells("models: [vit_bs_064.onnx, net.onnx]\nbatches: [1, 8]")
+    assert [(spec.label, spec.settings.get("fixed_batch", False)) for spec in found] == [
+        ("vit_bs_064-as-is-onnxruntime-b64", True),
+        ("net-as-is-onnxruntime-b1", False),
+        ("net-as-is-onnxruntime-b8", False),
+    ]
+
+
+def test_labels_are_safe_as_file_names_and_unique(cells: Cells, tmp_path: Path) -> None:
+    assert safe_label("../ä b/c:d") == "b_c_d"
+    assert safe_label("...") == "model"
+    with pytest.raises(UsageError, match=r"plan.yaml:1:20: `models\[1\]` has the name `net`"):
+        cells("models: [net.onnx, ./net.onnx]")
+    with pytest.raises(UsageError, match="two cells called `net-as-is-onnxruntime-b1`"):
+        cells("models: net.onnx\nbackends: [onnxruntime, {backend: onnxruntime, options: {graph_optimization: basic}}]")
+    with pytest.raises(UsageError, match="letters"):
+        cells(f"models: [{{path: net.onnx, name: {'n' * 200}}}]")
+
+
+def test_a_plan_of_too_many_cells_is_refused(cells: Cells) -> None:
+    with pytest.raises(UsageError, match="over 5000 cells"):
+        cells(f"models: net.onnx\nprecisions: [fp32, fp16]\nbatches: [{', '.join(map(str, range(1, 3000)))}]")
+
+
+def test_a_baseline_that_is_no_cell_is_told_with_the_nearest(cells: Cells) -> None:
+    with pytest.raises(UsageError) as caught:
+        cells("models: net.onnx\nbaseline: net-as-is-onnxruntime-b2")
+    assert caught.value.message.startswith("plan.yaml:2:11: `baseline` is")
+    assert "net-as-is-onnxruntime-b1" in (caught.value.hint or "")
+
+
+def test_modes_leave_out_what_there_is_nothing_for(cells: Cells) -> None:
+    (spec,) = cells("models: net.onnx")
+    assert spec.modes == ("build", "bench", "profile"), "no dataset, and Nsight looks at GPUs"
+    (spec,) = cells("models: net.onnx\ndataset: val\nbackends: tensorrt")
+    assert spec.modes == ("build", "bench", "evaluate", "profile", "nsys", "ncu")
+    (spec,) = cells("models: net.onnx\ndataset: val\nmodes: benchmark")
+    assert spec.modes == ("build", "bench")
+    (spec,) = cells("models: net.onnx\nmodes: all", "build")
+    assert spec.modes == ("build",)
+    with pytest.raises(UsageError, match="no mode `benhc`"):
+        modes_of(["benhc"])
+
+
+def test_a_dataset_can_be_left_out_for_one_model(cells: Cells, tmp_path: Path) -> None:
+    conv_net(tmp_path / "other.onnx")
+    found = cells("models: [net.onnx, {path: other.onnx, dataset: none}]\ndataset: val\nmodes: evaluate")
+    assert [spec.modes for spec in found] == [("build", "evaluate"), ("build",)]
+
+
+# ------------------------------------------------------------------------------------------------ what makes another cell
+
+QUANTISED = "models: [{path: net.onnx, precisions: [fp32, int8]}]\ncalibrate: data\nmodes: bench\n"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.npy").write_bytes(b"one")
+    return tmp_path / "data" / "a.npy"
+
+
+def digests(specs: tuple[CellSpec, ...]) -> list[str]:
+    return [spec.digest for spec in specs]
+
+
+def test_the_same_plan_under_another_name_and_title_has_the_same_cells(cells: Cells, data: Path) -> None:
+    assert digests(cells(QUANTISED)) == digests(cells(QUANTISED + "title: T\nname: n\n# said\n", name="other.yaml"))
+
+
+def test_another_content_of_the_model_makes_other_cells(cells: Cells, data: Path, tmp_path: Path) -> None:
+    before = digests(cells(QUANTISED))
+    conv_net(tmp_path / "net.onnx", width=8)
+    assert all(old != new for old, new in zip(before, digests(cells(QUANTISED)), strict=True))
+
+
+def test_other_calibration_data_makes_other_quantised_cells_alone(cells: Cells, data: Path) -> None:
+    before = digests(cells(QUANTISED))
+    data.write_bytes(b"two")
+    after = digests(cells(QUANTISED))
+    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
+
+
+def test_a_file_that_moved_is_the_same_cell(cells: Cells, data: Path, tmp_path: Path) -> None:
+    before = digests(cells(QUANTISED))
+    (tmp_path / "net.onnx").rename(tmp_path / "moved.onnx")
+    moved = QUANTISED.replace("path: net.onnx", "path: moved.onnx, name: net")
+    assert digests(cells(moved)) == before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "iterations: 7", "warmup: 1s", "bench: {streams: 2}", "build: {parity: no}", "backends: [{backend: onnxruntime, "
+        "options: {graph_optimization: basic}}]", "backends: [{backend: onnxruntime, allow_fallback: yes}]",
+        "device: 'cpu'\nbuild: {ladder: no}",
+    ],
+)  # fmt: skip
+def test_another_setting_makes_other_cells(cells: Cells, data: Path, more: str) -> None:
+    before, after = digests(cells(QUANTISED)), digests(cells(QUANTISED + more + "\n"))
+    assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+def test_only_takes_labels_with_wildcards_and_refuses_what_fits_none(cells: Cells) -> None:
+    specs = cells("models: net.onnx\nprecisions: [fp32, fp16]\nbatches: [1, 8]")
+    assert labels(chosen(specs, ["*-fp16-*", "*-b8"])) == [
+        "net-fp32-onnxruntime-b8", "net-fp16-onnxruntime-b1", "net-fp16-onnxruntime-b8",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"`--only \*-b9` fits no cell"):
+        chosen(specs, ["*-b9"])
+
+
+def test_pipes_and_folders_of_half_a_disk_are_not_read(
+    cells: Cells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd").mkdir()
+    os.mkfifo(tmp_path / "odd" / "pipe")
+    assert cells(QUANTISED.replace("data", "odd"))
+    assert cells(QUANTISED.replace("data", "/dev/zero"))
+    monkeypatch.setattr("trt_engine.matrix.cells._MOST_FILES", 2)
+    for name in "abc":
+        (tmp_path / "odd" / name).touch()
+    with pytest.raises(UsageError, match="holds more than 2 files"):
+        cells(QUANTISED.replace("data", "odd"))

@@ -1,0 +1,475 @@
+"""A capture holds what belongs to its inferences, says what is missing, and gives way to another profiler."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.profiling.capture import (
+    Capture,
+    Covered,
+    HostSpan,
+    Innermost,
+    Launch,
+    ProfilerUnavailable,
+    assemble,
+    capture,
+    instruments,
+    launches_work,
+    window_of,
+)
+from trt_engine.profiling.kernels import inferences_of
+from trt_engine.profiling.kineto import INFERENCE, read_trace
+from trt_engine.traces import Activity
+
+HERE = Path(__file__).parent
+SCRIPTED = HERE / "scripted_cupti"
+
+
+def kernel(start: int, end: int, correlation: int = 0, **more: Any) -> Activity:
+    return Activity("kernel", "k", start, end, correlation=correlation, **more)
+
+
+# ------------------------------------------------------------------------------------------------ putting together
+
+
+def test_records_come_in_any_order_and_leave_by_their_start() -> None:
+    items = [kernel(start, start + 5, number) for number, start in enumerate((40, 10, 70, 20), 1)]
+    calls = [Launch("cudaLaunchKernel", item.start_ns - 3, item.start_ns - 1, item.correlation) for item in items]
+    found = assemble(reversed(items), calls, [(0, 100)], "s")
+    assert [item.start_ns for item in found.activities] == [10, 20, 40, 70]
+    assert [call.start_ns for call in found.launches] == [7, 17, 37, 67]
+    assert found.warnings == () and found.instrument == "s"
+
+
+def test_what_was_launched_before_the_first_inference_does_not_count_however_late_it_runs() -> None:
+    calls = [Launch("cudaLaunchKernel", 5, 8, 1), Launch("cudaLaunchKernel", 12, 15, 2)]
+    found = assemble([kernel(20, 30, 1), kernel(30, 40, 2)], calls, [(10, 50)], "s")
+    assert [item.correlation for item in found.activities] == [2] and len(found.launches) == 1
+
+
+def test_without_launches_the_start_decides_and_no_launch_time_is_made_up() -> None:
+    found = assemble([kernel(5, 8), kernel(12, 14)], None, [(10, 50)], "s")
+    assert [item.start_ns for item in found.activities] == [12]
+    assert found.launch_ns is None and found.launches == ()
+
+
+def test_records_that_cannot_be_are_left_out_and_counted() -> None:
+    found = assemble([kernel(0, 0), kernel(15, 0), kernel(20, 12), kernel(12, 12)], [], [(10, 50)], "s")
+    assert [item.start_ns for item in found.activities] == [12]
+    assert found.warnings == ("3 records without a start or an end were left out: the device was not done with them",)
+
+
+def test_dropped_records_and_work_that_outlives_its_call_are_said() -> None:
+    found = assemble([kernel(12, 90)], [], [(10, 50)], "s", dropped=17, warnings=["first"])
+    assert found.warnings[0] == "first" and found.warnings[1].startswith("17 records were dropped")
+    assert found.warnings[2] == "1 activities ended after the call that asked for them had returned"
+
+
+def test_a_device_that_did_nothing_is_said() -> None:
+    found = assemble([kernel(80, 90)], [], [(10, 20), (30, 40)], "s")
+    assert found.activities == () and found.warnings == (
+        "the device did nothing in these 2 inferences (1 activities lie outside)",
+    )
+
+
+def test_a_driver_call_inside_one_of_the_runtime_is_not_counted_twice() -> None:
+    calls = [
+        Launch("cuLaunchKernel", 12, 18, 2, thread=1),
+        Launch("cudaLaunchKernel", 10, 20, 1, thread=1),
+        Launch("cudaLaunchKernel", 15, 25, 3, thread=2),
+        Launch("cudaStreamSynchronize", 30, 90, 4, thread=1),
+        Launch("cudaGetDevice", 91, 92, 5, thread=1),
+    ]
+    found = assemble([kernel(40, 41, 1)], calls, [(5, 95)], "s")
+    assert found.launch_ns == 20
+    assert [call.correlation for call in found.launches] == [1, 2, 3, 4]  # what waits is told, what asks nothing is not
+
+
+def test_of_two_records_of_one_call_the_outer_speaks() -> None:
+    calls = [Launch("cuLaunchKernel", 12, 18, 1), Launch("cudaLaunchKernel", 10, 20, 1), Launch("cuX", 13, 14, 1)]
+    (call,) = assemble([kernel(40, 41, 1)], calls, [(5, 95)], "s").launches
+    assert call.name == "cudaLaunchKernel"
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("cudaLaunchKernel", True), ("cudaLaunchKernelExC", True), ("cuLaunchKernelEx", True), ("cudaGraphLaunch", True),
+        ("cuGraphLaunch", True), ("cudaMemcpyAsync", True), ("cuMemcpyHtoDAsync_v2", True), ("cudaMemsetAsync", True),
+        ("cuMemsetD8Async", True), ("cuLaunchKernel_ptsz", True), ("cudaLaunchCooperativeKernel", True),
+        ("cudaMemcpy", False), ("cudaStreamSynchronize", False), ("cudaLaunchHostFunc", False), ("cuMemAllocAsync", False),
+        ("cudaEventRecord", False),
+    ],
+)  # fmt: skip
+def test_a_call_launches_work_or_it_does_not(name: str, launches: bool) -> None:
+    assert launches_work(name) is launches
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=12, unique_by=lambda pair: pair[0]),
+    st.integers(0, 60),
+)
+def test_a_moment_lies_in_the_intervals_that_cover_it(found: list[tuple[int, int]], moment: int) -> None:
+    intervals = [(start, start + length) for start, length in found]
+    assert Covered(intervals).at(moment) == any(start <= moment <= end for start, end in intervals)
+    apart = sorted((start * 20, start * 20 + length) for start, length in found)
+    expected = [number for number, (start, end) in enumerate(apart) if start <= moment * 10 <= end]
+    assert window_of(apart, moment * 10) == (expected[0] if expected else None)
+
+
+@given(st.data())
+def test_the_innermost_span_is_the_shortest_that_holds_the_moment(data: st.DataObject) -> None:
+    spans: list[HostSpan] = []
+
+    def fill(start: int, end: int, depth: int) -> None:
+        at = start
+        while at < end and depth < 3:
+            begin = data.draw(st.integers(at, end))
+            finish = data.draw(st.integers(begin, end))
+            if finish > begin and (begin, finish) != (start, end):
+                spans.append(HostSpan(f"{depth}-{begin}", begin, finish, 1))
+                fill(begin + 1, finish - 1, depth + 1)
+            at = finish + 2
+
+    fill(0, 30, 0)
+    shuffled = random.Random(0).sample(spans, len(spans))
+    innermost = Innermost(shuffled)
+    for moment in range(-1, 32):
+        holding = [span for span in spans if span.start_ns <= moment <= span.end_ns]
+        expected = max(holding, key=lambda span: int(span.name[0])).name if holding else None
+        assert innermost.at(moment, 1) == expected
+        assert innermost.at(moment, 2) is None
+
+
+# ------------------------------------------------------------------------------------------------ CUPTI, scripted
+
+
+@pytest.fixture
+def cupti(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Our module for CUPTI over the scripted library, and the machine of its script."""
+    monkeypatch.syspath_prepend(SCRIPTED)
+    ours = ("cupti", "cupti.cupti", "trt_engine.profiling.cupti")
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module("trt_engine.profiling.cupti")
+    yield module
+    for name in ours:
+        sys.modules.pop(name, None)
+
+
+def script(machine: Any) -> None:
+    """One inference: a copy in, two kernels of which one is named in a range, a fill, a copy out."""
+    machine.copy(1, 4096, 300)
+    machine.launch("_Z4gemmIiEvT_", 1000)
+    opened = machine.open("head")
+    machine.launch("plain_name", 50)
+    machine.shut(opened)
+    machine.fill(64)
+    machine.copy(2, 128, 200)
+    machine.wait()
+
+
+def test_what_cupti_tells_comes_out_whole_and_in_order(cupti: Any) -> None:
+    machine = cupti.api.machine
+    found = cupti.record(lambda: script(machine), 3)
+    assert len(found.inferences) == 3 and found.warnings == ()
+    assert [len(items) for items in inferences_of(found)] == [5, 5, 5]
+    first = found.activities[:5]
+    assert [(item.kind, item.name, item.nbytes) for item in first] == [
+        ("copy", "Host-to-Device", 4096), ("kernel", "void gemm<int>(int)", 0), ("kernel", "plain_name", 0),
+        ("memset", "memset", 64), ("copy", "Device-to-Host", 128),
+    ]  # fmt: skip
+    assert first[1].end_ns - first[1].start_ns == 1000 and first[1].shared_bytes == 24
+    assert (first[1].grid, first[1].block, first[1].stream) == ((4, 2, 1), (128, 1, 1), 7)
+    assert [item.range for item in first] == [None, None, "head", None, None]
+    assert found.launch_ns == 3 * 5 * 100
+    assert {call.name for call in found.launches} == {
+        "cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize"
+    }  # fmt: skip
+    assert found.instrument.startswith("cupti")
+
+
+def test_buffers_that_fill_up_lose_nothing(cupti: Any) -> None:
+    machine = cupti.api.machine
+    found = cupti.record(lambda: [machine.launch("k", 10) for _ in range(200)], 2)
+    assert [len(items) for items in inferences_of(found)] == [200, 200] and found.warnings == ()
+
+
+def test_records_without_room_are_counted(cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = cupti.api.machine
+    room = iter([(1 << 20, 0)] * 2)
+    monkeypatch.setattr(cupti, "_requested", lambda: next(room, (0, 0)))
+    found = cupti.record(lambda: [machine.launch("k", 10) for _ in range(10)], 8)
+    assert len(found.activities) < 80
+    assert any("records were dropped" in warning for warning in found.warnings)
+
+
+def test_kernels_the_device_has_not_finished_are_left_out(cupti: Any) -> None:
+    machine = cupti.api.machine
+    found = cupti.record(lambda: (machine.launch("k", 10), machine.launch("k", 10, done=False)), 1)
+    assert len(found.activities) == 1 and "without a start or an end" in found.warnings[0]
+
+
+def test_a_record_of_a_kind_nobody_knows_spoils_no_other(cupti: Any) -> None:
+    machine = cupti.api.machine
+    machine.unreadable = True
+    found = cupti.record(lambda: machine.launch("k", 10), 2)
+    assert len(found.activities) == 2
+    assert any("could not be read" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize("failing", [1, 3])
+def test_an_inference_that_fails_leaves_cupti_to_the_next(cupti: Any, failing: int) -> None:
+    machine, calls = cupti.api.machine, []
+
+    def run() -> None:
+        calls.append(1)
+        if len(calls) == failing:
+            raise KeyboardInterrupt
+        machine.launch("k", 10)
+
+    with pytest.raises(KeyboardInterrupt):
+        cupti.record(run, 2)
+    assert machine.subscribers == 0 and machine.enabled == set() and machine.buffer is None
+    assert len(cupti.record(run, 2).activities) == 2
+
+
+def test_who_holds_cupti_already_is_the_reason(cupti: Any) -> None:
+    cupti.api.subscribe(None, None)
+    with pytest.raises(ProfilerUnavailable, match="another profiler holds CUPTI") as caught:
+        cupti.record(lambda: None, 1)
+    assert "torch.profiler" in (caught.value.fix or "")
+    assert cupti.api.machine.subscribers == 1  # the other one's is left alone
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "helps"),
+    [
+        ("ERROR_INSUFFICIENT_PRIVILEGES", "ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("ERROR_NOT_COMPATIBLE", "do not fit together", "nvidia-smi"),
+        ("ERROR_HARDWARE_BUSY", "another profiler", "end the other one"),
+        ("ERROR_UNKNOWN", "ERROR_UNKNOWN", "doctor"),
+    ],
+)
+def test_what_cupti_refuses_becomes_a_reason_and_a_remedy(cupti: Any, status: str, says: str, helps: str) -> None:
+    cupti.api.machine.refused[10] = cupti.api.Result[status]
+    with pytest.raises(ProfilerUnavailable, match=says) as caught:
+        cupti.record(lambda: None, 1)
+    assert helps in (caught.value.fix or "") and caught.value.reason == caught.value.message
+    assert cupti.api.machine.subscribers == 0 and cupti.api.machine.enabled == set()
+
+
+def test_records_that_are_not_handed_over_are_no_capture(cupti: Any) -> None:
+    cupti.api.machine.stuck = True
+    with pytest.raises(ProfilerUnavailable, match="does not hand its records over"):
+        cupti.record(lambda: cupti.api.machine.launch("k", 10), 1)
+    assert cupti.api.machine.subscribers == 0
+
+
+def test_copies_between_gpus_and_ranges_may_be_missing(cupti: Any) -> None:
+    machine = cupti.api.machine
+    machine.refused |= {22: cupti.api.Result.ERROR_INVALID_KIND, 12: cupti.api.Result.ERROR_INVALID_KIND}
+    found = cupti.record(lambda: script(machine), 1)
+    assert len(found.activities) == 5 and {item.range for item in found.activities} == {None}
+
+
+def test_somebody_elses_listener_of_ranges_stays(cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tools/libToolsInjection64.so")
+    assert cupti.hear_ranges() is False
+    assert os.environ["NVTX_INJECTION64_PATH"] == "/opt/tools/libToolsInjection64.so"
+
+
+def test_ranges_are_heard_in_this_process_and_those_it_starts_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda" / "pathfinder.py").write_text(
+        "import types\nload_nvidia_dynamic_lib = lambda name: types.SimpleNamespace(abs_path=f'/lib/lib{name}.so.13')\n"
+    )
+    found = child(tmp_path, """
+        import ctypes, json, os
+        from trt_engine.profiling.capture import hear_ranges
+        heard = [hear_ranges(), hear_ranges()]
+        getenv = ctypes.CDLL(None).getenv
+        getenv.restype = ctypes.c_char_p
+        print(json.dumps([heard, getenv(b"NVTX_INJECTION64_PATH").decode(), "NVTX_INJECTION64_PATH" in os.environ]))
+    """, SCRIPTED, tmp_path)  # fmt: skip
+    assert found == [[True, True], "/lib/libcupti.so.13", False]
+
+
+# ------------------------------------------------------------------------------------------------ PyTorch's trace
+
+
+def trace() -> dict[str, Any]:
+    """As PyTorch 2.11 writes it: two inferences of a matrix product, an activation and a copy back; one before them."""
+    return json.loads((HERE / "kineto-2.11.json").read_text())  # type: ignore[no-any-return]
+
+
+def test_a_trace_of_pytorchs_profiler_on_a_gpu() -> None:
+    found = read_trace(trace(), "torch.profiler 2.11.0")
+    assert [[item.kind for item in items] for items in inferences_of(found)] == [
+        ["kernel", "kernel", "kernel", "copy"]
+    ] * 2
+    gemm, copy = found.activities[0], found.activities[3]
+    assert gemm.name.startswith("sm80_xmma_gemm_f32f32") and gemm.end_ns - gemm.start_ns == 10_015
+    assert (gemm.grid, gemm.block, gemm.registers, gemm.shared_bytes) == ((8, 8, 4), (128, 1, 1), 121, 12672)
+    assert gemm.range == "aten::mm" and gemm.stream == 7
+    assert (copy.name, copy.nbytes) == ("Device-to-Host", 1 << 20)
+    calls = {call.correlation: call for call in found.launches}
+    assert all(calls[item.correlation].start_ns < item.start_ns for item in found.activities)
+    assert found.launch_ns and found.warnings == ()
+    assert str(found.inferences[0][0]).startswith("17953143")  # seconds since 1970
+
+
+@pytest.mark.parametrize("broken", [{}, {"traceEvents": None}, {"traceEvents": {}}], ids=["nothing", "null", "no list"])
+def test_a_trace_without_events_is_said_to_be_none(broken: dict[str, Any]) -> None:
+    with pytest.raises(TrtEngineError, match="traceEvents"):
+        read_trace(broken, "t")
+
+
+def test_odd_events_of_a_trace_are_passed_over() -> None:
+    odd: list[Any] = [None, 3, {"ph": "X"}, {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 1, "args": None}]
+    odd.append({"ph": "X", "cat": "user_annotation", "name": INFERENCE, "ts": 1, "dur": 9, "pid": 1, "tid": "main"})
+    odd.append({"ph": "X", "cat": "user_annotation", "name": "step 3", "ts": 20, "dur": 5, "pid": 1, "tid": 1})
+    found = read_trace({"traceEvents": odd}, "t")
+    assert found.inferences == ((1000, 10_000),)
+    assert [(item.start_ns, item.end_ns, item.grid) for item in found.activities] == [(2000, 3000, None)]
+
+
+# ------------------------------------------------------------------------------------------------ the ladder
+
+
+def test_a_rung_that_cannot_be_had_says_why_and_what_helps() -> None:
+    assert [rung.name for rung in instruments()] == ["cupti", "torch"]
+    for rung in instruments():
+        if not rung.used:
+            assert rung.reason and rung.fix
+            with pytest.raises(ProfilerUnavailable) as caught:
+                capture(lambda: None, inferences=1, warmup=0, rung=rung.name)  # type: ignore[arg-type]
+            assert (caught.value.reason, caught.value.fix) == (rung.reason, rung.fix)
+            assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("inferences", "rung"), [(0, None), (-1, "cupti"), (1, "nsys"), (1, "layers")])
+def test_a_capture_that_makes_no_sense_is_the_callers_mistake(inferences: int, rung: Any) -> None:
+    with pytest.raises(UsageError):
+        capture(lambda: None, inferences=inferences, warmup=0, rung=rung)
+
+
+def test_one_capture_at_a_time() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def run() -> None:
+        inside.set()
+        leave.wait(10)
+
+    def first() -> None:
+        with pytest.raises(ProfilerUnavailable):  # its own: no rung works here
+            capture(run, inferences=1, warmup=1)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(10)
+    try:
+        with pytest.raises(ProfilerUnavailable, match="another capture is under way"):
+            capture(lambda: None, inferences=1, warmup=0)
+    finally:
+        leave.set()
+        thread.join()
+
+
+def child(tmp_path: Path, text: str, *paths: Path) -> dict[str, Any]:
+    """What a Python says that finds a driver (a library of that name) and the packages at these paths."""
+    library = next(Path("/lib").glob("*/libm.so.6"), None) or next(Path("/usr/lib").glob("**/libm.so.6"))
+    shutil.copy(library, tmp_path / "libcuda.so.1")
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=os.pathsep.join(map(str, paths)))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_the_ladder_takes_cupti_where_it_works(tmp_path: Path) -> None:
+    found = child(tmp_path, """
+        import json
+        from cupti.cupti import machine
+        from trt_engine.profiling.capture import capture, instruments
+        made = capture(lambda: machine.launch("k", 10), inferences=2, warmup=3)
+        print(json.dumps([[rung.used for rung in instruments()], made.instrument, len(made.activities), made.warnings]))
+    """, SCRIPTED)  # fmt: skip
+    assert found == [[True, False], "cupti", 2, []]
+
+
+def test_a_pytorch_without_cuda_is_no_rung_and_nothing_of_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    version = tmp_path / "torch" / "version.py"
+    text = """
+        import json
+        from trt_engine.profiling.capture import instruments
+        rung = instruments()[1]
+        print(json.dumps([rung.used, rung.reason]))
+    """
+    version.write_text("__version__ = '2.14.0+cpu'\ncuda: Optional[str] = None\n")
+    assert child(tmp_path, text, tmp_path) == [False, "the PyTorch that is installed is built without CUDA"]
+    version.write_text("__version__ = '2.14.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n")
+    assert child(tmp_path, text, tmp_path) == [True, "torch 2.14.0+cu130"]
+
+
+def test_a_rung_that_fails_as_it_starts_is_passed_over_and_that_is_said(tmp_path: Path) -> None:
+    found = child(tmp_path, """
+        import json
+        from cupti import cupti
+        from trt_engine.profiling.capture import ProfilerUnavailable, capture
+        cupti.subscribe(None, None)
+        try:
+            capture(lambda: None, inferences=1, warmup=0)
+        except ProfilerUnavailable as error:
+            print(json.dumps([error.reason, error.fix]))
+    """, SCRIPTED)  # fmt: skip
+    assert found[0] == (
+        "nothing here can watch the GPU: another profiler holds CUPTI in this process; PyTorch is not installed"
+    )
+    assert "end the other one" in found[1]
+
+
+def test_a_process_that_one_instrument_has_watched_is_not_given_to_another(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.14.0'\ncuda = '13.0'\n")
+    found = child(tmp_path, """
+        import json
+        from cupti.cupti import machine
+        from trt_engine.profiling.capture import ProfilerUnavailable, capture
+        run = lambda: machine.launch("k", 10)
+        broken = lambda: (run(), 1 / 0)
+        try:
+            capture(broken, inferences=1, warmup=0)
+        except ZeroDivisionError:
+            pass
+        try:
+            capture(run, inferences=1, warmup=0, rung="torch")
+        except ProfilerUnavailable as error:
+            again = capture(run, inferences=2, warmup=0)
+            print(json.dumps([error.reason, len(again.activities)]))
+    """, SCRIPTED, tmp_path)  # fmt: skip
+    assert found == ["cupti has watched this process already, and two profilers do not get on in one", 2]
+
+
+def test_a_capture_is_a_value() -> None:
+    assert Capture((), None, (), "s") == Capture((), None, (), "s")

@@ -1,0 +1,350 @@
+"""Ceilings are measured once and kept: by key, whole or not there, by one process at a time, and what failed is said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from trt_engine.device.info import Gpu
+from trt_engine.environment import Environment
+from trt_engine.errors import DeviceLost, MemoryExhausted, SetupError, UsageError
+from trt_engine.profiling import host_ceilings
+from trt_engine.profiling.ceilings import Kept, ceilings
+from trt_engine.profiling.datasheets import promised
+from trt_engine.profiling.gauge import Gauge, Work
+from trt_engine.records import Ceiling, Ceilings
+
+H200 = Gpu(0, "NVIDIA H200", "GPU-1", 143771, "9.0", "580.159.04")
+UNKNOWN = Gpu(0, "NVIDIA Nobody 9000", "GPU-2", 8192, "12.0", "590.1")
+
+
+def some(key: str = "key", value: float = 1.5) -> Ceilings:
+    item = Ceiling("fp32_matrix", value, "TFLOP/s", "measured", "planted")
+    return Ceilings("planted", key, (item,), "2026-01-01T00:00:00Z", Environment.here())
+
+
+def never() -> Ceilings:
+    raise AssertionError("nothing was to be measured")
+
+
+# ------------------------------------------------------------------------------------------------ one ceiling
+
+
+class Scripted:
+    """Work whose runs take the seconds that are planted; allocations above `room` fail."""
+
+    def __init__(self, seconds_of: Callable[[int], float], room: float = float("inf")) -> None:
+        self.seconds_of, self.room = seconds_of, room
+        self.open = 0
+        self.clock_s = 0.0
+        self.ran: list[tuple[int, int]] = []
+
+    def clock(self) -> float:
+        return self.clock_s
+
+    def make(self, size: int) -> Work:
+        if size > self.room:
+            raise MemoryExhausted(f"{size} does not fit")
+        self.open += 1
+
+        def seconds(runs: int) -> Sequence[float]:
+            self.ran.append((size, runs))
+            self.clock_s += runs * self.seconds_of(size)
+            return [self.seconds_of(size) * (1 + index % 2) for index in range(runs)]
+
+        def close() -> None:
+            self.open -= 1
+
+        return Work(seconds, close)
+
+
+def taken(scripted: Scripted, sizes: Sequence[int] = (10, 100, 1000), **more: float) -> Gauge:
+    gauge = Gauge(more.pop("budget_s", 100.0), clock=scripted.clock, **more)
+    gauge.rate("memory_copy", "GB/s", sizes, scripted.make, lambda size: size * 1e9, lambda size: f"{size} planted")
+    return gauge
+
+
+def test_a_rate_is_that_of_the_shortest_run_of_the_largest_size() -> None:
+    gauge = taken(Scripted(lambda size: size / 8000))
+    (item,) = gauge.items
+    assert item.value == pytest.approx(8000)
+    assert (item.unit, item.source) == ("GB/s", "measured")
+    assert item.how == "1000 planted, best of 6"
+
+
+def test_a_size_that_takes_too_long_is_not_tried() -> None:
+    scripted = Scripted(lambda size: size / 100)
+    (item,) = taken(scripted).items
+    assert item.how.startswith("10 planted")
+    assert scripted.clock_s < 2
+
+
+def test_where_memory_ends_the_size_below_is_measured_as_thoroughly() -> None:
+    scripted = Scripted(lambda size: size / 8000, room=500)
+    (item,) = taken(scripted).items
+    assert item.value == pytest.approx(8000)
+    assert item.how == "100 planted, best of 32"
+    assert scripted.open == 0
+
+
+def test_where_no_size_fits_it_is_skipped_with_the_reason_and_the_next_one_has_its_turn() -> None:
+    scripted = Scripted(lambda size: size / 5000, room=5)
+    gauge = taken(scripted)
+    gauge.cost("launch", 10, Scripted(lambda count: count * 2e-6).make, "planted")
+    assert gauge.skipped == ["memory_copy: 10 does not fit"]
+    assert [(item.name, item.value, item.unit) for item in gauge.items] == [("launch", pytest.approx(2.0), "us")]
+
+
+def test_work_that_fails_is_closed_and_skipped_with_the_reason() -> None:
+    closed = []
+
+    def fails(runs: int) -> Sequence[float]:
+        raise SetupError("this GPU has no FP8")
+
+    gauge = Gauge(10.0)
+    gauge.rate("fp8_matrix", "TFLOP/s", (8,), lambda size: Work(fails, lambda: closed.append(1)), float, str)
+    assert gauge.skipped == ["fp8_matrix: this GPU has no FP8"]
+    assert closed == [1]
+
+
+def test_a_lost_device_ends_the_measurement_instead_of_being_one_more_thing_skipped() -> None:
+    def lost(runs: int) -> Sequence[float]:
+        raise DeviceLost("the GPU is lost")
+
+    with pytest.raises(DeviceLost):
+        Gauge(10.0).rate("memory_read", "GB/s", (8,), lambda size: Work(lost), float, str)
+
+
+def test_a_clock_that_stands_still_gives_no_rate() -> None:
+    gauge = taken(Scripted(lambda size: 0.0))
+    assert not gauge.items
+    assert "tells nothing" in gauge.skipped[0]
+
+
+def test_what_has_not_begun_when_the_time_is_over_is_skipped_and_said() -> None:
+    scripted = Scripted(lambda size: 60.0)
+    gauge = taken(scripted, budget_s=100.0)
+    gauge.rate("memory_read", "GB/s", (10,), scripted.make, float, str)
+    assert [item.name for item in gauge.items] == ["memory_copy"]
+    assert gauge.skipped == ["memory_read: the 100 s for all ceilings were over"]
+
+
+# ------------------------------------------------------------------------------------------------ kept
+
+
+def test_they_are_measured_once_and_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "a" / "b")
+    assert kept.get("key") is None
+    assert kept.get_or_measure(["key"], some) == some()
+    assert kept.get_or_measure(["key"], never) == some() == kept.get("key")
+
+
+def test_again_measures_whatever_is_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.get_or_measure(["key"], some)
+    assert kept.get_or_measure(["key"], lambda: some(value=7.0), again=True) == some(value=7.0) == kept.get("key")
+
+
+def test_the_first_key_that_has_some_is_taken(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.get_or_measure(["cupy"], lambda: some("cupy"))
+    assert kept.get_or_measure(["torch", "cupy"], never).key == "cupy"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"",
+        lambda raw: b"\xff\xfe not json",
+        lambda raw: b"[]",
+        lambda raw: raw.replace(b'"value": 1.5', b'"value": -1.5'),
+        lambda raw: raw.replace(b'"value": 1.5', b'"value": "fast"'),
+        lambda raw: raw.replace(b'"schema": 1', b'"schema": 99'),
+        lambda raw: raw.replace(b'"key": "key"', b'"key": "of another device"'),
+    ],
+    ids=["cut", "empty", "not text", "not ours", "negative", "not a number", "of another schema", "of another device"],
+)
+def test_a_damaged_file_is_said_and_measured_again(
+    tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Kept(tmp_path)
+    kept.get_or_measure(["key"], some)
+    raw = kept.path("key").read_bytes()
+    kept.path("key").write_bytes(damage(raw))
+    assert kept.path("key").read_bytes() != raw
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        assert kept.get("key") is None
+    assert "are damaged and left out" in caplog.text
+    assert kept.get_or_measure(["key"], lambda: some(value=3.0)).items[0].value == 3.0
+    assert kept.get("key") == some(value=3.0)
+
+
+def test_an_interrupted_measurement_leaves_what_was_kept_before(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.get_or_measure(["key"], some)
+
+    def interrupted() -> Ceilings:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.get_or_measure(["key"], interrupted, again=True)
+    assert kept.get("key") == some()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock") == ["key.json"]
+    assert kept.get_or_measure(["key"], lambda: some(value=2.0), again=True).items[0].value == 2.0  # the lock is free
+
+
+def test_where_nothing_can_be_written_they_are_measured_and_it_is_said_that_they_are_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        assert Kept(in_the_way / "ceilings").get_or_measure(["key"], some) == some()
+    assert "will not be kept" in caplog.text
+    assert "TRT_ENGINE_STORE" in caplog.text or "a file is in the way" in caplog.text
+
+
+def _measure_slowly(folder: str, log: str) -> None:
+    def measure() -> Ceilings:
+        with Path(log).open("a") as file:
+            file.write("measured\n")
+        time.sleep(0.3)
+        return some()
+
+    Kept(Path(folder)).get_or_measure(["key"], measure)
+
+
+@pytest.mark.slow
+def test_of_several_processes_one_measures_and_the_others_take_what_it_found(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    log = tmp_path / "log"
+    several = [
+        context.Process(target=_measure_slowly, args=(str(tmp_path / "kept"), str(log)), daemon=True) for _ in range(3)
+    ]
+    for one in several:
+        one.start()
+    for one in several:
+        one.join(60)
+    assert [one.exitcode for one in several] == [0, 0, 0]
+    assert log.read_text() == "measured\n"
+
+
+# ------------------------------------------------------------------------------------------------ devices
+
+
+def test_nothing_is_measured_unasked_and_unknown_devices_have_none(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    assert ceilings("cpu", kept=kept) is None
+    assert ceilings("fake:0", kept=kept) is None
+    assert ceilings("cuda:5", kept=kept, boards=[H200]) is None
+    assert ceilings("cuda:0", kept=kept, boards=[UNKNOWN]) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_device_that_is_not_there_cannot_be_measured(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="no `cuda:5`"):
+        ceilings("cuda:5", measure=True, kept=Kept(tmp_path), boards=[H200])
+    with pytest.raises(UsageError, match="`fake` has no ceilings"):
+        ceilings("fake:0", measure=True, kept=Kept(tmp_path))
+
+
+def test_where_nothing_was_measured_the_data_sheet_stands_in_and_is_named(tmp_path: Path) -> None:
+    found = ceilings("cuda:0", kept=Kept(tmp_path), boards=[H200])
+    assert found is not None
+    assert {item.source for item in found.items} == {"datasheet"}
+    assert all("data sheet by NVIDIA" in item.how for item in found.items)
+    assert "trt-engine doctor --ceilings --device cuda:0" in found.notes[0]
+    assert found.measured == ""
+
+
+def test_what_was_measured_wins_over_the_data_sheet_item_by_item(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    empty = ceilings("cuda:0", kept=kept, boards=[H200])
+    assert empty is not None
+    measured = Ceiling("fp16_matrix", 764.0, "TFLOP/s", "measured", "planted")
+    had = Ceilings("NVIDIA H200", empty.key, (measured,), "2026-01-01T00:00:00Z", Environment.here())
+    kept.get_or_measure([empty.key], lambda: had)
+    found = ceilings("cuda:0", kept=kept, boards=[H200])
+    assert found is not None
+    assert found.get("fp16_matrix") == measured
+    assert [item.name for item in found.items].count("fp16_matrix") == 1
+    sheet = found.get("fp8_matrix")
+    assert sheet is not None and sheet.source == "datasheet"
+
+
+def test_another_driver_has_other_ceilings(tmp_path: Path) -> None:
+    newer = Gpu(0, "NVIDIA H200", "GPU-1", 143771, "9.0", "999.1")
+    first, second = (ceilings("cuda:0", kept=Kept(tmp_path), boards=[board]) for board in (H200, newer))
+    assert first is not None and second is not None
+    assert first.key != second.key
+
+
+def test_data_sheets_state_dense_rates_that_fit_together() -> None:
+    by_name = {item.name: item.value for item in promised("NVIDIA H200")}
+    assert by_name["fp16_matrix"] == pytest.approx(2 * by_name["tf32_matrix"], rel=0.01)
+    assert by_name["fp8_matrix"] == pytest.approx(2 * by_name["fp16_matrix"])
+    assert promised("NVIDIA Nobody 9000") == ()
+
+
+# ------------------------------------------------------------------------------------------------ the processor
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8", "int8-qdq", "fp16"])
+def test_products_by_onnx_runtime_run_in_the_type_they_name(dtype: str) -> None:
+    work = host_ceilings.OnnxRuntimeMatrix("cpu", 1).matrix(dtype, 64)
+    assert len(work.seconds(3)) == 3
+    assert min(work.seconds(3)) > 0
+    work.close()
+
+
+def test_a_provider_that_is_not_there_is_a_reason_and_no_crash() -> None:
+    with pytest.raises(SetupError, match="no provider `nothing`"):
+        host_ceilings.OnnxRuntimeMatrix("nothing:0").matrix("fp32", 16)
+
+
+def test_other_processes_at_work_are_seen() -> None:
+    quiet = host_ceilings.busy_elsewhere()
+    time.sleep(0.3)
+    before = quiet()
+    spin = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
+    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]
+    try:
+        time.sleep(0.5)  # they start
+        share = host_ceilings.busy_elsewhere()
+        time.sleep(1.0)
+        assert share() > 0.5 * min(1.0, 2 / (os.cpu_count() or 1))
+        assert 0 <= before <= 1
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.slow
+def test_this_processor_has_all_its_ceilings_and_doctor_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path))
+    words = [sys.executable, "-m", "trt_engine", "doctor", "--ceilings", "--device", "cpu", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    (found,) = json.loads(done.stdout)["ceilings"]
+    names = {item["name"] for item in found["items"]} | {text.partition(":")[0] for text in found["skipped"]}
+    assert names == {
+        "fp32_matrix", "fp32_matrix_blas", "int8_matrix", "int8_matrix_qdq", "memory_read", "memory_copy", "call", "node",
+    }  # fmt: skip
+    assert "measuring what" in done.stderr and " s, once" in done.stderr
+    again = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    assert json.loads(again.stdout)["ceilings"] == [found]
+    assert "measuring" not in again.stderr
+    kept = ceilings("cpu")
+    assert kept is not None and kept.key == found["key"]

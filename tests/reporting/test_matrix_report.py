@@ -1,0 +1,388 @@
+"""What the report of a run of many cells, of a profile and of a comparison must say, in every form."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sample_matrix
+from sample_matrix import done, spec
+from test_report_claims import _Text, words
+
+from trt_engine.cells import CellResult
+from trt_engine.errors import UsageError
+from trt_engine.records import document, encode
+from trt_engine.reporting.pack import pack
+from trt_engine.reporting.run import Run
+from trt_engine.reporting.speedup import Speedups, moved
+from trt_engine.reporting.write import FORMATS, report, summary, write_reports
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def said(folder: Path, format: str = "text") -> str:
+    return words(report(folder, format), format)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ cells
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_failed_and_skipped_cells_stand_in_the_report_with_reason_and_remedy(tmp_path: Path, format: str) -> None:
+    told = said(sample_matrix.matrix(tmp_path / "run"), format)
+    assert "1 cell failed: missing-fp32-onnxruntime-b1; the reasons stand below." in told
+    assert "There is no file `models/missing/model/missing.onnx`." in told
+    assert "check the path in the plan, line 12" in told
+    assert "Needs an NVIDIA GPU with MXFP8, found none." in told
+    assert "run it on a machine with compute capability 10.0" in told
+    assert "6 of 8" in told[:400] and "hint:" not in told
+    if format == "md":  # what became of a cell stands beside its name: the end of a wide table is out of sight
+        assert "| missing-fp32-onnxruntime-b1 | failed |" in told
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_one_image_list_is_named_and_different_ones_are_warned_of(tmp_path: Path, format: str) -> None:
+    folder = sample_matrix.matrix(tmp_path / "run")
+    assert sample_matrix.IMAGES in said(folder, format)
+    assert "different lists of images" not in said(folder, format)
+    other = done(spec("digits", "int8", "onnxruntime", 16), 9.0, ap=0.5, images_digest="sha256:" + "00" * 32)
+    (folder / "cells" / "other.json").write_bytes(encode(document("cell", other, command="x")))
+    assert "digits: the cells saw different lists of images, so their accuracy does not compare." in said(
+        folder, format
+    )
+
+
+def test_a_plan_that_was_killed_says_which_cells_were_not_reached(tmp_path: Path) -> None:
+    folder = sample_matrix.everything(tmp_path / "run")
+    told = said(folder)
+    assert "1 cell not reached: digits-int8-onnxruntime-b64." in told
+    assert "run the same command again" in told and "Incomplete: the run was interrupted" in told
+    assert not Run.open(folder).complete
+
+
+@pytest.mark.parametrize(
+    "rules, warmup, measured",
+    [
+        ({"warmup_s": 0.0, "min_warmup": 50, "duration_s": 0.0, "min_iterations": 100}, "50 queries", "100 queries"),
+        ({"warmup_s": 0.0, "min_warmup": 1, "duration_s": 2.0, "min_iterations": 1}, "1 query", "2 s and 1 query"),
+        ({"warmup_s": 1.0, "min_warmup": 50, "duration_s": 2.0, "min_iterations": 9}, "1 s and 50 queries", "2 s and 9 queries"),  # noqa: E501
+        ({"warmup_s": 0.0, "min_warmup": 0, "duration_s": 2.0, "min_iterations": 0}, "0 s", "2 s"),
+    ],
+)  # fmt: skip
+def test_a_protocol_that_counts_queries_is_not_said_to_last_no_time(
+    tmp_path: Path, rules: dict[str, float], warmup: str, measured: str
+) -> None:
+    cell = done(spec("net", "fp32", "onnxruntime", 1), 2.0)
+    assert cell.bench is not None
+    timed = replace(cell, bench=replace(cell.bench, protocol=replace(cell.bench.protocol, **rules)))  # type: ignore[arg-type]
+    page = report(sample_matrix.write(tmp_path / "run", (timed,)), "md")
+    assert f"| warm-up | {warmup} |" in page
+    assert f"| measured | at least {measured} |" in page
+
+
+def test_a_batch_that_was_halved_says_so(tmp_path: Path) -> None:
+    cell = done(spec("digits", "fp32", "onnxruntime", 32), 40.0, asked_batch=64)
+    told = said(sample_matrix.write(tmp_path / "run", [cell]))
+    assert "digits-fp32-onnxruntime-b32: batch 64 did not fit into memory, 32 was measured." in told
+
+
+def test_warnings_of_many_cells_that_differ_in_a_figure_are_said_once(tmp_path: Path) -> None:
+    cells = [
+        done(spec("digits", "fp32", "onnxruntime", 2**n), 2.0, warnings=(f"load average {n}.5 on 2 cores",))
+        for n in range(6)
+    ]
+    told = said(sample_matrix.write(tmp_path / "run", cells))
+    assert told.count("load average") == 1 and "6 cells (" in told and "the others alike" in told
+
+
+# ------------------------------------------------------------------------------------------------ the speed-up
+
+
+def ladder() -> list[CellResult]:
+    """fp32 at 1 and 8, fp16 at 1 and 8: one thing changes at a time."""
+    return [
+        done(spec("m", "fp32", "onnxruntime", 1), 8.0),
+        done(spec("m", "fp32", "onnxruntime", 8), 32.0),
+        done(spec("m", "fp16", "onnxruntime", 8), 16.0),
+        done(spec("m", "fp16", "onnxruntime", 1), 5.0),
+    ]
+
+
+def test_factors_of_the_steps_multiply_to_the_whole() -> None:
+    cells = ladder()
+    for item in Speedups(cells).explained:
+        product = 1.0
+        for stage in item.stages:
+            product *= stage.factor
+        assert product == pytest.approx(item.factor)
+
+
+def test_each_step_changes_one_thing_where_a_cell_in_between_was_measured() -> None:
+    cells = ladder()
+    whole = next(item for item in Speedups(cells).explained if item.other is cells[2])
+    assert [stage.aspects for stage in whole.stages] == [("batch",), ("precision",)]
+    assert whole.stages[0].factor == pytest.approx(2.0, rel=0.02)
+    assert whole.stages[1].factor == pytest.approx(2.0, rel=0.02)
+
+
+def test_two_changes_without_a_cell_in_between_share_one_factor_and_that_is_said(tmp_path: Path) -> None:
+    cells = [ladder()[0], ladder()[2]]
+    (only,) = Speedups(cells).explained
+    assert [stage.aspects for stage in only.stages] == [("batch", "precision")]
+    told = said(sample_matrix.write(tmp_path / "run", cells))
+    assert "What cannot be told: batch and precision apart" in told
+
+
+def test_cells_under_another_protocol_or_of_another_model_are_not_compared() -> None:
+    base, other = ladder()[0], ladder()[1]
+    assert other.bench is not None
+    foreign = replace(other, bench=replace(other.bench, protocol=replace(other.bench.protocol, name="trtexec10")))
+    assert Speedups([base, foreign]).explained == ()
+    assert Speedups([base, done(spec("n", "fp32", "onnxruntime", 8), 1.0)]).explained == ()
+
+
+def test_the_named_baseline_is_held_to_if_it_was_measured() -> None:
+    cells = ladder()
+    assert Speedups(cells, cells[1].spec.label).baselines == (cells[1],)
+    failed = replace(cells[1], bench=None, state="failed")
+    assert Speedups([cells[0], failed], failed.spec.label).baselines == (cells[0],)
+
+
+def test_settings_that_go_with_a_precision_are_part_of_it() -> None:
+    base = ladder()[0]
+    quantised = done(spec("m", "int8", "onnxruntime", 1, settings={"calibrator": "entropy"}), 4.0)
+    (item,) = Speedups([base, quantised]).explained
+    assert [stage.aspects for stage in item.stages] == [("precision",)]
+
+
+def test_profiles_of_both_ends_say_what_moved_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    told = said(sample_matrix.gpu_matrix(tmp_path / "run"))
+    assert "What moved from vit_b16-fp32-onnxruntime-b64 to vit_b16-fp32-tensorrt-b64" in told
+    assert "kernels in one inference (fusion) 187 112 75 fewer" in told
+    assert "where a profile is missing: vit_b16-" in told
+
+
+def test_nothing_moves_where_kernels_are_held_against_layers() -> None:
+    kernels = sample_matrix.profile("a")
+    layers = replace(sample_matrix.profile("b"), kernels=())
+    found = moved(kernels, layers)
+    assert found is not None and found.categories == ()
+    assert moved(kernels, None) is None
+
+
+def test_the_best_trade_offs_are_marked(tmp_path: Path) -> None:
+    text = report(sample_matrix.gpu_matrix(tmp_path / "run"))
+    part = text.partition("Accuracy against speed")[2].partition("\n\n")[0]
+    marked = re.findall(r"^\* +\d+ +(\S+)", part, re.MULTILINE)
+    assert marked == ["vit_b16-fp32-tensorrt-b64", "vit_b16-fp16-tensorrt-b64", "vit_b16-int8-tensorrt-b64"]
+
+
+# ------------------------------------------------------------------------------------------------ profiles
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_profile_says_verdict_ladder_kernels_and_how_to_open_its_files(tmp_path: Path, format: str) -> None:
+    told = said(sample_matrix.profiled(tmp_path / "run"), format)
+    assert "is compute-bound: matrix kernels take 61 % of the time" in told
+    assert "nsys is not installed; install Nsight Systems" in told
+    assert "sm90_xmma_gemm" in told and "open profile/timeline.json at ui.perfetto.dev" in told
+    assert "512 TFLOP/s" in told and "NVIDIA H200 can do at most" in told
+
+
+def test_a_verdict_that_many_cells_share_is_said_once_with_one_command(tmp_path: Path) -> None:
+    folder = sample_matrix.gpu_matrix(tmp_path / "run")
+    cells = [cell for cell in Run.open(folder).cells if cell.profile is not None]
+    assert len(cells) > 1 and cells[0].profile is not None
+    shared = replace(cells[0].profile.verdict, sentence="shared by all of them", next="one more look")
+    same = [
+        replace(cell, profile=replace(cell.profile, verdict=replace(shared, command=f"look {cell.spec.label}")))  # type: ignore[type-var]
+        for cell in cells
+    ]
+    told = said(sample_matrix.write(tmp_path / "same", same))
+    assert told.count("shared by all of them") == 1 and f"all {len(cells)}" in told
+    assert told.count("look " + cells[0].spec.label) == 1 and "look " + cells[1].spec.label not in told
+    apart = replace(same[0].profile.verdict, sentence="its own") if same[0].profile else None
+    different = [replace(same[0], profile=replace(same[0].profile, verdict=apart)), *same[1:]]  # type: ignore[type-var]
+    told = said(sample_matrix.write(tmp_path / "apart", different))
+    assert "look " + cells[0].spec.label in told and "look " + cells[1].spec.label in told
+
+
+def test_what_a_rung_does_not_measure_is_a_dash_and_no_number(tmp_path: Path) -> None:
+    bare = sample_matrix.profile("x")
+    bare = replace(
+        bare, split=replace(bare.split, idle_ms=None, launch_ms=None, h2d_ms=None, d2h_ms=None, kernels=None)
+    )
+    other = done(spec("m", "fp32", "onnxruntime", 1), 3.0, profile=sample_matrix.profile("y"))
+    text = report(sample_matrix.write(tmp_path / "run", [other], profiled=bare))
+    row = next(line for line in text.splitlines() if re.match(r" +vit_b16 +64 ", line))
+    assert row.count("–") == 5
+
+
+# ------------------------------------------------------------------------------------------------ comparisons
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_comparison_says_intervals_gates_and_what_it_would_have_found(tmp_path: Path, format: str) -> None:
+    told = said(sample_matrix.compared(tmp_path / "run"), format)
+    assert "digits_int8 against digits_fp32: median: 51.7 % (50.4 to 52.9 %) faster" in told
+    assert "median: no difference found, where one of 0.900 % would be" in told
+    assert "Gate slower:3%: p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed" in told
+    assert "bootstrap over blocks" in told and "float32 -> int8" in html.unescape(told)
+
+
+# ------------------------------------------------------------------------------------------------ damage
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+def _foreign(path: Path) -> None:
+    path.write_text('{"hello": [1]}')
+
+
+def _list(path: Path) -> None:
+    path.write_text("[]")
+
+
+def _deep(path: Path) -> None:
+    path.write_text("[" * 100_000 + "]" * 100_000)
+
+
+def _binary(path: Path) -> None:
+    path.write_bytes(bytes(range(256)) * 4)
+
+
+@pytest.mark.parametrize("damage", [_empty, _half, _foreign, _list, _deep, _binary])
+@pytest.mark.parametrize("name", ["run.json", "profile.json", "compare.json", "cells/digits-int8-onnxruntime-b8.json"])
+def test_a_damaged_record_is_said_and_the_others_stand(tmp_path: Path, name: str, damage) -> None:  # type: ignore[no-untyped-def]
+    folder = sample_matrix.everything(tmp_path / "run")
+    damage(folder / name)
+    for format in FORMATS:
+        told = said(folder, format)
+        assert f"{name} " in told and "was left out" in told
+        assert "29" in told  # the stream count of size.json still stands
+
+
+@pytest.mark.parametrize("damage", [_empty, _half, _foreign])
+@pytest.mark.parametrize(("make", "name"), [("profiled", "profile.json"), ("compared", "compare.json")])
+def test_a_damaged_record_that_is_alone_is_an_error(tmp_path: Path, make: str, name: str, damage) -> None:  # type: ignore[no-untyped-def]
+    folder = sample_matrix.MATRICES[make](tmp_path / "run")
+    damage(folder / name)
+    with pytest.raises(UsageError, match="holds no complete record") as caught:
+        report(folder)
+    assert name in caught.value.message and caught.value.hint
+
+
+def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    folder = sample_matrix.profiled(tmp_path / "run")
+    made = json.loads((folder / "profile.json").read_text()) | {"schema_version": 99}
+    (folder / "profile.json").write_text(json.dumps(made))
+    with pytest.raises(UsageError, match="has schema version 99"):
+        report(folder)
+
+
+def test_a_folder_of_failures_alone_still_makes_a_report(tmp_path: Path) -> None:
+    failed = CellResult(spec("m", "fp32", "tensorrt", 1, "cuda:0"), "failed", "it broke\nhint: mend it")
+    folder = sample_matrix.write(tmp_path / "run", [failed])
+    for format in FORMATS:
+        told = said(folder, format)
+        assert "Nothing was measured; planned for cuda:0" in told and "It broke." in told and "mend it" in told
+    (folder / "run.json").unlink()
+    assert "not recorded" in said(folder)
+
+
+# ------------------------------------------------------------------------------------------------ every page
+
+
+@pytest.mark.parametrize("name", list(sample_matrix.MATRICES))
+def test_every_chart_has_words_of_its_own_and_a_table_in_its_section(tmp_path: Path, name: str) -> None:
+    made = report(sample_matrix.MATRICES[name](tmp_path / "run"), "html")
+    sections = [part for part in re.findall(r"<section.*?</section>", made, re.DOTALL) if 'role="img"' in part]
+    assert sections
+    for section in sections:
+        assert "<table>" in section
+        for svg in re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', section, re.DOTALL):
+            assert re.search(r"<title id=[^>]*>\S.*?</title><desc id=[^>]*>\S.*?</desc>", svg, re.DOTALL)
+    names = re.findall(r' id="([^"]+)"', made)
+    assert len(names) == len(set(names))
+    page = _Text(made)
+    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe", "object", "embed")]
+    assert not [attrs for _, attrs in page.tags if any(key.startswith("on") or key == "src" for key in attrs)]
+
+
+def test_hostile_names_stay_text_in_every_form(tmp_path: Path) -> None:
+    folder = sample_matrix.hostile(tmp_path / "run")
+    page, plain, marked = report(folder, "html"), report(folder), report(folder, "md")
+    assert "<script" not in page and "&lt;/script&gt;" in page
+    for made in (page, plain, marked):
+        assert "\u202e" not in made and "\u2066" not in made and "\u200b" not in made and "\x1b" not in made
+    for table in re.findall(r"(?:^\|.*\n)+", marked, re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
+
+
+def test_hundreds_of_cells_with_thousands_of_samples_make_a_page_below_one_megabyte(tmp_path: Path) -> None:
+    folder = sample_matrix.many(tmp_path / "run", 200, 1500)
+    assert write_reports(folder)["report.html"].stat().st_size < 1_000_000
+
+
+def test_the_summary_for_programs_has_cells_speed_ups_profile_and_comparison(tmp_path: Path) -> None:
+    told = json.loads(encode(summary(Run.open(sample_matrix.everything(tmp_path / "run")))))
+    assert [cell["state"] for cell in told["cells"]] == ["done", "done", "waiting"]
+    assert told["speedups"][0]["cell"] == "digits-int8-onnxruntime-b8"
+    assert told["profile"]["verdict"]["bound"] == "compute"
+    assert told["compare"]["gates"][0]["failed"] is True and told["complete"] is False
+    assert told["peak_streams"] == 29  # what was there before
+
+
+def test_home_folders_are_named_in_no_report(tmp_path: Path) -> None:
+    cell = done(spec("m", "fp32", "onnxruntime", 1), 3.0, state="failed", reason="no `/home/alice/models/x.onnx`",
+                opens={"log": "less /Users/bob/x.log"})  # fmt: skip
+    folder = sample_matrix.write(tmp_path / "run", [cell], command="trt-engine run /home/alice/plan.yaml -o /root/out")
+    for format in FORMATS:
+        made = report(folder, format)
+        assert "alice" not in made and "bob" not in made and "/root" not in made
+    assert "trt-engine run ~/plan.yaml -o ~/out" in report(folder)
+
+
+def test_a_run_of_cells_gets_its_text_report_by_the_name_of_the_run_tree(tmp_path: Path) -> None:
+    folder = sample_matrix.matrix(tmp_path / "run")
+    assert set(write_reports(folder)) == {"report.md", "report.html", "REPORT.txt"}
+    assert (folder / "REPORT.txt").read_text() == report(folder)
+
+
+@pytest.mark.parametrize("changes", [{"batch": 0}, {"compute_ms": (1.0, 1e308)}, {"percentiles": (1e308,)}])
+def test_a_measurement_that_cannot_be_is_left_out_and_said(tmp_path: Path, changes: dict[str, object]) -> None:
+    sound, odd = done(spec("m", "fp32", "onnxruntime", 1), 3.0), done(spec("m", "int8", "onnxruntime", 1), 2.0)
+    assert odd.bench is not None
+    folder = sample_matrix.write(tmp_path / "run", [sound, replace(odd, bench=replace(odd.bench, **changes))])  # type: ignore[arg-type]
+    assert "The measurement in cells/m-int8-onnxruntime-b1.json was left out" in said(folder)
+
+
+@pytest.mark.parametrize("given", [None, 5, ["run"], b"run"])
+def test_a_place_that_is_no_path_is_told_and_no_traceback(given: Any) -> None:
+    with pytest.raises(UsageError, match="expected a path"):
+        report(given)
+    with pytest.raises(UsageError, match="expected a path"):
+        pack(given)
+    with pytest.raises(UsageError, match="no such folder"):
+        pack("\0")
+
+
+@pytest.mark.parametrize("format", [None, 3, ["html"], "HTML"])
+def test_a_format_that_is_none_is_told_with_those_that_are(tmp_path: Path, format: Any) -> None:
+    with pytest.raises(UsageError, match="there is no report format") as caught:
+        report(sample_matrix.matrix(tmp_path / "run"), format)
+    assert "html" in (caught.value.hint or "")
