@@ -78,6 +78,7 @@ def test_the_sources_command_makes_the_sources_folder(
     assert [step["component"] for step in report["chain"]] == ["encoder", "predictor", "joint", "predictor"]
 
 
+@pytest.mark.slow
 def test_out_of_memory_ends_with_its_code_and_the_log_says_what_trtexec_said(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_workspace_read_as_32_kib_stops_every_component_before_a_tactic_runs(
     assert not list(out.glob("*.engine")) and not list(out.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_foreign_node_climbs_the_ladder_and_the_report_names_the_models_not_their_staged_copies(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

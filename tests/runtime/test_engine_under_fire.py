@@ -67,6 +67,7 @@ def test_a_callback_of_a_cancelled_future_may_close(load: Load, double: Path) ->
     assert all(future.done() for future in futures)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # an interrupt in a finaliser is swallowed

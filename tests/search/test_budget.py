@@ -104,6 +104,7 @@ def test_the_layer_that_suffers_is_left_in_float_and_the_command_makes_the_model
     assert evaluate(made, val).metrics["top1"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_search_that_was_stopped_goes_on_and_a_finished_one_measures_nothing(
     tmp_path: Path, net: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_dry_run_names_the_layers_and_writes_nothing(
     assert not (tmp_path / "found").exists()
 
 
+@pytest.mark.slow
 def test_the_verb_says_the_answer_and_what_to_type_next(
     tmp_path: Path, net: Path, data: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +170,7 @@ def test_the_verb_says_the_answer_and_what_to_type_next(
     assert out.count("<- the answer") == 1
 
 
+@pytest.mark.slow
 def test_the_document_is_what_its_schema_says(
     tmp_path: Path, net: Path, data: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

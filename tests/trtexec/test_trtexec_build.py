@@ -230,6 +230,7 @@ def test_a_workspace_read_as_32_kib_stops_it_before_a_tactic_runs(tool: Tool, bu
 # ------------------------------------------------------------------------------------------------ options of versions
 
 
+@pytest.mark.slow
 def test_what_a_version_does_not_have_is_said_and_never_passed(tool: Tool, build: Verb, own_store: Path) -> None:
     tool(V10, lacks=["maxTactics"])
     done = build("--json", "-O", "build_route=-knob=1", "-O", "max_tactics=5", "-O", "max_threads=2")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import onnx_models as models
 from trtexec.conftest import Tool, Verb
 from trtexec.stand_in import V10
 
 
+@pytest.mark.slow
 def test_engines_that_trtexec_measures_are_compared_by_processes_that_take_turns(
     tool: Tool, verb: Verb, tmp_path: Path
 ) -> None:

@@ -186,6 +186,7 @@ def test_size_builds_measures_and_doubles(version: Any, tool: Tool, verb: Verb, 
     assert "GPU Compute Time: min" in (tmp_path / "sized" / "b1" / "trtexec_b1.log").read_text()
 
 
+@pytest.mark.slow
 def test_size_keeps_the_last_good_answer_when_memory_ends(tool: Tool, verb: Verb, net: Path, tmp_path: Path) -> None:
     tool(V10, fail="out_of_memory", from_batch=8)
     done = verb(
@@ -201,6 +202,7 @@ def test_size_keeps_the_last_good_answer_when_memory_ends(tool: Tool, verb: Verb
     assert read_log(log).error_class == "out_of_memory"
 
 
+@pytest.mark.slow
 def test_size_climbs_the_ladder_and_says_so(tool: Tool, verb: Verb, net: Path, tmp_path: Path) -> None:
     tool(V11, needs_workspace_mib=20000)
     done = verb(
@@ -218,6 +220,7 @@ def test_size_climbs_the_ladder_and_says_so(tool: Tool, verb: Verb, net: Path, t
 # ------------------------------------------------------------------------------------------------ bundle
 
 
+@pytest.mark.slow
 def test_a_component_that_cannot_be_built_ends_the_bundle_with_its_reason(
     tool: Tool, verb: Verb, tmp_path: Path
 ) -> None:
