@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import math
 import shlex
 import sys
 import tempfile
@@ -200,8 +201,14 @@ def summary(kind: str, planted_pct: float, all_found: list[dict[Metric, Found]])
 
 def found_of(difference: Difference, planted_pct: float) -> Found:
     interval = difference.interval()
-    promised = difference.power(planted_pct) if planted_pct else 0.05
+    promised = power(difference, planted_pct) if planted_pct else 0.05
     return Found(round(interval.low, 3), round(interval.value, 3), round(interval.high, 3), promised=round(promised, 3))
+
+
+def power(difference: Difference, slower_pct: float, level: float = 0.95) -> float:
+    """The share of comparisons like this one that would find a slowdown of so much."""
+    reach = float(np.quantile(difference.resampled, level))
+    return float(np.mean(math.log1p(slower_pct / 100) > reach * difference.errors - difference.moved))
 
 
 def now() -> str:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+import plain_backend
 from trt_engine.backend import Backend, backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
-from trt_engine.backends.onnxruntime.run import OnnxRuntime
 from trt_engine.config import BuildConfig
-from trt_engine.engine import Engine
 from trt_engine.errors import BuildError
 from trt_engine.model import Model
 
@@ -30,28 +28,15 @@ class Tried:
     """Workspace, optimisation level, and whether the graph was fixed, of each try."""
 
 
-class Runs(OnnxRuntime):
-    """Knows nothing of TensorRT's settings."""
-
-    def load(self, engine, config):
-        build = engine.passport.build
-        build = replace(build, config=build.config | {"options": {}})
-        return super().load(Engine(engine.path, replace(engine.passport, build=build)), config)
-
-
 card = Backend(
-    "brittle", "fails as TensorRT does", ".onnx", (), "", builder=f"{__name__}:Brittle", runtime=f"{__name__}:Runs",
+    "brittle", "fails as TensorRT does", ".onnx", (), "", builder=f"{__name__}:Brittle", runtime="plain_backend:Runs",
     options="trt_engine.plans.settings:PlanSettings", builds_log=True,
 )  # fmt: skip
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make processes that are started from here know the backend, as an installed distribution makes it known."""
-    about = folder / "brittle-1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[trt_engine.backends]\nbrittle = {__name__}:card\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(Path(__file__).parent))))
+    plain_backend.installed("brittle", folder, monkeypatch)
 
 
 def brittle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fails], Tried]:

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import plain_backend
 from trt_engine.backend import Backend, backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
-from trt_engine.backends.onnxruntime.run import OnnxRuntime
 from trt_engine.config import opt
-from trt_engine.engine import Engine
 from trt_engine.errors import BuildError, MemoryExhausted, SetupError
 
 BUILT = "MOODY_BUILT"
@@ -68,28 +67,15 @@ class Builds(OnnxRuntimeBuilder):
         return super().build(model, plain, places)
 
 
-class Runs(OnnxRuntime):
-    """Knows nothing of the moods an engine was built in."""
-
-    def load(self, engine, config):
-        build = engine.passport.build
-        build = replace(build, config=build.config | {"options": {}})
-        return super().load(Engine(engine.path, replace(engine.passport, build=build)), config)
-
-
 card = Backend(
-    "moody", "builds as it feels", ".onnx", ("onnxruntime",), "", builder=f"{__name__}:Builds", runtime=f"{__name__}:Runs",
+    "moody", "builds as it feels", ".onnx", ("onnxruntime",), "", builder=f"{__name__}:Builds", runtime="plain_backend:Runs",
     options=f"{__name__}:Moods",
 )  # fmt: skip
 
 
 def known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make it known here and to all that is started from here; the file its builds are listed in."""
-    about = folder / "moody-1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: moody\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[trt_engine.backends]\nmoody = {__name__}:card\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(Path(__file__).parent))))
+    plain_backend.installed("moody", folder, monkeypatch)
     monkeypatch.setitem(backends(), "moody", card)
     listed = folder / "built"
     listed.touch()

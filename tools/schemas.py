@@ -113,6 +113,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "bench-log": (LogDocument,),
     "profile": (traces.ProfileReport,),
     "compare": (comparisons.CompareReport,),
+    "compare-plan": (comparisons.ComparePlan,),
     "diff": (comparisons.EngineDiff,),
     "infer": (records.InferReport,),
     "evaluate": (records.EvaluateReport,),

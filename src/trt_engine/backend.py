@@ -20,7 +20,7 @@ from trt_engine.config import BuildConfig
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import closest
 
-__all__ = ["Backend", "backend", "backends", "settled"]
+__all__ = ["Backend", "backend", "backends", "runner_of", "settled"]
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,12 @@ def backend(name: str) -> Backend:
         shown = [card.name for card in cards.values() if not card.hidden]
         raise UsageError(f"unknown backend `{name}`", hint=closest(name, shown))
     return cards[name]
+
+
+def runner_of(card: Backend) -> Backend:
+    """The backend whose runtime runs the engines of this one: another that is installed, where the card names some."""
+    known = backends()
+    return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
 
 
 def settled(config: BuildConfig) -> BuildConfig:

@@ -65,9 +65,9 @@ class CellResult:
     evaluated: EvaluateReport | None = None
     profile: ProfileReport | None = None
     asked_batch: int | None = None
-    """Where out-of-memory halved the batch: the one the plan named (D7)."""
+    """Where out-of-memory halved the batch: the one the plan named."""
     images_digest: str | None = None
-    """Of the list of images it was evaluated and calibrated on (C6)."""
+    """Of the list of images it was evaluated and calibrated on."""
     steps: tuple[Step, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     """By what they are, relative to the run's folder: `log`, `nsys`, `ncu`, `timeline`, `record`."""

@@ -10,6 +10,7 @@ from trt_engine.environment import Environment
 from trt_engine.records import BenchRecord, Protocol
 
 __all__ = [
+    "ComparePlan",
     "CompareReport",
     "CompareSide",
     "Compared",
@@ -61,6 +62,12 @@ class Gate:
     """As typed: `slower:3%`."""
     failed: bool
     text: str
+    metric: Literal["median", "mean", "p99", "error"] | None = None
+    """What it judges by; None in a record of an older version."""
+    limit: float | None = None
+    """Per cent; of `error` a difference over the largest value."""
+    judged: bool = True
+    """False where some engine has no figure to judge by: what did not fail has not passed either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,21 @@ class Compared:
     """Some output has no figure: it is missing, has another shape, or values that are not finite on one side alone."""
     top1_same: dict[str, float] = field(default_factory=dict)
     """Of outputs with rows of scores: the share of rows with the same best class."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparePlan:
+    """What `compare --dry-run` says: what would be measured, built and written."""
+
+    engines: tuple[str, ...]
+    builds: tuple[str, ...]
+    """Models whose engines come from the store, or are built into it."""
+    baseline: str | None
+    rules: tuple[str, ...]
+    duration_s: float
+    loads: int
+    writes: tuple[str, ...]
+    dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)

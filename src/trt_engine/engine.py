@@ -34,6 +34,7 @@ __all__ = [
     "Source",
     "Verdict",
     "engine_path",
+    "is_bare_model",
     "passport_path",
     "payload_of",
     "plan_header",
@@ -362,3 +363,11 @@ def _without_passport(path: Path) -> str:
 def payload_of(path: Path, side_files: Sequence[Path] = ()) -> tuple[Payload, ...]:
     """The payload entries of files just written."""
     return tuple(Payload(file.name, file.stat().st_size, digest(file)) for file in (path, *side_files))
+
+
+def is_bare_model(path: Engine | Path | str) -> bool:
+    """True for an `.onnx` file without a passport of ours beside it, links followed."""
+    if isinstance(path, Engine):
+        return False
+    path = Path(path)
+    return path.suffix.lower() == ".onnx" and path.is_file() and engine_path(path) is None

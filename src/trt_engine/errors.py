@@ -55,11 +55,15 @@ class TrtEngineError(Exception):
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+    not_here: bool = False
+    """The machine or a library on it lacks something, and another one would do: a run skips such a cell."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, not_here: bool | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if not_here is not None:
+            self.not_here = not_here
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -97,10 +101,13 @@ class SetupError(TrtEngineError):
 
     exit_code = 3
     http_status = 503
+    not_here = True
 
 
 class DeviceLost(SetupError):
     """A device stopped answering, or an illegal access ended its context: nothing more runs on it in this process."""
+
+    not_here = False
 
 
 class ModelError(TrtEngineError):

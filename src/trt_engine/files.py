@@ -82,7 +82,7 @@ def explain(error: OSError, path: Path, doing: str = "write", *, by: str = "-o")
         what, hint = _reading(error)
         return ModelError(f"cannot read `{path}`: {what}", hint=hint)
     what, hint = _writing(error, by)
-    return SetupError(f"cannot {doing} `{path}`: {what}", hint=hint)
+    return SetupError(f"cannot {doing} `{path}`: {what}", hint=hint, not_here=False)
 
 
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)

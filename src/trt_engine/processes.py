@@ -1,17 +1,26 @@
-"""A child process that has to go: waited for, killed with all it started, and told what it ended by."""
+"""Both sides of a child process: one that has to go is waited for, killed with all it started, and told what it ended by;
+the child hears signals, speaks on a pipe, one JSON message a line, and never outlives its parent.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import logging
 import os
 import select
 import signal
 import subprocess
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
-__all__ = ["Ended", "reap"]
+import msgspec
+
+__all__ = ["Ended", "Mouth", "Stop", "die_with_parent", "read_line", "reap"]
 
 _POLL_S = 0.005
 
@@ -56,3 +65,62 @@ def _polled(pid: int, seconds: float) -> bool:
             return False
         time.sleep(_POLL_S)
     return True
+
+
+# ------------------------------------------------------------------------------------------------ the child's side
+
+
+class Stop:
+    """SIGINT and SIGTERM: once `measuring` they ask to stop in order, before it they end the process."""
+
+    def __init__(self) -> None:
+        self.asked = self.measuring = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if not self.measuring:
+            raise KeyboardInterrupt
+
+
+class Mouth(logging.Handler):
+    """The child's answers to the pipe, and its log lines, as the messages that `said` makes of them."""
+
+    def __init__(self, pipe: int, said: Callable[[logging.LogRecord], object], level: int = logging.NOTSET) -> None:
+        super().__init__(level)
+        self._file = os.fdopen(pipe, "wb", buffering=0)
+        self._said = said
+
+    def say(self, message: object) -> None:
+        raw = memoryview(msgspec.json.encode(message) + b"\n")
+        with self.lock if self.lock is not None else contextlib.nullcontext():
+            while raw:
+                raw = raw[self._file.write(raw) :]
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.say(self._said(record))
+
+
+def read_line() -> bytes:
+    """The first line of stdin, read without a buffer: what follows is for `die_with_parent`, which comes after this."""
+    parts: list[bytes] = []
+    while not parts or not parts[-1].endswith(b"\n"):
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            os._exit(1)
+        parts.append(chunk)
+    return b"".join(parts)
+
+
+def die_with_parent() -> None:
+    """End with the parent: by the kernel on Linux, and by the end of stdin everywhere."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-parent", daemon=True).start()

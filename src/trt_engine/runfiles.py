@@ -30,8 +30,10 @@ __all__ = [
     "CELLS",
     "COMPARE",
     "MANIFEST",
+    "PLAN",
     "PROFILE",
     "RECORDS",
+    "REPORT",
     "RUN",
     "SIZE",
     "LeftOut",
@@ -39,6 +41,7 @@ __all__ = [
     "PackedFile",
     "RunFiles",
     "is_archive",
+    "no_run",
     "without_homes",
 ]
 
@@ -49,6 +52,7 @@ CELLS = "cells"
 PROFILE = "profile.json"
 COMPARE = "compare.json"
 MANIFEST = "pack.json"
+PLAN, REPORT = "plan.yaml", "REPORT.txt"
 
 SUFFIXES = (".tar.gz", ".tgz", ".zip")
 _MANIFEST_VERSION = 1
@@ -99,6 +103,13 @@ class PackManifest:
     left_out: tuple[LeftOut, ...] = ()
     redacted: tuple[str, ...] = ()
     """Text files in which names of home folders were replaced by `~`."""
+
+
+def no_run(path: Path) -> str:
+    """What is said of a folder, or an archive, in which nothing of a run lies."""
+    names = ", ".join(f"`{name}`" for name in (SIZE, RECORDS, RUN, PROFILE, COMPARE))
+    what = "an archive of a run" if is_archive(path) else "a run folder"
+    return f"`{path}` is not {what}: it has none of {names} and `{CELLS}/`"
 
 
 def is_archive(path: Path) -> bool:

@@ -13,6 +13,11 @@ from trt_engine.records import Ceiling, Ceilings, Protocol, Summary
 
 __all__ = [
     "CATEGORIES",
+    "COPIES",
+    "COPY_WORDS",
+    "FROM_DEVICE",
+    "MOVES",
+    "TO_DEVICE",
     "Activity",
     "Bound",
     "Category",
@@ -40,6 +45,19 @@ CATEGORIES: tuple[Category, ...] = (
     "matrix", "attention", "normalisation", "element-wise", "reduction", "copy", "reformat", "control", "other",
 )  # fmt: skip
 
+MOVES: tuple[Category, ...] = ("copy", "reformat", "control")
+"""Categories that compute nothing."""
+
+COPIES: dict[int, str] = {
+    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
+    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
+}  # fmt: skip
+"""What a copy is called here, by the numbers of CUPTI, which are those of an export of nsys."""
+COPY_WORDS = {"to".join(side[0] for side in name.split("-to-")): name for name in COPIES.values()}
+"""The same by the words that stand in names: `HtoD`."""
+TO_DEVICE, FROM_DEVICE = ("Host-to-Device", "Host-to-Array"), ("Device-to-Host", "Array-to-Host")
+"""The copies between host and device; the others are the device's own work."""
+
 RungName = Literal["nsys", "cupti", "torch", "layers", "host"]
 """The ladder of profiling: Nsight Systems, CUPTI in this process, PyTorch's profiler, the backend's own layer times,
 the host's clock alone."""
@@ -51,7 +69,7 @@ class Activity:
 
     kind: Literal["kernel", "copy", "memset"]
     name: str
-    """The kernel's demangled name; `Host-to-Device`, `Device-to-Host`, `Device-to-Device` of a copy."""
+    """The kernel's demangled name; of a copy one of `COPIES`."""
     start_ns: int
     end_ns: int
     device: int = 0
@@ -167,8 +185,8 @@ class TimeSplit:
     """One inference by where its time goes, in ms. None: not measured by this rung; nothing is put together by guessing."""
 
     wall_ms: float
-    """Of one inference, profiler off: the median by the host's clock. On a device with events the mean from the first start to
-    the last end, with the next inference enqueued while one runs: what the host does meanwhile is hidden in it."""
+    """Of one inference, profiler off: the median by the host's clock. On a device with events the mean from one end to the
+    next, with an inference enqueued ahead: the host's work is in it only where it takes longer than the device's."""
     h2d_ms: float | None = None
     compute_ms: float | None = None
     """On the device: events, or the union of kernel intervals; on a CPU the time of the call."""

@@ -228,7 +228,7 @@ def test_without_a_folder_a_run_of_its_own_is_made(
     assert len(folders) == 2 and all(folder.parent == Path("runs") for folder in folders)
 
 
-# ------------------------------------------------------------------------------------------------ what a capture adds
+# ------------------------------------------------------------------------------------------------ an interrupted capture
 
 
 def captured(layer: str) -> Capture:
@@ -241,27 +241,6 @@ def captured(layer: str) -> Capture:
         activities.append(Activity("copy", "Device-to-Device", start + 500_000, start + 700_000, stream=1, nbytes=64))
     windows = ((900_000, 2_000_000), (2_900_000, 4_000_000))
     return Capture(tuple(activities), 40_000, windows, "cupti 13.0", ("a word of caution",))
-
-
-def test_a_capture_gives_the_kernels_their_categories_layers_and_the_split(engine: te.Engine, tmp_path: Path) -> None:
-    work = _Profiling(
-        engine, BenchConfig(duration_s=0, warmup_s=0, iterations=5), RuntimeConfig(), tmp_path, None, 3, 1, 0, False,
-        lambda text: None, [],
-    )  # fmt: skip
-    work._measure()
-    work._layers()
-    assert work.layers is not None
-    layer = next(row.name for row in work.layers.rows if row.category == "matrix")
-    work.capture = captured(layer)
-    work._attribute()
-    report = work._written("", complete=True)
-    (kernel,) = report.kernels
-    assert (kernel.calls, kernel.per_inference, kernel.category, kernel.layers) == (2, 1.0, "matrix", (layer,))
-    assert [item.category for item in report.categories] == ["matrix"] and report.inferences == 2
-    assert (report.split.busy_ms, report.split.kernels) == (pytest.approx(0.7), 1.0)
-    assert report.split.wall_ms == report.compute_ms.median, "the plain measurement's"  # type: ignore[union-attr]
-    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
-    assert any("cutlass" in str(event.get("args", {})) + event["name"] for event in events)
 
 
 def test_what_an_interrupted_instrument_saw_is_put_down_to_it(fake: te.Engine, tmp_path: Path) -> None:
@@ -311,6 +290,26 @@ def test_nsight_systems_is_taken_first_and_the_rungs_below_are_not_needed(
     (line,) = (tmp_path / "out" / "records.jsonl").read_bytes().splitlines()
     record = msgspec.json.decode(line, type=BenchRecord)
     assert report.compute_ms == summarize(record.compute_ms), "profiled times are not among the benchmark's"
+
+
+def test_a_capture_gives_the_kernels_their_categories_layers_and_the_split(
+    nsight: Tools, fake: te.Engine, tmp_path: Path
+) -> None:
+    asked = te.profile(fake, out=tmp_path / "layers", rung="layers", **QUICK)
+    assert asked.layers is not None
+    first, second = (row.name for row in asked.layers.rows[:2])
+    nsight("nsys", layer_ranges=[first, second, first, second])  # gemm, relu, gemm, softmax
+    report = te.profile(fake, out=tmp_path / "out", **QUICK)
+    gemm = next(row for row in report.kernels if "gemm" in row.name)
+    assert (gemm.calls, gemm.per_inference, gemm.category, gemm.layers) == (10, 2.0, "matrix", (first,))
+    assert [item.category for item in report.categories] == ["matrix", "element-wise", "normalisation"]
+    assert report.categories[0].ms == pytest.approx(gemm.ms)
+    split = report.split
+    assert split.kernels == 4.0 and split.working_ms == pytest.approx(sum(row.ms for row in report.kernels))
+    assert split.busy_ms is not None and split.working_ms <= split.busy_ms, "copies are busy as well"
+    assert split.compute_ms == split.gpu_ms, "what was measured without a profiler goes first"
+    events = json.loads((tmp_path / "out" / "timeline.json").read_text())["traceEvents"]
+    assert any("gemm" in str(event.get("args", {})) + event["name"] for event in events)
 
 
 def test_a_rung_that_fails_is_passed_over_with_its_reason_and_fix(

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import trt_engine as te
-from trt_engine.api.comparing import gate, rules_of, run
+from trt_engine.api.comparing import _weights, gate, rules_of, run
 from trt_engine.comparisons import CompareReport
 from trt_engine.engine import Engine
 from trt_engine.errors import (
@@ -373,7 +373,8 @@ def test_a_p99_that_cannot_be_judged_fails_only_where_doubt_does(engine: Engine,
         short.append(str(tmp_path / name / "records.jsonl"))
     report = run(*short, fail_if=["p99-slower:5%", "maybe-p99-slower:5%"])
     assert [item.failed for item in report.gates] == [False, True]
-    assert all("cannot be judged" in item.text for item in report.gates)
+    assert all("cannot be judged" in item.text and not item.judged for item in report.gates)
+    assert [text for text in report.instability if "p99-slower" in text] == ["the rule `p99-slower:5%` was not judged"]
     assert any("too few queries for an interval of p99" in text for text in report.warnings)
 
 
@@ -521,10 +522,27 @@ def test_a_rule_that_cannot_be_read_is_refused_with_those_that_can(text: str) ->
 
 
 def test_rules_are_read_as_typed() -> None:
-    rules = rules_of(["slower:3%", "P99-slower:0.5%", "maybe-mean-slower:.5%", "error:1e-3"])
+    rules = rules_of(["slower:3%", "P99-slower:0.5%", "maybe-mean-slower:.5%", "error:1e-3", "error:.001"])
     assert [(rule.metric, rule.limit, rule.maybe) for rule in rules] == [
         ("median", 3.0, False), ("p99", 0.5, False), ("mean", 0.5, True), ("error", 1e-3, False),
+        ("error", 1e-3, False),
     ]  # fmt: skip
+
+
+def test_a_gate_keeps_what_it_judges_by(engine: Engine, tmp_path: Path) -> None:
+    pair = record_file(tmp_path / "a", engine), record_file(tmp_path / "b", engine)
+    (gate,) = run(*pair, fail_if=["mean-slower:.5%"]).gates
+    assert (gate.metric, gate.limit, gate.judged) == ("mean", 0.5, True)
+
+
+_Y = helper.make_tensor_value_info("y", TensorProto.INT4, [5])
+
+
+def test_weights_of_four_bits_lie_two_to_a_byte(engine: Engine, tmp_path: Path) -> None:
+    weights = helper.make_tensor("w", TensorProto.INT4, [5], b"\x21\x43\x05", raw=True)
+    graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [], [_Y], [weights])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "w.onnx")
+    assert _weights(Engine(tmp_path / "w.onnx", engine.passport)) == 3
 
 
 def test_what_cannot_be_asked_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from trt_engine.cli.main import run
 
 QUICK = ["--duration", "300ms", "--loads", "6"]
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "compare.json"
+PLANNED = SCHEMA.with_name("compare-plan.json")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,9 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys:
     assert "3600 s in all, loaded anew 12 times" in told and "would build the engine of b.onnx" in told
     assert "would write dry/compare.json" in told and "would write dry.json" in told
     assert compare(*words, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["loads"] == 12
+    plan = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(json.loads(PLANNED.read_text())).validate(plan)
+    assert plan["loads"] == 12 and plan["builds"] == ["b.onnx"]
     assert not (place / "dry").exists() and not (place / "dry.json").exists()
 
 
@@ -153,21 +156,62 @@ def test_what_cannot_be_done_is_told_with_a_hint_and_its_exit_code(
     assert not told.out and "hint:" in told.err and "Traceback" not in told.err
 
 
-@pytest.mark.parametrize("wait", ["rounds", "start"])
-def test_ctrl_c_ends_with_130(place: Path, wait: str) -> None:
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["a.engine.onnx"], 2),
+        (["nothing.engine", "none.onnx"], 4),
+        (["a.engine.onnx", "a.engine.onnx", "--loads", "2"], 2),
+        (["a.engine.onnx", "--baseline", "none.json"], 2),
+        (["a.engine.onnx", "a.engine.onnx", "--save-baseline", "a.onnx"], 2),
+        (["none.jsonl", "none.jsonl"], 2),
+    ],
+)
+def test_a_dry_run_refuses_what_the_command_would_refuse(
+    args: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compare(*args, "--dry-run") == code
+    told = capsys.readouterr()
+    assert not told.out and "Traceback" not in told.err
+
+
+def test_a_rule_without_an_interval_has_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("s1", "s2"):
+        words = ["bench", "a.engine.onnx", "--duration", "0", "--warmup", "0s", "--iterations", "60", "-o", name]
+        assert run(words) == 0
+    pair = ("s1/records.jsonl", "s2/records.jsonl", "--fail-if", "p99-slower:0%")
+    capsys.readouterr()
+    assert compare(*pair) == 0
+    told = capsys.readouterr().out
+    assert "gate        p99-slower:0%: not judged: " in told and "passed" not in told
+    assert compare(*pair, "--strict") == 9
+    assert "the rule `p99-slower:0%` was not judged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("loads", "heard", "schema"),
+    [
+        ("6", "comparing `a.engine.onnx`", "trt-engine/error"),  # the first load alone takes ten minutes
+        ("100000", "comparing: ", "trt-engine/compare"),  # some ten seconds of loads are done
+    ],
+)
+def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(
+    place: Path, tmp_path: Path, loads: str, heard: str, schema: str
+) -> None:
     words = [sys.executable, "-m", "trt_engine", "compare", "a.engine.onnx", "a.engine.onnx", "--json", "-v"]
-    child = subprocess.Popen(
-        [*words, "--duration", "1h", "--loads", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=place, env=os.environ | {"TRT_ENGINE_STORE": str(place / "store")},
-    )  # fmt: skip
-    if wait == "rounds":
-        time.sleep(3)
-    else:
-        time.sleep(1)
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
-    assert "Traceback" not in err
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        child = subprocess.Popen(
+            [*words, "--duration", "1h", "--loads", loads], stdout=subprocess.PIPE, stderr=file, text=True, cwd=place,
+            env=os.environ | {"TRT_ENGINE_STORE": str(place / "store")},
+        )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while heard not in said.read_text():
+            assert child.poll() is None and time.monotonic() < deadline, said.read_text()
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
+    assert child.returncode == 130, said.read_text()
+    assert "Traceback" not in said.read_text()
     told = json.loads(out)
-    assert told["schema"] in ("trt-engine/compare", "trt-engine/error")
-    assert told.get("complete", False) is False
+    assert told["schema"] == schema and told.get("complete", False) is False

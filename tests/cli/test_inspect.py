@@ -326,6 +326,15 @@ def test_a_run_folder_is_summed_up(cli: Run, tmp_path: Path) -> None:
     assert "records: 2" in text
 
 
+def test_a_folder_that_is_no_run_is_told_all_that_would_make_it_one(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, _, err = cli(tmp_path / "empty")
+    assert code == 4
+    assert all(
+        f"`{name}`" in err for name in ("size.json", "records.jsonl", "run.json", "profile.json", "compare.json")
+    )
+
+
 def test_a_torn_record_is_counted_and_the_run_is_not_complete(cli: Run, tmp_path: Path) -> None:
     code, out, _ = cli(run_folder(tmp_path / "run", torn=True), "--json")
     document = json.loads(out)

@@ -58,6 +58,7 @@ def test_median_and_p99_stand_beside_the_time_they_are_of(tmp_path: Path, capsys
     assert compute["median"] and lines["whole"].endswith("(mean)"), (
         "the events' times are not those of the host's clock"
     )
+    assert "one inference enqueued ahead" in lines["whole"] and "host's clock" not in lines["whole"]
     assert "(median " in lines["compute"]
 
 
@@ -96,7 +97,29 @@ def test_a_dry_run_says_what_would_be_written_and_writes_nothing(
     assert profile(engine, "--dry-run", "-o", tmp_path / "out", "--batch", "4", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     assert said["shapes"] == {"images": [4, 3, 8, 8]} and str(tmp_path / "out" / "profile.json") in said["writes"]
+    assert str(tmp_path / "out" / "bench.log") in said["writes"]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_names_the_device_the_backend_builds_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = models.conv_net(tmp_path / "net.onnx")
+    for asked, device in (
+        (["--backend", "tensorrt"], "cuda:0"), (["--backend", "fake"], "fake:0"), ([], "cpu"),
+        (["--device", "cuda:1"], "cuda:1"),
+    ):  # fmt: skip
+        assert profile(net, "--dry-run", "-o", tmp_path / "out", "--json", *asked) == 0
+        assert json.loads(capsys.readouterr().out)["device"] == device
+
+
+def test_a_dry_run_refuses_what_the_profile_refuses(
+    engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "profile.json").write_text("{}")
+    for asked in (["-o", str(tmp_path)], ["--backend", "fake"]):
+        assert profile(engine, "--dry-run", *asked) == profile(engine, *QUICK, *asked) == 2
+        first, _, second, _ = capsys.readouterr().err.splitlines()
+        assert first == second
+    assert profile(engine, "--dry-run", "-o", tmp_path, "--yes") == 0
 
 
 @pytest.mark.parametrize(

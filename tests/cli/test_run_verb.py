@@ -137,3 +137,21 @@ def test_the_three_ways_are_skipped_with_reasons_where_there_is_no_gpu(typed: Ty
     assert {cell["spec"]["precision"] for cell in planned["cells"]} == {"fp32", "fp16", "int8"}
     assert all({"build", "bench", "evaluate"} <= set(cell["spec"]["modes"]) for cell in planned["cells"])
     assert {cell["spec"]["settings"]["dataset"] for cell in planned["cells"]} == {"digits/val"}
+
+
+def test_the_words_of_older_scripts_are_taken_together(typed: Typed) -> None:
+    code, out, _ = typed("plan.yaml", "-o", "out", "--benchmark", "--nsys", "--ncu", "--dry-run", "--json")
+    assert code == 0
+    (cell,) = json.loads(out)["cells"]
+    assert cell["spec"]["modes"] == ["build", "bench"], "Nsight looks at GPUs, and `bench` is not lost beside it"
+
+
+def test_the_dry_run_of_a_container_starts_what_the_run_would(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    code, out, _ = typed("plan.yaml", "-o", "out", "--container", "img", "--fail-fast", "--dry-run")
+    assert code == 0 and "--fail-fast" in out.partition("would start ")[2]

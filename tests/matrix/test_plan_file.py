@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
@@ -14,9 +14,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trt_engine.config import PRECISIONS
 from trt_engine.errors import UsageError
 from trt_engine.matrix.cells import cells_of
-from trt_engine.matrix.plan import Plan, PlanFile, plan_schema, read_plan
+from trt_engine.matrix.plan import AS_IS, Plan, PlanFile, Precision, plan_schema, read_plan
 from trt_engine.matrix.run import outlook, run_plan
 
 ROOT = Path(__file__).parents[2]
@@ -280,3 +281,7 @@ def test_what_run_plan_takes_is_checked_before_anything_is_written(tmp_path: Pat
     assert [
         cell.spec.modes for cell in outlook(tmp_path / "plan.yaml", tmp_path / "out", modes="build,profile").cells
     ] == [("build", "profile")]
+
+
+def test_a_plan_knows_every_precision_that_a_build_does() -> None:
+    assert get_args(Precision) == (AS_IS, *PRECISIONS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import pickle
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,10 +22,13 @@ import pytest
 import moody
 from onnx_models import FLOAT, conv_net, node, save
 from trt_engine.cells import CellResult, RunManifest, RunSummary
-from trt_engine.errors import SetupError, UsageError
-from trt_engine.files import staging_folder
+from trt_engine.cli import main as cli
+from trt_engine.errors import DeviceLost, ModelError, SetupError, UsageError
+from trt_engine.files import explain, staging_folder
 from trt_engine.matrix.run import exit_code, outlook, run_plan
 from trt_engine.matrix.work import raw_files_moved
+from trt_engine.plans.causes import Cause, error_of
+from trt_engine.records import Protocol
 from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
 
 QUICK = "warmup: 2\niterations: 3\nmodes: bench\n"
@@ -302,6 +308,62 @@ def test_a_cell_that_lost_more_than_it_may_has_failed_with_its_figures_kept(run:
     assert first.images_digest == second.images_digest is not None, "the same pictures in every cell"
 
 
+def gated(folder: Path, files: str) -> str:
+    """A plan of a model and files held against it; its pictures and models lie in `folder`."""
+    colours(folder / "good.onnx", 1.0)
+    colours(folder / "bad.onnx", -1.0)
+    pictures = np.zeros((6, 8, 8, 3), np.uint8)
+    for row in range(6):
+        pictures[row, :, :, row % 3] = 250
+    np.savez(folder / "val.npz", images=pictures, labels=np.arange(6) % 3)
+    text = f"models: [{{path: good.onnx, files: [{files}], precisions: fp32}}]\n"
+    return text + "accuracy: {dataset: val.npz, max_drop: 0.01}\n" + QUICK.replace("bench", "evaluate")
+
+
+def test_a_gate_that_had_no_baseline_is_said_and_made_up_for_when_there_is_one(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="pillow reads the pictures")
+    text = gated(tmp_path, "bad.onnx")
+    alone = run(text, only=["good-bad-*"])
+    first, other = alone.results
+    assert (first.state, other.state) == ("waiting", "done")
+    assert other.evaluated is not None and other.evaluated.passed is None
+    said = f"`max_drop` was not applied: the baseline `{first.spec.label}` has no figure `top1`"
+    assert said in other.warnings
+    both = run(text)
+    assert both.reused == 1, "nothing of the cell is measured again"
+    kept = both.results[1]
+    assert (kept.state, kept.exit_code) == ("failed", 7) and "a drop of 1.0000" in (kept.reason or "")
+    assert said not in kept.warnings and kept.evaluated is not None and kept.evaluated.passed is False
+    assert exit_code(both.results) == 7
+    cell = msgspec.json.decode((tmp_path / "out" / "cells" / f"{kept.spec.label}.json").read_bytes(), type=CellResult)
+    assert cell == kept
+
+
+def test_the_command_of_a_cells_record_measures_the_same_way_again(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cell,) = run("models: net.onnx\nbatches: 2\n" + QUICK).results
+    assert cell.bench is not None
+    command = json.loads((tmp_path / "out" / cell.files["record"]).read_text())["command"]
+    program, *words = shlex.split(command)
+    assert program == "trt-engine"
+    monkeypatch.chdir(tmp_path / "out")
+    capsys.readouterr()
+    assert cli.run([*words, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert msgspec.convert(again["protocol"], Protocol) == cell.bench.protocol
+    assert (again["warmup_queries"], again["queries"], again["batch"]) == (2, 3, 2)
+
+
+def test_a_disk_that_is_full_is_a_failure_and_what_the_machine_lacks_is_none() -> None:
+    full = explain(OSError(errno.ENOSPC, "no space"), Path("x"))
+    assert not full.not_here and not DeviceLost("gone").not_here and not ModelError("broken").not_here
+    assert SetupError("no provider").not_here
+    plugin = error_of(Cause("plugin_not_found", "Plugin not found"), "the build of `x.onnx`")
+    assert isinstance(plugin, ModelError) and plugin.not_here
+    assert pickle.loads(pickle.dumps(plugin)).not_here, "it comes from another process"
+
+
 def test_the_baseline_comes_first_whatever_its_place_in_the_plan(run: Run, built: Path) -> None:
     summary = run(plan("1, 2, 3", more="baseline: '*-b3'\n"))
     assert moody.batches(built) == [3, 1, 2]
@@ -441,6 +503,18 @@ def test_the_outlook_says_what_each_cell_would_do_and_writes_nothing(run: Run, b
     beside = outlook(tmp_path / "plan.yaml", tmp_path / "another")
     assert beside.cells[0].seconds is not None, "the run beside it knows how long such a cell takes"
     assert moody.batches(built) == [1, 2]
+
+
+def test_the_outlook_knows_what_cannot_run_on_this_machine(run: Run, tmp_path: Path) -> None:
+    text = (
+        "models: [{path: net.onnx, precisions: [fp32, tf32]}]\nbackends: [{backend: onnxruntime, device: cpu}]\n"
+        + QUICK
+    )
+    (tmp_path / "plan.yaml").write_text(text)
+    told = outlook(tmp_path / "plan.yaml", tmp_path / "out")
+    assert [cell.does for cell in told.cells] == ["run", "skip"]
+    assert "tf32 is a way of NVIDIA's GPUs" in told.cells[1].reason
+    assert [result.state for result in run(text).results] == ["done", "skipped"]
 
 
 def test_the_outlook_names_files_that_are_not_there(run: Run, tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import time
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 import moody
 from onnx_models import conv_net
 from trt_engine.cells import RunManifest
+from trt_engine.cli.main import _ONE_BURST_S
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.matrix.cells import cells_of
 from trt_engine.matrix.container import command_line, prepare
@@ -29,7 +31,7 @@ IMAGE = "registry.example/with-tools:25.06"
 DIGEST = "sha256:" + "ab" * 32
 
 STAND_IN = """#!{python}
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys
 words = sys.argv[1:]
 with open({listed!r}, "a") as file:
     file.write(json.dumps(words) + "\\n")
@@ -43,6 +45,8 @@ if mood == "down":
     fail("Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?")
 if words[0] == "version":
     print("29.1.0")
+elif words[0] == "kill":
+    os.kill(int(words[1]), signal.SIGKILL)
 elif words[0] == "image":
     if mood == "no image":
         fail("Error response from daemon: No such image: " + words[2])
@@ -62,6 +66,14 @@ elif "doctor" in words:
 else:
     if mood == "dies":
         sys.exit(137)
+    if mood == "deaf":
+        inside = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        signal.signal(signal.SIGINT, lambda *_: open({listed!r} + ".heard", "w").close())
+        (named,) = [word.partition("=")[2] for word in words if word.startswith("--cidfile=")]
+        for place in (named, {listed!r} + ".inside"):
+            with open(place, "w") as file:
+                file.write(str(inside.pid))
+        sys.exit(137 if inside.wait() else 0)
     sys.exit(subprocess.run([sys.executable, "-c", {main!r}, *words[words.index({image!r}) + 1:]]).returncode)
 """
 
@@ -234,6 +246,36 @@ def test_ctrl_c_reaches_the_run_inside_and_what_is_done_is_kept(
         out, err = process.communicate(timeout=90)
     assert process.returncode == 130, err
     assert "1 done, 1 not done" in out
+
+
+def test_a_second_ctrl_c_ends_the_container_and_not_its_client_alone(
+    tmp_path: Path, listed: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", "deaf")
+    program = [sys.executable, "-c", MAIN, "run", str(plan), "-o", str(tmp_path / "out"), "--container", IMAGE]
+    container = 0
+    try:
+        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            container = int(_told(Path(f"{listed}.inside"), process))
+            process.send_signal(signal.SIGINT)
+            _told(Path(f"{listed}.heard"), process)
+            time.sleep(_ONE_BURST_S + 0.1)  # sooner it would be the same Ctrl-C
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert not psutil.pid_exists(container), "it goes on in the folder with nobody watching"
+    finally:
+        if container and psutil.pid_exists(container):
+            os.kill(container, signal.SIGKILL)
+
+
+def _told(path: Path, process: subprocess.Popen[str]) -> str:
+    """What the stand-in wrote there, as soon as it has."""
+    deadline = time.monotonic() + 120
+    while not path.exists() or (path.suffix == ".inside" and not path.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+    return path.read_text()
 
 
 # ------------------------------------------------------------------------------------------------ what is missing

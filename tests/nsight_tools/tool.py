@@ -243,7 +243,7 @@ def fill(path: Path, report: dict[str, Any], on: dict[str, Any]) -> None:
                     start=at - 1,
                     end=at + step - 1,
                     eventType=59,
-                    text=f"layer{place}",
+                    text=on["layer_ranges"][place] if isinstance(on["layer_ranges"], list) else f"layer{place}",
                     domainId=1,
                     **whole,
                 )

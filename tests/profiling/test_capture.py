@@ -254,7 +254,7 @@ def test_who_holds_cupti_already_is_the_reason(cupti: Any) -> None:
     cupti.api.subscribe(None, None)
     with pytest.raises(ProfilerUnavailable, match="another profiler holds CUPTI") as caught:
         cupti.record(lambda: None, 1)
-    assert "torch.profiler" in (caught.value.fix or "")
+    assert "torch.profiler" in (caught.value.hint or "")
     assert cupti.api.machine.subscribers == 1  # the other one's is left alone
 
 
@@ -271,7 +271,7 @@ def test_what_cupti_refuses_becomes_a_reason_and_a_remedy(cupti: Any, status: st
     cupti.api.machine.refused[10] = cupti.api.Result[status]
     with pytest.raises(ProfilerUnavailable, match=says) as caught:
         cupti.record(lambda: None, 1)
-    assert helps in (caught.value.fix or "") and caught.value.reason == caught.value.message
+    assert helps in (caught.value.hint or "")
     assert cupti.api.machine.subscribers == 0 and cupti.api.machine.enabled == set()
 
 
@@ -360,7 +360,7 @@ def test_a_rung_that_cannot_be_had_says_why_and_what_helps() -> None:
             assert rung.reason and rung.fix
             with pytest.raises(ProfilerUnavailable) as caught:
                 capture(lambda: None, inferences=1, warmup=0, rung=rung.name)  # type: ignore[arg-type]
-            assert (caught.value.reason, caught.value.fix) == (rung.reason, rung.fix)
+            assert (caught.value.message, caught.value.hint) == (rung.reason, rung.fix)
             assert caught.value.exit_code == 3
 
 
@@ -440,7 +440,7 @@ def test_a_rung_that_fails_as_it_starts_is_passed_over_and_that_is_said(tmp_path
         try:
             capture(lambda: None, inferences=1, warmup=0)
         except ProfilerUnavailable as error:
-            print(json.dumps([error.reason, error.fix]))
+            print(json.dumps([error.message, error.hint]))
     """, SCRIPTED)  # fmt: skip
     assert found[0] == (
         "nothing here can watch the GPU: another profiler holds CUPTI in this process; PyTorch is not installed"
@@ -466,7 +466,7 @@ def test_a_process_that_one_instrument_has_watched_is_not_given_to_another(tmp_p
             capture(run, inferences=1, warmup=0, rung="torch")
         except ProfilerUnavailable as error:
             again = capture(run, inferences=2, warmup=0)
-            print(json.dumps([error.reason, len(again.activities)]))
+            print(json.dumps([error.message, len(again.activities)]))
     """, SCRIPTED, tmp_path)  # fmt: skip
     assert found == ["cupti has watched this process already, and two profilers do not get on in one", 2]
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import trt_engine as te
 from trt_engine.comparisons import EngineDiff, LayerChange
-from trt_engine.errors import EngineError, TrtEngineError, UsageError
+from trt_engine.errors import EngineError, ModelError, TrtEngineError, UsageError
 from trt_engine.profiling.diff import diff, differences
 from trt_engine.profiling.structure import Part, Structure
 
@@ -244,9 +244,10 @@ def test_what_is_no_path_is_a_wrong_call(model: Path) -> None:
 
 
 def test_what_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "no.engine", tmp_path):
-        with pytest.raises(UsageError):
-            diff(path, path)
+    with pytest.raises(ModelError, match="no such file"):
+        diff(tmp_path / "no.engine", tmp_path)
+    with pytest.raises(UsageError, match=r"a folder without a `profile\.json`"):
+        diff(tmp_path, tmp_path)
 
 
 names = st.text("abcmyl_0123/#", min_size=0, max_size=6)

@@ -174,14 +174,14 @@ def test_each_way_to_fail_has_a_reason_and_a_fix(name: str, engine: Path, tmp_pa
     tool(**behaviour)
     with pytest.raises(ProfilerUnavailable, match=f"(?s){reason}") as refused:
         counters(engine, tmp_path / "out", GEMM)
-    assert refused.value.exit_code == 3 and refused.value.fix is not None and fix in refused.value.fix
+    assert refused.value.exit_code == 3 and refused.value.hint is not None and fix in refused.value.hint
 
 
 def test_names_that_never_run_are_told_with_those_that_do(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     with pytest.raises(ProfilerUnavailable, match="profiled no kernels: none of those that ran is `never`") as refused:
         counters(engine, tmp_path / "out", "never<3>(int)")
-    assert refused.value.fix == "there were: `gemm`, `relu`, `softmax_forward`"
+    assert refused.value.hint == "there were: `gemm`, `relu`, `softmax_forward`"
 
 
 def test_out_of_memory_is_the_engine_s_own_error(engine: Path, tmp_path: Path, tool: Tool) -> None:

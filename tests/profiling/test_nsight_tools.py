@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from nsight_tools.stand_in import write_tool
-from trt_engine.profiling import nsight
 from trt_engine.profiling.capture import ProfilerUnavailable
 from trt_engine.profiling.nsight import Permission, Ran, decimal_mark, diagnose, find, number, permission
 
@@ -77,7 +76,7 @@ def test_a_variable_that_names_nothing_is_an_error_and_not_passed_over(
     monkeypatch.setenv("TRT_ENGINE_NCU", str(tmp_path / "nowhere"))
     with pytest.raises(ProfilerUnavailable, match="is no program that can be run") as refused:
         find("ncu", path=str(other.parent))
-    assert "TRT_ENGINE_NCU" in (refused.value.fix or "")
+    assert "TRT_ENGINE_NCU" in (refused.value.hint or "")
 
 
 def test_a_launcher_without_what_it_launches_is_passed_over(tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_a_launcher_without_what_it_launches_is_passed_over(tmp_path: Path) -> N
 def test_none_at_all_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ProfilerUnavailable, match="nsys is not installed") as refused:
         find("nsys", root=tmp_path, path="")
-    assert "nsight-systems" in (refused.value.fix or "") and refused.value.exit_code == 3
+    assert "nsight-systems" in (refused.value.hint or "") and refused.value.exit_code == 3
 
 
 def test_the_options_of_a_version_are_those_of_its_help(tmp_path: Path) -> None:
@@ -101,9 +100,9 @@ def test_the_options_of_a_version_are_those_of_its_help(tmp_path: Path) -> None:
 
 
 def test_the_error_of_the_ladder_survives_a_process_border() -> None:
-    error = nsight.unavailable("no reason", "no fix")
+    error = ProfilerUnavailable("no reason", hint="no fix")
     for again in (copy.copy(error), pickle.loads(pickle.dumps(error))):
-        assert (again.reason, again.fix, type(again)) == ("no reason", "no fix", ProfilerUnavailable)
+        assert (again.message, again.hint, type(again)) == ("no reason", "no fix", ProfilerUnavailable)
 
 
 # ------------------------------------------------------------------------------------------------ permission
@@ -153,7 +152,7 @@ def test_the_driver_s_setting_and_the_process_s_rights_tell_a_refusal_beforehand
 def test_known_messages_have_a_reason(said: str, reason: str, tmp_path: Path) -> None:
     write_tool(tmp_path, "ncu")
     found = diagnose(f"==PROF== Connected\n{said}\n", find("ncu", path=str(tmp_path)))
-    assert found is not None and reason in found.reason and found.fix
+    assert found is not None and reason in found.message and found.hint
     assert diagnose("==PROF== Connected\nall is well\n", find("ncu", path=str(tmp_path))) is None
 
 

@@ -199,7 +199,7 @@ def test_each_way_to_fail_has_a_reason_and_a_fix(name: str, engine: Path, tmp_pa
     tool(**behaviour)
     with pytest.raises(ProfilerUnavailable, match=f"(?s){reason}") as refused:
         collect(engine, tmp_path / "out")
-    assert refused.value.exit_code == 3 and refused.value.fix is not None and fix in refused.value.fix
+    assert refused.value.exit_code == 3 and refused.value.hint is not None and fix in refused.value.hint
 
 
 def test_out_of_memory_is_the_engine_s_own_error_and_not_the_tool_s(engine: Path, tmp_path: Path, tool: Tool) -> None:

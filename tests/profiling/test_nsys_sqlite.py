@@ -218,7 +218,7 @@ def test_an_export_cut_anywhere_is_refused_in_words(export: Export) -> None:
         export.path.write_bytes(raw[:size])
         with pytest.raises(ProfilerUnavailable) as refused:
             read_sqlite(export.path)
-        assert "x.sqlite" in refused.value.reason and "nsys export" in (refused.value.fix or "")
+        assert "x.sqlite" in refused.value.message and "nsys export" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -202,4 +202,4 @@ def test_a_text_cut_anywhere_never_gives_a_figure_of_its_own(name: str) -> None:
 def test_what_is_no_table_is_refused_with_what_was_found_and_how_to_get_one(text: str, reason: str) -> None:
     with pytest.raises(ProfilerUnavailable) as refused:
         read_stats(text)
-    assert reason in refused.value.reason and "nsys stats -r" in (refused.value.fix or "")
+    assert reason in refused.value.message and "nsys stats -r" in (refused.value.hint or "")

@@ -14,7 +14,7 @@ from trt_engine.backend import backend
 from trt_engine.config import RuntimeConfig
 from trt_engine.graph.flops import count
 from trt_engine.graph.load import read_proto
-from trt_engine.profiling.layers import MOVES, layer_profile, layer_shares, precision_shares, work_of
+from trt_engine.profiling.layers import layer_profile, layer_shares, precision_shares, work_of
 from trt_engine.traces import Category, LayerProfile, LayerRow
 
 FEEDS = {"images": np.zeros((2, 3, 8, 8), np.float32)}
@@ -76,5 +76,5 @@ def test_shares_go_by_medians_and_are_of_the_layers_alone() -> None:
 def test_the_time_by_type_keeps_what_computes_nothing_apart() -> None:
     rows = (row("a", "matrix", 6.0, "int8"), row("b", "element-wise", 2.0, "fp32"), row("c", "copy", 1.0),
             row("d", "other", 1.0))  # fmt: skip
-    assert precision_shares(LayerProfile(rows, 5, "here")) == {"int8": 0.6, "fp32": 0.2, MOVES: 0.1, "other": 0.1}
+    assert precision_shares(LayerProfile(rows, 5, "here")) == {"int8": 0.6, "fp32": 0.2, "moves": 0.1, "other": 0.1}
     assert precision_shares(LayerProfile(rows[2:], 5, "here")) == {}, "where no type is told, none is claimed"

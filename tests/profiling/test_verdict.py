@@ -425,7 +425,9 @@ def test_bytes_from_a_cache_do_not_hide_that_arithmetic_is_the_limit() -> None:
 
 def test_kernels_side_by_side_and_copies_beside_them_leave_the_idling_that_is_there() -> None:
     # two kernels of 5 ms at once, then 4 ms of copy, every 10 ms
-    found = judged(split=_captured_split((0, 5), (0, 5), copied=(5, 9), wall_ms=10.0), kernels=(kernel("matrix", 10.0, 2),))
+    found = judged(
+        split=_captured_split((0, 5), (0, 5), copied=(5, 9), wall_ms=10.0), kernels=(kernel("matrix", 10.0, 2),)
+    )
     told = dict(found.evidence)
     assert told["kernels"] == "5 ms (50 %)"
     assert told["copies"] == "4 ms (40 %)"

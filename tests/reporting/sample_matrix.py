@@ -330,16 +330,18 @@ def compare_report(**changes: Any) -> CompareReport:
         sides=(side("digits_fp32", 11.8, 1), side("digits_int8", 5.7, 2), side("digits_again", 11.85, 3)),
         against=(
             Compared("digits_int8", (metric("median", 11.8, (-52.9, -51.7, -50.4)), metric("p99", 13.0, (-55, -50, -41))),
-                     (OutputError(0.7, 0.02, 0.031, 0.9991),), "", diff, 0.26),
+                     (OutputError(0.7, 0.02, 0.031, 0.9991),), "", diff, 0.26, ("scores",), False, {"scores": 0.984}),
             Compared("digits_again", (metric("median", 11.8, (-0.4, 0.3, 1.0)), metric("p99", 13.0, (1.4, 4.2, 7.7))),
-                     (OutputError(0.0, 0.0, 0.0, 1.0),), "", None, 1.0),
+                     (OutputError(0.0, 0.0, 0.0, 1.0),), "", None, 1.0, ("scores",)),
         ),
         protocol=RULES,
         environment=CPU,
         blocks=40,
         order="random in pairs, seed 0",
         method="interval by a bootstrap over blocks of the paired differences, 10,000 times, seed 0",
-        gates=(Gate("slower:3%", True, "p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed"),),
+        gates=(
+            Gate("p99-slower:3%", True, "p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed", "p99", 3.0),
+        ),
         batch=8,
         started="2026-03-04T05:06:07+00:00",
     )  # fmt: skip

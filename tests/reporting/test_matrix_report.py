@@ -15,10 +15,13 @@ from sample_matrix import done, spec
 from test_report_claims import _Text, words
 
 from trt_engine.cells import CellResult
+from trt_engine.comparisons import Gate
 from trt_engine.errors import UsageError
 from trt_engine.records import document, encode
+from trt_engine.reporting.charts import Limit
 from trt_engine.reporting.pack import pack
 from trt_engine.reporting.run import Run
+from trt_engine.reporting.sections.compare import _forest
 from trt_engine.reporting.speedup import Speedups, moved
 from trt_engine.reporting.write import FORMATS, report, summary, write_reports
 
@@ -234,8 +237,40 @@ def test_a_comparison_says_intervals_gates_and_what_it_would_have_found(tmp_path
     told = said(sample_matrix.compared(tmp_path / "run"), format)
     assert "digits_int8 against digits_fp32: median: 51.7 % (50.4 to 52.9 %) faster" in told
     assert "median: no difference found, where one of 0.900 % would be" in told
-    assert "Gate slower:3%: p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed" in told
+    assert "Gate p99-slower:3%: p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed" in told
     assert "bootstrap over blocks" in told and "float32 -> int8" in html.unescape(told)
+
+
+def test_outputs_stand_by_name_with_the_share_of_rows_whose_best_class_is_the_same(tmp_path: Path) -> None:
+    text = report(sample_matrix.compared(tmp_path / "run"))
+    head = next(line for line in text.splitlines() if "best class same %" in line)
+    assert "output" in head
+    assert re.search(r"digits_int8 +scores .* 98\.4", text) and re.search(r"digits_again +scores .* –", text)
+
+
+def test_a_gate_is_drawn_where_its_limit_is_and_beside_what_it_judges(tmp_path: Path) -> None:
+    gates = (Gate("p99-slower:.5%", False, "fine", "p99", 0.5), Gate("error:1e-3", False, "fine", "error", 1e-3))
+    made = sample_matrix.compare_report(gates=gates)
+    chart = _forest("digits_fp32", made)
+    assert chart is not None
+    assert chart.limits == (Limit("p99-slower:.5%", 0.5, (1, 3)),), "the points of p99 alone; outputs have no axis"
+
+
+def test_a_gate_that_was_not_judged_is_not_said_to_hold(tmp_path: Path) -> None:
+    gates = (Gate("p99-slower:5%", False, "cannot be judged", "p99", 5.0, judged=False),)
+    folder = sample_matrix.write(tmp_path / "run", [], compare=sample_matrix.compare_report(gates=gates))
+    row = next(line for line in report(folder).splitlines() if "p99-slower:5%" in line)
+    assert "not judged" in row and "held" not in row
+
+
+def test_layers_stand_in_the_order_of_their_medians(tmp_path: Path) -> None:
+    profile = sample_matrix.profile("x")
+    assert profile.layers is not None
+    slow, *others = profile.layers.rows
+    held_up = replace(slow, name="held up once", mean_ms=900.0, median_ms=0.001)
+    shown = replace(profile, layers=replace(profile.layers, rows=(held_up, *others[:5])))
+    text = report(sample_matrix.write(tmp_path / "run", [], profiled=shown))
+    assert text.index(others[0].name) < text.index("held up once")
 
 
 # ------------------------------------------------------------------------------------------------ damage

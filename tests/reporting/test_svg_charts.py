@@ -17,6 +17,7 @@ from trt_engine.reporting.charts import (
     Chart,
     Forest,
     Histogram,
+    Limit,
     Line,
     LineChart,
     Point,
@@ -143,9 +144,10 @@ def test_a_segment_wide_enough_carries_the_number_of_its_part() -> None:
 @given(some.lists(some.lists(some.floats(-400, 400), min_size=3, max_size=3).map(sorted), min_size=1, max_size=12))
 def test_intervals_and_zero_lie_on_one_axis(rows: list[list[float]]) -> None:
     spans = tuple(Span(f"engine {i}", *row, row[0] > 0 or row[2] < 0) for i, row in enumerate(rows))
-    chart = Forest("x", "t", "d", "%", "%", spans, (("slower:3%", 3.0),))
+    chart = Forest("x", "t", "d", "%", "%", spans, (Limit("slower:3%", 3.0, tuple({0, len(rows) - 1})),))
     root = drawn(chart)
-    assert count(root, "line", "zero") == count(root, "line", "limit") == 1
+    assert count(root, "line", "zero") == 1
+    assert count(root, "line", "limit") == len({0, len(rows) - 1}), "beside the spans it judges, and no other"
     assert count(root, "circle", "hollow") == sum(not span.clear for span in spans)
     assert [name for _, name in legend(chart)][-1] == "gate"
 

@@ -39,12 +39,13 @@ from trt_engine.benchmark.paired import (
     paired,
     unpaired,
 )
-from trt_engine.comparisons import Compared, CompareReport, CompareSide, EngineDiff, Gate
+from trt_engine.benchmark.stability import held_down
+from trt_engine.comparisons import Compared, ComparePlan, CompareReport, CompareSide, EngineDiff, Gate
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, first_fitting
 from trt_engine.device import parse_device
 from trt_engine.device.host import numpy_dtype
 from trt_engine.device.info import Clocks, clocks
-from trt_engine.engine import Engine
+from trt_engine.engine import Engine, is_bare_model
 from trt_engine.environment import Environment
 from trt_engine.errors import (
     AccuracyError,
@@ -59,14 +60,14 @@ from trt_engine.evaluation.parity import are_sorted, compare_rows, is_sorting
 from trt_engine.evaluation.parity import compare as error_of
 from trt_engine.files import ensure_folder, explain, json_bytes, path_of, write_whole
 from trt_engine.graph import walk
-from trt_engine.graph.load import read_proto
+from trt_engine.graph.load import open_model, read_proto
 from trt_engine.profiling.diff import diff
 from trt_engine.protocols import Session
 from trt_engine.records import BenchRecord, Protocol, document
 from trt_engine.runfiles import COMPARE
-from trt_engine.tensors import Tensors, format_shape
+from trt_engine.tensors import Tensors, dtype, format_shape
 
-__all__ = ["DURATION_S", "LOADS", "Rule", "compare", "gate", "rules_of", "run"]
+__all__ = ["DURATION_S", "LOADS", "Rule", "compare", "gate", "outlook", "rules_of", "run"]
 
 DURATION_S = 20.0
 """For everything, when nobody says how long."""
@@ -123,6 +124,8 @@ def run(
     rules = rules_of(fail_if)
     _check(engines, rules, baseline, save_baseline, loads)
     targets = _targets(out, save_baseline, yes)
+    for name, target in targets.items():  # tried before minutes are spent
+        ensure_folder(target.parent, by="--save-baseline" if name == "baseline" else "-o")
     recorded = [_is_record(item) for item in engines]
     if any(recorded):
         report, first = _of_records(engines, recorded, rules, baseline), None
@@ -149,6 +152,42 @@ def run(
             partial=report,
         )
     return report
+
+
+def outlook(
+    *engines: Engine | Path | str,
+    fail_if: Sequence[str] = (),
+    baseline: Path | str | None = None,
+    save_baseline: Path | str | None = None,
+    loads: int = LOADS,
+    out: Path | str | None = None,
+    yes: bool = False,
+    config: BenchConfig | None = None,
+) -> ComparePlan:
+    """What `run` would do with the same arguments, refused where it would refuse at once. Writes and measures nothing."""
+    rules = rules_of(fail_if)
+    _check(engines, rules, baseline, save_baseline, loads)
+    targets = _targets(out, save_baseline, yes)
+    base = None if baseline is None else _read_baseline(Path(baseline))
+    recorded = [_is_record(item) for item in engines]
+    if any(recorded):
+        _of_records(engines, recorded, rules, baseline)
+    builds = [] if any(recorded) else [str(item) for item in engines if is_bare_model(item)]
+    for item in () if any(recorded) else engines:
+        if is_bare_model(item):
+            open_model(Path(item))  # type: ignore[arg-type]
+        elif not isinstance(item, Engine):
+            Engine.open(item)
+    asked_s = config.duration_s if config is not None else None
+    return ComparePlan(
+        engines=tuple(str(item.path if isinstance(item, Engine) else item) for item in engines),
+        builds=tuple(builds),
+        baseline=None if base is None else str(baseline),
+        rules=tuple(rule.text for rule in rules),
+        duration_s=DURATION_S if asked_s is None else asked_s,
+        loads=loads,
+        writes=tuple(map(str, targets.values())),
+    )
 
 
 def gate(report: CompareReport, *, strict: bool = False) -> None:
@@ -186,9 +225,9 @@ class Rule:
     """Fails when it cannot be excluded, not only when it was found."""
 
 
+_NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 _RULE = re.compile(
-    r"(?P<maybe>maybe-)?(?:(?P<metric>median|mean|p99)-)?slower:(?P<pct>\d+(?:\.\d*)?|\.\d+)%"
-    r"|error:(?P<error>\d+(?:\.\d*)?(?:e[+-]?\d+)?)",
+    rf"(?P<maybe>maybe-)?(?:(?P<metric>median|mean|p99)-)?slower:(?P<pct>{_NUMBER})%|error:(?P<error>{_NUMBER})",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -233,13 +272,11 @@ def _judge(rules: Sequence[Rule], against: Sequence[Compared], found: Sequence[S
             span = item.interval()
             fails = span.high > rule.limit if rule.maybe else slower
             failed |= fails
-            texts.append(
-                f"`{side.label}` is {_slower(span.value)} by {rule.metric} ({span.low:+.1f} to {span.high:+.1f} %), "
-                + (f"{rule.limit:g} % " + ("cannot be excluded" if rule.maybe else "is allowed"))
-                if fails
-                else f"`{side.label}` is {_slower(span.value)} by {rule.metric} ({span.low:+.1f} to {span.high:+.1f} %)"
-            )
-        yield Gate(rule.text, failed, "; ".join(texts))
+            text = f"`{side.label}` is {_slower(span.value)} by {rule.metric} ({span.low:+.1f} to {span.high:+.1f} %)"
+            if fails:
+                text += f", {rule.limit:g} % {'cannot be excluded' if rule.maybe else 'is allowed'}"
+            texts.append(text)
+        yield Gate(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, judged=None not in items)
 
 
 def _slower(pct: float) -> str:
@@ -247,18 +284,18 @@ def _slower(pct: float) -> str:
 
 
 def _judge_outputs(rule: Rule, against: Sequence[Compared]) -> Gate:
-    texts, failed = [], False
+    texts, failed, judged = [], False, True
     for side in against:
         worst = max((error.max_rel for error in side.outputs), default=None)
         if worst is None or side.outputs_differ:
-            failed = True
+            failed, judged = True, False
             texts.append(f"the outputs of `{side.label}` cannot be judged: {side.outputs_note}")
             continue
         failed |= worst > rule.limit
         texts.append(
             f"the outputs of `{side.label}` differ by {worst:.2g} of the largest value, {rule.limit:g} is allowed"
         )
-    return Gate(rule.text, failed, "; ".join(texts))
+    return Gate(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, judged=judged)
 
 
 # ------------------------------------------------------------------------------------------------ what is asked
@@ -289,17 +326,20 @@ def _check(engines: Sequence[Any], rules: Sequence[Rule], baseline: Any, save_ba
 
 
 def _targets(out: Path | str | None, save_baseline: Path | str | None, yes: bool) -> dict[str, Path]:
-    """Where to write, tried before minutes are spent."""
+    """Where to write; `UsageError` for what may not be written over."""
     targets = {}
     if out is not None:
-        targets["compare"] = ensure_folder(Path(out)) / COMPARE
+        targets["compare"] = Path(out) / COMPARE
     if save_baseline is not None:
         targets["baseline"] = Path(save_baseline)
-        ensure_folder(targets["baseline"].parent, by="--save-baseline")
     for place in targets.values():
-        if place.is_dir():
+        try:
+            folder, there = place.is_dir(), place.exists()
+        except OSError as error:
+            raise explain(error, place) from error
+        if folder:
             raise UsageError(f"`{place}` is a folder, expected a file or a new name", hint="add a file name")
-        if place.exists() and not yes:
+        if there and not yes:
             raise UsageError(f"`{place}` is there already", hint="`--yes` overwrites it")
     return targets
 
@@ -626,16 +666,9 @@ def _weights(engine: Engine) -> int | None:
     if engine.path.suffix.lower() != ".onnx":
         return None
     try:
-        proto = read_proto(engine.path)
+        return sum(dtype(tensor.data_type).nbytes(tensor.dims) for tensor in walk.tensors(read_proto(engine.path)))
     except TrtEngineError:
         return None
-    return sum(_nbytes(tensor) for tensor in walk.tensors(proto))
-
-
-def _nbytes(tensor: Any) -> int:
-    from onnx.helper import tensor_dtype_to_np_dtype
-
-    return int(math.prod(tensor.dims)) * int(np.dtype(tensor_dtype_to_np_dtype(tensor.data_type)).itemsize)
 
 
 def _compared(
@@ -754,7 +787,8 @@ def _report(
             f"{len(against)} engines are compared with the first: each interval holds for itself alone, "
             "`--fail-if` corrects for their number (Holm)"
         )
-    reasons = _instability(against, states)
+    gates = tuple(_judge(rules, against, [differences for differences, _ in found]))
+    reasons = _instability(against, states, gates)
     record = sides[-1].record
     return CompareReport(
         sides=tuple(sides),
@@ -764,7 +798,7 @@ def _report(
         blocks=blocks,
         order=order,
         method=method if against else "nothing was compared",
-        gates=tuple(_judge(rules, against, [differences for differences, _ in found])),
+        gates=gates,
         baseline=baseline,
         batch=batch,
         shapes=dict(shapes),
@@ -776,10 +810,7 @@ def _report(
     )
 
 
-_HARMFUL = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
-
-
-def _instability(against: Sequence[Compared], states: Sequence[Clocks]) -> tuple[str, ...]:
+def _instability(against: Sequence[Compared], states: Sequence[Clocks], gates: Sequence[Gate]) -> tuple[str, ...]:
     reasons = []
     for side in against:
         median = next((item for item in side.speed if item.metric == "median"), None)
@@ -790,8 +821,8 @@ def _instability(against: Sequence[Compared], states: Sequence[Clocks]) -> tuple
                 f"a difference of `{side.label}` below {median.detectable_pct:.1f} % would likely be missed, "
                 f"the limit is {_DETECTABLE_LIMIT_PCT:g} %"
             )
-    held = sorted({reason for state in states for reason in state.throttled if reason in _HARMFUL})
-    if held:
+    reasons += [f"the rule `{item.rule}` was not judged" for item in gates if not item.judged and not item.failed]
+    if held := held_down(reason for state in states for reason in state.throttled):
         reasons.append(f"the GPU clocks were held down: {', '.join(held)}")
     return tuple(reasons)
 

@@ -44,7 +44,7 @@ from trt_engine.graph.load import legible, open_model, read_proto
 from trt_engine.plans.verdict import plan_verdict
 from trt_engine.plans.verdict import verdict as engine_verdict
 from trt_engine.records import BundleState, EngineReport, Finding, ModelReport, RunReport
-from trt_engine.runfiles import COMPARE, PROFILE, RECORDS, RUN, SIZE, RunFiles, is_archive
+from trt_engine.runfiles import COMPARE, PROFILE, RECORDS, RUN, SIZE, RunFiles, is_archive, no_run
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.tensors import Shape, Signature
 
@@ -345,7 +345,7 @@ def _run_folder(path: Path) -> RunReport:
     if not present and not cells and not files.has(RECORDS):
         models = sorted(item.name for item in path.glob("*.onnx")) if path.is_dir() else []
         raise ModelError(
-            f"`{path}` is a folder without `size.json` or `records.jsonl`, so it is no run",
+            no_run(path),
             hint=f"`trt-engine inspect {path / models[0]}`" if models else "name a model, an engine or a run folder",
         )
     try:

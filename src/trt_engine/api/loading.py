@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from trt_engine.backend import Backend, backends
+from trt_engine.backend import Backend, backends, runner_of
 from trt_engine.config import Batching, RuntimeConfig, from_values
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, Passport, read_passport
@@ -23,7 +23,7 @@ from trt_engine.runtime.assembly import assemble
 from trt_engine.runtime.balance import Strategy, strategy
 from trt_engine.runtime.instance import InferenceEngine
 
-__all__ = ["admit", "load", "runner_of", "runtime_config"]
+__all__ = ["admit", "load", "runtime_config"]
 
 log = logging.getLogger(__name__)
 
@@ -179,12 +179,6 @@ def admit(engine: Engine, config: RuntimeConfig) -> Backend:
     _check_device(card, engine, config)
     _judge(card, engine, config)
     return card
-
-
-def runner_of(card: Backend) -> Backend:
-    """The backend whose runtime runs the engines of this one: another that is installed, where the card names some."""
-    known = backends()
-    return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
 
 
 def _card(engine: Engine) -> Backend:

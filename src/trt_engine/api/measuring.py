@@ -15,7 +15,7 @@ from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
 from trt_engine.benchmark.loop import Progress, measure
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, from_values, settings
-from trt_engine.engine import Engine, engine_path
+from trt_engine.engine import Engine, is_bare_model
 from trt_engine.errors import Interrupted, UnstableError, UsageError
 from trt_engine.files import ensure_folder, write_whole
 from trt_engine.graph.load import open_model
@@ -23,7 +23,7 @@ from trt_engine.records import BenchRecord, append
 from trt_engine.runtime.feeds import read_feeds
 from trt_engine.tensors import closest
 
-__all__ = ["LOG", "RECORDS", "bench", "is_bare_model", "keep", "sealed", "settled"]
+__all__ = ["LOG", "RECORDS", "bench", "is_bare_model", "keep", "kept_if_used", "sealed", "settled"]
 
 RECORDS, LOG = "records.jsonl", "bench.log"
 """What `out` holds: every measurement, one a line, and the text log of the last one."""
@@ -52,12 +52,12 @@ def bench(
     `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C.
     """
     config, runtime, build, named = settled(config, runtime, build, values)
-    with _kept_if_used(None if out is None else Path(out)):
+    with kept_if_used(None if out is None else Path(out)):
         return _bench(engine, config, runtime, build, named, isolate, memory_limit, log, out, on_progress)
 
 
 @contextlib.contextmanager
-def _kept_if_used(folder: Path | None) -> Iterator[None]:
+def kept_if_used(folder: Path | None) -> Iterator[None]:
     """The folder, tried before minutes are spent; what of it was made and stays empty is taken away again."""
     made = [] if folder is None else [place for place in (folder, *folder.parents) if not place.exists()]
     try:
@@ -122,14 +122,6 @@ def sealed(
     if build.precision is not None:
         logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", build.precision)
     return opened
-
-
-def is_bare_model(path: Engine | Path | str) -> bool:
-    """True for an `.onnx` file without a passport of ours beside it, links followed."""
-    if isinstance(path, Engine):
-        return False
-    path = Path(path)
-    return path.suffix.lower() == ".onnx" and path.is_file() and engine_path(path) is None
 
 
 def settled(

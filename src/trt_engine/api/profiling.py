@@ -21,14 +21,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from trt_engine.api.loading import admit, runner_of
-from trt_engine.api.measuring import LOG, RECORDS, is_bare_model, keep, sealed, settled
-from trt_engine.backend import Backend, backends
+from trt_engine.api.loading import admit
+from trt_engine.api.measuring import LOG, RECORDS, keep, kept_if_used, sealed, settled
+from trt_engine.backend import Backend, backends, runner_of
 from trt_engine.backend import settled as on_device
 from trt_engine.benchmark.loop import Parts, batch_of, feeds_for, in_force, measure, parts, ready
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
 from trt_engine.device import parse_device
-from trt_engine.engine import Engine
+from trt_engine.engine import Engine, is_bare_model
 from trt_engine.errors import (
     DeviceLost,
     Interrupted,
@@ -39,7 +39,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
-from trt_engine.files import ensure_folder, json_bytes, path_of, write_whole
+from trt_engine.files import json_bytes, path_of, write_whole
 from trt_engine.profiling import ncu as nsight_compute
 from trt_engine.profiling import nsight, nsys
 from trt_engine.profiling.attribution import Attribution, attribute, carried_over, onnxruntime_spans
@@ -50,16 +50,17 @@ from trt_engine.profiling.layers import layer_profile, layer_shares, precision_s
 from trt_engine.profiling.timeline import write_timeline
 from trt_engine.profiling.verdict import verdict
 from trt_engine.records import BenchRecord, Ceilings, document, summarize
+from trt_engine.runfiles import PROFILE
 from trt_engine.runtime.feeds import shapes_of
 from trt_engine.tensors import Shape, closest
 from trt_engine.traces import CategoryShare, Counters, KernelRow, LayerProfile, ProfileReport, Rung, RungName, TimeSplit
 
-__all__ = ["PROFILE", "RUNGS", "TIMELINE", "profile", "run_folder"]
+__all__ = ["RUNGS", "TIMELINE", "device_of_model", "profile", "run_folder", "targets"]
 
 log = logging.getLogger(__name__)
 
-PROFILE, TIMELINE = "profile.json", "timeline.json"
-"""What `out` holds: the document `--json` prints, and the timeline that ui.perfetto.dev opens."""
+TIMELINE = "timeline.json"
+"""In `out`, beside the document `--json` prints: the timeline that ui.perfetto.dev opens."""
 RUNGS: tuple[RungName, ...] = get_args(RungName)
 _IN_PROCESS: tuple[RungName, ...] = ("cupti", "torch")
 _DURATION_S, _WARMUP_S = 2.0, 0.5
@@ -95,7 +96,8 @@ def profile(
     counters of that many kernels; `ceilings` has the device's ceilings measured where none are kept. Everything goes to the
     folder `out`, one of its own under `runs/` by default. Out of memory halves the batch, and says so.
 
-    Raises `SetupError` where the rung asked for is not to be had, `Interrupted` after Ctrl-C: its `partial` is the report of
+    Raises `UsageError` where the folder holds a profile (`yes` overwrites it), `SetupError` where the rung asked for is not
+    to be had, `MemoryExhausted` where half the batch is none, `Interrupted` after Ctrl-C: its `partial` is the report of
     what was found until then, which is written too.
     """
     _check(rung, inferences, warmup, ncu)
@@ -106,16 +108,12 @@ def profile(
         config = dataclasses.replace(config, warmup_s=_WARMUP_S)
     source = engine.path if isinstance(engine, Engine) else path_of(engine, "`engine`")
     folder = run_folder(source) if out is None else path_of(out, "`out`")
-    for name in (PROFILE, TIMELINE):
-        if (folder / name).exists() and not yes:
-            raise UsageError(
-                f"`{folder / name}` exists", hint="`--yes` overwrites it, or name another folder with `-o`"
-            )
+    targets(folder, yes=yes)
     if rung in (None, "cupti") and _watched_here(engine, runtime, build, rung):
         hear_ranges()  # before a library looks for who listens: it looks once
     said: list[str] = []
     stage = on_stage or (lambda text: None)
-    with _kept_if_used(folder):
+    with kept_if_used(folder):
         while True:
             opened: Engine | None = None
             work: _Profiling | None = None
@@ -143,8 +141,7 @@ def profile(
 def _watched_here(engine: Engine | Path | str, runtime: RuntimeConfig, build: BuildConfig, rung: str | None) -> bool:
     """Whether this process is what a profiler will watch: not where a processor, or a process of its own, does the work."""
     if is_bare_model(engine):
-        build = on_device(build if runtime.device is None else dataclasses.replace(build, device=runtime.device))
-        name, device = build.backend, build.device
+        name, device = build.backend, device_of_model(runtime, build)
     else:
         passport = (engine if isinstance(engine, Engine) else Engine.open(engine)).passport
         name, device = passport.backend, runtime.device or passport.device
@@ -159,6 +156,21 @@ def _watched_here(engine: Engine | Path | str, runtime: RuntimeConfig, build: Bu
     return True
 
 
+def device_of_model(runtime: RuntimeConfig, build: BuildConfig) -> str:
+    """The device a model is built for, and profiled on: the one named, else the first of the backend's."""
+    return on_device(build if runtime.device is None else dataclasses.replace(build, device=runtime.device)).device
+
+
+def targets(folder: Path, *, yes: bool) -> tuple[Path, ...]:
+    """The files a profile writes into that folder; `UsageError` where a profile is in it and may not be overwritten."""
+    for name in (PROFILE, TIMELINE):
+        if (folder / name).exists() and not yes:
+            raise UsageError(
+                f"`{folder / name}` exists", hint="`--yes` overwrites it, or name another folder with `-o`"
+            )
+    return tuple(folder / name for name in (PROFILE, TIMELINE, RECORDS, LOG))
+
+
 def run_folder(source: Path) -> Path:
     """Where a profile goes when nobody names a folder: `runs/YYYYMMDD_HHMMSS_NAME_profile`."""
     name = re.sub(r"[^\w.-]", "_", source.name.partition(".")[0])[:100] or "engine"
@@ -168,19 +180,6 @@ def run_folder(source: Path) -> Path:
         number += 1
         found = Path("runs") / f"{stamp}_{name}_profile_{number}"
     return found
-
-
-@contextlib.contextmanager
-def _kept_if_used(folder: Path) -> Iterator[None]:
-    """The folder, tried before time is spent; what of it was made and stays empty is taken away again."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        ensure_folder(folder)
-        yield
-    finally:
-        for place in made:
-            with contextlib.suppress(OSError):  # something lies in it
-                place.rmdir()
 
 
 def _check(rung: str | None, inferences: int, warmup: int, ncu: int) -> None:

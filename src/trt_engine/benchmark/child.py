@@ -8,7 +8,6 @@ its stdin, which ends with the parent, is watched as well.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import resource
@@ -17,12 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 import msgspec
@@ -36,7 +33,7 @@ from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, TrtEngineError
-from trt_engine.processes import reap
+from trt_engine.processes import Mouth, Stop, die_with_parent, read_line, reap
 from trt_engine.records import BenchRecord
 
 __all__ = ["measure_in_child", "memory_available"]
@@ -361,62 +358,7 @@ def _lift_limit() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
-class _Mouth(logging.Handler):
-    """The child's answers and log lines, to the pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        super().__init__()
-        self._file = os.fdopen(pipe, "wb", buffering=0)
-
-    def say(self, message: Message) -> None:
-        raw = memoryview(msgspec.json.encode(message) + b"\n")
-        with self.lock if self.lock is not None else contextlib.nullcontext():
-            while raw:
-                raw = raw[self._file.write(raw) :]
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.say(Said(record.name, record.levelno, record.getMessage()))
-
-
-class _Stop:
-    """SIGINT and SIGTERM: during the measurement they end it in order, before it they end the process."""
-
-    def __init__(self) -> None:
-        self.asked = self.measuring = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        if not self.measuring:
-            raise KeyboardInterrupt
-
-
-def _die_with_parent() -> None:
-    """End with the parent: by the kernel on Linux, and by the end of stdin everywhere."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-    def watch() -> None:
-        while os.read(0, 1024):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
-
-
-def _request() -> Request:
-    """The request, read without a buffer: what follows on stdin is the watcher's."""
-    parts: list[bytes] = []
-    while not parts or not parts[-1].endswith(b"\n"):
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            os._exit(1)
-        parts.append(chunk)
-    return _requests.decode(b"".join(parts))
-
-
-def _work(request: Request, mouth: _Mouth, stop: _Stop) -> BenchRecord:
+def _work(request: Request, mouth: Mouth, stop: Stop) -> BenchRecord:
     engine = Engine.open(Path(request.engine))
     runtime = backend(engine.passport.backend).half("runtime")()  # imports the library before the limit counts
     if request.memory_limit is not None:
@@ -458,10 +400,10 @@ def _failure(error: BaseException, request: Request) -> Failed:
 
 def main() -> None:
     """The child: one request, one answer."""
-    stop = _Stop()
-    mouth = _Mouth(int(sys.argv[1]))
-    request = _request()
-    _die_with_parent()
+    stop = Stop()
+    mouth = Mouth(int(sys.argv[1]), lambda record: Said(record.name, record.levelno, record.getMessage()))
+    request = _requests.decode(read_line())
+    die_with_parent()
     package = logging.getLogger("trt_engine")
     package.addHandler(mouth)
     package.setLevel(request.log_level)

@@ -52,7 +52,6 @@ __all__ = [
     "Opened",
     "Schedule",
     "TakeTurn",
-    "Unit",
     "blocks_of",
     "holm",
     "interleave",
@@ -79,7 +78,6 @@ _TRIM = 0.2
 _POWER = 0.8
 
 Metric = Literal["median", "mean", "p99", "throughput"]
-Unit = Literal["ms", "images/s"]
 Array = npt.NDArray[np.float64]
 
 TakeTurn = Callable[[float, int, int], Turn]
@@ -132,7 +130,6 @@ def interleave(
     schedule: Schedule,
     *,
     on_progress: Callable[[float, float], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
     kept: list[Load] | None = None,
 ) -> list[Load]:
     """The turns of all loads. `kept` is filled as they come: what an interruption leaves of them."""
@@ -148,8 +145,6 @@ def interleave(
             loads.append(_one_load(sides, schedule, order, share_s, until, rng))
             if on_progress is not None:
                 on_progress(time.perf_counter() - began, schedule.duration_s)
-            if should_stop is not None and should_stop():
-                break
     return loads
 
 
@@ -245,11 +240,6 @@ class Difference:
             return 0.0
         reach = float(np.quantile(self.resampled, level))
         return _pct(float(np.quantile(reach * self.errors - self.moved, _POWER)))
-
-    def power(self, slower_pct: float, level: float = 0.95) -> float:
-        """The share of comparisons like this one that would find a slowdown of so much."""
-        reach = float(np.quantile(self.resampled, level))
-        return float(np.mean(math.log1p(slower_pct / 100) > reach * self.errors - self.moved))
 
     def record(self) -> MetricDifference:
         """As it is told, by its own interval alone."""

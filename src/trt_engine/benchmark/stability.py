@@ -16,7 +16,7 @@ it is the usual state of a busy GPU, and is said as a warning.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trt_engine.records import Protocol, summarize
 
@@ -38,7 +38,7 @@ LEAST_QUERIES = 10
 
 # Student's t, 97.5 %, by degrees of freedom
 _T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-_HARMFUL = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")
+_HARMFUL = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 
 
 def instability(samples_ms: Sequence[float], protocol: Protocol, throttled: Sequence[str] = ()) -> tuple[str, ...]:
@@ -66,10 +66,14 @@ def instability(samples_ms: Sequence[float], protocol: Protocol, throttled: Sequ
                 f"the mean is known to ±{width:.1f} % only (95 % interval over blocks of time), "
                 f"the limit is {INTERVAL_LIMIT_PCT:g} %"
             )
-    held = [reason for reason in throttled if reason in _HARMFUL]
-    if held:
+    if held := held_down(throttled):
         reasons.append(f"the GPU clocks were held down: {', '.join(held)}")
     return tuple(reasons)
+
+
+def held_down(throttled: Iterable[str]) -> list[str]:
+    """The reasons that slow a GPU down, of all those it gave for its clocks."""
+    return sorted(_HARMFUL & set(throttled))
 
 
 def drift_pct(samples_ms: Sequence[float]) -> float:

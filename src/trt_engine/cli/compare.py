@@ -14,7 +14,7 @@ from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
 from trt_engine.errors import Interrupted
 
 if TYPE_CHECKING:
-    from trt_engine.comparisons import Compared, CompareReport, CompareSide, MetricDifference
+    from trt_engine.comparisons import Compared, ComparePlan, CompareReport, CompareSide, Gate, MetricDifference
 
 __all__ = ["command"]
 
@@ -27,7 +27,7 @@ __all__ = ["command"]
 )  # fmt: skip
 @click.option("--baseline", type=options.FILE, metavar="FILE", help="Compare with what --save-baseline wrote.")
 @click.option("--save-baseline", type=options.FILE, metavar="FILE", help="Keep the first engine's times for CI.")
-@click.option("--loads", type=click.IntRange(min=1), metavar="N", help="Load everything anew so often [12].")
+@click.option("--loads", type=click.IntRange(min=6), metavar="N", help="Load everything anew so often [12].")
 @options.of(
     BenchConfig,
     leave_out=("warmup_s", "warmup_iterations", "percentiles", "streams"),
@@ -81,7 +81,11 @@ def command(
     typed = options.spelled_command()
     many = comparing.LOADS if loads is None else loads
     if dry_run:
-        output.emit(talk, *_plan(engines, fail_if, baseline, save_baseline, many, out, config))
+        plan = comparing.outlook(
+            *engines, fail_if=fail_if, baseline=baseline, save_baseline=save_baseline, loads=many, out=out, yes=yes,
+            config=config,
+        )  # fmt: skip
+        output.emit(talk, output.document("compare-plan", plan, command=typed), _planned(plan))
         return
     try:
         report = comparing.run(
@@ -119,11 +123,15 @@ def _text(report: CompareReport) -> str:
         f"turns       {report.blocks} of each, {report.order}",
         f"interval    95 %: {report.method}",
     ]
-    lines += [f"gate        {item.rule}: {'FAILED' if item.failed else 'passed'}: {item.text}" for item in report.gates]
+    lines += [f"gate        {item.rule}: {_judged(item)}: {item.text}" for item in report.gates]
     lines.append("stable      " + ("yes" if report.stable else "no: " + "; ".join(report.instability)))
     if not report.complete:
         lines.append("incomplete  interrupted")
     return "\n".join(lines)
+
+
+def _judged(gate: Gate) -> str:
+    return "FAILED" if gate.failed else "passed" if gate.judged else "not judged"
 
 
 def _who(side: CompareSide) -> str:
@@ -178,38 +186,12 @@ def _structure(side: Compared) -> Iterator[str]:
     yield f"  structure {side.structure.same} layers are the same; {told}{more}"
 
 
-def _plan(
-    engines: tuple[Path, ...],
-    fail_if: tuple[str, ...],
-    baseline: Path | None,
-    save_baseline: Path | None,
-    loads: int,
-    out: Path | None,
-    config: BenchConfig,
-) -> tuple[dict[str, Any], str]:
-    """`--dry-run`: what would be measured and written."""
-    from trt_engine.api import comparing
-    from trt_engine.api.measuring import is_bare_model
-    from trt_engine.runfiles import COMPARE
-
-    rules = comparing.rules_of(fail_if)
-    builds = [str(path) for path in engines if is_bare_model(path)]
-    writes = [str(place) for place in (out / COMPARE if out else None, save_baseline) if place is not None]
-    duration_s = comparing.DURATION_S if config.duration_s is None else config.duration_s
-    body = {
-        "dry_run": True,
-        "engines": [str(path) for path in engines],
-        "builds": builds,
-        "baseline": None if baseline is None else str(baseline),
-        "rules": [rule.text for rule in rules],
-        "duration_s": duration_s,
-        "loads": loads,
-        "writes": writes,
-    }
-    lines = [
-        f"would compare {', '.join(map(str, (*([baseline] if baseline else []), *engines)))}: {duration_s:g} s in all, "
-        f"loaded anew {loads} times",
-        *(f"would build the engine of {path} into the store first" for path in builds),
-        *(f"would write {place}" for place in writes),
-    ]
-    return output.document("compare-plan", body, command=options.spelled_command()), "\n".join(lines)
+def _planned(plan: ComparePlan) -> str:
+    named = [*([plan.baseline] if plan.baseline else []), *plan.engines]
+    return "\n".join(
+        [
+            f"would compare {', '.join(named)}: {plan.duration_s:g} s in all, loaded anew {plan.loads} times",
+            *(f"would build the engine of {path} into the store first" for path in plan.builds),
+            *(f"would write {place}" for place in plan.writes),
+        ]
+    )

@@ -34,7 +34,9 @@ __all__ = ["command"]
     metavar="MODEL",
     help="The ONNX model both were made of, to trace ONNX Runtime's nodes.",
 )
-@click.option("--top", type=click.IntRange(min=0), default=20, help="So many changes are printed; --json has all [20].")
+@click.option(
+    "--top", type=click.IntRange(min=1), default=20, metavar="N", help="N changes are printed; --json has all [20]."
+)
 @options.common
 def command(
     talk: Talk, before: Path, after: Path, times: tuple[Path, Path] | None, model: Path | None, top: int

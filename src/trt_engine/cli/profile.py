@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -13,6 +13,7 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit, spelled_out
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
 from trt_engine.errors import Interrupted
+from trt_engine.traces import RungName
 
 if TYPE_CHECKING:
     from trt_engine.traces import KernelRow, LayerProfile, LayerRow, ProfileReport, TimeSplit
@@ -21,7 +22,6 @@ __all__ = ["command"]
 
 log = logging.getLogger("trt_engine.cli.profile")
 
-_RUNGS = ("nsys", "cupti", "torch", "layers", "host")
 _BAR = 30
 _EXCESS = 0.05
 """Of the whole: a smaller difference between layers and whole is chance."""
@@ -30,7 +30,9 @@ _EXCESS = 0.05
 @click.command("profile", short_help="Where the time of an engine goes.")
 @click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
 @click.option(
-    "--rung", type=click.Choice(_RUNGS), help="Take this instrument or end with 3 [the best that is to be had]."
+    "--rung",
+    type=click.Choice(get_args(RungName)),
+    help="Take this instrument or end with 3 [the best that is to be had].",
 )
 @click.option("--inferences", type=click.IntRange(min=1), default=50, metavar="N", help="Profile N inferences [50].")
 @click.option("--warmup", type=click.IntRange(min=0), default=10, metavar="N", help="After N that do not count [10].")
@@ -89,7 +91,9 @@ def command(
     runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
     build: BuildConfig = options.config_from(BuildConfig, of_both)
     if dry_run:
-        return _plan(talk, path, config, runtime, out, rung)
+        return _plan(
+            talk, path, config, runtime, build, out, rung, yes=yes, named=set() if backend is None else {"backend"}
+        )
 
     from trt_engine.api.profiling import profile
 
@@ -299,22 +303,32 @@ def _files(report: ProfileReport) -> Iterator[str]:
 
 
 def _plan(
-    talk: Talk, path: Path, config: BenchConfig, runtime: RuntimeConfig, out: Path | None, rung: str | None
+    talk: Talk,
+    path: Path,
+    config: BenchConfig,
+    runtime: RuntimeConfig,
+    build: BuildConfig,
+    out: Path | None,
+    rung: str | None,
+    *,
+    yes: bool,
+    named: set[str],
 ) -> int:
-    """`--dry-run`: what would be profiled and written."""
-    from trt_engine.api.measuring import RECORDS, is_bare_model
-    from trt_engine.api.profiling import PROFILE, TIMELINE, run_folder
+    """`--dry-run`: what would be profiled and written; refuses what is refused before anything is measured."""
+    from trt_engine.api.measuring import sealed
+    from trt_engine.api.profiling import device_of_model, run_folder, targets
     from trt_engine.benchmark.loop import feeds_for
-    from trt_engine.engine import Engine
+    from trt_engine.engine import is_bare_model
     from trt_engine.tensors import format_shape
 
-    bare, device, shapes = is_bare_model(path), runtime.device or "cpu", dict(config.shapes)
-    if not bare:
-        engine = Engine.open(path)
+    bare, shapes = is_bare_model(path), dict(config.shapes)
+    writes = [str(place) for place in targets(out or run_folder(path), yes=yes)]
+    if bare:
+        device = device_of_model(runtime, build)
+    else:
+        engine = sealed(path, config, runtime, build, named)
         device = runtime.device or engine.passport.device
         shapes = {name: tuple(value.shape) for name, value in feeds_for(engine, config)[0].items()}
-    folder = out or run_folder(path)
-    writes = [str(folder / name) for name in (PROFILE, TIMELINE, RECORDS)]
     body = {
         "dry_run": True,
         "engine": str(path),

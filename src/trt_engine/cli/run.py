@@ -31,12 +31,10 @@ log = logging.getLogger("trt_engine.cli.run")
     "--modes", "--mode", "modes", multiple=True, metavar="A,B",
     help="build, bench (or benchmark), evaluate, profile, nsys, ncu, all [the plan's].",
 )  # fmt: skip
-@click.option(
-    "--benchmark", "spelled", flag_value="bench", hidden=True
-)  # the words of the scripts a plan takes the place of
-@click.option("--build", "spelled", flag_value="build", hidden=True)
-@click.option("--nsys", "spelled", flag_value="nsys", hidden=True)
-@click.option("--ncu", "spelled", flag_value="ncu", hidden=True)
+@click.option("--benchmark", is_flag=True, hidden=True)  # the words of the scripts a plan takes the place of
+@click.option("--build", is_flag=True, hidden=True)
+@click.option("--nsys", is_flag=True, hidden=True)
+@click.option("--ncu", is_flag=True, hidden=True)
 @click.option("--fail-fast/--keep-going", default=False, help="Stop at the first cell that fails [--keep-going].")
 @click.option("--force", is_flag=True, help="Do every cell again, those that are done too.")
 @click.option(
@@ -55,7 +53,10 @@ def command(
     plan: Path,
     only: tuple[str, ...],
     modes: tuple[str, ...],
-    spelled: str | None,
+    benchmark: bool,
+    build: bool,
+    nsys: bool,
+    ncu: bool,
     fail_fast: bool,
     force: bool,
     container: str | None,
@@ -76,13 +77,11 @@ def command(
       trt-engine run plan.yaml -o run --container nvcr.io/nvidia/pytorch:25.06-py3
     """
     words = [word.strip() for text in modes for word in text.split(",") if word.strip()]
-    if spelled is not None:
+    given = {"benchmark": benchmark, "build": build, "nsys": nsys, "ncu": ncu}
+    if spelled := [word for word, asked in given.items() if asked]:
         if words:
-            raise UsageError(
-                f"`--{'benchmark' if spelled == 'bench' else spelled}` and `--modes` are both given",
-                hint="leave one out",
-            )
-        words = [spelled]
+            raise UsageError(f"`--{spelled[0]}` and `--modes` are both given", hint="leave one out")
+        words = spelled
     if modes and not words:
         raise UsageError("`--modes` names no mode", hint="`--modes bench,evaluate`")
 
@@ -90,7 +89,9 @@ def command(
 
     typed = options.spelled_command()
     if dry_run:
-        told = run.outlook(plan, out, only=only, modes=words, force=force, yes=yes, in_container=container)
+        told = run.outlook(
+            plan, out, only=only, modes=words, fail_fast=fail_fast, force=force, yes=yes, in_container=container
+        )
         emit(talk, document("run", told, command=typed, warnings=told.warnings), _outlook_text(told))
         return 0
     try:

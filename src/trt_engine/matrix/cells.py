@@ -22,14 +22,12 @@ from trt_engine.config import PRECISIONS
 from trt_engine.device import parse_device
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
-from trt_engine.matrix.plan import AS_IS, ModelEntry, OwnFile, Plan, Route, shapes_of
+from trt_engine.matrix.plan import AS_IS, MODES, PROFILED, ModelEntry, OwnFile, Plan, Route, shapes_of
 from trt_engine.model import Model
 from trt_engine.tensors import closest
 
-__all__ = ["MODES", "cells_of", "chosen", "modes_of", "safe_label"]
+__all__ = ["cells_of", "chosen", "modes_of", "safe_label"]
 
-MODES = ("build", "bench", "evaluate", "profile", "nsys", "ncu")
-"""In the order they are carried out."""
 _ON_GPU = ("cuda", "tensorrt")
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _MOST_CELLS = 5000
@@ -271,7 +269,7 @@ def _cell(
         for one in ("limit", "seed", "max_drop", "preprocess"):
             if (value := getattr(accuracy, one)) is not None:
                 settings[one] = value
-    if {"profile", "nsys", "ncu"} & set(kept):
+    if PROFILED & set(kept):
         settings["inferences"] = file.profile.inferences
     spec = CellSpec(
         label=f"{name}-{variant.label}-{_route_label(route)}-b{batch}",

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 from trt_engine.cells import CellSpec, RunSummary
 from trt_engine.errors import Interrupted, SetupError, UsageError
 from trt_engine.files import ensure_folder, printable
-from trt_engine.matrix.plan import ContainerEntry, Plan
+from trt_engine.matrix.plan import PROFILED, ContainerEntry, Plan
 from trt_engine.matrix.tree import Tree
 from trt_engine.store import Store
 
@@ -34,8 +35,9 @@ log = logging.getLogger(__name__)
 
 ENGINES = ("docker", "podman")
 _ASK_S = 120.0
+_LEAVES_S, _FOLLOWS_S = 60.0, 10.0
+"""For the run inside to end after Ctrl-C, and for the client after its container."""
 _TOOL = "trt-engine"
-_PROFILED = {"profile", "nsys", "ncu"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def prepare(
     words += ["--fail-fast"] if fail_fast else []
     words += ["--force"] if force else []
     words += ["-q"] if log.getEffectiveLevel() > logging.INFO else []
-    profiled = gpus != "none" and any(_PROFILED & set(spec.modes) for spec in specs)
+    profiled = gpus != "none" and any(PROFILED & set(spec.modes) for spec in specs)
     made = command_line(
         program,
         entry,
@@ -283,13 +285,18 @@ def carry_out(inside: Inside, specs: Sequence[CellSpec], tree: Tree) -> RunSumma
     ensure_folder(Store().folder, by="TRT_ENGINE_STORE")
     log.info("%s", shlex.join(inside.command))
     before = {label: result.started for label, result in tree.results().items() if result.state == "done"}
-    # a session of its own: Ctrl-C in a terminal comes here, and goes on once
-    process = subprocess.Popen(inside.command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        _end(process)
-        code = Interrupted.exit_code
+    with tempfile.TemporaryDirectory(prefix="trt-engine-") as place:
+        program, verb, *words = inside.command
+        named = Path(place) / "id"
+        # a session of its own: Ctrl-C in a terminal comes here, and goes on once
+        process = subprocess.Popen(
+            [program, verb, f"--cidfile={named}", *words], stdin=subprocess.DEVNULL, stdout=2, start_new_session=True
+        )
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            _end(process, program, named)
+            code = Interrupted.exit_code
     results = tree.results()
     manifest = tree.manifest()
     if manifest is None or manifest.container != inside.facts:
@@ -306,11 +313,23 @@ def carry_out(inside: Inside, specs: Sequence[CellSpec], tree: Tree) -> RunSumma
     return summary
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Pass the interruption on, and wait: a second one ends it at once."""
+def _end(process: subprocess.Popen[bytes], program: str, named: Path) -> None:
+    """Pass the interruption on, and wait: a second one ends the container at once, and not its client alone."""
     try:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        process.wait(timeout=_LEAVES_S)
     except (KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.kill()
-        process.wait()
+        container = named.read_text().strip() if named.exists() else ""
+        if container:
+            try:
+                answer = _ask(program, "kill", container)
+                why = answer.stderr.strip() if answer.returncode else ""
+            except SetupError as error:
+                why = error.message
+            if why:
+                log.warning("the container `%s` may go on: %s", container, printable(why))
+        try:
+            process.wait(timeout=_FOLLOWS_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -10,11 +10,10 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from trt_engine.backend import Backend, backend
 from trt_engine.config import (
-    PRECISIONS,
     BenchConfig,
     BuildConfig,
     QuantizeConfig,
@@ -28,6 +27,8 @@ from trt_engine.matrix.form import Read, json_schema, key, read_form
 
 __all__ = [
     "AS_IS",
+    "MODES",
+    "PROFILED",
     "Accuracy",
     "ContainerEntry",
     "ModelEntry",
@@ -46,6 +47,10 @@ AS_IS = "as-is"
 
 Precision = Literal["as-is", "fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"]
 Mode = Literal["build", "bench", "benchmark", "evaluate", "profile", "nsys", "ncu", "all"]
+MODES: tuple[str, ...] = tuple(mode for mode in get_args(Mode) if mode not in ("benchmark", "all"))
+"""In the order they are carried out; `benchmark` is another word for `bench`."""
+PROFILED = frozenset({"profile", "nsys", "ncu"})
+"""Modes that look inside."""
 
 _OF_THE_CELL = ("backend", "device", "precision", "calibrate", "batch", "shapes", "providers", "options")
 """Settings of a build that a plan says elsewhere."""
@@ -280,6 +285,3 @@ def _check_route(plan: Plan, where: str, route: Route, card: Backend) -> None:
     for name, text in own.items():
         value = {name.replace("-", "_"): text}
         _check_text(plan, f"{where}.options.{name}", functools.partial(from_values, options, value))
-
-
-assert Precision.__args__ == (AS_IS, *PRECISIONS)  # type: ignore[attr-defined]

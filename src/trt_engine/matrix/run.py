@@ -19,14 +19,14 @@ from trt_engine.device import info, parse_device
 from trt_engine.environment import Environment
 from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError, UsageError
 from trt_engine.evaluation.evaluate import MAIN_FIGURE
-from trt_engine.files import path_of, write_whole
+from trt_engine.files import path_of
 from trt_engine.matrix import container
 from trt_engine.matrix.cells import cells_of, chosen, modes_of
 from trt_engine.matrix.child import Ending, in_child
 from trt_engine.matrix.plan import Plan, read_plan
-from trt_engine.matrix.tree import REPORT, Tree, default_folder, earlier_seconds
-from trt_engine.matrix.work import Job
-from trt_engine.reporting.write import report, write_reports
+from trt_engine.matrix.tree import Tree, default_folder, earlier_seconds
+from trt_engine.matrix.work import Job, judged, lacking_here, reason_of
+from trt_engine.reporting.write import write_reports
 
 __all__ = ["exit_code", "outlook", "run_plan", "told_of"]
 
@@ -104,6 +104,7 @@ def outlook(
     *,
     only: Sequence[str] = (),
     modes: Sequence[str] = (),
+    fail_fast: bool = False,
     force: bool = False,
     yes: bool = False,
     in_container: str | None = None,
@@ -117,6 +118,7 @@ def outlook(
     tree = Tree.at(folder, yes=yes)
     there = tree.results()
     times = _Times(earlier_seconds(folder), there.values())
+    image = _image(read, in_container, None)
     cells = []
     for spec in specs:
         before = there.get(spec.label)
@@ -126,14 +128,16 @@ def outlook(
             cells.append(PlannedCell(spec, "leave", "`--only` leaves it out"))
         elif good:
             cells.append(PlannedCell(spec, "keep", "done already"))
+        elif image is None and (lacking := lacking_here(spec)) is not None:
+            cells.append(PlannedCell(spec, "skip", lacking.message))
         else:
             cells.append(PlannedCell(spec, "run", _why(before, spec, force=force), seconds))
     known = [cell.seconds for cell in cells if cell.does == "run"]
     total = sum(one for one in known if one is not None) if all(one is not None for one in known) else None
     line: tuple[str, ...] = ()
-    if (image := _image(read, in_container, None)) is not None:
+    if image is not None:
         line = container.prepare(
-            read, specs, folder, image, only=only, modes=modes, fail_fast=False, force=force, dry_run=True
+            read, specs, folder, image, only=only, modes=modes, fail_fast=fail_fast, force=force, dry_run=True
         ).command
     return RunOutlook(str(folder), str(plan), tuple(cells), total, starts=line, warnings=tuple(_not_there(read, cells)))
 
@@ -208,6 +212,7 @@ class _Run:
                 self.on_end(result)
             if self.interrupted or (self.fail_fast and result.state == "failed"):
                 break
+        self._judge_again()
         summary = self._summary(manifest)
         if self.interrupted:
             again = _again(self.plan.path, self.tree.folder, self.modes, self._only())
@@ -276,16 +281,12 @@ class _Run:
             return replace(first, spec=spec, steps=(), seconds=0.0, files={}, warnings=())
         asked, batch = spec.batch, spec.batch
         while True:
-            job = Job(
-                spec=replace(spec, batch=batch),
-                base=str(self.plan.folder.absolute()),
-                run=str(self.tree.folder.absolute()),
-                shown=str(self.tree.folder),
-                reference=self._reference(spec),
-                log_level=log.getEffectiveLevel(),
-            )
             try:
-                result = in_child(job, timeout_s=self._timeout_s(), on_step=_said(spec.label, number, count))
+                result = in_child(
+                    self._job(replace(spec, batch=batch)),
+                    timeout_s=self._timeout_s(),
+                    on_step=_said(spec.label, number, count),
+                )
             except Ending as ending:
                 self.interrupted = True
                 return _of(spec, ending.result, batch)
@@ -301,20 +302,45 @@ class _Run:
             result = replace(result, asked_batch=asked, warnings=(*result.warnings, said))
         return result
 
+    def _job(self, spec: CellSpec) -> Job:
+        against = self._held_against(spec)
+        before = self.results.get(against)
+        return Job(
+            spec=spec,
+            base=str(self.plan.folder.absolute()),
+            run=str(self.tree.folder.absolute()),
+            shown=str(self.tree.folder),
+            held_against=against,
+            reference=dict(before.evaluated.metrics) if before is not None and before.evaluated is not None else {},
+            log_level=log.getEffectiveLevel(),
+        )
+
     def _timeout_s(self) -> float | None:
         return parse_duration(self.plan.file.timeout) if self.plan.file.timeout else None
 
-    def _reference(self, spec: CellSpec) -> dict[str, float]:
-        """The figures of the cell it is held against: the plan's baseline of the same model, or its first cell."""
+    def _held_against(self, spec: CellSpec) -> str:
+        """The cell whose figures gate this one: the plan's baseline of the same model, or its first cell."""
         if "max_drop" not in spec.settings:
-            return {}
+            return ""
         of_model = [one for one in self.specs if one.model == spec.model and "evaluate" in one.modes]
         named = self.plan.file.baseline
         first = next((one for one in of_model if named and fnmatch.fnmatchcase(one.label, named)), of_model[0])
-        if first.label == spec.label:
-            return {}
-        before = self.results.get(first.label)
-        return dict(before.evaluated.metrics) if before is not None and before.evaluated is not None else {}
+        return "" if first.label == spec.label else first.label
+
+    def _judge_again(self) -> None:
+        """Hold what was kept against the baseline's figures of now: those it was judged by may be others, or none."""
+        for spec in self.specs:
+            before = self.results.get(spec.label)
+            if before is None or before.state != "done":
+                continue
+            job = self._job(spec)
+            after, error = judged(before, job.held_against, job.reference)
+            if error is not None:
+                after = replace(after, state="failed", reason=reason_of(error, job), exit_code=error.exit_code)
+                self._told(after)
+            if after != before:
+                self.results[spec.label] = after
+                self.tree.keep(after)
 
     def _told(self, result: CellResult) -> None:
         label = result.spec.label
@@ -331,7 +357,6 @@ class _Run:
         artifacts: dict[str, str] = {}
         try:
             artifacts = {name: str(path) for name, path in write_reports(self.tree.folder).items()}
-            artifacts[REPORT] = str(write_whole(self.tree.folder / REPORT, report(self.tree.folder)))
         except TrtEngineError as error:
             self._warn(f"the report could not be written: {error.message}")
         return self.tree.summary(

@@ -17,14 +17,13 @@ import msgspec
 from trt_engine.cells import CellResult, CellSpec, RunManifest, RunSummary
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.files import ensure_folder, explain, write_whole
-from trt_engine.matrix.work import ENGINES
 from trt_engine.records import document, encode
+from trt_engine.runfiles import CELLS, PLAN, REPORT, RUN
 
-__all__ = ["CELLS", "PLAN", "REPORT", "RUN", "Tree", "default_folder", "earlier_seconds"]
+__all__ = ["Tree", "default_folder", "earlier_seconds"]
 
 log = logging.getLogger(__name__)
 
-RUN, PLAN, CELLS, REPORT = "run.json", "plan.yaml", "cells", "REPORT.txt"
 _OLD = "old"
 _LOCK = ".lock"
 _EARLIER = 8
@@ -182,10 +181,6 @@ class Tree:
             return sorted(path for path in (self.folder / CELLS).iterdir() if path.suffix == ".json" and path.is_file())
         except OSError:
             return []
-
-    @property
-    def engines(self) -> Path:
-        return self.folder / ENGINES
 
 
 def earlier_seconds(folder: Path) -> dict[str, float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
+import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,12 +18,12 @@ from trt_engine import files
 from trt_engine.api import building, evaluating
 from trt_engine.api.building import BuildPlan
 from trt_engine.api.casting import cast
-from trt_engine.api.measuring import bench
+from trt_engine.api.measuring import bench, settled
 from trt_engine.api.pictures import inputs_of
 from trt_engine.api.profiling import profile
 from trt_engine.backend import backend
 from trt_engine.cells import CellResult, CellSpec
-from trt_engine.config import BuildConfig, QuantizeConfig, from_values, parse_profile
+from trt_engine.config import BuildConfig, QuantizeConfig, from_values, parse_profile, words
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import (
@@ -40,7 +40,7 @@ from trt_engine.errors import (
 from trt_engine.evaluation.evaluate import MAIN_FIGURE
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.graph.operators import trt_only
-from trt_engine.matrix.plan import AS_IS
+from trt_engine.matrix.plan import AS_IS, PROFILED
 from trt_engine.model import Model
 from trt_engine.precision.quantize import quantize
 from trt_engine.profiling import ncu, nsys
@@ -55,8 +55,9 @@ __all__ = [
     "PROFILES",
     "SYSTEMS",
     "Job",
-    "Refused",
     "carry_out",
+    "judged",
+    "lacking_here",
     "raw_files_moved",
     "reason_of",
 ]
@@ -84,8 +85,10 @@ class Job:
     """The run's folder, from the root."""
     shown: str
     """The same as the user named it."""
+    held_against: str = ""
+    """Label of the cell whose figures `max_drop` gates by; empty where nothing is gated, as of that cell itself."""
     reference: dict[str, float] = field(default_factory=dict)
-    """The baseline's figures, where `max_drop` gates by them."""
+    """Those figures; empty while there are none."""
     log_level: int = logging.INFO
 
 
@@ -199,7 +202,7 @@ def _all_steps(cell: _Cell) -> None:
     if "evaluate" in spec.modes:
         with _lacking_is_told(cell, "evaluate"), cell.step("evaluate"):
             _evaluate(cell)
-    if {"profile", "nsys", "ncu"} & set(spec.modes):
+    if PROFILED & set(spec.modes):
         with _lacking_is_told(cell, "profile"), cell.step("profile"):
             _profile(cell)
 
@@ -223,36 +226,39 @@ def _looked_at(cell: _Cell) -> Model:
     spec = cell.spec
     source = cell.path(spec.source)
     assert source is not None
-    card = backend(spec.backend)
-    _refuse_device(spec)
-    if missing := card.missing("builder"):
-        names = ", ".join(f"`{name}`" for name in missing)
-        raise Refused(SetupError(f"the backend `{spec.backend}` needs {names}, not installed here", hint=card.install))
+    if (lacking := lacking_here(spec)) is not None:
+        raise Refused(lacking)
     model = open_model(source)
-    if "onnxruntime" in card.modules:
+    if "onnxruntime" in backend(spec.backend).modules:
         _keep_from_onnxruntime(spec, model)
     try:  # before anything is cast or calibrated: can this backend build here at all?
         _planned(cell, model.path, replace(_build_config(cell), precision=None))
-    except DeviceLost:
-        raise
     except SetupError as error:
-        raise Refused(error) from error
+        if error.not_here:
+            raise Refused(error) from error
+        raise
     return model
 
 
-def _refuse_device(spec: CellSpec) -> None:
+def lacking_here(spec: CellSpec) -> TrtEngineError | None:
+    """Why the cell cannot run on this machine, as far as that is known without its model; None where nothing is."""
+    card = backend(spec.backend)
     kind, number = parse_device(spec.device)
     boards = info.gpus() if kind == "cuda" else ()
     if kind == "cpu" and spec.precision == "tf32":
         said = "tf32 is a way of NVIDIA's GPUs to compute, and the device is `cpu`"
-        raise Refused(PrecisionError(said, hint="leave `tf32` out for the CPU: `precisions` of a backend chooses"))
+        return PrecisionError(said, hint="leave `tf32` out for the CPU: `precisions` of a backend chooses")
     if boards and number >= len(boards):
         said = f"there is no device `{spec.device}` here: {len(boards)} GPU{'s' if len(boards) > 1 else ''} can be seen"
-        raise Refused(SetupError(said, hint="`nvidia-smi -L` lists the GPUs; they count from 0"))
+        return SetupError(said, hint="`nvidia-smi -L` lists the GPUs; they count from 0")
+    if missing := card.missing("builder"):
+        names = ", ".join(f"`{name}`" for name in missing)
+        return SetupError(f"the backend `{spec.backend}` needs {names}, not installed here", hint=card.install)
+    return None
 
 
 def _keep_from_onnxruntime(spec: CellSpec, model: Model) -> None:
-    """Operators that only TensorRT runs are never sent to ONNX Runtime (D6)."""
+    """Operators that only TensorRT runs are never sent to ONNX Runtime."""
     only = trt_only(read_proto(model.path))
     weights_alone = bool(spec.settings.get("quantize", {}).get("weights_only")) and spec.precision == "nvfp4"
     if not only and not spec.own_file and spec.precision in _ONLY_TENSORRT and not weights_alone:
@@ -345,14 +351,8 @@ def _build(cell: _Cell, source: Path) -> None:
             log.warning("%s", error.message)
             cell.warn(f"{spec.precision} is in the graph, and this processor has no kernels for it: {_found(error)}")
             made = building.carry_out(_planned(cell, source, replace(config, precision=None)))
-    except DeviceLost:
-        raise
-    except SetupError as error:
-        if isinstance(error.__cause__, OSError) and error.message.startswith("cannot "):
-            raise  # a disk that is full is a failure; a provider that is not here is none
-        raise Refused(error) from error
-    except ModelError as error:
-        if _plugin_missing(error) or "has no kernel for" in error.message:
+    except (SetupError, ModelError) as error:
+        if error.not_here:  # a provider, a plugin, a kernel; a disk that is full is a failure
             raise Refused(error) from error
         raise
     cell.engine = made.engine
@@ -416,29 +416,28 @@ def _found(error: PrecisionError) -> str:
     return error.message.partition(": ")[0].partition(", ")[2] or error.message
 
 
-def _plugin_missing(error: ModelError) -> bool:
-    return bool(
-        re.search(r"plugin_not_found|Plugin not found|TRT_MXFP8DequantizeLinear", f"{error.message} {error.hint}")
-    )
-
-
 # ------------------------------------------------------------------------------------------------ after it
+
+
+def _how_to_run(cell: _Cell) -> dict[str, Any]:
+    return {
+        "batch": None if cell.asked("fixed_batch") else cell.spec.batch,
+        "allow_fallback": cell.asked("allow_fallback", False),
+    }
 
 
 def _bench(cell: _Cell) -> None:
     assert cell.engine is not None
     spec = cell.spec
-    values = dict(cell.asked("bench", {}))
-    values |= {
-        "batch": None if cell.asked("fixed_batch") else spec.batch,
-        "allow_fallback": cell.asked("allow_fallback", False),
-    }
+    values = {**cell.asked("bench", {}), **_how_to_run(cell)}
     record = bench(cell.engine, isolate=True, **values)
     record = replace(record, engine=str(cell.result.engine))
     cell.learn(bench=record)
     place = cell.run / BENCHMARK / f"{spec.label}.json"
     report = BenchReport.of(record, {"record": f"{BENCHMARK}/{spec.label}.json"})
-    command = f"trt-engine bench {cell.result.engine} --batch {record.batch}"
+    config, runtime, _, _ = settled(None, None, None, values)
+    asked = [*words(config), *words(runtime), "--isolate"]
+    command = shlex.join(["trt-engine", "bench", str(cell.result.engine), *asked])
     raw = msgspec.json.format(msgspec.json.encode(document("bench", report, command=command)), indent=2)
     files.write_whole(place, raw + b"\n")
     cell.learn(files={**cell.result.files, "record": f"{BENCHMARK}/{spec.label}.json"})
@@ -459,16 +458,38 @@ def _evaluate(cell: _Cell) -> None:
     )
     report = replace(report, engine=str(cell.result.engine), dataset=str(cell.asked("dataset")))
     cell.learn(evaluated=report, images_digest=report.dataset_digest)
-    limit, main = cell.asked("max_drop"), MAIN_FIGURE[report.task]
-    before, now = cell.job.reference.get(main), report.metrics.get(main)
-    if limit is None or before is None or now is None or before < 0 or now < 0:
-        return
-    cell.learn(evaluated=replace(report, max_drop=limit, passed=before - now <= limit))
-    if before - now > limit:
-        raise AccuracyError(
-            f"{main} is {now:.4f}, the baseline's is {before:.4f}: a drop of {before - now:.4f}, allowed is {limit:g}",
-            hint="`accuracy: {max_drop: ...}` allows more; `trt-engine search` finds the layers to leave out",
-        )
+    cell.result, error = judged(cell.result, cell.job.held_against, cell.job.reference)
+    if error is not None:
+        raise error
+
+
+_NOT_APPLIED = "`max_drop` was not applied"
+
+
+def judged(result: CellResult, against: str, reference: Mapping[str, float]) -> tuple[CellResult, AccuracyError | None]:
+    """The result held against the figures of the cell `against`, by its `max_drop`, and the error where it lost more.
+
+    Where one of the two has no figure nothing is judged, and a warning says so.
+    """
+    report, limit = result.evaluated, result.spec.settings.get("max_drop")
+    if report is None or limit is None or not against:
+        return result, None
+    main = MAIN_FIGURE[report.task]
+    before, now = reference.get(main), report.metrics.get(main)
+    others = tuple(text for text in result.warnings if not text.startswith(_NOT_APPLIED))
+    if before is None or now is None or before < 0 or now < 0:
+        whose = f"the baseline `{against}` has" if before is None or before < 0 else "this cell has"
+        said = f"{_NOT_APPLIED}: {whose} no figure `{main}`"
+        report = replace(report, max_drop=None, passed=None)
+        return replace(result, evaluated=report, warnings=(*others, said)), None
+    drop = before - now
+    result = replace(result, evaluated=replace(report, max_drop=limit, passed=drop <= limit), warnings=others)
+    if drop <= limit:
+        return result, None
+    return result, AccuracyError(
+        f"{main} is {now:.4f}, the baseline's is {before:.4f}: a drop of {drop:.4f}, allowed is {limit:g}",
+        hint="`accuracy: {max_drop: ...}` allows more; `trt-engine search` finds the layers to leave out",
+    )
 
 
 def _profile(cell: _Cell) -> None:
@@ -476,15 +497,19 @@ def _profile(cell: _Cell) -> None:
     assert cell.engine is not None
     spec = cell.spec
     place = cell.run / PROFILES / spec.label
+    inferences, counted = cell.asked("inferences", 20), _COUNTED if "ncu" in spec.modes else 0
+    values = _how_to_run(cell)
+    config, runtime, _, _ = settled(None, None, None, dict(values))
+    asked = ["--inferences", str(inferences), *(["--ncu", str(counted)] if counted else [])]
+    asked += [*words(config), *words(runtime)]
     report = profile(
         cell.engine,
         out=place,
-        inferences=cell.asked("inferences", 20),
-        ncu=_COUNTED if "ncu" in spec.modes else 0,
+        inferences=inferences,
+        ncu=counted,
         yes=True,
-        command=f"trt-engine profile {cell.result.engine} --batch {spec.batch}",
-        batch=None if cell.asked("fixed_batch") else spec.batch,
-        allow_fallback=cell.asked("allow_fallback", False),
+        command=shlex.join(["trt-engine", "profile", str(cell.result.engine), *asked]),
+        **values,
     )
     moved = raw_files_moved(place, cell.run / SYSTEMS / spec.label, (nsys.REPORT, nsys.DATABASE, nsys.LOG))
     moved |= raw_files_moved(place, cell.run / COMPUTE / spec.label, (ncu.REPORT, ncu.OUTPUT, ncu.LOG))

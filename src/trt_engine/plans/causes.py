@@ -208,7 +208,7 @@ def error_of(cause: Cause, subject: str, *, log: Path | None = None) -> TrtEngin
     kind = _KINDS.get(cause.name, BuildError)
     if kind is BuildError:
         return BuildError(message, hint=hint, cause=cause.name, node=cause.node)
-    return kind(message, hint=hint)
+    return kind(message, hint=hint, not_here=True if cause.name == "plugin_not_found" else None)
 
 
 _KINDS: dict[str, type[TrtEngineError]] = {

@@ -23,6 +23,8 @@ from trt_engine.errors import SetupError, UsageError
 from trt_engine.traces import Activity, Rung, RungName
 
 __all__ = [
+    "BUSY",
+    "PERMIT",
     "Capture",
     "Covered",
     "HostSpan",
@@ -44,13 +46,16 @@ PROBING = 2
 class ProfilerUnavailable(SetupError):
     """A rung of the ladder cannot be had here: the message says why, the hint what would help."""
 
-    @property
-    def reason(self) -> str:
-        return self.message
 
-    @property
-    def fix(self) -> str | None:
-        return self.hint
+BUSY = "end the other one (Nsight, another tool around this process), or take another rung"
+"""What helps where two profilers meet."""
+PERMIT = (
+    "one of: (1) once: run it with `sudo`, or with CAP_SYS_ADMIN (CAP_PERFMON from driver R565); "
+    "(2) in a container: start it with `docker run --cap-add=SYS_ADMIN`; "
+    "(3) for good, on the host: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d, "
+    "`update-initramfs -u` or `dracut -f`, reboot; then `grep RmProfilingAdminOnly /proc/driver/nvidia/params` says 0"
+)
+"""What helps against ERR_NVGPUCTRPERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def _rung(name: RungName) -> Rung:
     try:
         return Rung(name, True, _torch() if name == "torch" else _cupti())
     except ProfilerUnavailable as error:
-        return Rung(name, False, error.reason, error.fix)
+        return Rung(name, False, error.message, error.hint)
 
 
 def _cupti() -> str:
@@ -199,12 +204,12 @@ def _first_that_works(run: Callable[[], None], inferences: int, rungs: Sequence[
             _watched = name
             raise
         _watched = name
-        told = tuple(f"{where} was passed over: {error.reason}" for where, error in zip(rungs, passed, strict=False))
+        told = tuple(f"{where} was passed over: {error.message}" for where, error in zip(rungs, passed, strict=False))
         return dataclasses.replace(made, warnings=(*told, *made.warnings)) if told else made
     if len(passed) == 1:
         raise passed[0]
     raise ProfilerUnavailable(
-        "nothing here can watch the GPU: " + "; ".join(error.reason for error in passed), hint=passed[0].fix
+        "nothing here can watch the GPU: " + "; ".join(error.message for error in passed), hint=passed[0].hint
     ) from passed[0]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 
-from trt_engine.traces import Category
+from trt_engine.traces import MOVES, Category
 
 __all__ = ["of_kernel", "of_operator", "short"]
 
@@ -193,7 +193,6 @@ _NODE_RULES = _compiled((  # the last word of a node's name, as exporters write 
     ("copy", r"reshape|view|flatten|concat|slice|gather|expand|squeeze|split|pad|identity|copy|(?<![a-z])cat(?![a-z])"),
     ("control", r"(?<![a-z])(shape|size|if|loop|range)(?![a-z])"),
 ))  # fmt: skip
-_MOVES = ("copy", "reformat", "control")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -205,7 +204,7 @@ def of_operator(kind: str, *, name: str = "", moves: bool = False) -> Category:
     found = _of_kind(kind.lower())
     if (found is None or kind.lower() == "kgen") and name:  # Myelin's own kernels tell more in their names
         found = _of_name(name) or found
-    if moves and found not in _MOVES:
+    if moves and found not in MOVES:
         return "reformat"
     return found or "other"
 

@@ -30,7 +30,7 @@ from trt_engine.profiling.gauge import Gauge
 from trt_engine.records import Ceiling, Ceilings
 from trt_engine.store import Store
 
-__all__ = ["Kept", "ceilings", "command_for"]
+__all__ = ["Kept", "ceilings"]
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def ceilings(
     return subject.completed(found)
 
 
-def command_for(device: str) -> str:
+def _command_for(device: str) -> str:
     """What to type to have the ceilings of a device measured."""
     return f"trt-engine doctor --ceilings --device {device}"
 
@@ -249,7 +249,7 @@ class _Subject:
         if found is None:
             if not sheet:
                 return None
-            note = f"nothing was measured here: `{command_for(self.device)}`"
+            note = f"nothing was measured here: `{_command_for(self.device)}`"
             return Ceilings(self.name, self.keys[0], sheet, "", Environment.here(), notes=(note,))
         return replace(found, items=_filled(found.items, sheet))
 

@@ -15,24 +15,23 @@ import logging
 import os
 import re
 import select
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import msgspec
 
-from trt_engine.backend import Backend, backend, backends
+from trt_engine.backend import backend, runner_of
 from trt_engine.benchmark.loop import feeds_for, in_force, ready
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.files import write_whole
+from trt_engine.processes import Stop
 
 __all__ = ["RANGE", "Failed", "Outcome", "Request", "Stage", "encode", "read_outcome"]
 
@@ -270,20 +269,6 @@ class _Teller:
         write_whole(self.path, msgspec.json.encode(self.outcome, enc_hook=str))
 
 
-class _Stop:
-    """SIGINT and SIGTERM: in the range they end it after the inference at hand, before it they end the process."""
-
-    def __init__(self) -> None:
-        self.asked = self.measuring = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        if not self.measuring:
-            raise KeyboardInterrupt
-
-
 def _end_with(parent: int) -> None:
     """End when that process does: the profiler in between would wait for ever for who asked it."""
     try:
@@ -298,13 +283,7 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()
 
 
-def _runtime_of(engine: Engine) -> Backend:
-    """The backend that runs it: another that is installed, where its card names some."""
-    card, known = backend(engine.passport.backend), backends()
-    return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
-
-
-def _work(request: Request, teller: _Teller, stop: _Stop) -> None:
+def _work(request: Request, teller: _Teller, stop: Stop) -> None:
     outcome = teller.outcome
     teller.at("loading")
     engine = Engine.open(Path(request.engine))
@@ -318,7 +297,7 @@ def _work(request: Request, teller: _Teller, stop: _Stop) -> None:
             "memory_mib": str(board.memory_mib),
         }  # fmt: skip
     feeds, _ = feeds_for(engine, request.config)
-    session = _runtime_of(engine).half("runtime")().load(engine, request.runtime)
+    session = runner_of(backend(engine.passport.backend)).half("runtime")().load(engine, request.runtime)
     try:
         outcome.facts = {str(name): str(value) for name, value in session.facts().items()}
         _, protocol = in_force(session, request.config, events=False)
@@ -332,7 +311,7 @@ def _work(request: Request, teller: _Teller, stop: _Stop) -> None:
     teller.at("done")
 
 
-def _capture(run: Callable[[], object], request: Request, teller: _Teller, stop: _Stop, number: int) -> None:
+def _capture(run: Callable[[], object], request: Request, teller: _Teller, stop: Stop, number: int) -> None:
     outcome = teller.outcome
     teller.at("warming")
     for _ in range(request.warmup):
@@ -383,7 +362,7 @@ def _failure(error: BaseException, request: Request) -> Failed:
 
 def main() -> int:
     """One request, one answer; 0 when everything asked for was done."""
-    stop = _Stop()
+    stop = Stop()
     request = _decode(Path(sys.argv[1]).read_bytes())
     teller = _Teller(Path(request.answer))
     if request.parent:

@@ -17,8 +17,8 @@ from typing import Any
 
 from cupti import cupti as api
 
-from trt_engine.profiling.capture import PROBING, Capture, HostSpan, Launch, ProfilerUnavailable, assemble
-from trt_engine.traces import Activity
+from trt_engine.profiling.capture import BUSY, PERMIT, PROBING, Capture, HostSpan, Launch, ProfilerUnavailable, assemble
+from trt_engine.traces import COPIES, Activity
 
 __all__ = ["hear_ranges", "record"]
 
@@ -28,19 +28,8 @@ _FORCED = 1
 _LISTENER = b"NVTX_INJECTION64_PATH"
 _NEEDED = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET", "RUNTIME", "DRIVER")
 _WELCOME = ("MARKER",)
-_COPIES = {
-    1: "Host-to-Device", 2: "Device-to-Host", 3: "Host-to-Array", 4: "Array-to-Host", 5: "Array-to-Array",
-    6: "Array-to-Device", 7: "Device-to-Array", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer",
-}  # fmt: skip
 _MARKS_START, _MARKS_END = 2, 4
-_PRIVILEGES = (
-    "as root or with CAP_SYS_ADMIN (CAP_PERFMON from driver R565); or `docker run --cap-add=SYS_ADMIN`; or open it for all: "
-    "`options nvidia NVreg_RestrictProfilingToAdminUsers=0` in /etc/modprobe.d, then load the module again"
-)
-_BUSY = (
-    "end the other one (Nsight, another tool around this process), or take another rung; "
-    "`torch.profiler` keeps CUPTI until its process ends"
-)
+_BUSY = f"{BUSY}; `torch.profiler` keeps CUPTI until its process ends"
 
 
 def record(run: Callable[[], None], inferences: int) -> Capture:
@@ -153,7 +142,7 @@ class _Book:
     def _copy(self, item: Any) -> None:
         self.activities.append(Activity(
             kind="copy",
-            name=_COPIES.get(int(item.copy_kind), "unknown"),
+            name=COPIES.get(int(item.copy_kind), "unknown"),
             start_ns=item.start,
             end_ns=item.end,
             device=item.device_id,
@@ -276,7 +265,7 @@ def _refused(error: Exception) -> ProfilerUnavailable:
     if name in ("ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "ERROR_MAX_LIMIT_REACHED", "ERROR_HARDWARE_BUSY"):
         return ProfilerUnavailable("another profiler holds CUPTI in this process", hint=_BUSY)
     if "INSUFFICIENT_PRIVILEGES" in name:
-        return ProfilerUnavailable("this user may not profile the GPU (ERR_NVGPUCTRPERM)", hint=_PRIVILEGES)
+        return ProfilerUnavailable("this user may not profile the GPU (ERR_NVGPUCTRPERM)", hint=PERMIT)
     if name in ("ERROR_NOT_COMPATIBLE", "ERROR_NOT_INITIALIZED", "ERROR_NOT_SUPPORTED"):
         return ProfilerUnavailable(
             f"CUPTI and the driver do not fit together ({name})",

@@ -1,4 +1,4 @@
-"""How two engines differ in structure (F10): what was fused or split, what changed its type, kernel, shape or time.
+"""How two engines differ in structure: what was fused or split, what changed its type, kernel, shape or time.
 
 Layers are matched by the ONNX nodes they were made of, where both sides tell them: layers that share a node, directly or
 through others, are one group. One against one is a layer that may have changed; several against fewer were fused. What has
@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import onnx
 
 from trt_engine.comparisons import EngineDiff, LayerChange, StructureCount
+from trt_engine.engine import is_bare_model
 from trt_engine.errors import UsageError
 from trt_engine.files import path_of
-from trt_engine.profiling.structure import Part, Structure, is_bare_model, read_structure
+from trt_engine.profiling.structure import Part, Structure, read_structure
 from trt_engine.tensors import format_shape
 from trt_engine.traces import CATEGORIES
 
 __all__ = ["diff", "differences"]
 
 Pair = tuple[list[Part], list[Part]]
+_Name = Hashable | None
+"""What a layer is known by on both sides; None: by nothing."""
 Change = Literal["fused", "split", "added", "removed", "tactic", "type", "shape", "time", "reformat"]
 
 _LEAST_SHARE, _LEAST_MS = 0.05, 0.001
@@ -136,23 +139,29 @@ def _reformats(part: Part) -> bool:
     return part.category == "reformat" and not part.onnx_nodes
 
 
-def _as_reformat(part: Part) -> Any:
+def _as_reformat(part: Part) -> _Name:
     """What a reformat makes, which is all there is to tell one from another: their names are dealt out anew each time."""
     return (part.kind, part.dtypes, part.shapes) if _reformats(part) else None
 
 
-def _exact(part: Part) -> Any:
+def _exact(part: Part) -> _Name:
     return None if _reformats(part) else part.name or ("", part.kind)
 
 
-def _plain(part: Part) -> Any:
+def _plain(part: Part) -> _Name:
     """The name without its numbers, which a builder deals out too; with the kind, as little else is left."""
     return (_NUMBERED.sub("#", part.name), part.kind) if part.name and not _reformats(part) else None
 
 
-def _join_by(name: Any, parts: Sequence[Part], offset: int, matched: set[int], join: Any) -> None:
+def _join_by(
+    name: Callable[[Part], _Name],
+    parts: Sequence[Part],
+    offset: int,
+    matched: set[int],
+    join: Callable[[int, int], None],
+) -> None:
     """Join what is left and has the same name on both sides, those of one name in their order."""
-    waiting: dict[Any, list[int]] = defaultdict(list)
+    waiting: dict[_Name, list[int]] = defaultdict(list)
     for place in range(offset):
         if place not in matched and (called := name(parts[place])) is not None:
             waiting[called].append(place)
@@ -163,7 +172,7 @@ def _join_by(name: Any, parts: Sequence[Part], offset: int, matched: set[int], j
             matched.update((other, place))
 
 
-def _join_between(parts: Sequence[Part], offset: int, matched: set[int], join: Any) -> None:
+def _join_between(parts: Sequence[Part], offset: int, matched: set[int], join: Callable[[int, int], None]) -> None:
     """Join single leftovers of one category that alone stand between the same matched neighbours."""
     mine, theirs = _gaps(parts, range(offset), matched), _gaps(parts, range(offset, len(parts)), matched)
     for where, places in mine.items():

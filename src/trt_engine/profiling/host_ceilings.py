@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -311,20 +312,28 @@ def _timed(work: Callable[[], Any]) -> float:
 # ------------------------------------------------------------------------------------------------ other work
 
 
-def busy_elsewhere() -> Callable[[], float]:
-    """Starts watching; called later, the share of the processors that other processes had in between."""
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """Seconds of all processors since the machine began: in all, by anybody, and by this process."""
 
-    def taken() -> tuple[float, float]:
-        every = psutil.cpu_times()
-        idle = every.idle + getattr(every, "iowait", 0.0)
+    total_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> Worked:
+        every, own = psutil.cpu_times(), os.times()
         total = sum(every) - getattr(every, "guest", 0.0) - getattr(every, "guest_nice", 0.0)
-        own = os.times()
-        return total - idle - own.user - own.system, total
+        return cls(total, total - every.idle - getattr(every, "iowait", 0.0), own.user + own.system)
 
-    before = taken()
+
+def busy_elsewhere(look: Callable[[], Worked] = Worked.now) -> Callable[[], float]:
+    """Starts watching; called later, the share of the processors that other processes had in between."""
+    before = look()
 
     def share() -> float:
-        after = taken()
-        return max(0.0, (after[0] - before[0]) / max(after[1] - before[1], 1e-9))
+        after = look()
+        others = (after.busy_s - after.own_s) - (before.busy_s - before.own_s)
+        return max(0.0, others / max(after.total_s - before.total_s, 1e-9))
 
     return share

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from trt_engine.profiling.capture import Capture, window_of
 from trt_engine.profiling.categories import of_kernel, short
-from trt_engine.traces import CATEGORIES, Activity, CategoryShare, KernelRow, TimeSplit
+from trt_engine.traces import CATEGORIES, FROM_DEVICE, TO_DEVICE, Activity, CategoryShare, KernelRow, TimeSplit
 
 __all__ = ["busy_ns", "category_shares", "inferences_of", "kernel_rows", "split", "union_ns"]
 
@@ -154,20 +154,20 @@ def split(
     items = capture.activities
     busy = busy_ns(items)
     total = sum(item.end_ns - item.start_ns for item in items)
-    here = [item for item in items if item.name not in ("Host-to-Device", "Device-to-Host")]
+    here = [item for item in items if item.kind != "copy" or item.name not in (*TO_DEVICE, *FROM_DEVICE)]
 
     def each(ns: float) -> float:
         return ns / count / _NS_PER_MS
 
-    def copied(way: str) -> float:
-        return each(busy_ns(item for item in items if item.kind == "copy" and item.name == way))
+    def copied(ways: tuple[str, ...]) -> float:
+        return each(busy_ns(item for item in items if item.kind == "copy" and item.name in ways))
 
     working = each(busy_ns(here))
     return TimeSplit(
         wall_ms=wall_ms,
-        h2d_ms=copied("Host-to-Device") if h2d_ms is None else h2d_ms,
+        h2d_ms=copied(TO_DEVICE) if h2d_ms is None else h2d_ms,
         compute_ms=working if gpu_ms is None else gpu_ms,
-        d2h_ms=copied("Device-to-Host") if d2h_ms is None else d2h_ms,
+        d2h_ms=copied(FROM_DEVICE) if d2h_ms is None else d2h_ms,
         busy_ms=each(busy),
         idle_ms=_idle_ns(capture) / _NS_PER_MS,
         launch_ms=None if capture.launch_ns is None else each(capture.launch_ns),

@@ -8,15 +8,12 @@ from typing import Any, Literal
 
 from trt_engine.errors import TrtEngineError
 from trt_engine.profiling.capture import Capture, HostSpan, Launch, assemble
-from trt_engine.traces import Activity
+from trt_engine.traces import COPY_WORDS, Activity
 
 __all__ = ["INFERENCE", "read_trace"]
 
 INFERENCE = "trt_engine inference"
 """The name of the range around each inference that counts."""
-
-_COPIES = {"HtoD": "Host-to-Device", "DtoH": "Device-to-Host", "DtoD": "Device-to-Device", "PtoP": "Peer-to-Peer",
-           "HtoH": "Host-to-Host"}  # fmt: skip
 
 
 def read_trace(trace: Mapping[str, Any], instrument: str, warnings: Sequence[str] = ()) -> Capture:
@@ -73,7 +70,7 @@ class _Event:
     def copy(self) -> Activity:
         """The direction stands in the name: `Memcpy DtoH (Device -> Pageable)`."""
         words = self.name.split()
-        way = next((_COPIES[word] for word in words if word in _COPIES), self.name)
+        way = next((COPY_WORDS[word] for word in words if word in COPY_WORDS), self.name)
         return self._moved("copy", way)
 
     def fill(self) -> Activity:

@@ -19,15 +19,11 @@ from trt_engine.graph.load import read_proto
 from trt_engine.graph.trace import flatten
 from trt_engine.profiling.categories import of_operator
 from trt_engine.tensors import Shape, Tensors
-from trt_engine.traces import CATEGORIES, Category, CategoryShare, LayerProfile, LayerRow
+from trt_engine.traces import CATEGORIES, MOVES, Category, CategoryShare, LayerProfile, LayerRow
 
-__all__ = ["MOVES", "Work", "layer_profile", "layer_shares", "precision_shares", "work_of"]
+__all__ = ["Work", "layer_profile", "layer_shares", "precision_shares", "work_of"]
 
 log = logging.getLogger(__name__)
-
-MOVES = "moves"
-"""In the shares by type: layers that compute nothing."""
-_NO_ARITHMETIC: tuple[Category, ...] = ("copy", "reformat", "control")
 
 
 def layer_profile(
@@ -57,7 +53,7 @@ def _with_category(row: LayerRow) -> LayerRow:
     found = of_operator(row.kind, name=row.name, moves=row.category == "reformat")
     if found == "other":
         found = row.category
-    precision = "" if found in _NO_ARITHMETIC else row.precision
+    precision = "" if found in MOVES else row.precision
     return dataclasses.replace(row, category=found, precision=precision)
 
 
@@ -139,7 +135,7 @@ def _with_flops(rows: Sequence[LayerRow], by_node: Mapping[str, int]) -> tuple[L
                 places[node].append(index)
     flops: dict[int, float] = defaultdict(float)
     for node, found in places.items():
-        computing = [index for index in found if rows[index].category not in _NO_ARITHMETIC] or found
+        computing = [index for index in found if rows[index].category not in MOVES] or found
         multiplying = [index for index in computing if rows[index].category in ("matrix", "attention")] or computing
         for index in multiplying:
             flops[index] += by_node[node] / len(multiplying)
@@ -164,7 +160,7 @@ def layer_shares(layers: LayerProfile) -> tuple[CategoryShare, ...]:
         found[row.category].append(row)
     whole = sum(row.median_ms for row in layers.rows)
     shares = [
-        CategoryShare(name, ms, ms / whole if whole else 0.0, round(sum(row.calls for row in rows)))
+        CategoryShare(name, ms, ms / whole if whole else 0.0, max(1, round(sum(row.calls for row in rows))))
         for name, rows in found.items()
         if rows
         for ms in [sum(row.median_ms for row in rows)]
@@ -178,7 +174,7 @@ def precision_shares(layers: LayerProfile) -> dict[str, float]:
         return {}
     times: dict[str, float] = defaultdict(float)
     for row in layers.rows:
-        times[row.precision or (MOVES if row.category in _NO_ARITHMETIC else "other")] += row.median_ms
+        times[row.precision or ("moves" if row.category in MOVES else "other")] += row.median_ms
     whole = sum(times.values())
     ordered = sorted(times.items(), key=lambda item: -item[1])
     return {name: ms / whole for name, ms in ordered} if whole else {}

@@ -22,7 +22,7 @@ from trt_engine.files import ensure_folder
 from trt_engine.profiling import nsight
 from trt_engine.profiling.capture import ProfilerUnavailable
 from trt_engine.profiling.child import Outcome
-from trt_engine.profiling.nsight import Ran, Tool, decimal_mark, number, unavailable
+from trt_engine.profiling.nsight import Ran, Tool, decimal_mark, number
 from trt_engine.tensors import Shape
 from trt_engine.traces import Counters
 
@@ -32,7 +32,6 @@ __all__ = [
     "OUTPUT",
     "REPORT",
     "KernelLaunch",
-    "ProfilerUnavailable",
     "base_name",
     "counters",
     "counters_of",
@@ -220,17 +219,17 @@ def _measured(
     there = re.findall(r"^\s*\d+\. (\S.*)$", said.partition("Available Kernels:")[2], re.MULTILINE)
     if there:
         names = ", ".join(f"`{base_name(name)}`" for name in kernels)
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"{tool.text} profiled no kernels: none of those that ran is {names}",
-            "there were: " + ", ".join(f"`{name.strip()}`" for name in there[:8]),
+            hint="there were: " + ", ".join(f"`{name.strip()}`" for name in there[:8]),
         )
     if outcome is not None and outcome.switch:
         wanted = f" is named {', '.join(f'`{base_name(name)}`' for name in kernels)}" if kernels else " ran"
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"{tool.text} profiled no kernels: inside the capture range none{wanted}, or the range never started",
-            f"`{raw_log}` has the command; without `--kernel-name` every kernel is measured",
+            hint=f"`{raw_log}` has the command; without `--kernel-name` every kernel is measured",
         )
-    raise unavailable(f"{tool.text} profiled no kernels: {nsight.last_words(said)}", f"`{raw_log}`")
+    raise ProfilerUnavailable(f"{tool.text} profiled no kernels: {nsight.last_words(said)}", hint=f"`{raw_log}`")
 
 
 def _advised(tool: Tool, report: Path, raw_log: Path) -> Iterator[KernelLaunch]:
@@ -355,13 +354,13 @@ def read(text: str) -> tuple[KernelLaunch, ...]:
     """
     lines = text.splitlines()
     if not any(line.strip() for line in lines):
-        raise unavailable("the output of ncu is empty, expected a table of kernels", _HINT)
+        raise ProfilerUnavailable("the output of ncu is empty, expected a table of kernels", hint=_HINT)
     at = next((index for index, line in enumerate(lines) if _is_header(line)), None)
     if at is not None:
         found = _read_csv(lines, at)
         if not found:
-            raise unavailable(
-                "the output of ncu has a header and no launches: it is cut, or nothing was profiled", _HINT
+            raise ProfilerUnavailable(
+                "the output of ncu has a header and no launches: it is cut, or nothing was profiled", hint=_HINT
             )
         return found
     if any(line.strip().startswith("Section: ") for line in lines) or any(map(_LAUNCH.match, lines)):
@@ -373,11 +372,11 @@ def _nothing(text: str, lines: Sequence[str]) -> ProfilerUnavailable:
     if "ERR_NVGPUCTRPERM" in text:
         return nsight.not_permitted()
     if found := re.search(r"==ERROR==\s*(.*)", text):
-        return unavailable(f"ncu measured nothing: {found[1].strip()}", _HINT)
+        return ProfilerUnavailable(f"ncu measured nothing: {found[1].strip()}", hint=_HINT)
     if "No kernels were profiled" in text:
-        return unavailable("ncu measured nothing: No kernels were profiled", _HINT)
+        return ProfilerUnavailable("ncu measured nothing: No kernels were profiled", hint=_HINT)
     first = next(line.strip() for line in lines if line.strip())[:80]
-    return unavailable(f"no table of ncu was found; the text begins with `{first}`", _HINT)
+    return ProfilerUnavailable(f"no table of ncu was found; the text begins with `{first}`", hint=_HINT)
 
 
 def _is_header(line: str) -> bool:
@@ -396,7 +395,9 @@ def _records(lines: Sequence[str], at: int) -> Iterator[tuple[int, list[str]]]:
             line += "\n" + lines[at]
             at += 1
         if line.count('"') % 2:
-            raise unavailable(f"the output of ncu is cut: line {start + 1} ends inside a value: `{line[:80]}`", _HINT)
+            raise ProfilerUnavailable(
+                f"the output of ncu is cut: line {start + 1} ends inside a value: `{line[:80]}`", hint=_HINT
+            )
         yield start + 1, next(csv.reader([line]))
 
 
@@ -410,8 +411,8 @@ def _read_csv(lines: Sequence[str], at: int) -> tuple[KernelLaunch, ...]:
             blocks.append((header, []))
             least = header.index("Metric Value") + 1 if "Metric Value" in header else len(header)
         elif not least <= len(row) <= len(header):
-            raise unavailable(
-                f"the output of ncu is damaged: line {line} has {len(row)} values, the header {len(header)}", _HINT
+            raise ProfilerUnavailable(
+                f"the output of ncu is damaged: line {line} has {len(row)} values, the header {len(header)}", hint=_HINT
             )
         else:  # a row of a metric ends before the columns of rules
             blocks[-1][1].append([*row, *[""] * (len(header) - len(row))])
@@ -527,7 +528,7 @@ def _read_console(lines: Sequence[str]) -> tuple[KernelLaunch, ...]:
         if about is None:
             return
         if not rows:
-            raise unavailable(f"the output of ncu is cut: `{about['Kernel Name']}` has no metrics", _HINT)
+            raise ProfilerUnavailable(f"the output of ncu is cut: `{about['Kernel Name']}` has no metrics", hint=_HINT)
         mark = decimal_mark(value for _, _, value in rows)
         found.append(replace(_launch(about, rows, mark), advice=tuple(advice)))
 
@@ -552,7 +553,7 @@ def _read_console(lines: Sequence[str]) -> tuple[KernelLaunch, ...]:
             advice.append(" ".join(words))
         at += 1
     if about is None:
-        raise unavailable("the output of ncu is cut: it has sections and names no kernel", _HINT)
+        raise ProfilerUnavailable("the output of ncu is cut: it has sections and names no kernel", hint=_HINT)
     finish()
     return tuple(found)
 
@@ -560,7 +561,7 @@ def _read_console(lines: Sequence[str]) -> tuple[KernelLaunch, ...]:
 def _console_table(lines: Sequence[str], at: int) -> tuple[list[tuple[str, str, str]], int]:
     """The rows of the table that begins with the dashes at `at`; it ends with dashes too."""
     spans = [match.span() for match in re.finditer(r"-{2,}", lines[at])]
-    cut = unavailable(f"the output of ncu is cut: the table at line {at + 1} has no end", _HINT)
+    cut = ProfilerUnavailable(f"the output of ncu is cut: the table at line {at + 1} has no end", hint=_HINT)
     if len(spans) != 3 or at + 2 >= len(lines) or not _RULE.fullmatch(lines[at + 2]):
         raise cut
     found, end = [], at + 3

@@ -29,14 +29,14 @@ import msgspec
 import psutil
 
 from trt_engine import errors
-from trt_engine.backend import backends
+from trt_engine.backend import backends, runner_of
 from trt_engine.benchmark.loop import feeds_for
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.files import ensure_folder, explain, write_whole
-from trt_engine.profiling.capture import ProfilerUnavailable
+from trt_engine.profiling.capture import PERMIT, ProfilerUnavailable
 from trt_engine.profiling.child import Outcome, Request, Stage, encode, read_outcome
 from trt_engine.tensors import Shape
 
@@ -44,7 +44,6 @@ __all__ = [
     "NCU_VARIABLE",
     "NSYS_VARIABLE",
     "Permission",
-    "ProfilerUnavailable",
     "Ran",
     "Tool",
     "ToolName",
@@ -56,7 +55,6 @@ __all__ = [
     "profiled",
     "request_for",
     "run",
-    "unavailable",
 ]
 
 log = logging.getLogger(__name__)
@@ -91,11 +89,6 @@ _SILENCE_S = 60.0
 _GRACE_S = 60.0
 """How long a tool whose program was asked to stop may take to write its report."""
 _END_S = 5.0
-
-
-def unavailable(reason: str, fix: str | None = None) -> ProfilerUnavailable:
-    """This profiler cannot be had here: the ladder goes on with the next."""
-    return ProfilerUnavailable(reason, hint=fix)
 
 
 # ------------------------------------------------------------------------------------------------ the programs
@@ -137,7 +130,9 @@ def find(name: ToolName, *, root: Path = Path("/"), path: str | None = None) -> 
         if place.is_dir():
             place = place / name
         if not place.is_file() or not os.access(place, os.X_OK):
-            raise unavailable(f"`{named}` is no program that can be run", f"{variable} names it; {install}")
+            raise ProfilerUnavailable(
+                f"`{named}` is no program that can be run", hint=f"{variable} names it; {install}"
+            )
         return _probed(name, place.absolute(), place.stat().st_mtime_ns)
     broken: ProfilerUnavailable | None = None
     for place in _candidates(name, root, path):
@@ -148,7 +143,7 @@ def find(name: ToolName, *, root: Path = Path("/"), path: str | None = None) -> 
             broken = broken or error
     if broken is not None:
         raise broken
-    raise unavailable(f"{name} is not installed: it is neither on PATH nor in NVIDIA's folders", install)
+    raise ProfilerUnavailable(f"{name} is not installed: it is neither on PATH nor in NVIDIA's folders", hint=install)
 
 
 def _install(name: ToolName) -> str:
@@ -178,7 +173,7 @@ def _probed(name: ToolName, path: Path, mtime_ns: int) -> Tool:
     version = _VERSION.search(said)
     if version is None:
         first = next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
-        raise unavailable(f"`{path}` does not start as {name} does: it says `{first}`", _install(name))
+        raise ProfilerUnavailable(f"`{path}` does not start as {name} does: it says `{first}`", hint=_install(name))
     return Tool(name, path, tuple(map(int, version[1].split("."))))
 
 
@@ -197,10 +192,10 @@ def _ask(name: ToolName, path: Path, *words: str) -> str:
         )  # fmt: skip
     except OSError as error:
         reason = os.strerror(error.errno or 0).lower()
-        raise unavailable(f"`{path}` cannot be run: {reason}", _install(name)) from error
+        raise ProfilerUnavailable(f"`{path}` cannot be run: {reason}", hint=_install(name)) from error
     except subprocess.TimeoutExpired as error:
         asked = shlex.join([str(path), *words])
-        raise unavailable(f"`{asked}` did not answer within {_PROBE_S:.0f} s", "`nvidia-smi`") from error
+        raise ProfilerUnavailable(f"`{asked}` did not answer within {_PROBE_S:.0f} s", hint="`nvidia-smi`") from error
     return done.stdout.decode(errors="replace")
 
 
@@ -212,9 +207,9 @@ def _environment() -> dict[str, str]:
 
 def too_old(tool: Tool, option: str) -> ProfilerUnavailable:
     """The error of a version that lacks the option."""
-    return unavailable(
+    return ProfilerUnavailable(
         f"{tool.text} is too old: it does not know `{option}`",
-        f"install a newer {_TITLES[tool.name]} (2022.1 or later), or name one with {_VARIABLES[tool.name]}",
+        hint=f"install a newer {_TITLES[tool.name]} (2022.1 or later), or name one with {_VARIABLES[tool.name]}",
     )
 
 
@@ -256,13 +251,10 @@ def not_permitted(found: Permission | None = None) -> ProfilerUnavailable:
     """ERR_NVGPUCTRPERM with its three fixes, and what the driver's own setting says."""
     found = permission() if found is None else found
     state = {True: "; RmProfilingAdminOnly is 1", False: "; RmProfilingAdminOnly is 0, so a container may be the limit"}
-    return unavailable(
+    return ProfilerUnavailable(
         "the driver lets administrators alone read GPU performance counters (ERR_NVGPUCTRPERM"
         f"{state.get(found.restricted, '') if found.restricted is not None else ''})",
-        "one of: (1) once: run it with `sudo`, or with CAP_SYS_ADMIN; "
-        "(2) in a container: start it with `docker run --cap-add=SYS_ADMIN`; "
-        "(3) for good, on the host: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d, "
-        "`update-initramfs -u` or `dracut -f`, reboot; then `grep RmProfilingAdminOnly /proc/driver/nvidia/params` says 0",
+        hint=PERMIT,
     )
 
 
@@ -312,13 +304,13 @@ def diagnose(said: str, tool: Tool) -> ProfilerUnavailable | None:
     if found := _OLD.search(said) or _ILLEGAL.search(said):
         return too_old(tool, found[1])
     if found := _METRIC.search(said):
-        return unavailable(
+        return ProfilerUnavailable(
             f"{tool.text} has no metric `{found[1]}` for this GPU",
-            f"`{tool.path} --query-metrics` lists what it has",
+            hint=f"`{tool.path} --query-metrics` lists what it has",
         )
     for pattern, reason, fix in _SAID:
         if pattern.search(said):
-            return unavailable(f"{tool.text}: {reason}", fix)
+            return ProfilerUnavailable(f"{tool.text}: {reason}", hint=fix)
     return None
 
 
@@ -397,7 +389,9 @@ def run(
                 cwd=folder, start_new_session=True, bufsize=0, env=_environment(),
             )  # fmt: skip
         except OSError as error:
-            raise unavailable(f"`{tool.path}` cannot be run: {error.strerror or error}", _install(tool.name)) from error
+            raise ProfilerUnavailable(
+                f"`{tool.path}` cannot be run: {error.strerror or error}", hint=_install(tool.name)
+            ) from error
         stack.callback(_end, process, target)
         heard: list[bytes] = []
 
@@ -525,19 +519,17 @@ def request_for(
     opened = Engine.open(engine)
     where = device or (runtime.device if runtime is not None else None) or opened.passport.device
     if parse_device(where)[0] == "cpu":
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"`{opened.path}` runs on `{where}`, and Nsight watches GPUs",
-            "`--rung layers` tells the times of its layers",
+            hint="`--rung layers` tells the times of its layers",
         )
     known = backends()
     card = known.get(opened.passport.backend)
-    runs = None
-    if card is not None:
-        runs = next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
+    runs = None if card is None else runner_of(card)
     if runs is not None and runs.has("measure"):
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"`{opened.path}` runs in another program (`{runs.name}`), whose inferences cannot be told apart",
-            " or ".join(known[name].install for name in runs.run_by if name in known) or runs.install,
+            hint=" or ".join(known[name].install for name in runs.run_by if name in known) or runs.install,
         )
     if inferences < 1 or warmup < 0:
         raise UsageError(f"cannot profile {inferences} inferences after {warmup}", hint="`--inferences 20 --warmup 5`")
@@ -592,30 +584,30 @@ def judge(tool: Tool, ran: Ran, outcome: Outcome | None, *, raw_log: Path, engin
     if outcome is not None and outcome.error is not None:
         raise _of_the_target(tool, outcome)
     if ran.ended == "timeout":
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"`{engine}` under {tool.text} did not end within {timeout_s:g} s and was stopped"
             f"{'' if outcome is None else f' {_AT[outcome.stage]}'}",
-            f"fewer inferences, a smaller batch, or a longer `timeout_s`; `{raw_log}` has what was said",
+            hint=f"fewer inferences, a smaller batch, or a longer `timeout_s`; `{raw_log}` has what was said",
         )
     if outcome is not None and (outcome.stage == "done" or ran.ended):
         return
     if (known := diagnose(ran.said, tool)) is not None:
         raise known
     if outcome is None:
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"{tool.text} did not start the program it was to watch: {last_words(ran.said)} (exit code {ran.exit_code})",
-            f"`{raw_log}` has the command and all that was said",
+            hint=f"`{raw_log}` has the command and all that was said",
         )
     name = ran.signal
     if name == "SIGKILL":
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"the process that ran `{engine}` under {tool.text} was killed (SIGKILL) {_AT[outcome.stage]}",
-            "the kernel kills what takes too much memory: `dmesg | tail` tells; a smaller batch, or more memory",
+            hint="the kernel kills what takes too much memory: `dmesg | tail` tells; a smaller batch, or more memory",
         )
     ending = f"by {name}" if name else f"with exit code {ran.exit_code}"
-    raise unavailable(
+    raise ProfilerUnavailable(
         f"the process that ran `{engine}` under {tool.text} died {ending} {_AT[outcome.stage]}",
-        f"`{raw_log}` has what it said; `trt-engine bench {engine}` shows whether it runs without the profiler",
+        hint=f"`{raw_log}` has what it said; `trt-engine bench {engine}` shows whether it runs without the profiler",
     )
 
 
@@ -624,7 +616,7 @@ def _of_the_target(tool: Tool, outcome: Outcome) -> TrtEngineError:
     assert outcome.error is not None
     kind, message, hint = outcome.error.kind, outcome.error.message, outcome.error.hint
     if outcome.stage == "range":
-        return unavailable(f"the capture range of {tool.text} never started: {message}", hint)
+        return ProfilerUnavailable(f"the capture range of {tool.text} never started: {message}", hint=hint)
     found = getattr(errors, kind, None)
     if isinstance(found, type) and issubclass(found, TrtEngineError):
         return found(message, hint=hint)

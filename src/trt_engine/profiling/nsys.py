@@ -1,8 +1,8 @@
 """Nsight Systems: an engine's kernels and copies on the device's clock, from outside the process that runs it.
 
-`collect` runs the engine under `nsys profile`, `read_sqlite` reads what `nsys export` makes of a report, `read_stats` the
-text of `nsys stats` for reports that only come as text. Tables and columns are asked for by name: a table without rows does
-not exist in an export, and every version adds columns.
+`collect` runs the engine under `nsys profile`, `read_sqlite` reads what `nsys export` makes of a report. `read_stats` is for
+Python callers who were handed the text of `nsys stats` alone, out of a log or a ticket; no verb reads it. Tables and columns
+are asked for by name: a table without rows does not exist in an export, and every version adds columns.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from trt_engine.files import ensure_folder
 from trt_engine.profiling import nsight
 from trt_engine.profiling.capture import Capture, HostSpan, Launch, ProfilerUnavailable, assemble, window_of
 from trt_engine.profiling.child import RANGE, Outcome
-from trt_engine.profiling.nsight import Tool, decimal_mark, number, unavailable
+from trt_engine.profiling.nsight import Tool, decimal_mark, number
 from trt_engine.tensors import Shape
-from trt_engine.traces import Activity
+from trt_engine.traces import COPIES, COPY_WORDS, Activity
 
 __all__ = [
     "DATABASE",
     "LOG",
     "REPORT",
-    "ProfilerUnavailable",
     "StatsTable",
     "activities_of",
     "collect",
@@ -113,16 +112,16 @@ def collect(
         raise _no_report(tool, ran.said, outcome, report, raw_log)
     capture = read_sqlite(export(found, tool=tool, raw_log=raw_log), outcome)
     if not capture.inferences:
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"{tool.text} recorded, and its kernels cannot be told apart by inference",
-            f"`{opens(found)}` shows the report",
+            hint=f"`{opens(found)}` shows the report",
         )
     missing = [option for option in _WISHED if option not in wished and "graph" in option]
     extra = tuple(f"{tool.text} does not know `{option}`: kernels of CUDA graphs may be missing" for option in missing)
     if not any(item.kind == "kernel" for item in capture.activities):
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"{tool.text} recorded no kernels of `{engine}`" + "".join(f"; {text}" for text in capture.warnings[:2]),
-            f"`{raw_log}` has what it said; `{opens(found)}` shows the report",
+            hint=f"`{raw_log}` has what it said; `{opens(found)}` shows the report",
         )
     return _with_warnings(capture, (*extra, *_outcome_warnings(outcome)))
 
@@ -143,16 +142,18 @@ def _no_report(tool: Tool, said: str, outcome: Outcome | None, report: Path, raw
     if (known := nsight.diagnose(said, tool)) is not None:
         return known
     if report.with_suffix(".qdstrm").is_file():
-        return unavailable(
+        return ProfilerUnavailable(
             f"{tool.text} recorded, and could not make a report of `{report.with_suffix('.qdstrm')}`",
-            "its host part is not installed here: install the whole Nsight Systems, or open the file where it is",
+            hint="its host part is not installed here: install the whole Nsight Systems, or open the file where it is",
         )
     if outcome is not None and outcome.switch:
-        return unavailable(
+        return ProfilerUnavailable(
             f"{tool.text} wrote no report: its capture range never started, though {outcome.switch} was asked to start it",
-            f'`{raw_log}` has what it said; `pip install "cuda-bindings>=12.9,<14"` brings another way to start it',
+            hint=f'`{raw_log}` has what it said; `pip install "cuda-bindings>=12.9,<14"` brings another way to start it',
         )
-    return unavailable(f"{tool.text} wrote no report: {nsight.last_words(said)}", f"`{raw_log}` has all that it said")
+    return ProfilerUnavailable(
+        f"{tool.text} wrote no report: {nsight.last_words(said)}", hint=f"`{raw_log}` has all that it said"
+    )
 
 
 def _interrupted(tool: Tool, report: Path | None, outcome: Outcome | None, raw_log: Path) -> Interrupted:
@@ -183,9 +184,9 @@ def export(report: Path, *, tool: Tool | None = None, raw_log: Path | None = Non
     if ran.exit_code != 0 or not target.is_file():
         if (known := nsight.diagnose(ran.said, tool)) is not None:
             raise known
-        raise unavailable(
+        raise ProfilerUnavailable(
             f"{tool.text} could not export `{report}`: {nsight.last_words(ran.said)}",
-            f"`{ran.command}`; a report of a newer nsys needs that version",
+            hint=f"`{ran.command}`; a report of a newer nsys needs that version",
         )
     return target
 
@@ -202,7 +203,6 @@ def stats(report: Path, name: str, *, tool: Tool | None = None, raw_log: Path | 
 
 # ------------------------------------------------------------------------------------------------ SQLite
 
-_COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 _LOUD = re.compile(
     r"\b(?:drop|lost|loss|overflow|fail|error|incomplete|not collected|unable|missing|corrupt)", re.IGNORECASE
 )
@@ -252,19 +252,23 @@ def read_sqlite(path: Path, outcome: Outcome | None = None) -> Capture:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise unavailable(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}", hint) from error
+        raise ProfilerUnavailable(
+            f"cannot read `{path}`: {(error.strerror or str(error)).lower()}", hint=hint
+        ) from error
     if not path.is_file() or size == 0:
-        raise unavailable(f"`{path}` is {'empty' if path.is_file() else 'a folder'}, expected an export", hint)
+        raise ProfilerUnavailable(
+            f"`{path}` is {'empty' if path.is_file() else 'a folder'}, expected an export", hint=hint
+        )
     if size < (whole := _whole_size(path)):
-        raise unavailable(f"`{path}` is cut: it has {size} of {whole} bytes", hint)
+        raise ProfilerUnavailable(f"`{path}` is cut: it has {size} of {whole} bytes", hint=hint)
     source: _Export | None = None
     try:
         source = _Export(path)
         capture = _read(source, outcome, hint)
     except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-        raise unavailable(f"`{path}` is no whole SQLite export of nsys: {error}", hint) from error
+        raise ProfilerUnavailable(f"`{path}` is no whole SQLite export of nsys: {error}", hint=hint) from error
     except (TypeError, ValueError) as error:  # a text where a number belongs: SQLite's columns hold anything
-        raise unavailable(f"`{path}` holds values nsys does not write: {error}", hint) from error
+        raise ProfilerUnavailable(f"`{path}` holds values nsys does not write: {error}", hint=hint) from error
     finally:
         if source is not None:
             source.close()
@@ -290,7 +294,7 @@ def _read(source: _Export, outcome: Outcome | None, hint: str) -> Capture:
     known = {"StringIds", "META_DATA_EXPORT", "TARGET_INFO_SESSION_START_TIME"}
     if not source.tables & known and not any(name.startswith("CUPTI_") for name in source.tables):
         found = ", ".join(sorted(source.tables)[:5]) or "no tables"
-        raise unavailable(f"`{source.path}` is a database, but none of nsys: it has {found}", hint)
+        raise ProfilerUnavailable(f"`{source.path}` is a database, but none of nsys: it has {found}", hint=hint)
     meta = source.pairs("META_DATA_EXPORT", "name", "value")
     product, schema = meta.get("EXPORT_PRODUCT_VERSION"), meta.get("EXPORT_SCHEMA_VERSION")
     log.info("`%s`: exported by nsys %s, schema %s", source.path.name, product or "unknown", schema or "unknown")
@@ -354,7 +358,7 @@ def _copies(source: _Export, numbers: _Correlations) -> Iterator[Activity]:
         needed=("start", "end"),
     )  # fmt: skip
     for start, end, device, stream, correlation, pid, node, nbytes, kind in rows:
-        name = _COPIES.get(kind) or labels.get(kind) or f"copy {kind}"
+        name = COPIES.get(kind) or labels.get(kind) or f"copy {kind}"
         yield Activity(
             "copy", name, int(start), int(end), device or 0, stream or 0, nbytes=nbytes or 0,
             correlation=numbers(correlation, pid), graph_node=node or 0,
@@ -522,7 +526,7 @@ def read_stats(text: str) -> tuple[StatsTable, ...]:
     """
     lines = text.splitlines()
     if not any(line.strip() for line in lines):
-        raise unavailable("the text of `nsys stats` is empty, expected a table", _STATS_HINT)
+        raise ProfilerUnavailable("the text of `nsys stats` is empty, expected a table", hint=_STATS_HINT)
     found: list[StatsTable] = []
     report, titled, at = "", False, 0
     while at < len(lines):
@@ -547,10 +551,12 @@ def read_stats(text: str) -> tuple[StatsTable, ...]:
             continue
         at += 1
     if titled:
-        raise unavailable(f"the table `{report}` is cut: it has a title and no rows", _STATS_HINT)
+        raise ProfilerUnavailable(f"the table `{report}` is cut: it has a title and no rows", hint=_STATS_HINT)
     if not found and not report:
         first = next(line.strip() for line in lines if line.strip())[:80]
-        raise unavailable(f"no table of `nsys stats` was found; the text begins with `{first}`", _STATS_HINT)
+        raise ProfilerUnavailable(
+            f"no table of `nsys stats` was found; the text begins with `{first}`", hint=_STATS_HINT
+        )
     return tuple(found)
 
 
@@ -603,7 +609,7 @@ def _columns_table(report: str, lines: Sequence[str], at: int) -> tuple[StatsTab
 
 def _cut(report: str, at: int, what: str, line: str) -> ProfilerUnavailable:
     where = f"the table `{report}`" if report else "a table of `nsys stats`"
-    return unavailable(f"{where} is damaged: line {at + 1} has {what}: `{line.strip()[:80]}`", _STATS_HINT)
+    return ProfilerUnavailable(f"{where} is damaged: line {at + 1} has {what}: `{line.strip()[:80]}`", hint=_STATS_HINT)
 
 
 def _table(report: str, columns: tuple[str, ...], cells: list[list[str]]) -> StatsTable:
@@ -651,8 +657,7 @@ def _traced(row: Mapping[str, Value]) -> Activity:
     name = str(row.get("Name") or "")
     copy = re.match(r"\[CUDA memcpy (.*)\]", name)
     kind: Any = "copy" if copy else "memset" if name.startswith("[CUDA memset") else "kernel"
-    short = {"HtoD": "Host-to-Device", "DtoH": "Device-to-Host", "DtoD": "Device-to-Device", "PtoP": "Peer-to-Peer"}
-    text = short.get(copy[1], copy[1]) if copy else "memset" if kind == "memset" else name
+    text = COPY_WORDS.get(copy[1], copy[1]) if copy else "memset" if kind == "memset" else name
     device = re.search(r"\((\d+)\)\s*$", str(row.get("Device") or ""))
 
     def whole(key: str) -> int | None:

@@ -17,8 +17,8 @@ import msgspec
 from trt_engine.backend import backend
 from trt_engine.backends.onnxruntime.origins import origins
 from trt_engine.config import RuntimeConfig
-from trt_engine.engine import Engine, engine_path
-from trt_engine.errors import EngineError, SetupError, UsageError
+from trt_engine.engine import Engine, engine_path, is_bare_model
+from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.flops import count
@@ -27,12 +27,12 @@ from trt_engine.graph.trace import flatten
 from trt_engine.plans.exports import read_profile
 from trt_engine.plans.layers import LayerInfo, kinds_of, read_layers
 from trt_engine.profiling.categories import of_operator
+from trt_engine.runfiles import PROFILE
 from trt_engine.tensors import DTYPES, Shape
 from trt_engine.traces import Category, LayerProfile
 
-__all__ = ["PROFILE", "Part", "Structure", "is_bare_model", "read_structure"]
+__all__ = ["Part", "Structure", "read_structure"]
 
-PROFILE = "profile.json"
 _SCHEMA, _VERSION = "trt-engine/profile", 1
 _EXPECTED = "expected an engine, an ONNX model, an inspector's JSON (`trtexec --exportLayerInfo`) or a `profile.json`"
 
@@ -83,8 +83,8 @@ def read_structure(path: Path | str, times: Path | str | None = None, *, model: 
     """The parts of what lies at `path`, with times by name from `times` where they are given (a `profile.json`, or what
     trtexec's `--exportProfile` wrote). ONNX Runtime's nodes are traced back to those of `model`, else by their names.
 
-    Raises `UsageError` for what has no layers to tell of, `EngineError` and `ModelError` for a damaged file, `SetupError`
-    where an engine's library is not here to tell.
+    Raises `UsageError` for what has no layers to tell of, `EngineError` and `ModelError` for a damaged or missing file,
+    `SetupError` where an engine's library is not here to tell.
     """
     found = _read(Path(path), None if model is None else Path(model))
     return found if times is None else _timed(found, Path(times))
@@ -94,7 +94,7 @@ def _read(path: Path, model: Path | None) -> Structure:
     if path.is_dir() and (path / PROFILE).is_file():
         return _read(path / PROFILE, model)
     if not path.exists():
-        raise UsageError(f"there is no `{path}`", hint=_EXPECTED)
+        raise ModelError(f"no such file `{path}`", hint=_EXPECTED)
     if path.is_dir():
         raise UsageError(f"`{path}` is a folder without a `{PROFILE}`", hint=_EXPECTED)
     if engine_path(path) is not None:
@@ -104,11 +104,6 @@ def _read(path: Path, model: Path | None) -> Structure:
     if path.suffix.lower() == ".json":
         return _of_json(path)
     raise UsageError(f"`{path}` is not a file whose layers could be read", hint=_EXPECTED)
-
-
-def is_bare_model(path: Path) -> bool:
-    """Whether an ONNX file lies there that is no engine of ours."""
-    return path.suffix.lower() == ".onnx" and path.is_file() and engine_path(path) is None
 
 
 # ------------------------------------------------------------------------------------------------ engines
@@ -259,7 +254,7 @@ def _times(path: Path) -> list[tuple[str, float]]:
     if path.is_dir():
         path = path / PROFILE
     if not path.is_file():
-        raise UsageError(f"there is no file of times `{path}`", hint="a `profile.json`, or trtexec's `--exportProfile`")
+        raise ModelError(f"no such file of times `{path}`", hint="a `profile.json`, or trtexec's `--exportProfile`")
     try:
         return [(row.name, row.median_ms) for row in read_profile(path)[1]]  # trtexec's
     except EngineError:

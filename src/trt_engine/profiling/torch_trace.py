@@ -11,12 +11,10 @@ import msgspec
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from trt_engine.profiling.capture import PROBING, Capture, ProfilerUnavailable
+from trt_engine.profiling.capture import BUSY, PROBING, Capture, ProfilerUnavailable
 from trt_engine.profiling.kineto import INFERENCE, read_trace
 
 __all__ = ["record"]
-
-_BUSY = "end the other one (Nsight, another tool around this process), or take another rung"
 
 
 def record(run: Callable[[], None], inferences: int) -> Capture:
@@ -38,10 +36,10 @@ def record(run: Callable[[], None], inferences: int) -> Capture:
         except RuntimeError as error:
             if "profiler" not in str(error).lower() and "cupti" not in str(error).lower():
                 raise  # the inference's own
-            raise ProfilerUnavailable(f"PyTorch's profiler does not start: {error}", hint=_BUSY) from error
+            raise ProfilerUnavailable(f"PyTorch's profiler does not start: {error}", hint=BUSY) from error
         watched.export_chrome_trace(str(path))
         trace = msgspec.json.decode(path.read_bytes(), strict=False)
     made = read_trace(trace, f"torch.profiler {torch.__version__}")
     if not made.activities and len(made.inferences) == inferences:
-        raise ProfilerUnavailable("PyTorch's profiler saw nothing of the GPU: another one holds CUPTI", hint=_BUSY)
+        raise ProfilerUnavailable("PyTorch's profiler saw nothing of the GPU: another one holds CUPTI", hint=BUSY)
     return made

@@ -94,9 +94,7 @@ def verdict(
         dict(settings or {}), most_batch, fixed_batch,
     )  # fmt: skip
     if not _positive(split.wall_ms):
-        return _unknown(
-            "no time of an inference was measured", "measure it", f"trt-engine bench {facts.named}", ()
-        )
+        return _unknown("no time of an inference was measured", "measure it", f"trt-engine bench {facts.named}", ())
     found = _on_host(facts) if limits.on_host else _on_device(facts)
     return replace(found, command=_under_the_same_settings(facts, found.command))
 

@@ -28,8 +28,10 @@ from trt_engine.runfiles import (
     CELLS,
     COMPARE,
     MANIFEST,
+    PLAN,
     PROFILE,
     RECORDS,
+    REPORT,
     RUN,
     SIZE,
     LeftOut,
@@ -42,7 +44,7 @@ from trt_engine.runfiles import (
 
 __all__ = ["PackReport", "default_target", "is_ours", "pack", "pack_run"]
 
-_REPORTS = {"REPORT.txt": "text", "report.md": "md", "report.html": "html"}
+_REPORTS = {REPORT: "text", "report.md": "md", "report.html": "html"}
 _ENGINES = (".engine", ".plan", ".trt", ".onnx", ".data", ".pt", ".pt2", ".pth", ".safetensors", ".so", ".cache")
 _RAW = (".nsys-rep", ".ncu-rep", ".qdrep", ".qdstrm", ".sqlite", ".pftrace")
 _RAW_FOLDERS = ("nsight-systems", "nsight-compute", "profile", "profiles")
@@ -246,7 +248,7 @@ def _kind(name: str) -> str:
     path = PurePosixPath(name)
     suffix = path.suffix.lower()
     first = path.parts[0]
-    if name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, "plan.yaml") or (first == CELLS and suffix == ".json"):
+    if name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, PLAN) or (first == CELLS and suffix == ".json"):
         return "record"
     if suffix in _ENGINES:
         return "engine"

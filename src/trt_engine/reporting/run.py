@@ -15,7 +15,7 @@ from trt_engine.environment import Environment
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.files import path_of
 from trt_engine.records import BenchRecord, SizeReport
-from trt_engine.runfiles import COMPARE, PROFILE, RECORDS, RUN, SIZE, RunFiles, is_archive
+from trt_engine.runfiles import COMPARE, PROFILE, RECORDS, RUN, SIZE, RunFiles, is_archive, no_run
 from trt_engine.traces import ProfileReport
 
 __all__ = ["RECORDS", "SIZE", "Run"]
@@ -65,8 +65,7 @@ class Run:
         names = [name for name in (SIZE, RECORDS, RUN, PROFILE, COMPARE) if files.has(name)]
         cell_names = files.cells()
         if not names and not cell_names:
-            known = f"`{SIZE}`, `{RECORDS}`, `{RUN}`, `{PROFILE}` and `{COMPARE}`"
-            raise UsageError(f"`{folder}` is not a run folder: it has none of {known}", hint=_MAKE_ONE)
+            raise UsageError(no_run(folder), hint=_MAKE_ONE)
         said: list[str] = []
         size = _read_size(files) if SIZE in names else None
         measurements, skipped = _read_records(files) if RECORDS in names else ((), ())
@@ -129,7 +128,7 @@ _NOWHERE = Environment("not recorded", "not recorded", "not recorded", "not reco
 """Of a run of which nothing but failures is left."""
 
 _MAKE_ONE = (
-    "a run folder comes from `trt-engine size MODEL -o DIR`, `trt-engine bench ENGINE -o DIR` or `trt-engine run PLAN`"
+    "a run folder comes from `trt-engine run PLAN`, or from `size`, `bench`, `profile` or `compare` with `-o DIR`"
 )
 
 

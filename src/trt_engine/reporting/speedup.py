@@ -1,4 +1,4 @@
-"""Why one cell of a run is faster than another (D5): the factor split along cells that differ in one thing at a time.
+"""Why one cell of a run is faster than another: the factor split along cells that differ in one thing at a time.
 
 Nothing is estimated. Where a cell between the two was measured, its step has a factor of its own, and the factors multiply
 to the whole; where none was, two changes share one factor, and that is said. What a step did to kernels, copies and idle

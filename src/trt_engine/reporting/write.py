@@ -13,6 +13,7 @@ from trt_engine.reporting import html, markdown, text
 from trt_engine.reporting.run import Run
 from trt_engine.reporting.sections import contents_of
 from trt_engine.reporting.speedup import Explained, Speedups
+from trt_engine.runfiles import REPORT
 from trt_engine.tensors import closest
 from trt_engine.traces import ProfileReport
 
@@ -43,7 +44,7 @@ def write_reports(folder: Path) -> dict[str, Path]:
     run = Run.open(folder)
     written = {"report.md": render(run, "md"), "report.html": render(run, "html")}
     if run.manifest is not None:
-        written["REPORT.txt"] = render(run, "text")
+        written[REPORT] = render(run, "text")
     return {name: write_whole(folder / name, made) for name, made in written.items()}
 
 

@@ -235,6 +235,7 @@ def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> T
         return ModelError(
             f"{version} has no kernel for `{found['op']}` in the types `{path}` uses{where}",
             hint="export the model in FP32 or FP16; bfloat16 and 8-bit floats have few kernels on a CPU",
+            not_here=True,
         )
     if found := _OPSET.search(text):
         return ModelError(

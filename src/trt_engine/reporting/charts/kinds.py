@@ -12,6 +12,7 @@ __all__ = [
     "Chart",
     "Forest",
     "Histogram",
+    "Limit",
     "Line",
     "LineChart",
     "Point",
@@ -139,6 +140,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """A gate on the axis."""
+
+    name: str
+    at: float
+    spans: tuple[int, ...]
+    """The spans it judges, by their places."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forest:
     """Intervals around estimates, one below the other, against a line at zero; `limits` are gates."""
 
@@ -148,7 +159,7 @@ class Forest:
     x_label: str
     unit: str
     spans: tuple[Span, ...]
-    limits: tuple[tuple[str, float], ...] = ()
+    limits: tuple[Limit, ...] = ()
 
 
 Chart = LineChart | Scatter | Histogram | Bars | Boxes | Stacked | Forest

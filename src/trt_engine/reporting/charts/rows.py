@@ -116,18 +116,21 @@ def _on(which: int) -> str:
 def forest(chart: Forest) -> str:
     row = 44
     height = row * len(chart.spans) + BOTTOM + 20
-    ends = [0.0, *(end for span in chart.spans for end in (span.low, span.high)), *(at for _, at in chart.limits)]
+    ends = [0.0, *(end for span in chart.spans for end in (span.low, span.high)), *(limit.at for limit in chart.limits)]
     low, high, ticks = nice(min(ends), max(ends))
     x_at = scale(low, high, _EDGE, WIDTH - RIGHT, False)
     parts = [_grid(ticks, x_at, height)]
     floor = height - BOTTOM
     zero = x_at(0)
     parts.append(f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="0" y2="{floor}"/>')
-    for name, at in chart.limits:
-        x = x_at(at)
-        parts.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="16" y2="{floor}"/>')
-        after = x + 5 + room(name) < WIDTH
-        parts.append(text(x + (5 if after else -5), floor - 6, name, "tick" if after else "tick end"))
+    for limit in chart.limits:
+        x = x_at(limit.at)
+        after = x + 5 + room(limit.name) < WIDTH
+        for index in limit.spans:
+            y = index * row + 16
+            parts.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 5}" y2="{y + 25}"/>')
+        last = max(limit.spans) * row + 16
+        parts.append(text(x + (5 if after else -5), last + 33, limit.name, "tick" if after else "tick end"))
     for index, span in enumerate(chart.spans):
         y = index * row + 16
         said = f"{signed(span.value)} {chart.unit} ({signed(span.low)} to {signed(span.high)})"

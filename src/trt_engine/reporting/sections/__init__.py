@@ -13,13 +13,13 @@ from trt_engine.reporting.run import Run
 from trt_engine.reporting.sections import compare, matrix, measured, profile, size
 from trt_engine.reporting.sections.parts import moment, plural, sentence
 from trt_engine.reporting.sections.scene import Scene
-from trt_engine.runfiles import CELLS, COMPARE, PROFILE, RECORDS, RUN, SIZE
+from trt_engine.runfiles import CELLS, COMPARE, PLAN, PROFILE, RECORDS, REPORT, RUN, SIZE
 
 __all__ = ["contents_of"]
 
 _FILES = 60  # rows in the list of files
 _OPENS = 12
-_REPORTS = ("report.md", "report.html", "report.txt", "REPORT.txt")
+_REPORTS = ("report.md", "report.html", "report.txt", REPORT)
 
 
 def contents_of(run: Run, base: Path | None = None) -> Contents:
@@ -227,8 +227,8 @@ def _named(scene: Scene) -> Iterator[tuple[str, str]]:
         for name, path in run.size.artifacts.items():
             if name not in ("model", "engine"):
                 yield (name.replace("_", " "), path)
-    if scene.has("plan.yaml"):
-        yield ("plan", "plan.yaml")
+    if scene.has(PLAN):
+        yield ("plan", PLAN)
     for cell in run.cells:
         if cell.engine:
             yield (f"engine, {cell.spec.label}", cell.engine)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 from trt_engine.comparisons import Compared, CompareReport, Gate, MetricDifference
-from trt_engine.reporting.charts import Chart, Forest, Span
+from trt_engine.reporting.charts import Chart, Forest, Limit, Span
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, clean
 from trt_engine.reporting.figures import column, number
 from trt_engine.reporting.sections.measured import boxes_of
@@ -73,8 +72,9 @@ def compared(scene: Scene, report: CompareReport) -> Section:
         )
     blocks.append(Paragraph(clean(_method(report))))
     if report.gates:
-        gates = [(gate.rule, "failed" if gate.failed else "held", gate.text) for gate in report.gates]
-        marked = [index for index, gate in enumerate(report.gates) if gate.failed]
+        states = ["failed" if gate.failed else "held" if gate.judged else "not judged" for gate in report.gates]
+        gates = [(gate.rule, state, gate.text) for gate, state in zip(report.gates, states, strict=True)]
+        marked = [index for index, state in enumerate(states) if state != "held"]
         blocks.append(words("Gates", ("gate", "", "found"), gates, marked))
     blocks += _sides(scene, report)
     blocks += _outputs(report)
@@ -127,7 +127,8 @@ def _forest(base: str, report: CompareReport) -> Forest | None:
     if not spans:
         return None
     said = (f"{s.label}: {difference(s.value, 2)} % ({difference(s.low, 2)} to {difference(s.high, 2)})" for s in spans)
-    limits = [limit for gate in report.gates if (limit := _limit(gate)) is not None]
+    metrics = [metric.metric for other in report.against for metric in other.speed][:_SPANS]
+    limits = [limit for gate in report.gates if (limit := _limit(gate, metrics)) is not None]
     level = report.against[0].speed[0].slower_pct.level if report.against[0].speed else 0.95
     return Forest(
         "intervals",
@@ -136,14 +137,14 @@ def _forest(base: str, report: CompareReport) -> Forest | None:
         "← faster · % of the base · slower →",
         "%",
         tuple(spans),
-        tuple(dict(limits).items()),
+        tuple(dict.fromkeys(limits)),
     )
 
 
-def _limit(gate: Gate) -> tuple[str, float] | None:
-    """Where the gate `slower:3%` stands on the axis."""
-    found = re.search(r"slower\D*(\d+(?:\.\d+)?)\s*%", gate.rule)
-    return (clean(gate.rule), float(found[1])) if found else None
+def _limit(gate: Gate, metrics: Sequence[str]) -> Limit | None:
+    """Where the gate `slower:3%` stands on the axis, beside the spans of the metric it judges."""
+    spans = tuple(index for index, metric in enumerate(metrics) if metric == gate.metric)
+    return Limit(clean(gate.rule), gate.limit, spans) if gate.limit is not None and spans else None
 
 
 def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
@@ -173,18 +174,26 @@ def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
 
 
 def _outputs(report: CompareReport) -> Iterator[Block]:
-    rows = [(other, index, error) for other in report.against for index, error in enumerate(other.outputs)]
+    rows = [
+        (other, other.output_names[index] if index < len(other.output_names) else str(index), error)
+        for other in report.against
+        for index, error in enumerate(other.outputs)
+    ]
     if rows:
         names = [clean(other.label) for other, _, _ in rows]
         columns: list[tuple[str, Sequence[str]]] = [
             *varying([("engine", names)]),
-            ("output", [str(index) for _, index, _ in rows]),
+            ("output", [clean(name) for _, name, _ in rows]),
             ("max abs", [f"{error.max_abs:.3g}" for _, _, error in rows]),
             ("mean abs", [f"{error.mean_abs:.3g}" for _, _, error in rows]),
             ("max relative", [f"{error.max_rel:.3g}" for _, _, error in rows]),
             ("cosine", [f"{error.cosine:.6f}" for _, _, error in rows]),
         ]
-        yield table("How far the outputs lie apart", columns, words=len(columns) - 4)
+        lead = len(columns) - 4
+        if any(other.top1_same for other in report.against):
+            same = [other.top1_same.get(name) for other, name, _ in rows]
+            columns.append(("best class same %", column([None if share is None else 100 * share for share in same])))
+        yield table("How far the outputs lie apart", columns, words=lead)
     for other in report.against:
         if other.outputs_note:
             yield Notice(clean(f"Outputs of {other.label}: {other.outputs_note}"), "info")

@@ -56,16 +56,10 @@ def notices(scene: Scene) -> Iterator[Notice]:
             why = "; the reasons stand below" if state in ("failed", "skipped") else ""
             yield Notice(clean(f"{plural(len(named), 'cell')} {word}: {shown}{why}."))
     for cell in found:
-        if cell.asked_batch is not None and cell.asked_batch != cell.spec.batch:
-            ran = cell.bench.batch if cell.bench else cell.spec.batch
+        ran = cell.bench.batch if cell.bench else cell.spec.batch
+        if cell.asked_batch not in (None, ran):
             yield Notice(
                 clean(f"{cell.spec.label}: batch {cell.asked_batch} did not fit into memory, {ran} was measured.")
-            )
-        elif cell.asked_batch is not None and cell.bench is not None and cell.bench.batch != cell.asked_batch:
-            yield Notice(
-                clean(
-                    f"{cell.spec.label}: batch {cell.asked_batch} did not fit into memory, {cell.bench.batch} was measured."
-                )
             )
     said: list[tuple[str, str]] = []
     for cell in found:
@@ -208,7 +202,7 @@ def _parity(cell: CellResult) -> float | None:
     return max(error.max_rel for error in cell.parity.outputs.values())
 
 
-# ------------------------------------------------------------------------------------------------ the speed-up (D5)
+# ------------------------------------------------------------------------------------------------ the speed-up
 
 
 _NAMES: dict[Aspect, str] = {
@@ -515,7 +509,7 @@ def _one(reason: str) -> str:
 
 
 def images(scene: Scene) -> Section | None:
-    """Which list of images each cell saw (C6)."""
+    """Which list of images each cell saw."""
     lists: dict[str, list[str]] = {}
     for cell in scene.run.cells:
         if cell.images_digest:

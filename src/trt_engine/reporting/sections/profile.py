@@ -234,15 +234,15 @@ def layers(named: Named) -> Section | None:
     blocks: list[Block] = []
     limit = _ROWS if len(shown) == 1 else _FEW
     for name, _, found in shown[:_TABLES]:
-        rows = sorted(found.rows, key=lambda row: -row.mean_ms)[:limit]
+        rows = sorted(found.rows, key=lambda row: -row.median_ms)[:limit]  # one slow call decides a mean
         which = "" if len(shown) == 1 else f" of {name}"
         more = f", the {limit} longest of {len(found.rows)}" if len(found.rows) > limit else ""
         columns: list[tuple[str, Sequence[str]]] = [
             ("layer", [_cut(row.name) for row in rows]),
             ("kind", [_cut(row.kind) for row in rows]),
             ("category", [row.category for row in rows]),
-            ("mean ms", column([row.mean_ms for row in rows])),
             ("median ms", column([row.median_ms for row in rows])),
+            ("mean ms", column([row.mean_ms for row in rows])),
             ("share %", column([100 * row.share for row in rows], 2)),
             ("calls", [per(row.calls) for row in rows]),
             *varying([("", [clean(" ".join([*row.dtypes, row.provider, row.device]).strip()) for row in rows])]),
