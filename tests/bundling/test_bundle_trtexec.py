@@ -95,6 +95,7 @@ def test_out_of_memory_ends_with_its_code_and_the_log_says_what_trtexec_said(
     assert te.bundle(exported, out, backend="trtexec").complete
 
 
+@pytest.mark.slow
 def test_a_workspace_read_as_32_kib_stops_every_component_before_a_tactic_runs(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_foreign_node_climbs_the_ladder_and_the_report_names_the_models_not_th
         assert f"-o {exported.parent / item.name}.dynamo.onnx" in convert and ".staged" not in " ".join(item.ladder)
 
 
+@pytest.mark.slow
 def test_minutes_of_silence_in_a_bundle_are_said_and_no_hang(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,6 +135,7 @@ def test_minutes_of_silence_in_a_bundle_are_said_and_no_hang(
     assert "is alive" in (tmp_path / "engines" / "build_logs" / "joint.log").read_text()
 
 
+@pytest.mark.slow
 def test_plans_without_weights_are_built_and_what_cannot_be_proved_is_said(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +152,7 @@ def without(absent: str) -> Any:
     return lambda name, *rest: None if name == absent else find(name, *rest)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_not_what_was_asked_for_fails_its_component_alone(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +168,7 @@ def test_an_engine_that_is_not_what_was_asked_for_fails_its_component_alone(
     assert [item.status for item in again.components] == ["kept", "kept", "built"] and again.complete
 
 
+@pytest.mark.slow
 def test_engines_from_the_store_come_with_the_timings_they_were_built_with(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +180,7 @@ def test_engines_from_the_store_come_with_the_timings_they_were_built_with(
     assert (tmp_path / "two" / "timing.cache").is_file() and "timing" in second.artifacts
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_killed_leaves_a_true_report_and_the_next_one_finishes_it(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_model_that_is_not_there_is_its_cells_reason_and_the_rest_goes_on(run:
     assert "no such file" in reason(summary, 0) and "\nhint: " in reason(summary, 0)
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_the_failed_cells_own_where_they_agree(run: Run, built: Path) -> None:
     summary = run(plan("2, 3", "fail_at: 2"))
     assert states(summary) == {2: "failed", 3: "done"}
@@ -112,6 +113,7 @@ def test_the_exit_code_is_the_failed_cells_own_where_they_agree(run: Run, built:
     assert exit_code(mixed.results) == 1
 
 
+@pytest.mark.slow
 def test_fail_fast_stops_at_the_first_failure(run: Run, built: Path) -> None:
     summary = run(plan("1, 2, 3", "fail_at: 2"), fail_fast=True)
     assert states(summary) == {1: "done", 2: "failed", 3: "waiting"}
@@ -164,6 +166,7 @@ def test_raw_profiles_lie_in_the_folders_people_look_for_them_in(tmp_path: Path)
 # ------------------------------------------------------------------------------------------------ crashes and memory
 
 
+@pytest.mark.slow
 def test_a_crash_is_the_result_of_its_cell(run: Run, built: Path) -> None:
     summary = run(plan("1, 2, 3", "die_at: 2"))
     assert states(summary) == {1: "done", 2: "failed", 3: "done"}
@@ -171,6 +174,7 @@ def test_a_crash_is_the_result_of_its_cell(run: Run, built: Path) -> None:
     assert summary.results[1].exit_code == 10
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_the_batch_and_says_so(run: Run, built: Path) -> None:
     summary = run(plan("8", "memory_up_to: 2"))
     (result,) = summary.results
@@ -183,6 +187,7 @@ def test_out_of_memory_halves_the_batch_and_says_so(run: Run, built: Path) -> No
     assert moody.batches(built) == [8, 4, 2]
 
 
+@pytest.mark.slow
 def test_out_of_memory_at_one_is_a_failure(run: Run, built: Path, tmp_path: Path) -> None:
     conv_net(tmp_path / "net.onnx")
     summary = run(plan("2", "memory_up_to: -1"))
@@ -203,6 +208,7 @@ def test_a_cell_that_hangs_is_stopped_after_the_plans_timeout(run: Run, built: P
 # ------------------------------------------------------------------------------------------------ going on
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_and_a_changed_plan_only_what_changed(run: Run, built: Path) -> None:
     assert run(plan("1, 2")).reused == 0
     again = run(plan("1, 2"))
@@ -235,6 +241,7 @@ def test_a_cell_whose_engine_or_record_is_damaged_is_done_again(run: Run, built:
     assert (tmp_path / "out" / str(again.results[0].engine)).exists()
 
 
+@pytest.mark.slow
 def test_only_does_the_cells_named_and_keeps_the_others_results(run: Run, built: Path) -> None:
     run(plan("1"))
     summary = run(plan("1, 2, 3"), only=["*-b3"])
@@ -269,6 +276,7 @@ def test_a_quantisation_that_fails_is_tried_once_for_all_its_cells(run: Run, tmp
     assert len(list((tmp_path / "out" / "logs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_processor_without_kernels_for_a_precision_is_said_and_measured(run: Run) -> None:
     summary = run("models: [{path: net.onnx, precisions: [fp32, fp16]}]\n" + QUICK)
     assert [result.state for result in summary.results] == ["done", "done"]
@@ -290,6 +298,7 @@ def colours(path: Path, gain: float) -> Path:
     return declare(plain, Vision(Preprocess((8, 8)), classes), plain)
 
 
+@pytest.mark.slow
 def test_a_cell_that_lost_more_than_it_may_has_failed_with_its_figures_kept(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="pillow reads the pictures")
     colours(tmp_path / "good.onnx", 1.0)
@@ -320,6 +329,7 @@ def gated(folder: Path, files: str) -> str:
     return text + "accuracy: {dataset: val.npz, max_drop: 0.01}\n" + QUICK.replace("bench", "evaluate")
 
 
+@pytest.mark.slow
 def test_a_gate_that_had_no_baseline_is_said_and_made_up_for_when_there_is_one(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="pillow reads the pictures")
     text = gated(tmp_path, "bad.onnx")
@@ -339,6 +349,7 @@ def test_a_gate_that_had_no_baseline_is_said_and_made_up_for_when_there_is_one(r
     assert cell == kept
 
 
+@pytest.mark.slow
 def test_the_command_of_a_cells_record_measures_the_same_way_again(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +375,7 @@ def test_a_disk_that_is_full_is_a_failure_and_what_the_machine_lacks_is_none() -
     assert pickle.loads(pickle.dumps(plugin)).not_here, "it comes from another process"
 
 
+@pytest.mark.slow
 def test_the_baseline_comes_first_whatever_its_place_in_the_plan(run: Run, built: Path) -> None:
     summary = run(plan("1, 2, 3", more="baseline: '*-b3'\n"))
     assert moody.batches(built) == [3, 1, 2]
@@ -412,6 +424,7 @@ def test_a_run_that_is_killed_half_way_and_started_again_does_only_what_is_missi
     assert all((tmp_path / "out" / "cells" / name).read_bytes() == raw for name, raw in before.items())
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_half_written_is_taken_away_and_nothing_else(
     run: Run, built: Path, tmp_path: Path
 ) -> None:
@@ -432,6 +445,7 @@ def test_what_a_killed_run_left_half_written_is_taken_away_and_nothing_else(
         assert outside.is_dir() and not kept.exists()
 
 
+@pytest.mark.slow
 def test_how_to_go_on_has_the_modes_and_cells_that_were_asked_for(run: Run, built: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(plan("1, 2, 3", "wait_at: 2"))
     words = ["--modes", "bench", "--only", "*-b2", "--only", "*-b3"]
@@ -443,6 +457,7 @@ def test_how_to_go_on_has_the_modes_and_cells_that_were_asked_for(run: Run, buil
     assert "--modes bench --only net-as-is-moody-b2 --only net-as-is-moody-b3" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run: Run, built: Path, tmp_path: Path) -> None:
     text = plan("1, 2, 3", "wait_at: 2")
     process = started(tmp_path, text)
@@ -478,6 +493,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(run: Run, tmp_path: Path
     assert run("models: net.onnx\n" + QUICK, yes=True).done == 1
 
 
+@pytest.mark.slow
 def test_a_cell_kept_from_another_machine_is_said(run: Run, tmp_path: Path) -> None:
     run("models: net.onnx\n" + QUICK)
     path = tmp_path / "out" / "cells" / "net-as-is-onnxruntime-b1.json"
@@ -505,6 +521,7 @@ def test_the_outlook_says_what_each_cell_would_do_and_writes_nothing(run: Run, b
     assert moody.batches(built) == [1, 2]
 
 
+@pytest.mark.slow
 def test_the_outlook_knows_what_cannot_run_on_this_machine(run: Run, tmp_path: Path) -> None:
     text = (
         "models: [{path: net.onnx, precisions: [fp32, tf32]}]\nbackends: [{backend: onnxruntime, device: cpu}]\n"

@@ -204,12 +204,14 @@ def test_a_run_in_a_container_is_the_same_run_with_image_and_versions_in_its_rec
     assert (again.done, again.reused) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_cell_that_fails_inside_is_a_result_outside(tmp_path: Path, listed: Path, plan: Path) -> None:
     plan.write_text(plan.read_text().replace("net.onnx", "gone.onnx"))
     summary = run_plan(plan, tmp_path / "out", in_container=IMAGE)
     assert (summary.failed, exit_code(summary.results)) == (1, 4)
 
 
+@pytest.mark.slow
 def test_the_image_of_the_plan_is_taken_by_the_command(
     tmp_path: Path, listed: Path, plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,6 +228,7 @@ def test_the_image_of_the_plan_is_taken_by_the_command(
     assert document["manifest"]["container"]["image"] == IMAGE
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_run_inside_and_what_is_done_is_kept(
     tmp_path: Path, listed: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +251,7 @@ def test_ctrl_c_reaches_the_run_inside_and_what_is_done_is_kept(
     assert "1 done, 1 not done" in out
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_container_and_not_its_client_alone(
     tmp_path: Path, listed: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

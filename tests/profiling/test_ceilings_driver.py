@@ -71,12 +71,14 @@ def test_planted_rates_are_found_and_nothing_is_left_open(driver: Path) -> None:
     assert found["error"] is None
 
 
+@pytest.mark.slow
 def test_types_nothing_multiplies_are_skipped_with_the_reason(driver: Path) -> None:
     assert [text for text in measured(driver)["skipped"] if "_matrix" in text] == [
         f"{dtype}_matrix: no library" for dtype in ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
     ]
 
 
+@pytest.mark.slow
 def test_on_a_small_gpu_smaller_memory_is_measured(driver: Path) -> None:
     found = measured(driver, STUB_MEMORY_MIB=300)
     assert "256 MiB" in found["items"]["memory_read"][2]

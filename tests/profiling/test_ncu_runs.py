@@ -103,6 +103,7 @@ def test_a_value_that_is_not_to_be_had_is_no_zero(engine: Path, tmp_path: Path, 
     assert found.occupancy_pct is None and found.duration_us == 20.0
 
 
+@pytest.mark.slow
 def test_without_names_every_kernel_is_measured(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool()
     assert [ncu.base_name(item.kernel) for item in counters(engine, tmp_path / "out")] == [
@@ -111,6 +112,7 @@ def test_without_names_every_kernel_is_measured(engine: Path, tmp_path: Path, to
     assert "--kernel-name" not in words(path)
 
 
+@pytest.mark.slow
 def test_rules_bring_the_tool_s_advice(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     gemm, softmax = counters(engine, tmp_path / "out", GEMM, SOFTMAX, rules=True)
@@ -118,6 +120,7 @@ def test_rules_bring_the_tool_s_advice(engine: Path, tmp_path: Path, tool: Tool)
     assert softmax.advice == ("The grid of 4 is small.",) and softmax.launches == 1 and softmax.duration_us == 20.0
 
 
+@pytest.mark.slow
 def test_report_table_and_what_was_said_are_kept(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool()
     out = tmp_path / "50% off"
@@ -130,6 +133,7 @@ def test_report_table_and_what_was_said_are_kept(engine: Path, tmp_path: Path, t
     assert ncu.opens(out / ncu.REPORT) == f"ncu-ui {out / ncu.REPORT}"
 
 
+@pytest.mark.slow
 def test_a_version_without_wished_options_counts_launches_of_all_kernels_together(
     engine: Path, tmp_path: Path, tool: Tool
 ) -> None:
@@ -140,6 +144,7 @@ def test_a_version_without_wished_options_counts_launches_of_all_kernels_togethe
     assert given[given.index("--launch-count") + 1] == "4" and "--clock-control" not in given
 
 
+@pytest.mark.slow
 def test_a_kernel_that_was_not_measured_is_said_and_left_out(
     engine: Path, tmp_path: Path, tool: Tool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -168,6 +173,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSALS)
 def test_each_way_to_fail_has_a_reason_and_a_fix(name: str, engine: Path, tmp_path: Path, tool: Tool) -> None:
     behaviour, reason, fix = REFUSALS[name]
@@ -177,6 +183,7 @@ def test_each_way_to_fail_has_a_reason_and_a_fix(name: str, engine: Path, tmp_pa
     assert refused.value.exit_code == 3 and refused.value.hint is not None and fix in refused.value.hint
 
 
+@pytest.mark.slow
 def test_names_that_never_run_are_told_with_those_that_do(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     with pytest.raises(ProfilerUnavailable, match="profiled no kernels: none of those that ran is `never`") as refused:
@@ -184,12 +191,14 @@ def test_names_that_never_run_are_told_with_those_that_do(engine: Path, tmp_path
     assert refused.value.hint == "there were: `gemm`, `relu`, `softmax_forward`"
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_the_engine_s_own_error(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     with pytest.raises(MemoryExhausted, match="out of memory while"):
         counters(engine, tmp_path / "out", GEMM, runtime=RuntimeConfig(options={"memory": "1KiB"}))
 
 
+@pytest.mark.slow
 def test_a_refusal_that_is_known_beforehand_costs_no_load(
     engine: Path, tmp_path: Path, tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +209,7 @@ def test_a_refusal_that_is_known_beforehand_costs_no_load(
     assert "--launch-count" not in path.with_name("calls.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_count_of_nothing_is_refused(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     with pytest.raises(UsageError, match="cannot measure 0 launches"):
@@ -221,6 +231,7 @@ except Interrupted as stop:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_tool_that_does_not_listen_and_all_it_started(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool(hangs=True)
     process = subprocess.Popen(

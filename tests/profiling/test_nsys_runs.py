@@ -87,6 +87,7 @@ def test_its_rows_are_those_of_one_inference(engine: Path, tmp_path: Path, tool:
     assert rows[0].total_ms == pytest.approx(3 * 400e-6)
 
 
+@pytest.mark.slow
 def test_report_export_and_what_was_said_are_kept_and_the_range_alone_is_recorded(
     engine: Path, tmp_path: Path, tool: Tool
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_second_run_into_the_same_folder_reads_nothing_of_the_first(engine: Pa
     assert not (tmp_path / "out" / nsys.REPORT).exists() and not (tmp_path / "out" / nsys.DATABASE).exists()
 
 
+@pytest.mark.slow
 def test_a_stale_export_is_never_summed_up(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool()
     collect(engine, tmp_path / "out", inferences=4)
@@ -129,6 +131,7 @@ def test_a_stale_export_is_never_summed_up(engine: Path, tmp_path: Path, tool: T
     assert "--force-export=true" in calls(path)[-1]["arguments"]
 
 
+@pytest.mark.slow
 def test_ranges_of_layers_name_what_was_launched_in_them(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool(layer_ranges=True)
     found = collect(engine, tmp_path / "out", inferences=2)
@@ -137,6 +140,7 @@ def test_ranges_of_layers_name_what_was_launched_in_them(engine: Path, tmp_path:
     assert [item.range for item in found.activities if item.kind == "copy"] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["of the session", "of the first launch"])
 def test_without_nvtx_inferences_are_told_apart_by_the_process_s_own_times(
     clock: str, engine: Path, tmp_path: Path, tool: Tool
@@ -147,11 +151,13 @@ def test_without_nvtx_inferences_are_told_apart_by_the_process_s_own_times(
     assert sum(item.kind == "kernel" for item in found.activities) == 12
 
 
+@pytest.mark.slow
 def test_what_the_profiler_lost_is_in_the_warnings_once(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool(dropped=True)
     assert collect(engine, tmp_path / "out").warnings == ("nsys: 12 events were dropped.",)
 
 
+@pytest.mark.slow
 def test_a_version_without_wished_options_is_used_without_them(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool(lacks=["--cpuctxsw", "--cuda-graph-trace"])
     found = collect(engine, tmp_path / "out")
@@ -162,6 +168,7 @@ def test_a_version_without_wished_options_is_used_without_them(engine: Path, tmp
     assert not any("cpuctxsw" in word for call in calls(path) for word in call["arguments"])
 
 
+@pytest.mark.slow
 def test_shapes_and_settings_reach_the_process(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     collect(engine, tmp_path / "out", batch=3, runtime=RuntimeConfig(), config=BenchConfig(graph=False))
@@ -193,6 +200,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSALS)
 def test_each_way_to_fail_has_a_reason_and_a_fix(name: str, engine: Path, tmp_path: Path, tool: Tool) -> None:
     behaviour, reason, fix = REFUSALS[name]
@@ -202,12 +210,14 @@ def test_each_way_to_fail_has_a_reason_and_a_fix(name: str, engine: Path, tmp_pa
     assert refused.value.exit_code == 3 and refused.value.hint is not None and fix in refused.value.hint
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_the_engine_s_own_error_and_not_the_tool_s(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     with pytest.raises(MemoryExhausted, match="out of memory while"):
         collect(engine, tmp_path / "out", runtime=RuntimeConfig(options={"memory": "1KiB"}))
 
 
+@pytest.mark.slow
 def test_a_shape_outside_the_profile_is_said_before_a_process_is_started(
     engine: Path, tmp_path: Path, tool: Tool
 ) -> None:
@@ -219,6 +229,7 @@ def test_a_shape_outside_the_profile_is_said_before_a_process_is_started(
     assert not path.with_name("calls.jsonl").exists() and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_an_engine_on_the_cpu_has_nothing_for_nsight(tmp_path: Path, tool: Tool) -> None:
     tool()
     net = build(models.conv_net(tmp_path / "net.onnx", width=4), out=tmp_path / "net.ort.onnx", parity=False)
@@ -226,6 +237,7 @@ def test_an_engine_on_the_cpu_has_nothing_for_nsight(tmp_path: Path, tool: Tool)
         collect(net.path, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_tool_that_hangs_is_ended_with_all_it_started(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool(hangs=True)
     with pytest.raises(ProfilerUnavailable, match="did not end within 1 s"):
@@ -261,6 +273,7 @@ except Interrupted as stop:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_report_of_the_inferences_until_then(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     out = tmp_path / "out"
@@ -286,6 +299,7 @@ def test_ctrl_c_keeps_the_report_of_the_inferences_until_then(engine: Path, tmp_
     assert (out / nsys.REPORT).is_file()
 
 
+@pytest.mark.slow
 def test_the_watched_process_ends_with_whoever_asked_for_it(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
     out = tmp_path / "out"

@@ -175,6 +175,7 @@ def test_a_plan_with_host_code_is_counted_and_proved_and_later_runs_after_a_yes(
     assert refused.code != 0 and "allow_host_code=on" in refused.err
 
 
+@pytest.mark.slow
 @BOTH
 def test_inputs_with_colons_and_several_profiles_come_through(
     version: Any, tool: Tool, verb: Verb, tmp_path: Path, own_store: Path
@@ -300,6 +301,7 @@ def test_no_ladder_stops_at_the_first_failure(tool: Tool, build: Verb, own_store
     assert left(tmp_path) == set()
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_foreign_node_climbs_to_fixed_shapes_and_level_two(
     version: Any, tool: Tool, build: Verb, tmp_path: Path, own_store: Path
@@ -316,6 +318,7 @@ def test_a_foreign_node_climbs_to_fixed_shapes_and_level_two(
     assert logs(own_store)[0].count("&&&& RUNNING") >= 3
 
 
+@pytest.mark.slow
 def test_a_foreign_node_that_nothing_helps_says_what_was_tried(
     tool: Tool, build: Verb, tmp_path: Path, own_store: Path
 ) -> None:
@@ -394,6 +397,7 @@ def test_a_trtexec_without_its_libraries_says_which(
 # ------------------------------------------------------------------------------------------------ silence and Ctrl-C
 
 
+@pytest.mark.slow
 def test_minutes_of_silence_are_no_hang(tool: Tool, build: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(V10, silence_s=1.5)
     monkeypatch.setattr(program, "_SILENCE_S", 0.2)  # a minute
@@ -418,6 +422,7 @@ def test_who_waits_is_told_the_last_words(tool: Tool, net: Path, tmp_path: Path)
     assert not (tmp_path / "n.engine").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupted_build_ends_the_tool_and_its_children(
     number: signal.Signals, tool: Tool, net: Path, tmp_path: Path, own_store: Path

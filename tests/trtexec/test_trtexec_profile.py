@@ -54,6 +54,7 @@ def test_the_layers_of_the_profile_run_are_joined_with_what_the_inspector_says(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_asks_for_a_profile_run_of_its_own(
     engine: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -66,6 +67,7 @@ def test_the_command_asks_for_a_profile_run_of_its_own(
         assert word in line
 
 
+@pytest.mark.slow
 def test_a_tool_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_path: Path) -> None:
     made = engine(V10)
     (tmp_path / "net.engine").write_bytes(b"ftrt" + bytes(60))
@@ -74,6 +76,7 @@ def test_a_tool_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_path: Pa
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_program_of_its_own_is_profiled_by_its_own_layer_times(
     version: Any, engine: Any, verb: Verb, tmp_path: Path

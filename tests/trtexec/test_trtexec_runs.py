@@ -54,6 +54,7 @@ def command(doc: dict[str, Any]) -> list[str]:
 # ------------------------------------------------------------------------------------------------ bench
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("protocol", ["trt-engine", "trtexec10", "trtexec11"])
 def test_a_protocol_is_the_same_measurement_with_both_versions(
@@ -107,6 +108,7 @@ def test_a_switch_read_in_another_way_makes_the_figures_worthless(built: Any, ve
     assert done.code == 3 and "measured something else than it was told: CUDA graph off, asked for on" in done.err
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_graph_that_was_not_captured_is_no_graph(version: Any, built: Any, verb: Verb, tool: Tool) -> None:
     built(version)
@@ -118,6 +120,7 @@ def test_a_graph_that_was_not_captured_is_no_graph(version: Any, built: Any, ver
     assert any("could not be captured" in text for text in doc["warnings"])
 
 
+@pytest.mark.slow
 @BOTH
 def test_passed_without_a_throughput_is_no_measurement(version: Any, built: Any, verb: Verb, tool: Tool) -> None:
     built(version)
@@ -166,6 +169,7 @@ def test_a_shape_outside_the_profile_is_told_before_a_process_is_started(
 # ------------------------------------------------------------------------------------------------ size
 
 
+@pytest.mark.slow
 @BOTH
 def test_size_builds_measures_and_doubles(version: Any, tool: Tool, verb: Verb, net: Path, tmp_path: Path) -> None:
     tool(version)
