@@ -19,31 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu.ptx import SPIN
 from trt_engine.device import Stream, open_device
 from trt_engine.device.memory import Pool
 from trt_engine.errors import MemoryExhausted, SetupError, UsageError
 
 pytestmark = pytest.mark.gpu
 
-# Written by hand for the driver's own compiler: no compiler is needed on the machine.
-PTX = rb"""
-.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .u64 %rd<5>;
-    .reg .pred %p;
-    ld.param.u64 %rd1, [nanoseconds];
-    mov.u64 %rd2, %globaltimer;
-again:
-    mov.u64 %rd3, %globaltimer;
-    sub.u64 %rd4, %rd3, %rd2;
-    setp.lt.u64 %p, %rd4, %rd1;
-    @%p bra again;
-    ret;
-}
-.visible .entry poke(.param .u64 address, .param .u32 value)
+PTX = (
+    SPIN
+    + rb""".visible .entry poke(.param .u64 address, .param .u32 value)
 {
     .reg .u64 %rd<3>;
     .reg .u32 %r<2>;
@@ -54,6 +39,7 @@ again:
     ret;
 }
 """
+)
 
 MIB = 1 << 20
 

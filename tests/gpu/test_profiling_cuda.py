@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu.ptx import SPIN
 from trt_engine.device import open_device
 from trt_engine.errors import SetupError
 from trt_engine.profiling.capture import Capture, ProfilerUnavailable, capture, instruments
@@ -25,24 +26,6 @@ from trt_engine.traces import RungName
 
 pytestmark = pytest.mark.gpu
 
-SPIN = rb"""
-.version 7.0
-.target sm_80
-.address_size 64
-.visible .entry spin(.param .u64 nanoseconds)
-{
-    .reg .u64 %rd<5>;
-    .reg .pred %p;
-    ld.param.u64 %rd1, [nanoseconds];
-    mov.u64 %rd2, %globaltimer;
-again:
-    mov.u64 %rd3, %globaltimer;
-    sub.u64 %rd4, %rd3, %rd2;
-    setp.lt.u64 %p, %rd4, %rd1;
-    @%p bra again;
-    ret;
-}
-"""
 MIB = 1 << 20
 MS = 1_000_000
 

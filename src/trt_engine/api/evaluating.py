@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from trt_engine.api.loading import load
-from trt_engine.api.measuring import is_bare_model
 from trt_engine.config import BuildConfig, RuntimeConfig, from_values, settings
 from trt_engine.device import parse_device
-from trt_engine.engine import Engine
+from trt_engine.engine import Engine, is_bare_model
 from trt_engine.environment import Environment
 from trt_engine.errors import AccuracyError, UsageError
 from trt_engine.evaluation.evaluate import MAIN_FIGURE, Evaluation, evaluate_runner

@@ -20,12 +20,13 @@ from trt_engine.errors import Interrupted, UnstableError, UsageError
 from trt_engine.files import ensure_folder, write_whole
 from trt_engine.graph.load import open_model
 from trt_engine.records import BenchRecord, append
+from trt_engine.runfiles import RECORDS
 from trt_engine.runtime.feeds import read_feeds
 from trt_engine.tensors import closest
 
-__all__ = ["LOG", "RECORDS", "bench", "is_bare_model", "keep", "kept_if_used", "sealed", "settled"]
+__all__ = ["LOG", "RECORDS", "bench", "keep", "kept_if_used", "sealed", "settled"]
 
-RECORDS, LOG = "records.jsonl", "bench.log"
+LOG = "bench.log"
 """What `out` holds: every measurement, one a line, and the text log of the last one."""
 
 logger = logging.getLogger(__name__)

@@ -238,10 +238,10 @@ def _plan(talk: output.Talk, path: Path, config: BenchConfig, runtime: RuntimeCo
     """`--dry-run`: what would be measured and written."""
     import msgspec
 
-    from trt_engine.api.measuring import LOG, RECORDS, is_bare_model
+    from trt_engine.api.measuring import LOG, RECORDS
     from trt_engine.benchmark.loop import feeds_for
     from trt_engine.benchmark.protocols import resolve
-    from trt_engine.engine import Engine
+    from trt_engine.engine import Engine, is_bare_model
     from trt_engine.tensors import format_shape
 
     shapes: Mapping[str, tuple[int, ...]] = config.shapes

@@ -73,7 +73,7 @@ def command(
     build: BuildConfig = options.config_from(BuildConfig, shared | values)
 
     from trt_engine.api import evaluating
-    from trt_engine.api.measuring import is_bare_model
+    from trt_engine.engine import is_bare_model
 
     bare = is_bare_model(path)
     if asked is not None and not bare and not (baseline is not None and is_bare_model(baseline)):

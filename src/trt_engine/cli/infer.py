@@ -92,8 +92,7 @@ def command(
     import msgspec
 
     from trt_engine.api.loading import load
-    from trt_engine.api.measuring import is_bare_model
-    from trt_engine.engine import Engine
+    from trt_engine.engine import Engine, is_bare_model
     from trt_engine.files import write_whole
     from trt_engine.graph.load import open_model
     from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of, write_outputs

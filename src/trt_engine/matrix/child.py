@@ -7,14 +7,12 @@ print goes to the cell's log. It never outlives its parent, however that ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,7 +26,7 @@ from trt_engine.cells import CellResult
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, TrtEngineError
 from trt_engine.files import ensure_folder
 from trt_engine.matrix.work import LOGS, Job, carry_out, reason_of
-from trt_engine.processes import Ended, reap
+from trt_engine.processes import Ended, Mouth, die_with_parent, read_line, reap
 
 __all__ = ["Ending", "in_child"]
 
@@ -213,47 +211,6 @@ class _Child:
 # ------------------------------------------------------------------------------------------------ the child's side
 
 
-class _Mouth(logging.Handler):
-    """The child's answers and warnings, to the pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        super().__init__(logging.WARNING)
-        self._file = os.fdopen(pipe, "wb", buffering=0)
-
-    def say(self, message: Begun | Said | Answer) -> None:
-        raw = memoryview(msgspec.json.encode(message) + b"\n")
-        with self.lock if self.lock is not None else contextlib.nullcontext():
-            while raw:
-                raw = raw[self._file.write(raw) :]
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.say(Said(record.getMessage()))
-
-
-def _die_with_parent() -> None:
-    """End with the parent: by the kernel on Linux, and by the end of stdin everywhere."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-    def watch() -> None:
-        while os.read(0, 1024):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="watch-parent", daemon=True).start()
-
-
-def _job() -> Job:
-    """The job, read without a buffer: what follows on stdin is the watcher's."""
-    parts: list[bytes] = []
-    while not parts or not parts[-1].endswith(b"\n"):
-        chunk = os.read(0, 1 << 16)
-        if not chunk:
-            os._exit(1)
-        parts.append(chunk)
-    return _jobs.decode(b"".join(parts))
-
-
 def _asked_to_stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -262,9 +219,9 @@ def main() -> None:
     """The child: one job, one answer."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _asked_to_stop)
-    mouth = _Mouth(int(sys.argv[1]))
-    job = _job()
-    _die_with_parent()
+    mouth = Mouth(int(sys.argv[1]), lambda record: Said(record.getMessage()), logging.WARNING)
+    job = _jobs.decode(read_line())
+    die_with_parent()
     package = logging.getLogger("trt_engine")
     package.setLevel(min(job.log_level, logging.INFO))
     package.addHandler(mouth)
