@@ -79,6 +79,19 @@ class Anywhere:
         return self._array.__dlpack__(**how)
 
 
+class Capsule:
+    """A capsule alone: the array it is of was dropped."""
+
+    def __init__(self, array: object) -> None:
+        self._capsule, self._place, self.shape = array.__dlpack__(), array.__dlpack_device__(), array.shape
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._place
+
+    def __dlpack__(self, **_: object) -> object:
+        return self._capsule
+
+
 def test_the_same_type_on_the_device_and_on_the_host_is_told_apart(load: Load, double: Path) -> None:
     engine = load(double)
     there = Anywhere(on_device(device_of(engine), rows(2)), (2, 3))
@@ -150,3 +163,40 @@ def test_a_full_device_fails_the_inference_that_finds_no_room_and_not_the_one_be
         assert np.array_equal(on_host(device, array), 2 * (rows(2) + number))
     kept.clear()
     assert np.array_equal(on_host(device, engine.infer({"x": rows(2)}, on_device=True)["y"]), 2 * rows(2))
+
+
+def test_who_keeps_a_buffer_a_part_of_it_or_a_capsule_keeps_the_output(load: Load, double: Path) -> None:
+    engine = load(double)
+    device = device_of(engine)
+    engine.infer({"x": rows(2)}, on_device=True)  # the next one goes the short way
+
+    def asked(number: int) -> object:
+        return engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+
+    kept = [asked(0), asked(1).buffer, asked(2).buffer.view(0, 24), Capsule(asked(3))]
+    for number in range(4, 40):
+        asked(number)
+    assert np.array_equal(on_host(device, kept[0]), 2 * rows(2))
+    assert np.array_equal(on_host(device, kept[1].array("float32", (2, 3))), 2 * (rows(2) + 1))
+    assert np.array_equal(on_host(device, kept[2].array("float32", (2, 3))), 2 * (rows(2) + 2))
+    assert np.array_equal(on_host(device, kept[3]), 2 * (rows(2) + 3))
+
+
+def test_an_output_whose_buffer_somebody_closed_is_not_given_out_again(load: Load, double: Path) -> None:
+    engine = load(double)
+    device = device_of(engine)
+    for number in range(40):
+        output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+        assert np.array_equal(on_host(device, output), 2 * (rows(2) + number))
+        output.buffer.close()
+
+
+def test_outputs_that_nobody_has_are_given_out_again(load: Load, double: Path) -> None:
+    engine = load(double)
+    x = on_device(device_of(engine), rows(2))
+    seen = {id(engine.infer({"x": x}, on_device=True)["y"]) for _ in range(20)}
+    held = []
+    for _ in range(20):
+        held = [engine.infer({"x": x}, on_device=True)["y"], *held][:3]
+        assert len({array.buffer.pointer for array in held}) == len(held)
+    assert len(seen) <= 2  # the long way's, and one for all that went the short way

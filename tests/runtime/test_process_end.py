@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import trt_engine as te
+from patience import HANG_S
 from trt_engine.store import Store
 
 PROGRAM = """
@@ -46,7 +47,7 @@ try:
             time.sleep(0.05)
 except KeyboardInterrupt:
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     print(len(ends), "callers told:", *sorted(set(ends)))
 """
 LEFT_OPEN = """
@@ -77,7 +78,7 @@ def test_an_interrupted_process_tells_its_callers_and_ends(engine: Path, kind: s
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
         process.send_signal(signal.SIGINT)
-        told, complaints = process.communicate(timeout=60)
+        told, complaints = process.communicate(timeout=HANG_S)
     assert told.startswith("4 callers told: ")
     assert "closed" in told
     assert "Traceback" not in complaints
@@ -88,7 +89,7 @@ def test_an_interrupted_process_tells_its_callers_and_ends(engine: Path, kind: s
 def test_a_process_ends_at_its_last_line_though_an_engine_is_open(engine: Path, kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + LEFT_OPEN, str(engine), kind],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "the last line\n"), done.stderr
     assert "Traceback" not in done.stderr
@@ -115,6 +116,6 @@ def test_a_child_that_was_forked_ends_without_touching_what_its_parent_has_loade
     )
     done = subprocess.run(
         [sys.executable, "-c", "import os\n" + PROGRAM + forked, str(engine), "batched"],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "7\nclosed\n"), done.stderr

@@ -30,7 +30,7 @@ from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.runtime.pool import ContextPool
 from trt_engine.runtime.replicas import Replicas
 
-LONG_S = 10.0
+LONG_S = 60.0
 BATCH = 6
 POISON = np.float32(-1)
 

@@ -82,6 +82,9 @@ class Buffer(Protocol):
         """Address on the device; `UsageError` after `close`."""
         ...
 
+    @property
+    def closed(self) -> bool: ...
+
     def view(self, offset: int, nbytes: int, then: Callable[[], None] | None = None) -> Buffer:
         """A part of this memory, without a copy. Closing a view gives nothing back, but calls `then`, once; it ends with
         its buffer.

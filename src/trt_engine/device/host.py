@@ -97,6 +97,10 @@ class HostBuffer:
         self.memory()
         return self._pointer
 
+    @property
+    def closed(self) -> bool:
+        return self._memory is None
+
     def memory(self) -> Bytes:
         """The bytes themselves; `UsageError` after `close`."""
         if self._memory is None:
@@ -125,6 +129,10 @@ class _HostView(HostBuffer):
         self._parent = parent
         self._then = then
         self._pointer = parent.pointer + offset  # numpy would say another for no bytes
+
+    @property
+    def closed(self) -> bool:
+        return self._parent.closed or super().closed
 
     def memory(self) -> Bytes:
         self._parent.memory()

@@ -354,7 +354,11 @@ class InferenceEngine:
             try:
                 key = tuple(
                     [
-                        (name, array.dtype, array.shape) if type(array) is np.ndarray else (name, *_looks(array))
+                        (name, array.dtype, array.shape)
+                        if type(array) is np.ndarray
+                        else (name, DeviceArray, array.dtype, array.shape, array.device)
+                        if type(array) is DeviceArray
+                        else (name, *_looks(array))
                         for name, array in feeds.items()
                     ]
                 )

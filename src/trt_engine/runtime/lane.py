@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from trt_engine.config import Profile
 from trt_engine.device import Buffer, Device, Event, Graph, HostBuffer, Stream
 from trt_engine.device.dlpack import DeviceArray
-from trt_engine.errors import MemoryExhausted, TrtEngineError
+from trt_engine.errors import TrtEngineError
 from trt_engine.protocols import Context, Session
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.runtime.graphs import GraphPolicy
@@ -28,6 +30,9 @@ _SLOTS, _BLOCK, _ALIGNED = 8, 1 << 20, 256
 """Small outputs on the device come from blocks of so many, and of so many bytes at most; where one may begin."""
 _REMEMBERED = 32
 """Of so many kinds of requests a lane remembers how they are answered."""
+
+_COUNTED = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether the references to an object are counted, all of them and at once."""
 
 Key = tuple[Any, ...]
 """The shapes of the inputs in the signature's order, and the values of those that hold sizes."""
@@ -93,6 +98,10 @@ class Lane:
         """
         self._enqueued = False
         try:
+            if self._again and events is None and size is None and len(parts) == 1:
+                outputs = self._run_again(parts[0], on_device)
+                if outputs is not None:
+                    return outputs
             return self._run(parts, events, on_device, size)
         except BaseException:
             self._recover()
@@ -109,10 +118,6 @@ class Lane:
         self, parts: Sequence[Tensors], events: list[Event] | None, on_device: bool, size: int | None
     ) -> dict[str, Any]:
         stream, feeds = self.stream, parts[0]
-        if self._again and len(parts) == 1 and events is None and size is None:
-            outputs = self._run_again(feeds, on_device)
-            if outputs is not None:
-                return outputs
         lent = {
             name: self._device.borrow(feeds[name], stream)
             for name in self._inputs
@@ -177,11 +182,11 @@ class Lane:
                 np.copyto(whole, feeds[name])
                 device.copy(pinned, buffer, nbytes, stream)
             addresses.append(buffer.pointer)
-        into: dict[str, Buffer] = {}
+        outputs: dict[str, Any] = {}
         if again.launch is not None:
             if on_device:
-                into, again.next = again.next or self._outputs_of(frame), None
-                addresses += [buffer.pointer for buffer in into.values()]
+                outputs, lying = again.lying.take()
+                addresses += lying
             else:
                 addresses += again.outputs
             self._enqueued = True
@@ -190,17 +195,13 @@ class Lane:
             self._enqueued = True
             frame.enqueue(stream)
             self._policy.replayed()
-        outputs: dict[str, Any] = {}
-        if on_device:
-            if not into:
+            if on_device:
                 into = self._outputs_of(frame)
-                for name, buffer in into.items():
-                    device.copy(frame.bound[name], buffer, frame.nbytes[name], stream)
-            else:
-                with contextlib.suppress(MemoryExhausted):  # of the next one, which will say so itself
-                    again.next = self._outputs_of(frame)
-            for name, shape, _ in frame.sized:
-                outputs[name] = into[name].array(self._names[name], shape)
+                for name, shape, _ in frame.sized:
+                    device.copy(frame.bound[name], into[name], frame.nbytes[name], stream)
+                    outputs[name] = into[name].array(self._names[name], shape)
+            self._captured.move_to_end(key)
+        if on_device:
             self._wait()
         else:
             for _, _, buffer, pinned, nbytes in again.downloads:
@@ -208,17 +209,21 @@ class Lane:
             self._wait()
             for name, whole, _, _, _ in again.downloads:
                 outputs[name] = whole.copy()
-        if again.launch is None:
-            self._captured.move_to_end(key)
         self._last = key
         return outputs
+
+    def _laid_out(self, frame: _Frame) -> tuple[dict[str, Any], tuple[Buffer, ...]]:
+        """Arrays for outputs that stay on the device, and their memory."""
+        into = self._outputs_of(frame)
+        arrays = {name: into[name].array(self._names[name], shape) for name, shape, _ in frame.sized}
+        return arrays, tuple(into.values())
 
     def _remember(self, key: Key, frame: _Frame, lent: Mapping[str, Buffer], on_device: bool) -> None:
         """Keep how feeds of this kind were answered."""
         launch = getattr(frame.context, "launch", None) if frame.graph is None else None
         if (launch is None and frame.graph is None) or frame.late or self._host_inputs:
             return
-        again = _Again(frame, launch)
+        again = _Again(frame, launch, _Lying(lambda: self._laid_out(frame)))
         for name in self._inputs:
             if name in lent:
                 again.inputs.append((name, None))
@@ -490,18 +495,64 @@ class _Frame:
 class _Again:
     """How feeds of one kind are answered: the same shapes, on the device or on the host, as once before."""
 
-    __slots__ = ("downloads", "frame", "inputs", "launch", "next", "outputs")
+    __slots__ = ("downloads", "frame", "inputs", "launch", "lying", "outputs")
 
-    def __init__(self, frame: _Frame, launch: Callable[[tuple[int, ...], Stream], None] | None) -> None:
+    def __init__(self, frame: _Frame, launch: Callable[[tuple[int, ...], Stream], None] | None, lying: _Lying) -> None:
         self.frame = frame
         self.launch = launch
         """Runs on memory at these addresses, inputs before outputs; None where a graph is replayed."""
+        self.lying = lying
+        """Outputs that stay on the device."""
         self.inputs: list[tuple[str, tuple[Any, HostBuffer, Buffer, int] | None]] = []
         """None for one that lies on the device; else pinned memory as an array, its buffer, the device's and the bytes."""
         self.outputs: list[int] = []
-        self.next: dict[str, Buffer] | None = None
-        """Memory for the next outputs that stay on the device, laid out while the device was busy."""
         self.downloads: list[tuple[str, Any, Buffer, HostBuffer, int]] = []
+
+
+class _Lying:
+    """Sets of arrays on the device that outputs go to. One that nobody has any more is given out again as it is: to make
+    one anew takes 6 microseconds and more, which a fast model's caller sees.
+
+    Nobody has an array that has no references but those it had before it was given out, which CPython counts: who wants
+    its memory keeps the array, its buffer, or a capsule, and each of them counts.
+    """
+
+    def __init__(self, make: Callable[[], tuple[dict[str, Any], tuple[Buffer, ...]]]) -> None:
+        self._make = make
+        self._sets: deque[_Set] = deque()  # the one given out longest ago first
+
+    def take(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Arrays by name, and their addresses."""
+        if self._sets:
+            oldest = self._sets[0]
+            if oldest.is_free():
+                self._sets.rotate(-1)
+                return oldest.arrays.copy(), oldest.addresses
+            if len(self._sets) == _SLOTS:
+                self._sets.popleft()  # kept by somebody for long
+        arrays, buffers = self._make()
+        made = _Set(arrays, buffers)
+        if _COUNTED and all(type(array) is DeviceArray for array in arrays.values()):
+            self._sets.append(made)
+        return arrays.copy(), made.addresses
+
+
+class _Set:
+    __slots__ = ("addresses", "arrays", "buffers", "held", "ours")
+
+    def __init__(self, arrays: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
+        self.arrays, self.buffers = arrays, buffers
+        self.addresses = tuple([buffer.pointer for buffer in buffers])
+        self.held = [*arrays.values(), *buffers]
+        self.ours = list(map(getrefcount, self.held))
+
+    def is_free(self) -> bool:
+        if list(map(getrefcount, self.held)) != self.ours:
+            return False
+        for buffer in self.buffers:  # noqa: SIM110  # a generator here costs a microsecond
+            if buffer.closed:
+                return False
+        return True
 
 
 class _Slots:

@@ -324,14 +324,14 @@ class _Line:
 
         So each shape comes to stay in a lane of its own: to change shapes can cost more than an inference.
         """
-        found, last = 0, len(self._free) - 1
+        free, found, last = self._free, 0, len(self._free) - 1
         if last:
-            key: Key = self._free[last].key(feeds, size)
-            found = next((place for place in range(last, -1, -1) if self._free[place].ready(key)), 0)
-        lane = self._free[found]
+            key: Key = free[last].key(feeds, size)
+            found = next((place for place in range(last, -1, -1) if free[place].ready(key)), 0)
+        lane = free[found]
         if holder is not None:
             self._held[holder] = lane
-        del self._free[found]
+        del free[found]
         return lane
 
     def _step_out(self, caller: _Caller) -> bool:
