@@ -227,7 +227,7 @@ class CudaGraph:
 
     def __init__(self, device: CudaDevice, handle: Any, buffers: tuple[CudaBuffer, ...]) -> None:
         self._device = device
-        self._handle = handle
+        self._handle, self._address = handle, int(handle)
         self._buffers = buffers
         self._end = weakref.finalize(self, device._destroy_graph, handle)
         self._end.atexit = False
@@ -242,6 +242,10 @@ class CudaGraph:
         for buffer in self._buffers:
             if buffer.closed:
                 raise UsageError("a graph holds the address of a freed buffer", hint="capture it again")
+        if self._device._lost is None and not _straight.replay(
+            self._device._context_number, self._address, stream.handle
+        ):
+            return
         with self._device.here():
             self._device.say(driver.cuGraphLaunch(self._handle, stream.handle))
 
@@ -277,7 +281,8 @@ class CudaStream:
         return 0, self.handle
 
     def synchronize(self) -> None:
-        if self._touched is None and not self._closed and self.device._lost is None and _wait_for(self._handle) == 0:
+        usable = self._touched is None and not self._closed and self.device._lost is None
+        if usable and _straight.wait(self._handle) == 0:
             return
         handle = self.handle
         if self.capturing:
@@ -434,34 +439,53 @@ class _Relaxed:
             driver.cuThreadExchangeStreamCaptureMode(self._before)
 
 
-def _waiting(library: str = "libcuda.so.1") -> Callable[[int], int]:
-    """What waits for the stream at an address as `_Relaxed` does, and gives the driver's status: 0 when all is done.
+class _Straight:
+    """The calls that an inference makes again and again, straight into the driver; each gives its status, 0 for success.
 
-    Straight into the driver: the same by cuda.bindings, with the context around it, makes six calls of a microsecond or
-    more, and every inference ends with it. Other than 0, the long way says why; so it does where there is no such library.
+    The same by cuda.bindings, with the context and the capture mode around it, makes up to six calls of a microsecond or
+    more. What gives another status was not done: the long way does it or says why. So it does where there is no library.
     """
-    try:
-        brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second lets other threads run meanwhile
-        exchange, wait = brief.cuThreadExchangeStreamCaptureMode, long.cuStreamSynchronize
-    except (OSError, AttributeError):
-        return lambda _: -1
-    exchange.argtypes = wait.argtypes = (ctypes.c_void_p,)
-    relaxed, number, at = int(_RELAXED), ctypes.c_int, ctypes.byref
 
-    def waiting(stream: int) -> int:
-        mode = number(relaxed)
-        place = at(mode)
-        if status := exchange(place):
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self.found = False
+        try:
+            brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second lets other threads run meanwhile
+            self._exchange, self._current = brief.cuThreadExchangeStreamCaptureMode, brief.cuCtxGetCurrent
+            self._wait, self._copy, self._launch = long.cuStreamSynchronize, long.cuMemcpyAsync, long.cuGraphLaunch
+        except (OSError, AttributeError):
+            return
+        address = ctypes.c_void_p
+        self._exchange.argtypes = self._current.argtypes = self._wait.argtypes = (address,)
+        self._copy.argtypes, self._launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
+        self._relaxed = int(_RELAXED)
+        self.found = True
+
+    def wait(self, stream: int) -> int:
+        """Wait for a stream as in `_Relaxed`, whatever context the thread is in."""
+        if not self.found:
+            return -1
+        mode = ctypes.c_int(self._relaxed)
+        place = ctypes.byref(mode)
+        if status := self._exchange(place):
             return int(status)
         try:
-            return int(wait(stream))
+            return int(self._wait(stream))
         finally:
-            exchange(place)
+            self._exchange(place)
 
-    return waiting
+    def copy(self, context: int, target: int, source: int, nbytes: int, stream: int) -> int:
+        return int(self._copy(target, source, nbytes, stream)) if self.found and self._is_in(context) else -1
+
+    def replay(self, context: int, graph: int, stream: int) -> int:
+        return int(self._launch(graph, stream)) if self.found and self._is_in(context) else -1
+
+    def _is_in(self, context: int) -> bool:
+        """Whether the calling thread is in that context."""
+        found = ctypes.c_void_p()
+        return self._current(ctypes.byref(found)) == 0 and found.value == context
 
 
-_wait_for = _waiting()
+_straight = _Straight()
 
 
 class CudaDevice:
@@ -804,8 +828,11 @@ class CudaDevice:
         if not nbytes:
             return
         stream.touch(source, target)
+        handle = stream.handle
+        if _straight.copy(self._context_number, right, left, nbytes, handle) == 0:
+            return
         with self.here():
-            self.say(driver.cuMemcpyAsync(right, left, nbytes, stream.handle))
+            self.say(driver.cuMemcpyAsync(right, left, nbytes, handle))
 
     def synchronize(self) -> None:
         self._check_open()
