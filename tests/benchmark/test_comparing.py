@@ -16,7 +16,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import trt_engine as te
-from trt_engine.api.comparing import _weights, gate, rules_of, run
+from trt_engine.api.comparing import gate, run
+from trt_engine.api.comparing.asked import rules_of
+from trt_engine.api.comparing.turns import weights_bytes
 from trt_engine.comparisons import CompareReport
 from trt_engine.engine import Engine
 from trt_engine.errors import (
@@ -542,7 +544,7 @@ def test_weights_of_four_bits_lie_two_to_a_byte(engine: Engine, tmp_path: Path) 
     weights = helper.make_tensor("w", TensorProto.INT4, [5], b"\x21\x43\x05", raw=True)
     graph = helper.make_graph([helper.make_node("Identity", ["w"], ["y"])], "g", [], [_Y], [weights])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "w.onnx")
-    assert _weights(Engine(tmp_path / "w.onnx", engine.passport)) == 3
+    assert weights_bytes(Engine(tmp_path / "w.onnx", engine.passport)) == 3
 
 
 def test_what_cannot_be_asked_is_refused(engine: Engine, tmp_path: Path) -> None:

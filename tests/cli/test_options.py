@@ -246,6 +246,27 @@ def test_a_verb_can_leave_settings_out_and_show_other_defaults(monkeypatch: pyte
     assert shown == "Measure at least this long (200ms, 10s) [3s]."
 
 
+def test_a_verb_that_measures_has_each_setting_once_and_what_running_and_building_share_goes_to_both() -> None:
+    made = []
+
+    @click.command()
+    @options.measuring(leave_out=("strict",))
+    def verb(**values: Any) -> None:
+        made.append((options.config_from(BenchConfig, values), *options.engine_configs(values)))
+
+    names = [item.name for item in verb.params if not getattr(item, "hidden", False)]
+    assert len(names) == len(set(names)) and "strict" not in names and "parity" not in names
+    typed = ["--batch", "8", "--device", "fake:0", "--allow-fallback", "-O", "a=1", "-b", "fake", "--precision", "fp16"]
+    verb.main(typed, standalone_mode=False)
+    verb.main([], standalone_mode=False)
+    shared: dict[str, Any] = {"device": "fake:0", "allow_fallback": True, "options": {"a": "1"}}
+    build = BuildConfig(backend="fake", precision="fp16", **shared)
+    assert made == [
+        (BenchConfig(batch=8), RuntimeConfig(**shared), build, {"backend": "fake"}),
+        (BenchConfig(), RuntimeConfig(), BuildConfig(), {}),
+    ]
+
+
 def test_where_a_verb_writes_has_three_spellings(tmp_path: Path) -> None:
     seen = []
 

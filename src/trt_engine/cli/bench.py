@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trt_engine.cli import options, output
-from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, parse_size
+from trt_engine.config import BenchConfig, RuntimeConfig, parse_size
 from trt_engine.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -40,14 +40,7 @@ def _as_trtexec(function: F) -> F:
 
 @click.command()
 @click.argument("path", metavar="ENGINE|MODEL", required=False, type=options.FILE)
-@options.of(BenchConfig)
-@options.of(RuntimeConfig, leave_out=("contexts", "streams"))
-@options.of(
-    BuildConfig,
-    leave_out=(
-        "device", "batch", "shapes", "providers", "allow_fallback", "parity", "parity_rtol", "options",
-    ),
-)  # fmt: skip
+@options.measuring()
 @_as_trtexec
 @click.option("--isolate", is_flag=True, help="Measure in a process of its own: a crash there is an error here.")
 @click.option("--memory-limit", metavar="SIZE", help="With --isolate: memory it may take [what is free].")
@@ -81,7 +74,6 @@ def command(
     path = path or engine
     if path is None:
         raise UsageError("no engine, model or log is named", hint="`trt-engine bench model.onnx`")
-    backend = values.get("backend")
     limit = None if memory_limit is None else parse_size(memory_limit)
     if limit == 0:
         raise UsageError(
@@ -89,19 +81,16 @@ def command(
         )
     config: BenchConfig = options.config_from(BenchConfig, values)
     _advise(values, config)
-    of_both = dict(values)
-    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
-    build: BuildConfig = options.config_from(BuildConfig, of_both)
+    runtime, build, named = options.engine_configs(values)
     if dry_run:
         return _plan(talk, path, config, runtime, out)
 
     from trt_engine.api.measuring import bench
 
-    again = {} if backend is None else {"backend": backend}
     try:
         record = bench(
             path, config=config, runtime=runtime, build=build, isolate=isolate, memory_limit=limit, out=out,
-            on_progress=said_now_and_then("measuring"), **again,
+            on_progress=said_now_and_then("measuring"), **named,
         )  # fmt: skip
     except Interrupted as stop:
         if stop.partial is None:
@@ -144,8 +133,9 @@ def said_now_and_then(doing: str, every_s: float = 10.0) -> Callable[[float, flo
 
 
 def _tell(talk: output.Talk, record: BenchRecord, out: Path | None) -> None:
-    from trt_engine.api.measuring import LOG, RECORDS
+    from trt_engine.api.measuring import LOG
     from trt_engine.records import BenchReport
+    from trt_engine.runfiles import RECORDS
 
     artifacts = {} if out is None else {"records": str(out / RECORDS), "log": str(out / LOG)}
     report = BenchReport.of(record, artifacts)
@@ -238,10 +228,11 @@ def _plan(talk: output.Talk, path: Path, config: BenchConfig, runtime: RuntimeCo
     """`--dry-run`: what would be measured and written."""
     import msgspec
 
-    from trt_engine.api.measuring import LOG, RECORDS
+    from trt_engine.api.measuring import LOG
     from trt_engine.benchmark.loop import feeds_for
     from trt_engine.benchmark.protocols import resolve
     from trt_engine.engine import Engine, is_bare_model
+    from trt_engine.runfiles import RECORDS
     from trt_engine.tensors import format_shape
 
     shapes: Mapping[str, tuple[int, ...]] = config.shapes

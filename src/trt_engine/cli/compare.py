@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trt_engine.cli import options, output
-from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
+from trt_engine.config import BenchConfig
 from trt_engine.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ __all__ = ["command"]
 @click.option("--baseline", type=options.FILE, metavar="FILE", help="Compare with what --save-baseline wrote.")
 @click.option("--save-baseline", type=options.FILE, metavar="FILE", help="Keep the first engine's times for CI.")
 @click.option("--loads", type=click.IntRange(min=6), metavar="N", help="Load everything anew so often [12].")
-@options.of(
-    BenchConfig,
+@options.measuring(
     leave_out=("warmup_s", "warmup_iterations", "percentiles", "streams"),
     helps={
         "duration_s": "time for everything together (default: 20s)",
@@ -37,13 +36,6 @@ __all__ = ["command"]
         "seed": "seed of the random inputs and of the order of turns",
     },
 )
-@options.of(RuntimeConfig, leave_out=("contexts", "streams"))
-@options.of(
-    BuildConfig,
-    leave_out=(
-        "device", "batch", "shapes", "providers", "allow_fallback", "parity", "parity_rtol", "options",
-    ),
-)  # fmt: skip
 @options.out_option("Folder for compare.json.")
 @options.yes_option
 @options.dry_run_option
@@ -70,16 +62,14 @@ def command(
       trt-engine compare new.engine --baseline main.baseline.json --fail-if slower:5%
     """
     config: BenchConfig = options.config_from(BenchConfig, values)
-    shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
-    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
-    backend = values.get("backend")
-    build: BuildConfig = options.config_from(BuildConfig, shared | values)
+    runtime, build, named = options.engine_configs(values)
 
     from trt_engine.api import comparing
+    from trt_engine.api.comparing.asked import LOADS
     from trt_engine.cli.bench import said_now_and_then
 
     typed = options.spelled_command()
-    many = comparing.LOADS if loads is None else loads
+    many = LOADS if loads is None else loads
     if dry_run:
         plan = comparing.outlook(
             *engines, fail_if=fail_if, baseline=baseline, save_baseline=save_baseline, loads=many, out=out, yes=yes,
@@ -91,7 +81,7 @@ def command(
         report = comparing.run(
             *engines, fail_if=fail_if, baseline=baseline, save_baseline=save_baseline, loads=many, out=out, yes=yes,
             command=typed, config=config, runtime=runtime, build=build, on_progress=said_now_and_then("comparing"),
-            **({} if backend is None else {"backend": backend}),
+            **named,
         )  # fmt: skip
     except Interrupted as stop:
         if stop.partial is not None:

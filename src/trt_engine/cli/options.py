@@ -18,7 +18,17 @@ from typing import Any, TypeVar
 import click
 
 from trt_engine.cli.output import Talk
-from trt_engine.config import Profile, Setting, ShapeRange, from_values, parse_shapes, settings
+from trt_engine.config import (
+    BenchConfig,
+    BuildConfig,
+    Profile,
+    RuntimeConfig,
+    Setting,
+    ShapeRange,
+    from_values,
+    parse_shapes,
+    settings,
+)
 from trt_engine.errors import UsageError
 
 __all__ = [
@@ -26,6 +36,9 @@ __all__ = [
     "common",
     "config_from",
     "dry_run_option",
+    "engine_configs",
+    "engine_options",
+    "measuring",
     "of",
     "out_is_folder",
     "out_option",
@@ -136,6 +149,33 @@ def of(
     return decorate
 
 
+def engine_options(*, leave_out: Sequence[str] = ()) -> Callable[[F], F]:
+    """The options of running an ENGINE, and of building a MODEL's first; `leave_out` is of `BuildConfig`.
+
+    What both have (the device, its providers) is typed once; `engine_configs` gives it to both.
+    """
+
+    def decorate(function: F) -> F:
+        function = of(BuildConfig, leave_out=(*_names(RuntimeConfig), *leave_out))(function)
+        return of(RuntimeConfig, leave_out=("contexts", "streams"))(function)
+
+    return decorate
+
+
+def measuring(*, leave_out: Sequence[str] = (), helps: dict[str, str] | None = None) -> Callable[[F], F]:
+    """The options of measuring an ENGINE or a MODEL. `leave_out` and `helps` are of `BenchConfig`."""
+
+    def decorate(function: F) -> F:
+        function = engine_options(leave_out=(*_names(BenchConfig), "parity", "parity_rtol"))(function)
+        return of(BenchConfig, leave_out=leave_out, helps=helps)(function)
+
+    return decorate
+
+
+def _names(config: type) -> list[str]:
+    return [item.name for item in settings(config)]
+
+
 def _option(item: Setting, default: Any) -> Callable[[F], F]:
     first_word = item.help.partition(" ")[0]
     text = item.help[:1].upper() + item.help[1:] if first_word.isalpha() else item.help
@@ -193,8 +233,7 @@ def _shown(default: Any, name: str) -> str:
 
 def config_from(config: type[Any], values: dict[str, Any]) -> Any:
     """The config of what was typed; what was not typed keeps its default. Takes its settings out of `values`."""
-    names = [item.name for item in settings(config)]
-    typed = {name: values.pop(name) for name in names if name in values}
+    typed = {name: values.pop(name) for name in _names(config) if name in values}
     given = {name: value for name, value in typed.items() if value is not None and value != ()}
     ctx = click.get_current_context(silent=True)
     foreign: dict[str, tuple[str, Any]] = ctx.meta.get(_GIVEN, {}) if ctx else {}
@@ -206,6 +245,18 @@ def config_from(config: type[Any], values: dict[str, Any]) -> Any:
             raise UsageError(f"`{flag}` and `{spelling}` say the same thing twice", hint=f"leave `{spelling}` out")
         given[name] = _joined(value) if name == "profiles" else value
     return from_values(config, given)
+
+
+def engine_configs(values: dict[str, Any]) -> tuple[RuntimeConfig, BuildConfig, dict[str, Any]]:
+    """How to run an engine and how to build a model's, and by name what was typed that an engine has to fit: `backend`.
+
+    What both have was typed once and goes to both. Takes the settings of running out of `values`.
+    """
+    of_both = dict(values)
+    backend = values.get("backend")
+    runtime: RuntimeConfig = config_from(RuntimeConfig, values)
+    build: BuildConfig = config_from(BuildConfig, of_both)
+    return runtime, build, {} if backend is None else {"backend": backend}
 
 
 # ------------------------------------------------------------------------------------------------ trtexec's spellings

@@ -47,16 +47,9 @@ _EXCESS = 0.05
 @click.option(
     "--top", type=click.IntRange(min=1), default=10, metavar="N", help="Rows of the table that is printed [10]."
 )
-@options.of(
-    BenchConfig, leave_out=("warmup_s", "warmup_iterations", "iterations", "idle_s", "percentiles", "streams", "strict")
+@options.measuring(
+    leave_out=("warmup_s", "warmup_iterations", "iterations", "idle_s", "percentiles", "streams", "strict")
 )
-@options.of(RuntimeConfig, leave_out=("contexts", "streams"))
-@options.of(
-    BuildConfig,
-    leave_out=(
-        "device", "batch", "shapes", "providers", "allow_fallback", "parity", "parity_rtol", "options",
-    ),
-)  # fmt: skip
 @options.out_option("Folder for the report, the timeline and the raw files [runs/TIME_NAME_profile].")
 @options.yes_option
 @options.dry_run_option
@@ -85,25 +78,19 @@ def command(
       trt-engine profile model.onnx --rung layers --json
       trt-engine profile model.engine --ncu 3 --ceilings
     """
-    backend = values.get("backend")
     config: BenchConfig = options.config_from(BenchConfig, values)
-    of_both = dict(values)
-    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
-    build: BuildConfig = options.config_from(BuildConfig, of_both)
+    runtime, build, named = options.engine_configs(values)
     if dry_run:
-        return _plan(
-            talk, path, config, runtime, build, out, rung, yes=yes, named=set() if backend is None else {"backend"}
-        )
+        return _plan(talk, path, config, runtime, build, out, rung, yes=yes, named=set(named))
 
     from trt_engine.api.profiling import profile
 
     typed = options.spelled_command()
-    again = {} if backend is None else {"backend": backend}
     try:
         report = profile(
             path, out=out, rung=rung, inferences=inferences, warmup=warmup, ncu=ncu, ceilings=ceilings, yes=yes,  # type: ignore[arg-type]
             command=typed, config=config, runtime=runtime, build=build, on_stage=lambda text: log.info("%s", text),
-            **again,
+            **named,
         )  # fmt: skip
     except Interrupted as stop:
         if stop.partial is None:

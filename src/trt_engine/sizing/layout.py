@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.runfiles import RECORDS, SIZE
 
 __all__ = ["Layout", "layout_for"]
 
@@ -19,7 +20,8 @@ _LONGEST_NAME = 255
 _ASIDE = 48
 """What a name grows by while its file is written (`files.write_whole`)."""
 _LARGEST_BATCH = 1 << 20
-RESULTS = ("size.json", "records.jsonl", "scan.jsonl", "report.md", "report.html", "benchmark_data.json")
+_SCAN, _BENCHMARK_DATA = "scan.jsonl", "benchmark_data.json"
+RESULTS = (SIZE, RECORDS, _SCAN, "report.md", "report.html", _BENCHMARK_DATA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +58,20 @@ class Layout:
 
     @property
     def size_json(self) -> Path:
-        return self.folder / "size.json"
+        return self.folder / SIZE
 
     @property
     def records(self) -> Path:
-        return self.folder / "records.jsonl"
+        return self.folder / RECORDS
 
     @property
     def scan_records(self) -> Path:
         """The scan's short measurements: kept apart, because no count rests on them."""
-        return self.folder / "scan.jsonl"
+        return self.folder / _SCAN
 
     @property
     def benchmark_data(self) -> Path:
-        return self.folder / "benchmark_data.json"
+        return self.folder / _BENCHMARK_DATA
 
     def results(self) -> Iterator[Path]:
         """The result files of an earlier run that are there."""
