@@ -434,6 +434,24 @@ def test_ctrl_c_ends_a_build_at_its_next_step_and_leaves_nothing(world: Any, tmp
     build(tmp_path)
 
 
+def test_ctrl_c_while_the_thread_of_a_build_starts_stops_the_build(world: Any, tmp_path: Path) -> None:
+    """There it met the caller outside of what waits: the build went on behind his back and left its plan."""
+    started = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        started(thread)
+        if thread.name == "tensorrt-build":
+            raise KeyboardInterrupt
+
+    threading.Thread.start = start  # type: ignore[method-assign]
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build(tmp_path)
+    finally:
+        threading.Thread.start = started  # type: ignore[method-assign]
+    assert nothing_left(tmp_path) and not world.built
+
+
 def test_an_interrupted_command_ends_with_130(world: Any, tmp_path: Path) -> None:
     import onnx_models
 

@@ -96,23 +96,26 @@ def run_beside(work: Callable[[], T], progress: Progress) -> T:
     """
     results: list[T] = []
     errors: list[BaseException] = []
-    done = threading.Event()
+    entered, done = threading.Event(), threading.Event()
 
     def run() -> None:
+        entered.set()
         try:
-            results.append(work())
+            if not progress.cancelled:
+                results.append(work())
         except BaseException as error:  # raised again in the thread that waits
             errors.append(error)
         finally:
             done.set()
 
-    threading.Thread(target=run, name="tensorrt-build", daemon=True).start()
     try:
+        threading.Thread(target=run, name="tensorrt-build", daemon=True).start()
         _wait(done)
-    except BaseException:
+    except BaseException:  # Ctrl-C may fall into the start of the thread
         progress.cancel()
-        log.info("stopping at TensorRT's next step (Ctrl-C again does not wait for it)")
-        _wait(done)
+        if entered.is_set():  # if not, it will find itself cancelled and begin nothing
+            log.info("stopping at TensorRT's next step (Ctrl-C again does not wait for it)")
+            _wait(done)
         raise
     if progress.error is not None:
         raise progress.error
