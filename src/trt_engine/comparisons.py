@@ -83,7 +83,7 @@ class CompareSide:
     engine_bytes: int
     weights_bytes: int | None = None
     memory_bytes: int | None = None
-    """Device memory it took, or the process's growth on a CPU; None where nothing tells."""
+    """What a GPU has again once it is closed, or the process's growth on a CPU; None where nothing tells."""
     facts: dict[str, str] = field(default_factory=dict)
     record: BenchRecord | None = None
     """All its interleaved samples, or the record it was read from."""

@@ -405,9 +405,13 @@ def test_a_library_that_takes_no_cache_still_builds(world: Any, tmp_path: Path) 
 
 def until_stopped() -> None:
     """Send ourselves Ctrl-C, and come back once the build under way has heard of it."""
+    os.kill(os.getpid(), signal.SIGINT)
+    until_cancelled()
+
+
+def until_cancelled() -> None:
     from trt_engine.backends.tensorrt.progress import Progress
 
-    os.kill(os.getpid(), signal.SIGINT)
     builds = [item for item in gc.get_objects() if isinstance(item, Progress)]
     for _ in range(6000):
         if any(build.cancelled for build in builds):
@@ -436,6 +440,7 @@ def test_ctrl_c_ends_a_build_at_its_next_step_and_leaves_nothing(world: Any, tmp
 
 def test_ctrl_c_while_the_thread_of_a_build_starts_stops_the_build(world: Any, tmp_path: Path) -> None:
     """There it met the caller outside of what waits: the build went on behind his back and left its plan."""
+    world.faults.before_step = lambda step: until_cancelled()
     started = threading.Thread.start
 
     def start(thread: threading.Thread) -> None:

@@ -251,6 +251,36 @@ def test_arrays_on_the_gpu_go_in_and_stay_there_and_are_the_callers(
     close(on_host(kept[0][0]), kept[0][1])  # they outlive the engine
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_an_output_dropped_while_torch_still_reads_it_is_not_written_before(
+    conv: Engine, expected: Callable[..., np.ndarray], graphs: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    with te.load(conv, graphs=graphs) as runner:
+        runner.warmup(2, batch=4)
+        lying = [torch.from_numpy(images(4, seed)["images"]).cuda() for seed in range(4)]
+        copies = []
+        for array in lying:
+            runner.infer({"images": array}, on_device=True)  # the next goes the short way
+            tensor = torch.from_dlpack(runner.infer({"images": array}, on_device=True)["scores"])
+            torch.cuda._sleep(int(1e8))
+            copies.append(tensor.clone())  # launched, and not done when the tensor is dropped
+            del tensor
+        runner.infer({"images": lying[0]}, on_device=True)
+        torch.cuda.synchronize()
+        for seed, copy in enumerate(copies):
+            close(copy.cpu().numpy(), expected(images(4, seed)))
+
+
+def test_the_memory_an_engine_has_on_the_gpu_is_in_a_comparison(cuda: Callable[..., Engine]) -> None:
+    if info.memory_used(0) is None:
+        pytest.skip("NVML does not tell how much memory is taken")
+    report = te.compare(cuda(), cuda("fp16"), config=dataclasses.replace(SHORT, duration_s=0.2))
+    for side in report.sides:
+        assert side.memory_bytes is not None and side.weights_bytes is not None
+        assert side.memory_bytes >= side.weights_bytes
+
+
 def test_a_session_on_a_stream_really_launches_there(conv: Engine) -> None:
     session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
     stream = session.stream()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -200,3 +201,37 @@ def test_outputs_that_nobody_has_are_given_out_again(load: Load, double: Path) -
         held = [engine.infer({"x": x}, on_device=True)["y"], *held][:3]
         assert len({array.buffer.pointer for array in held}) == len(held)
     assert len(seen) <= 2  # the long way's, and one for all that went the short way
+
+
+@pytest.mark.parametrize("held", [0, 1, 2])
+@pytest.mark.parametrize("graphs", [False, True])
+def test_an_output_that_was_dropped_is_not_written_before_another_librarys_stream_has_read_it(
+    load: Load, double: Path, graphs: bool, held: int
+) -> None:
+    """As torch reads: the kernel is launched, the tensor dropped, the next inference asked for."""
+    engine = load(double, graphs=graphs)
+    device = device_of(engine)
+    elsewhere, found, kept = device.stream(), [], []
+
+    def read(address: int) -> None:
+        memory = FakeDevice.buffer_at(address).memory()[:24]
+        found.append(memory.view(np.float32).reshape(2, 3).copy())
+
+    for number in range(30):
+        output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+        output.__dlpack__(stream=elsewhere.handle)
+        elsewhere.enqueue(functools.partial(read, output.buffer.pointer))
+        kept = [output, *kept][:held]
+        del output
+    elsewhere.synchronize()
+    for number, array in enumerate(found):
+        assert np.array_equal(array, 2 * (rows(2) + number))
+    assert len(found) == 30
+
+
+def test_a_stream_that_is_gone_is_waited_for_no_more(load: Load, double: Path) -> None:
+    engine = load(double)
+    for number in range(20):
+        elsewhere = device_of(engine).stream()
+        engine.infer({"x": rows(2) + number}, on_device=True)["y"].__dlpack__(stream=elsewhere.handle)
+        elsewhere.close()

@@ -15,7 +15,7 @@ Three rules hold on every device, and the fake one enforces them:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,6 +85,9 @@ class Buffer(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    readers: set[int]
+    """Handles of the streams that other libraries said, when they were lent an array of it, they would read it on."""
+
     def view(self, offset: int, nbytes: int, then: Callable[[], None] | None = None) -> Buffer:
         """A part of this memory, without a copy. Closing a view gives nothing back, but calls `then`, once; it ends with
         its buffer.
@@ -146,6 +149,12 @@ class Stream(Protocol):
     def record(self) -> Event: ...
     def wait(self, event: Event) -> None:
         """Let what is enqueued here from now on begin after `event`, of this stream or another; the caller does not wait."""
+        ...
+
+    def follow(self, readers: Collection[int]) -> bool:
+        """Let what is enqueued here from now on begin after what other libraries' streams with these handles have now;
+        False where that could not be said. Streams that may be gone by now are left out.
+        """
         ...
 
     def capture(self, work: Callable[[Stream], None]) -> Graph:

@@ -13,7 +13,7 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
 
@@ -51,6 +51,7 @@ _CAPTURE = "CUDA_ERROR_STREAM_CAPTURE"
 # cuda.core before 1.0 calls it `enable_timing`
 _TIMED = next(item.name for item in fields(EventOptions) if item.name in ("timing_enabled", "enable_timing"))
 _EVENT, _MARK = EventOptions(**{_TIMED: True}), EventOptions()
+_DEFAULT_STREAM = dlpack.DEFAULT_STREAM
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _HOST = driver.CUmemorytype.CU_MEMORYTYPE_HOST
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -99,6 +100,7 @@ class CudaBuffer:
         self._nbytes = nbytes
         self._pointer = pointer
         self._closed = False
+        self.readers: set[int] = set()
         self._shared: list[bool] = []
         self._end: weakref.finalize[..., CudaBuffer] | None = None
 
@@ -329,6 +331,18 @@ class CudaStream:
         event.check()
         with self.device.here():
             self._stream.wait(event.event)
+
+    def follow(self, readers: Collection[int]) -> bool:
+        if _DEFAULT_STREAM not in readers:
+            return True
+        try:
+            with self.device.here(), _Relaxed():
+                self._stream.wait(core.Stream.from_handle(_DEFAULT_STREAM))
+        except (
+            TrtEngineError
+        ):  # nothing may come behind the default stream while a stream that waits for it is captured
+            return False
+        return True
 
     def capture(self, work: Callable[[Stream], None]) -> Graph:
         handle, device = self.handle, self.device

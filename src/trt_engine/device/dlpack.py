@@ -16,6 +16,9 @@ from trt_engine.errors import UsageError
 
 __all__ = ["CPU", "CUDA", "CUDA_HOST", "FAKE", "ON_HOST", "DeviceArray", "Lent", "read"]
 
+DEFAULT_STREAM = 1
+"""CUDA's legacy default stream, as the array API standard numbers streams; None says the same."""
+
 CPU, CUDA, CUDA_HOST, FAKE, CUDA_MANAGED = 1, 2, 3, 12, 13  # DLDeviceType; FAKE is kDLExtDev
 ON_HOST = (CPU, CUDA_HOST)
 
@@ -195,9 +198,16 @@ class DeviceArray:
     def __dlpack__(
         self, *, stream: Any = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None, **_: Any
     ) -> Any:
-        """A capsule of DLPack before 1.0, which every library reads. The order of work is the caller's to keep."""
+        """A capsule of DLPack before 1.0, which every library reads.
+
+        `stream`, as the array API standard has it, is where the array will be read: the buffer remembers it.
+        """
         if copy or (dl_device is not None and tuple(dl_device) != self.device):
             raise BufferError("a buffer lends its memory where it lies, and makes no copies")
+        if stream is None and self.device[0] == CUDA:
+            stream = DEFAULT_STREAM
+        if isinstance(stream, int) and stream > 0:
+            self.buffer.readers.add(stream)
         return _lend(self)
 
     @property
@@ -205,6 +215,7 @@ class DeviceArray:
         typestr = _typestr(_CODES[self.dtype])
         if self.device[0] != CUDA or typestr is None:
             raise AttributeError(f"an array of {self.dtype} on device type {self.device[0]} has DLPack alone")
+        self.buffer.readers.add(DEFAULT_STREAM)  # who reads it does not say where
         return {
             "version": 3, "shape": self.shape, "typestr": typestr, "strides": None, "stream": None,
             "data": (self.buffer.pointer if self.nbytes else 0, False),

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,7 @@ class FakeBuffer:
         self._pointer = pointer
         self._bytes: Bytes | None = memory
         self._closed = False
+        self.readers: set[int] = set()
         self._lent: weakref.finalize[..., FakeBuffer] | None = None
 
     @property
@@ -376,6 +377,13 @@ class FakeStream:
         event._check()
         if event._stream is not self:  # behind its own work it is anyway
             self._put(_Work(event.synchronize, (), None))
+
+    def follow(self, readers: Collection[int]) -> bool:
+        for handle in readers:
+            reader = _streams.get(handle)
+            if reader is not None and reader.alive and reader.device is self.device:
+                self.wait(reader.record())
+        return True
 
     def capture(self, work: Callable[[Stream], None]) -> Graph:
         self._check_open()

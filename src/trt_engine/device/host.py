@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ml_dtypes
@@ -85,6 +85,7 @@ class HostBuffer:
         self.device = device
         self._memory: Bytes | None = memory[:nbytes]
         self._nbytes = nbytes
+        self.readers: set[int] = set()
         self._pointer = address_of(memory)
         self._on_close = weakref.finalize(self, on_close) if on_close is not None else None
 
@@ -247,6 +248,9 @@ class HostStream:
         if self._recording is not None:
             raise UsageError("a stream cannot wait for an event while it is captured", hint="wait before the capture")
         event.reached_ns()
+
+    def follow(self, readers: Collection[int]) -> bool:
+        return True
 
     def capture(self, work: Callable[[Stream], None]) -> Graph:
         self._check_open()

@@ -21,6 +21,7 @@ __all__ = [
     "gpu",
     "gpus",
     "in_container",
+    "memory_used",
     "utilisation",
     "visible",
 ]
@@ -226,6 +227,15 @@ def clocks(gpu: int | None = None) -> Clocks:
             power_w=None if power is None else power / 1000,
             throttled=tuple(name for bit, name in _THROTTLE.items() if reasons & bit),
         )
+
+
+def memory_used(gpu: int) -> int | None:
+    """Bytes taken on the GPU, by whoever works there; None where NVML does not tell."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        handles = _handles(nvml)
+        return int(nvml.nvmlDeviceGetMemoryInfo(handles[gpu][0]).used) if gpu < len(handles) else None
 
 
 def utilisation(gpu: int) -> float | None:

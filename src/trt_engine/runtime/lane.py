@@ -9,7 +9,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from sys import getrefcount
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -223,7 +223,7 @@ class Lane:
         launch = getattr(frame.context, "launch", None) if frame.graph is None else None
         if (launch is None and frame.graph is None) or frame.late or self._host_inputs:
             return
-        again = _Again(frame, launch, _Lying(lambda: self._laid_out(frame)))
+        again = _Again(frame, launch, _Lying(self.stream, lambda: self._laid_out(frame)))
         for name in self._inputs:
             if name in lent:
                 again.inputs.append((name, None))
@@ -366,7 +366,7 @@ class Lane:
         """Memory for an output that stays on the device, nobody else's as long as there is an array of it."""
         slots = self._slots.get(nbytes)
         if slots is None:
-            slots = self._slots[nbytes] = _Slots(self._device, max(nbytes, 1))
+            slots = self._slots[nbytes] = _Slots(self._device, self.stream, max(nbytes, 1))
         return slots.take()
 
     def _profile_for(self, shapes: Mapping[str, Shape]) -> int:
@@ -517,15 +517,15 @@ class _Lying:
     its memory keeps the array, its buffer, or a capsule, and each of them counts.
     """
 
-    def __init__(self, make: Callable[[], tuple[dict[str, Any], tuple[Buffer, ...]]]) -> None:
-        self._make = make
+    def __init__(self, stream: Stream, make: Callable[[], tuple[dict[str, Any], tuple[Buffer, ...]]]) -> None:
+        self._stream, self._make = stream, make
         self._sets: deque[_Set] = deque()  # the one given out longest ago first
 
     def take(self) -> tuple[dict[str, Any], tuple[int, ...]]:
         """Arrays by name, and their addresses."""
         if self._sets:
             oldest = self._sets[0]
-            if oldest.is_free():
+            if oldest.is_free(self._stream):
                 self._sets.rotate(-1)
                 return oldest.arrays.copy(), oldest.addresses
             if len(self._sets) == _SLOTS:
@@ -546,13 +546,19 @@ class _Set:
         self.held = [*arrays.values(), *buffers]
         self.ours = list(map(getrefcount, self.held))
 
-    def is_free(self) -> bool:
+    def is_free(self, stream: Stream) -> bool:
+        """Whether work on that stream may write into it from now on."""
         if list(map(getrefcount, self.held)) != self.ours:
             return False
-        for buffer in self.buffers:  # noqa: SIM110  # a generator here costs a microsecond
-            if buffer.closed:
+        for buffer in self.buffers:
+            if buffer.closed or (buffer.readers and not stream.follow(buffer.readers)):
                 return False
+            buffer.readers.clear()
         return True
+
+
+_Part: TypeAlias = tuple[Buffer, int, set[int]]
+"""Of which block, from which byte on, and who was told to read there."""
 
 
 class _Slots:
@@ -561,23 +567,31 @@ class _Slots:
     inference another address, of which a library must be told.
     """
 
-    def __init__(self, device: Device, nbytes: int) -> None:
-        self._device, self._nbytes = device, nbytes
+    def __init__(self, device: Device, stream: Stream, nbytes: int) -> None:
+        self._device, self._stream, self._nbytes = device, stream, nbytes
         self._size = -(-nbytes // _ALIGNED) * _ALIGNED
         self._most = _SLOTS if self._size * _SLOTS <= _BLOCK else 1
-        self._free: deque[tuple[Buffer, int]] = deque()
-        self._out: dict[weakref.ref[Buffer], tuple[Buffer, int]] = {}
+        self._free: deque[_Part] = deque()
+        self._out: dict[weakref.ref[Buffer], _Part] = {}
 
     def take(self) -> Buffer:
         try:
-            block, start = self._free.popleft()
+            block, start, readers = self._free.popleft()
         except IndexError:
-            block, start = self._device.allocate(self._size * self._most), 0
-            block.array()  # lent from the start: whoever holds a part keeps it, and nobody closes it
-            self._free.extend((block, number * self._size) for number in range(1, self._most))
+            block, start = self._new()
+        else:
+            if readers and not self._stream.follow(readers):
+                self._free.append((block, start, readers))
+                block, start = self._new()
         part = block.view(start, self._nbytes)
-        self._out[weakref.ref(part, self._back)] = block, start
+        self._out[weakref.ref(part, self._back)] = block, start, part.readers
         return part
+
+    def _new(self) -> tuple[Buffer, int]:
+        block = self._device.allocate(self._size * self._most)
+        block.array()  # lent from the start: whoever holds a part keeps it, and nobody closes it
+        self._free.extend((block, number * self._size, set()) for number in range(1, self._most))
+        return block, 0
 
     def _back(self, gone: weakref.ref[Buffer]) -> None:
         """The collector calls this in the middle of anything."""
@@ -589,8 +603,8 @@ class _Slots:
 
     def close(self) -> None:
         """Give back what nobody has; the rest is given back with the callers' arrays."""
-        kept = {id(block) for block, _ in self._out.values()}
-        for block, start in self._free:
+        kept = {id(block) for block, _, _ in self._out.values()}
+        for block, start, _ in self._free:
             if start == 0 and id(block) not in kept:
                 block.close()
         self._free.clear()

@@ -20,6 +20,7 @@ from trt_engine.benchmark.paired import Opened, TakeTurn, loaded
 from trt_engine.config import BenchConfig, RuntimeConfig, first_fitting
 from trt_engine.device import parse_device
 from trt_engine.device.host import numpy_dtype
+from trt_engine.device.info import memory_used
 from trt_engine.engine import Engine
 from trt_engine.errors import ProfileError, TrtEngineError, UsageError
 from trt_engine.protocols import Session
@@ -147,7 +148,7 @@ def _look(
         return record.protocol
     before = psutil.Process().memory_info().rss
     session = item.load()
-    stack.callback(session.close)
+    stack.callback(_close, item, session)
     item.facts = session.facts()
     item.device, protocol = in_force(session, config, events=events)
     said: list[str] = []
@@ -163,6 +164,16 @@ def _look(
         else:
             _infer(item)
     return protocol
+
+
+def _close(item: Contestant, session: Session) -> None:
+    """Of a GPU's memory an engine has what it gives back: the first to be loaded brings the libraries' along."""
+    kind, number = parse_device(item.device or "cpu")
+    before = memory_used(number) if kind == "cuda" else None
+    session.close()
+    after = memory_used(number) if before is not None else None
+    if before is not None and after is not None and before > after:
+        item.memory_bytes = before - after
 
 
 def _infer(item: Contestant) -> None:
