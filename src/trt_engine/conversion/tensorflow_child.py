@@ -527,7 +527,7 @@ def convert(source: Any, request: dict[str, Any]) -> dict[str, Any]:
     new_names.update({frozen.outputs[place]: port.name for place, port in enumerate(source.outputs)})
     values = storage = None
     if large:
-        from tf2onnx.graph import ExternalTensorStorage
+        from tf2onnx.graph import ExternalTensorStorage, Node
         from tf2onnx.tf_utils import compress_graph_def
 
         storage = ExternalTensorStorage()
@@ -535,6 +535,7 @@ def convert(source: Any, request: dict[str, Any]) -> dict[str, Any]:
             values = compress_graph_def(frozen.graph)
         if not hasattr(np, "product"):  # gone in NumPy 2, and tf2onnx 1.17 uses it here
             np.product = np.prod  # type: ignore[attr-defined, unused-ignore]
+        Node.update_proto = without_weights(Node.update_proto)
     try:
         with tf.device("/cpu:0"), tf.Graph().as_default() as graph:
             if frozen.graph is not None:
@@ -575,6 +576,24 @@ def convert(source: Any, request: dict[str, Any]) -> dict[str, Any]:
     else:
         write_large(model, storage, Path(request["out"]))
     return {"opset": opset, "unused": sorted({p.name for p in source.inputs} - {one.name for one in model.graph.input})}
+
+
+def without_weights(update_proto: Any) -> Any:
+    """tf2onnx writes every node's attributes into its protobuf after each of some 30 optimizations, and a protobuf does
+    not give back what it had: 1.5 GB of weights ran a machine of 24 GB full. Here constants wait until the model is made.
+    """
+
+    def update(node: Any, external_tensor_storage: Any = None) -> None:
+        if external_tensor_storage is not None or not node.is_const():
+            update_proto(node, external_tensor_storage)
+            return
+        held, node._attr = node._attr, {}
+        try:
+            update_proto(node)
+        finally:
+            node._attr = held
+
+    return update
 
 
 def write_erfc(context: Any, node: Any, name: str, args: Any) -> None:
