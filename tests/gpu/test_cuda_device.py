@@ -382,7 +382,10 @@ def test_a_capture_of_another_library_in_another_thread_is_not_broken(device: An
             graph=made["stream"].capture(lambda stream: device.copy(made["mine"], made["fixed"], 5000, stream))
         ),
         "replay": lambda: made["graph"].replay(made["stream"]),
+        "copy": lambda: device.copy(made["mine"], made["fixed"], 5000, made["stream"]),
+        "stream.synchronize": lambda: made["stream"].synchronize(),
         "borrow": lambda: device.borrow(x, made["stream"]).close(),
+        "follow": lambda: made["stream"].follow({1}),
         "dropped array": lambda: device.allocate(100).array() and None,
         "reap": lambda: device.allocate(100).close(),
         "stream's memory": lambda: device.allocate(100, made["stream"]).close(),
@@ -595,6 +598,64 @@ def test_a_tensor_keeps_the_buffer_it_came_from(device: Any) -> None:
     assert device.memory().allocated_count == 0
 
 
+@pytest.mark.parametrize("handle", [1, 2])
+def test_a_stream_follows_what_is_on_the_default_stream(device: Any, stream: Any, handle: int) -> None:
+    torch = pytest.importorskip("torch")
+    made, out = torch.full((6,), 3.0, device="cuda"), np.zeros(6, np.float32)
+    made += 0  # its kernel is loaded now, which may wait for the GPU
+    borrowed = device.borrow(made, stream)
+    stream.synchronize()
+    torch.cuda._sleep(int(2e8))  # some 100 ms
+    made += 4
+    assert stream.follow({handle})
+    device.download(borrowed, out, stream)
+    stream.synchronize()
+    assert out.tolist() == [7.0] * 6
+    borrowed.close()
+
+
+def test_what_torch_writes_in_its_place_is_seen_when_our_array_is_borrowed(device: Any, stream: Any) -> None:
+    torch = pytest.importorskip("torch")
+    buffer, out = device.allocate(24), np.zeros(6, np.float32)
+    device.upload(np.full(6, 3, np.float32), buffer, stream)
+    stream.synchronize()
+    array = buffer.array("float32")
+    tensor = torch.from_dlpack(array)
+    tensor += 0  # its kernel is loaded now, which may wait for the GPU
+    torch.cuda._sleep(int(2e8))  # some 100 ms
+    tensor += 4
+    borrowed = device.borrow(array, stream)
+    device.download(borrowed, out, stream)
+    stream.synchronize()
+    assert out.tolist() == [7.0] * 6
+    borrowed.close()
+    buffer.close()
+
+
+def test_memory_that_torch_still_reads_is_nobody_elses(device: Any, stream: Any) -> None:
+    torch = pytest.importorskip("torch")
+    buffer, zeros = device.allocate(64 * MIB), device.pinned(64 * MIB)
+    zeros.array()[:] = 0
+    device.upload(np.ones(16 * MIB, np.float32), buffer, stream)
+    stream.synchronize()
+    tensor = torch.from_dlpack(buffer.array("float32"))
+    del buffer
+    assert tensor.sum().item() == 16 * MIB  # its kernels are loaded now, which may wait for the GPU
+    torch.cuda._sleep(int(2e8))  # some 100 ms, and then it is read
+    total = tensor.sum()
+    del tensor
+    gc.collect()
+    others = [device.allocate(64 * MIB) for _ in range(4)]
+    for item in others:
+        device.upload(zeros.array(), item, stream)
+    stream.synchronize()
+    assert total.item() == 16 * MIB
+    for item in (*others, zeros):
+        item.close()
+    device.synchronize()
+    assert device.memory().allocated_count == 0
+
+
 def test_a_cupy_array_comes_in_by_its_interface_and_its_stream(device: Any, stream: Any) -> None:
     cupy = pytest.importorskip("cupy")
 
@@ -630,7 +691,7 @@ FAULT = """
 import json, logging, sys
 sys.path.insert(0, {folder!r})
 logging.basicConfig(stream=sys.stderr)
-from test_cuda_device import Kernels
+from gpu.test_cuda_device import Kernels
 from trt_engine.device import open_device
 from trt_engine.errors import DeviceLost
 import numpy as np
@@ -660,7 +721,7 @@ print(json.dumps(said))
 def test_an_illegal_access_is_said_by_synchronize_and_by_everything_after_it(device: Any) -> None:
     from pathlib import Path
 
-    program = FAULT.format(folder=str(Path(__file__).parent))
+    program = FAULT.format(folder=str(Path(__file__).parents[1]))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

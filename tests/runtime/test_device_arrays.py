@@ -192,6 +192,23 @@ def test_an_output_whose_buffer_somebody_closed_is_not_given_out_again(load: Loa
         output.buffer.close()
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_memory_for_outputs_does_not_grow_with_the_number_of_their_sizes(
+    load: Load, double: Path, graphs: bool
+) -> None:
+    engine = load(double, batch=(1, 2, 200), graphs=graphs)
+    device = device_of(engine)
+    engine.infer(rows(200))
+    kept = {count: engine.infer({"x": rows(count)}, on_device=True)["y"] for count in (200, 1, 77)}
+    for count in range(1, 200):
+        found = engine.infer({"x": rows(count)}, on_device=True)["y"]
+        assert np.array_equal(on_host(device, found), 2 * rows(count))
+        del found
+    assert device.memory().allocated_count < 50
+    for count, array in kept.items():
+        assert np.array_equal(on_host(device, array), 2 * rows(count))
+
+
 def test_outputs_that_nobody_has_are_given_out_again(load: Load, double: Path) -> None:
     engine = load(double)
     x = on_device(device_of(engine), rows(2))
@@ -203,10 +220,19 @@ def test_outputs_that_nobody_has_are_given_out_again(load: Load, double: Path) -
     assert len(seen) <= 2  # the long way's, and one for all that went the short way
 
 
+def lent_whole(output: object, stream: int) -> None:
+    output.__dlpack__(stream=stream)
+
+
+def lent_in_part(output: object, stream: int) -> None:
+    output.buffer.view(0, 24).array("float32", (2, 3)).__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("lent", [lent_whole, lent_in_part])
 @pytest.mark.parametrize("held", [0, 1, 2])
 @pytest.mark.parametrize("graphs", [False, True])
 def test_an_output_that_was_dropped_is_not_written_before_another_librarys_stream_has_read_it(
-    load: Load, double: Path, graphs: bool, held: int
+    load: Load, double: Path, graphs: bool, held: int, lent: Callable[[object, int], None]
 ) -> None:
     """As torch reads: the kernel is launched, the tensor dropped, the next inference asked for."""
     engine = load(double, graphs=graphs)
@@ -219,7 +245,7 @@ def test_an_output_that_was_dropped_is_not_written_before_another_librarys_strea
 
     for number in range(30):
         output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
-        output.__dlpack__(stream=elsewhere.handle)
+        lent(output, elsewhere.handle)
         elsewhere.enqueue(functools.partial(read, output.buffer.pointer))
         kept = [output, *kept][:held]
         del output
@@ -227,6 +253,49 @@ def test_an_output_that_was_dropped_is_not_written_before_another_librarys_strea
     for number, array in enumerate(found):
         assert np.array_equal(array, 2 * (rows(2) + number))
     assert len(found) == 30
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_an_output_that_was_dropped_outlives_the_engine_until_another_librarys_stream_has_read_it(
+    load: Load, double: Path, graphs: bool
+) -> None:
+    engine = load(double, graphs=graphs)
+    device = device_of(engine)
+    engine.infer(rows(2))
+    elsewhere, found = device.stream(), []
+
+    def read(memory: np.ndarray) -> None:
+        found.append(memory[:24].view(np.float32).reshape(2, 3).copy())
+
+    for number in range(5):
+        output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+        output.__dlpack__(stream=elsewhere.handle)
+        elsewhere.enqueue(functools.partial(read, FakeDevice.buffer_at(output.buffer.pointer).memory()))
+        del output
+    engine.close()
+    elsewhere.synchronize()
+    assert len(found) == 5
+    for number, array in enumerate(found):
+        assert np.array_equal(array, 2 * (rows(2) + number))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_what_another_library_writes_into_an_output_in_its_place_is_seen_by_the_next_inference(
+    load: Load, double: Path, graphs: bool
+) -> None:
+    """As torch writes: `torch.from_dlpack(output).add_(1)`, and the output is fed."""
+    engine = load(double, graphs=graphs)
+    device = device_of(engine)
+    elsewhere = device.stream()
+
+    def add_one(memory: np.ndarray) -> None:
+        memory[:24].view(np.float32)[:] += 1
+
+    for number in range(5):
+        output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+        output.__dlpack__(stream=elsewhere.handle)
+        elsewhere.enqueue(functools.partial(add_one, FakeDevice.buffer_at(output.buffer.pointer).memory()))
+        assert np.array_equal(engine.infer({"x": output})["y"], 2 * (2 * (rows(2) + number) + 1))
 
 
 def test_a_stream_that_is_gone_is_waited_for_no_more(load: Load, double: Path) -> None:

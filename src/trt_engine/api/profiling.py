@@ -39,6 +39,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
+from trt_engine.figures import figure, in_ms, percent
 from trt_engine.files import json_bytes, path_of, write_whole
 from trt_engine.profiling import ncu as nsight_compute
 from trt_engine.profiling import nsight, nsys
@@ -282,11 +283,11 @@ class _Profiling:
         self._refuse_early()
         try:
             self._measure()
+            self._ceilings()  # before an instrument is in the process: a launch costs more with one
             self._watch()
             self._layers()
             self._attribute()
             self._counters()
-            self._ceilings()
         except (KeyboardInterrupt, Interrupted) as stop:
             partial = getattr(stop, "partial", None)
             if isinstance(partial, BenchRecord):
@@ -592,7 +593,7 @@ class _Profiling:
         facts["inputs"] = self.inputs
         if self.attribution is not None and self.attribution.layers:
             facts["layers_of_kernels"] = (
-                f"by {self.attribution.how}: {100 * self.attribution.share:.0f} % of the kernels' time"
+                f"by {self.attribution.how}: {percent(self.attribution.share)} of the kernels' time"
             )
         return ProfileReport(
             engine=str(self.engine.path),
@@ -679,8 +680,8 @@ def _far_apart(layers: LayerProfile, wall_ms: float) -> Iterator[str]:
     if not layers.rows or medians >= _LEAST_TOLD * wall_ms:
         return
     held_up = means >= _LEAST_TOLD * (layers.wall_ms or wall_ms)
-    yield f"the layers' medians add up to {medians:.4g} of {wall_ms:.4g} ms: " + (
-        f"single layers were held up now and then (their means add up to {means:.4g} ms); is the machine busy?"
+    yield f"the layers' medians add up to {figure(medians)} of {in_ms(wall_ms)}: " + (
+        f"single layers were held up now and then (their means add up to {in_ms(means)}); is the machine busy?"
         if held_up
         else "the rest passes outside the layers"
     )

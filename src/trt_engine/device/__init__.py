@@ -86,7 +86,9 @@ class Buffer(Protocol):
     def closed(self) -> bool: ...
 
     readers: set[int]
-    """Handles of the streams that other libraries said, when they were lent an array of it, they would read it on."""
+    """Handles of the streams that other libraries said, when they were lent an array of it, they would read it on. A view
+    has its buffer's.
+    """
 
     def view(self, offset: int, nbytes: int, then: Callable[[], None] | None = None) -> Buffer:
         """A part of this memory, without a copy. Closing a view gives nothing back, but calls `then`, once; it ends with
@@ -97,8 +99,8 @@ class Buffer(Protocol):
     def array(self, dtype: str = "uint8", shape: tuple[int, ...] | None = None) -> Any:
         """The memory as an array of `dtype`, without a copy: numpy on the host, else an object with DLPack (and
         `__cuda_array_interface__`). It keeps the memory: the buffer is not given back while the array is in use, unless
-        somebody closes it. Dropped with the array, it is given back some time after the streams are done with it, which
-        nobody waits for. Order your work on it behind the stream's.
+        somebody closes it. Dropped with the array, it is given back some time after the streams are done with it, and other
+        libraries' default stream, which nobody waits for. Order your work on it behind the stream's.
         """
         ...
 

@@ -52,6 +52,8 @@ _CAPTURE = "CUDA_ERROR_STREAM_CAPTURE"
 _TIMED = next(item.name for item in fields(EventOptions) if item.name in ("timing_enabled", "enable_timing"))
 _EVENT, _MARK = EventOptions(**{_TIMED: True}), EventOptions()
 _DEFAULT_STREAM = dlpack.DEFAULT_STREAM
+_DEFAULT_STREAMS = frozenset((_DEFAULT_STREAM, 2))
+"""And each thread's own, whose number means another stream in every thread: the first one waits for all of them."""
 _PORTABLE = 1  # CU_MEMHOSTALLOC_PORTABLE
 _HOST = driver.CUmemorytype.CU_MEMORYTYPE_HOST
 _RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
@@ -163,6 +165,7 @@ class _CudaView(CudaBuffer):
     def __init__(self, parent: CudaBuffer, offset: int, nbytes: int, then: Callable[[], None] | None) -> None:
         super().__init__(parent.device, parent.pointer + offset, nbytes, parent.stream)
         self.on_host = parent.on_host
+        self.readers = parent.readers
         self._parent = parent
         self._then = then
 
@@ -333,14 +336,12 @@ class CudaStream:
             self._stream.wait(event.event)
 
     def follow(self, readers: Collection[int]) -> bool:
-        if _DEFAULT_STREAM not in readers:
+        if _DEFAULT_STREAMS.isdisjoint(readers):
             return True
         try:
             with self.device.here(), _Relaxed():
                 self._stream.wait(core.Stream.from_handle(_DEFAULT_STREAM))
-        except (
-            TrtEngineError
-        ):  # nothing may come behind the default stream while a stream that waits for it is captured
+        except TrtEngineError:  # a stream that waits for the default one is being captured: nothing may come behind it
             return False
         return True
 
@@ -518,6 +519,8 @@ class CudaDevice:
         self._dropped: deque[_Dropped] = deque()
         self._leaving: deque[tuple[list[Any], list[_Dropped]]] = deque()  # behind these events nothing uses them
         self._told = False
+        self._lent = False
+        """Whether a buffer was dropped that others had an array of, and may still read."""
         self._open: weakref.WeakSet[CudaStream] = weakref.WeakSet()
         # once the device is closed `_drop` takes it, which the collector calls in the middle of anything
         self._lock = threading.RLock()
@@ -677,7 +680,9 @@ class CudaDevice:
         if stream.capturing:
             raise UsageError("an array was borrowed while a graph is captured", hint="borrow it before the capture")
         if type(array) is dlpack.DeviceArray and array.buffer.device is self:  # type: ignore[attr-defined]
-            return _Borrowed(self, array.buffer.pointer, array.nbytes, array)  # nobody else has work on it
+            if array.buffer.readers:  # who was lent it may have written to it since
+                stream.follow(array.buffer.readers)
+            return _Borrowed(self, array.buffer.pointer, array.nbytes, array)
         with self.here(), _Relaxed():
             lent = dlpack.read(array, stream.handle)
             number = self._device_of(lent.pointer) if lent.device_id is None else lent.device_id
@@ -731,6 +736,8 @@ class CudaDevice:
 
     def _drop(self, dropped: _Dropped, shared: list[bool]) -> None:
         """A buffer was collected while it was open. Work may still use it: it waits for `_reap` or `_collect`."""
+        if shared:
+            self._lent = True
         self._dropped.append(dropped)
         if not shared and not self._told:
             self._told = True
@@ -755,10 +762,28 @@ class CudaDevice:
                 self._give_back(doomed)
             if doomed := _drain(self._dropped):
                 marks = [stream.mark() for stream in self._streams()]
+                if self._lent:
+                    marks.append(self._mark_of_others())
                 if None in marks:  # a stream that is captured may have had work before
                     self._dropped.extend(doomed)
                 else:
                     self._leaving.append(([event for mark in marks for event in mark or ()], doomed))
+
+    def _mark_of_others(self) -> list[Any] | None:
+        """An event behind what other libraries have on the default stream; None where it cannot be had."""
+        try:
+            return [core.Stream.from_handle(_DEFAULT_STREAM).record(options=_MARK)]
+        except Exception:  # a stream that waits for the default one is being captured
+            return None
+
+    def _wait_for_others(self) -> bool:
+        """Wait for what other libraries have on the default stream; False where it cannot be waited for."""
+        with self.here(), _Relaxed():
+            (status,) = driver.cuStreamSynchronize(_DEFAULT_STREAM)
+        if status != _OK and str(status.name).startswith(_CAPTURE):
+            return False
+        self.say((status,))
+        return True
 
     def _collect(self) -> int:
         """Give dropped buffers back, for which all streams are waited for; how many."""
@@ -766,7 +791,7 @@ class CudaDevice:
         if not doomed:
             return 0
         try:
-            done = self._wait_for_streams()
+            done = self._wait_for_streams() and (not self._lent or self._wait_for_others())
         except BaseException:
             self._dropped.extend(doomed)
             raise

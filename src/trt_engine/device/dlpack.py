@@ -204,8 +204,8 @@ class DeviceArray:
         """
         if copy or (dl_device is not None and tuple(dl_device) != self.device):
             raise BufferError("a buffer lends its memory where it lies, and makes no copies")
-        if stream is None and self.device[0] == CUDA:
-            stream = DEFAULT_STREAM
+        if self.device[0] == CUDA and (stream is None or (isinstance(stream, int) and stream < 0)):
+            stream = DEFAULT_STREAM  # -1 says that nothing is to be waited for now, and not where it will be read
         if isinstance(stream, int) and stream > 0:
             self.buffer.readers.add(stream)
         return _lend(self)

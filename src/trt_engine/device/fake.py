@@ -143,6 +143,7 @@ class _FakeView(FakeBuffer):
         super().__init__(
             parent.device, parent.memory()[offset : offset + nbytes], parent.pointer + offset, parent.stream
         )
+        self.readers = parent.readers
         self._parent = parent
         self._then = then
 
@@ -561,6 +562,8 @@ class FakeDevice:
         stream._check_open()
         if stream.capturing:
             raise UsageError("an array was borrowed while a graph is captured", hint="borrow it before the capture")
+        if isinstance(array, dlpack.DeviceArray):
+            stream.follow(array.buffer.readers)
         lent = dlpack.read(array, None)
         if (lent.device_type, lent.device_id) != (dlpack.FAKE, self.number):
             raise UsageError(f"an array of another device was given to `{self.name}`", hint="copy it there first")

@@ -235,7 +235,12 @@ def memory_used(gpu: int) -> int | None:
         if nvml is None:
             return None
         handles = _handles(nvml)
-        return int(nvml.nvmlDeviceGetMemoryInfo(handles[gpu][0]).used) if gpu < len(handles) else None
+        if gpu >= len(handles):
+            return None
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(handles[gpu][0]).used)
+        except nvml.NVMLError:  # a GPU in parts (MIG) tells administrators alone
+            return None
 
 
 def utilisation(gpu: int) -> float | None:

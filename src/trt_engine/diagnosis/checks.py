@@ -18,6 +18,7 @@ from trt_engine.diagnosis import tensorrt as plans
 from trt_engine.diagnosis.machine import Machine, requirement_holds
 from trt_engine.environment import Environment
 from trt_engine.errors import MemoryExhausted, SetupError
+from trt_engine.figures import MIB, size
 from trt_engine.plans.installed import Installed
 from trt_engine.profiling.ceilings import ceilings as measured
 from trt_engine.records import BackendState, Diagnosis, DoctorReport
@@ -303,7 +304,7 @@ def disk(found: Findings) -> Iterator[Diagnosis]:
             continue
         free = shutil.disk_usage(there).free >> 20
         status: Status = "problem" if free < _NO_DISK_MIB else "warning" if free < _LITTLE_DISK_MIB else "ok"
-        yield Diagnosis(name, status, f"{_gib(free)} free in `{folder}`", elsewhere if status != "ok" else None)
+        yield Diagnosis(name, status, f"{size(free * MIB)} free in `{folder}`", elsewhere if status != "ok" else None)
 
 
 @check
@@ -311,9 +312,9 @@ def memory(found: Findings) -> Iterator[Diagnosis]:
     total, available = found.machine.memory_mib()
     limit = found.machine.memory_limit_mib()
     room = min(available, limit) if limit else available
-    text = f"{_gib(available)} of {_gib(total)} available"
+    text = f"{size(available * MIB)} of {size(total * MIB)} available"
     if limit:
-        text += f", limited to {_gib(limit)} by the control group (container, job or service)"
+        text += f", limited to {size(limit * MIB)} by the control group (container, job or service)"
     if room < _LITTLE_MEMORY_MIB:
         fix = "raise the container's or job's memory limit" if limit and limit < available else "end other programs"
         yield Diagnosis("memory", "warning", text, f"{fix}, or measure with `--max-batch 16`")
@@ -362,7 +363,8 @@ def gpu(found: Findings) -> Iterator[Diagnosis]:
         yield Diagnosis(
             f"gpu-{board.index}",
             "ok",
-            f"{board.name}, {_gib(board.memory_mib)}, compute capability {board.compute_capability}, driver {board.driver}",
+            f"{board.name}, {size(board.memory_mib * MIB)}, compute capability {board.compute_capability}, "
+            f"driver {board.driver}",
         )
     if found.gpus:
         return
@@ -501,7 +503,3 @@ def _no_gpu_fix(found: Findings) -> str:
     if found.driver_loaded:
         return "see `gpu` above"
     return "a machine with an NVIDIA GPU and its driver; `trt-engine inspect` judges plans without one"
-
-
-def _gib(mib: int) -> str:
-    return f"{mib / 1024:.1f} GiB"

@@ -22,8 +22,8 @@ from trt_engine.plans.installed import Installed, find_trtexec, installed
 __all__ = ["Machine", "requirement_holds"]
 
 _PROBE = Path(__file__).with_name("probe.py")
-_PROBE_TIMEOUT_S = 60
-_TOOL_TIMEOUT_S = 20
+_PROBE_TIMEOUT_S = 180
+_TOOL_TIMEOUT_S = 60
 _TOOL_FOLDERS = (
     "usr/local/cuda/bin",
     "opt/nvidia/nsight-systems/*/bin",

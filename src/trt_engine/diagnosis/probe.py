@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import io
 import json
 import re
 import sys
@@ -89,6 +90,9 @@ def onnxruntime() -> dict[str, Any]:
         return told | {"hollow": True}
     with contextlib.suppress(Exception):
         ort.set_default_logger_severity(4)
+    if (Path(file).parent / "capi" / "libonnxruntime_providers_cuda.so").exists():
+        with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
+            ort.preload_dlls()  # CUDA's libraries lie where pip put them, which is no place the loader looks at
     for name in ort.get_available_providers():
         if name not in REMOTE:
             told["providers"][name] = provider(ort, name, Path(file).parent)

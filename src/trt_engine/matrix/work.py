@@ -346,10 +346,10 @@ def _build(cell: _Cell, source: Path) -> None:
         try:
             made = building.carry_out(_planned(cell, source, config))
         except PrecisionError as error:
-            if not _no_kernels_here(spec):
+            if (lacks := _without_kernels(spec)) is None:
                 raise
             log.warning("%s", error.message)
-            cell.warn(f"{spec.precision} is in the graph, and this processor has no kernels for it: {_found(error)}")
+            cell.warn(f"{spec.precision} is in the graph, and {lacks} has no kernels for it: {_found(error)}")
             made = building.carry_out(_planned(cell, source, replace(config, precision=None)))
     except (SetupError, ModelError) as error:
         if error.not_here:  # a provider, a plugin, a kernel; a disk that is full is a failure
@@ -407,9 +407,18 @@ def _from_plan(cell: _Cell, text: str) -> str:
     return ",".join(str(path) if path.is_file() else part for part, path in zip(parts, beside, strict=True))
 
 
-def _no_kernels_here(spec: CellSpec) -> bool:
-    """A CPU computes most of these graphs in FP32: the cell shows their accuracy and size, and says what ran."""
-    return parse_device(spec.device)[0] == "cpu" and spec.precision not in _AS_GIVEN
+def _without_kernels(spec: CellSpec) -> str | None:
+    """What computes such a graph in FP32, as a CPU does most and ONNX Runtime's CUDA provider what is quantised: the cell
+    shows their accuracy and size, and says what ran. None where the engine is not what it was to be.
+    """
+    if spec.precision in _AS_GIVEN:
+        return None
+    if parse_device(spec.device)[0] == "cpu":
+        return "this processor"
+    compiled = any(name.lower().startswith(("tensorrt", "trt")) for name in spec.providers)
+    if "onnxruntime" in backend(spec.backend).modules and not compiled and spec.precision not in _CAST:
+        return "ONNX Runtime's CUDA provider"
+    return None
 
 
 def _found(error: PrecisionError) -> str:

@@ -39,6 +39,8 @@ _HOST_S, _GPU_S = 15, 25
 """What a measurement takes, about; it is ended after four times that."""
 _BUSY = 0.1
 """Of the processors with other processes: above it, the figures are doubtful."""
+_FORGOTTEN_S = 1.5
+"""NVML's utilisation is of the last second at most."""
 _BY = "TRT_ENGINE_STORE"
 
 
@@ -109,9 +111,9 @@ class Kept:
         Who comes while another process measures waits, and takes what that one found: two at once would slow each other.
         When `measure` raises, or the process dies, what was kept before is still there.
         """
+        before = {key: self._written(key) for key in keys}  # before we look: what appears after the look is new to us
         if not again and (had := self._first(keys)) is not None:
             return had
-        before = {key: self._written(key) for key in keys}
         with self._alone() as may_write:
             for key in keys:  # what appeared while we waited is as new as ours would be
                 if self._written(key) != before[key] and (had := self.get(key)) is not None:
@@ -296,12 +298,21 @@ def _gpu_libraries() -> tuple[tuple[str, str], ...]:
     return (*found, ("", _DRIVER_ALONE))
 
 
+def _busy(number: int) -> float | None:
+    """Share of the time a GPU works for others: what this process did last is in NVML's figure for a while."""
+    used = info.utilisation(number)
+    if used is not None and used > _BUSY:
+        time.sleep(_FORGOTTEN_S)
+        used = info.utilisation(number)
+    return used
+
+
 @contextlib.contextmanager
 def _watched(kind: str, number: int, notes: list[str]) -> Iterator[None]:
     """Notes on what made the figures doubtful: other work on the device, clocks held down."""
     from trt_engine.profiling.host_ceilings import busy_elsewhere
 
-    used = None if kind == "cpu" else info.utilisation(number)
+    used = None if kind == "cpu" else _busy(number)
     share = busy_elsewhere()
     yield
     if (others := share()) > _BUSY:

@@ -16,7 +16,7 @@ import onnxruntime as ort
 import psutil
 from onnx import TensorProto, helper
 
-from trt_engine.backends.onnxruntime.providers import long_name
+from trt_engine.backends.onnxruntime.providers import broken, long_name
 from trt_engine.backends.onnxruntime.session import ERRORS, first_line
 from trt_engine.benchmark.child import memory_available
 from trt_engine.device import info
@@ -116,6 +116,8 @@ class OnnxRuntimeMatrix:
         name = long_name(self.provider)
         if name not in ort.get_available_providers():
             raise SetupError(f"onnxruntime {ort.__version__} has no provider `{self.provider}`")
+        if (why := broken(self.provider)) is not None:
+            raise SetupError(f"the provider `{self.provider}` does not run: {why}")
         if self.provider != "cpu":
             options = {"device_id": str(self.number)} | options
         session = ort.InferenceSession(

@@ -202,6 +202,8 @@ def _ask(name: ToolName, path: Path, *words: str) -> str:
 def _environment() -> dict[str, str]:
     """Numbers and messages as the C locale writes them; the interpreter below keeps to UTF-8 all the same."""
     kept = {name: value for name, value in os.environ.items() if name not in ("LANGUAGE", "LANG")}
+    if places := kept.get("PYTHONPATH"):  # the watched interpreter starts in another folder
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, places.split(os.pathsep)))
     return kept | {"LC_ALL": "C", "PYTHONUTF8": "1"}
 
 

@@ -21,9 +21,12 @@ class DirectRunner:
     then feeds may lie there, and outputs stay there when asked for.
     """
 
-    def __init__(self, session: Session, profiles: Sequence[Profile] = (), *, width: int = 1) -> None:
+    def __init__(
+        self, session: Session, profiles: Sequence[Profile] = (), *, width: int = 1, graphs: bool = False
+    ) -> None:
         self.signature: Signature = session.signature
         self.profiles = tuple(profiles)
+        self._without = {"graphs": "none: this engine runs in calls of its library"} if graphs else {}
         self.width = width
         """Batches a batcher sends at once; callers may be as many as they like."""
         self.session = cast(DirectSession, session)
@@ -48,7 +51,7 @@ class DirectRunner:
         return outputs, (time.perf_counter() - before) * 1e3
 
     def facts(self) -> dict[str, str]:
-        return {"device": self.session.device.name} | self.session.facts()
+        return {"device": self.session.device.name} | self.session.facts() | self._without
 
     def stats(self) -> None:
         """The library keeps none."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _SLOTS, _BLOCK, _ALIGNED = 8, 1 << 20, 256
 """Small outputs on the device come from blocks of so many, and of so many bytes at most; where one may begin."""
 _REMEMBERED = 32
-"""Of so many kinds of requests a lane remembers how they are answered."""
+"""Of so many kinds of requests a lane remembers how they are answered, and of so many sizes it keeps outputs' memory."""
 
 _COUNTED = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
 """Whether the references to an object are counted, all of them and at once."""
@@ -172,6 +172,8 @@ class Lane:
                 array = feeds[name]
                 if type(array) is DeviceArray and array.buffer.device is device:  # type: ignore[attr-defined]
                     buffer = array.buffer  # the caller has it until this returns
+                    if buffer.readers:  # who was lent it may have written to it since
+                        stream.follow(buffer.readers)
                 else:
                     buffer = device.borrow(array, stream)
                     held.append(buffer)
@@ -364,9 +366,12 @@ class Lane:
 
     def _output(self, nbytes: int) -> Buffer:
         """Memory for an output that stays on the device, nobody else's as long as there is an array of it."""
-        slots = self._slots.get(nbytes)
+        slots = self._slots.pop(nbytes, None)
         if slots is None:
-            slots = self._slots[nbytes] = _Slots(self._device, self.stream, max(nbytes, 1))
+            while len(self._slots) >= max(_REMEMBERED, 4 * len(self._outputs)):
+                self._slots.pop(next(iter(self._slots))).close()
+            slots = _Slots(self._device, self.stream, max(nbytes, 1))
+        self._slots[nbytes] = slots  # the size that was asked for last stands last
         return slots.take()
 
     def _profile_for(self, shapes: Mapping[str, Shape]) -> int:
@@ -438,9 +443,7 @@ class Lane:
 
     def close(self) -> None:
         self._again.clear()
-        for slots in self._slots.values():
-            slots.close()
-        self._slots = {}
+        self._forget_slots()
         for frame in self._frames.values():
             frame.close()
         self._frames = {}
@@ -452,8 +455,14 @@ class Lane:
             self._capturing.close()
             self._capturing = None
 
+    def _forget_slots(self) -> None:
+        for slots in self._slots.values():
+            slots.close()
+        self._slots = {}
+
     def _free(self) -> None:
         self._forget_graphs()
+        self._forget_slots()
         for frame in self._frames.values():
             frame.key = None
         for buffer in self._buffers.values():
@@ -584,6 +593,7 @@ class _Slots:
                 self._free.append((block, start, readers))
                 block, start = self._new()
         part = block.view(start, self._nbytes)
+        part.readers = set()  # whoever reads it reads nothing of the block's other parts
         self._out[weakref.ref(part, self._back)] = block, start, part.readers
         return part
 
@@ -595,16 +605,18 @@ class _Slots:
 
     def _back(self, gone: weakref.ref[Buffer]) -> None:
         """The collector calls this in the middle of anything."""
-        slot = self._out.pop(gone, None)
+        slot = self._out.get(gone)
         if slot is not None:
-            self._free.append(slot)
+            self._free.append(slot)  # before it is taken out there: `close` of another thread must find it
+            self._out.pop(gone, None)
             if self._most == 1 and len(self._free) > _SLOTS:
                 self._free.popleft()  # of large ones few are kept
 
     def close(self) -> None:
-        """Give back what nobody has; the rest is given back with the callers' arrays."""
-        kept = {id(block) for block, _, _ in self._out.values()}
-        for block, start, _ in self._free:
+        """Give back what nobody has; the rest is given back with the callers' arrays, or once it has been read."""
+        out, free = list(self._out.values()), list(self._free)  # at once: others are given back meanwhile
+        kept = {id(block) for block, _, _ in out} | {id(block) for block, _, to in free if to}
+        for block, start, _ in free:
             if start == 0 and id(block) not in kept:
                 block.close()
         self._free.clear()

@@ -149,11 +149,15 @@ class OnnxRuntimeStreams(OnnxRuntimeGpuSession):
 
     def close(self) -> None:
         if not self._open:
-            self._streams, self._direct, self._loaded = [], None, None  # sessions go before the stream under them
+            self._forget_sessions()  # before the stream under them
             if self._first_stream is not None:
                 self._first_stream.close()
                 self._first_stream = None
         super().close()
+
+    def _forget_sessions(self) -> None:
+        self._streams, self._direct, self._loaded = [], None, None
+        self._run = self._run_values  # `plain_run` holds ONNX Runtime's own session; this one says that there is none
 
     def _settle(self) -> None:
         """Make the session that `run` and `resident` use: on streams of ONNX Runtime's own, one for each that runs."""
@@ -161,11 +165,14 @@ class OnnxRuntimeStreams(OnnxRuntimeGpuSession):
             if self._direct is not None or self._loaded is None:
                 return
             if not self._handed_out and not self._open and self._first_stream is not None:
-                self._streams, self._loaded = [], None  # its weights go before the other's come
+                self._forget_sessions()  # its weights go before the other's come
                 self._first_stream.close()
                 self._first_stream = None
             self._loaded = self._direct = self._make_direct()
-            self._run = plain_run(self._direct)
+            if all(in_numpy(spec.dtype) for spec in self.signature):
+                self._run = plain_run(self._direct)
+            else:
+                self._run = self._run_values
 
 
 class OnnxRuntimeStreamContext(OnnxRuntimeContext):

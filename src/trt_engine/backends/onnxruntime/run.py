@@ -196,8 +196,10 @@ class _Streams:
     ) -> OnnxRuntimeStreams:
         from trt_engine.backends.onnxruntime.gpu import OnnxRuntimeStreams
 
+        first = self.first
+        del self.first  # what makes others (`opened`) outlives it, and would keep its weights on the GPU
         return OnnxRuntimeStreams(
-            self.first,
+            first,
             engine.signature,
             engine.passport.profiles,
             facts,
@@ -384,6 +386,8 @@ class OnnxRuntimeGpuSession(OnnxRuntimeSession):
         try:
             inputs = {
                 spec.name: ort.OrtValue.ortvalue_from_numpy(_contiguous(feeds[spec.name]), *self._place)
+                if in_numpy(spec.dtype)
+                else _as_value(spec, feeds[spec.name])  # on the host; it is copied as it is bound
                 for spec in self.signature.inputs
             }
             outputs = self._sized(loaded, inputs)
