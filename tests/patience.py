@@ -1,0 +1,27 @@
+"""How tests wait: for the event, however slow or busy the machine is; a limit of time only tells a hang from patience."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import psutil
+
+HANG_S = 240.0
+"""Nothing that a test waits for takes so long on a machine that stops for seconds; pytest's own limit is above it."""
+
+
+def until(true: Callable[[], object], what: str, *, pause_s: float = 0.01) -> None:
+    """Back as soon as it is true; a failure that says what never was where that looks like a hang."""
+    gives_up_s = time.monotonic() + HANG_S
+    while not true():
+        assert time.monotonic() < gives_up_s, f"never: {what}"
+        time.sleep(pause_s)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process of that number runs; one that is dead and not yet waited for does not."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
