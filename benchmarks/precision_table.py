@@ -30,6 +30,8 @@ import msgspec
 import trt_engine as te
 from trt_engine.api import evaluating
 from trt_engine.api.casting import cast
+from trt_engine.api.pictures import inputs_of
+from trt_engine.backends.onnxruntime.kernels import kernels_of
 from trt_engine.engine import Engine
 from trt_engine.environment import version_of
 from trt_engine.errors import TrtEngineError, UsageError
@@ -39,7 +41,6 @@ from trt_engine.graph.load import open_model, read_proto
 from trt_engine.precision.quantize import quantize
 from trt_engine.precision.rounding import with_rounding
 from trt_engine.records import BenchRecord, CastReport, append, summarize
-from trt_engine.search.measure import as_inputs
 from trt_engine.store import Store
 from trt_engine.vision.declaration import vision_of
 
@@ -148,9 +149,7 @@ def make(net: Net, cell: Cell, data: Path, folder: Path) -> Made:
         rounded = folder / "rounded.onnx"
         rounded.write_bytes(with_rounding(read_proto(out, weights=True), out.parent).SerializeToString())
         return Made(rounded, False, report.nbytes_after, _builtin(report.precision.found), slow=_slow(report))
-    vision = vision_of(net.path)
-    assert vision is not None
-    preprocess, preprocessing = as_inputs(model, vision, data)
+    inputs = inputs_of(model, data)
     blocks = cell.to in ("int4", "nvfp4", "mxfp8")
     alone = blocks and net.convolutions
     if alone and cell.method == "awq":
@@ -158,8 +157,8 @@ def make(net: Net, cell: Cell, data: Path, folder: Path) -> Made:
     emulation = folder / "emulation.onnx"
     kernels = cell.to == "int8" or (cell.to == "int4" and not alone)
     done = quantize(
-        model, cell.to, out=None if alone else out, emulate=None if kernels else emulation, data=data,
-        calibrator=cell.calibrator, preprocess=preprocess, preprocessing=preprocessing,
+        model, cell.to, out=None if alone else out, emulate=None if kernels else emulation, data=inputs.data,
+        calibrator=cell.calibrator, preprocessing=inputs.preprocessing,
         method=cell.method, convolutions=alone, parity=False,
     )  # fmt: skip
     note = "convolutions have no kernels in blocks: rounded in the emulation, no file to ship" if alone else None
@@ -168,11 +167,13 @@ def make(net: Net, cell: Cell, data: Path, folder: Path) -> Made:
 
 
 def _slow(report: CastReport) -> str | None:
-    """What ONNX Runtime makes of a cast model on this CPU."""
-    parity = report.parity
-    if parity is None or parity.emulated or not parity.kernels:
+    """What ONNX Runtime makes of a cast model on this CPU; None where it does not load it at all."""
+    assert report.out is not None
+    try:
+        kernels = kernels_of(Path(report.out))
+    except TrtEngineError:
         return None
-    layers, wide = sum(parity.kernels.values()), parity.kernels.get("fp32", 0)
+    layers, wide = sum(kernels.values()), kernels.get("fp32", 0)
     return f"ONNX Runtime runs {wide} of its {layers} layers in FP32 between Casts on this CPU" if wide else None
 
 
@@ -191,7 +192,7 @@ def measure(net: Net, cell: Cell, dataset: Path, data: Path, latency_s: float) -
         engine = te.build(made.run, batch=(1, BATCH, BATCH), parity=False, store=Store(folder / "store"))
         report = evaluating.run(engine, dataset, batch=BATCH, preprocess=vision)
         computes = engine.passport.precision
-        here = made.kernels and (cell.to == "fp32" or cell.to in computes.found)
+        here = made.kernels and (cell.to == "fp32" or cell.to in computes.running)
         record = bench(engine, latency_s) if here else None
     return {
         "task": report.task,
@@ -205,9 +206,15 @@ def measure(net: Net, cell: Cell, dataset: Path, data: Path, latency_s: float) -
         "note": made.note,
         "latency_samples_ms": None if record is None else record.compute_ms,
         "latency_stable": None if record is None else record.stable,
-        "latency_missing": None if here else made.slow or f"no {cell.to.upper()} kernels in ONNX Runtime on this CPU",
+        "latency_missing": None if here else made.slow or _lacking(cell, made),
         "environment": report.environment,
     }
+
+
+def _lacking(cell: Cell, made: Made) -> str:
+    if made.kernels:
+        return f"ONNX Runtime has {cell.to.upper()} kernels for none of these layers on this CPU: the file runs in FP32"
+    return f"no {cell.to.upper()} kernels in ONNX Runtime on this CPU"
 
 
 def bench(engine: Engine, seconds: float) -> BenchRecord:
@@ -314,11 +321,11 @@ INTRODUCTION = f"""
 Written by `python benchmarks/precision_table.py` from benchmarks/results/precision-table.jsonl; do not edit. INT8, FP8 and
 NVFP4 are calibrated on {CALIBRATION} generated pictures of the training side, with the settings `quantize` has by itself.
 
-- *on*: `kernels` is ONNX Runtime computing in that format on this CPU; `emulation` is an FP32 graph that rounds as the
-  format does ([quantize.md](quantize.md), [cast.md](cast.md)).
+- *on*: `kernels` is ONNX Runtime computing in that format on this CPU, as far as it has kernels; `emulation` is FP32 that
+  rounds as the format does ([quantize.md](quantize.md), [cast.md](cast.md)).
 - *lost*: FP32's figure less this one's, on the same pictures. One picture is 0.0019 of the classifiers' top1: a few that lie
   at the border between two classes go over to the other side whatever the format.
-- *size*: the file that would be shipped. *computes in*: its multiply-adds by type.
+- *size*: the file that would be shipped. *written in*: its multiply-adds by type.
 - *latency*: median of one query at batch 1, only where kernels computed it.
 """
 
@@ -326,7 +333,7 @@ NVFP4 are calibrated on {CALIBRATION} generated pictures of the training side, w
 def _rows(rows: list[tuple[Cell, dict[str, Any] | None]]) -> Iterator[str]:
     base = rows[0][1]
     metric = next((record["metric"] for _, record in rows if record and record["reason"] is None), "AP")
-    yield f"| format | {metric} | lost | on | size | computes in | latency |"
+    yield f"| format | {metric} | lost | on | size | written in | latency |"
     yield "| --- | ---: | ---: | --- | ---: | --- | ---: |"
     notes: list[str] = []
 

@@ -9,6 +9,13 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# the same examples every time, and no clock that judges them: a busy machine is no counterexample
+settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# `pytest --hypothesis-profile=search` looks for new ones
+settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("steady")
 
 # ignored in a background job and under `nohup`: the programs that tests start would not hear them either
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

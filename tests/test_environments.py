@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
+from patience import HANG_S
 from tensorrt_machines import write
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.cli.main import VERBS
@@ -97,7 +98,7 @@ esac
 def run_setup(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": str(folder / "bin"), "TENSORRT_HOME": str(folder / "tensorrt")}
     command = ["/bin/sh", str(HERE / "setup-tensorrt.sh"), *arguments]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=HANG_S)
 
 
 WANTED = "tensorrt-cu13==11.4.0.106"
@@ -147,7 +148,7 @@ def test_activation_puts_the_wheels_libraries_first_and_trtexec_on_the_path(tmp_
     def activated(library_path: str) -> list[str]:
         script = f'set -eu; . "{HERE}/activate-tensorrt.sh"; echo "$LD_LIBRARY_PATH"; echo "$PATH"'
         environ = {"PATH": str(folder), "TENSORRT_HOME": str(tmp_path / "tensorrt"), "LD_LIBRARY_PATH": library_path}
-        done = subprocess.run(["/bin/sh", "-c", script], env=environ, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(["/bin/sh", "-c", script], env=environ, capture_output=True, text=True, timeout=HANG_S)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 

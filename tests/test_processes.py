@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
-import psutil
 import pytest
 
+from patience import HANG_S, runs, until
 from trt_engine import processes
 
 STARTS_ANOTHER = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
@@ -28,7 +27,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_ends_by_itself_is_told_by_its_code() -> None:
     with started("raise SystemExit(7)") as child:
-        assert processes.reap(child, 60).code == 7
+        assert processes.reap(child, HANG_S).code == 7
         assert child.returncode == 7
 
 
@@ -39,7 +38,4 @@ def test_what_does_not_end_is_killed_with_what_it_started() -> None:
         ended = processes.reap(child, 0.1)
     assert ended.code == -signal.SIGKILL
     assert ended.peak_bytes > 1 << 20
-    gives_up_s = time.monotonic() + 30
-    while psutil.pid_exists(grandchild) and psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < gives_up_s, "it lives on"
-        time.sleep(0.01)
+    until(lambda: not runs(grandchild), "it lives on")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from patience import HANG_S
 from trt_engine.config import BuildConfig, Profile, ShapeRange
 from trt_engine.engine import Build, Engine, Needs, Passport, Precision, Source, passport_path, payload_of
 from trt_engine.environment import Environment
@@ -141,27 +143,63 @@ def race(count: int, work: Callable[[], None]) -> None:
         thread.join()
 
 
+class Queue(logging.Handler):
+    """Hears who waits for a build of somebody else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = threading.Semaphore(0)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waiting for it" in record.getMessage():
+            self.waiting.release()
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    logger, heard = logging.getLogger("trt_engine.store"), Queue()
+    level = logger.level
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    yield heard
+    logger.removeHandler(heard)
+    logger.setLevel(level)
+
+
 @pytest.mark.parametrize("again", [False, True])
-def test_builds_of_one_key_at_once_are_one_build(again: bool, store: Store):
+def test_builds_of_one_key_at_once_are_one_build(again: bool, store: Store, queue: Queue):
     if again:
         store.get_or_build(KEY, write)
     builds: list[int] = []
     answers: list[tuple[Engine, bool]] = []
-    everybody = threading.Barrier(4)
 
     def build(folder: Path) -> Engine:
         builds.append(1)
-        time.sleep(0.2)  # long enough for the others to find the lock taken
+        for _ in range(3):  # the others have found the lock taken
+            assert queue.waiting.acquire(timeout=HANG_S)
         return write(folder, b"newest")
 
-    def ask() -> None:
-        everybody.wait()
-        answers.append(store.get_or_build(KEY, build, again=again))
-
-    race(4, ask)
+    race(4, lambda: answers.append(store.get_or_build(KEY, build, again=again)))
     assert len(builds) == 1
     assert sorted(built for _, built in answers) == [False, False, False, True]
     assert all(engine.path.read_bytes() == b"newest" for engine, _ in answers)
+
+
+def test_an_engine_that_appears_between_the_look_and_the_lock_is_not_built_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    get, looks = store.get, []
+
+    def held_up(key: str) -> Engine | None:
+        found = get(key)
+        if not looks:
+            looks.append(found)
+            Store(store.folder).get_or_build(key, write)  # somebody else, while we are held up here
+        return found
+
+    monkeypatch.setattr(store, "get", held_up)
+    assert not store.get_or_build(KEY, refuse)[1]
+    assert looks == [None]
 
 
 def test_a_store_that_cannot_be_written_still_serves_what_it_has(store: Store):
@@ -195,12 +233,12 @@ def test_pruning_leaves_a_build_that_lives_alone(store: Store):
 
     def slow(folder: Path) -> Engine:
         started.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG_S)
         return write(folder)
 
     builder = threading.Thread(target=store.get_or_build, args=(KEY, slow))
     builder.start()
-    assert started.wait(10)
+    assert started.wait(HANG_S)
     store.prune()
     go_on.set()
     builder.join()
@@ -248,12 +286,12 @@ def test_who_waited_for_an_engine_that_does_not_fit_builds_its_own(store: Store)
 
     def unproved(folder: Path) -> Engine:
         began.set()
-        assert go_on.wait(10)
+        assert go_on.wait(HANG_S)
         return write(folder, b"unproved")
 
     first = threading.Thread(target=lambda: store.get_or_build(KEY, unproved))
     first.start()
-    assert began.wait(10)
+    assert began.wait(HANG_S)
     found: list[bytes] = []
 
     def wanting_proof() -> None:
@@ -265,8 +303,8 @@ def test_who_waited_for_an_engine_that_does_not_fit_builds_its_own(store: Store)
     second = threading.Thread(target=wanting_proof)
     second.start()
     go_on.set()
-    first.join(10)
-    second.join(10)
+    first.join(HANG_S)
+    second.join(HANG_S)
     assert found == [b"proved"]
 
 

@@ -50,11 +50,16 @@ class Backend:
     devices: tuple[str, ...] = ("cpu",)
     options: str | None = None
     """A frozen dataclass of `opt` settings: what `-O name=value` may set."""
+    ignores: tuple[str, ...] = ()
+    """Settings of `BuildConfig` that make no difference to its engines: their keys do not hold them."""
     verdict: str | None = None
     """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here? From the passport alone:
     whether the files are whole is the caller's question."""
     accepts: str | None = None
     """`(model: Model) -> None`: `ModelError` for a graph the builder cannot take, said before anything is spent."""
+    lacking: str | None = None
+    """`(model: Model, config: BuildConfig) -> PrecisionError | None`: the error a build would end with because the device
+    has no kernels for the precision asked for, as far as that is known without building."""
     milder: tuple[str, ...] = ()
     """Values of `-O` that rewrite less, each less than the one before, where an engine differs from its model. The note of
     that name in the passport says which one a build had."""

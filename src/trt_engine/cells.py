@@ -34,14 +34,18 @@ class CellSpec:
     batch: int
     device: str
     modes: tuple[str, ...]
-    """Of `build`, `bench`, `evaluate`, `nsys`, `ncu`, `profile`."""
+    """Of `build`, `bench`, `evaluate`, `profile`, `nsys`, `ncu`; none where nothing that was asked for can be done."""
     own_file: bool = False
     """True when the plan names an already quantised file for it: nothing is quantised again."""
     providers: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     """Other settings of build and bench, by name."""
     digest: str = ""
-    """Of everything above and the files' contents: a cell with another digest is done again."""
+    """Of everything above but the modes and their own settings, and of the files' contents: of the engine."""
+    parts: dict[str, str] = field(default_factory=dict)
+    """By mode, the digest of its own settings and data: a mode with another one is carried out again."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Modes that were asked for by name and have nothing to do in this cell, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class CellResult:
     build_seconds: float | None = None
     found: dict[str, float] = field(default_factory=dict)
     """The census: share of layers by type."""
+    ran_in: str | None = None
+    """What its engine computes in where that is not its precision: the device has no kernels for it."""
     parity: Parity | None = None
     bench: BenchRecord | None = None
     evaluated: EvaluateReport | None = None

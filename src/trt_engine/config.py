@@ -604,6 +604,8 @@ def _bytes(text: str | int) -> int:
 
 def _workspace_mib(text: str | int) -> int:
     nbytes = parse_size(text)
+    if nbytes >> 63:  # builders count it in 64 bits
+        raise UsageError(f"the size `{text}` is more than any machine has", hint="`32GiB` is the default")
     return max(1, nbytes >> 20) if nbytes else 0
 
 
@@ -699,9 +701,10 @@ class BuildConfig:
     parity: bool = opt(
         True, "compare the engine with plain ONNX Runtime on one input (--no-parity to leave it out)", key=False
     )
-    parity_rtol: float = opt(
-        1e-3, "largest difference allowed, relative to the largest reference value", key=False, above=0
-    )
+    parity_rtol: float | None = opt(
+        None, "largest difference allowed, relative to the largest reference value (default: 0.001, and more for a graph "
+        "that rounds more coarsely than fp32)", key=False, above=0,
+    )  # fmt: skip
     options: dict[str, str] = opt(
         {}, "the backend's own settings (a wrong name lists the right ones)", flags="-O --option", metavar="NAME=VALUE",
         multiple=True,

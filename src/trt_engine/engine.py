@@ -21,6 +21,7 @@ from trt_engine.tensors import Signature
 
 __all__ = [
     "PASSPORT_SCHEMA",
+    "WRITTEN",
     "Build",
     "Engine",
     "Needs",
@@ -43,6 +44,8 @@ __all__ = [
 
 PASSPORT_SCHEMA = "trt-engine/passport"
 PASSPORT_VERSION = 1
+WRITTEN = "written"
+"""The note of a build that says what its graph is written in, where the engine computes in another type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,11 @@ class Precision:
             return None
         return max(self.found, key=lambda name: (self.found[name].macs or 0.0, self.found[name].layers))
 
+    @property
+    def running(self) -> dict[str, Share]:
+        """What of `found` layers compute in: a type that weights are only stored in is left out."""
+        return {name: share for name, share in self.found.items() if share.layers or share.macs}
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -124,6 +132,11 @@ class Build:
     ladder: tuple[str, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def written(self) -> str | None:
+        """What the graph is written in, where the engine computes in another type: `int8` of one that runs in fp32."""
+        return self.notes.get(WRITTEN)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
@@ -146,6 +159,8 @@ class Parity:
     tolerance: float
     passed: bool
     outputs: dict[str, OutputError] = field(default_factory=dict)
+    given: dict[str, OutputError] = field(default_factory=dict)
+    """The engine against the model that was given, where a cast or quantised copy of it was built: measured, not judged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from trt_engine.tensors import Signature
 __all__ = [
     "BackendState",
     "BatchResult",
+    "BenchPlan",
     "BenchRecord",
     "BenchReport",
     "BuildReport",
@@ -49,11 +50,13 @@ __all__ = [
     "Diagnosis",
     "DoctorReport",
     "DynamicAxis",
+    "EvaluatePlan",
     "EvaluateReport",
     "Evaluated",
     "Exclusion",
     "ExportAttempt",
     "Finding",
+    "InferPlan",
     "InferReport",
     "KeptNode",
     "LeftNode",
@@ -68,6 +71,7 @@ __all__ = [
     "Protocol",
     "QuantizeReport",
     "QuantizedNode",
+    "RangesPlan",
     "RangesReport",
     "RunReport",
     "SearchGroup",
@@ -348,6 +352,21 @@ class BenchReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """What `bench --dry-run` says: what would be measured, built and written."""
+
+    engine: str
+    builds: bool
+    """A model's engine comes from the store, or is built into it."""
+    device: str
+    shapes: dict[str, tuple[int, ...]]
+    """Of a model those that were asked for."""
+    protocol: Protocol
+    writes: tuple[str, ...]
+    dry_run: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class OutputFacts:
     """What one output of an inference holds, in numbers; None where there are none."""
 
@@ -397,6 +416,20 @@ class InferReport:
     """Of a picture given to a classifier, best first."""
     image_size: tuple[int, int] | UnsetType = UNSET
     """Width and height of the picture."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferPlan:
+    """What `infer --dry-run` says: what would be run, built and written."""
+
+    engine: str
+    builds: bool
+    """A model's engine comes from the store, or is built into it."""
+    inputs: str
+    """Where they would come from."""
+    outputs: tuple[str, ...]
+    writes: tuple[str, ...]
+    dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +508,22 @@ class EvaluateReport:
     passed: bool | None = None
     """Whether the main figure (AP or top1) dropped by no more than `max_drop`; None without a gate."""
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatePlan:
+    """What `evaluate --dry-run` says: the pictures, their processing, and what would be built and written."""
+
+    engine: str
+    builds: bool
+    """A model's engine comes from the store, or is built into it."""
+    dataset: str
+    dataset_kind: str
+    images: int
+    vision: dict[str, Any]
+    """The declared pre- and post-processing, as in `EvaluateReport`."""
+    writes: tuple[str, ...]
+    dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -978,7 +1027,9 @@ class SizeReport:
     """What a reader of the figures must know: precision, fall-backs, limits reached."""
     warnings: tuple[str, ...] = ()
     nvinfer: dict[str, str] = field(default_factory=dict)
-    """Keys of DeepStream's nvinfer for this model, for its engine built with TensorRT."""
+    """Keys of DeepStream's nvinfer for this model, once built with TensorRT; none where no input takes pictures."""
+    nvinfer_notes: tuple[str, ...] = ()
+    """What is not known of those keys, or cannot be said in them."""
     error: str | None = None
     """What ended an incomplete run."""
 
@@ -1164,6 +1215,17 @@ class RangesReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RangesPlan:
+    """What `ranges --dry-run` says: what would be looked at and written."""
+
+    model: str
+    data: str | None
+    """None for random inputs."""
+    writes: tuple[str, ...]
+    dry_run: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizedNode:
     """One node that was quantised, and how."""
 
@@ -1215,7 +1277,8 @@ class QuantizeReport:
     parity_inputs: str | None
     """What it was measured on."""
     measured_on: Literal["kernels", "emulation"] | None
-    """Whether ONNX Runtime's own kernels computed the quantised side, or the emulation in FP32."""
+    """`kernels`: ONNX Runtime ran the file itself, in FP32 where it has no kernels of the type; `emulation`: an FP32 graph
+    that rounds alike."""
     rewritten: tuple[str, ...]
     """What raising the opset and preparing the graph changed."""
     seconds: float
@@ -1247,7 +1310,7 @@ class CastParity:
     kernels: dict[str, int]
     """Nodes by the type their kernels really ran in, Casts left out."""
     emulated: bool
-    """True when the type has no kernels here, and FP32 kernels ran with every result rounded to it."""
+    """True when FP32 kernels ran with every result rounded to the type: it has no kernels here, for all layers or some."""
     note: str | None = None
 
 

@@ -112,10 +112,10 @@ class Store:
         takes what the first one made. An engine that is there and does not fit (it was never proved, say) is built
         again. When `build` raises, or the process dies, nothing is left under the key but what was there before.
         """
+        before = _identity(self.folder / "engines" / key)  # before we look: what appears after the look is new to us
         if not again and (engine := self.get(key)) is not None and fits(engine):
             return engine, False  # without the lock, so that a store on a read-only disk serves
         target = ensure_folder(self.folder / "engines", by=_BY) / key
-        before = _identity(target)
         with self._lock(key):
             # an engine that appeared while we waited is as new as the one we would build
             new = _identity(target) != before

@@ -28,6 +28,7 @@ __all__ = [
     "KernelRow",
     "LayerProfile",
     "LayerRow",
+    "ProfilePlan",
     "ProfileReport",
     "Rung",
     "RungName",
@@ -299,3 +300,21 @@ class ProfileReport:
     precisions: dict[str, float] = field(default_factory=dict)
     """The share of the layers' time by the type they compute in, largest first; `moves` for what computes nothing. The
     census counts layers and multiply-adds, this is the same in time."""
+    wall_s: float | None = None
+    """Length of the measurement without a profiler, warm-up not counted: shorter than its rule where it was interrupted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilePlan:
+    """What `profile --dry-run` says: what would be profiled, built and written."""
+
+    engine: str
+    builds: bool
+    """A model's engine comes from the store, or is built into it."""
+    device: str
+    shapes: dict[str, tuple[int, ...]]
+    """Of a model those that were asked for."""
+    rung: RungName | None
+    """None for the best there is."""
+    writes: tuple[str, ...]
+    dry_run: bool = True

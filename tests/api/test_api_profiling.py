@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from nsight_tools.stand_in import write_tool
-from trt_engine.api.profiling import _Profiling, _watched_here
-from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
+from trt_engine.api.profiling import _watched_here
+from trt_engine.config import BuildConfig, RuntimeConfig
 from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, UsageError
-from trt_engine.profiling.capture import Capture
 from trt_engine.records import BenchRecord, summarize
-from trt_engine.traces import Activity, ProfileReport, Rung
+from trt_engine.traces import ProfileReport, Rung
 
 QUICK: dict[str, Any] = {"duration_s": 0, "warmup_s": 0, "iterations": 12, "inferences": 5, "warmup": 2}
 
@@ -228,38 +228,6 @@ def test_without_a_folder_a_run_of_its_own_is_made(
     assert len(folders) == 2 and all(folder.parent == Path("runs") for folder in folders)
 
 
-# ------------------------------------------------------------------------------------------------ an interrupted capture
-
-
-def captured(layer: str) -> Capture:
-    """Two inferences of one matrix product and one copy beside it, launched inside the range of a layer."""
-    activities = []
-    for start in (1_000_000, 3_000_000):
-        activities.append(
-            Activity("kernel", "void cutlass::Kernel<gemm_f32>(Params)", start, start + 600_000, range=layer)
-        )
-        activities.append(Activity("copy", "Device-to-Device", start + 500_000, start + 700_000, stream=1, nbytes=64))
-    windows = ((900_000, 2_000_000), (2_900_000, 4_000_000))
-    return Capture(tuple(activities), 40_000, windows, "cupti 13.0", ("a word of caution",))
-
-
-def test_what_an_interrupted_instrument_saw_is_put_down_to_it(fake: te.Engine, tmp_path: Path) -> None:
-    class Stopped(_Profiling):
-        def _by_nsys(self) -> Capture:
-            raise Interrupted("stopped", partial=captured("net"))
-
-    work = Stopped(
-        fake, BenchConfig(duration_s=0, warmup_s=0, iterations=5), RuntimeConfig(), tmp_path, None, 3, 1, 0, False,
-        lambda text: None, [],
-    )  # fmt: skip
-    with pytest.raises(Interrupted) as told:
-        work.run("")
-    report = told.value.partial
-    assert isinstance(report, ProfileReport) and report.kernels and not report.complete
-    assert rung(report, "nsys").used and "interrupted after 2 inferences" in rung(report, "nsys").reason
-    assert not rung(report, "cupti").used and "a word of caution" in report.warnings
-
-
 # ------------------------------------------------------------------------------------------------ Nsight, by a stand-in
 
 
@@ -310,6 +278,28 @@ def test_a_capture_gives_the_kernels_their_categories_layers_and_the_split(
     assert split.compute_ms == split.gpu_ms, "what was measured without a profiler goes first"
     events = json.loads((tmp_path / "out" / "timeline.json").read_text())["traceEvents"]
     assert any("gemm" in str(event.get("args", {})) + event["name"] for event in events)
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C is heard: a shell starts what runs in its background deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_what_an_interrupted_instrument_saw_is_put_down_to_it(
+    nsight: Tools, listening: None, fake: te.Engine, tmp_path: Path
+) -> None:
+    nsight("nsys", ctrl_c_after=2)
+    with pytest.raises(Interrupted) as told:
+        te.profile(fake, out=tmp_path / "out", **QUICK)
+    report = told.value.partial
+    assert isinstance(report, ProfileReport) and not report.complete
+    assert [(row.calls, row.per_inference) for row in report.kernels if "gemm" in row.name] == [(4, 2.0)]
+    assert rung(report, "nsys").used and "interrupted after 2 inferences" in rung(report, "nsys").reason
+    assert not rung(report, "cupti").used and "the run was stopped after 2 inferences" in report.warnings
+    assert json.loads((tmp_path / "out" / "profile.json").read_text())["complete"] is False
 
 
 def test_a_rung_that_fails_is_passed_over_with_its_reason_and_fix(

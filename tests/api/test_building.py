@@ -17,18 +17,20 @@ from click.testing import CliRunner
 
 import onnx_models as models
 import trt_engine as te
+from patience import HANG_S
 from trt_engine.api import building
 from trt_engine.api.building import carry_out, plan
 from trt_engine.api.measuring import is_bare_model
 from trt_engine.backend import Backend, backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
 from trt_engine.cli.build import command as build_verb
-from trt_engine.config import BuildConfig, Profile, ShapeRange
+from trt_engine.config import BuildConfig, Profile, ShapeRange, settings
 from trt_engine.engine import Engine, passport_path
 from trt_engine.errors import (
     AccuracyError,
     BuildError,
     EngineError,
+    FeedError,
     ModelError,
     ProfileError,
     SetupError,
@@ -95,6 +97,20 @@ def test_pairs_that_strong_typing_refuses_are_warned_of(tmp_path: Path, zero: in
 )
 def test_other_settings_are_another_engine(other: dict[str, Any], net: Path):
     assert plan(net).key != plan(net, **other).key
+
+
+def test_a_setting_the_backend_ignores_makes_no_other_engine(net: Path):
+    assert plan(net, workspace_mib=1024).key == plan(net).key
+    te.build(net)
+    assert carry_out(plan(net, workspace_mib=1024)).cached
+    known = {item.name for item in settings(BuildConfig) if item.in_key}
+    assert all(set(card.ignores) <= known for card in backends().values())
+    assert not any(card.ignores for card in backends().values() if card.builds_log)  # TensorRT's builders use them all
+
+
+@pytest.mark.usefixtures("rounding")
+def test_a_setting_the_backend_uses_makes_another_engine(net: Path):
+    assert plan(net, backend="rounding", workspace_mib=1024).key != plan(net, backend="rounding").key
 
 
 def test_settings_that_mean_the_same_are_one_engine(net: Path):
@@ -369,7 +385,9 @@ class Rounding(OnnxRuntimeBuilder):
 
         proto = onnx.load(model.path)
         for tensor in proto.graph.initializer:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(self.by), tensor.name))
+            stored = numpy_helper.to_array(tensor)
+            larger = (stored * np.float32(self.by)).astype(stored.dtype)
+            tensor.CopyFrom(numpy_helper.from_array(larger, tensor.name))
         other = places.payload.parent / "other.onnx"
         onnx.save(proto, other)
         return super().build(open_model(other), config, places)
@@ -427,6 +445,113 @@ def test_a_tolerance_somebody_chose_is_the_one_that_counts(net: Path):
         te.build(net, backend="rounding", parity_rtol=0.01)
 
 
+@pytest.mark.usefixtures("rounding")
+def test_an_engine_from_the_store_is_judged_by_the_limit_of_who_asks_now(net: Path, caplog: pytest.LogCaptureFixture):
+    te.build(net, backend="rounding", parity_rtol=0.9)
+    with caplog.at_level(logging.INFO, "trt_engine"), pytest.raises(AccuracyError, match=r"allowed is 0\.001"):
+        te.build(net, backend="rounding")  # nobody chose a limit: the model's own
+    assert any("is built again: it differs" in record.getMessage() for record in caplog.records)
+    assert plan(net, backend="rounding").in_store() is None
+    assert carry_out(plan(net, backend="rounding", parity_rtol=0.9)).cached
+
+
+@pytest.mark.usefixtures("rounding")
+@pytest.mark.parametrize("typed", [0.001, 0.01])
+def test_a_limit_that_equals_a_default_is_a_limit_all_the_same(typed: float, tmp_path: Path):
+    coarse = models.conv_net(tmp_path / "half.onnx", half=True)  # 0.01 is its default
+    with pytest.raises(AccuracyError, match=f"allowed is {typed:g}"):
+        te.build(coarse, backend="rounding", parity_rtol=typed)
+
+
+def test_the_passport_says_the_limit_of_the_build_that_wrote_it(net: Path, tmp_path: Path):
+    first = te.build(net, parity_rtol=0.5)
+    assert first.passport.parity is not None
+    for given, limit in (({}, 0.001), ({"parity_rtol": 0.25}, 0.25)):
+        there = carry_out(plan(net, out=tmp_path / "copy.onnx", **given))
+        sealed = Engine.open(tmp_path / "copy.onnx").passport.parity
+        assert there.cached and sealed == replace(first.passport.parity, tolerance=limit)
+        assert plan(net, **given).in_store().passport.parity == sealed  # type: ignore[union-attr]
+    assert Engine.open(first.path).passport.parity == first.passport.parity
+
+
+def test_rows_that_were_matched_within_a_wide_limit_say_nothing_of_a_narrow_one(net: Path):
+    engine = te.build(net, parity_rtol=0.5)
+    assert engine.passport.parity is not None
+    by_rows = replace(engine.passport.parity, inputs="seeded random, rows matched by value (the model sorts them)")
+    engine = Engine(engine.path, replace(engine.passport, parity=by_rows))
+    assert plan(net, parity_rtol=0.5).objection(engine) is None
+    assert "0.5 allowed, 0.001 is allowed now" in (plan(net).objection(engine) or "")
+
+
+def row_net(path: Path) -> Path:
+    """Three matrix products, which the CPU has INT8 kernels for; the last one stays as it is."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8)).astype(np.float32) for name in ("w0", "w1", "w2")}
+    row = (models.FLOAT, ["batch", 8])
+    sides = [("x w0", "t0"), ("t0 w1", "t1"), ("t1 w2", "y")]
+    nodes = [models.node("MatMul", *side) for side in sides]
+    return models.save(path, nodes, {"x": row}, {"y": row}, weights)
+
+
+def row_data(folder: Path, seed: int = 0) -> str:
+    np.savez(folder / "data.npz", x=np.random.default_rng(seed).standard_normal((16, 8)).astype(np.float32))
+    return str(folder / "data.npz")
+
+
+def test_an_engine_of_a_quantised_copy_is_compared_with_the_model_that_was_given_too(tmp_path: Path):
+    net = row_net(tmp_path / "net.onnx")
+    parity = te.build(net, precision="int8", calibrate=row_data(tmp_path)).passport.parity
+    assert parity is not None and parity.reference.endswith("of the model quantised to int8")
+    assert 0 < parity.given["y"].max_rel < 0.2  # eight bits
+    assert parity.outputs["y"].max_rel < parity.given["y"].max_rel / 2
+    plain = te.build(net).passport.parity
+    assert plain is not None and plain.given == {} and "quantised" not in plain.reference
+
+
+@pytest.mark.parametrize("settings", [{}, {"precision": "fp32"}, {"precision": "int8"}])
+def test_calibration_data_that_is_not_there_is_refused_whether_it_is_used_or_not(net: Path, settings: dict[str, Any]):
+    with pytest.raises(FeedError, match=r"no such file or folder `nothing\.npz`"):
+        plan(net, calibrate="nothing.npz", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"), [({}, "nothing is quantised unless"), ({"precision": "fp32"}, "`--precision fp32` quantises")]
+)
+def test_calibration_data_nothing_is_done_with_is_said_and_makes_no_other_engine(
+    tmp_path: Path, settings: dict[str, Any], says: str
+):
+    net = row_net(tmp_path / "net.onnx")
+    unused = plan(net, calibrate=row_data(tmp_path), **settings)
+    assert len(unused.warnings) == 1 and "is not used" in unused.warnings[0] and says in unused.warnings[0]
+    assert unused.key == plan(net, **settings).key
+    used = plan(net, calibrate=row_data(tmp_path), precision="int8")
+    assert not used.warnings and used.config.calibrate == row_data(tmp_path)
+
+
+def test_other_calibration_data_makes_another_engine_and_the_same_elsewhere_the_same(tmp_path: Path):
+    net = row_net(tmp_path / "net.onnx")
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "folder"
+    elsewhere.mkdir()
+    folder.mkdir()
+
+    def key(data: str) -> str:
+        return plan(net, calibrate=data, precision="int8").key
+
+    first = key(row_data(tmp_path))
+    assert key(row_data(elsewhere)) == first
+    assert key(row_data(tmp_path, seed=1)) != first
+    row_data(folder)
+    alone = key(str(folder))
+    (folder / "data.npz").rename(folder / "other.npz")
+    assert alone not in (first, key(str(folder)))
+
+
+def test_a_quantised_graph_has_no_use_for_calibration_data(tmp_path: Path):
+    quantised = models.int8_qdq(tmp_path / "q.onnx")
+    (said,) = plan(quantised, calibrate=row_data(tmp_path), precision="int8").warnings
+    assert "the graph is int8 already" in said
+
+
 def test_a_model_the_reference_cannot_run_is_built_and_says_that_it_was_not_judged(tmp_path: Path):
     row = (models.BF16, ["n", 3])
     path = models.save(tmp_path / "net.onnx", [models.node("Relu", "x", "y")], {"x": row}, {"y": row})
@@ -456,7 +581,7 @@ def test_a_silent_builder_is_shown_as_alive(caplog: pytest.LogCaptureFixture):
     building.log.addHandler(listener)
     try:
         with caplog.at_level(logging.INFO, "trt_engine"), building._heartbeat(0.01):
-            assert said.wait(10)
+            assert said.wait(HANG_S)
     finally:
         building.log.removeHandler(listener)
     assert not any(thread.name == "build-heartbeat" for thread in threading.enumerate())

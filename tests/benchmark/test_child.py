@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from patience import HANG_S, runs, until
 from trt_engine.benchmark import child
 from trt_engine.benchmark.child import _crash, measure_in_child, memory_available
 from trt_engine.config import BenchConfig, RuntimeConfig
@@ -37,12 +38,27 @@ def no_child_is_left() -> Any:
 
 def ours() -> list[psutil.Process]:
     """The children that measure; pytest's process may have others, as multiprocessing's."""
-    return [child for child in psutil.Process().children() if "trt_engine.benchmark.child" in child.cmdline()]
+    return [process for process in psutil.Process().children() if measures(process)]
 
 
-def the_child() -> psutil.Process:
-    (child,) = ours()
-    return child
+def measures(process: psutil.Process) -> bool:
+    try:
+        return "trt_engine.benchmark.child" in process.cmdline()
+    except psutil.NoSuchProcess:  # it is dead, and not waited for or gone by now
+        return False
+
+
+def once(number: signal.Signals) -> Callable[[float, float], None]:
+    """Sends the signal to the child that measures as it tells how far it is; what it had told before is on its way still."""
+    sent: list[int] = []
+
+    def send(done_s: float, planned_s: float) -> None:
+        if not sent:
+            (process,) = ours()
+            sent.append(process.pid)
+            process.send_signal(number)
+
+    return send
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "fake"])
@@ -111,7 +127,7 @@ def test_the_same_limit_is_enough_for_a_small_batch(hungry: Engine) -> None:
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
 def test_a_crash_is_named_by_its_signal(made: Made, number: signal.Signals) -> None:
     with pytest.raises(EngineError, match=number.name) as caught:
-        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=lambda *_: the_child().send_signal(number))
+        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=once(number))
     assert caught.value.hint
 
 
@@ -144,15 +160,9 @@ measure_in_child(Path({str(made("onnxruntime").path)!r}), config, RuntimeConfig(
     with subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert any("measuring" in line for line in iter(parent.stdout.readline, ""))
-        (child,) = psutil.Process(parent.pid).children()
+        (process,) = psutil.Process(parent.pid).children()
         os.kill(parent.pid, signal.SIGKILL)
-    for _ in range(500):
-        if not child.is_running() or child.status() == psutil.STATUS_ZOMBIE:
-            break
-        time.sleep(0.02)
-    else:
-        child.kill()
-        pytest.fail("the child outlived its parent")
+    until(lambda: not runs(process.pid), "the child outlived its parent")
 
 
 def test_the_memory_that_is_free_leaves_a_margin() -> None:
@@ -179,22 +189,18 @@ def test_a_silent_end_is_told_by_its_signs(
     assert error.hint
 
 
-@pytest.mark.slow
 def test_a_child_that_tells_how_far_it_is_may_take_longer_than_the_silence_allowed(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "_patience_s", lambda config: 5.0)
-    record = measure_in_child(made("onnxruntime"), BenchConfig(duration_s=6.5, warmup_s=0.0), HERE)
-    assert record.complete and record.wall_s >= 6.4  # the silence allowed is 5
+    looks = itertools.count()  # whenever somebody looks at this clock, a fifth of the silence has gone by
+    monkeypatch.setattr(child, "time", SimpleNamespace(monotonic=lambda: next(looks) * HANG_S / 5))
+    monkeypatch.setattr(child, "_patience_s", lambda config: HANG_S)
+    assert measure_in_child(made("onnxruntime"), BenchConfig(duration_s=1.0, warmup_s=0.0), HERE).complete
 
 
 def test_a_child_that_somebody_else_stops_gives_a_partial_record_not_a_whole_one(made: Made) -> None:
-    def stop(done_s: float, planned_s: float) -> None:
-        for process in ours():
-            process.terminate()
-
     with pytest.raises(Interrupted, match="was stopped after") as caught:
-        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=stop)
+        measure_in_child(made("onnxruntime"), LONG, HERE, on_progress=once(signal.SIGTERM))
     assert caught.value.partial is not None and not caught.value.partial.complete
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from trt_engine.benchmark import loop as loop_module
 from trt_engine.benchmark.loop import batch_of, feeds_for, measure
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import Stream
+from trt_engine.device import fake as fake_module
 from trt_engine.device.host import HostDevice
 from trt_engine.engine import Engine
 from trt_engine.errors import (
@@ -394,9 +396,11 @@ def test_a_graph_that_cannot_be_captured_is_said_and_not_claimed(fake: Any, monk
     assert record.queries == 26
 
 
-def test_the_warm_up_of_a_device_with_events_is_left_out(fake: Any) -> None:
+def test_the_warm_up_of_a_device_with_events_is_left_out(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = itertools.count()  # each event is a millisecond after the one before
+    monkeypatch.setattr(fake_module, "time", SimpleNamespace(perf_counter_ns=lambda: next(looks) * 1_000_000))
     record = measure(fake.session, fake.engine, BenchConfig(duration_s=0.0, warmup_s=0.05, iterations=10))
-    assert record.warmup_queries > 0
+    assert record.warmup_queries > 10
     assert record.queries >= 10
 
 

@@ -80,7 +80,7 @@ class Bindings:
         return [sys.executable, "-X", "faulthandler", *words]
 
     def run(
-        self, code: str, *words: str, source: Path = SOURCE, timeout_s: float = 60.0
+        self, code: str, *words: str, source: Path = SOURCE, timeout_s: float = 240.0
     ) -> subprocess.CompletedProcess[str]:
         """`code` in a process of its own, with these bindings, `trt_engine` and the tests' modules importable."""
         return subprocess.run(

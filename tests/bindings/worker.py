@@ -25,7 +25,7 @@ from bindings.harness import SOURCE, Bindings
 
 __all__ = ["Failure", "Worker"]
 
-TIMEOUT_S = 90.0
+TIMEOUT_S = 150.0
 
 
 class Failure(Exception):
@@ -58,7 +58,7 @@ class Worker:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=150)
 
 
 # ------------------------------------------------------------------------------------------------ inside

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from patience import HANG_S
 from trt_engine.reporting.write import write_reports
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
@@ -111,7 +112,7 @@ def look(page: Path, folder: Path, *flags: str, widths: tuple[int, ...] = (390, 
         "--dump-dom",
         (folder / "measure.html").as_uri(),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True)
     told = re.search(r'<pre id="told">(.+?)</pre>', done.stdout, re.DOTALL)
     assert told, done.stdout[:400] + done.stderr[-400:]
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -184,6 +185,6 @@ def test_the_page_prints_on_paper(tmp_path: Path, run: str, sheets: tuple[int, i
     page, paper = page_of(run, tmp_path), tmp_path / "report.pdf"
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     command += ["--blink-settings=preferredColorScheme=0", f"--print-to-pdf={paper}", page.as_uri()]
-    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    subprocess.run(command, capture_output=True, timeout=HANG_S, check=True)
     raw = paper.read_bytes()
     assert raw.startswith(b"%PDF") and sheets[0] <= len(re.findall(rb"/Type\s*/Page\b", raw)) <= sheets[1]

@@ -502,6 +502,17 @@ def test_wrong_sizes_are_the_callers_mistake(
     assert said in refused(exported, tmp_path / "engines", kind, **arguments).message
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [("T=9:2:3", "T=2:3:9"), ("T=64:32:256", "T=32:64:256"), ("T=::8", "T=8:8:8"), ("T=4096::", "T=4096:4096:4096")],
+)
+def test_the_range_a_hint_gives_is_taken(exported: Path, tmp_path: Path, typed: str, hint: str) -> None:
+    error = refused(exported, tmp_path / "engines", ProfileError, dims=[typed])
+    assert f"`--dim {hint}`" in str(error.hint)
+    low, best, high = map(int, hint.removeprefix("T=").split(":"))
+    assert low <= best <= high
+
+
 # ------------------------------------------------------------------------------------------------ any model
 
 

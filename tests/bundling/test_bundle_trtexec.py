@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 import rnnt_models as rnnt
 
 import trt_engine as te
+from patience import until
 from trt_engine.backends.trtexec import program
 from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted, PrecisionError, SetupError
@@ -128,9 +128,25 @@ def test_minutes_of_silence_in_a_bundle_are_said_and_no_hang(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(program, "_SILENCE_S", 0.1)
-    installed(monkeypatch, tmp_path / "tool", silence_s=0.5)
-    with caplog.at_level(logging.INFO, "trt_engine"):
-        assert te.bundle(exported, tmp_path / "engines", backend="trtexec", parity=False).complete
+    told = tmp_path / "told"
+    told.touch()
+
+    class Answers(logging.Handler):
+        """The tool goes on once it was called alive."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if "is alive" in record.getMessage():
+                with told.open("a") as file:
+                    file.write(".")
+
+    installed(monkeypatch, tmp_path / "tool", silent_until_told=str(told))
+    listener = Answers()
+    program.log.addHandler(listener)
+    try:
+        with caplog.at_level(logging.INFO, "trt_engine"):
+            assert te.bundle(exported, tmp_path / "engines", backend="trtexec", parity=False).complete
+    finally:
+        program.log.removeHandler(listener)
     assert "trtexec is alive and has said nothing for" in caplog.text
     assert "is alive" in (tmp_path / "engines" / "build_logs" / "joint.log").read_text()
 
@@ -180,6 +196,11 @@ def test_engines_from_the_store_come_with_the_timings_they_were_built_with(
     assert (tmp_path / "two" / "timing.cache").is_file() and "timing" in second.artifacts
 
 
+def builds(log: Path) -> bool:
+    text = log.read_text() if log.is_file() else ""
+    return "&&&& RUNNING" in text and "&&&& PASSED" not in text
+
+
 @pytest.mark.slow
 def test_a_bundle_that_is_killed_leaves_a_true_report_and_the_next_one_finishes_it(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -190,7 +211,9 @@ def test_a_bundle_that_is_killed_leaves_a_true_report_and_the_next_one_finishes_
     installed(monkeypatch, tmp_path / "tool")
     first = te.bundle(exported, out, backend="trtexec")
     rnnt.predictor(exported.parent / "predictor.onnx", location=None)  # this one must be built anew
-    installed(monkeypatch, tmp_path / "tool", silence_s=600)
+    told = tmp_path / "told"
+    told.touch()
+    installed(monkeypatch, tmp_path / "tool", silent_until_told=str(told))
     command = [sys.executable, "-c", "from trt_engine.cli.main import main; main()",
                "bundle", str(exported), "-o", str(out), "--backend", "trtexec"]  # fmt: skip
     process = subprocess.Popen(
@@ -198,10 +221,8 @@ def test_a_bundle_that_is_killed_leaves_a_true_report_and_the_next_one_finishes_
     )
     try:
         log = out / "build_logs" / "predictor.log"
-        until = time.monotonic() + 120
-        while not (log.is_file() and "&&&& RUNNING" in log.read_text() and "&&&& PASSED" not in log.read_text()):
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.05)
+        until(lambda: builds(log) or process.poll() is not None, "the predictor is built")
+        assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -214,3 +235,4 @@ def test_a_bundle_that_is_killed_leaves_a_true_report_and_the_next_one_finishes_
     again = te.bundle(exported, out, backend="trtexec")
     assert [item.status for item in again.components] == ["kept", "built", "kept"] and again.complete
     assert again.components[1].digest != first.components[1].digest and not list(out.glob(".*"))
+    told.write_text("end")  # the tool, which nobody waits for any more

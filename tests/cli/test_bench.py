@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
+from patience import HANG_S
 from trt_engine.cli.main import run
 from trt_engine.records import BenchReport
 
@@ -108,6 +109,36 @@ def test_trtexecs_spellings_are_understood_and_echoed(place: Path, capsys: pytes
         assert part in told.err
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_precision_the_engine_does_not_have_ends_with_6(
+    place: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(place / "m.engine.onnx", *QUICK, "--precision", "fp16", *more) == 6
+    told = capsys.readouterr().err
+    assert "asked for fp16, found fp32 100 %" in told and "hint: leave `--precision` out" in told
+    assert bench(place / "m.engine.onnx", *QUICK, "--precision", "fp32", *more) == 0
+
+
+def test_trtexecs_switch_for_a_precision_changes_nothing_of_an_engine(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(place / "m.engine.onnx", *QUICK, "--fp16", "--dry-run") == 0
+    assert "`fp16` changes nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("thing", ["m.onnx", "m.engine.onnx"])
+def test_calibration_data_that_is_not_there_is_no_data_to_measure_with(
+    place: Path, thing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(place / thing, "--calibrate", place / "nothing", "--dry-run") == 2
+    assert "no such file or folder" in capsys.readouterr().err
+    for verb in ("profile", "compare", "infer"):
+        named = [place / thing, "--calibrate", place / "nothing", *(["--random"] if verb == "infer" else [])]
+        assert run([verb, *map(str, named), "--dry-run"]) == 2
+    assert bench(place / thing, "--calibrate", place, "--dry-run") == 0
+    assert "is not used" in capsys.readouterr().err
+
+
 def test_a_dry_run_measures_and_writes_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(place / "m.engine.onnx", "--batch", "4", "--dry-run", "-o", tmp_path / "out") == 0
     doc = json.loads(capsys.readouterr().out)
@@ -162,20 +193,26 @@ def test_out_of_memory_in_a_child_is_exit_code_11(place: Path, capsys: pytest.Ca
     assert "out of memory within 100 MiB" in capsys.readouterr().err
 
 
+TALKATIVE = """
+from trt_engine.cli import bench, main
+bench.said_now_and_then.__defaults__ = (0.0,)  # as soon as something is measured, and not after ten seconds
+main.main()
+"""
+
+
 @pytest.mark.parametrize("isolate", [[], ["--isolate"]])
 def test_ctrl_c_leaves_a_partial_record_and_exit_code_130(place: Path, tmp_path: Path, isolate: list[str]) -> None:
-    command = [sys.executable, "-m", "trt_engine", "bench", str(place / "m.engine.onnx"), "--json", "--warmup", "0"]
+    command = [sys.executable, "-c", TALKATIVE, "bench", str(place / "m.engine.onnx"), "--json", "--warmup", "0"]
     command += ["--duration", "600", "-o", str(tmp_path), *isolate]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        while "measuring `m.engine.onnx`" not in process.stderr.readline():
+        while "measuring: " not in process.stderr.readline():
             assert process.poll() is None
-        subprocess.run(["sleep", "0.5"], check=True)
         os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     doc: dict[str, Any] = json.loads(out)
     assert doc["complete"] is False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import onnx_models as models
+from patience import HANG_S
 from trt_engine.cli import main
 from trt_engine.engine import Engine
 
@@ -35,7 +37,7 @@ def run(tmp_path: Path, environment: Mapping[str, str]) -> Run:
     def build(*args: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-c", MAIN, "build", *args],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, preexec_fn=before,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S, preexec_fn=before,
         )  # fmt: skip
 
     return build
@@ -67,6 +69,52 @@ def net(tmp_path: Path) -> Path:
 
 def engines_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock" and path.name != "net.onnx"]
+
+
+def row_net(path: Path) -> Path:
+    """Matrix products, whose weights go into INT4."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((32, 32)).astype(np.float32) for name in ("w0", "w1", "w2")}
+    row = (models.FLOAT, ["batch", 32])
+    nodes = [models.node("MatMul", *side) for side in (("x w0", "t0"), ("t0 w1", "t1"), ("t1 w2", "y"))]
+    return models.save(path, nodes, {"x": row}, {"y": row}, weights)
+
+
+def test_what_a_precision_costs_stands_beside_what_is_judged(
+    here: Callable[..., tuple[int, str, str]], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    row_net(tmp_path / "rows.onnx")
+    code, out, err = here("rows.onnx", "--precision", "int4", "-o", "rows.engine.onnx")
+    assert code == 0, err
+    assert re.search(
+        r"^parity: .*, allowed 0\.1\n +from the model as it was given: \S+ of .* \(not judged\)$", out, re.M
+    )
+    assert main.run(["inspect", "rows.engine.onnx"]) == 0
+    assert re.search(r"difference \S+ from the model as it was given, not judged", capfd.readouterr().out)
+
+
+def test_a_limit_the_stored_engine_does_not_keep_ends_with_7(here: Callable[..., tuple[int, str, str]], tmp_path: Path):
+    row_net(tmp_path / "rows.onnx")
+    typed = ("rows.onnx", "--precision", "int4")
+    assert here(*typed)[0] == 0
+    stored = Engine.open(next((tmp_path / "store" / "engines").rglob("*.onnx"))).passport.parity
+    assert stored is not None and stored.tolerance == 0.1
+    worst = stored.outputs["y"].max_rel
+    code, out, _ = here(*typed, "--parity-rtol", f"{2 * worst:.3g}")
+    assert code == 0 and f"allowed {2 * worst:.3g}" in out and "from the store" in out
+    assert here(*typed, "--parity-rtol", f"{worst / 2:.3g}")[0] == 7
+    assert here(*typed)[0] == 0
+
+
+@pytest.mark.usefixtures("net")
+def test_data_that_nothing_is_done_with_is_said_by_a_dry_run_too(
+    here: Callable[..., tuple[int, str, str]], tmp_path: Path
+):
+    np.savez(tmp_path / "data.npz", images=np.zeros((1, 3, 8, 8), np.float32))
+    for more in (("--dry-run",), ()):
+        code, _, err = here("net.onnx", "--calibrate", "data.npz", *more)
+        assert code == 0 and err.count("`--calibrate data.npz` is not used") == 1
+    assert here("net.onnx", "--calibrate", "nothing.npz", "--dry-run")[0] == 2
 
 
 @pytest.mark.usefixtures("net")
@@ -187,38 +235,46 @@ def slow_net(path: Path) -> Path:
     return models.save(path, nodes, {"t0": image}, {"t12": image}, weights)
 
 
-def started(tmp_path: Path, environment: Mapping[str, str], *args: str) -> subprocess.Popen[str]:
-    """A build that has written its payload and is being proved."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MAIN, "build", "slow.onnx", *args],
-        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+# the process sends itself the signal: a test that is held up would send it to a build that is done
+STOPPED = """
+import contextlib, os, sys, threading, time
+from pathlib import Path
+place, number = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
+def stop():
+    found = []
+    while not found:
+        time.sleep(0.005)
+        with contextlib.suppress(OSError):
+            found = list(place.rglob("*.onnx"))
+    os.kill(os.getpid(), number)
+threading.Thread(target=stop, daemon=True).start()
+"""
+
+
+def stopped(
+    number: int, tmp_path: Path, environment: Mapping[str, str], *args: str
+) -> subprocess.CompletedProcess[str]:
+    """A build that was sent the signal once its payload was there, while it is proved."""
+    slow_net(tmp_path / "slow.onnx")
+    return subprocess.run(
+        [sys.executable, "-c", STOPPED + MAIN, str(tmp_path / "store"), str(number), "build", "slow.onnx", *args],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )  # fmt: skip
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "optimising" in line:
-            return process
-    raise AssertionError(f"the build ended with {process.wait()}")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_a_build_with_130_and_leaves_nothing(sent: int, tmp_path: Path, environment: Mapping[str, str]):
-    slow_net(tmp_path / "slow.onnx")
-    process = started(tmp_path, environment, "-o", "slow.engine.onnx")
-    process.send_signal(sent)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130, told
-    assert "interrupted" in told and "Traceback" not in told
+    done = stopped(sent, tmp_path, environment, "-o", "slow.engine.onnx")
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr and "Traceback" not in done.stderr
     assert engines_in(tmp_path / "store") == [] and not (tmp_path / "slow.engine.onnx").exists()
 
 
 def test_a_killed_build_leaves_no_engine_and_does_not_hinder_the_next(
     tmp_path: Path, environment: Mapping[str, str], run: Run
 ):
-    slow_net(tmp_path / "slow.onnx")
-    process = started(tmp_path, environment)
-    process.kill()
-    process.communicate(timeout=60)
+    assert stopped(signal.SIGKILL, tmp_path, environment).returncode == -signal.SIGKILL
     dry = json.loads(run("slow.onnx", "--dry-run", "--json").stdout)
     assert dry["cached"] is False
     models.conv_net(tmp_path / "slow.onnx")  # one that is quick to build
@@ -234,7 +290,7 @@ def test_two_processes_building_the_same_engine_build_one(tmp_path: Path, enviro
         )
         for name in ("one", "two")
     ]  # fmt: skip
-    told = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    told = [json.loads(process.communicate(timeout=HANG_S)[0]) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert sorted(item["cached"] for item in told) == [False, True]
     assert len({item["digest"] for item in told}) == 1

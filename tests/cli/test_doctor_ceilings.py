@@ -8,14 +8,16 @@ import sys
 
 import pytest
 
+from patience import HANG_S
 from trt_engine.cli.doctor import text
 from trt_engine.environment import Environment
+from trt_engine.figures import quantity
 from trt_engine.records import Ceiling, Ceilings, Diagnosis, DoctorReport, document
 
 
 def doctor(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "trt_engine", "doctor", *words], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "trt_engine", "doctor", *words], capture_output=True, text=True, timeout=HANG_S
     )
 
 
@@ -68,9 +70,16 @@ def test_figures_stand_with_unit_and_source_and_what_is_missing_or_doubtful() ->
         ["fp16_matrix", "764", "TFLOP/s", "torch.mm", "8192x8192x8192", "fp16,", "best", "of", "30"],
         ["fp8_matrix", "1979", "TFLOP/s", "not", "measured:", "H200", "data", "sheet"],
         ["launch", "2.53", "us", "empty", "kernel"],
-        ["fp32_matrix", "0.104", "TFLOP/s", "MatMul"],
+        ["fp32_matrix", "104", "GFLOP/s", "MatMul"],
     ]
     assert lines[start + 5 : start + 7] == ["  skipped: int8_matrix: too old", "  note: it was busy"]
+
+
+def test_a_ceiling_reads_as_it_does_in_a_verdict() -> None:
+    for item in report().ceilings[0].items:
+        assert quantity(item.value, item.unit).split() == next(
+            line.split()[1:3] for line in text(report()).splitlines() if line.split()[:1] == [item.name]
+        )
 
 
 def test_the_document_has_them_by_name_and_none_unasked() -> None:

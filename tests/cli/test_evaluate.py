@@ -169,6 +169,29 @@ def test_without_the_extra_its_name_is_said_before_anything_is_built(tmp_path: P
     assert not (tmp_path / "store").exists()
 
 
+def test_a_model_goes_by_the_name_that_was_typed_whoever_was_stored_first(
+    call: Callable[..., Told], tmp_path: Path
+) -> None:
+    first = brightness(tmp_path / "first.onnx")
+    (tmp_path / "second.onnx").write_bytes(first.read_bytes())
+    asked = ("--dataset", data(tmp_path / "data"), "--json")
+    assert fits_its_schema(call("evaluate", "first.onnx", *asked)[1])["engine"] == "first.onnx"
+    told = fits_its_schema(call("evaluate", "second.onnx", "--baseline", "first.onnx", *asked)[1])
+    assert told["engine"] == "second.onnx"
+    assert told["baseline"]["engine"] == "first.onnx"  # type: ignore[index]
+    engine = te.build(first, out=tmp_path / "e.engine.onnx")
+    assert fits_its_schema(call("evaluate", engine.path, *asked)[1])["engine"] == str(engine.path)
+
+
+def test_calibration_data_that_is_not_there_is_found_before_anything_is_evaluated(
+    call: Callable[..., Told], tmp_path: Path
+) -> None:
+    asked = (brightness(tmp_path / "net.onnx"), "--dataset", data(tmp_path / "data"), "--calibrate", "nothing")
+    for more in ((), ("--dry-run",)):
+        code, _, err = call("evaluate", *asked, *more)
+        assert code == 2 and "no such file or folder `nothing`" in err
+
+
 def test_an_engine_cannot_be_given_build_settings(call: Callable[..., Told], tmp_path: Path) -> None:
     engine = te.build(brightness(tmp_path / "net.onnx"), out=tmp_path / "net.engine.onnx")
     code, _, err = call("evaluate", engine.path, "--dataset", data(tmp_path / "data"), "--precision", "fp16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -324,6 +325,13 @@ def test_a_run_folder_is_summed_up(cli: Run, tmp_path: Path) -> None:
     text = cli(tmp_path / "run")[1]
     assert "peak_streams: 12" in text
     assert "records: 2" in text
+
+
+def test_the_command_that_writes_a_runs_report_can_be_pasted(cli: Run, tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "my runs")
+    _, out, _ = cli(str(folder))
+    (line,) = [line for line in out.splitlines() if line.startswith("hint: ")]
+    assert shlex.split(line.split("`")[1]) == ["trt-engine", "report", str(folder)]
 
 
 def test_a_folder_that_is_no_run_is_told_all_that_would_make_it_one(cli: Run, tmp_path: Path) -> None:

@@ -195,13 +195,18 @@ def test_a_build_is_spelled_as_trtexec_spells_it_too(call: Call, args: list[str]
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["--memPoolSize=workspace:99999999999999GiB"], "more than any machine has"),
         (["--memPoolSize=tacticSharedMemory:1"], "the memory pool `tacticSharedMemory` cannot be set here"),
         (["--fp16", "--int8"], "`--fp16` and `--int8` contradict each other"),
         (["--minShapes=x:8", "--maxShapes=x:1"], "not min <= opt <= max"),
-        (["--profile", "x:1,2,4", "--minShapes=x:1"], "`--profile` and `--minShapes` say the same thing twice"),
+        (["--minShapes=x:8"], "input `x` has no `--optShapes` and no `--maxShapes`"),
+        (["--maxShapes=x:8"], "input `x` has no `--minShapes` and no `--optShapes`"),
+        (["--minShapes=x:1", "--optShapes=x:8"], "input `x` has no `--maxShapes`"),
+        (["--minShapes=x:1,y:1", "--optShapes=x:2", "--maxShapes=x:8"], "input `y` has no `--optShapes`"),
+        (["--profile", "x:1,2,4", "--optShapes=x:1"], "`--profile` and `--optShapes` say the same thing twice"),
     ],
 )
-def test_spellings_of_trtexec_that_contradict_themselves_are_refused(
+def test_what_is_typed_as_trtexec_and_makes_no_sense_is_refused(
     call: Call, args: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["takes", *args]) == 2
@@ -262,7 +267,7 @@ def test_a_verb_that_measures_has_each_setting_once_and_what_running_and_buildin
     shared: dict[str, Any] = {"device": "fake:0", "allow_fallback": True, "options": {"a": "1"}}
     build = BuildConfig(backend="fake", precision="fp16", **shared)
     assert made == [
-        (BenchConfig(batch=8), RuntimeConfig(**shared), build, {"backend": "fake"}),
+        (BenchConfig(batch=8), RuntimeConfig(**shared), build, {"backend": "fake", "precision": "fp16"}),
         (BenchConfig(), RuntimeConfig(), BuildConfig(), {}),
     ]
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -15,7 +16,10 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
+from patience import HANG_S
 from trt_engine.cli.main import run
+from trt_engine.cli.profile import _layers, _split
+from trt_engine.traces import LayerProfile, LayerRow
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "profile.json"
 QUICK = ["--duration", "0", "--inferences", "4", "--warmup", "1"]
@@ -60,6 +64,30 @@ def test_median_and_p99_stand_beside_the_time_they_are_of(tmp_path: Path, capsys
     )
     assert "one inference enqueued ahead" in lines["whole"] and "host's clock" not in lines["whole"]
     assert "(median " in lines["compute"]
+
+
+def test_the_text_says_how_long_it_measured_and_not_how_long_it_should_have(engine: Path, tmp_path: Path) -> None:
+    report = te.profile(engine, out=tmp_path, duration_s=0, warmup_s=0, inferences=4, warmup=1)
+    for wall_s, told in ((report.wall_s, f"{report.wall_s:.3g} s after"), (2.5, "2.5 s after"), (None, "20 s after")):
+        cut = replace(report, protocol=replace(report.protocol, duration_s=20.0), wall_s=wall_s)
+        assert list(_split(cut))[-1].startswith(f"  measured {told}")
+
+
+def test_rates_of_layers_are_in_the_unit_that_suits_the_largest_and_never_in_powers_of_ten() -> None:
+    rows = tuple(
+        LayerRow(name, "Conv", "matrix", ms, ms, 0.5, calls, flops=flops, nbytes=nbytes)
+        for name, ms, calls, flops, nbytes in (
+            ("large", 2.0, 1, 752_000_000_000, 8_000_000),
+            ("small", 0.5, 12345, 10**9, None),
+        )
+    )
+    _, heading, *table = _layers(LayerProfile(rows, 10, "IProfiler"), 5)
+    assert heading.startswith("top 2 of 2 layers")
+    assert [line.split()[:5] for line in table] == [
+        ["share", "ms", "times", "TFLOP/s", "GB/s"],
+        ["50.0%", "2.00", "1", "376", "4.00"],
+        ["50.0%", "0.500", "12345", "2.00", "-"],
+    ]
 
 
 def test_names_a_file_has_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,19 +169,34 @@ def test_bad_input_ends_with_its_code_a_hint_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
+TALKATIVE = """
+import sys
+from trt_engine.benchmark import loop
+from trt_engine.cli import main
+look = loop._Watch.look
+def told(self, done_s):
+    if done_s > 1:  # after the warm-up
+        print("at work", file=sys.stderr, flush=True)
+    return look(self, done_s)
+loop._Watch.look = told
+main.main()
+"""
+
+
 def test_ctrl_c_leaves_a_partial_report_and_exit_code_130(engine: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trt_engine", "profile", str(engine), "--json", "--duration", "600"]
+    command = [sys.executable, "-c", TALKATIVE, "profile", str(engine), "--json", "--duration", "600"]
     with subprocess.Popen(
         [*command, "-o", str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as process:  # fmt: skip
         assert process.stderr is not None
-        while "measuring `net.engine.onnx`" not in process.stderr.readline():
+        while process.stderr.readline() != "at work\n":
             assert process.poll() is None
-        subprocess.run(["sleep", "1.5"], check=True)
         os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     said = json.loads(out)
     assert said["complete"] is False and said["compute_ms"]["median"] > 0
+    (record,) = map(json.loads, (tmp_path / "out" / "records.jsonl").read_text().splitlines())
+    assert 0 < said["wall_s"] == record["wall_s"] < 600
     assert json.loads((tmp_path / "out" / "profile.json").read_text())["complete"] is False

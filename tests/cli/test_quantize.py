@@ -58,6 +58,20 @@ def test_the_text_says_where_how_much_and_what_next(say: Say) -> None:
     assert "calibrated" in err
 
 
+@pytest.mark.parametrize("to", ["nvfp4", "mxfp8"])
+def test_what_only_tensorrt_runs_is_not_sent_to_another_backend(say: Say, tmp_path: Path, to: str) -> None:
+    rng = np.random.default_rng(0)
+    weights = {f"w{index}": rng.standard_normal((64, 64)).astype(np.float32) / 8 for index in range(3)}
+    nodes = [models.node("MatMul", f"x{index} w{index}", f"x{index + 1}") for index in range(3)]
+    sides = {"x0": (1, ["batch", 64])}, {"x3": (1, ["batch", 64])}
+    models.save(tmp_path / "blocks.onnx", nodes, *sides, weights)
+    code, out, _ = say("blocks.onnx", "--to", to, "--calibrate", "random", "-o", "q.onnx")
+    told = out[out.index("next:") :]
+    assert code == 0 and "trt-engine build q.onnx --backend tensorrt" in told and "`--emulate FILE`" in told
+    code, out, _ = say("blocks.onnx", "--to", to, "--calibrate", "random", "-o", "p.onnx", "--emulate", "e.onnx")
+    assert code == 0 and "trt-engine evaluate e.onnx" in out[out.index("next:") :]
+
+
 def test_without_data_it_says_what_to_type(say: Say) -> None:
     code, _, err = say("net.onnx", "--to", "int8", "-o", "q.onnx")
     assert code == 2 and "--calibrate" in err and not Path("q.onnx").exists()

@@ -54,6 +54,7 @@ def test_the_document_fits_its_schema_and_so_does_the_manifest(typed: Typed, tmp
     assert (document["schema"], document["done"], document["complete"]) == ("trt-engine/run", 1, True)
     assert document["command"] == "trt-engine run plan.yaml -o out --json"
     fits((tmp_path / "out" / "run.json").read_text(), "run-manifest")
+    assert te.inspect(tmp_path / "out").verb == "run"
     planned = fits(typed("plan.yaml", "-o", "out", "--json", "--dry-run")[1])
     assert [cell["does"] for cell in planned["cells"]] == ["keep"]
 

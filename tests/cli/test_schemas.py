@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import sys
@@ -20,6 +21,7 @@ from trt_engine.cli.main import VERBS, run
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "schemas"
+CLASSIFIERS = ROOT / "examples" / "classifiers"
 
 
 def _generator() -> ModuleType:
@@ -44,6 +46,19 @@ def test_a_published_schema_is_up_to_date_and_itself_a_schema(name: str) -> None
 def test_every_verb_has_a_schema_and_no_schema_is_left_over() -> None:
     assert set(VERBS) <= set(GENERATOR.DOCUMENTS)
     assert {path.stem for path in FOLDER.glob("*.json")} == set(GENERATOR.DOCUMENTS)
+
+
+def test_every_document_that_is_made_anywhere_has_a_schema() -> None:
+    calls = [
+        (path, node)
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "document"
+    ]
+    named = {node.args[0].value for _, node in calls if isinstance(node.args[0], ast.Constant)}
+    unnamed = [path.name for path, node in calls if not isinstance(node.args[0], ast.Constant)]
+    assert named == set(GENERATOR.DOCUMENTS)
+    assert unnamed == ["output.py"], "what hands a name on"
 
 
 @pytest.fixture
@@ -109,6 +124,35 @@ def test_the_verbs_around_one_engine_print_what_their_schemas_say(said: Callable
     assert said("report", "run")["schema"] == "trt-engine/report"
     assert said("inspect", "run")["kind"] == "run"
     assert len(said("cache", "list")["engines"]) == 1
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["bench", "ENGINE", "-o", "run"], ["bench", "net.onnx", "--batch", "2"], ["bench", "net.onnx"],
+        ["profile", "ENGINE", "-o", "run"], ["profile", "net.onnx", "--rung", "layers"],
+        ["compare", "ENGINE", "net.onnx", "--fail-if", "slower:3%", "-o", "run"],
+        ["infer", "ENGINE", "--random", "-o", "y.npz"], ["infer", "net.onnx", "--random"],
+        ["evaluate", f"{CLASSIFIERS}/resnet.onnx", "--dataset", f"{CLASSIFIERS}/val.npz", "-o", "run"],
+        ["ranges", "net.onnx", "-o", "ranges.json"], ["ranges", "net.onnx", "--data", "data.npz"],
+        ["build", "net.onnx", "--batch", "1:2:4"], ["size", "net.onnx", "--max-batch", "4"],
+        ["cast", "net.onnx", "--to", "fp16", "-o", "half.onnx"],
+        ["quantize", "net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "small.onnx"],
+        ["convert", "net.onnx", "-o", "other.onnx"],
+    ],
+    ids=lambda args: f"{args[0]} {Path(args[1]).name}",
+)  # fmt: skip
+def test_a_dry_run_fits_the_schema_of_its_verb_and_writes_nothing(
+    args: list[str], said: Callable[..., Any], model: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.ones((4, 3), np.float32))
+    if "ENGINE" in args:
+        said("build", model, "--batch", "1:2:4", "-o", "net.engine.onnx")
+    args = ["net.engine.onnx" if word == "ENGINE" else word for word in args]
+    before = sorted(tmp_path.rglob("*"))
+    told = said(*args, "--dry-run")
+    assert told["schema"] == f"trt-engine/{args[0]}" and told["dry_run"] is True
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_size_prints_what_its_schema_and_the_issue_say(said: Callable[..., Any], model: str) -> None:

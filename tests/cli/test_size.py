@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from patience import HANG_S
 from trt_engine.cli.main import run
 
 QUICK = ["--duration", "100ms", "--warmup", "0", "--max-batch", "2"]
@@ -161,7 +162,7 @@ def test_ctrl_c_ends_with_130_a_partial_record_and_no_trace(model: Path, tmp_pat
                 break
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        talk, err = process.communicate(timeout=60)
+        talk, err = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
         process.wait()

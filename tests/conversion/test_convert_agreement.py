@@ -8,16 +8,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
-import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from patience import HANG_S, runs, until
 from trt_engine.conversion import outside
 from trt_engine.conversion.agreement import Agreement, agree, answers, must_be_deterministic
 from trt_engine.conversion.examples import resized
@@ -279,13 +278,11 @@ def test_a_process_that_does_not_end_is_killed_with_what_it_started(tmp_path: Pa
     ended = reap(process, 0.0)
     assert ended.code == -signal.SIGKILL == process.returncode and ended.peak_bytes > 0
     inner = int((tmp_path / "inner").read_text())
-    until = time.monotonic() + 30
-    while psutil.pid_exists(inner) and psutil.Process(inner).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, "what it started was left behind"
+    until(lambda: not runs(inner), "what it started was left behind")
 
 
 def test_a_process_that_ends_by_itself_is_left_to() -> None:
-    ended = reap(subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True), 30.0)
+    ended = reap(subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True), HANG_S)
     assert ended.code == 7
 
 

@@ -15,11 +15,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
+from patience import HANG_S, until
 from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.conversion.examples import parse_inputs
 from trt_engine.conversion.sources import Source
@@ -55,7 +55,7 @@ def program(tmp_path: Path):
         path = tmp_path / "python-with-tensorflow"
         path.write_text(_SCRIPT.format(python=sys.executable, body=textwrap.dedent(body)))
         path.chmod(0o755)
-        return TensorFlowOptions(python=str(path), timeout_s=30)
+        return TensorFlowOptions(python=str(path), timeout_s=HANG_S)
 
     return made
 
@@ -129,9 +129,9 @@ def test_the_end_of_the_child_is_an_error_with_its_last_lines(program, end, kind
 def test_silence_ends_in_an_error_and_without_the_child(program, tmp_path) -> None:
     note = tmp_path / "pid"
     body = f"""
-    say(versions={{}})
     open({str(note)!r}, "w").write(str(os.getpid()))
     print("still folding constants", flush=True)
+    say(versions={{}})
     time.sleep(1000)
     """
     options = TensorFlowOptions(python=program(body).python, timeout_s=1.5)
@@ -240,6 +240,7 @@ def test_ctrl_c_ends_the_child(program, tmp_path) -> None:
     note = tmp_path / "pid"
     body = f"""
     say(versions={{}})
+    asked()  # who asks has everything in hand
     open({str(note)!r}, "w").write(str(os.getpid()))
     time.sleep(1000)
     """
@@ -250,11 +251,9 @@ def test_ctrl_c_ends_the_child(program, tmp_path) -> None:
     )
     ours = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
-        while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(lambda: (note.exists() and note.read_text()) or ours.poll() is not None, "the child is asked")
         ours.send_signal(signal.SIGINT)
-        _, told = ours.communicate(timeout=60)
+        _, told = ours.communicate(timeout=HANG_S)
     finally:
         ours.kill()
     assert b"KeyboardInterrupt" in told
@@ -277,7 +276,7 @@ def test_the_child_does_not_outlive_a_parent_that_is_killed(tmp_path) -> None:
         assert "versions" in json.loads(os.read(ours, 4096))
         assert child.stdin is not None
         child.stdin.close()
-        assert child.wait(30) == 0
+        assert child.wait(HANG_S) == 0
     finally:
         child.kill()
         child.wait()

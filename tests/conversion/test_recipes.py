@@ -22,7 +22,7 @@ import trt_engine as te
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.full,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript", "transformers")),
         reason="PyTorch, onnxscript or transformers is not installed here: `make test-full` runs this where they are",

@@ -312,7 +312,7 @@ def test_streams_that_wait_for_each_other_in_turn_do_not_lock(device: Device) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
     for item in (*buffers, one, other):
         item.close()
@@ -451,7 +451,7 @@ def test_others_work_while_one_thread_captures(device: Device, stream: Stream) -
 
     def neighbour() -> None:
         try:
-            inside.wait(30)
+            inside.wait(60)
             other = device.stream()
             mine = device.allocate(5000)
             device.upload(filled(5000), mine, other)
@@ -467,7 +467,7 @@ def test_others_work_while_one_thread_captures(device: Device, stream: Stream) -
     def work(stream: Stream) -> None:
         device.upload(source.array(), buffer, stream)
         inside.set()
-        assert done.wait(30)
+        assert done.wait(60)
         device.copy(buffer, source, 1000, stream)
 
     thread = threading.Thread(target=neighbour)

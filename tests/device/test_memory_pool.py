@@ -216,7 +216,7 @@ def test_what_the_collector_gives_back_in_the_middle_of_a_count_waits_for_nobody
 
     thread = threading.Thread(target=finaliser, daemon=True)
     thread.start()
-    assert done.wait(10), "it waits for itself"
+    assert done.wait(60), "it waits for itself"
     assert (ledger.read().nbytes, ledger.read().count) == (0, 0)
     assert ranges.find(4096) is None
 

@@ -12,7 +12,16 @@ import onnx_models as models
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import BuildConfig
 from trt_engine.errors import ModelError
-from trt_engine.evaluation.parity import compare, compare_rows, is_sorting, parity, small_shapes, tolerance_for
+from trt_engine.evaluation.parity import (
+    compare,
+    compare_rows,
+    is_sorting,
+    parity,
+    rounding,
+    small_shapes,
+    tolerance_for,
+    usual_tolerance,
+)
 from trt_engine.graph.load import open_model, read_proto
 
 
@@ -56,12 +65,37 @@ def test_the_smallest_batch_above_one_is_enough(batch: tuple, rows: int, tmp_pat
     assert small_shapes(signature, BuildConfig(batch=batch).resolve(signature)[0]) == {"a": (rows, 4), "b": (rows, 4)}
 
 
+def stored_in_int8(path: Path) -> Path:
+    """A matrix product whose weights alone are quantized."""
+    nodes = [models.node("DequantizeLinear", "w s", "wd"), models.node("MatMul", "x wd", "y")]
+    weights = {"w": np.arange(16, dtype=np.int8).reshape(4, 4), "s": np.float32(0.1)}
+    row = (models.FLOAT, ["n", 4])
+    return models.save(path, nodes, {"x": row}, {"y": row}, weights)
+
+
 @pytest.mark.parametrize(
     ("make", "tolerance"),
-    [(models.conv_net, 1e-3), (lambda p: models.conv_net(p, half=True), 1e-2), (models.int8_qdq, 0.1)],
+    [
+        (models.conv_net, 1e-3),
+        (lambda p: models.conv_net(p, half=True), 1e-2),
+        (models.int8_qdq, 0.1),
+        (stored_in_int8, 0.1),
+    ],
 )
 def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, tolerance: float, tmp_path: Path):
     assert tolerance_for(read_proto(make(tmp_path / "net.onnx"))) == tolerance
+
+
+@pytest.mark.parametrize(
+    ("brought_to", "kind"),
+    [(None, "fp32"), ("fp32", "fp32"), ("tf32", "fp32"), ("fp16", "fp16"), ("bf16", "bf16"), ("int4", "quantized")],
+)
+def test_a_model_that_is_cast_or_quantised_first_is_judged_by_what_it_becomes(
+    brought_to: str | None, kind: str, tmp_path: Path
+):
+    assert rounding(read_proto(models.conv_net(tmp_path / "net.onnx")), brought_to) == kind
+    assert rounding(read_proto(models.int8_qdq(tmp_path / "quantised.onnx")), brought_to) == "quantized"
+    assert usual_tolerance(kind, tf32=True) == (1e-2 if kind == "fp32" else usual_tolerance(kind))
 
 
 # ------------------------------------------------------------------------------------------------ figures

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from trt_engine.engine import Precision
 from trt_engine.graph.census import census, parameters, precision_of
 
 from . import models
@@ -86,6 +87,14 @@ def test_an_operator_behind_dequantize_counts_as_the_quantized_type(kind: str, n
 def test_quantized_weights_alone_count_as_their_type() -> None:
     found = census(quantized(NUMBERS["int4"], weights_only=True))
     assert (found["int4"].macs, found["int4"].parameters) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("kind", "computes"), [("int8", "fp32"), ("fp8", "fp32"), ("int4", "int4")])
+def test_a_graph_taken_at_its_word_computes_in_what_dequantize_gives(kind: str, computes: str) -> None:
+    found = census(quantized(NUMBERS[kind], weights_only=kind == "int4"), literal=True)
+    assert Precision(None, found).main == computes
+    assert found[kind].parameters == 1.0, "what is stored stays told"
+    assert list(Precision(None, found).running) == [computes], "four bits are weights' own: nothing computes in them"
 
 
 def test_block_scales_in_e8m0_are_mxfp8_and_four_bit_floats_nvfp4() -> None:

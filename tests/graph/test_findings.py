@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_engine.graph.inspect import inspect_model
+from trt_engine.plans.settings import PlanSettings
 from trt_engine.records import Finding, ModelReport
 
 from . import models
@@ -42,6 +44,7 @@ def flow(
 def test_tensorrts_operators_are_findings_and_not_errors(tmp_path: Path) -> None:
     one = found(models.unpicked("EfficientNMS_TRT"), tmp_path)["tensorrt-only-operator"]
     assert (one.severity, one.where) == ("warning", "the_node")
+    assert one.hint and "`-O plugins=" in one.hint and "plugins" in {item.name for item in fields(PlanSettings)}
 
 
 def test_an_unknown_operator_is_an_error_finding(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def test_what_the_parser_lacks_is_an_error_when_it_alone_is_asked(tmp_path: Path
         report = linted(one("Det", shape=["batch", 4, 4]), tmp_path, target="tensorrt")
         assert codes(report)["not-in-tensorrt"].severity == "error"
         assert codes(report)["not-in-tensorrt"].where == "the_node"
+        assert "`-O plugins=" in str(codes(report)["not-in-tensorrt"].hint)
         assert codes(linted(one("Det", shape=["batch", 4, 4]), tmp_path))["not-in-tensorrt"].severity == "warning"
         assert report.operators[0].tensorrt == "no"
     else:

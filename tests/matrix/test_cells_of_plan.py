@@ -171,14 +171,55 @@ def test_a_file_that_moved_is_the_same_cell(cells: Cells, data: Path, tmp_path: 
 @pytest.mark.parametrize(
     "more",
     [
-        "iterations: 7", "warmup: 1s", "bench: {streams: 2}", "build: {parity: no}", "backends: [{backend: onnxruntime, "
-        "options: {graph_optimization: basic}}]", "backends: [{backend: onnxruntime, allow_fallback: yes}]",
-        "device: 'cpu'\nbuild: {ladder: no}",
+        "build: {parity: no}", "backends: [{backend: onnxruntime, options: {graph_optimization: basic}}]",
+        "backends: [{backend: onnxruntime, allow_fallback: yes}]", "device: 'cpu'\nbuild: {ladder: no}",
     ],
 )  # fmt: skip
 def test_another_setting_makes_other_cells(cells: Cells, data: Path, more: str) -> None:
     before, after = digests(cells(QUANTISED)), digests(cells(QUANTISED + more + "\n"))
     assert all(old != new for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("more", ["iterations: 7", "warmup: 1s", "bench: {streams: 2}"])
+def test_another_way_to_measure_is_another_measurement_of_the_same_engine(cells: Cells, data: Path, more: str) -> None:
+    for old, new in zip(cells(QUANTISED), cells(QUANTISED + more + "\n"), strict=True):
+        assert old.digest == new.digest and old.parts.keys() == new.parts.keys() == {"bench"} and old.parts != new.parts
+
+
+def test_fewer_modes_are_the_same_cell_and_each_mode_answers_for_its_own_data(
+    cells: Cells, data: Path, tmp_path: Path
+) -> None:
+    text = QUANTISED.replace("modes: bench", "modes: all\ndataset: val.npz")
+    (tmp_path / "val.npz").write_bytes(b"one")
+    before, fewer = cells(text)[1], cells(text, "evaluate")[1]
+    assert set(before.parts) == {"bench", "evaluate", "profile"} and set(fewer.parts) == {"evaluate"}
+    assert (fewer.digest, fewer.parts["evaluate"]) == (before.digest, before.parts["evaluate"])
+    (tmp_path / "val.npz").write_bytes(b"two")
+    after = cells(text)[1]
+    assert after.digest == before.digest and {m for m in after.parts if after.parts[m] != before.parts[m]} == {
+        "evaluate"
+    }
+    (tmp_path / "val.npz").rename(tmp_path / "moved.npz")
+    assert cells(text.replace("val.npz", "moved.npz"))[1].parts == after.parts
+
+
+def test_a_mode_asked_for_by_name_that_has_nothing_to_do_is_left_out_with_its_reason(cells: Cells) -> None:
+    gpus = "Nsight looks at GPUs, and the device is `cpu`"
+    (spec,) = cells("models: net.onnx\nmodes: [bench, nsys, evaluate]")
+    assert spec.modes == ("build", "bench")
+    assert spec.left_out == {"evaluate": "the plan names no `dataset`", "nsys": gpus}
+    (spec,) = cells("models: net.onnx\nmodes: all")
+    assert spec.left_out == {}, "`all` is all there is to do"
+    (spec,) = cells("models: net.onnx\nmodes: [all, ncu]")
+    assert spec.left_out == {"ncu": gpus} and spec.modes == ("build", "bench", "profile")
+    (spec,) = cells("models: net.onnx", "nsys", "ncu")
+    assert (spec.modes, spec.parts, list(spec.left_out)) == ((), {}, ["nsys", "ncu"]), "the build was not asked for"
+    (spec,) = cells("models: net.onnx", "build", "nsys")
+    assert spec.modes == ("build",)
+    (spec,) = cells("models: [{path: net.onnx, dataset: none}]\nmodes: evaluate")
+    assert spec.left_out == {}, "the plan itself says so"
+    (spec,) = cells("models: net.onnx\nbackends: tensorrt\nmodes: nsys")
+    assert (spec.modes, spec.left_out) == (("build", "nsys"), {})
 
 
 def test_only_takes_labels_with_wildcards_and_refuses_what_fits_none(cells: Cells) -> None:

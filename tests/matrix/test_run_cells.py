@@ -10,17 +10,16 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import psutil
 import pytest
 
 import moody
 from onnx_models import FLOAT, conv_net, node, save
+from patience import HANG_S, runs, until
 from trt_engine.cells import CellResult, RunManifest, RunSummary
 from trt_engine.cli import main as cli
 from trt_engine.errors import DeviceLost, ModelError, SetupError, UsageError
@@ -202,7 +201,7 @@ def test_a_cell_that_hangs_is_stopped_after_the_plans_timeout(run: Run, built: P
     assert (result.state, result.exit_code) == ("failed", 10)
     assert "took longer than 8 s in `" in (result.reason or "")
     for line in built.read_text().splitlines():
-        assert not psutil.pid_exists(int(line.split()[2])), "it does not go on in the background"
+        assert not runs(int(line.split()[2])), "it does not go on in the background"
 
 
 # ------------------------------------------------------------------------------------------------ going on
@@ -282,6 +281,7 @@ def test_a_processor_without_kernels_for_a_precision_is_said_and_measured(run: R
     assert [result.state for result in summary.results] == ["done", "done"]
     assert any("this processor has no kernels for it" in text for text in summary.results[1].warnings)
     assert summary.results[1].found.get("fp32"), "what ran stands in the record"
+    assert [result.ran_in for result in summary.results] == [None, "fp32"]
 
 
 # ------------------------------------------------------------------------------------------------ accuracy
@@ -395,11 +395,8 @@ def started(tmp_path: Path, text: str, *more: str) -> subprocess.Popen[str]:
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: condition() or process.poll() is not None, "the run came so far")
+    assert process.poll() is None, process.communicate()
 
 
 def test_a_run_that_is_killed_half_way_and_started_again_does_only_what_is_missing(
@@ -411,10 +408,7 @@ def test_a_run_that_is_killed_half_way_and_started_again_does_only_what_is_missi
     children = [int(line.split()[2]) for line in built.read_text().splitlines()]
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    gone = time.monotonic() + 30
-    while psutil.pid_exists(children[2]) and psutil.Process(children[2]).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < gone, "a cell's process outlives the run"
-        time.sleep(0.02)
+    until(lambda: not runs(children[2]), "a cell's process outlives the run")
     assert sorted(path.stem[-2:] for path in (tmp_path / "out" / "cells").glob("*.json")) == ["b1", "b2"]
     before = {path.name: path.read_bytes() for path in (tmp_path / "out" / "cells").glob("*.json")}
     built.with_name("go").touch()
@@ -452,7 +446,7 @@ def test_how_to_go_on_has_the_modes_and_cells_that_were_asked_for(run: Run, buil
     process = started(tmp_path, plan("1, 2, 3", "wait_at: 2"), *words)
     wait_for(lambda: len(moody.batches(built)) == 1, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     assert "--modes bench --only net-as-is-moody-b2 --only net-as-is-moody-b3" in err
 
@@ -463,7 +457,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run: Run, built: Path, 
     process = started(tmp_path, text)
     wait_for(lambda: len(moody.batches(built)) == 2, process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     assert "1 done, 2 not done" in out and "Traceback" not in err
     assert f"trt-engine run {tmp_path / 'plan.yaml'} -o {tmp_path / 'out'}" in err
@@ -480,7 +474,7 @@ def test_two_runs_in_one_folder_at_once_are_refused(run: Run, built: Path, tmp_p
     with pytest.raises(SetupError, match="another run is at work in"):
         run(plan("2"))
     built.with_name("go").touch()
-    assert process.communicate(timeout=120) and process.returncode == 0
+    assert process.communicate(timeout=HANG_S) and process.returncode == 0
     assert moody.batches(built) == [1]
 
 

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 import moody
 from onnx_models import conv_net
+from patience import HANG_S, runs, until
 from trt_engine.cells import RunManifest
 from trt_engine.cli.main import _ONE_BURST_S
 from trt_engine.errors import SetupError, UsageError
@@ -239,14 +239,12 @@ def test_ctrl_c_reaches_the_run_inside_and_what_is_done_is_kept(
     )
     program = [sys.executable, "-c", MAIN, "run", str(plan), "-o", str(tmp_path / "out"), "--container", IMAGE]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while len(moody.batches(built)) < 2:
-            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-            time.sleep(0.02)
+        until(lambda: len(moody.batches(built)) == 2 or process.poll() is not None, "the second cell is built")
+        assert process.poll() is None, process.communicate()
         inside = [json.loads(line) for line in listed.read_text().splitlines()][-1]
         assert inside[0] == "run" and "--container-facts" in inside
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130, err
     assert "1 done, 1 not done" in out
 
@@ -265,20 +263,22 @@ def test_a_second_ctrl_c_ends_the_container_and_not_its_client_alone(
             _told(Path(f"{listed}.heard"), process)
             time.sleep(_ONE_BURST_S + 0.1)  # sooner it would be the same Ctrl-C
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+            _, err = process.communicate(timeout=HANG_S)
         assert process.returncode == 130, err
-        assert not psutil.pid_exists(container), "it goes on in the folder with nobody watching"
+        until(lambda: not runs(container), "it goes on in the folder with nobody watching")
     finally:
-        if container and psutil.pid_exists(container):
+        if container and runs(container):
             os.kill(container, signal.SIGKILL)
 
 
 def _told(path: Path, process: subprocess.Popen[str]) -> str:
     """What the stand-in wrote there, as soon as it has."""
-    deadline = time.monotonic() + 120
-    while not path.exists() or (path.suffix == ".inside" and not path.read_text()):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
+
+    def told() -> bool:
+        return path.exists() and (path.suffix != ".inside" or bool(path.read_text()))
+
+    until(lambda: told() or process.poll() is not None, f"the stand-in wrote `{path.name}`")
+    assert process.poll() is None, process.communicate()
     return path.read_text()
 
 

@@ -52,9 +52,10 @@ class Tool:
         environment = os.environ | {"STAND_IN_EVENTS": str(events), "PYTHONPATH": ":".join(paths)}
         environment["STAND_IN_START"] = str(self.on.get("start_answers", 0))
         environment["STAND_IN_SIGNAL"] = str(self.on.get("dies_by", 0))
+        environment["STAND_IN_CTRL_C"] = f"{self.on.get('ctrl_c_after', 0)} {os.getppid()}"
         if self.on.get("hangs"):
-            Path(self.on["calls"]).with_name("hanging").touch()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            print("it hangs", flush=True)
             while True:
                 time.sleep(60)
         process = subprocess.Popen(program, env=environment)
@@ -95,7 +96,7 @@ def spans(told: list[dict[str, Any]], answer: dict[str, Any]) -> list[tuple[int,
 class Nsys(Tool):
     """`fails`: `no_report`, `only_raw`, `export`, `another`, `disk`, `at_start`; `as_whole_graphs`, `no_ranges`, `dropped`,
     `layer_ranges`, `no_kernels`, `lacks` (options), `hangs`, `hears_nothing`, `start_answers`, `dies_by`,
-    `no_session_start`, `is_launcher`, `silent_help`.
+    `ctrl_c_after` (inferences, where NVTX is), `no_session_start`, `is_launcher`, `silent_help`.
     """
 
     name = "nsys"

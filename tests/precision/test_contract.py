@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from onnx import ModelProto, TensorProto, numpy_helper
 import onnx_models
 import trt_engine as te
 from graph import models
-from trt_engine.engine import Engine, Share
+from trt_engine.engine import Engine, Precision, Share
 from trt_engine.errors import PrecisionError
 from trt_engine.precision.cast import cast
-from trt_engine.precision.contract import LEAST_SHARE, prove, prove_engine
+from trt_engine.precision.contract import LEAST_SHARE, prove, prove_engine, prove_passport
 from trt_engine.store import Store
 
 node, value, weight = models.node, models.value, models.weight
@@ -161,6 +162,36 @@ def test_build_says_the_exact_command_when_calibration_data_is_missing(tmp_path:
 def test_build_keeps_a_graph_that_is_what_was_asked_for(tmp_path: Path, build: Build) -> None:
     passport = build(onnx_models.int8_qdq(tmp_path / "q.onnx"), precision="int8").passport
     assert passport.precision.asked == "int8" and not passport.build.ladder
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "kept", "judged"),
+    [
+        ({"fp32": 1.0}, "fp16", False, True),
+        ({"fp16": 0.97, "fp32": 0.03}, "fp16", True, True),
+        ({"fp16": 0.9, "fp32": 0.1}, "fp16", False, True),
+        ({"int8": 0.6, "fp32": 0.4}, "int8", True, True),
+        ({"int8": 0.4, "fp32": 0.6}, "int8", False, True),
+        ({"fp16": 0.6, "unknown": 0.4}, "fp16", True, False),
+        ({"fp32": 0.6, "unknown": 0.4}, "fp16", False, True),
+        ({}, "fp16", True, False),
+    ],
+)
+def test_a_sealed_engine_is_judged_by_its_passport(
+    tmp_path: Path, build: Build, found: dict[str, float], asked: str, kept: bool, judged: bool
+) -> None:
+    passport = build(onnx_models.conv_net(tmp_path / "net.onnx")).passport
+    shares = {name: Share(share, share, share) for name, share in found.items()}
+    proof = prove_passport(asked, replace(passport, precision=Precision(None, shares)))
+    assert (proof.kept, proof.judged) == (kept, judged)
+    assert prove_passport(asked, replace(passport, precision=Precision(asked, shares))).kept  # proved when it was built
+
+
+def test_a_builders_switch_for_tf32_is_told_by_no_layer(tmp_path: Path, build: Build) -> None:
+    passport = build(onnx_models.conv_net(tmp_path / "net.onnx")).passport
+    assert prove_passport("fp32", passport).kept and not prove_passport("tf32", passport).kept
+    switched = replace(passport, build=replace(passport.build, notes={"tf32": "on"}))
+    assert prove_passport("tf32", switched).kept and not prove_passport("fp32", switched).kept
 
 
 def products() -> ModelProto:

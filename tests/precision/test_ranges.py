@@ -301,6 +301,8 @@ def test_the_verb_says_random_and_writes_nothing_when_dry(tmp_path: Path, capfd:
     [
         (["nowhere.onnx"], 4),
         (["MODEL", "--data", "nowhere"], 2),
+        (["nowhere.onnx", "--dry-run"], 4),
+        (["MODEL", "--data", "nowhere", "--dry-run"], 2),
         (["MODEL", "--data", "x", "--shapes", "x:1x3x8x8"], 2),
         (["MODEL", "--margin", "0"], 2),
         (["MODEL", "--memory", "lots"], 2),

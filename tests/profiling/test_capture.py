@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import HANG_S
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.profiling.capture import (
     Capture,
@@ -375,7 +376,7 @@ def test_one_capture_at_a_time() -> None:
 
     def run() -> None:
         inside.set()
-        leave.wait(10)
+        leave.wait(HANG_S)
 
     def first() -> None:
         with pytest.raises(ProfilerUnavailable):  # its own: no rung works here
@@ -383,7 +384,7 @@ def test_one_capture_at_a_time() -> None:
 
     thread = threading.Thread(target=first)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(HANG_S)
     try:
         with pytest.raises(ProfilerUnavailable, match="another capture is under way"):
             capture(lambda: None, inferences=1, warmup=0)
@@ -398,7 +399,7 @@ def child(tmp_path: Path, text: str, *paths: Path) -> dict[str, Any]:
     shutil.copy(library, tmp_path / "libcuda.so.1")
     environment = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=os.pathsep.join(map(str, paths)))
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", textwrap.dedent(text)], env=environment, capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]

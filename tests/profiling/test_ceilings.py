@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG_S
 from trt_engine.device.info import Gpu
 from trt_engine.environment import Environment
 from trt_engine.errors import DeviceLost, MemoryExhausted, SetupError, UsageError
@@ -148,6 +149,17 @@ def test_they_are_measured_once_and_kept(tmp_path: Path) -> None:
     assert kept.get_or_measure(["key"], never) == some() == kept.get("key")
 
 
+def test_what_another_process_kept_between_the_look_and_the_lock_is_taken(tmp_path: Path) -> None:
+    class HeldUp(Kept):
+        def get(self, key: str) -> Ceilings | None:
+            found = super().get(key)
+            if found is None:
+                Kept(tmp_path).get_or_measure([key], some)  # somebody else, while we are held up here
+            return found
+
+    assert HeldUp(tmp_path).get_or_measure(["key"], never) == some()
+
+
 def test_again_measures_whatever_is_kept(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.get_or_measure(["key"], some)
@@ -233,7 +245,7 @@ def test_of_several_processes_one_measures_and_the_others_take_what_it_found(tmp
     for one in several:
         one.start()
     for one in several:
-        one.join(60)
+        one.join(HANG_S)
     assert [one.exitcode for one in several] == [0, 0, 0]
     assert log.read_text() == "measured\n"
 
@@ -338,14 +350,14 @@ def test_this_processor_has_all_its_ceilings_and_doctor_shows_them(
 ) -> None:
     monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path))
     words = [sys.executable, "-m", "trt_engine", "doctor", "--ceilings", "--device", "cpu", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
     (found,) = json.loads(done.stdout)["ceilings"]
     names = {item["name"] for item in found["items"]} | {text.partition(":")[0] for text in found["skipped"]}
     assert names == {
         "fp32_matrix", "fp32_matrix_blas", "int8_matrix", "int8_matrix_qdq", "memory_read", "memory_copy", "call", "node",
     }  # fmt: skip
     assert "measuring what" in done.stderr and " s, once" in done.stderr
-    again = subprocess.run(words, capture_output=True, text=True, timeout=200)
+    again = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S)
     assert json.loads(again.stdout)["ceilings"] == [found]
     assert "measuring" not in again.stderr
     kept = ceilings("cpu")

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from patience import HANG_S
+
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler for the stand-in driver")
 
@@ -24,7 +26,7 @@ import ctypes, json, sys
 from trt_engine.errors import SetupError
 from trt_engine.profiling import gpu_ceilings
 from trt_engine.profiling.gauge import Gauge
-gauge, said = Gauge(60.0, slot_s=0.1), None
+gauge, said = Gauge(600.0, slot_s=0.1), None
 try:
     gpu_ceilings.measure(gauge, int(sys.argv[2]), gpu_ceilings.Nothing("no library"), sys.argv[1])
 except SetupError as error:
@@ -49,7 +51,7 @@ def measured(driver: Path, number: int = 0, **planted: float) -> dict[str, Any]:
     told = {name: str(value) for name, value in planted.items()}
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", MEASURE, str(driver), str(number)],
-        capture_output=True, text=True, timeout=120, env=os.environ | told,
+        capture_output=True, text=True, timeout=HANG_S, env=os.environ | told,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

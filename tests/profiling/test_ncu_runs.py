@@ -7,7 +7,6 @@ import logging
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 import onnx_models as models
 from nsight_tools.stand_in import write_tool
+from patience import HANG_S, until
 from trt_engine.api.building import build
 from trt_engine.config import RuntimeConfig
 from trt_engine.errors import MemoryExhausted, UsageError
@@ -238,11 +238,10 @@ def test_ctrl_c_ends_a_tool_that_does_not_listen_and_all_it_started(engine: Path
         [sys.executable, "-c", PROGRAM, str(engine), str(tmp_path / "out")], stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
-    until = time.monotonic() + 60
-    while not path.with_name("hanging").exists() and time.monotonic() < until:
-        time.sleep(0.02)
+    log = tmp_path / "out" / ncu.LOG  # what it says stands there once somebody listens to it
+    until(lambda: log.is_file() and "it hangs" in log.read_text().splitlines(), "it hangs, and is listened to")
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=HANG_S)
     assert said == "130 interrupted before a kernel was measured\n"
     calls = [json.loads(line) for line in path.with_name("calls.jsonl").read_text().splitlines()]
     assert not psutil.pid_exists(calls[-1]["pid"])

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import onnx_models as models
 from nsight_tools.stand_in import write_tool
 from nsight_tools.tool import KERNELS
+from patience import HANG_S, until
 from trt_engine.api.building import build
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.engine import Engine
@@ -283,14 +283,11 @@ def test_ctrl_c_keeps_the_report_of_the_inferences_until_then(engine: Path, tmp_
         text=True,
         start_new_session=True,
     )
-    until = time.monotonic() + 60
-    while "capturing" not in _text(out / "nsys.run.json") and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: "capturing" in _text(out / "nsys.run.json"), "it captures")
     events = next((tmp_path / "bin").glob("events-*.jsonl"))
-    while _text(events).count("pop") < 3 and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: _text(events).count("pop") >= 3, "three inferences are done")
     os.kill(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=HANG_S)
     counts, message = said.splitlines()
     inferences, kernels, *warning = counts.split(maxsplit=2)
     assert int(inferences) >= 3 and int(kernels) == 4 * int(inferences)
@@ -304,13 +301,11 @@ def test_the_watched_process_ends_with_whoever_asked_for_it(engine: Path, tmp_pa
     tool()
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(engine), str(out)], start_new_session=True)
-    until = time.monotonic() + 60
-    while "capturing" not in _text(out / "nsys.run.json") and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: "capturing" in _text(out / "nsys.run.json"), "it captures")
     child = psutil.Process(json.loads((out / "nsys.run.json").read_text())["pid"])
     process.kill()
     process.wait()
-    child.wait(30)
+    child.wait(HANG_S)
 
 
 def _text(path: Path) -> str:

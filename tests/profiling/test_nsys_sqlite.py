@@ -13,6 +13,7 @@ from nsight_samples import SAMPLES
 
 from trt_engine.profiling.capture import ProfilerUnavailable
 from trt_engine.profiling.child import Outcome
+from trt_engine.profiling.kernels import inferences_of
 from trt_engine.profiling.nsys import read_sqlite
 
 SCHEMA = (SAMPLES / "nsys-sqlite-schema-2024.6.2.sql").read_text()
@@ -193,6 +194,23 @@ def test_times_of_the_process_that_fit_no_inference_are_not_used(export: Export)
     )
     assert found.inferences == () and len(found.activities) == 3
     assert "do not fit the report's clock" in found.warnings[0]
+
+
+@pytest.mark.parametrize("held_up", [0, 1, 2])
+def test_an_inference_that_was_held_up_costs_the_others_nothing(export: Export, held_up: int) -> None:
+    """There are neither ranges nor a start of the session: two launches in each window are all that tells the clock."""
+    at, ahead, windows = 0, 10**15, []
+    for number, us in enumerate((100, 80, 120)):
+        wide = 5_000_000 if number == held_up else us
+        for place in (0.1, 0.2):
+            correlation = 2 * number + round(10 * place)
+            launched = at + int(wide * 1000 * place)
+            export.call(launched, launched + 9, correlation)
+            export.kernel(launched + 10, launched + 20, correlation)
+        windows.append((at + ahead, at + ahead + wide * 1000))
+        at += wide * 1000 + 5_000
+    found = export.done(outcome=Outcome(pid=1, inferences=3, windows=tuple(windows)))
+    assert [len(items) for items in inferences_of(found)] == [2, 2, 2]
 
 
 def test_an_export_older_than_its_report_is_said(export: Export) -> None:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 import nsight_tools
 import onnx_models as models
+from patience import HANG_S, until
 from trt_engine.api.building import build
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.profiling.child import Outcome, Request, encode, read_outcome
@@ -63,8 +63,9 @@ def answer(tmp_path: Path) -> Outcome:
 
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:
-    path = tmp_path / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """What was told; of a process that is at work the last line may not be whole."""
+    whole, _, _ = _text(tmp_path / "events.jsonl").rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _text(path: Path) -> str:
@@ -72,7 +73,7 @@ def _text(path: Path) -> str:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=HANG_S)
     return process.returncode, said.decode()
 
 
@@ -111,9 +112,7 @@ def test_without_nvtx_the_windows_are_told_all_the_same(start: Start, tmp_path: 
 
 def test_a_stop_in_the_middle_ends_after_the_inference_at_hand(start: Start, tmp_path: Path) -> None:
     process = start(TOOLS / "injected", TOOLS / "ranges", inferences=1_000_000)
-    until = time.monotonic() + 60
-    while sum(item["event"] == "pop" for item in events(tmp_path)) < 3 and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: sum(item["event"] == "pop" for item in events(tmp_path)) >= 3, "three inferences are done")
     process.send_signal(signal.SIGINT)
     assert ended(process)[0] == 0
     found, told = answer(tmp_path), events(tmp_path)
@@ -140,9 +139,7 @@ def test_a_range_that_cannot_be_opened_is_told_as_such(start: Start, tmp_path: P
 
 def test_whoever_is_killed_leaves_behind_how_far_it_came(start: Start, tmp_path: Path) -> None:
     process = start(TOOLS / "injected", TOOLS / "ranges", inferences=1_000_000)
-    until = time.monotonic() + 60
-    while '"capturing"' not in _text(tmp_path / "answer.json") and time.monotonic() < until:
-        time.sleep(0.02)
+    until(lambda: '"capturing"' in _text(tmp_path / "answer.json"), "it captures")
     process.kill()
     ended(process)
     found = answer(tmp_path)

@@ -188,6 +188,59 @@ def test_the_best_trade_offs_are_marked(tmp_path: Path) -> None:
     assert marked == ["vit_b16-fp32-tensorrt-b64", "vit_b16-fp16-tensorrt-b64", "vit_b16-int8-tensorrt-b64"]
 
 
+def doubted() -> list[CellResult]:
+    """FP16 that ran in FP32, INT8 that is not stable, both said to be fast; and one BF16 that is what it says."""
+    fast = {"stable": False, "instability": ("the mean is known to ±108 % only",)}
+    return [
+        done(spec("m", "fp32", "onnxruntime", 1), 10.0, ap=0.9),
+        done(spec("m", "fp16", "onnxruntime", 1), 2.0, ap=0.91, ran_in="fp32"),
+        done(spec("m", "int8", "onnxruntime", 1), 1.0, ap=0.92, bench_changes=fast),
+        done(spec("m", "bf16", "onnxruntime", 1), 8.0, ap=0.89),
+    ]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cell_that_ran_in_another_precision_or_is_not_stable_heads_nothing(tmp_path: Path, format: str) -> None:
+    told = said(sample_matrix.write(tmp_path / "run", doubted()), format)
+    head = told[: told.index("Left out")]
+    assert re.search(r"1\.25× \(?m-bf16-onnxruntime-b1 against m-fp32-onnxruntime-b1", head)
+    assert "highest: m-bf16-onnxruntime-b1" in head and "shortest mean: m-bf16-onnxruntime-b1" in head
+    assert (
+        "Left out of the figures above, of “by precision” and the marks in accuracy against speed: "
+        "m-fp16-onnxruntime-b1 (ran in fp32), m-int8-onnxruntime-b1 (not stable)." in told
+    )
+    assert "But m-fp16-onnxruntime-b1 ran in fp32, not in fp16." in told
+    assert "fp16 (ran in fp32)" in told
+
+
+def test_no_factor_by_precision_and_no_mark_without_the_precision(tmp_path: Path) -> None:
+    text = report(sample_matrix.write(tmp_path / "run", doubted()))
+    table = text.partition("The speed-up explained")[2].partition("engine smaller")[2].partition("times in")[0]
+    rows = {line.split()[0]: line.split()[1:3] for line in table.splitlines()[:4] if line.startswith("  m-")}
+    assert rows["m-fp16-onnxruntime-b1"] == ["5.00×", "–"] and rows["m-int8-onnxruntime-b1"][1] == "–"
+    assert rows["m-bf16-onnxruntime-b1"] == ["1.25×", "1.25×"]
+    part = text.partition("Accuracy against speed\n")[2].partition("\n\n")[0]
+    marked = re.findall(r"^\* +\d+ +(\S+)", part, re.MULTILINE)
+    assert marked == ["m-fp32-onnxruntime-b1", "m-bf16-onnxruntime-b1"]
+
+
+def test_where_no_cell_is_what_it_says_no_speed_up_is_claimed(tmp_path: Path) -> None:
+    text = said(sample_matrix.write(tmp_path / "run", doubted()[1:3]))
+    assert "No cell is both stable and in its own precision, so no speed-up is claimed" in text
+    assert "highest: m-int8-onnxruntime-b1 (not stable)" in text
+    assert "speed-up" not in text[: text.index("No cell is both")]
+
+
+def test_no_step_goes_through_a_cell_that_did_not_run_in_its_precision() -> None:
+    cells = [
+        done(spec("m", "fp32", "onnxruntime", 1), 10.0),
+        done(spec("m", "fp16", "onnxruntime", 1), 9.0, ran_in="fp32"),
+        done(spec("m", "fp16", "tensorrt", 1), 2.0),
+    ]
+    whole = next(item for item in Speedups(cells).explained if item.other is cells[2])
+    assert [stage.aspects for stage in whole.stages] == [("backend", "precision")]
+
+
 # ------------------------------------------------------------------------------------------------ profiles
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import HANG_S
 from trt_engine.config import Profile, ShapeRange
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
@@ -37,7 +38,7 @@ class Engine:
     def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
         self.given.append(feeds["x"])
         self.entered.release()
-        assert self.free.wait(30)
+        assert self.free.wait(HANG_S)
         self.gave = {"y": feeds["x"] * 2}
         return self.gave
 
@@ -374,7 +375,7 @@ class Forgetful(Engine):
 
     def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
         self.entered.release()
-        assert self.free.wait(30)
+        assert self.free.wait(HANG_S)
         return {"y": feeds["x"] * 2}
 
 
@@ -429,17 +430,20 @@ def test_more_rows_than_may_wait_go_when_nobody_else_waits(make: Callable[..., A
 def test_nobody_runs_what_an_interrupted_caller_was_waiting_for(make: Callable[..., Any]) -> None:
     engine, batcher = make(max_batch=1, max_wait_ms=0)
     held(engine, batcher)
-    submit = batcher.submit
+    submit, heard = batcher.submit, []
 
     def raises(*_: object) -> None:
-        raise KeyboardInterrupt
+        heard.append(signal.setitimer(signal.ITIMER_REAL, 0))
+        if len(heard) == 1:
+            raise KeyboardInterrupt
 
     def watched(*given: Any) -> Future[Any]:
         future = submit(*given)
         result = future.result
 
         def waits(timeout: float | None = None) -> Any:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)  # from here on it waits
+            # from here on it waits; again and again, for one that another thread takes wakes nobody
+            signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
             return result(timeout)
 
         future.result = waits  # type: ignore[method-assign]

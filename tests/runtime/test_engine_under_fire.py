@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import HANG_S
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.runtime.pool import ContextPool
 
@@ -33,7 +34,7 @@ def busy(engine: InferenceEngine) -> Callable[[], None]:
 def ends(call: Callable[[], object]) -> bool:
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(HANG_S)
     return not thread.is_alive()
 
 

@@ -16,7 +16,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.api.evaluating import evaluate
 from trt_engine.cli.main import run as run_cli
 from trt_engine.config import QuantizeConfig
-from trt_engine.errors import Interrupted, ModelError, UsageError
+from trt_engine.errors import FeedError, Interrupted, ModelError, UsageError
 from trt_engine.search import budget
 from trt_engine.search.budget import plan, run, search
 from trt_engine.search.measure import Mixture
@@ -215,6 +215,43 @@ def test_a_wrong_setting_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(UsageError, match=found):
         plan(net, data[0], **({"data": data[1], "out": tmp_path / "found"} | settings))
+    assert not (tmp_path / "found").exists()
+
+
+def test_calibration_takes_what_quantize_takes_a_dataset_with_labels_among_it(
+    tmp_path: Path, net: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    pictures = np.load(data[0])["images"][:8]
+    for at, picture in enumerate(pictures):
+        place = tmp_path / "folders" / ("red", "green")[at % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray((picture.transpose(1, 2, 0) * 255).astype(np.uint8)).save(place / f"{at}.png")
+    for given in (data[0], tmp_path / "folders"):
+        report = search(net, data[0], data=given, budget=1.0, out=tmp_path / f"found-{given.name}")
+        assert len(report.quantized) == 3
+        typed = shlex.split(str(report.next_command))
+        assert typed[typed.index("--calibrate") + 1] == str(given)
+        monkeypatch.setattr(sys, "argv", typed)
+        assert run_cli([*typed[1:], "--yes"]) == 0, "the command takes the data and the ranges kept of it"
+
+
+@pytest.mark.parametrize("kind", ["names", "empty", "gone", "shape"])
+def test_calibration_data_that_cannot_be_read_is_refused_before_anything_is_measured(
+    tmp_path: Path, net: Path, data: tuple[Path, Path], kind: str
+) -> None:
+    place = tmp_path / "bad.npz"
+    if kind == "names":
+        np.savez(place, pictures=np.zeros((4, 3, 4, 4), np.float32))
+    elif kind == "shape":
+        np.savez(place, images=np.zeros((4, 3, 5, 5), np.float32))
+    elif kind == "empty":
+        (place := tmp_path / "empty").mkdir()
+    found = {"names": "no input", "shape": "expected", "empty": "no samples", "gone": "no such file"}[kind]
+    with pytest.raises(FeedError, match=found) as caught:
+        search(net, data[0], data=place, out=tmp_path / "found")
+    assert caught.value.hint
     assert not (tmp_path / "found").exists()
 
 

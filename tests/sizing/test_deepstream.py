@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import configparser
+import itertools
+import re
+import shlex
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from planted import HERE, protocol, record
 
 from trt_engine.records import BatchResult, CliffPoint, SizeReport, Step
-from trt_engine.sizing.deepstream import benchmark_data, nvinfer_keys, nvinfer_text
+from trt_engine.sizing.deepstream import Nvinfer, benchmark_data, nvinfer, nvinfer_text
 from trt_engine.sizing.doubling import images_per_s, queries_per_s
 from trt_engine.sizing.summary import text
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.vision.declaration import Postprocess, Preprocess, Vision
 
 
 def signature(*outputs: tuple[int, ...], image: tuple[int, ...] = (-1, 3, 160, 160)) -> Signature:
@@ -22,22 +27,49 @@ def signature(*outputs: tuple[int, ...], image: tuple[int, ...] = (-1, 3, 160, 1
     )
 
 
-def keys(*outputs: tuple[int, ...], precision: str = "fp16") -> dict[str, str]:
-    return nvinfer_keys(
-        signature(*outputs), onnx_file="../model.onnx", engine_file="engines/x.engine", batch=48, precision=precision
+def made_of(
+    *outputs: tuple[int, ...],
+    image: tuple[int, ...] = (-1, 3, 160, 160),
+    shape: tuple[int, ...] | None = None,
+    vision: Vision | None = None,
+    precision: str = "fp16",
+) -> Nvinfer:
+    return nvinfer(
+        signature(*outputs, image=image),
+        {"images": shape} if shape else {},
+        vision,
+        onnx_file="../model.onnx",
+        engine_file="engines/x.engine",
+        batch=48,
+        precision=precision,
     )
 
 
+def keys(*outputs: tuple[int, ...], precision: str = "fp16") -> dict[str, str]:
+    return made_of(*outputs, precision=precision).keys
+
+
+def declared(image: tuple[int, ...] = (-1, 3, 160, 160), **pixels: Any) -> Nvinfer:
+    """Of a classifier that declares that pre-processing."""
+    vision = Vision(Preprocess(**{"size": (160, 160)} | pixels), Postprocess("classify"))
+    return made_of((-1, 10), image=image, vision=vision)
+
+
+def fed(made: Nvinfer, channel: int, pixel: float) -> float:
+    """What nvinfer makes of a pixel, by those keys."""
+    offset = float(made.keys.get("offsets", "0;0;0").split(";")[channel])
+    return float(made.keys["net-scale-factor"]) * (pixel - offset)
+
+
 def test_the_block_can_be_pasted() -> None:
-    made = keys((-1, 300, 6))
+    made = made_of((-1, 300, 6))
     parser = configparser.ConfigParser()
-    parser.read_string(nvinfer_text(made))
-    assert dict(parser["property"]) == made
-    assert made["onnx-file"] == "../model.onnx"
-    assert made["model-engine-file"] == "engines/x.engine"
-    assert made["batch-size"] == "48"
-    assert made["infer-dims"] == "3;160;160"
-    assert made["net-scale-factor"].startswith("0.0039215")
+    parser.read_string(nvinfer_text(made.keys, made.notes))
+    assert dict(parser["property"]) == made.keys
+    assert made.keys["onnx-file"] == "../model.onnx"
+    assert made.keys["model-engine-file"] == "engines/x.engine"
+    assert made.keys["batch-size"] == "48"
+    assert made.keys["infer-dims"] == "3;160;160"
 
 
 @pytest.mark.parametrize(
@@ -61,11 +93,107 @@ def test_network_mode_is_the_precision(precision: str, mode: str) -> None:
     assert keys((-1, 300, 6), precision=precision)["network-mode"] == mode
 
 
-def test_open_sizes_are_not_guessed() -> None:
-    made = nvinfer_keys(
-        signature((-1, 300, 6), image=(-1, 3, -1, -1)), onnx_file="m", engine_file="e", batch=1, precision="fp16"
-    )
-    assert "infer-dims" not in made
+def test_open_sizes_are_those_of_the_engines_profile_and_never_guessed() -> None:
+    image = (-1, 3, -1, -1)
+    assert made_of((-1, 300, 6), image=image, shape=(8, 3, 64, 96)).keys["infer-dims"] == "3;64;96"
+    assert "infer-dims" not in made_of((-1, 300, 6), image=image).keys
+
+
+@pytest.mark.parametrize("vision", [None, Vision(Preprocess((64, 96), layout="NHWC"), Postprocess("classify"))])
+def test_channels_last_are_said_and_the_sizes_keep_nvinfers_order(vision: Vision | None) -> None:
+    made = made_of((-1, 10), image=(-1, 64, 96, 3), vision=vision).keys
+    assert (made["network-input-order"], made["infer-dims"]) == ("1", "3;64;96")
+    assert "network-input-order" not in keys((-1, 10))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "expected"),
+    [
+        ({}, {"model-color-format": "0", "maintain-aspect-ratio": "1", "symmetric-padding": "1"}),
+        ({"channels": "BGR", "resize": "stretch"}, {"model-color-format": "1", "maintain-aspect-ratio": "0"}),
+        ({"pad_placement": "top-left"}, {"maintain-aspect-ratio": "1", "symmetric-padding": "0"}),
+        (
+            {"scale": 1.0, "mean": (103.939, 116.779, 123.68)},
+            {"net-scale-factor": "1", "offsets": "103.939;116.779;123.68"},
+        ),
+    ],
+)
+def test_the_keys_of_pre_processing_are_what_the_model_declares(pixels: Any, expected: dict[str, str]) -> None:
+    made = declared(**pixels).keys
+    assert {name: made.get(name) for name in expected} == expected
+    if pixels.get("resize") == "stretch":
+        assert "symmetric-padding" not in made
+
+
+def test_a_grey_model_is_fed_grey() -> None:
+    made = declared(image=(-1, 1, 160, 160), channels="L").keys
+    assert (made["model-color-format"], made["infer-dims"]) == ("2", "1;160;160")
+
+
+def test_nvinfer_makes_of_a_pixel_what_the_declaration_does() -> None:
+    mean = (0.485, 0.456, 0.406)
+    made = declared(mean=mean, std=(0.225,) * 3)
+    for channel, pixel in itertools.product(range(3), (0, 17, 255)):
+        assert fed(made, channel, pixel) == pytest.approx((pixel / 255 - mean[channel]) / 0.225)
+
+
+def test_a_std_that_differs_by_channel_is_said_in_words_because_nvinfer_has_one_factor() -> None:
+    std = (0.229, 0.224, 0.225)
+    made = declared(mean=(0.485, 0.456, 0.406), std=std)
+    assert "net-scale-factor" not in made.keys and made.keys["offsets"] == "123.675;116.28;103.53"
+    (told,) = [note for note in made.notes if note.startswith("net-scale-factor")]
+    factors = [1 / 255 / value for value in std]
+    assert ";".join(f"{factor:.9g}" for factor in factors) in told
+    nearest = float(re.search(r"nearest one factor, ([\d.]+), is off by up to ([\d.]+) %", told)[1])  # type: ignore[index]
+    assert max(abs(nearest / factor - 1) for factor in factors) == pytest.approx(0.011, abs=2e-4) and "1.1 %" in told
+
+
+@pytest.mark.parametrize(
+    ("pixels", "missing", "words"),
+    [
+        ({"std": (-1.0,) * 3}, "net-scale-factor", "must be above 0"),
+        ({"mean": (-0.5,) * 3}, "offsets", "must be 0 or more"),
+        ({"resize": "center-crop"}, "maintain-aspect-ratio", "crop the frames before it"),
+    ],
+)
+def test_what_no_key_of_nvinfer_can_say_is_said_in_words(pixels: Any, missing: str, words: str) -> None:
+    made = declared(**pixels)
+    assert missing not in made.keys and words in "\n".join(made.notes)
+
+
+def test_padding_that_nvinfer_has_not_is_said() -> None:
+    assert any("pads with 0, the model declares 114;114;114" in note for note in declared().notes)
+    assert not any("pads" in note for note in declared(pad_value=(0, 0, 0)).notes)
+
+
+def test_of_a_model_that_declares_nothing_nothing_is_claimed() -> None:
+    made = made_of((-1, 10))
+    told = nvinfer_text(made.keys, made.notes)
+    unknown = ("net-scale-factor", "offsets", "model-color-format", "maintain-aspect-ratio", "symmetric-padding")
+    assert not set(unknown) & set(made.keys)
+    for name in unknown:
+        assert any(line.startswith("# ") and name in line for line in told.splitlines())
+    assert "declares no pre-processing" in told
+    grey = made_of((-1, 10), image=(-1, 1, 28, 28)).keys
+    assert grey["model-color-format"] == "2"  # of one channel there is no doubt
+
+
+def test_a_declaration_that_does_not_fit_is_said_and_not_used() -> None:
+    made = declared(image=(-1, 3, 64, 64), channels="BGR")
+    assert "model-color-format" not in made.keys and "does not fit the model" in made.notes[0]
+    assert made.keys["infer-dims"] == "3;64;64"
+
+
+def test_inputs_that_nvinfer_does_not_fill_and_where_the_declaration_is_from_are_said() -> None:
+    two = Signature((*signature((-1, 10)).inputs, TensorSpec("sizes", "int64", (-1, 2))), signature((-1, 10)).outputs)
+    vision = Vision(Preprocess((160, 160), input="images"), Postprocess("classify"), source="Ultralytics metadata")
+    told = "\n".join(nvinfer(two, {}, vision, onnx_file="", engine_file="", batch=1, precision="fp16").notes)
+    assert "`images` alone; `sizes`" in told and "what Ultralytics metadata says" in told
+
+
+@pytest.mark.parametrize("shape", [(), (-1,), (-1, 7), (-1, 80, 100), (-1, 64, 8, 8)])
+def test_a_model_that_takes_no_pictures_has_no_keys(shape: tuple[int, ...]) -> None:
+    assert made_of((-1, 10), image=shape) == Nvinfer({})
 
 
 def result(batch: int, queries: int, *, device: str = "cpu") -> BatchResult:
@@ -141,6 +269,11 @@ def test_the_summary_has_both_measurements_counts_times_and_what_to_run_next() -
     assert "[property]" in told
     assert "trt-engine inspect" in told
     assert not any(word in told for word in ("H2D", "D2H", "transfer"))
+
+
+def test_the_command_of_the_summary_can_be_pasted() -> None:
+    (line,) = [one for one in text(report(engine="my runs/x.onnx")).splitlines() if "trt-engine inspect" in one]
+    assert shlex.split(line) == ["trt-engine", "inspect", "my runs/x.onnx"]
 
 
 def test_the_summary_tells_what_the_scan_cost_and_what_to_avoid() -> None:

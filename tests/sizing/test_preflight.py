@@ -12,10 +12,11 @@ from onnx import helper
 from planted import HERE
 
 from trt_engine.backend import Backend, backend
+from trt_engine.backends.onnxruntime.kernels import runs_in
 from trt_engine.config import BuildConfig, SizeConfig
 from trt_engine.device import info
 from trt_engine.engine import Build, Needs, Passport, Payload, Precision, Source
-from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.errors import MemoryExhausted, ModelError, PrecisionError, SetupError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.sizing import preflight
@@ -179,6 +180,23 @@ def passport(
         environment=HERE,
         needs=Needs("card", "1"),
     )
+
+
+@pytest.mark.parametrize("asked", ["fp16", "bf16", "fp8", "mxfp8", "nvfp4", "tf32"])
+def test_a_precision_without_kernels_is_refused_before_anything_is_built(make_model, asked: str) -> None:
+    if asked in ("fp16", "bf16") and runs_in("Conv", asked):
+        pytest.skip(f"this processor computes {asked} itself")
+    looked = checked(make_model(), card=backend("onnxruntime"), precision=asked)
+    with pytest.raises(PrecisionError) as caught:
+        looked.run()
+    assert caught.value.exit_code == 6 and asked in caught.value.message and caught.value.hint
+    assert [check.name for check in looked.checks if check.status == "fail"] == ["kernels"]
+
+
+@pytest.mark.parametrize("asked", ["fp32", "int8", "int4", None])
+def test_a_precision_that_may_have_kernels_passes(make_model, asked: str | None) -> None:
+    looked = checked(make_model(), card=backend("onnxruntime"), precision=asked)
+    assert all(check.status != "fail" for check in looked.run())
 
 
 def test_the_estimate_prefers_earlier_engines_of_the_same_model(make_model) -> None:

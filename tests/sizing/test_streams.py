@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnx
 import pytest
 from planted import at, record
@@ -438,6 +439,20 @@ def test_a_smaller_batch_that_delivered_more_is_said(make_model, measured, tmp_p
     assert any("batch 4 delivered more: 9000.0 images/s, 300 streams" in note for note in report.notes)
 
 
+def test_batch_1_that_delivered_more_is_said(make_model, measured, tmp_path: Path) -> None:
+    rates = {1: 172, 8: 102}
+    measured(lambda engine, config: at(rates[config.batch or 1], config.batch or 1))
+    report = size(make_model(), out=tmp_path / "out", start_batch=8, max_batch=8)
+    assert report.peak_streams == 3
+    assert any("batch 1 delivered more: 172.0 images/s, 5 streams" in note for note in report.notes)
+
+
+def test_nothing_is_said_where_the_last_batch_delivered_most(make_model, measured, tmp_path: Path) -> None:
+    measured(lambda engine, config: at(100 * (config.batch or 1), config.batch or 1))
+    report = size(make_model(), out=tmp_path / "out", start_batch=4, max_batch=8)
+    assert not any("delivered more" in note for note in report.notes)
+
+
 @pytest.mark.parametrize(("device", "mode"), [("cuda:0", "0"), ("cpu", "2")])
 def test_the_network_mode_is_what_the_engine_of_a_gpu_is(
     make_model, measured, tmp_path: Path, device: str, mode: str
@@ -445,6 +460,43 @@ def test_the_network_mode_is_what_the_engine_of_a_gpu_is(
     measured(lambda engine, config: replace(at(60, config.batch or 1), device=device))
     report = size(make_model(), out=tmp_path / "out", start_batch=2, max_batch=2)
     assert report.nvinfer["network-mode"] == mode  # the engine is fp32; TensorRT would make one for a GPU in fp16
+
+
+def test_a_graph_that_runs_in_another_type_than_its_own_is_said(make_model, measured, tmp_path: Path) -> None:
+    path = int8_conv(make_model())
+    measured(lambda engine, config: at(60, config.batch or 1))
+    report = size(path, out=tmp_path / "out", start_batch=2, max_batch=2)
+    assert report.precision == "fp32"
+    assert "precision FP32: the graph is INT8; this CPU runs it in FP32" in report.notes
+
+
+def test_the_network_mode_for_tensorrt_is_the_graphs(make_model, measured, tmp_path: Path) -> None:
+    measured(lambda engine, config: replace(at(60, config.batch or 1), device="cuda:0"))
+    report = size(int8_conv(make_model()), out=tmp_path / "out", start_batch=2, max_batch=2)
+    assert report.precision == "fp32" and report.nvinfer["network-mode"] == "1"
+
+
+def int8_conv(path: Path) -> Path:
+    """The convolution between pairs, with no QuantizeLinear behind it: no kernel takes that in."""
+    proto = onnx.load(path)
+    weights = onnx.numpy_helper.from_array(np.ones((4, 3, 1, 1), np.int8), "wq")
+    scale, zero = np.float32(0.02), np.int8(0)
+    proto.graph.initializer[0].CopyFrom(weights)
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in (("s", scale), ("z", zero))
+    )
+    conv = proto.graph.node[0]
+    conv.input[:] = ["xd", "wd"]
+    make = onnx.helper.make_node
+    pairs = [
+        make("QuantizeLinear", ["images", "s", "z"], ["xq"]),
+        make("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
+        make("DequantizeLinear", ["wq", "s", "z"], ["wd"]),
+    ]
+    for place, node in enumerate(pairs):
+        proto.graph.node.insert(place, node)
+    onnx.save(proto, path)
+    return path
 
 
 def test_a_graph_prepared_before_the_build_is_no_failure() -> None:

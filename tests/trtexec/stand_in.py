@@ -18,8 +18,9 @@ def write_trtexec(folder: Path, version: tuple[int, int, int, int] = V10, **beha
 
     `behaviour` is what goes wrong, by the names `tests/trtexec/tool.py` asks for: `fail` (`out_of_memory` with `from_batch`,
     `foreign_node` with `works_at_level`, `killed`, `empty_engine`, `passed_without_engine`, `cuda_error`),
-    `needs_workspace_mib`, `silence_s`, `workspace_as_bytes`, `tacticsFile`, `child_file`, `builds_fp32`, `wrong_switch`,
-    `graph_refused`, `no_throughput`, `no_gpu`, `lacks` (options), `gpu`, `compute_capability`.
+    `needs_workspace_mib`, `silent_until_told` (a file that somebody adds to), `workspace_as_bytes`,
+    `tacticsFile`, `child_file`, `builds_fp32`, `wrong_switch`, `graph_refused`, `no_throughput`, `no_gpu`, `lacks`
+    (options), `gpu`, `compute_capability`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "trtexec"

@@ -241,9 +241,21 @@ def test_weights_that_only_the_bindings_replace_are_refused_and_never_left_out()
 
 
 @pytest.mark.parametrize(("gpu_mib", "word"), [(24576, 24576), (None, 32768), (81920, 32768)])
-def test_the_workspace_is_never_more_than_the_memory_of_the_gpu(gpu_mib: int | None, word: int) -> None:
+def test_the_workspace_is_never_more_than_the_memory_of_the_gpu_where_that_is_known(
+    gpu_mib: int | None, word: int
+) -> None:
     found = for_build(
         trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0"), parse({}), SIGNATURE,
         model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",), gpu_mib=gpu_mib,
     )  # fmt: skip
     assert f"--memPoolSize=workspace:{word}" in found.words and found.pools_mib == {"workspace": word}
+    assert not any("workspace" in text for text in found.said)
+
+
+def test_a_workspace_that_nothing_bounds_is_said() -> None:
+    found = for_build(
+        trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0", workspace_mib=4096 << 10), parse({}),
+        SIGNATURE, model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",), gpu_mib=None,
+    )  # fmt: skip
+    assert "--memPoolSize=workspace:4194304" in found.words
+    assert any("the workspace stays 4194304 MiB" in text and "NVML" in text for text in found.said)

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import onnx
 import pytest
 
 import onnx_models as models
+from patience import HANG_S, runs, until
 from trt_engine.backends.trtexec import program
 from trt_engine.backends.trtexec.build import TrtexecBuilder
 from trt_engine.config import BuildConfig
@@ -398,10 +398,30 @@ def test_a_trtexec_without_its_libraries_says_which(
 
 
 @pytest.mark.slow
-def test_minutes_of_silence_are_no_hang(tool: Tool, build: Verb, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool(V10, silence_s=1.5)
+def test_minutes_of_silence_are_no_hang(
+    tool: Tool, build: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(program, "_SILENCE_S", 0.2)  # a minute
-    done = build()
+    minutes: list[str] = []
+
+    class Answers(logging.Handler):
+        """The tool goes on once it was called alive twice since its last words."""
+
+        def emit(self, record: logging.LogRecord) -> None:
+            if re.search(r"is alive .* (Could not read cache|Finished parsing)", said := record.getMessage()):
+                minutes.append(said)
+            if len(minutes) >= 2 and "is alive" in said:
+                with (tmp_path / "told").open("a") as file:
+                    file.write(".")
+
+    (tmp_path / "told").touch()
+    tool(V10, silent_until_told=str(tmp_path / "told"))
+    listener = Answers()
+    program.log.addHandler(listener)
+    try:
+        done = build()
+    finally:
+        program.log.removeHandler(listener)
     assert done.code == 0
     alive = re.findall(r"trtexec is alive and has said nothing for (\d+) s; its last words: (.*)", done.err)
     assert len(alive) >= 2
@@ -434,35 +454,22 @@ def test_an_interrupted_build_ends_the_tool_and_its_children(
         cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        while not (pids.exists() and len(pids.read_text().split()) == 2):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+        until(
+            lambda: (pids.exists() and len(pids.read_text().split()) == 2) or process.poll() is not None,
+            "the tool is at work",
+        )
+        assert process.poll() is None, process.communicate()
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=HANG_S)
     finally:
         process.kill()
     assert process.returncode == 130 and "interrupted" in said.lower()
-    still = [int(pid) for pid in pids.read_text().split() if not gone(int(pid))]
-    for pid in still:
-        os.kill(pid, signal.SIGKILL)
-    assert not still
+    for pid in map(int, pids.read_text().split()):
+        until(lambda pid=pid: not runs(pid), f"process {pid} lives on")
     pids.unlink()
     assert left(tmp_path) == set()
     assert not list((own_store / "engines").iterdir())
     assert "&&&& RUNNING" in logs(own_store)[0]
-
-
-def gone(pid: int) -> bool:
-    """True when no process of that number runs; one that is dead and not yet waited for does not run."""
-    for _ in range(100):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_a_disk_too_full_for_the_log_costs_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

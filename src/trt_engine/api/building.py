@@ -21,7 +21,7 @@ import msgspec
 
 from trt_engine.api.ladder import WORDS_ARE_IN, Attempt, climb
 from trt_engine.api.loading import load
-from trt_engine.api.preparing import Prepared, prepare, refuse_unpreparable
+from trt_engine.api.preparing import Prepared, check_calibration, data_digest, prepare, refuse_unpreparable
 from trt_engine.backend import Backend, backend, settled
 from trt_engine.config import BuildConfig, Profile, from_values, words
 from trt_engine.config import settings as settings_of
@@ -31,6 +31,7 @@ from trt_engine.engine import (
     Build,
     Engine,
     Needs,
+    OutputError,
     Parity,
     Passport,
     Precision,
@@ -50,7 +51,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
-from trt_engine.evaluation.parity import parity
+from trt_engine.evaluation.parity import BY_ROWS, parity, rounding, usual_tolerance, within
 from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable, staged_copy
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
@@ -68,7 +69,6 @@ _WIDE = 256
 """A profile whose largest shape has this many times the elements of its smallest is wide."""
 _AWAY = 8
 """An optimum with this many times fewer elements than the largest shape is away from it."""
-_DEFAULTS = BuildConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class BuildPlan:
     """Resolved: `profiles` is complete, `batch` and `shapes` are taken up in it."""
     identity: str
     key: str
+    rounding: str
+    """The coarsest rounding of the graph that is built: what parity is judged by where nobody chose a limit."""
     store: Store
     out: Path | None
     """The payload's path outside the store, if one was asked for."""
@@ -102,13 +104,40 @@ class BuildPlan:
         return self.config.profiles
 
     def is_met_by(self, engine: Engine) -> bool:
-        """Whether the engine is what this build would make, and was checked as this build would check it."""
-        return engine.passport.key == self.key and not _unchecked(engine, self.config)
+        """Whether the engine is what this build would make, and passes what this build would check."""
+        return engine.passport.key == self.key and self.objection(engine) is None
 
     def in_store(self) -> Engine | None:
-        """The engine, if the store has it and it was checked as this build would check it."""
+        """The engine, if the store has it and it passes what this build would check."""
         engine = self.store.get(self.key)
-        return engine if engine is not None and not _unchecked(engine, self.config) else None
+        return self.judged(engine) if engine is not None and self.objection(engine) is None else None
+
+    def limit(self, engine: Engine) -> float:
+        """The largest difference allowed: what somebody chose, else what the rounding of graph and engine comes to."""
+        chosen = self.config.parity_rtol
+        return usual_tolerance(self.rounding, tf32=_in_tf32(engine)) if chosen is None else chosen
+
+    def objection(self, engine: Engine) -> str | None:
+        """Why an engine of this key is not taken: a ladder nobody wants has made it, or it was not checked as it would be
+        now, or lies further off than is allowed now."""
+        if not self.config.ladder and "ladder" in engine.passport.build.notes:
+            return "the ladder made it"
+        if not self.config.parity or "parity" in engine.passport.build.notes:
+            return None
+        proved, limit = engine.passport.parity, self.limit(engine)
+        if proved is None:
+            return "it was never compared with plain ONNX Runtime"
+        if BY_ROWS in proved.inputs and limit < proved.tolerance:
+            return f"its rows were compared with {proved.tolerance:g} allowed, {limit:g} is allowed now"
+        far = [error.max_rel for error in proved.outputs.values() if not within(error, limit)]
+        return f"it differs from plain ONNX Runtime by {max(far):.3g}, {limit:g} is allowed now" if far else None
+
+    def judged(self, engine: Engine) -> Engine:
+        """The same engine, its figures beside the limit they are judged by now."""
+        proved = engine.passport.parity
+        if not self.config.parity or proved is None:
+            return engine
+        return Engine(engine.path, replace(engine.passport, parity=replace(proved, tolerance=self.limit(engine))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,17 +203,24 @@ def plan(
         except OSError as error:  # a name too long, a loop of links
             raise explain(error, Path(out)) from error
     refuse_unpreparable(opened, asked)
+    unused = check_calibration(opened, asked)
     resolved = replace(asked, profiles=asked.resolve(opened.signature), batch=None, shapes={})
+    if unused is not None:
+        resolved = replace(resolved, calibrate=None)
     identity = card.half("builder")().identity(resolved)
     return BuildPlan(
         model=opened,
         config=resolved,
         identity=identity,
         key=engine_key(opened.digest, _keyed(card, resolved), identity),
+        rounding=rounding(read_proto(opened.path), asked.precision),
         store=store or Store(),
         out=target,
         command=command or _command(path, asked, target),
-        warnings=tuple(_profile_warnings(resolved.profiles)) if card.tuned else (),
+        warnings=(
+            *((unused,) if unused is not None else ()),
+            *(_profile_warnings(resolved.profiles) if card.tuned else ()),
+        ),
         log=log_file,
     )
 
@@ -200,8 +236,9 @@ def carry_out(plan: BuildPlan, *, force: bool = False) -> Built:
         plan.key,
         lambda folder: _build_in(folder, plan),
         again=force,
-        fits=lambda engine: not _unchecked(engine, plan.config),
+        fits=lambda engine: _fits(engine, plan),
     )
+    engine = plan.judged(engine)
     if built:
         log.info("built in %.1f s", engine.passport.build.seconds)
     else:
@@ -217,6 +254,13 @@ def carry_out(plan: BuildPlan, *, force: bool = False) -> Built:
     )
 
 
+def _fits(engine: Engine, plan: BuildPlan) -> bool:
+    reason = plan.objection(engine)
+    if reason is not None:
+        log.info("the engine in the store is built again: %s", reason)
+    return reason is None
+
+
 # ------------------------------------------------------------------------------------------------ before
 
 
@@ -226,7 +270,13 @@ def _config(config: BuildConfig, values: dict[str, Any]) -> BuildConfig:
 
 
 def _keyed(card: Backend, config: BuildConfig) -> BuildConfig:
-    """The settings an engine's key is made of: those of the run alone make no other engine."""
+    """The settings an engine's key is made of: those of the run alone, and those the backend ignores, make no other one.
+
+    Data counts by its content: the same path may hold other samples tomorrow.
+    """
+    config = replace(config, **{item.name: item.default for item in settings_of(config) if item.name in card.ignores})
+    if config.calibrate is not None:  # what it holds, wherever it lies
+        config = replace(config, calibrate=data_digest(config.calibrate))
     if not card.has("options"):
         return config
     of_the_run = {item.name for item in settings_of(card.half("options")) if not item.in_key}
@@ -365,7 +415,7 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         if not card.has("runtime"):
             log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", card.name)
             return engine
-        checked, note = _prove(engine, plan, prepared.model, attempt.model)
+        checked, note = _prove(engine, plan, prepared, attempt.model)
     build = engine.passport.build
     build = replace(
         build,
@@ -536,11 +586,14 @@ def _declared(model: Model) -> dict[str, Any] | None:
     return None if found is None else found.as_dict()
 
 
-def _prove(engine: Engine, plan: BuildPlan, model: Model, built: Model) -> tuple[Parity | None, str | None]:
+def _prove(engine: Engine, plan: BuildPlan, prepared: Prepared, built: Model) -> tuple[Parity | None, str | None]:
     """Parity with the model, or why it could not be judged; `AccuracyError` when the engine is wrong.
 
-    `built` is what the builder was given in the end, where the ladder changed the graph.
+    It is judged against the graph that was built: a cast or quantised copy, where the model was not what was asked for. How
+    far it lies from the model itself is measured too. `built` is what the builder was given in the end, where the ladder
+    changed the graph.
     """
+    model = prepared.model
     proto = read_proto(model.path)
     card = backend(plan.config.backend)
     options: dict[str, str] | str = card.call("proving")(built.path, plan.config) if card.has("proving") else {}
@@ -565,10 +618,16 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model, built: Model) -> tuple
                 model.signature,
                 engine.passport.profiles[0],
                 run,
-                tolerance=_asked_tolerance(plan.config),
-                tf32="tf32" in engine.passport.precision.found or engine.passport.build.notes.get("tf32") == "on",
+                tolerance=plan.limit(engine),
+                tf32=_in_tf32(engine),
                 values=_sizes(card, plan.config),
             )
+            if prepared.steps:
+                found = replace(
+                    found,
+                    reference=f"{found.reference}, of the model {prepared.steps[0].partition(':')[0]}",
+                    given=_from_given(plan, engine, model, found.tolerance, run),
+                )
         except MemoryExhausted:
             raise
         except _EngineFailed as failed:
@@ -591,6 +650,35 @@ def _prove(engine: Engine, plan: BuildPlan, model: Model, built: Model) -> tuple
     largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
     log.info("parity with plain ONNX Runtime: largest difference %.2g of the largest value", largest)
     return found, None
+
+
+def _from_given(
+    plan: BuildPlan, engine: Engine, model: Model, tolerance: float, run: Callable[[Any], dict[str, Any]]
+) -> dict[str, OutputError]:
+    """How far the engine of a cast or quantised `model` lies from the one that was given, on the same input; nothing where
+    plain ONNX Runtime does not run that, or where it takes other inputs."""
+    given, card = plan.model, backend(plan.config.backend)
+    if [(spec.name, spec.dtype) for spec in given.signature] != [(spec.name, spec.dtype) for spec in model.signature]:
+        return {}
+    try:
+        return parity(
+            given.path,
+            read_proto(given.path),
+            given.signature,
+            engine.passport.profiles[0],
+            run,
+            tolerance=tolerance,
+            values=_sizes(card, plan.config),
+        ).outputs
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        log.debug("the engine was not compared with the model as it was given: %s", error.message)
+        return {}
+
+
+def _in_tf32(engine: Engine) -> bool:
+    return "tf32" in engine.passport.precision.found or engine.passport.build.notes.get("tf32") == "on"
 
 
 def _sizes(card: Backend, config: BuildConfig) -> dict[str, tuple[int, ...]]:
@@ -622,24 +710,6 @@ class _EngineFailed(Exception):
 
 def _or_infinite(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def _asked_tolerance(config: BuildConfig) -> float | None:
-    """The tolerance somebody chose; None leaves it to the model's own rounding."""
-    return config.parity_rtol if config.parity_rtol != _DEFAULTS.parity_rtol else None
-
-
-def _unchecked(engine: Engine, config: BuildConfig) -> bool:
-    """True when the engine was stored without the check that is asked for now, or by a ladder nobody wants."""
-    if not config.ladder and "ladder" in engine.passport.build.notes:
-        return True
-    if not config.parity or "parity" in engine.passport.build.notes:
-        return False
-    proved = engine.passport.parity
-    if proved is None:
-        return True
-    chosen = _asked_tolerance(config)
-    return chosen is not None and any(item.max_rel > chosen for item in proved.outputs.values())
 
 
 @contextlib.contextmanager

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from trt_engine import files
-from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.providers import Choice
+from trt_engine.backends.onnxruntime.kernels import kernels_of
 from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.benchmark.child import memory_available
 from trt_engine.engine import Precision
 from trt_engine.errors import MemoryExhausted, TrtEngineError
 from trt_engine.evaluation.parity import compare, compare_rows, is_sorting, tolerance_for
@@ -35,11 +32,12 @@ __all__ = ["cast", "parity_of"]
 
 log = logging.getLogger(__name__)
 
-_EMULATED_UP_TO = 1 << 30
-"""Bytes of a model whose numbers are emulated where its type has no kernels."""
+_EMULATED_UP_TO = 900 << 20
+"""Bytes of a model whose numbers are emulated: it is twice as large in FP32, and one protobuf ends at 2 GiB."""
+_EMULATED_IN = 13
+"""Times its bytes that emulating a model takes of memory, at the peak: graphs in FP32 and the sessions of both."""
 _ROWS_REPLACED = 0.05
 """Of the rows a model sorts and cuts off: near-equal ones change places, and those at the cut change."""
-_CPU = Choice(("cpu",), ({},), "cpu", strict=False)
 
 
 def cast(
@@ -100,12 +98,13 @@ def cast(
         return replace(report, warnings=tuple(warnings))
     written = open_model(report.out)
     found_in = Precision(asked=to, found=census(read_proto(written.path)))
-    judged = parity_of(opened, written, data=data, shapes=shapes, seed=seed) if parity else None
-    if judged is not None and judged.outputs and to == "fp16" and judged.kernels.get("fp32") and data is None:
-        warnings.append(
-            "parity ran in FP32 kernels, at least in part: it cannot show a number that leaves FP16's range; `--data` can"
-        )
+    judged = parity_of(opened, written, to, data=data, shapes=shapes, seed=seed) if parity else None
+    if judged is not None and judged.outputs and judged.note and not judged.emulated:
+        warnings.append(f"parity is not that of {to}: {judged.note}")
         log.info("%s", warnings[-1])
+    if judged is not None and (lost := [name for name, error in judged.outputs.items() if not isfinite(error.max_rel)]):
+        warnings.append(f"in {to} {', '.join(f'`{name}`' for name in lost)} is infinite or no number where FP32 is not")
+        log.warning("%s", warnings[-1])
     if to == "fp16" and data is not None and auto is not True and open_samples(data, opened.signature).again:
         overflows = tuple(_overflows(ranges(opened, data, shapes=shapes, seed=seed), report))
         warnings += [f"{item.message} ({item.where})" for item in overflows]
@@ -156,14 +155,16 @@ def _carefully(
 def parity_of(
     source: Model,
     result: Model,
+    to: str,
     *,
     data: Any = None,
     shapes: Mapping[str, Shape] | None = None,
     seed: int = 0,
 ) -> CastParity:
-    """How far the result's outputs lie from the source's, with the kernels that really ran.
+    """How far the result's outputs, computed in `to`, lie from the source's, with the kernels that really ran.
 
-    Where ONNX Runtime has no kernels for the type, FP32 kernels run with every result rounded to it, and that is said.
+    Where ONNX Runtime has no kernels for the type, or runs FP32 ones between Casts, every result is rounded to the type
+    instead, and that is said.
     """
     try:
         if data is not None:
@@ -175,7 +176,7 @@ def parity_of(
             feeds, told = random_feeds(source.signature, chosen, seed), f"seeded random, seed {seed}"
         expected = reference(source.path, source.signature).run(feeds)
         given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
-        outputs, kernels, emulated, note = _run(result, given)
+        outputs, kernels, emulated, note = _run(result, to, given)
     except MemoryExhausted:
         raise
     except TrtEngineError as error:
@@ -195,42 +196,41 @@ def parity_of(
     )
 
 
-def _run(result: Model, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], bool, str | None]:
-    """Outputs, layers by the type they ran in, whether that was emulation, and what to say of it."""
+def _run(result: Model, to: str, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int], bool, str | None]:
+    """Outputs, layers by the type they ran in, whether that was emulation, and what to say of it.
+
+    Emulated is what ONNX Runtime has no kernels for, and what it would run in FP32: those numbers are not the type's.
+    """
     try:
-        kernels = _kernels(result.path)
-        outputs = reference(result.path, result.signature).run(feeds)
-        return outputs, kernels, False, _widened(kernels)
+        kernels = kernels_of(result.path)
+        why = _widened(result, kernels)
+        if why is None or _too_large(result):
+            outputs = reference(result.path, result.signature).run(feeds)
+            return outputs, kernels, False, why and f"{why}, and the model is too large to be emulated here"
     except MemoryExhausted:
         raise
     except TrtEngineError as error:
-        if result.nbytes > _EMULATED_UP_TO:
+        if _too_large(result):
             raise
-        why = error.message
+        why = f"ONNX Runtime has no kernels for it here ({error.message})"
     proto = with_rounding(read_proto(result.path, weights=True), result.path.parent)
     with files.staging_folder(result.path) as folder:
         path = folder / "rounded.onnx"
         path.write_bytes(proto.SerializeToString())
         outputs = reference(path, open_model(path).signature).run(feeds)
-        kernels = _kernels(path)
-    return outputs, kernels, True, f"ONNX Runtime has no kernels for it here ({why}): every result was rounded instead"
+        kernels = kernels_of(path)
+    return outputs, kernels, True, f"emulated: {why}, so every result was rounded to {to} instead"
 
 
-def _kernels(path: Path) -> dict[str, int]:
-    """Layers by the type ONNX Runtime's CPU kernels run them in, from the graph it makes of the model."""
-    with files.staging_folder(path) as folder:
-        saved = folder / "kernels.onnx"
-        made = session.session_options(OnnxRuntimeOptions(), level="none", save=saved, weights="kernels.weights")
-        try:
-            session.create(path, made, _CPU)
-        except session.ERRORS as error:
-            raise session.on_load(error, path) from error
-        built = onnx.load(saved, load_external_data=False)
-    return dict(Counter(layer.kind for layer in layers_of(built, literal=True)).most_common())
+def _too_large(result: Model) -> bool:
+    """Whether a model is not emulated: beyond one protobuf, or what this machine has free."""
+    return result.nbytes > min(_EMULATED_UP_TO, memory_available() // _EMULATED_IN)
 
 
-def _widened(kernels: Mapping[str, int]) -> str | None:
-    wide = kernels.get("fp32", 0)
-    return (
-        f"{wide} of {sum(kernels.values())} layers ran in FP32 between Casts that ONNX Runtime put in" if wide else None
-    )
+def _widened(result: Model, kernels: Mapping[str, int]) -> str | None:
+    """What to say of layers that the model has in a 16-bit type and ONNX Runtime runs in FP32; None where there are none."""
+    own = sum(layer.kind == "fp32" for layer in layers_of(read_proto(result.path)))
+    wide = kernels.get("fp32", 0) - own
+    if wide <= 0:
+        return None
+    return f"{wide} of {sum(kernels.values())} layers run in FP32 between Casts that ONNX Runtime puts in"

@@ -92,6 +92,9 @@ def run(
             other = open_now.enter_context(_loaded(baseline, runtime, build, vision, batch))
         log.info("%d pictures of `%s`, kind %s", len(chosen.items), listed.path, listed.kind)
         found = evaluate_runner(runner, chosen, vision, batch=batch, baseline=other, on_progress=on_progress)
+        found = dataclasses.replace(
+            found, engine=_as_typed(found.engine, engine), baseline=_as_typed(found.baseline, baseline)
+        )
         number = parse_device(found.engine.device)[1] if found.engine.device.startswith("cuda") else None
     warnings = tuple(_warnings(found, listed))
     for warning in warnings:
@@ -210,6 +213,11 @@ def _built(path: Path, runtime: RuntimeConfig, build: BuildConfig, vision: Visio
 
 
 # ------------------------------------------------------------------------------------------------ after
+
+
+def _as_typed(side: Any, asked: Engine | Path | str | None) -> Any:
+    """A model goes by the name it was given: the store names an engine after the first of all equal models."""
+    return dataclasses.replace(side, engine=str(asked)) if asked is not None and is_bare_model(asked) else side
 
 
 def _figures(found: Evaluation, vision: Vision, max_drop: float | None) -> dict[str, Any]:

@@ -365,7 +365,8 @@ def _run_folder(path: Path) -> RunReport:
     return RunReport(
         path=str(path),
         kind="run",
-        verb=schema.rpartition("/")[2] or (present[0].removesuffix(".json") if document else None),
+        verb=schema.rpartition("/")[2].removesuffix("-manifest")
+        or (present[0].removesuffix(".json") if document else None),
         complete=whole and not damaged and not broken and all(item["complete"] for item in measured),
         summary={name: document[name] for name in _MAIN if name in document}
         | ({"cells": len(results)} if results else {}),

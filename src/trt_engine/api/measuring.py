@@ -5,26 +5,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trt_engine.api.loading import admit, runtime_config
+from trt_engine.api.preparing import check_data
 from trt_engine.backend import Backend
 from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
 from trt_engine.benchmark.loop import Progress, measure
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, from_values, settings
 from trt_engine.engine import Engine, is_bare_model
-from trt_engine.errors import Interrupted, UnstableError, UsageError
+from trt_engine.errors import Interrupted, PrecisionError, UnstableError, UsageError
 from trt_engine.files import ensure_folder, write_whole
 from trt_engine.graph.load import open_model
+from trt_engine.precision.contract import prove_passport
 from trt_engine.records import BenchRecord, append
 from trt_engine.runfiles import RECORDS
 from trt_engine.runtime.feeds import read_feeds
 from trt_engine.tensors import closest
 
-__all__ = ["LOG", "RECORDS", "bench", "keep", "kept_if_used", "sealed", "settled"]
+__all__ = ["LOG", "RECORDS", "bench", "build_config", "keep", "kept_if_used", "sealed", "settled"]
 
 LOG = "bench.log"
 """What `out` holds: every measurement, one a line, and the text log of the last one."""
@@ -120,9 +123,28 @@ def sealed(
             f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
             hint="leave `--backend` out, or give the model to build it again",
         )
+    check_data(build.calibrate)
+    if build.calibrate is not None:
+        logger.warning("an engine is built already: `--calibrate %s` is not used", build.calibrate)
     if build.precision is not None:
-        logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", build.precision)
+        _keep_precision(opened, build.precision, is_contract="precision" in named)
     return opened
+
+
+def _keep_precision(engine: Engine, asked: str, *, is_contract: bool) -> None:
+    """`PrecisionError` for an engine that is not what somebody asked for; a word, where it was not meant as a contract."""
+    if not is_contract:
+        logger.warning("an engine keeps the precision it was built with: `%s` changes nothing", asked)
+        return
+    proof = prove_passport(asked, engine.passport)
+    if not proof.judged:
+        logger.warning("the precision contract could not be proved: %s", proof.remark)
+    if not proof.kept:
+        model = shlex.quote(engine.passport.model.file)
+        raise PrecisionError(
+            f"`{engine.path}`: {proof.describe()}; an engine keeps the precision it was built with",
+            hint=f"leave `--precision` out, or build another: `trt-engine build {model} --precision {asked}`",
+        )
 
 
 def settled(
@@ -158,6 +180,12 @@ def _built(path: Path, config: BenchConfig, runtime: RuntimeConfig, build: Build
     """The engine of a bare model, from the store or built into it; its profile reaches as far as the measurement."""
     from trt_engine.api.building import build as build_engine
 
+    logger.info("`%s` is a model: its engine is built into the store first, or taken from there", path)
+    return build_engine(path, config=build_config(path, config, runtime, build))
+
+
+def build_config(path: Path, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig) -> BuildConfig:
+    """How the engine of a bare model is built to be measured so."""
     if not build.profiles and build.batch is None and not build.shapes:
         shapes = dict(config.shapes)
         if config.inputs is not None:
@@ -169,8 +197,7 @@ def _built(path: Path, config: BenchConfig, runtime: RuntimeConfig, build: Build
         build = dataclasses.replace(build, device=runtime.device)
     if runtime.providers:
         build = dataclasses.replace(build, providers=runtime.providers)
-    logger.info("`%s` is a model: its engine is built into the store first, or taken from there", path)
-    return build_engine(path, config=build)
+    return build
 
 
 def _measured(

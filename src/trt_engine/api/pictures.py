@@ -41,11 +41,11 @@ class CalibrationInputs:
     """For the cache: what the model declares where pictures are (or may have been) made into inputs, else nothing."""
 
 
-def inputs_of(model: Model | Path | str, data: Any) -> CalibrationInputs:
+def inputs_of(model: Model | Path | str, data: Any, vision: Vision | None = None) -> CalibrationInputs:
     """The data as the model's inputs; what holds no pictures stays as it is.
 
-    Without data the preprocessing is the declared one: a cache may have been made of pictures. Raises `UsageError` for
-    pictures and a model that does not declare how they become inputs.
+    Without data the preprocessing is the declared one: a cache may have been made of pictures. `vision` is in force in place
+    of what the model declares. Raises `UsageError` for pictures where nothing declares how they become inputs.
     """
     if data is None:
         return CalibrationInputs(None, _declared_quietly(model))
@@ -55,7 +55,7 @@ def inputs_of(model: Model | Path | str, data: Any) -> CalibrationInputs:
     opened = model if isinstance(model, Model) else open_model(model)
     if _is_folder_of(path, ARRAYS | RAW) or not (_holds_pictures(path) or _is_dataset(path, opened)):
         return CalibrationInputs(data)
-    vision = of_proto(read_proto(opened.path), opened.path)
+    vision = vision or of_proto(read_proto(opened.path), opened.path)
     if vision is None:
         raise UsageError(
             f"`{path}` holds pictures, and `{opened.path}` does not declare how they become inputs",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shlex
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from trt_engine.api.pictures import inputs_of
 from trt_engine.config import BuildConfig
-from trt_engine.errors import PrecisionError
+from trt_engine.errors import FeedError, PrecisionError
+from trt_engine.files import digest
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.findings import few
@@ -19,7 +21,7 @@ from trt_engine.model import Model
 from trt_engine.precision.contract import Proof, prove
 from trt_engine.precision.rules import check_strong_typing
 
-__all__ = ["Prepared", "prepare", "refuse_unpreparable"]
+__all__ = ["Prepared", "check_calibration", "check_data", "data_digest", "prepare", "refuse_unpreparable"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,45 @@ def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
             hint=f"give calibration data with `--calibrate DATA`, or quantise first: "
             f"`{command} DATA -o {shlex.quote(made)}`",
         )
+
+
+def check_data(data: str | None) -> None:
+    """`FeedError` for calibration data that is not there."""
+    if data is not None and data != "random" and not Path(data).exists():
+        raise FeedError(f"no such file or folder `{data}`", hint="check the path of the data (`--calibrate`)")
+
+
+def data_digest(data: str) -> str:
+    """What calibration data holds, in one number: a file, or all files of a folder; `FeedError` if it cannot be read."""
+    if data == "random":
+        return data
+    path = Path(data)
+    try:
+        if not path.is_dir():
+            return digest(path)
+        found = sorted(item.relative_to(path).as_posix() for item in path.rglob("*") if item.is_file())
+        whole = hashlib.sha256()
+        for name in found:
+            whole.update(f"{name}\0{digest(path / name)}\n".encode())
+        return f"{len(found)} files {whole.hexdigest()}"
+    except OSError as error:
+        raise FeedError(
+            f"the data `{data}` cannot be read: {error.strerror or error}", hint="check its rights"
+        ) from error
+
+
+def check_calibration(model: Model, config: BuildConfig) -> str | None:
+    """What to say of calibration data that this build has no use for; `FeedError` for data that is not there."""
+    data, asked = config.calibrate, config.precision
+    if data is None:
+        return None
+    check_data(data)
+    unused = f"`--calibrate {data}` is not used"
+    if asked is None:
+        return f"{unused}: nothing is quantised unless `--precision` asks for it, as `--precision int8`"
+    if asked in ("fp32", "tf32", *_CAST):
+        return f"{unused}: `--precision {asked}` quantises nothing"
+    return f"{unused}: the graph is {asked} already" if _proof(model, asked).kept else None
 
 
 def prepare(model: Model, config: BuildConfig, folder: Path) -> Prepared:

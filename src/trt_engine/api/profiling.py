@@ -637,6 +637,7 @@ class _Profiling:
             started=self.started,
             complete=complete and record.complete,
             precisions=precision_shares(layers) if layers is not None and layers.clock != "launch" else {},
+            wall_s=record.wall_s,
         )
 
     def _most_batch(self) -> int | None:

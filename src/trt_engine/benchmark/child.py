@@ -40,8 +40,10 @@ __all__ = ["measure_in_child", "memory_available"]
 
 log = logging.getLogger("trt_engine.benchmark.child")  # in the child this module is `__main__`
 
-_GRACE_S = 5.0
-"""How long a child that was asked to stop, or has answered, may take to end."""
+_ANSWER_S = 30.0
+"""How long a child that was asked to stop may take to tell what it has: the query under way ends first."""
+_GRACE_S = 15.0
+"""How long one that has answered may take to end."""
 _MARGIN = 256 << 20
 """Memory left to the rest of the machine when nobody named a limit."""
 _MEMORY_WORDS = ("bad_alloc", "failed to allocate", "out of memory", "cannot allocate memory", "can't start new thread")
@@ -143,7 +145,7 @@ def measure_in_child(
         except KeyboardInterrupt:
             child.ask_to_stop()
             with contextlib.suppress(KeyboardInterrupt, TimeoutError):  # a second Ctrl-C, or no answer: end it now
-                last = child.listen(_GRACE_S, None)
+                last = child.listen(_ANSWER_S, None)
                 if isinstance(last, Done) and last.record.queries:
                     raise Interrupted(
                         f"interrupted after {last.record.queries} queries",
@@ -312,10 +314,12 @@ def _group_limits() -> Iterator[tuple[int, int]]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds == "":
-                root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", "inactive_file")
+                root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current")
+                cache = ("inactive_file", "active_file")
             elif "memory" in kinds.split(","):
                 root = Path("/sys/fs/cgroup/memory")
-                names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+                names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                cache = ("total_inactive_file", "total_active_file")
             else:
                 continue
             folder = root / path.lstrip("/")
@@ -326,8 +330,9 @@ def _group_limits() -> Iterator[tuple[int, int]]:
                     limit = int((place / names[0]).read_text())
                     used = int((place / names[1]).read_text())
                     for row in (place / "memory.stat").read_text().splitlines():
-                        if row.startswith(names[2] + " "):
-                            used -= int(row.split()[1])
+                        name, _, nbytes = row.partition(" ")
+                        if name in cache:
+                            used -= int(nbytes)
                     yield limit, used
 
 

@@ -308,9 +308,10 @@ class _Component:
                 hint=f"give all three, as `--dim {typed}=1:8:64`",
             )
         if not low <= best <= high:
+            ordered = _in_order((low, best, high), [size for size in self.overrides.dims[typed] if size is not None])
             raise ProfileError(
                 f"the range {low}:{best}:{high} of `{typed}` is not min <= opt <= max",
-                hint=f"give all three: `--dim {typed}={min(low, high)}:{min(best, high)}:{high}`",
+                hint=f"give all three: `--dim {typed}={':'.join(map(str, ordered))}`",
             )
         return low, best, high
 
@@ -356,6 +357,14 @@ def _holds(dtype: str, value: int) -> bool:
         return abs(value) < 1 << 53
     low, high = (-(1 << int(bits) - 1), (1 << int(bits) - 1) - 1) if signed else (0, (1 << int(bits)) - 1)
     return low <= value <= high
+
+
+def _in_order(span: Range, typed: list[int]) -> list[int]:
+    """min <= opt <= max of a range that is not: what was typed stays, the rest gives way to it."""
+    if len(typed) == 3:
+        return sorted(typed)
+    low, best, high = min(span[0], *typed), span[1], max(span[2], *typed)
+    return [low, min(max(best, low), high), high]
 
 
 def _encoder_side(names: list[str]) -> str | None:

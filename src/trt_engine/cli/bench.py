@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trt_engine.cli import options, output
-from trt_engine.config import BenchConfig, RuntimeConfig, parse_size
+from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, parse_size
 from trt_engine.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def command(
     _advise(values, config)
     runtime, build, named = options.engine_configs(values)
     if dry_run:
-        return _plan(talk, path, config, runtime, out)
+        return _plan(talk, path, config, runtime, build, set(named), out)
 
     from trt_engine.api.measuring import bench
 
@@ -224,40 +224,43 @@ def _log_text(report: LogReport) -> str:
     return "\n".join(lines)
 
 
-def _plan(talk: output.Talk, path: Path, config: BenchConfig, runtime: RuntimeConfig, out: Path | None) -> int:
-    """`--dry-run`: what would be measured and written."""
-    import msgspec
-
-    from trt_engine.api.measuring import LOG
+def _plan(
+    talk: output.Talk,
+    path: Path,
+    config: BenchConfig,
+    runtime: RuntimeConfig,
+    build: BuildConfig,
+    named: set[str],
+    out: Path | None,
+) -> int:
+    """`--dry-run`: what would be measured and written; refuses what is refused before anything is measured."""
+    from trt_engine.api.building import plan
+    from trt_engine.api.measuring import LOG, build_config, sealed
     from trt_engine.benchmark.loop import feeds_for
     from trt_engine.benchmark.protocols import resolve
-    from trt_engine.engine import Engine, is_bare_model
+    from trt_engine.engine import is_bare_model
+    from trt_engine.records import BenchPlan
     from trt_engine.runfiles import RECORDS
     from trt_engine.tensors import format_shape
 
     shapes: Mapping[str, tuple[int, ...]] = config.shapes
     bare = is_bare_model(path)
     device = runtime.device or "cpu"
-    if not bare:
-        engine = Engine.open(path)
+    if bare:
+        for text in plan(path, config=build_config(path, config, runtime, build)).warnings:
+            log.warning("%s", text)
+    else:
+        engine = sealed(path, config, runtime, build, named)
         device = runtime.device or engine.passport.device
         shapes = {name: tuple(value.shape) for name, value in feeds_for(engine, config)[0].items()}
     protocol = resolve(config, device)
     writes = [] if out is None else [str(out / RECORDS), str(out / LOG)]
-    body = {
-        "dry_run": True,
-        "engine": str(path),
-        "builds": bare,
-        "device": device,
-        "shapes": shapes,
-        "protocol": msgspec.to_builtins(protocol),
-        "writes": writes,
-    }
+    body = BenchPlan(str(path), bare, device, dict(shapes), protocol, tuple(writes))
     shown = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items()) or "the profile's optimum"
     lines = [
         f"would measure {path} on {device} at {shown}, protocol {protocol.name}",
         *(["would build its engine into the store first"] if bare else []),
         *(f"would write {place}" for place in writes),
     ]
-    output.emit(talk, output.document("bench-plan", body, command=options.spelled_command()), "\n".join(lines))
+    output.emit(talk, output.document("bench", body, command=options.spelled_command()), "\n".join(lines))
     return 0

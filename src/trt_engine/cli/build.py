@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +11,17 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import BuildConfig
+from trt_engine.engine import WRITTEN
 from trt_engine.errors import UsageError
+from trt_engine.figures import percent, size
 
 if TYPE_CHECKING:
     from trt_engine.api.building import BuildPlan
     from trt_engine.records import BuildReport
 
 __all__ = ["command"]
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -103,6 +109,8 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
     from trt_engine.environment import Environment
     from trt_engine.records import BuildReport
 
+    for warning in planned.warnings:
+        log.warning("%s", warning)
     there = None if force else planned.in_store()
     return BuildReport(
         model=str(planned.model.path),
@@ -128,28 +136,35 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
 
 def _text(report: BuildReport, planned: BuildPlan) -> str:
     """The report for a person, with what to type next."""
-    size = "" if report.payload_bytes is None else f" ({report.payload_bytes / (1 << 20):.1f} MiB)"
-    lines = [("engine", f"{report.engine}{size}")] if report.engine else []
+    large = "" if report.payload_bytes is None else f" ({size(report.payload_bytes)})"
+    lines = [("engine", f"{report.engine}{large}")] if report.engine else []
     lines += [("backend", f"{report.backend} on {report.device}"), ("key", report.key)]
     lines += [("profile" if not index else "", str(profile)) for index, profile in enumerate(report.profiles)]
     if report.precision.found:
-        shares = ", ".join(f"{name} {_percent(share)}" for name, share in report.precision.found.items())
-        lines.append(
-            ("precision", f"{shares}{f' (asked: {report.precision.asked})' if report.precision.asked else ''}")
-        )
+        shares = ", ".join(f"{name} {_percent(share)}" for name, share in report.precision.running.items())
+        written = report.notes.get(WRITTEN)
+        told = [
+            *([f"asked: {report.precision.asked}"] if report.precision.asked else []),
+            *([f"the graph is {written}, {report.device} runs it in {report.precision.main}"] if written else []),
+        ]
+        aside = f" ({'; '.join(told)})" if told else ""
+        lines.append(("precision", f"{shares}{aside}"))
     if report.parity:
         worst = max((item.max_rel for item in report.parity.outputs.values()), default=0.0)
         lines.append(
             ("parity", f"largest difference {worst:.2g} of the largest value, allowed {report.parity.tolerance:g}")
         )
+        if report.parity.given:
+            apart = max(item.max_rel for item in report.parity.given.values())
+            lines.append(("", f"from the model as it was given: {apart:.2g} of the largest value (not judged)"))
     if report.dry_run:
         lines.append(("would", "take it from the store" if report.cached else "build it"))
         lines += [("and write", str(planned.out))] if planned.out else []
     else:
         lines.append(("took", f"{report.seconds:.1f} s{', from the store' if report.cached else ''}"))
-        lines.append(("next", f"trt-engine bench {report.engine}"))
+        lines.append(("next", f"trt-engine bench {shlex.quote(str(report.engine))}"))
     return "\n".join(f"{f'{name}:' if name else '':<11}{value}" for name, value in lines)
 
 
 def _percent(share: Any) -> str:
-    return f"{100 * (share.layers if share.macs is None else share.macs):.0f} %"
+    return percent(share.layers if share.macs is None else share.macs)

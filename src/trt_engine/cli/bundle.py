@@ -13,6 +13,7 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.config import BuildConfig
 from trt_engine.errors import UsageError
+from trt_engine.figures import in_ms, size
 
 if TYPE_CHECKING:
     from trt_engine.records import BundleComponent, BundleReport, BundleState, BundleStep
@@ -179,9 +180,9 @@ def _component_lines(item: BundleComponent, folder: str) -> list[tuple[str, str]
     state = _WORDS[item.status]
     if item.status == "planned" and item.digest is not None:
         state = "there already" if item.engine else "would be taken from the store"
-    size = f", {item.payload_bytes / (1 << 20):.1f} MiB" if item.payload_bytes is not None else ""
+    large = f", {size(item.payload_bytes)}" if item.payload_bytes is not None else ""
     took = f" in {item.build_seconds:.1f} s" if item.status == "built" and item.build_seconds is not None else ""
-    lines = [(item.name, f"{state}{took}{size}{f', {folder}/{item.engine}' if item.engine else ''}")]
+    lines = [(item.name, f"{state}{took}{large}{f', {folder}/{item.engine}' if item.engine else ''}")]
     lines += [("", str(profile)) for profile in item.profiles]
     if item.error is not None:
         lines.append(("", item.error.message))
@@ -198,7 +199,7 @@ def _chain_lines(chain: tuple[BundleStep, ...]) -> list[tuple[str, str]]:
         lines.append(
             (
                 "run",
-                f"{step.component}{fed}: {outputs}, {step.wall_ms:.2f} ms{f', {broken} not finite' if broken else ''}",
+                f"{step.component}{fed}: {outputs}, {in_ms(step.wall_ms)}{f', {broken} not finite' if broken else ''}",
             )
         )
     return lines
@@ -217,7 +218,7 @@ def state_text(state: BundleState) -> str:
         f"complete: {'yes' if state.complete else 'no'}",
     ]
     for name, engine in state.engines.items():
-        lines.append(f"{name}: {engine.path} ({engine.nbytes / (1 << 20):.1f} MiB)")
+        lines.append(f"{name}: {engine.path} ({size(engine.nbytes)})")
         lines.append(f"  verdict: {engine.verdict.verdict}, {engine.verdict.reason}")
         if engine.verdict.command:
             lines.append(f"  command: {engine.verdict.command}")
@@ -227,13 +228,13 @@ def state_text(state: BundleState) -> str:
             lines += [f"  profile {index}: {profile}" for index, profile in enumerate(engine.passport.profiles)]
         if engine.smoke is not None:
             lines.append(
-                f"  run: loaded in {engine.smoke['load_ms']:.1f} ms, first {engine.smoke['first_ms']:.2f} ms, "
-                f"second {engine.smoke['second_ms']:.2f} ms"
+                f"  run: loaded in {in_ms(engine.smoke['load_ms'])}, first {in_ms(engine.smoke['first_ms'])}, "
+                f"second {in_ms(engine.smoke['second_ms'])}"
             )
     for link in state.connections:
         held = {True: "holds", False: "does not hold", None: "not checked"}[link.held]
         lines.append(f"feeds: {link.producer}.{link.output} -> {link.consumer}.{link.input} ({held})")
     lines += [f"{name}: {value}" for name, value in _chain_lines(state.chain)]
     lines += [f"problem: {text}" for text in state.problems]
-    lines.append(f"files: {len(state.files)} ({state.nbytes / (1 << 20):.1f} MiB)")
+    lines.append(f"files: {len(state.files)} ({size(state.nbytes)})")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ import click
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.errors import UsageError
+from trt_engine.figures import size
 
 if TYPE_CHECKING:
     from trt_engine.records import CachedEngine, CacheReport
@@ -117,14 +118,14 @@ def _pruned(report: CacheReport) -> str:
 
 
 def _total(count: int, nbytes: int) -> str:
-    return f"{count} engine{'' if count == 1 else 's'}, {nbytes / 2**20:.1f} MiB"
+    return f"{count} engine{'' if count == 1 else 's'}, {size(nbytes)}"
 
 
 def _table(engines: Sequence[CachedEngine]) -> list[str]:
-    rows = [("key", "model", "backend", "MiB", "last used", "file")]
+    rows = [("key", "model", "backend", "size", "last used", "file")]
     for item in engines:
         name = item.path.rpartition("/")[2]
-        rows.append((item.key[:12], item.model, item.backend, f"{item.nbytes / 2**20:.1f}", item.used, name))
+        rows.append((item.key[:12], item.model, item.backend, size(item.nbytes), item.used, name))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     right = 3  # the sizes
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.config import parse_shapes
 from trt_engine.errors import UsageError
+from trt_engine.figures import percent, size
 
 if TYPE_CHECKING:
     from trt_engine.records import CastReport
@@ -105,17 +107,17 @@ def command(
 def _text(report: CastReport) -> str:
     """The report for a person."""
     lines = [("model" if report.out is None else "written", report.out or report.model)]
-    size = f"{report.nbytes_before / (1 << 20):.1f} MiB"
+    large = size(report.nbytes_before)
     if report.nbytes_after is not None:
-        size += f" before, {report.nbytes_after / (1 << 20):.1f} MiB after"
-    lines.append(("size", size))
+        large += f" before, {size(report.nbytes_after)} after"
+    lines.append(("size", large))
     lines.append(
         ("cast", f"{report.nodes_cast} of {report.nodes} nodes to {report.to}, {report.casts_added} Casts added")
     )
     if report.precision is not None:
         shares = ", ".join(
-            f"{name} {100 * (share.layers if share.macs is None else share.macs):.0f} %"
-            for name, share in report.precision.found.items()
+            f"{name} {percent(share.layers if share.macs is None else share.macs)}"
+            for name, share in report.precision.running.items()
         )
         lines.append(("precision", shares))
     for index, item in enumerate(report.kept[:_SHOWN]):
@@ -133,7 +135,7 @@ def _text(report: CastReport) -> str:
     if report.dry_run:
         lines.append(("would", "write the model; nothing was written"))
     elif report.out is not None:
-        lines.append(("next", f"trt-engine build {report.out}"))
+        lines.append(("next", f"trt-engine build {shlex.quote(report.out)}"))
     return "\n".join(f"{f'{name}:' if name else '':<11}{value}" for name, value in lines)
 
 

@@ -12,6 +12,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.config import BenchConfig
 from trt_engine.errors import Interrupted
+from trt_engine.figures import figure, percent, size
 
 if TYPE_CHECKING:
     from trt_engine.comparisons import Compared, ComparePlan, CompareReport, CompareSide, Gate, MetricDifference
@@ -75,7 +76,7 @@ def command(
             *engines, fail_if=fail_if, baseline=baseline, save_baseline=save_baseline, loads=many, out=out, yes=yes,
             config=config,
         )  # fmt: skip
-        output.emit(talk, output.document("compare-plan", plan, command=typed), _planned(plan))
+        output.emit(talk, output.document("compare", plan, command=typed), _planned(plan))
         return
     try:
         report = comparing.run(
@@ -127,12 +128,8 @@ def _judged(gate: Gate) -> str:
 def _who(side: CompareSide) -> str:
     facts = [f"{side.backend} on {side.device}", side.precision]
     sizes = (("engine", side.engine_bytes), ("weights", side.weights_bytes), ("memory", side.memory_bytes))
-    facts += [f"{name} {_mib(nbytes)}" for name, nbytes in sizes if nbytes]
+    facts += [f"{name} {size(nbytes)}" for name, nbytes in sizes if nbytes]
     return f"{side.label} ({', '.join(facts)})"
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):.1f} MiB" if nbytes >= 1 << 20 else f"{nbytes / 1024:.1f} KiB"
 
 
 def _table(side: Compared) -> Iterator[str]:
@@ -145,10 +142,8 @@ def _table(side: Compared) -> Iterator[str]:
 
 
 def _row(item: MetricDifference) -> str:
-    from trt_engine.benchmark.log import plain
-
     span = item.slower_pct
-    base, other = (f"{plain(float(f'{value:.4g}'))} {item.unit}" for value in (item.base, item.other))
+    base, other = (f"{figure(value, 4)} {item.unit}" for value in (item.base, item.other))
     least = "" if item.detectable_pct is None else f"{item.detectable_pct:.1f} %"
     interval = f"{span.low:+.1f} to {span.high:+.1f} %"
     figures = f"{base:>16}{other:>16}{span.value:>+10.1f} %   {interval:<21}{least:>11}"
@@ -157,7 +152,7 @@ def _row(item: MetricDifference) -> str:
 
 def _outputs(side: Compared) -> Iterator[str]:
     for name, error in zip(side.output_names, side.outputs, strict=True):
-        top = f", best class the same in {side.top1_same[name]:.0%} of rows" if name in side.top1_same else ""
+        top = f", best class the same in {percent(side.top1_same[name])} of rows" if name in side.top1_same else ""
         yield (
             f"  outputs   {name}: largest difference {error.max_abs:.3g} ({error.max_rel:.2g} of the largest value), "
             f"mean {error.mean_abs:.3g}, cosine {error.cosine:.6f}{top}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.config import parse_options
 from trt_engine.errors import Interrupted, UsageError
+from trt_engine.figures import size
 
 if TYPE_CHECKING:
     from trt_engine.records import ConvertReport
@@ -115,11 +117,11 @@ def command(
 def _text(report: ConvertReport) -> str:
     """The report for a person."""
     lines = [("source", f"{report.source}, {report.kind}: {report.seen}")]
-    if report.dry_run:
+    if report.out is None:  # a dry run
         lines += [("would" if not index else "", note) for index, note in enumerate(report.notes)]
         lines.append(("opset", str(report.opset)))
         return _laid_out(lines)
-    lines.append(("written", str(report.out)))
+    lines.append(("written", report.out))
     lines.append(("exporter", f"{report.exporter}, {report.export_s or 0.0:.1f} s"))
     lines.append(("opset", f"{report.opset}, IR {report.ir_version}"))
     if report.signature is not None:
@@ -134,13 +136,13 @@ def _text(report: ConvertReport) -> str:
     if report.operators_gone:
         nodes += f" ({', '.join(f'{count} {name}' for name, count in list(report.operators_gone.items())[:4])} gone)"
     lines.append(("nodes", nodes))
-    lines.append(("size", f"{(report.nbytes or 0) / (1 << 20):.1f} MiB"))
+    lines.append(("size", size(report.nbytes or 0)))
     if report.worst is not None:
         lines.append(
             ("agrees", f"within {report.worst:.2g} of the largest value at {len(report.agreement)} sets of shapes")
         )
         for item in report.agreement:
-            sizes = ", ".join(f"{name} {size}" for name, size in item.sizes.items()) or "as given"
+            sizes = ", ".join(f"{name} {steps}" for name, steps in item.sizes.items()) or "as given"
             worst = max((error.max_rel for error in item.outputs.values()), default=0.0)
             lines.append(("", f"{sizes}: {worst:.2g}"))
     lines += [("note" if not index else "", note) for index, note in enumerate(report.notes)]
@@ -149,8 +151,8 @@ def _text(report: ConvertReport) -> str:
     for index, finding in enumerate(told[:_SHOWN]):
         lines.append(("lint" if not index else "", f"{finding.code}: {finding.message}"))
     if len(told) > _SHOWN:
-        lines.append(("", f"and {len(told) - _SHOWN} more (`trt-engine lint {report.out}`)"))
-    lines.append(("next", f"trt-engine build {report.out}"))
+        lines.append(("", f"and {len(told) - _SHOWN} more (`trt-engine lint {shlex.quote(report.out)}`)"))
+    lines.append(("next", f"trt-engine build {shlex.quote(report.out)}"))
     return _laid_out(lines)
 
 

@@ -9,6 +9,7 @@ import click
 
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit, spelled_out
+from trt_engine.figures import in_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,5 +102,5 @@ def _time(changes: Sequence[LayerChange]) -> str:
     ]
     if changes[0].change == "time" or not any(sides):
         return ""
-    told = [f"{sum(side):.4g} ms" if side else "-" for side in sides]
+    told = [in_ms(sum(side)) if side else "-" for side in sides]
     return f" ({told[0]} -> {told[1]})"

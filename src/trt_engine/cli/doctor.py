@@ -10,6 +10,7 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.device import parse_device
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.figures import figure, scaled
 
 if TYPE_CHECKING:
     from trt_engine.records import BackendState, Ceilings, DoctorReport
@@ -81,14 +82,10 @@ def _limits(found: Ceilings) -> list[str]:
     lines = [f"{found.device} can do at most" + (f" (measured {found.measured}):" if found.measured else ":")]
     for item in found.items:
         source = "" if item.source == "measured" else "not measured: "
-        lines.append(f"  {item.name:<{names}}  {_figure(item.value):>7} {item.unit:<7}  {source}{item.how}")
+        value, unit = scaled(item.value, item.unit)
+        lines.append(f"  {item.name:<{names}}  {figure(value):>6} {unit:<7}  {source}{item.how}")
     lines += [f"  skipped: {text}" for text in found.skipped]
     return lines + [f"  note: {text}" for text in found.notes]
-
-
-def _figure(value: float) -> str:
-    """Three digits that count: `764`, `4.23`, `0.260`."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1 else f"{value:.3f}"
 
 
 def _backend(state: BackendState, widest: int) -> list[str]:

@@ -11,6 +11,7 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.config import BuildConfig, RuntimeConfig
 from trt_engine.errors import UsageError
+from trt_engine.figures import in_ms
 
 if TYPE_CHECKING:
     from trt_engine.records import Evaluated, EvaluateReport
@@ -73,6 +74,7 @@ def command(
     build: BuildConfig = options.config_from(BuildConfig, shared | values)
 
     from trt_engine.api import evaluating
+    from trt_engine.api.preparing import check_data
     from trt_engine.engine import is_bare_model
 
     bare = is_bare_model(path)
@@ -84,6 +86,7 @@ def command(
     typed = options.spelled_command()
     if dry_run:
         vision = evaluating.declared_for(path, preprocess)
+        check_data(build.calibrate)
         emit(talk, *_plan(path, bare, dataset, limit, seed, vision, out, save_predictions))
         return
     report = evaluating.run(
@@ -148,7 +151,7 @@ def _who(side: Evaluated) -> str:
 def _latency(side: Evaluated) -> str:
     if side.latency_ms is None:
         return "not measured"
-    return f"median {side.latency_ms.median:.4g} ms, p99 {side.latency_ms.p99:.4g} ms for a batch of {side.batch}"
+    return f"median {in_ms(side.latency_ms.median)}, p99 {in_ms(side.latency_ms.p99)} for a batch of {side.batch}"
 
 
 def _table(report: EvaluateReport) -> list[str]:
@@ -174,23 +177,23 @@ def _plan(
 ) -> tuple[dict[str, Any], str]:
     """`--dry-run`: what would be built, read and written."""
     from trt_engine.api.evaluating import METRICS
+    from trt_engine.records import EvaluatePlan
     from trt_engine.vision.datasets import open_dataset
 
     listed = open_dataset(dataset)
     writes = [str(item) for item in (out / METRICS if out else None, predictions) if item is not None]
-    body = {
-        "dry_run": True,
-        "engine": str(path),
-        "builds": bare,
-        "dataset": str(listed.path),
-        "dataset_kind": listed.kind,
-        "images": len(listed.subset(limit, seed).items),
-        "vision": vision.as_dict(),
-        "writes": writes,
-    }
+    body = EvaluatePlan(
+        engine=str(path),
+        builds=bare,
+        dataset=str(listed.path),
+        dataset_kind=listed.kind,
+        images=len(listed.subset(limit, seed).items),
+        vision=vision.as_dict(),
+        writes=tuple(writes),
+    )
     lines = [
-        f"would run {path} over {body['images']} pictures of {listed.path} ({listed.kind})",
+        f"would run {path} over {body.images} pictures of {listed.path} ({listed.kind})",
         *(["would build its engine into the store first"] if bare else []),
         *([f"would write {', '.join(writes)}"] if writes else []),
     ]
-    return document("evaluate-plan", body, command=options.spelled_command()), "\n".join(lines)
+    return document("evaluate", body, command=options.spelled_command()), "\n".join(lines)

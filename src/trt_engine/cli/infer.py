@@ -12,6 +12,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.config import BuildConfig, RuntimeConfig, parse_shapes
 from trt_engine.errors import UsageError
+from trt_engine.figures import in_ms
 from trt_engine.tensors import Shape, Signature, closest, format_shape
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ def command(
     import msgspec
 
     from trt_engine.api.loading import load
+    from trt_engine.api.preparing import check_data
     from trt_engine.engine import Engine, is_bare_model
     from trt_engine.files import write_whole
     from trt_engine.graph.load import open_model
@@ -103,6 +105,7 @@ def command(
             f"`{path}` is built already: `--{next(iter(asked)).removesuffix('s')}` cannot change it",
             hint="give the model to build it again",
         )
+    check_data(build.calibrate)
     signature = open_model(path).signature if bare else Engine.open(path).signature
     chosen = _chosen(signature, names, out)
     feeds = read_feeds(source, signature) if source is not None else None
@@ -286,11 +289,11 @@ def _text(report: InferReport) -> str:
     fed = ", ".join(f"{name} {format_shape(shape)}" for name, shape in report.shapes.items())
     more = ""
     if report.median_ms is not None:
-        more = f", then {report.median_ms:.4g} ms (median of {len(report.samples_ms) - 1})"
+        more = f", then {in_ms(report.median_ms)} (median of {len(report.samples_ms) - 1})"
     lines = [
         f"engine      {report.engine} ({report.backend} on {report.device})",
         f"input       {fed} ({report.inputs})",
-        f"latency     {report.first_ms:.4g} ms the first time{more}",
+        f"latency     {in_ms(report.first_ms)} the first time{more}",
     ]
     for item in report.outputs:
         text = f"output      {item.name} {format_shape(item.shape)} {item.dtype}"
@@ -316,17 +319,18 @@ def _plan(
     path: Path, bare: bool, source: Path | None, chosen: Sequence[str], writes: Sequence[Path]
 ) -> tuple[dict[str, Any], str]:
     """`--dry-run`: what would be built, run and written."""
-    body = {
-        "dry_run": True,
-        "engine": str(path),
-        "builds": bare,
-        "inputs": str(source) if source is not None else "seeded random",
-        "outputs": list(chosen),
-        "writes": [str(item) for item in writes],
-    }
+    from trt_engine.records import InferPlan
+
+    body = InferPlan(
+        engine=str(path),
+        builds=bare,
+        inputs=str(source) if source is not None else "seeded random",
+        outputs=tuple(chosen),
+        writes=tuple(str(item) for item in writes),
+    )
     lines = [
-        f"would run {path} once on {body['inputs']}",
+        f"would run {path} once on {body.inputs}",
         *(["would build its engine into the store first"] if bare else []),
         *([f"would write {', '.join(chosen)} to {' and '.join(map(str, writes))}"] if writes else []),
     ]
-    return output.document("infer-plan", body, command=options.spelled_command()), "\n".join(lines)
+    return output.document("infer", body, command=options.spelled_command()), "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit, spelled_out
+from trt_engine.figures import figure, in_ms, percent, si, size
 
 if TYPE_CHECKING:
     from trt_engine.errors import EngineError
@@ -78,8 +80,6 @@ def _engine_document(report: EngineReport, typed: str) -> dict[str, Any]:
 
 def _again(path: Path) -> str:
     """The command that puts an engine where one was expected."""
-    import shlex
-
     backend = "" if path.suffix == ".onnx" else "--backend tensorrt "
     return f"trt-engine build MODEL.onnx {backend}-o {shlex.quote(str(path))}"
 
@@ -116,9 +116,9 @@ def _model(report: ModelReport) -> str:
         f"opset: {opsets}",
         f"ir_version: {report.ir_version}",
         f"producer: {report.producer or 'not stated'}",
-        f"size: {_size(report.nbytes)}",
+        f"size: {size(report.nbytes)}",
         f"digest: {report.digest}",
-        f"parameters: {report.parameters:,} ({_size(report.parameter_bytes)})",
+        f"parameters: {report.parameters:,} ({size(report.parameter_bytes)})",
         *_cost_lines(report),
         f"precision: {report.precision.main or 'no arithmetic'}",
         *_census_lines(report),
@@ -160,8 +160,8 @@ def _cost_lines(report: ModelReport) -> list[str]:
     shapes = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in report.flops_shapes.items())
     at_least = "" if report.flops_exact else "at least "
     lines = [
-        f"macs: {at_least}{_count(report.macs)} (at {shapes})",
-        f"flops: {at_least}{_count(report.flops)} (2 x macs, and what is computed by element)",
+        f"macs: {at_least}{si(report.macs)} (at {shapes})",
+        f"flops: {at_least}{si(report.flops)} (2 x macs, and what is computed by element)",
     ]
     if report.uncounted:
         names = ", ".join(f"{op} ({count})" for op, count in list(report.uncounted.items())[:_OPERATORS])
@@ -210,7 +210,7 @@ def _engine(report: EngineReport) -> str:
         lines.append(f"command: {report.verdict.command}")
     if report.tensorrt_version:
         lines.append(f"tensorrt: {report.tensorrt_version}")
-    lines.append(f"size: {_size(report.nbytes)}")
+    lines.append(f"size: {size(report.nbytes)}")
     if report.passport is not None:
         lines += _passport_lines(report.passport)
     if report.smoke is not None:
@@ -219,8 +219,9 @@ def _engine(report: EngineReport) -> str:
 
 
 def _passport_lines(passport: Any) -> list[str]:
-    found = ", ".join(f"{name} {share.layers:.0%} of layers" for name, share in passport.precision.found.items())
+    found = ", ".join(f"{name} {percent(share.layers)} of layers" for name, share in passport.precision.running.items())
     asked = f" (asked: {passport.precision.asked})" if passport.precision.asked else ""
+    asked += f" (the graph is {passport.build.written})" if passport.build.written else ""
     lines = [
         f"backend: {passport.backend}",
         f"device: {passport.device}",
@@ -241,14 +242,19 @@ def _passport_lines(passport: Any) -> list[str]:
         worst = max((error.max_rel for error in passport.parity.outputs.values()), default=0.0)
         state = "passed" if passport.parity.passed else "failed"
         lines.append(f"parity: {state} against {passport.parity.reference} (largest relative difference {worst:.2g})")
+        if passport.parity.given:
+            apart = max(error.max_rel for error in passport.parity.given.values())
+            lines.append(
+                f"parity_given: largest relative difference {apart:.2g} from the model as it was given, not judged"
+            )
     lines += [f"warning: {text}" for text in passport.build.warnings]
     return lines
 
 
 def _smoke_lines(smoke: dict[str, Any]) -> list[str]:
     lines = [
-        f"run: loaded in {smoke['load_ms']:.1f} ms, first inference {smoke['first_ms']:.2f} ms, "
-        f"second {smoke['second_ms']:.2f} ms (seed {smoke['seed']})"
+        f"run: loaded in {in_ms(smoke['load_ms'])}, first inference {in_ms(smoke['first_ms'])}, "
+        f"second {in_ms(smoke['second_ms'])} (seed {smoke['seed']})"
     ]
     for side in ("inputs", "outputs"):
         for name, told in smoke[side].items():
@@ -281,24 +287,20 @@ def _run(report: RunReport) -> str:
                 (
                     item["batch"],
                     item["device"],
-                    *(_figure(item[name]) for name in ("qps", "images_per_s", "mean_ms")),
+                    *("" if item[name] is None else figure(item[name]) for name in ("qps", "images_per_s", "mean_ms")),
                     item["samples"],
                     "yes" if item["stable"] else "no",
                 )
             )
         lines += _table(rows)
     shown = sorted(report.files.items(), key=lambda item: -item[1])[:_TOP]
-    lines.append(f"files: {len(report.files)} ({_size(report.nbytes)})")
-    lines += [f"  {name} ({_size(nbytes)})" for name, nbytes in shown]
-    lines.append(f"hint: `trt-engine report {report.path}` writes it out")
+    lines.append(f"files: {len(report.files)} ({size(report.nbytes)})")
+    lines += [f"  {name} ({size(nbytes)})" for name, nbytes in shown]
+    lines.append(f"hint: `trt-engine report {shlex.quote(report.path)}` writes it out")
     return "\n".join(map(spelled_out, lines))
 
 
-# ------------------------------------------------------------------------------------------------ words and figures
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+# ------------------------------------------------------------------------------------------------ words
 
 
 def _table(rows: Iterable[Sequence[Any]]) -> list[str]:
@@ -312,17 +314,3 @@ def _table(rows: Iterable[Sequence[Any]]) -> list[str]:
         + "  ".join(c.ljust(w) if at == 0 else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in cells
     ]
-
-
-def _size(nbytes: int) -> str:
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.1f} {unit}"
-    return f"{nbytes} B"
-
-
-def _count(value: int) -> str:
-    for unit, factor in (("T", 10**12), ("G", 10**9), ("M", 10**6)):
-        if value >= factor:
-            return f"{value / factor:.3f} {unit}"
-    return str(value)

@@ -248,15 +248,20 @@ def config_from(config: type[Any], values: dict[str, Any]) -> Any:
 
 
 def engine_configs(values: dict[str, Any]) -> tuple[RuntimeConfig, BuildConfig, dict[str, Any]]:
-    """How to run an engine and how to build a model's, and by name what was typed that an engine has to fit: `backend`.
+    """How to run an engine and how to build a model's, and by name what was typed that an engine has to fit: `backend`,
+    `precision` (not in trtexec's spelling, which says so of engines too).
 
     What both have was typed once and goes to both. Takes the settings of running out of `values`.
     """
     of_both = dict(values)
-    backend = values.get("backend")
+    named = {name: values[name] for name in ("backend", "precision") if values.get(name) is not None}
     runtime: RuntimeConfig = config_from(RuntimeConfig, values)
     build: BuildConfig = config_from(BuildConfig, of_both)
-    return runtime, build, {} if backend is None else {"backend": backend}
+    if build.calibrate is not None:
+        from trt_engine.api.preparing import check_data
+
+        check_data(build.calibrate)  # here, so that every verb's `--dry-run` finds it too
+    return runtime, build, named
 
 
 # ------------------------------------------------------------------------------------------------ trtexec's spellings
@@ -322,12 +327,24 @@ def _workspace(text: str) -> str:
     return size
 
 
+_SHAPES = ("--minShapes", "--optShapes", "--maxShapes")
+
+
 def _joined(spelled: dict[str, dict[str, tuple[int, ...]]]) -> Profile:
-    """The profile of `--minShapes`, `--optShapes`, `--maxShapes`; what is missing is taken from its neighbour."""
-    low, best, high = (spelled.get(f"--{which}Shapes", {}) for which in ("min", "opt", "max"))
+    """The profile of `--minShapes`, `--optShapes`, `--maxShapes`: all three, or one size as `--optShapes` alone.
+
+    Between min and max the usual size is max.
+    """
+    low, best, high = (spelled.get(flag, {}) for flag in _SHAPES)
     ranges = {}
     for name in {**low, **best, **high}:
-        middle = best.get(name) or high.get(name) or low[name]
+        lacking = [flag for flag in _SHAPES if name not in spelled.get(flag, {})]
+        if lacking not in ([], ["--optShapes"], ["--minShapes", "--maxShapes"]):
+            raise UsageError(
+                f"input `{name}` has no {' and no '.join(f'`{flag}`' for flag in lacking)}",
+                hint="give all three; one size alone is `--optShapes`",
+            )
+        middle = best[name] if name in best else high[name]
         ranges[name] = ShapeRange(low.get(name, middle), middle, high.get(name, middle))
     return Profile(ranges)
 
@@ -338,7 +355,7 @@ _TRTEXEC: dict[str, tuple[_Also, ...]] = {
     "transfers": (_Also("--noDataTransfers", value=False), _Also("--includeDataTransfers", value=True)),
     "graph": (_Also("--useCudaGraph", value=True), _Also("--noCudaGraph", value=False)),
     "spin": (_Also("--useSpinWait", value=True), _Also("--noSpinWait", value=False)),
-    "profiles": tuple(_Also(f"--{which}Shapes", read=parse_shapes) for which in ("min", "opt", "max")),
+    "profiles": tuple(_Also(flag, read=parse_shapes) for flag in _SHAPES),
     "workspace_mib": (_Also("--memPoolSize", read=_workspace),),
     "precision": tuple(_Also(f"--{name}", value=name) for name in ("fp16", "bf16", "int8", "fp8", "int4")),
 }

@@ -9,6 +9,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.cli.output import Talk
 from trt_engine.errors import UsageError
+from trt_engine.figures import size
 
 __all__ = ["command"]
 
@@ -41,8 +42,8 @@ def command(talk: Talk, folder: Path, out: Path | None, no_raw: bool, engines: b
     made = pack_run(folder, target, raw=not no_raw, engines=engines, dry_run=dry_run)
     total = sum(item.nbytes for item in made.files)
     lines = [
-        f"{'would pack' if dry_run else 'packed'} {len(made.files)} files ({total:,} bytes) of {folder} into {target}"
-        + (f" ({made.nbytes:,} bytes)" if made.nbytes is not None else "")
+        f"{'would pack' if dry_run else 'packed'} {len(made.files)} files ({size(total)}) of {folder} into {target}"
+        + (f" ({size(made.nbytes)})" if made.nbytes is not None else "")
     ]
     reasons: dict[str, list[str]] = {}
     for item in made.left_out:

@@ -13,7 +13,8 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit, spelled_out
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
 from trt_engine.errors import Interrupted
-from trt_engine.traces import RungName
+from trt_engine.figures import figure, percent, scaled
+from trt_engine.traces import ProfilePlan, RungName
 
 if TYPE_CHECKING:
     from trt_engine.traces import KernelRow, LayerProfile, LayerRow, ProfileReport, TimeSplit
@@ -57,7 +58,7 @@ _EXCESS = 0.05
 def command(
     talk: Talk,
     path: Path,
-    rung: str | None,
+    rung: RungName | None,
     inferences: int,
     warmup: int,
     ncu: int,
@@ -88,7 +89,7 @@ def command(
     typed = options.spelled_command()
     try:
         report = profile(
-            path, out=out, rung=rung, inferences=inferences, warmup=warmup, ncu=ncu, ceilings=ceilings, yes=yes,  # type: ignore[arg-type]
+            path, out=out, rung=rung, inferences=inferences, warmup=warmup, ncu=ncu, ceilings=ceilings, yes=yes,
             command=typed, config=config, runtime=runtime, build=build, on_stage=lambda text: log.info("%s", text),
             **named,
         )  # fmt: skip
@@ -116,8 +117,8 @@ def _lines(report: ProfileReport, top: int) -> Iterator[str]:
     said = report.verdict
     yield f"verdict     {said.sentence}"
     widest = max((len(name) for name, _ in said.evidence), default=0)
-    for name, figure in said.evidence:
-        yield f"            {name:<{widest}}  {figure}"
+    for name, told in said.evidence:
+        yield f"            {name:<{widest}}  {told}"
     if said.confidence == "estimated":
         yield "            estimated: a ceiling is its maker's, or the work is a count of the graph"
     yield f"next        {said.next}"
@@ -164,14 +165,17 @@ def _split(report: ProfileReport) -> Iterator[str]:
             "excess", -rest, "the layers' medians add up to more than the whole: their profiler's time is in them"
         )
     if split.kernels is not None:
-        yield f"  {'kernels':<10}{split.kernels:>10.4g}     launched in one inference"
+        yield f"  {'kernels':<10}{split.kernels:>10.6g}     launched in one inference"
     layers = report.layers
     if layers is not None and layers.wall_ms is not None and layers.clock != "launch":
         cost = layers.wall_ms - split.wall_ms
         yield _part(
-            "profiled", layers.wall_ms, f"whole, with the layers' profiler on: {cost:+.4g} ms is its cost, or chance"
+            "profiled",
+            layers.wall_ms,
+            f"whole, with the layers' profiler on: {'+' * (cost >= 0)}{figure(cost)} ms is its cost, or chance",
         )
-    yield f"  measured {rule.duration_s:g} s after {rule.warmup_s:g} s of warm-up, protocol {rule.name}"
+    measured_s = rule.duration_s if report.wall_s is None else report.wall_s
+    yield f"  measured {measured_s:.3g} s after {rule.warmup_s:g} s of warm-up, protocol {rule.name}"
 
 
 def _compute_words(split: TimeSplit, report: ProfileReport) -> str:
@@ -181,11 +185,11 @@ def _compute_words(split: TimeSplit, report: ProfileReport) -> str:
 
 
 def _part(name: str, ms: float, meaning: str) -> str:
-    return f"  {name:<10}{ms:>10.4g} ms  {meaning}"
+    return f"  {name:<10}{figure(ms):>10} ms  {meaning}"
 
 
 def _spread(summary: Any) -> str:
-    return "" if summary is None else f" (median {summary.median:.4g}, p99 {summary.p99:.4g} ms)"
+    return "" if summary is None else f" (median {figure(summary.median)}, p99 {figure(summary.p99)} ms)"
 
 
 def _categories(report: ProfileReport) -> Iterator[str]:
@@ -195,12 +199,12 @@ def _categories(report: ProfileReport) -> Iterator[str]:
     whole = sum(item.ms for item in report.categories)
     how = "their times" if report.kernels else "their medians"
     yield ""
-    yield f"what {what} do: the share of {whole:.4g} ms, the sum of {how} over {report.inferences} inferences"
+    yield f"what {what} do: the share of {figure(whole)} ms, the sum of {how} over {report.inferences} inferences"
     for item in report.categories:
         bar = "#" * round(_BAR * item.share)
-        yield f"  {item.category:<14}{item.share:>7.1%}  {item.ms:>9.4g} ms  {item.count:>5} {what}  {bar}"
+        yield f"  {item.category:<14}{item.share:>7.1%}  {figure(item.ms):>9} ms  {item.count:>5} {what}  {bar}"
     if report.precisions:
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in report.precisions.items())
+        shares = ", ".join(f"{name} {percent(share)}" for name, share in report.precisions.items())
         yield f"  computes in   {shares} (of the layers' time)"
 
 
@@ -217,7 +221,7 @@ def _table(report: ProfileReport, top: int) -> Iterator[str]:
 
 def _kernel(row: KernelRow) -> str:
     where = f"  <- {_few(row.layers)}" if row.layers else ""
-    figures = f"{row.share:>6.1%} {row.ms:>9.4g} {row.per_inference:>7.4g} {row.mean_us:>9.4g}"
+    figures = f"{row.share:>6.1%} {figure(row.ms):>9} {row.per_inference:>7.6g} {figure(row.mean_us):>9}"
     return f"  {figures}  {row.short} ({row.category}){where}"
 
 
@@ -229,20 +233,31 @@ def _layers(layers: LayerProfile, top: int) -> Iterator[str]:
     }[layers.clock]
     yield ""
     yield f"top {min(top, len(layers.rows))} of {len(layers.rows)} layers, medians by {clock} ({layers.instrument})"
-    yield f"  {'share':>6} {'ms':>9} {'times':>6} {'GFLOP/s':>8} {'GB/s':>7}  layer"
+    rows = sorted(layers.rows, key=lambda row: -row.median_ms)[:top]
     timed = layers.clock != "launch"
-    for row in sorted(layers.rows, key=lambda row: -row.median_ms)[:top]:
-        yield _layer(row, timed)
+
+    def rate(row: LayerRow, work: int | None) -> float | None:
+        return work / row.median_ms / 1e6 if timed and work and row.median_ms else None
+
+    worked, work = _rates([rate(row, row.flops) for row in rows], "GFLOP/s")
+    moved, bandwidth = _rates([rate(row, row.nbytes) for row in rows], "GB/s")
+    yield f"  {'share':>6} {'ms':>9} {'times':>6} {work:>8} {bandwidth:>7}  layer"
+    yield from map(_layer, rows, worked, moved)
 
 
-def _layer(row: LayerRow, timed: bool) -> str:
-    ms = row.median_ms
-    flops = f"{row.flops / ms / 1e6:.4g}" if timed and row.flops and ms else "-"
-    rate = f"{row.nbytes / ms / 1e6:.4g}" if timed and row.nbytes and ms else "-"
+def _rates(values: Sequence[float | None], unit: str) -> tuple[list[str], str]:
+    """Rates in one unit, the one that suits the largest."""
+    most = max((value for value in values if value is not None), default=0.0)
+    shown, unit = scaled(most, unit)
+    return ["-" if value is None else figure(value * shown / most) for value in values], unit
+
+
+def _layer(row: LayerRow, flops: str, rate: str) -> str:
     kind = f"{row.kind}, {row.category}" if row.kind else row.category
     others = [name for name in row.onnx_nodes if name != row.name]
     made = f"  <- {_few(others)}" if others else ""
-    return f"  {row.share:>6.1%} {ms:>9.4g} {row.calls:>6.4g} {flops:>8} {rate:>7}  {row.name} ({kind}){made}"
+    figures = f"{row.share:>6.1%} {figure(row.median_ms):>9} {row.calls:>6.6g} {flops:>8} {rate:>7}"
+    return f"  {figures}  {row.name} ({kind}){made}"
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:
@@ -257,7 +272,7 @@ def _counters(report: ProfileReport) -> Iterator[str]:
     yield "counters by Nsight Compute, which runs kernels one by one and empties caches: its durations are its own"
     for item in report.counters:
         figures = [
-            f"{name} {value:.3g} %"
+            f"{name} {figure(value)} %"
             for name, value in (
                 ("compute", item.compute_pct), ("memory", item.memory_pct), ("dram", item.dram_pct),
                 ("occupancy", item.occupancy_pct),
@@ -296,7 +311,7 @@ def _plan(
     runtime: RuntimeConfig,
     build: BuildConfig,
     out: Path | None,
-    rung: str | None,
+    rung: RungName | None,
     *,
     yes: bool,
     named: set[str],
@@ -316,20 +331,12 @@ def _plan(
         engine = sealed(path, config, runtime, build, named)
         device = runtime.device or engine.passport.device
         shapes = {name: tuple(value.shape) for name, value in feeds_for(engine, config)[0].items()}
-    body = {
-        "dry_run": True,
-        "engine": str(path),
-        "builds": bare,
-        "device": device,
-        "shapes": shapes,
-        "rung": rung,
-        "writes": writes,
-    }
+    body = ProfilePlan(str(path), bare, device, shapes, rung, tuple(writes))
     shown = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items()) or "the profile's optimum"
     lines = [
         f"would profile {path} on {device} at {shown}, {f'by the rung {rung}' if rung else 'by the best rung there is'}",
         *(["would build its engine into the store first"] if bare else []),
         *(f"would write {place}" for place in writes),
     ]
-    emit(talk, document("profile-plan", body, command=options.spelled_command()), "\n".join(lines))
+    emit(talk, document("profile", body, command=options.spelled_command()), "\n".join(lines))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import QuantizeConfig
+from trt_engine.figures import percent, size
 
 if TYPE_CHECKING:
     from trt_engine.records import QuantizeReport
@@ -17,6 +19,8 @@ __all__ = ["command"]
 
 _FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _SHOWN = 8
+_TENSORRT_ONLY = ("nvfp4", "mxfp8")
+"""Of these ONNX Runtime has no kernels, only their emulation runs."""
 
 
 @click.command()
@@ -90,14 +94,14 @@ def _text(report: QuantizeReport) -> str:
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         lines.append(("left" if not index else "", f"{len(nodes)}: {reason} ({', '.join(nodes[:3])}{more})"))
     if report.nbytes is not None:
-        before, after = report.nbytes_before / (1 << 20), report.nbytes / (1 << 20)
-        lines.append(("size", f"{before:.2f} MiB before, {after:.2f} MiB now ({after / before:.0%})"))
+        before, now = report.nbytes_before, report.nbytes
+        lines.append(("size", f"{size(before)} before, {size(now)} now ({percent(now / before)})"))
     if report.precision.found:
         shares = [
-            f"{name} {100 * (share.layers if share.macs is None else share.macs):.0f} %"
-            for name, share in report.precision.found.items()
+            f"{name} {percent(share.layers if share.macs is None else share.macs)}"
+            for name, share in report.precision.running.items()
         ]
-        lines.append(("computes", ", ".join(shares)))
+        lines.append(("written in", ", ".join(shares)))
     if report.calibration:
         lines.append(("calibrated", _calibrated(report.calibration)))
     for index, (name, error) in enumerate(list((report.parity or {}).items())[:_SHOWN]):
@@ -111,8 +115,19 @@ def _text(report: QuantizeReport) -> str:
         lines.append(("", f"of the largest value, on {report.parity_inputs}, by {_measured(report)}"))
     lines.append(("took", f"{report.seconds:.1f} s"))
     if report.out:
-        lines.append(("next", f"trt-engine evaluate {report.artifacts.get('emulation', report.out)} --dataset DATASET"))
+        lines += _next(report, report.out)
     return "\n".join(f"{f'{name}:' if name else '':<12}{value}" for name, value in lines)
+
+
+def _next(report: QuantizeReport, written: str) -> list[tuple[str, str]]:
+    """What runs here: the graph, else its emulation; of a block format without one, what would."""
+    emulation = report.artifacts.get("emulation")
+    if report.to in _TENSORRT_ONLY and emulation is None:
+        return [
+            ("next", f"trt-engine build {shlex.quote(written)} --backend tensorrt"),
+            ("", f"(only TensorRT runs {report.to}; `--emulate FILE` adds a graph that `evaluate` takes anywhere)"),
+        ]
+    return [("next", f"trt-engine evaluate {shlex.quote(emulation or written)} --dataset DATASET")]
 
 
 def _format(report: QuantizeReport) -> str:
@@ -139,4 +154,4 @@ def _calibrated(made: dict[str, Any]) -> str:
 
 
 def _measured(report: QuantizeReport) -> str:
-    return "ONNX Runtime's own kernels" if report.measured_on == "kernels" else "the emulation in FP32"
+    return "ONNX Runtime from the file itself" if report.measured_on == "kernels" else "the emulation in FP32"

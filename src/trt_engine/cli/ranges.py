@@ -61,25 +61,26 @@ def command(
         raise UsageError("`--shapes` is for random inputs, and `--data` has its own shapes", hint="leave one out")
 
     from trt_engine.api.pictures import inputs_of
+    from trt_engine.graph.load import open_model
     from trt_engine.precision.ranges import ranges
+    from trt_engine.precision.samples import open_samples
+    from trt_engine.records import RangesPlan
 
-    typed = options.spelled_command()
+    typed, given, opened = options.spelled_command(), parse_shapes(shapes), open_model(model)
+    rows = inputs_of(opened, data).data if data is not None else None
     if dry_run:
-        body = {
-            "dry_run": True,
-            "model": str(model),
-            "data": str(data) if data else None,
-            "writes": [str(out)] if out else [],
-        }
+        if rows is not None:
+            open_samples(rows, opened.signature, batch=batch, limit=limit)
+        body = RangesPlan(str(model), str(data) if data else None, (str(out),) if out else ())
         told = f"would run {model} over {data or 'random inputs'}" + (f" and write {out}" if out else "")
-        emit(talk, document("ranges-plan", body, command=typed), told)
+        emit(talk, document("ranges", body, command=typed), told)
         return 0
     report = ranges(
-        model,
-        inputs_of(model, data).data if data is not None else None,
+        opened,
+        rows,
         batch=batch,
         limit=limit,
-        shapes=parse_shapes(shapes),
+        shapes=given,
         margin=margin,
         memory_mib=max(1, parse_size(memory) >> 20),
         seed=seed,

@@ -10,6 +10,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.cli.output import Talk
 from trt_engine.errors import UsageError
+from trt_engine.figures import size
 
 if TYPE_CHECKING:
     from trt_engine.reporting.run import Run
@@ -64,9 +65,7 @@ def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_ru
     if not dry_run:
         write_whole(target, made)
     verb = "would write" if dry_run else "wrote"
-    output.emit(
-        talk, _document(run, artifacts) | {"dry_run": dry_run}, f"{verb} {target} ({len(made.encode()):,} bytes)"
-    )
+    output.emit(talk, _document(run, artifacts) | {"dry_run": dry_run}, f"{verb} {target} ({size(len(made.encode()))})")
 
 
 def _made(run: Run, form: str, base: Path, artifacts: dict[str, str]) -> str:

@@ -36,7 +36,7 @@ log = logging.getLogger("trt_engine.cli.run")
 @click.option("--nsys", is_flag=True, hidden=True)
 @click.option("--ncu", is_flag=True, hidden=True)
 @click.option("--fail-fast/--keep-going", default=False, help="Stop at the first cell that fails [--keep-going].")
-@click.option("--force", is_flag=True, help="Do every cell again, those that are done too.")
+@click.option("--force", is_flag=True, help="Do all that is asked for again, what is done too.")
 @click.option(
     "--container", metavar="IMAGE", help="Run inside this image, with docker or podman; `none` for none [the plan's]."
 )
@@ -68,8 +68,8 @@ def command(
     """Build, measure, evaluate and profile every cell of PLAN (a YAML file, docs/run.md) into one folder, with one report.
 
     A cell that fails is in the report with its reason, and the others go on. Started again with the same folder it does
-    only what is missing or has changed. Exit code: 0 when every cell is done or was skipped with a reason, the failed
-    cells' own code where they agree, else 1.
+    only what is missing or has changed, and adds other modes to what is there. Exit code: 0 when every cell is done or was
+    skipped with a reason, the failed cells' own code where they agree, else 1.
 
     \b
       trt-engine run examples/digits/plan.yaml -o run

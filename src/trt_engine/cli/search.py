@@ -10,6 +10,7 @@ import click
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.config import QuantizeConfig, RuntimeConfig
+from trt_engine.figures import MIB, figure, size
 
 if TYPE_CHECKING:
     from trt_engine.records import SearchReport
@@ -135,13 +136,12 @@ def _plan(planned: Plan) -> tuple[dict[str, Any], str]:
 def _text(report: SearchReport) -> str:
     """The answer, what the costliest layers cost, the table, and what to type next."""
     total = len(report.quantized) + len(report.excluded)
-    mib = 1 << 20
     lines = [
         f"model       {report.model}",
         f"{report.metric:<12}{report.baseline:.4f} before, {report.found:.4f} with {report.to}: a drop of "
         f"{report.drop:.4f}, the budget is {report.budget:g} ({report.images} pictures)",
         f"{report.to:<12}{len(report.quantized)} of {total} layers, {report.macs:.1%} of the multiply-adds",
-        f"size        {report.nbytes_before / mib:.2f} MiB before, {report.nbytes / mib:.2f} MiB now",
+        f"size        {size(report.nbytes_before)} before, {size(report.nbytes)} now",
         f"measured    {report.trials} mixtures, {report.trials - report.measured} of them found in the log; "
         f"{report.seconds:.0f} s",
     ]
@@ -168,10 +168,10 @@ def _table(report: SearchReport) -> list[str]:
         answer = point.images == report.images and point.layers == len(report.quantized) and point.macs == report.macs
         if not point.pareto and not answer and point.stage not in ("baseline", "all"):
             continue
-        times = f"{point.latency_ms.median:.4g} for {point.batch}" if point.latency_ms is not None else "-"
+        times = f"{figure(point.latency_ms.median)} for {point.batch}" if point.latency_ms is not None else "-"
         mark = "  <- the answer" if answer else "" if point.pareto else "  beaten"
         lines.append(
             f"{point.images:>8}  {point.layers:>6}  {point.macs:>6.1%}  {point.metric:>7.4f}  {point.drop:>+7.4f}  "
-            f"{point.nbytes / (1 << 20):>6.2f}  {times}{mark}"
+            f"{figure(point.nbytes / MIB):>6}  {times}{mark}"
         )
     return lines

@@ -50,7 +50,7 @@ PYTHON = "TRT_ENGINE_TF_PYTHON"
 """The environment variable that names an interpreter with TensorFlow and tf2onnx in it."""
 _INSTALL = f"`pip install 'trt-engine[tf]'`, or name an interpreter that has both with `{PYTHON}`"
 _START_S = 300.0
-_GRACE_S = 2.0
+_GRACE_S = 30.0
 _MEMORY_WORDS = ("bad_alloc", "out of memory", "cannot allocate memory")
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 

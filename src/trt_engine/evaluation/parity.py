@@ -10,35 +10,43 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import Profile
 from trt_engine.engine import OutputError, Parity
 from trt_engine.graph import walk
-from trt_engine.graph.census import is_quantize
+from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
 __all__ = [
+    "BY_ROWS",
     "REFERENCE",
     "are_sorted",
     "compare",
     "compare_rows",
     "is_sorting",
     "parity",
+    "rounding",
     "small_shapes",
     "tolerance_for",
+    "usual_tolerance",
+    "within",
 ]
 
 log = logging.getLogger(__name__)
 
 REFERENCE = "onnxruntime on the CPU, no graph optimisation"
+BY_ROWS = "rows matched by value"
+"""In `Parity.inputs` where the figures leave rows out that the tolerance says are tied: they speak of no stricter one."""
 
 Array = npt.NDArray[Any]
 
 # what the model's own rounding allows two right implementations to differ by
 _TOLERANCE = {"fp32": 1e-3, "tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2, "quantized": 1e-1}
+_FLOATS = ("fp32", "tf32", "fp16", "bf16")
+_QUANTIZED = ("QLinear", "QGemm", "QAttention", "MatMulNBits", "MatMulInteger", "ConvInteger")
 _SORTING = frozenset("TopK NonMaxSuppression Sort ArgSort".split())
 _ROWS_REPLACED = {"quantized": 0.10}
 _ROWS_REPLACED_ELSE = 0.01
@@ -66,9 +74,7 @@ def parity(
     shapes = {name: span.opt for name, span in profile.ranges.items()} if values else small_shapes(signature, profile)
     feeds = random_feeds(signature, shapes, seed, values)
     expected = reference(model, signature).run(feeds)
-    kind = _rounding(proto)
-    if tf32 and kind == "fp32":
-        kind = "tf32"
+    kind = _with_tf32(rounding(proto), tf32)
     limit = tolerance if tolerance is not None else _TOLERANCE[kind]
     outputs = run(feeds)
     errors = {name: compare(outputs[name], expected[name]) for name in expected}
@@ -77,9 +83,7 @@ def parity(
         # equal up to the order in which near-equal scores were put, and to what was cut off last
         replaced = _ROWS_REPLACED.get(kind, _ROWS_REPLACED_ELSE)
         errors = {name: compare_rows(outputs[name], expected[name], replaced, tied=limit) for name in expected}
-        how = (
-            f", rows matched by value (the model sorts them; {replaced:.0%} and those tied with the last may be others)"
-        )
+        how = f", {BY_ROWS} (the model sorts them; {replaced:.0%} and those tied with the last may be others)"
     described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
     described += "".join(f", `{name}` is {format_shape(tuple(given))}" for name, given in (values or {}).items())
     return Parity(
@@ -98,16 +102,32 @@ def within(error: OutputError, tolerance: float) -> bool:
 
 def tolerance_for(proto: ModelProto) -> float:
     """What two right implementations of this model may differ by, relative to the largest value."""
-    return _TOLERANCE[_rounding(proto)]
+    return _TOLERANCE[rounding(proto)]
 
 
-def _rounding(proto: ModelProto) -> str:
-    """The coarsest rounding the model itself asks for."""
-    if any(is_quantize(place.node) for place in walk.nodes(proto)):
+def usual_tolerance(kind: str, *, tf32: bool = False) -> float:
+    """The same for what `rounding` found; `tf32` when FP32 is computed in that."""
+    return _TOLERANCE[_with_tf32(kind, tf32)]
+
+
+def rounding(proto: ModelProto, brought_to: str | None = None) -> str:
+    """The coarsest rounding the model itself asks for, or what it is cast or quantised to before it is built."""
+    if brought_to not in (None, *_FLOATS) or any(_is_quantized(place.node) for place in walk.nodes(proto)):
         return "quantized"
     values = (*proto.graph.input, *proto.graph.output)
     kinds = {tensor.data_type for tensor in walk.tensors(proto)} | {v.type.tensor_type.elem_type for v in values}
-    return "bf16" if 16 in kinds else "fp16" if 10 in kinds else "fp32"
+    if 16 in kinds or brought_to == "bf16":
+        return "bf16"
+    return "fp16" if 10 in kinds or brought_to == "fp16" else "fp32"
+
+
+def _is_quantized(node: NodeProto) -> bool:
+    """True for one half of a Q/DQ pair too: weights stored quantized have no QuantizeLinear."""
+    return is_quantize(node) or is_dequantize(node) or node.op_type.startswith(_QUANTIZED)
+
+
+def _with_tf32(kind: str, tf32: bool) -> str:
+    return "tf32" if tf32 and kind == "fp32" else kind
 
 
 def is_sorting(proto: ModelProto) -> bool:

@@ -1,7 +1,8 @@
 """What a graph computes in: the share of layers, of parameters and of multiply-adds that each data type holds.
 
 An operator that reads DequantizeLinear counts as the quantized type: that is how a quantized graph is written, and what
-a backend that fuses the pair computes in. Names are those of `config.PRECISIONS`, and `fp64`, `int2` beyond them.
+a backend that fuses the pair computes in. Of a graph whose pairs were fused already it is read `literal`ly: there such an
+operator computes in floating point. Names are those of `config.PRECISIONS`, and `fp64`, `int2` beyond them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _NAMES = {
     26: "int2",
 }
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_WEIGHTS_ALONE = ("int4", "int2")
+"""Types that nothing computes in: they are weights' own, and a layer with such weights is told by them."""
 _E8M0 = 24
 _LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Cast Expand".split())
 _LINEAR = frozenset(
@@ -71,14 +74,17 @@ def is_dequantize(node: NodeProto) -> bool:
     )
 
 
-def census(proto: ModelProto, cost: Cost | None = None, *, tf32: bool = False) -> dict[str, Share]:
+def census(
+    proto: ModelProto, cost: Cost | None = None, *, tf32: bool = False, literal: bool = False
+) -> dict[str, Share]:
     """The shares by data type, largest first; empty for a graph that computes on no floating-point or quantized data.
 
     `cost` is the graph's count at the shapes to weigh by (default: counted at the sizes the model states, batch 1). With
-    `tf32` the matrix operators of FP32 data count as `tf32`: that is what the device makes of them.
+    `tf32` the matrix operators of FP32 data count as `tf32`: that is what the device makes of them. `literal` as in
+    `layers_of`: what the kernels compute in. A type that only weights are stored in has parameters, and no layers.
     """
     shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for layer in layers_of(proto, cost, tf32=tf32):
+    for layer in layers_of(proto, cost, tf32=tf32, literal=literal):
         shares[layer.kind][0] += 1
         shares[layer.kind][1] += layer.macs
     layers = {kind: share[0] for kind, share in shares.items()}
@@ -111,13 +117,14 @@ def layers_of(
     """The layers `census` counts, in order.
 
     `literal` takes each operator at its word: one that reads DequantizeLinear computes in floating point, which is what a
-    backend does that has fused its pairs already.
+    backend does that has fused its pairs already. Weights of four bits and fewer still name their layers: nothing computes
+    in those, on any backend.
     """
     cost = cost if cost is not None else count(proto, _smallest(proto))
     steps = [] if cost.trace is None else flatten(cost.trace.steps)
-    makers = {} if literal else {name: step for step in steps for name in step.node.output if name}
+    makers = {name: step for step in steps for name in step.node.output if name}
     for step in steps:
-        kind = _layer(step, makers)
+        kind = _layer(step, makers, literal)
         if tf32 and kind == "fp32" and step.node.op_type in _LINEAR:
             kind = "tf32"
         if kind is not None:
@@ -140,7 +147,7 @@ def _smallest(proto: ModelProto) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer(step: Step, makers: Mapping[str, Step]) -> str | None:
+def _layer(step: Step, makers: Mapping[str, Step], literal: bool) -> str | None:
     """The type one node computes in; None for what is no layer: constants, shapes, casts, the Q/DQ nodes themselves."""
     node, op = step.node, step.node.op_type
     if step.folded or step.inside or op in _NO_LAYER or is_quantize(node) or is_dequantize(node):
@@ -158,6 +165,8 @@ def _layer(step: Step, makers: Mapping[str, Step]) -> str | None:
         if fact is None or (not linear and fact.stored):
             continue
         kind = _dequantized(name, makers)
+        if literal and kind not in _WEIGHTS_ALONE:
+            kind = None
         if kind is not None or fact.elem in _FLOATS:
             read.append(kind)
     quantized = [kind for kind in read if kind is not None]

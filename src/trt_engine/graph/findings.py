@@ -6,6 +6,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
@@ -27,6 +28,7 @@ __all__ = [
     "few",
     "findings",
     "image_input",
+    "image_layout",
     "image_size",
     "islands",
     "look",
@@ -155,16 +157,17 @@ def islands(layers: Iterable[Layer], shares: Mapping[str, Share]) -> Iterator[Fi
 
 def image_input(inputs: Iterable[TensorSpec]) -> TensorSpec | None:
     """The first input that looks like a batch of images: four dimensions, 1, 3 or 4 channels (or an open number)."""
-    return next((spec for spec in inputs if _layout(spec) is not None), None)
+    return next((spec for spec in inputs if image_layout(spec) is not None), None)
 
 
 def image_size(spec: TensorSpec) -> tuple[int, int]:
     """Height and width of an image input, -1 where dynamic."""
-    at = 1 if _layout(spec) == "NHWC" else 2
+    at = 1 if image_layout(spec) == "NHWC" else 2
     return spec.shape[at], spec.shape[at + 1]
 
 
-def _layout(spec: TensorSpec) -> str | None:
+def image_layout(spec: TensorSpec) -> Literal["NCHW", "NHWC"] | None:
+    """Where the channels of a batch of images lie; None when it looks like none."""
     if len(spec.shape) != 4 or not spec.dtype.startswith(("float", "bfloat", "uint8", "int8")):
         return None
     if spec.shape[1] in (1, 3, 4):
@@ -186,7 +189,7 @@ def _trt_only(seen: Seen) -> Iterator[Finding]:
             "warning",
             f"only TensorRT runs {shown}: ONNX Runtime is never given this model",
             where,
-            "build it where TensorRT has the plugins (an image of TensorRT that brings them, or `--plugin` libraries), or "
+            "build it where TensorRT has the plugins (an image of TensorRT that brings them, or `-O plugins=a.so`), or "
             "export (quantize) again from the plain ONNX model",
         )
 

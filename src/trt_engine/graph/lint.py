@@ -759,7 +759,7 @@ _CODES: dict[tuple[str, str], tuple[str, str]] = {  # (where, kind) -> code, and
 }
 _HINTS = {
     "not-in-tensorrt": "write it with other operators in the source, keep it as a local function, bring a plugin "
-                       "(`--plugin`), or build with `--backend onnxruntime`",
+                       "(`-O plugins=a.so`), or build with `--backend onnxruntime`",
     "tensorrt-too-old": "upgrade TensorRT, or export with a lower opset (`trt-engine convert --opset 20`), which writes it "
                         "with older operators",
     "limited-in-tensorrt": "change it in the source, then `trt-engine convert` again",

@@ -22,6 +22,7 @@ from trt_engine.config import PRECISIONS
 from trt_engine.device import parse_device
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
+from trt_engine.matrix.parts import OWN_SETTINGS
 from trt_engine.matrix.plan import AS_IS, MODES, PROFILED, ModelEntry, OwnFile, Plan, Route, shapes_of
 from trt_engine.model import Model
 from trt_engine.tensors import closest
@@ -113,7 +114,9 @@ def _content(place: Path) -> str:
 
 def cells_of(plan: Plan, modes: Sequence[str] = ()) -> tuple[CellSpec, ...]:
     """Every cell of the plan in its order, model by model; `modes` are those of a command line, in place of the plan's."""
-    asked = modes_of(modes or plan.file.modes)
+    words = modes or plan.file.modes
+    asked = modes_of(words)
+    named = frozenset("bench" if word == "benchmark" else word for word in words)
     known, seen, cells = _Files(plan.folder), {}, []
     names: dict[str, str] = {}
     for index, entry in enumerate(plan.file.models):
@@ -123,7 +126,7 @@ def cells_of(plan: Plan, modes: Sequence[str] = ()) -> tuple[CellSpec, ...]:
         if name.lower() in names:
             raise plan.error(where, f"has the name `{name}`, which `{names[name.lower()]}` has too", "give it a `name`")
         names[name.lower()] = where
-        for spec in _cells_of(plan, model, name, where, asked, known):
+        for spec in _cells_of(plan, model, name, where, asked, named, known):
             if spec.label.lower() in seen:
                 raise plan.error(
                     where, f"has two cells called `{spec.label}`", "give files and backends a `label` of their own"
@@ -185,7 +188,13 @@ def _variants(plan: Plan, entry: ModelEntry, where: str) -> Iterator[_Variant]:
 
 
 def _cells_of(
-    plan: Plan, entry: ModelEntry, name: str, where: str, modes: tuple[str, ...], known: _Files
+    plan: Plan,
+    entry: ModelEntry,
+    name: str,
+    where: str,
+    modes: tuple[str, ...],
+    named: frozenset[str],
+    known: _Files,
 ) -> Iterator[CellSpec]:
     routes = [_route(item) for item in (entry.backends or plan.file.backends)]
     for variant in _variants(plan, entry, where):
@@ -195,7 +204,7 @@ def _cells_of(
             batches = variant.batches or entry.batches or plan.file.batches
             fixed = _fixed_batch(known.model(variant.source))
             for batch in dict.fromkeys((fixed,) if fixed is not None else batches):
-                yield _cell(plan, entry, name, variant, route, batch, modes, known, fixed=fixed is not None)
+                yield _cell(plan, entry, name, variant, route, batch, modes, named, known, fixed=fixed is not None)
 
 
 def _route(item: str | Route) -> Route:
@@ -238,15 +247,20 @@ def _cell(
     route: Route,
     batch: int,
     modes: tuple[str, ...],
+    named: frozenset[str],
     known: _Files,
     *,
     fixed: bool,
 ) -> CellSpec:
     file, device = plan.file, _device(plan, route)
     dataset = None if entry.dataset == "none" else entry.dataset or plan.dataset
-    kept = [mode for mode in modes if dataset is not None or mode != "evaluate"]
-    if not device.startswith("cuda"):  # Nsight looks at GPUs
-        kept = [mode for mode in kept if mode not in ("nsys", "ncu")]
+    idle = _idle(device, dataset)
+    kept = [mode for mode in modes if mode not in idle]
+    left_out = {
+        mode: why for mode, why in idle.items() if mode in named and (mode, entry.dataset) != ("evaluate", "none")
+    }
+    if left_out and kept == ["build"] and not named & {"build", "all"}:
+        kept = []  # nothing but what cannot be done was asked for
     calibrated = variant.precision in _QUANTISED and not variant.own
     accuracy = file.accuracy
     settings: dict[str, Any] = {"bench": {**file.bench, **plan.warmup(), "iterations": file.iterations}}
@@ -283,18 +297,40 @@ def _cell(
         own_file=variant.own,
         providers=tuple(route.providers),
         settings=settings,
+        left_out=left_out,
     )
-    contents = [
-        known.digest(spec.source),
-        *(known.digest(settings.get(one)) for one in ("calibrate", "dataset", "preprocess")),
-    ]
-    return replace(spec, digest=_digest(spec, contents))
+    return replace(spec, digest=_digest(spec, known), parts=_parts(spec, known))
 
 
-def _digest(spec: CellSpec, contents: Sequence[str]) -> str:
-    """Of what the cell does and of the files it does it with; where they lie makes no difference."""
-    facts = msgspec.to_builtins(replace(spec, source="", digest=""))
-    for one in ("calibrate", "dataset", "preprocess"):
+def _idle(device: str, dataset: str | None) -> dict[str, str]:
+    """The modes that have nothing to do on that device with that data, and why."""
+    found = {} if dataset is not None else {"evaluate": "the plan names no `dataset`"}
+    if not device.startswith("cuda"):
+        found |= dict.fromkeys(("nsys", "ncu"), f"Nsight looks at GPUs, and the device is `{device}`")
+    return found
+
+
+_PLACES = ("calibrate", "dataset", "preprocess")
+"""Settings that name files: what is in them counts, and not where they lie."""
+
+
+def _digest(spec: CellSpec, known: _Files) -> str:
+    """Of the engine: of what it is made of, and how."""
+    facts = msgspec.to_builtins(replace(spec, source="", modes=(), left_out={}))
+    for one in (*_PLACES, *(name for names in OWN_SETTINGS.values() for name in names)):
         facts["settings"].pop(one, None)
-    text = json.dumps([facts, *contents], sort_keys=True, separators=(",", ":"))
+    return _sha256([facts, known.digest(spec.source), known.digest(spec.settings.get("calibrate"))])
+
+
+def _parts(spec: CellSpec, known: _Files) -> dict[str, str]:
+    """By mode, of what is done with the engine."""
+    found = {}
+    for mode in (mode for mode in spec.modes if mode != "build"):
+        own = {name: spec.settings.get(name) for name in OWN_SETTINGS[mode]}
+        found[mode] = _sha256({name: known.digest(own[name]) if name in _PLACES else own[name] for name in own})
+    return found
+
+
+def _sha256(facts: Any) -> str:
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -7,7 +7,8 @@ import hashlib
 import logging
 import shlex
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,14 +17,17 @@ from typing import Any
 from trt_engine.cells import CellResult, CellSpec, PlannedCell, RunManifest, RunOutlook, RunSummary
 from trt_engine.config import parse_duration
 from trt_engine.device import info, parse_device
+from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError, UsageError
 from trt_engine.evaluation.evaluate import MAIN_FIGURE
+from trt_engine.figures import figure, in_ms, size
 from trt_engine.files import path_of
 from trt_engine.matrix import container
 from trt_engine.matrix.cells import cells_of, chosen, modes_of
 from trt_engine.matrix.child import Ending, in_child
-from trt_engine.matrix.plan import Plan, read_plan
+from trt_engine.matrix.parts import described, joined, standing
+from trt_engine.matrix.plan import MODES, Plan, read_plan
 from trt_engine.matrix.tree import Tree, default_folder, earlier_seconds
 from trt_engine.matrix.work import Job, judged, lacking_here, reason_of
 from trt_engine.reporting.write import write_reports
@@ -53,11 +57,10 @@ def run_plan(
     """Carry out the plan of a YAML file in the folder `out` (default: `runs/YYYYMMDD_HHMMSS`); what became of every cell.
 
     A cell that fails is in the summary with its reason, and the others go on (`fail_fast` stops there). Started again in the
-    same folder it does only what is missing or has changed; `force` does everything again. `only` are labels with wildcards,
-    `modes` stand in place of the plan's, `in_container` is an image to run in (default: the plan's;
-    `none` for none). Raises `UsageError` for a plan that cannot be
-    meant, naming the place, `SetupError` when another run is at work in the folder, and on Ctrl-C `Interrupted`, whose
-    `partial` is the summary.
+    same folder it does only what is missing or has changed, and adds other modes to what is there; `force` does again all
+    that is asked for. `only` are labels with wildcards, `modes` stand in place of the plan's, `in_container` is an image to
+    run in (default: the plan's; `none` for none). Raises `UsageError` for a plan that cannot be meant, naming the place,
+    `SetupError` when another run is at work in the folder, and on Ctrl-C `Interrupted`, whose `partial` is the summary.
     """
     only, modes = _texts(only, "`only`"), [word for text in _texts(modes, "`modes`") for word in text.split(",")]
     read = read_plan(plan)
@@ -122,16 +125,17 @@ def outlook(
     cells = []
     for spec in specs:
         before = there.get(spec.label)
-        good = before is not None and not force and tree.still_good(before, spec.digest)
-        seconds = None if good or spec.label not in wanted else times.of(spec)
+        left = tree.missing(before, spec, force=force)
         if spec.label not in wanted:
             cells.append(PlannedCell(spec, "leave", "`--only` leaves it out"))
-        elif good:
+        elif left is None:
             cells.append(PlannedCell(spec, "keep", "done already"))
-        elif image is None and (lacking := lacking_here(spec)) is not None:
+        elif (image is None or not left) and (lacking := lacking_here(spec)) is not None:
             cells.append(PlannedCell(spec, "skip", lacking.message))
         else:
-            cells.append(PlannedCell(spec, "run", _why(before, spec, force=force), seconds))
+            gone = before is not None and tree.lost_engine(before)
+            why = _why(before, spec, gone=gone, force=force)
+            cells.append(PlannedCell(replace(spec, modes=left), "run", why, times.of(spec)))
     known = [cell.seconds for cell in cells if cell.does == "run"]
     total = sum(one for one in known if one is not None) if all(one is not None for one in known) else None
     line: tuple[str, ...] = ()
@@ -139,7 +143,15 @@ def outlook(
         line = container.prepare(
             read, specs, folder, image, only=only, modes=modes, fail_fast=fail_fast, force=force, dry_run=True
         ).command
-    return RunOutlook(str(folder), str(plan), tuple(cells), total, starts=line, warnings=tuple(_not_there(read, cells)))
+    told = (*_idle_modes([cell.spec for cell in cells if cell.does in ("run", "keep")]), *_not_there(read, cells))
+    return RunOutlook(str(folder), str(plan), tuple(cells), total, starts=line, warnings=told)
+
+
+def _idle_modes(specs: Iterable[CellSpec]) -> Iterator[str]:
+    """One sentence for each mode that was asked for by name and has nothing to do in some of these cells."""
+    found = Counter((mode, why) for spec in specs for mode, why in spec.left_out.items())
+    for (mode, why), count in found.items():
+        yield f"`{mode}` is left out of {count} cell{'s' if count > 1 else ''}: {why}"
 
 
 def _not_there(plan: Plan, cells: Sequence[PlannedCell]) -> Iterator[str]:
@@ -152,14 +164,19 @@ def _not_there(plan: Plan, cells: Sequence[PlannedCell]) -> Iterator[str]:
             yield f"`{name}` is not there: cells that need it will fail"
 
 
-def _why(before: CellResult | None, spec: CellSpec, *, force: bool) -> str:
+def _why(before: CellResult | None, spec: CellSpec, *, gone: bool, force: bool) -> str:
     if before is None:
         return "new"
     if force:
         return "`--force`"
     if before.state != "done":
         return f"was {before.state}"
-    return "the plan or a file of it has changed" if before.spec.digest != spec.digest else "its engine is gone"
+    if before.spec.digest != spec.digest:
+        return "the plan or a file of it has changed"
+    if gone:
+        return "its engine is gone"
+    changed = any(before.spec.parts.get(mode, digest) != digest for mode, digest in spec.parts.items())
+    return "the plan or a file of it has changed" if changed else "the rest is there"
 
 
 # ------------------------------------------------------------------------------------------------ the run
@@ -194,16 +211,19 @@ class _Run:
         self._compare_machines(manifest)
         self.tree.begin(manifest, self.plan.read.raw, self.command)
         times = _Times(earlier_seconds(self.tree.folder), self.results.values())
-        todo = [spec for spec in self.specs if spec.label in self.wanted and not self._is_there(spec)]
+        wanted = [spec for spec in self.specs if spec.label in self.wanted]
+        todo = [spec for spec in wanted if not self._is_there(spec)]
+        for text in _idle_modes(spec for spec in wanted if spec.modes or spec not in todo):
+            self._warn(text)
         if (named := self.plan.file.baseline) is not None:  # what others are held against comes first
             todo.sort(key=lambda spec: not fnmatch.fnmatchcase(spec.label, named))
-        self.reused = sum(spec.label in self.wanted for spec in self.specs) - len(todo)
+        self.reused = len(wanted) - len(todo)
         if self.reused:
             log.info("%d of %d cells are done already", self.reused, len(self.wanted))
         for number, spec in enumerate(todo, 1):
             left = times.left(todo[number - 1 :])
             log.info("cell %d of %d: %s%s", number, len(todo), spec.label, f" (about {left} left)" if left else "")
-            result = self._cell(spec, number, len(todo))
+            result = self._added(spec, number, len(todo))
             self.results[spec.label] = result
             times.learn(result)
             self._told(result)
@@ -225,10 +245,11 @@ class _Run:
 
     def _is_there(self, spec: CellSpec) -> bool:
         before = self.results.get(spec.label)
-        if before is None or self.force or not self.tree.still_good(before, spec.digest):
+        if before is None or self.tree.missing(before, spec, force=self.force) is not None:
             return False
-        if before.spec != spec and before.asked_batch is None:  # the same work, said in other words: a path, say
-            self.results[spec.label] = replace(before, spec=spec)
+        said = replace(described(before, spec), left_out=before.spec.left_out)
+        if before.spec != said and before.asked_batch is None:  # the same work, said in other words: a path, say
+            self.results[spec.label] = replace(before, spec=said)
             self.tree.keep(self.results[spec.label])
         return True
 
@@ -258,8 +279,10 @@ class _Run:
         for spec in self.specs:
             before = self.results.get(spec.label)
             record = before.bench if before is not None and before.state == "done" else None
-            if record is None or not self.tree.still_good(before, spec.digest) or self.force:  # type: ignore[arg-type]
+            if record is None or before is None or before.spec.digest != spec.digest:
                 continue
+            if "bench" not in standing(before, self.tree.missing(before, spec, force=self.force) or ()):
+                continue  # it is measured again
             then = record.environment
             other = [name for name in ("cpu", "gpu", "driver", "libraries") if _differs(name, then, now)]
             if other:
@@ -274,12 +297,33 @@ class _Run:
 
     # -------------------------------------------------------------------------------- one cell
 
-    def _cell(self, spec: CellSpec, number: int, count: int) -> CellResult:
-        """The cell's result; where memory ran out, of half the batch."""
+    def _added(self, spec: CellSpec, number: int, count: int) -> CellResult:
+        """The cell's result: what was missing, beside what was there."""
+        before = self.results.get(spec.label)
+        if not spec.modes:
+            lacking = lacking_here(spec)
+            assert lacking is not None  # nothing to do, and why
+            started = datetime.now(UTC).isoformat(timespec="seconds")
+            return CellResult(spec, "skipped", reason=reason_of(lacking, self._job(spec)), started=started)
+        modes = self.tree.missing(before, spec, force=self.force) or spec.modes
+        parts = {mode: digest for mode, digest in spec.parts.items() if mode in modes}
+        beside = before is not None and before.spec.digest == spec.digest and bool(standing(before, modes))
+        batch = before.spec.batch if before is not None and beside else spec.batch
+        earlier = _digest_of_engine(self.tree.folder, before)
+        made = self._cell(replace(spec, modes=modes, parts=parts), batch, number, count, halve=not beside)
+        result = joined(before, made)
+        if beside and before is not None and earlier not in (None, _digest_of_engine(self.tree.folder, made)):
+            kept = ", ".join(mode for mode in MODES if mode in standing(before, modes))
+            said = f"{kept}: of an earlier build of the engine; `--force` does what is asked for again"
+            result = replace(result, warnings=(*result.warnings, said))
+        return result
+
+    def _cell(self, spec: CellSpec, batch: int, number: int, count: int, *, halve: bool) -> CellResult:
+        """The cell's result at that batch; where memory ran out and `halve` lets it, of half of it."""
         shared = (spec.model, spec.precision)
         if not spec.own_file and (first := self.broken.get(shared)) is not None:
             return replace(first, spec=spec, steps=(), seconds=0.0, files={}, warnings=())
-        asked, batch = spec.batch, spec.batch
+        asked = batch
         while True:
             try:
                 result = in_child(
@@ -290,7 +334,9 @@ class _Run:
             except Ending as ending:
                 self.interrupted = True
                 return _of(spec, ending.result, batch)
-            if result.exit_code != MemoryExhausted.exit_code or batch == 1 or spec.settings.get("fixed_batch"):
+            if result.exit_code != MemoryExhausted.exit_code or not halve or batch == 1:
+                break
+            if spec.settings.get("fixed_batch"):
                 break
             log.warning("%s ran out of memory at batch %d; half of it is tried", spec.label, batch)
             batch //= 2
@@ -369,13 +415,23 @@ def _of(spec: CellSpec, result: CellResult, batch: int) -> CellResult:
     return replace(result, spec=replace(spec, batch=batch))
 
 
+def _digest_of_engine(folder: Path, result: CellResult | None) -> str | None:
+    """Of the engine that lies there now; None where none does."""
+    if result is None or result.engine is None:
+        return None
+    try:
+        return Engine.open(folder / result.engine).passport.payload[0].digest
+    except TrtEngineError:  # gone, or damaged
+        return None
+
+
 def _differs(name: str, then: Environment, now: Environment) -> bool:
     before, after = getattr(then, name), getattr(now, name)
     return bool(before is not None and after is not None and before != after)
 
 
 def _again(plan: Path, folder: Path, modes: Sequence[str], only: Sequence[str]) -> str:
-    """The command that does what is missing and nothing else: other modes would be other cells."""
+    """The command that does what is missing and nothing else."""
     more = ["--modes", ",".join(modes)] if modes else []
     more += [word for label in only for word in ("--only", label)]
     return shlex.join(["trt-engine", "run", str(plan), "-o", str(folder), *more])
@@ -395,13 +451,14 @@ def told_of(result: CellResult) -> str:
     """The main figures of a cell that is done, on one line."""
     parts: list[str] = []
     if result.bench is not None and (times := result.bench.compute()) is not None:
-        parts.append(f"median {times.median:.4g} ms, p95 {times.p95:.4g} ms, {result.bench.images_per_s:.4g} images/s")
+        speed = f"{figure(result.bench.images_per_s)} images/s"
+        parts.append(f"median {in_ms(times.median)}, p95 {in_ms(times.p95)}, {speed}")
     if result.evaluated is not None:
         main = MAIN_FIGURE[result.evaluated.task]
         if (value := result.evaluated.metrics.get(main)) is not None:
             parts.append(f"{main} {value:.4f}" if value >= 0 else f"{main} -")
     if result.engine_bytes is not None:
-        parts.append(f"{result.engine_bytes / (1 << 20):.2f} MiB")
+        parts.append(size(result.engine_bytes))
     return ", ".join([*parts, f"{result.seconds:.1f} s"])
 
 

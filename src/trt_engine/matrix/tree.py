@@ -17,6 +17,7 @@ import msgspec
 from trt_engine.cells import CellResult, CellSpec, RunManifest, RunSummary
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.files import ensure_folder, explain, write_whole
+from trt_engine.matrix.parts import to_do
 from trt_engine.records import document, encode
 from trt_engine.runfiles import CELLS, PLAN, REPORT, RUN
 
@@ -168,13 +169,21 @@ class Tree:
             found[result.spec.label] = result
         return found
 
-    def still_good(self, result: CellResult, digest: str) -> bool:
-        """Whether a cell with that digest need not be done again: it was done, of the same, and its engine is there."""
-        return (
-            result.state == "done"
-            and result.spec.digest == digest
-            and (result.engine is None or (self.folder / result.engine).is_file())
-        )
+    def missing(self, before: CellResult | None, spec: CellSpec, *, force: bool = False) -> tuple[str, ...] | None:
+        """The modes that are still to be carried out; None where the cell need not be touched.
+
+        `force` carries out all that are asked for. A cell that nothing can be done for is left as it was found.
+        """
+        if before is None or before.spec.digest != spec.digest:
+            return spec.modes
+        if not spec.modes:
+            return () if before.state == "skipped" else None
+        if force or self.lost_engine(before):
+            return spec.modes
+        return to_do(before, spec) or None
+
+    def lost_engine(self, result: CellResult) -> bool:
+        return result.engine is not None and not (self.folder / result.engine).is_file()
 
     def _cell_files(self) -> list[Path]:
         try:

@@ -40,11 +40,13 @@ from trt_engine.errors import (
 from trt_engine.evaluation.evaluate import MAIN_FIGURE
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.graph.operators import trt_only
+from trt_engine.matrix.parts import said_left_out
 from trt_engine.matrix.plan import AS_IS, PROFILED
 from trt_engine.model import Model
 from trt_engine.precision.quantize import quantize
 from trt_engine.profiling import ncu, nsys
 from trt_engine.records import BenchRecord, BenchReport, Step, document
+from trt_engine.traces import ProfileReport
 
 __all__ = [
     "BENCHMARK",
@@ -58,6 +60,7 @@ __all__ = [
     "carry_out",
     "judged",
     "lacking_here",
+    "passed_over",
     "raw_files_moved",
     "reason_of",
 ]
@@ -185,6 +188,8 @@ def carry_out(job: Job, tell: Callable[[str], None] = lambda step: None) -> Cell
 
 def _all_steps(cell: _Cell) -> None:
     spec = cell.spec
+    for mode, why in spec.left_out.items():
+        cell.warn(said_left_out(mode, why))
     with cell.step("look"):
         model = _looked_at(cell)
     if spec.own_file or spec.precision in _AS_GIVEN:
@@ -215,7 +220,7 @@ def _lacking_is_told(cell: _Cell, what: str) -> Iterator[None]:
     except DeviceLost:
         raise
     except SetupError as error:
-        cell.warn(f"{what} was left out: {reason_of(error, cell.job)}")
+        cell.warn(said_left_out(what, reason_of(error, cell.job)))
 
 
 # ------------------------------------------------------------------------------------------------ before
@@ -240,8 +245,19 @@ def _looked_at(cell: _Cell) -> Model:
     return model
 
 
+_INSTEAD = {"evaluate": "`dataset:` in the plan"} | dict.fromkeys(
+    ("nsys", "ncu"), "`--modes profile` looks inside on any device"
+)
+"""What there is in place of a mode that has nothing to do."""
+
+
 def lacking_here(spec: CellSpec) -> TrtEngineError | None:
     """Why the cell cannot run on this machine, as far as that is known without its model; None where nothing is."""
+    if not spec.modes:
+        nothing = "; ".join(f"{mode}: {why}" for mode, why in spec.left_out.items())
+        return UsageError(
+            f"nothing that was asked for can be done here ({nothing})", hint=_INSTEAD[next(iter(spec.left_out))]
+        )
     card = backend(spec.backend)
     kind, number = parse_device(spec.device)
     boards = info.gpus() if kind == "cuda" else ()
@@ -340,7 +356,7 @@ def _quantised(cell: _Cell, model: Model, target: Path, settings: dict[str, Any]
 
 
 def _build(cell: _Cell, source: Path) -> None:
-    spec = cell.spec
+    spec, as_asked = cell.spec, True
     try:
         config = _build_config(cell)
         try:
@@ -350,6 +366,7 @@ def _build(cell: _Cell, source: Path) -> None:
                 raise
             log.warning("%s", error.message)
             cell.warn(f"{spec.precision} is in the graph, and {lacks} has no kernels for it: {_found(error)}")
+            as_asked = False
             made = building.carry_out(_planned(cell, source, replace(config, precision=None)))
     except (SetupError, ModelError) as error:
         if error.not_here:  # a provider, a plugin, a kernel; a disk that is full is a failure
@@ -361,7 +378,8 @@ def _build(cell: _Cell, source: Path) -> None:
         engine=str(_payload(cell).relative_to(cell.run)),
         engine_bytes=sum(item.nbytes for item in passport.payload),
         build_seconds=passport.build.seconds,
-        found={name: share.layers for name, share in passport.precision.found.items()},
+        found={name: share.layers for name, share in passport.precision.running.items()},
+        ran_in=None if as_asked or passport.precision.main == spec.precision else passport.precision.main,
         parity=passport.parity,
     )
     for text in made.warnings:
@@ -535,6 +553,15 @@ def _profile(cell: _Cell) -> None:
     }
     report = replace(report, engine=str(cell.result.engine), files=names, opens=opens)
     cell.learn(profile=report, files={**names, **cell.result.files}, opens={**cell.result.opens, **opens})
+    for text in passed_over(report, spec.modes):
+        cell.warn(text)
+
+
+def passed_over(report: ProfileReport, modes: Sequence[str]) -> Iterator[str]:
+    """A warning for each of Nsight's tools that is among the modes and was not to be had."""
+    for rung in report.rungs:
+        if rung.name in ("nsys", "ncu") and rung.name in modes and not rung.used:
+            yield said_left_out(rung.name, f"{rung.reason}\nhint: {rung.fix}" if rung.fix else rung.reason)
 
 
 def raw_files_moved(place: Path, folder: Path, names: Sequence[str]) -> dict[Path, Path]:

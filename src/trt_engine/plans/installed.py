@@ -48,7 +48,7 @@ _DEFAULT_FOLDERS = (
     "lib",
     "usr/lib",
 )
-_TOOL_TIMEOUT_S = 20
+_TOOL_TIMEOUT_S = 60
 _NAMES = tuple(
     f"tensorrt{kind}{cuda}{part}"
     for kind in ("", "-lean", "-dispatch")

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from onnx import ModelProto
 
-from trt_engine.engine import Share
+from trt_engine.engine import Passport, Share
 from trt_engine.errors import PrecisionError
 from trt_engine.graph import walk
 from trt_engine.graph.census import Layer, is_dequantize, is_quantize, layers_of
 from trt_engine.graph.flops import Cost
 from trt_engine.plans.layers import UNKNOWN
 
-__all__ = ["LEAST_QUANTIZED", "LEAST_SHARE", "Miss", "Proof", "prove", "prove_engine"]
+__all__ = ["LEAST_QUANTIZED", "LEAST_SHARE", "Miss", "Proof", "prove", "prove_engine", "prove_passport"]
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +199,28 @@ def _proof(asked: str, shares: Mapping[str, float], by: str, misses: Sequence[Mi
         found=_sorted(shares),
         misses=tuple(sorted(misses, key=lambda miss: -miss.share)),
     )
+
+
+def prove_passport(asked: str, passport: Passport) -> Proof:
+    """Whether an engine that was built some time ago computes in `asked`, by what its passport says.
+
+    One that was built to be `asked` was proved then. Of any other there is its census: without the graph it was built from,
+    nothing tells which layers were left out on purpose.
+    """
+    found, notes = passport.precision, passport.build.notes
+    shares = {name: share.layers if share.macs is None else share.macs for name, share in found.running.items()}
+    shares = {name: share for name, share in shares.items() if share}
+    by = "layers" if any(share.macs is None for share in found.running.values()) else "multiply-adds"
+    if notes.get("tf32") == "on" and "fp32" in shares:  # a builder's switch: no layer tells it
+        shares["tf32"] = shares.get("tf32", 0.0) + shares.pop("fp32")
+    share, told = shares.get(asked, 0.0), sum(part for name, part in shares.items() if name != UNKNOWN)
+    built_for = found.asked == asked
+    least = LEAST_QUANTIZED if asked in _QUANTIZED else LEAST_SHARE
+    possible = share + shares.get(UNKNOWN, 0.0) if told else 1.0
+    if not built_for and share < least - 1e-9 <= possible:
+        remark = f"the engine tells the types of {100 * told:.0f} % of its layers only, and was not built for {asked}"
+        return Proof(asked, True, share, by, _sorted(shares), (), judged=False, remark=remark)
+    return Proof(asked, built_for or share >= least - 1e-9, share, by, _sorted(shares), ())
 
 
 _UNSEEN = {"tf32": "fp32", "mxfp8": "fp8"}

@@ -51,7 +51,8 @@ FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _FLOOR = {"int8": 13, "fp8": 19, "int4": 21, "nvfp4": 23, "mxfp8": 21}
 """First opset a graph of ours needs: MXFP8's operators are TensorRT's own, so its E8M0 scales ask for none."""
 _KERNELS = ("int8", "fp8", "int4")
-"""What ONNX Runtime computes on a CPU itself."""
+"""What ONNX Runtime runs on a CPU as it is written: in kernels of the type where it has them, else in FP32 from the
+same rounded numbers."""
 _CALIBRATOR = {"int8": "entropy", "fp8": "minmax", "nvfp4": "minmax"}
 _RANDOM = 16
 _LEAST_COSINE = 0.9

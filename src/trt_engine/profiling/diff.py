@@ -19,6 +19,7 @@ import onnx
 from trt_engine.comparisons import EngineDiff, LayerChange, StructureCount
 from trt_engine.engine import is_bare_model
 from trt_engine.errors import UsageError
+from trt_engine.figures import in_ms
 from trt_engine.files import path_of
 from trt_engine.profiling.structure import Part, Structure, read_structure
 from trt_engine.tensors import format_shape
@@ -243,7 +244,7 @@ def _one(one: Part, other: Part) -> LayerChange | None:
     if not found and one.ms is not None and other.ms is not None:
         gap = abs(other.ms - one.ms)
         if gap > _LEAST_MS and gap > _LEAST_SHARE * max(one.ms, other.ms):
-            found.append(("time", f"{one.ms:.4g} ms -> {other.ms:.4g} ms"))
+            found.append(("time", f"{in_ms(one.ms)} -> {in_ms(other.ms)}"))
     if not found:
         return None
     return _made(found[0][0], [one], [other], "; ".join(text for _, text in found))

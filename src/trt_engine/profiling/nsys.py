@@ -433,11 +433,12 @@ def _windows(
     if outcome is None or not outcome.windows:
         return []
     called = {item.correlation: item.start_ns for item in calls if item.correlation}
-    moments = [called.get(item.correlation, item.start_ns) for item in found]
+    moments = sorted(called.get(item.correlation, item.start_ns) for item in found)
     origins = [row[0] for row in source.rows("TARGET_INFO_SESSION_START_TIME", "utcEpochNs") if row[0]]
     if moments:
         # the first thing asked for is of the first inference, the last of the last: the origin lies between
         earliest, latest = outcome.windows[0][0] - min(moments), outcome.windows[-1][1] - max(moments)
+        origins += _origin_by_shares(outcome.windows, moments)
         origins += (
             [earliest + (latest - earliest) * step // 4 for step in range(5)] if latest > earliest else [earliest]
         )
@@ -454,6 +455,20 @@ def _windows(
             "kernels are not told apart by inference"
         )
     return best
+
+
+def _origin_by_shares(windows: Sequence[tuple[int, int]], moments: Sequence[int]) -> list[int]:
+    """The origin that puts an equal share of the moments into each window; none where they do not divide.
+
+    One inference that was held up makes its own window wider, and not that of the others: they all must hold their share.
+    """
+    share, rest = divmod(len(moments), len(windows))
+    if rest or not share:
+        return []
+    firsts, lasts = moments[::share], moments[share - 1 :: share]
+    earliest = max(start - first for (start, _), first in zip(windows, firsts, strict=True))
+    latest = min(end - last for (_, end), last in zip(windows, lasts, strict=True))
+    return [(earliest + latest) // 2]
 
 
 def _diagnostics(source: _Export) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from trt_engine.device import parse_device
+from trt_engine.figures import figure, in_ms, in_us, percent, quantity, scaled
 from trt_engine.traces import (
     Category,
     Ceiling,
@@ -375,7 +376,7 @@ def _on_device(facts: _Facts) -> TimeVerdict:
         return _tiny_kernels(facts, fixed, evidence)
     if kernels is None and largest in ("neither", "untold") and facts.limits.matrix() is not None and facts.flops:
         return _unknown(
-            f"{_ms(working)} pass between the first and the last work of the device, and how much of that kernels "
+            f"{in_ms(working)} pass between the first and the last work of the device, and how much of that kernels "
             "take is not known", "the times of its kernels",
             f"trt-engine profile {facts.named} --device {facts.device} --batch {facts.batch} --rung cupti", evidence,
         )  # fmt: skip
@@ -390,8 +391,8 @@ def _copy(facts: _Facts, parts: Mapping[_Part, float], evidence: _Evidence) -> T
     up, down = facts.split.h2d_ms or 0.0, facts.split.d2h_ms or 0.0
     longer = "to the device" if up >= down else "back"
     sentence = (
-        f"copy-bound: {_pct(parts['copy'])} of the time goes to copies between host and device ({_ms(max(up, down))} of "
-        f"them {longer}); side by side with the computation they cost less, smaller inputs least"
+        f"copy-bound: {percent(parts['copy'])} of the time goes to copies between host and device ({in_ms(max(up, down))} "
+        f"of them {longer}); side by side with the computation they cost less, smaller inputs least"
     )
     return TimeVerdict(
         "copy", sentence, evidence,
@@ -404,28 +405,31 @@ def _idle(facts: _Facts, parts: Mapping[_Part, float], total: float, evidence: _
     """The device waits: for launches, or for other work of the host."""
     idle = parts["idle"]
     kernels, window, launched = facts.kernels_ms, facts.window_ms, facts.launched
-    waits = f"{_pct(idle)} of the time the device has nothing to do"
+    waits = f"{percent(idle)} of the time the device has nothing to do"
     outside = None if window is None else max(0.0, total - (facts.copies_ms or 0.0) - window)
     inside = None if window is None or kernels is None else max(0.0, window - kernels)
     if outside is not None and outside > (inside or 0.0):
-        return _host(facts, f"host-bound: {waits}, {_ms(outside)} of it before and after its work", evidence)
+        return _host(facts, f"host-bound: {waits}, {in_ms(outside)} of it before and after its work", evidence)
     share, source = _launch_share(facts, total)
     cost = facts.limits.get("launch")
     gap_us = idle * total * 1e3 / launched if launched else None
     many = f"{launched:.0f} kernels" if launched else "its kernels"
     if share is not None and share >= LAUNCHES_EXPLAIN:
-        return _launch(facts, f"launch-bound: {waits}, and {source} of {many} take {_pct(share)} of it all", evidence)
+        return _launch(
+            facts, f"launch-bound: {waits}, and {source} of {many} take {percent(share)} of it all", evidence
+        )
     called_little = facts.split.launch_ms is not None and share is not None and share < LAUNCHES_EXPLAIN / 10
     if not called_little and gap_us is not None and cost is not None and gap_us <= GAP_LAUNCHES * cost.value:
         return _launch(
             facts,
-            f"launch-bound: {waits}, {_us(gap_us)} for each of {many}, of which the launch alone costs {_us(cost.value)}",
+            f"launch-bound: {waits}, {in_us(gap_us)} for each of {many}, of which the launch alone costs "
+            f"{in_us(cost.value)}",
             evidence,
         )
     node = facts.limits.get("launch_graph")
     if called_little and inside and gap_us is not None and node is not None and gap_us <= GAP_LAUNCHES * node.value:
         sentence = (
-            f"launch-bound: {waits}, {_us(gap_us)} after each of {many}, although few calls launch them (a graph); fewer "
+            f"launch-bound: {waits}, {in_us(gap_us)} after each of {many}, although few calls launch them (a graph); fewer "
             "and larger kernels help"
         )
         return TimeVerdict("launch", sentence, evidence, *_twice(facts, "the same kernels with twice the work"))
@@ -437,7 +441,7 @@ def _idle(facts: _Facts, parts: Mapping[_Part, float], total: float, evidence: _
             "host", sentence, evidence, "the price of a launch here, then the profile again",
             _ceilings_command(facts),
         )  # fmt: skip
-    told = f", and launches take {_pct(share)} of it all" if share is not None else ""
+    told = f", and launches take {percent(share)} of it all" if share is not None else ""
     return _host(facts, f"host-bound: {waits}{told}", evidence)
 
 
@@ -450,7 +454,7 @@ def _launch_share(facts: _Facts, total: float) -> tuple[float | None, str]:
     cost = facts.limits.get("launch")
     if cost is None or facts.launched is None:
         return None, ""
-    return min(1.0, facts.launched * cost.value / 1e3 / total), f"launches at {_us(cost.value)} each"
+    return min(1.0, facts.launched * cost.value / 1e3 / total), f"launches at {in_us(cost.value)} each"
 
 
 def _launch(facts: _Facts, sentence: str, evidence: _Evidence) -> TimeVerdict:
@@ -481,8 +485,8 @@ def _fixed_cost(facts: _Facts) -> float | None:
 def _tiny_kernels(facts: _Facts, fixed: float, evidence: _Evidence) -> TimeVerdict:
     launched, working, cost = facts.launched or 0.0, facts.kernels_ms or 0.0, facts.limits.get("launch_graph")
     sentence = (
-        f"launch-bound: {launched:.0f} kernels of {_us(working * 1e3 / launched)} each, and an empty one takes "
-        f"{_us(cost.value if cost else 0.0)} in a graph, {_pct(min(fixed, 1.0))} of that; fewer and larger ones help"
+        f"launch-bound: {launched:.0f} kernels of {in_us(working * 1e3 / launched)} each, and an empty one takes "
+        f"{in_us(cost.value if cost else 0.0)} in a graph, {percent(min(fixed, 1.0))} of that; fewer and larger ones help"
     )
     return TimeVerdict("launch", sentence, evidence, *_twice(facts, "the same kernels with twice the work"))
 
@@ -503,14 +507,14 @@ def _on_host(facts: _Facts) -> TimeVerdict:
     evidence = _evidence(facts, roof, wall, parts)
     largest = max(_ORDER, key=lambda name: parts.get(name, 0.0))
     if largest == "idle":
-        sentence = f"host-bound: {_pct(parts['idle'])} of the time is spent around the call of the engine, not in it"
+        sentence = f"host-bound: {percent(parts['idle'])} of the time is spent around the call of the engine, not in it"
         return TimeVerdict(
             "host", f"{sentence}; a larger batch pays it once", evidence,
             *_twice(facts, "the time around the call stays the same"),
         )  # fmt: skip
     if largest == "overhead":
         sentence = (
-            f"host-bound: {_overhead_words(facts)} before anything is calculated, {_pct(parts['overhead'])} of the time; "
+            f"host-bound: {_overhead_words(facts)} before anything is calculated, {percent(parts['overhead'])} of the time; "
             "fewer nodes or a larger batch help"
         )
         return TimeVerdict("host", sentence, evidence, *_twice(facts, "as many nodes, each with more to do"))
@@ -542,7 +546,7 @@ def _overhead_words(facts: _Facts) -> str:
     if call is not None:
         told.append((call.value, "the call", call.value))
     (_, first, price), *rest = sorted(told, reverse=True)
-    return f"{first} costs {_us(price)}" + "".join(f" and {name} {_us(us)}" for _, name, us in rest)
+    return f"{first} costs {in_us(price)}" + "".join(f" and {name} {in_us(us)}" for _, name, us in rest)
 
 
 def _nodes(facts: _Facts) -> float:
@@ -583,8 +587,8 @@ def _compute(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
             f"trt-engine doctor --ceilings --again --device {facts.device}", evidence,
         )  # fmt: skip
     sentence = (
-        f"compute-bound: {_pct(parts['compute'])} of the time goes to {_what(found, roof)} at {_figure(rate)} of the "
-        f"{_figure(ceiling.value)} {ceiling.unit} {_does(facts, ceiling, 'multiplies')} in {_written(ceiling)}"
+        f"compute-bound: {percent(parts['compute'])} of the time goes to {_what(found, roof)} at "
+        f"{_of(rate, ceiling)} {_does(facts, ceiling, 'multiplies')} in {_written(ceiling)}"
     )
     faster = _faster(facts, ceiling)
     if faster is None:
@@ -606,7 +610,7 @@ def _compute(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
 def _memory(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evidence: _Evidence) -> TimeVerdict:
     found = roof.of("memory", facts.limits)
     what = _what(found, roof)
-    share = f"memory-bound: {_pct(parts['memory'])} of the time goes to {what}"
+    share = f"memory-bound: {percent(parts['memory'])} of the time goes to {what}"
     shown = [one for one in found if one.nbytes is not None and facts.limits.memory is not None]
     ceiling = facts.limits.memory
     if roof.by_kind or not shown or ceiling is None:
@@ -616,8 +620,7 @@ def _memory(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], eviden
     else:
         moved = sum(one.nbytes or 0.0 for one in shown) / (sum(one.ms for one in shown) / 1e3) / 1e9
         cached = ", part of it from caches (or it was busy when that was measured)" if moved > ceiling.value else ""
-        rates = f"{_bytes_rate(moved)} of the {_bytes_rate(ceiling.value)}"
-        sentence = f"{share} that move {rates} {_does(facts, ceiling, 'moves')}{cached}"
+        sentence = f"{share} that move {_of(moved, ceiling)} {_does(facts, ceiling, 'moves')}{cached}"
     halves = (
         _computes_in(facts.precision, on_host=facts.limits.on_host) in ("fp32", "tf32") and not facts.limits.on_host
     )
@@ -640,7 +643,7 @@ def _neither(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
     """Both roofs are known and far: something the figures do not show holds the device back."""
     found = roof.of("neither", facts.limits)
     sides = [
-        f"{_pct(_mean(found, values))} of what {_this(facts)} {verb}"
+        f"{percent(_mean(found, values))} of what {_this(facts)} {verb}"
         for verb, values in (
             ("multiplies", [one.share_of_matrix(facts.limits) for one in found]),
             ("moves from memory", [one.share_of_memory(facts.limits) for one in found]),
@@ -650,8 +653,8 @@ def _neither(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
     moved = _mean(found, [one.share_of_memory(facts.limits) for one in found])
     why = "their bytes come from caches: " if moved > 1 else ""
     sentence = (
-        f"unknown: {_pct(parts['neither'])} of the time goes to {_what(found, roof)} that reach {' and '.join(sides)}, so "
-        f"{why}neither arithmetic nor memory is the limit shown{_and_idle(parts)}"
+        f"unknown: {percent(parts['neither'])} of the time goes to {_what(found, roof)} that reach {' and '.join(sides)}, "
+        f"so {why}neither arithmetic nor memory is the limit shown{_and_idle(parts)}"
     )
     if facts.limits.on_host:
         next_, command = _other_threads(facts)
@@ -682,11 +685,11 @@ _THREADS = "intra_op_threads"
 
 def _untold(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evidence: _Evidence) -> TimeVerdict:
     """The device is at work, and a fact is missing to say at what limit."""
-    works = f"{_pct(parts['untold'])} of the time the {'processor' if facts.limits.on_host else 'device'} is at work"
+    works = f"{percent(parts['untold'])} of the time the {'processor' if facts.limits.on_host else 'device'} is at work"
     limits = facts.limits
     if roof.outside > parts["untold"] / 2:
         return _unknown(
-            f"{_pct(min(roof.outside, parts['untold']))} of the time is in no layer's time: it lies between layers, "
+            f"{percent(min(roof.outside, parts['untold']))} of the time is in no layer's time: it lies between layers, "
             "or layers were held up now and then by other work of the machine", "the same profile on an idle machine",
             f"trt-engine profile {facts.named} --device {facts.device} --batch {facts.batch}", evidence,
         )  # fmt: skip
@@ -741,25 +744,25 @@ def _evidence(
 ) -> _Evidence:
     """The figures in the order of the argument: the time, its parts, launches, the rates against the ceilings."""
     split, limits = facts.split, facts.limits
-    found: list[tuple[str, str]] = [("time of one inference", _ms(split.wall_ms))]
+    found: list[tuple[str, str]] = [("time of one inference", in_ms(split.wall_ms))]
     told = parts or {}
     if facts.copies_ms is not None:
-        found.append(("copies", f"{_ms(facts.copies_ms)} ({_pct(told.get('copy', facts.copies_ms / total))})"))
+        found.append(("copies", f"{in_ms(facts.copies_ms)} ({percent(told.get('copy', facts.copies_ms / total))})"))
     if not limits.on_host and facts.kernels_ms is not None:
-        found.append(("kernels", f"{_ms(facts.kernels_ms)} ({_pct(facts.kernels_ms / total)})"))
+        found.append(("kernels", f"{in_ms(facts.kernels_ms)} ({percent(facts.kernels_ms / total)})"))
     elif facts.window_ms is not None:
-        found.append(("computing", f"{_ms(facts.window_ms)} ({_pct(facts.window_ms / total)})"))
+        found.append(("computing", f"{in_ms(facts.window_ms)} ({percent(facts.window_ms / total)})"))
     if "idle" in told:
-        found.append(("nothing to do" if not limits.on_host else "around the call", _pct(told["idle"])))
+        found.append(("nothing to do" if not limits.on_host else "around the call", percent(told["idle"])))
     if told.get("overhead"):
-        found.append(("overhead of nodes", f"{_nodes(facts):.0f} nodes, {_pct(told['overhead'])}"))
+        found.append(("overhead of nodes", f"{_nodes(facts):.0f} nodes, {percent(told['overhead'])}"))
     if facts.launched is not None and not limits.on_host:
         found.append(("kernels of one inference", f"{facts.launched:.0f}"))
     for name, label in (("launch", "a launch"), ("launch_graph", "a kernel in a graph")):
         if (item := limits.get(name)) is not None:
-            found.append((f"{label} costs", _us(item.value)))
+            found.append((f"{label} costs", in_us(item.value)))
     if split.launch_ms is not None:
-        found.append(("launch calls, as captured", _ms(split.launch_ms)))
+        found.append(("launch calls, as captured", in_ms(split.launch_ms)))
     if roof is not None:
         found += _of_roofline(facts, roof, told)
     if limits.ceilings is not None:
@@ -775,24 +778,32 @@ def _of_roofline(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float]) -
     }  # fmt: skip
     for part, label in names.items():
         if parts.get(part):
-            yield label, f"{_pct(parts[part])} of the time"
+            yield label, f"{percent(parts[part])} of the time"
     matrix, memory = limits.matrix(), limits.memory
     for one in sorted(roof.groups, key=lambda one: -one.ms)[:3]:
         sides = []
-        if one.flops is not None and (share := one.share_of_matrix(limits)) is not None:
-            sides.append(f"{_figure(_rate([one]))} TFLOP/s ({_pct(share)} of the ceiling)")
-        if one.nbytes is not None and (share := one.share_of_memory(limits)) is not None:
-            sides.append(f"{_bytes_rate(one.nbytes / (one.ms / 1e3) / 1e9)} ({_pct(share)} of the ceiling)")
+        for ceiling, share in (
+            (limits.matrix(one.precision), one.share_of_matrix(limits)),
+            (memory, one.share_of_memory(limits)),
+        ):
+            if ceiling is not None and share is not None:
+                sides.append(f"{quantity(share * ceiling.value, ceiling.unit)} ({percent(share)} of the ceiling)")
         if sides:
-            yield one.name, f"{_ms(one.ms)}: {', '.join(sides)}"
+            yield one.name, f"{in_ms(one.ms)}: {', '.join(sides)}"
     if facts.flops and facts.nbytes:
-        yield "operations a byte", f"{facts.flops / facts.nbytes:.3g} FLOP/B"
+        yield "operations a byte", f"{figure(facts.flops / facts.nbytes)} FLOP/B"
     if (ridge := limits.ridge) is not None:
-        yield "arithmetic is the nearer limit from", f"{ridge:.3g} FLOP/B"
+        yield "arithmetic is the nearer limit from", f"{figure(ridge)} FLOP/B"
     for item in (matrix, memory):
         if item is not None:
             sheet = " (data sheet, not measured)" if item.source == "datasheet" else ""
-            yield item.name, f"{_figure(item.value)} {item.unit}{sheet}"
+            yield item.name, f"{quantity(item.value, item.unit)}{sheet}"
+
+
+def _of(rate: float, ceiling: Ceiling) -> str:
+    """`376 of the 990 TFLOP/s`: both in the unit that suits the ceiling."""
+    most, unit = scaled(ceiling.value, ceiling.unit)
+    return f"{figure(rate * most / ceiling.value)} of the {figure(most)} {unit}"
 
 
 def _what(found: Sequence[_Group], roof: _Roofline) -> str:
@@ -855,7 +866,7 @@ def _ceilings_command(facts: _Facts) -> str:
 
 def _and_idle(parts: Mapping[_Part, float]) -> str:
     idle = parts.get("idle", 0.0)
-    return f" ({_pct(idle)} of the time there is nothing to do)" if idle >= NOTABLE else ""
+    return f" ({percent(idle)} of the time there is nothing to do)" if idle >= NOTABLE else ""
 
 
 def _this(facts: _Facts) -> str:
@@ -869,24 +880,3 @@ def _does(facts: _Facts, ceiling: Ceiling, verb: str) -> str:
 
 def _written(ceiling: Ceiling) -> str:
     return ceiling.name.partition("_")[0].upper()
-
-
-def _pct(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _ms(value: float) -> str:
-    return f"{_figure(value)} ms"
-
-
-def _us(value: float) -> str:
-    return f"{_figure(value)} us"
-
-
-def _bytes_rate(gigabytes: float) -> str:
-    return f"{_figure(gigabytes / 1e3)} TB/s" if gigabytes >= 1000 else f"{_figure(gigabytes)} GB/s"
-
-
-def _figure(value: float) -> str:
-    """Three digits that count."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.1e}"

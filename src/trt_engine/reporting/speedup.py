@@ -16,10 +16,17 @@ from typing import Literal
 from trt_engine.cells import CellResult
 from trt_engine.traces import Category, ProfileReport
 
-__all__ = ["Aspect", "Explained", "Moved", "Speedups", "Stage", "moved"]
+__all__ = ["Aspect", "Explained", "Moved", "Speedups", "Stage", "doubt", "moved"]
 
 Aspect = Literal["batch", "backend", "precision", "settings"]
 ASPECTS: tuple[Aspect, ...] = ("batch", "backend", "precision", "settings")
+
+
+def doubt(cell: CellResult) -> str | None:
+    """Why nothing is concluded from how fast a cell is, `ran in fp32` or `not stable`; None where something can be."""
+    if cell.ran_in is not None:
+        return f"ran in {cell.ran_in}"
+    return "not stable" if cell.bench is not None and not cell.bench.stable else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,10 @@ class Stage:
     factor: float
     """How many times less time an image takes after it."""
 
+    @property
+    def doubtful(self) -> bool:
+        return any(doubt(cell) for cell in (self.before, self.after))
+
 
 @dataclass(frozen=True, slots=True)
 class Explained:
@@ -42,6 +53,10 @@ class Explained:
     other: CellResult
     factor: float
     stages: tuple[Stage, ...]
+
+    @property
+    def doubtful(self) -> bool:
+        return any(doubt(cell) for cell in (self.base, self.other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,8 @@ class Speedups:
         places = _places(comparable)
         by_place: dict[tuple[str, ...], CellResult] = {}
         for cell in comparable:
+            if doubt(cell):
+                continue  # a stop that is not what it says, or not known, would falsify two factors
             by_place.setdefault(_key(places[id(cell)]), cell)
         for other in comparable:
             if other is not base:

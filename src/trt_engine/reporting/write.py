@@ -96,7 +96,7 @@ def _measured(record: BenchRecord) -> dict[str, Any]:
 def _cell(cell: CellResult) -> dict[str, Any]:
     names = "label model precision backend batch device"
     told: dict[str, Any] = {name: getattr(cell.spec, name) for name in names.split()}
-    names = "state reason exit_code engine engine_bytes build_seconds asked_batch images_digest"
+    names = "state reason exit_code engine engine_bytes build_seconds ran_in asked_batch images_digest"
     told |= {name: getattr(cell, name) for name in names.split()}
     told["measurement"] = _measured(cell.bench) if cell.bench is not None else None
     told["metrics"] = cell.evaluated.metrics if cell.evaluated is not None else None
@@ -110,7 +110,8 @@ def _speedup(item: Explained) -> dict[str, Any]:
          "factor": stage.factor}
         for stage in item.stages
     ]  # fmt: skip
-    return {"baseline": item.base.spec.label, "cell": item.other.spec.label, "factor": item.factor, "steps": steps}
+    ends = {"baseline": item.base.spec.label, "cell": item.other.spec.label}
+    return ends | {"factor": item.factor, "doubtful": item.doubtful, "steps": steps}
 
 
 def _profiled(profile: ProfileReport) -> dict[str, Any]:

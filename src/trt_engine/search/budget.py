@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from trt_engine.api.evaluating import declared_for
+from trt_engine.api.pictures import CalibrationInputs, inputs_of
 from trt_engine.config import QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
 from trt_engine.environment import Environment, version_of
@@ -33,8 +34,9 @@ from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.formats import format_named
 from trt_engine.precision.quantize import quantize
+from trt_engine.precision.samples import open_samples
 from trt_engine.records import SearchGroup, SearchPoint, SearchReport, SearchTrial, document, summarize
-from trt_engine.search.measure import Calibration, Mixture, as_inputs
+from trt_engine.search.measure import Calibration, Mixture
 from trt_engine.search.selection import Group, Selection, grouped, most_trials, select
 from trt_engine.search.trials import Trials, digest_of
 from trt_engine.vision.datasets import Dataset, open_dataset
@@ -135,13 +137,13 @@ def plan(
     )  # fmt: skip
     folder = Path(out)
     _may_write(folder, digest, yes)
-    made, preprocessing = as_inputs(opened, vision, data)
+    inputs = _readable(opened, vision, data)
     mixture = Mixture(
         model=opened,
         to=to,
         layers=all_layers,
         config=settled,
-        calibration=Calibration(data, folder / f"calibration-{digest}.json", made, preprocessing),
+        calibration=Calibration(data, inputs, folder / f"calibration-{digest}.json"),
         dataset=listed,
         vision=vision,
         folder=folder,
@@ -203,6 +205,14 @@ def _check(to: str, budget: float, subset: int, groups: int | None, config: Quan
         raise UsageError(f"{groups} groups, expected 1 or more", hint="leave it out: every layer is one")
     if config.weights_only or config.convolutions or config.block is not None or config.method != "rtn":
         raise UsageError("these settings are for formats with blocks", hint=f"they do not belong to `{to}`")
+
+
+def _readable(model: Model, vision: Vision, data: Path | str) -> CalibrationInputs:
+    """The calibration data as the model's inputs, and the first of it read: calibration comes after a measurement."""
+    inputs = inputs_of(model, data, vision)
+    if data != "random":
+        next(iter(open_samples(inputs.data, model.signature, limit=1)), None)
+    return inputs
 
 
 def _shares(model: Model) -> dict[str, float]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trt_engine.api.building import build
 from trt_engine.api.loading import load
+from trt_engine.api.pictures import CalibrationInputs
 from trt_engine.config import BuildConfig, QuantizeConfig, RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.evaluation.evaluate import MAIN_FIGURE, Evaluation, evaluate_runner
@@ -19,14 +19,12 @@ from trt_engine.files import staging_folder
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.precision.quantize import quantize
-from trt_engine.precision.samples import IMAGES
 from trt_engine.search.trials import Outcome
 from trt_engine.store import Store
 from trt_engine.vision.datasets import Dataset
 from trt_engine.vision.declaration import Vision
-from trt_engine.vision.preprocess import BadImage, Preprocessor, read_image
 
-__all__ = ["Calibration", "Mixture", "as_inputs"]
+__all__ = ["Calibration", "Mixture"]
 
 _KERNELS = ("int8",)
 """What engines compute in that format from Q/DQ alone; the others are measured by their FP32 emulation."""
@@ -38,10 +36,10 @@ _TALKERS = ("trt_engine.api", "trt_engine.precision", "trt_engine.backends", "tr
 class Calibration:
     """Where the ranges of activations come from; a pass over the data is made once and kept in `cache`."""
 
-    data: Any
+    data: Path | str
+    """As it was given: `quantize` takes the same."""
+    inputs: CalibrationInputs
     cache: Path
-    preprocess: Callable[[Path], Any] | None = None
-    preprocessing: Any = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +88,8 @@ class Mixture:
         kernels = self.to in _KERNELS
         calibration = self.calibration
         report = quantize(
-            self.model, self.to, out=out, emulate=None if kernels else emulation, data=calibration.data,
-            cache=calibration.cache, preprocess=calibration.preprocess, preprocessing=calibration.preprocessing,
-            config=self.settings(nodes),
+            self.model, self.to, out=out, emulate=None if kernels else emulation, data=calibration.inputs.data,
+            cache=calibration.cache, preprocessing=calibration.inputs.preprocessing, config=self.settings(nodes),
         )  # fmt: skip
         assert report.nbytes is not None
         return out if kernels else emulation, report.nbytes
@@ -116,7 +113,7 @@ class Mixture:
 
     def _outcome(self, found: Evaluation, quantised: bool, nbytes: int) -> Outcome:
         side = found.engine
-        kernels = not quantised or self.to in side.precision.found
+        kernels = not quantised or self.to in side.precision.running
         return Outcome(
             metric=side.metrics[MAIN_FIGURE[self.vision.postprocess.task]],
             images=found.images,
@@ -125,25 +122,6 @@ class Mixture:
             samples_ms=side.samples_ms if kernels else (),
             measured_on="model" if not quantised else "kernels" if kernels else "emulation",
         )
-
-
-def as_inputs(model: Model, vision: Vision, data: Path | str) -> tuple[Callable[[Path], Any] | None, Any]:
-    """How pictures among the data become inputs, as the model declares; nothing where there are none."""
-    path = Path(data)
-    if data == "random" or not path.exists():
-        return None, ""
-    files = path.iterdir() if path.is_dir() else [path]
-    if not any(item.suffix.lower() in IMAGES for item in files):
-        return None, ""
-    made = Preprocessor(vision.preprocess, vision.input_of(model.signature).dtype)
-
-    def preprocess(file: Path) -> Any:
-        try:
-            return made(read_image(file.read_bytes()))[0]
-        except BadImage as error:  # one damaged picture is left out, counted and said
-            raise ValueError(str(error)) from error
-
-    return preprocess, vision.as_dict()["preprocess"]
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from trt_engine.diagnosis import tensorrt as parts
 from trt_engine.engine import Engine, Passport, passport_path
 from trt_engine.environment import version_of
 from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.figures import size
 from trt_engine.files import explain
 from trt_engine.graph.load import check
 from trt_engine.model import Model
@@ -133,10 +134,11 @@ class Preflight:
 
     def run(self) -> tuple[Check, ...]:
         """Every check, logged as it is made."""
-        self.ok("model", f"`{self.model.path}`, {_mib(self.model.nbytes)}, opset {self.model.opsets.get('', '?')}")
+        self.ok("model", f"`{self.model.path}`, {size(self.model.nbytes)}, opset {self.model.opsets.get('', '?')}")
         self._operators()
         self._versions()
         self._device()
+        self._kernels()
         self._folder()
         guess = estimate(self.model, self.card.name, _earlier_passports(self.layout, Store()))
         self._disk(guess)
@@ -283,6 +285,13 @@ class Preflight:
         else:
             self.ok("precision", f"{asked} on compute capability {board.compute_capability}")
 
+    def _kernels(self) -> None:
+        """Whether the backend's kernels compute in the precision asked for, which a build would find out at its end."""
+        if self.build.precision is None or not self.card.has("lacking") or self.failures:
+            return
+        if (error := self.card.call("lacking")(self.model, self.build)) is not None:
+            self.fail("kernels", error)
+
     def _folder(self) -> None:
         place = _existing(self.layout.folder)
         try:
@@ -298,7 +307,7 @@ class Preflight:
         free = shutil.disk_usage(place).free
         least = 2 * guess.nbytes + _SPARE_BYTES  # one engine, in the store and in the folder
         most = 2 * guess.nbytes * len(self.batches) + _SPARE_BYTES
-        text = f"{_mib(free)} free, {_mib(least)} needed, {_mib(most)} if N doubles to {self.batches[-1]}"
+        text = f"{size(free)} free, {size(least)} needed, {size(most)} if N doubles to {self.batches[-1]}"
         if free < least:
             self.fail(
                 "disk",
@@ -319,7 +328,7 @@ class Preflight:
         if place.stat().st_dev == _existing(self.layout.folder).stat().st_dev:
             return
         free, least = shutil.disk_usage(place).free, guess.nbytes + _SPARE_BYTES
-        text = f"{_mib(free)} free on the disk of the store `{folder}`, {_mib(least)} needed"
+        text = f"{size(free)} free on the disk of the store `{folder}`, {size(least)} needed"
         if free < least:
             self.fail(
                 "store", SetupError(text, hint="`trt-engine cache prune`, or another disk with `TRT_ENGINE_STORE`")
@@ -333,12 +342,12 @@ class Preflight:
         tensors = 2 * batch * sum(_bytes_per_row(spec.shape, spec.dtype) for spec in self.model.signature)
         least = 2 * self.model.nbytes + _PROCESS_BYTES
         usual = least + guess.nbytes + tensors
-        text = f"{_mib(free)} available, about {_mib(usual)} needed at batch {batch}, plus what lies between the layers"
+        text = f"{size(free)} available, about {size(usual)} needed at batch {batch}, plus what lies between the layers"
         if free < least:
             self.fail(
                 "memory",
                 MemoryExhausted(
-                    f"{_mib(free)} of memory are available, loading the model takes {_mib(least)}",
+                    f"{size(free)} of memory are available, loading the model takes {size(least)}",
                     hint="end other programs, or use a machine with more memory",
                 ),
             )
@@ -351,7 +360,7 @@ class Preflight:
         each = self.config.warmup_s + self.config.duration_s
         text = f"2 measurements of {each:g} s, and 1 more for every doubling"
         if guess.seconds is not None:
-            text += f"; a build takes about {guess.seconds:.1f} s and {_mib(guess.nbytes)} ({guess.source})"
+            text += f"; a build takes about {guess.seconds:.1f} s and {size(guess.nbytes)} ({guess.source})"
         else:
             text += "; no earlier build here to estimate from"
         self.ok("time", text)
@@ -366,8 +375,4 @@ def _existing(folder: Path) -> Path:
 
 
 def _bytes_per_row(shape: Shape, kind: str) -> int:
-    return dtype(kind).nbytes([max(size, 1) for size in shape[1:]])
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"
+    return dtype(kind).nbytes([max(step, 1) for step in shape[1:]])

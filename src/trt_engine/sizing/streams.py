@@ -52,10 +52,11 @@ from trt_engine.records import (
 )
 from trt_engine.reporting.write import write_reports
 from trt_engine.sizing import cliffs
-from trt_engine.sizing.deepstream import benchmark_data, nvinfer_keys
+from trt_engine.sizing.deepstream import NO_PICTURES, Nvinfer, benchmark_data, nvinfer
 from trt_engine.sizing.doubling import Doubling, images_per_s, peak_streams, queries_per_s
 from trt_engine.sizing.layout import Layout, layout_for
 from trt_engine.sizing.preflight import Preflight, check_model_path, largest_batches
+from trt_engine.vision.declaration import vision_of
 
 __all__ = ["Plan", "gate", "plan", "run", "size"]
 
@@ -309,6 +310,7 @@ class _Run:
                 self.fixed()
             self.tell_precision()
             self.tell_best()
+            self.tell_pictures()
             if plan.config.scan:
                 with self.step("scan", nested=True):
                     self.scanning = True
@@ -460,6 +462,9 @@ class _Run:
             why = "what a GPU is usually sized with; `--precision fp32` takes the graph as it is"
         elif asked is not None:
             why = f"{asked.upper()} was asked for"
+        elif (written := engine.passport.build.written) is not None:
+            here = "CPU" if parse_device(self.plan.build.device)[0] == "cpu" else "GPU"
+            why = f"the graph is {written.upper()}; this {here} runs it in {main}"
         elif parse_device(self.plan.build.device)[0] == "cuda":
             why = "as the graph is"
         else:
@@ -468,14 +473,20 @@ class _Run:
         self.notes.extend(_steps(engine.passport.build))
 
     def tell_best(self) -> None:
-        """Say so when a smaller batch delivered more than the one the count rests on."""
-        rates = {record.batch: record for _, record in self.doubling.good}
-        best, last = max(rates.values(), key=images_per_s), self.doubling.good[-1][1]
+        """Say so when a smaller batch, batch 1 among them, delivered more than the one the count rests on."""
+        tried, latency = [record for _, record in self.doubling.good], self.doubling.latency
+        last = tried[-1]
+        best = max(tried if latency is None else [*tried, latency], key=images_per_s)
         if images_per_s(best) > images_per_s(last):
             self.notes.append(
                 f"batch {best.batch} delivered more: {float(images_per_s(best)):.1f} images/s, "
                 f"{peak_streams(best, self.plan.config.fps)} streams"
             )
+
+    def tell_pictures(self) -> None:
+        """Say so when nothing the model takes can be a frame of video."""
+        if not self.nvinfer(self.doubling.good[-1][1]).keys:
+            self.notes.append(NO_PICTURES)
 
     # -------------------------------------------------------------------------------------------- scan
 
@@ -534,6 +545,7 @@ class _Run:
         results = [self.result(record) for record in (*first, *tried[-1:])]
         rates = [float(images_per_s(record)) for record in tried[-1:]]
         final = {"engine": str(engine.path), "passport": str(passport_path(engine.path))} if engine else {}
+        video = self.nvinfer(last) if last else Nvinfer({})
         return SizeReport(
             model=str(plan.model.path),
             engine=str(engine.path) if engine else None,
@@ -563,18 +575,23 @@ class _Run:
             findings=self.findings,
             notes=tuple(self.notes),
             warnings=tuple(self.warnings),
-            nvinfer=self.nvinfer(last) if last else {},
+            nvinfer=video.keys,
+            nvinfer_notes=video.notes,
             error=_told(error) if error else None,
         )
 
-    def nvinfer(self, last: BenchRecord) -> dict[str, str]:
+    def nvinfer(self, last: BenchRecord) -> Nvinfer:
         """The keys for the engine measured, or for the one TensorRT would build under the same name."""
         layout, peak = self.plan.layout, peak_streams(last, self.plan.config.fps)
         on_gpu = last.device.startswith("cuda")
-        main = self.doubling.good[-1][0].passport.precision.main
+        measured = self.doubling.good[-1][0]
+        profiles = measured.passport.profiles
+        main = measured.passport.build.written or measured.passport.precision.main  # TensorRT's types are the graph's
         engine = replace(layout, suffix=".engine").engine(last.batch, dynamic=self.plan.dynamic)
-        return nvinfer_keys(
-            self.plan.model.signature,
+        return nvinfer(
+            measured.signature,
+            {name: span.opt for name, span in profiles[0].ranges.items()} if profiles else {},
+            vision_of(measured),
             onnx_file=_seen_from(layout.folder, self.plan.model.path),
             engine_file=f"engines/{engine.name}",
             batch=max(1, min(peak, last.batch)) if on_gpu and self.plan.dynamic else last.batch,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from trt_engine.records import BatchResult, SizeReport
 from trt_engine.sizing.cliffs import advice
 from trt_engine.sizing.deepstream import nvinfer_text
@@ -131,11 +133,11 @@ def _next(report: SizeReport) -> list[str]:
     folder = report.artifacts.get("folder", "")
     lines = [
         "Next:",
-        f"  trt-engine inspect {report.engine}",
+        f"  trt-engine inspect {shlex.quote(report.engine or '')}",
         f"  report: {report.artifacts.get('report_html', folder)}",
     ]
     if report.nvinfer:
         tensorrt = (report.engine or "").endswith(".engine")
         when = "" if tensorrt else ", for this model once it is built with TensorRT"
-        lines += ["", f"nvinfer keys of DeepStream{when}:", nvinfer_text(report.nvinfer)]
+        lines += ["", f"nvinfer keys of DeepStream{when}:", nvinfer_text(report.nvinfer, report.nvinfer_notes)]
     return lines

@@ -178,6 +178,33 @@ def test_half_precision_that_the_cpu_widens_is_an_error_when_it_was_asked_for(tm
         build(path, precision="fp16")
 
 
+def test_an_engine_that_only_dequantizes_is_told_as_fp32_and_its_graph_as_what_it_is(tmp_path: Path, build: Build):
+    passport = build(models.fp8_qdq(tmp_path / "net.onnx")).passport
+    assert passport.precision.main == "fp32" and list(passport.precision.running) == ["fp32"]
+    assert passport.build.written == "fp8"
+
+
+def test_a_convolution_that_no_kernel_takes_in_is_not_int8(tmp_path: Path, build: Build):
+    """As every exporter writes SiLU: no QuantizeLinear stands right behind the convolution, so nothing fuses."""
+    path = models.int8_qdq(tmp_path / "net.onnx")
+    proto = onnx.load(path)
+    convolution = next(place for place, node in enumerate(proto.graph.node) if node.op_type == "Conv")
+    proto.graph.node[convolution].output[0] = "raw"
+    proto.graph.node.insert(convolution + 1, onnx.helper.make_node("Sigmoid", ["raw"], ["gate"]))
+    proto.graph.node.insert(convolution + 2, onnx.helper.make_node("Mul", ["raw", "gate"], ["c"]))
+    onnx.save(proto, path)
+    engine = build(path)
+    operators = {node.op_type for node in onnx.load(engine.path).graph.node}
+    assert "QLinearConv" not in operators and operators & {"Conv", "FusedConv"}
+    assert engine.passport.precision.main == "fp32" and engine.passport.precision.found["fp32"].macs == 1
+    assert engine.passport.build.written == "int8"
+
+
+def test_an_engine_that_computes_as_it_is_written_says_nothing_of_it(tmp_path: Path, build: Build):
+    for make in (models.conv_net, models.int8_qdq):
+        assert build(make(tmp_path / f"{make.__name__}.onnx")).passport.build.written is None
+
+
 def test_pairs_that_the_cpu_only_dequantizes_are_an_error_when_their_type_was_asked_for(tmp_path: Path, build: Build):
     path = models.fp8_qdq(tmp_path / "net.onnx")
     assert build(path).passport.precision.asked is None
@@ -223,6 +250,9 @@ def test_a_model_onnxruntime_cannot_run_is_a_model_error_with_a_hint(what: str, 
         ({"graph_optimization": "most"}, "cannot be `most`", "basic"),
         ({"intra_op_threads": "many"}, "number of threads", "0"),
         ({"intra_op_threads": "-1"}, "number of threads", "0"),
+        ({"intra_op_threads": "9999"}, "9999 threads are more than this machine bears", "one for each core"),
+        ({"inter_op_threads": "1025"}, "1025 threads are more than this machine bears", "0 is ONNX Runtime's own"),
+        ({"intra_op_threads": "1" + "0" * 30}, "threads are more than this machine bears", "0"),
         ({"arena": "perhaps"}, "on or off", "-O"),
         ({"execution_mode": "wild"}, "cannot be `wild`", "sequential"),
         ({"cuda.gpu_mem_limit": "1"}, "a provider that was not asked for", "--providers cuda,cpu"),

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import onnxruntime as ort
 import pytest
 
+import onnx_models as models
+import trt_engine as te
 from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.providers import choose, fix_for, read_back
+from trt_engine.backends.onnxruntime.providers import Choice, alone, choose, fix_for, read_back
+from trt_engine.backends.onnxruntime.run import asked
+from trt_engine.config import RuntimeConfig
 from trt_engine.device import info
 from trt_engine.errors import MemoryExhausted, SetupError, UsageError
+from trt_engine.files import digest
 
 GPU_BUILD = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
 CPU_BUILD = ("AzureExecutionProvider", "CPUExecutionProvider")
@@ -45,6 +51,97 @@ def test_settings_with_a_dot_go_to_their_provider():
         {"device_id": "0", "use_tf32": "0", "gpu_mem_limit": "1000"}, {},
     )  # fmt: skip
     assert choice.compiles
+
+
+TENSORRT = "TensorrtExecutionProvider"
+
+
+def given(choice: Choice) -> dict[str, str]:
+    """What the TensorRT provider would be given."""
+    return dict(choice.spelled())[TENSORRT]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+    return tmp_path / "store" / "tensorrt-provider"
+
+
+def test_what_the_tensorrt_provider_compiles_is_kept_in_the_store_for_that_engine_alone(store: Path):
+    choice = choose(("tensorrt", "cuda"), "cuda:0", available=GPU_BUILD, boards=())
+    kept = choice.caching("sha256:a", "sha256:model")
+    options = given(kept)
+    assert options == {
+        "device_id": "0", "trt_engine_cache_enable": "True", "trt_engine_cache_path": str(kept.cache),
+    }  # fmt: skip
+    assert kept.cache is not None and kept.cache.parent == store and kept.cache.is_absolute()
+    assert dict(kept.spelled())["CUDAExecutionProvider"] == choice.options[1]
+    assert kept.options == choice.options, "what nobody asked for is no fact of the measurement"
+    assert kept == choice.caching("sha256:a", "sha256:model"), "the next process finds it"
+    half = choose(("tensorrt",), "cuda:0", options={"tensorrt.trt_fp16_enable": "on"}, available=GPU_BUILD, boards=())
+    others = [choice.caching(*made_of) for made_of in (("sha256:b", "sha256:model"), ("sha256:a", "sha256:other"))]
+    others.append(half.caching("sha256:a", "sha256:model"))
+    assert len({kept.cache, *(one.cache for one in others)}) == 4
+    same = choose(("trt",), "cuda:1", available=GPU_BUILD, boards=()).caching("sha256:a", "sha256:model")
+    assert same.cache == kept.cache, "which of equal GPUs it is makes no difference"
+    assert given(kept.capturing())["trt_engine_cache_path"] == str(kept.cache)
+    assert given(kept.capturing())["trt_cuda_graph_enable"] == "True"
+
+
+def test_an_engine_is_loaded_with_the_cache_of_its_own_bytes(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = te.build(models.two_inputs(tmp_path / "net.onnx"))
+    monkeypatch.setattr(ort, "get_available_providers", lambda: list(GPU_BUILD))  # as where `onnxruntime-gpu` is
+    monkeypatch.setattr(info, "gpus", lambda: ())
+    _, _, choice = asked(engine, RuntimeConfig(providers=("tensorrt",), device="cuda:0"))
+    passport = engine.passport
+    assert choice.cache is not None and choice.cache.parent == store
+    assert choice == choice.caching(passport.payload[0].digest, passport.model.digest)
+    assert passport.payload[0].digest == digest(engine.path), "as it is named while it is built"
+
+
+def test_the_users_word_on_the_tensorrt_providers_cache_wins(store: Path):
+    def made(**options: str) -> Choice:
+        named = {f"tensorrt.{name}": value for name, value in options.items()}
+        return choose(("tensorrt",), "cuda:0", options=named, available=GPU_BUILD, boards=()).caching("sha256:a")
+
+    off = made(trt_engine_cache_enable="0")
+    assert off.cache is None and given(off) == {"device_id": "0", "trt_engine_cache_enable": "False"}
+    theirs = made(trt_engine_cache_path="here")
+    assert theirs.cache is None
+    assert given(theirs) == {"device_id": "0", "trt_engine_cache_enable": "True", "trt_engine_cache_path": "here"}
+    on = made(trt_engine_cache_enable="1")
+    assert on.cache == made().cache and given(on) == given(made())
+    for providers in (("cuda",), ("cpu",)):
+        other = choose(providers, "cpu", available=GPU_BUILD, boards=())
+        assert other.caching("sha256:a") is other
+
+
+def test_switches_of_the_tensorrt_provider_are_words_and_its_numbers_stay_numbers():
+    options = {"tensorrt.trt_int8_enable": "1", "tensorrt.trt_max_partition_iterations": "1", "cuda.use_tf32": "1"}
+    choice = choose(("tensorrt", "cuda"), "cuda:0", options=options, available=GPU_BUILD, boards=())
+    assert given(choice) == {"device_id": "0", "trt_int8_enable": "True", "trt_max_partition_iterations": "1"}
+    assert dict(choice.spelled())["CUDAExecutionProvider"]["use_tf32"] == "1"
+
+
+def test_one_session_at_a_time_compiles_an_engine_and_a_store_nobody_may_write_to_keeps_nothing(
+    store: Path, caplog: pytest.LogCaptureFixture
+):
+    choice = choose(("tensorrt",), "cuda:0", available=GPU_BUILD, boards=()).caching("sha256:a")
+    assert choice.cache is not None and not choice.cache.exists(), "a dry run writes nothing"
+    with alone(choice) as settled:
+        assert settled is choice and choice.cache.is_dir()
+        with pytest.raises(filelock.Timeout):
+            filelock.FileLock(choice.cache / ".lock").acquire(timeout=0)
+    with filelock.FileLock(choice.cache / ".lock").acquire(timeout=0):
+        pass
+    other = choose(("tensorrt",), "cuda:0", available=GPU_BUILD, boards=()).caching("sha256:b")
+    assert other.cache is not None
+    other.cache.write_text("in the way of a folder")
+    with caplog.at_level("WARNING"), alone(other) as settled:
+        assert settled.cache is None and "trt_engine_cache_enable" not in given(settled)
+    assert "what TensorRT compiles is not kept" in caplog.text
 
 
 H200 = info.Gpu(0, "NVIDIA H200", "GPU-1", 143771, "9.0", "580.1")
@@ -126,6 +223,7 @@ def test_a_provider_this_build_lacks_is_an_error_that_names_what_it_has():
     with pytest.raises(SetupError, match=r"`cuda` was asked for, and onnxruntime .* has `cpu`") as caught:
         choose(("cuda", "cpu"), "cpu", available=CPU_BUILD)
     assert "onnxruntime-gpu" in (caught.value.hint or "") and "--allow-fallback" in (caught.value.hint or "")
+    assert "`allow_fallback: true` in a plan" in (caught.value.hint or "")  # `run` has no such option
 
 
 def test_a_fallback_happens_only_when_allowed_and_is_told():

@@ -16,6 +16,7 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
+from patience import HANG_S
 from trt_engine.backends.onnxruntime.run import OnnxRuntime, OnnxRuntimeSession
 from trt_engine.backends.onnxruntime.session import _interruptible
 from trt_engine.config import RuntimeConfig
@@ -216,6 +217,40 @@ def test_the_settings_of_the_build_hold_at_load_unless_others_are_given(build, t
     assert OnnxRuntime().load(engine, RuntimeConfig(options={"intra_op_threads": "2"})).facts()["threads"] == "2"
 
 
+SMALL = """
+import os, sys
+from dataclasses import replace
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+from trt_engine.backends.onnxruntime.options import parse
+from trt_engine.backends.onnxruntime.run import OnnxRuntime
+from trt_engine.config import RuntimeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import UsageError
+
+engine = Engine.open(sys.argv[1])
+built = replace(engine.passport.build, config={"options": {"intra_op_threads": "17"}})
+engine = Engine(engine.path, replace(engine.passport, build=built))
+print(parse({"intra_op_threads": "16"}).intra_op_threads)
+try:
+    OnnxRuntime().load(engine, RuntimeConfig())
+except UsageError as error:
+    print(error.message)
+print(OnnxRuntime().load(engine, RuntimeConfig(options={"intra_op_threads": "1"})).facts()["threads"])
+"""
+
+
+def test_how_many_threads_are_too_many_follows_the_cores_and_an_engine_of_a_larger_machine_takes_fewer(
+    build, tmp_path: Path
+):
+    engine = build(models.two_inputs(tmp_path / "net.onnx"))
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL, str(engine.path)], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "16", "17 threads are more than this machine bears: 16 at most, with 1 core to use", "1"
+    ], done.stderr  # fmt: skip
+
+
 def test_what_was_decided_at_build_cannot_be_changed_at_load(build, tmp_path: Path):
     engine = build(models.two_inputs(tmp_path / "net.onnx"))
     with pytest.raises(UsageError, match="decided when an engine is built") as caught:
@@ -257,7 +292,7 @@ with te.load(Path(sys.argv[1])) as runner:
 def test_running_out_of_memory_is_told_and_the_session_lives_on(build, tmp_path: Path):
     engine = build(models.conv_net(tmp_path / "net.onnx"), batch=(1, 1, 65536))
     done = subprocess.run(
-        [sys.executable, "-c", HUNGRY, str(engine.path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", HUNGRY, str(engine.path)], capture_output=True, text=True, timeout=HANG_S, check=False
     )
     assert done.stdout.splitlines() == [
         "exhausted: ONNX Runtime asked for 268435456 bytes while running and did not get them", "answers again: (1, 16)"
@@ -270,7 +305,7 @@ def test_an_interrupted_load_returns_when_onnxruntime_is_through_and_not_before(
 
     def make() -> object:
         _thread.interrupt_main()
-        assert cancelled.wait(10)
+        assert cancelled.wait(HANG_S)
         threading.Event().wait(0.1)  # what is left of the step that was under way
         through.append(True)
         return object()

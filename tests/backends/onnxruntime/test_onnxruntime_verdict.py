@@ -65,6 +65,16 @@ def test_what_must_be_rebuilt_or_is_refused_does_not_load(what: str, engine: Eng
     assert caught.value.exit_code == 10 and caught.value.hint
 
 
+@pytest.mark.parametrize("asked", [{"providers": ("cuda",)}, {"device": "cuda:0"}])
+def test_a_provider_somebody_asks_for_is_not_called_the_engines_need(asked: dict[str, Any], engine: Engine):
+    found = verdict(engine, RuntimeConfig(**asked), available=("CPUExecutionProvider",))
+    assert found.verdict == "refuse" and "it needs" not in found.reason
+    assert found.reason.startswith("asked for is the provider `cuda`")
+    assert found.reason.endswith("; the engine was built for cpu")
+    needed = verdict(changed(engine, providers=("cuda",)), RuntimeConfig(), available=("CPUExecutionProvider",))
+    assert needed.reason.startswith("it needs the provider `cuda`")
+
+
 def test_a_changed_payload_is_refused(engine: Engine):
     raw = bytearray(engine.path.read_bytes())
     raw[len(raw) // 2] ^= 1

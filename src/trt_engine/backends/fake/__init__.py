@@ -17,6 +17,7 @@ card = Backend(
     runtime="trt_engine.backends.fake.run:FakeRuntime",
     devices=("fake",),
     options="trt_engine.backends.fake.options:FakeOptions",
+    ignores=("workspace_mib",),
     verdict="trt_engine.backends.fake.run:verdict",
     profile="trt_engine.backends.fake.profile:profile",
     hidden=True,

@@ -16,11 +16,12 @@ from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import Choice, choose
 from trt_engine.config import BuildConfig
 from trt_engine.device import info
-from trt_engine.engine import Needs, Precision, Share
+from trt_engine.engine import WRITTEN, Needs, Precision, Share
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
-from trt_engine.files import explain
+from trt_engine.figures import percent
+from trt_engine.files import digest, explain
 from trt_engine.graph import walk
-from trt_engine.graph.census import census, precision_of
+from trt_engine.graph.census import census, is_dequantize, precision_of
 from trt_engine.graph.load import ENGINE_MARK, check_onnxruntime, external_files, read_proto
 from trt_engine.model import Model
 from trt_engine.protocols import BuildOutcome, BuildPlaces
@@ -61,8 +62,11 @@ class OnnxRuntimeBuilder:
         choice, placement = _reload(model, options, choice, reload_level, payload, allow_fallback=config.allow_fallback)
         built = read_proto(payload)
         side = _side_files(built, payload, weights)
-        precision = Precision(asked=config.precision, found=census(built, tf32=choice.tf32))
+        # ONNX Runtime's own providers have fused what they could; a compiler fuses the pairs when the engine is loaded
+        found = census(built, tf32=choice.tf32, literal=not choice.compiles)
+        precision = Precision(asked=config.precision, found=found)
         _keep_the_contract(precision, proto, choice)
+        written = _written_otherwise(proto, precision)
         domains = {walk.domain_of(place.node) for place in walk.nodes(built)}
         blocked = hardware.BLOCKED_DOMAIN in domains
         if choice.fallback:
@@ -74,6 +78,9 @@ class OnnxRuntimeBuilder:
             "operators": "standard" if domains.issubset(_STANDARD) else "onnxruntime",
             "nodes": placement,
         }
+        if written is not None:
+            notes[WRITTEN] = written
+            log.info("the graph is %s, %s computes it in %s", written, choice.device, precision.main)
         if blocked:
             notes["layout"] = hardware.blocked_layout()
         if choice.on_gpu:
@@ -215,6 +222,8 @@ def _reload(
     model: Model, options: OnnxRuntimeOptions, choice: Choice, level: str, payload: Path, *, allow_fallback: bool
 ) -> tuple[Choice, str]:
     """Load what was written, as a user will; the choice as it came true, and the nodes by provider."""
+    if choice.compiles:  # what is compiled here is kept for those who load the engine
+        choice = choice.caching(digest(payload), model.digest)
     try:
         loaded = session.create(payload, session.session_options(options, level=level), choice)
     except session.ERRORS as error:
@@ -261,7 +270,7 @@ def _keep_the_contract(precision: Precision, proto: onnx.ModelProto, choice: Cho
     """`PrecisionError` when the engine does not compute in what was asked for."""
     if precision.asked is None or precision.main == precision.asked:
         return
-    shares = ", ".join(f"{name} {_percent(share)}" for name, share in precision.found.items()) or "nothing countable"
+    shares = ", ".join(f"{name} {_percent(share)}" for name, share in precision.running.items()) or "nothing countable"
     given = precision_of(proto)
     hint = "precision is in the graph: export the model in it, or leave `--precision` out"
     if precision.asked == "tf32" and given == "fp32":
@@ -284,5 +293,19 @@ def _keep_the_contract(precision: Precision, proto: onnx.ModelProto, choice: Cho
     )
 
 
+def _written_otherwise(proto: onnx.ModelProto, precision: Precision) -> str | None:
+    """`int8`: what most of the graph is written in, where the engine computes most of it in another type; None where it
+    does not, which TF32 is no case of."""
+    if precision.main not in ("fp32", "tf32") or not (
+        any(is_dequantize(place.node) for place in walk.nodes(proto)) or _holds(proto, _NARROW)
+    ):
+        return None
+    given = precision_of(proto)
+    return None if given in (None, "fp32", "fp64") else given
+
+
+_NARROW = _FLOAT16 | {onnx.TensorProto.BFLOAT16}
+
+
 def _percent(share: Share) -> str:
-    return f"{100 * (share.layers if share.macs is None else share.macs):.0f} %"
+    return percent(share.layers if share.macs is None else share.macs)

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_engine.config import from_values, opt
+from trt_engine.device import info
 from trt_engine.errors import UsageError
 
-__all__ = ["AT_BUILD", "LEVELS", "OnnxRuntimeOptions", "parse", "provider_options"]
+__all__ = ["AT_BUILD", "LEVELS", "MOST_THREADS", "OnnxRuntimeOptions", "parse", "provider_options"]
 
 LEVELS = ("none", "basic", "extended", "all")
+MOST_THREADS, _THREADS_A_CORE = 1024, 16
+"""Threads of one kind, in any case and for each core: ONNX Runtime makes as many as it is told, and spins them."""
 
 
 def _switch(value: str | bool) -> bool:
@@ -28,6 +31,13 @@ def _threads(value: str | int) -> int:
         count = -1
     if count < 0:
         raise UsageError(f"cannot read `{value}` as a number of threads", hint="0 is ONNX Runtime's own choice")
+    cores = info.cpu().cores
+    if count > (most := min(_THREADS_A_CORE * cores, MOST_THREADS)):
+        raise UsageError(
+            f"{count} threads are more than this machine bears: {most} at most, with {cores} "
+            f"core{'s' if cores > 1 else ''} to use",
+            hint=f"{cores} is one for each core; 0 is ONNX Runtime's own choice",
+        )
     return count
 
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import io
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import filelock
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from trt_engine.backends.onnxruntime import hardware
 from trt_engine.backends.onnxruntime.options import provider_options
 from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.files import ensure_folder, json_bytes
+from trt_engine.store import Store
 from trt_engine.tensors import closest
 
-__all__ = ["Choice", "broken", "choose", "fix_for", "long_name", "read_back", "short_name", "unstarted"]
+__all__ = ["Choice", "alone", "broken", "choose", "fix_for", "long_name", "read_back", "short_name", "unstarted"]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +37,8 @@ _LONG = {
 }
 _ALIASES = {"trt": "tensorrt", "gpu": "cuda"}
 _ON_GPU = ("cuda", "tensorrt")
-_CAPTURE = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "1"}}
+_CAPTURE = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}
+_CACHE_ON, _CACHE_PATH = "trt_engine_cache_enable", "trt_engine_cache_path"
 COMPILES = ("tensorrt",)
 """Providers that compile subgraphs when a session is made: ONNX Runtime cannot save what they made as a graph."""
 
@@ -51,10 +57,16 @@ class Choice:
     """What was asked for and does not run, and why; only with `allow_fallback`."""
     tf32: bool = False
     """Matrix operators of an FP32 graph run in TF32: the mantissa of their inputs is cut to 10 bits."""
+    cache: Path | None = None
+    """Where the TensorRT provider keeps what it compiles; None where it compiles nothing, or the user said otherwise."""
 
     def spelled(self) -> list[tuple[str, dict[str, str]]]:
         """As ONNX Runtime takes them."""
-        return [(long_name(name), options) for name, options in zip(self.names, self.options, strict=True)]
+        kept = {_CACHE_ON: "True", _CACHE_PATH: str(self.cache)} if self.cache is not None else {}
+        return [
+            (long_name(name), _with_words(kept | options) if name == "tensorrt" else options)
+            for name, options in zip(self.names, self.options, strict=True)
+        ]
 
     @property
     def compiles(self) -> bool:
@@ -63,6 +75,29 @@ class Choice:
     @property
     def on_gpu(self) -> bool:
         return any(name in _ON_GPU for name in self.names)
+
+    def caching(self, *made_of: str) -> Choice:
+        """The same, keeping in the store what the TensorRT provider compiles of the engine with these digests.
+
+        Each engine, with its settings and machine, has a folder of its own: the provider's names for its files tell neither
+        weights nor fixed shapes apart (issues 6455 and 32254 of microsoft/onnxruntime). The user's own path or switch wins.
+        """
+        if "tensorrt" not in self.names:
+            return self
+        given = self.options[self.names.index("tensorrt")]
+        if _CACHE_PATH in given:
+            made = tuple(
+                ({_CACHE_ON: "True"} if name == "tensorrt" else {}) | values
+                for name, values in zip(self.names, self.options, strict=True)
+            )
+            return replace(self, options=made)
+        if _word(given.get(_CACHE_ON, "True")) == "False":
+            return self
+        found = hardware.board(self.device)
+        machine = [ort.__version__, _tensorrt_version(), *((found.name, found.compute_capability) if found else ("",))]
+        settings = {name: value for name, value in _with_words(given).items() if name not in ("device_id", _CACHE_ON)}
+        facts = json_bytes([*made_of, *machine, sorted(settings.items())])
+        return replace(self, cache=Store().folder.absolute() / _KEPT / hashlib.sha256(facts).hexdigest()[:32])
 
     def capturing(self) -> Choice:
         """The same with CUDA graphs: what a session captures is decided when it is made."""
@@ -76,6 +111,41 @@ class Choice:
             for name, values in zip(self.names, self.options, strict=True)
         )
         return replace(self, options=made)
+
+
+_KEPT = "tensorrt-provider"
+"""The folder of the store with what the TensorRT provider compiled."""
+_WORDS = {"1": "True", "on": "True", "yes": "True", "true": "True"} | dict.fromkeys(
+    ("0", "off", "no", "false"), "False"
+)
+
+
+def _word(value: str) -> str:
+    return _WORDS.get(value.strip().lower(), value)
+
+
+def _with_words(options: Mapping[str, str]) -> dict[str, str]:
+    """Switches as ONNX Runtime's Python module reads them for this provider: `True` and `False`, no numbers."""
+    return {name: _word(value) if name.endswith("_enable") else value for name, value in options.items()}
+
+
+@contextlib.contextmanager
+def alone(choice: Choice) -> Iterator[Choice]:
+    """The choice to make a session with: nobody else compiles the same engine meanwhile, and who waited finds it compiled.
+
+    Where the store cannot be written to, nothing is kept, which is said.
+    """
+    if choice.cache is None:
+        yield choice
+        return
+    try:
+        folder = ensure_folder(choice.cache, by="TRT_ENGINE_STORE")
+    except SetupError as error:
+        log.warning("what TensorRT compiles is not kept: %s", error.message)
+        yield replace(choice, cache=None)
+        return
+    with filelock.FileLock(folder / ".lock"):
+        yield choice
 
 
 def long_name(name: str) -> str:
@@ -237,7 +307,7 @@ def _not_here(name: str, here: Sequence[str]) -> SetupError:
     )
 
 
-_ALLOW = "; or `--allow-fallback` to run on what is there"
+_ALLOW = "; or `--allow-fallback` (`allow_fallback: true` in a plan of `run`) to run on what is there"
 
 
 def _dead(name: str, why: str) -> SetupError:
@@ -275,7 +345,7 @@ def unstarted(choice: Choice) -> SetupError | None:
     same = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "one", [value], [same])
     raw = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
-    for name, spelled in zip(choice.names, choice.spelled(), strict=True):
+    for name, spelled in zip(choice.names, replace(choice, cache=None).spelled(), strict=True):
         if name not in _ON_GPU:
             continue
         why = broken(name)
@@ -316,6 +386,18 @@ def broken(name: str) -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+@cache
+def _tensorrt_version() -> str:
+    """The version of TensorRT that the provider is linked with, as TensorRT counts (101600); nothing where none loads."""
+    if broken("tensorrt") is None:
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # found through the provider, which names the library it wants
+            library = ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_tensorrt.so"))
+            return str(library.getInferLibVersion())
+    return ""
 
 
 def _preload() -> None:

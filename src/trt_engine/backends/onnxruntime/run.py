@@ -120,7 +120,7 @@ def asked(engine: Engine, config: RuntimeConfig) -> tuple[OnnxRuntimeOptions, st
         allow_fallback=config.allow_fallback,
         options=_all_options(engine, config),
         precision="tf32" if "tf32" in engine.passport.precision.found else None,
-    )
+    ).caching(engine.passport.payload[0].digest, engine.passport.model.digest)
     return options, engine.passport.build.notes.get("load_optimization", "none"), choice
 
 
@@ -260,7 +260,8 @@ def _all_options(engine: Engine, config: RuntimeConfig) -> dict[str, str]:
 
 
 def _options(engine: Engine, config: RuntimeConfig) -> OnnxRuntimeOptions:
-    built, asked = parse(engine.passport.build.config.get("options") or {}), parse(config.options)
+    told = engine.passport.build.config.get("options") or {}
+    built, asked = parse({name: told[name] for name in AT_BUILD if name in told}), parse(config.options)
     for name in AT_BUILD:
         if getattr(asked, name) is not None and getattr(asked, name) != getattr(built, name):
             raise UsageError(

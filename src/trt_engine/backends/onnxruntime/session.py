@@ -15,7 +15,7 @@ import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.providers import Choice, fix_for, unstarted
+from trt_engine.backends.onnxruntime.providers import Choice, alone, fix_for, unstarted
 from trt_engine.errors import (
     BuildError,
     DeviceLost,
@@ -97,12 +97,14 @@ def create(path: Path, made: ort.SessionOptions, choice: Choice) -> ort.Inferenc
     if choice.strict:
         made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 
-    def make() -> ort.InferenceSession:
-        return ort.InferenceSession(str(path), made, providers=choice.spelled(), enable_fallback=0)
+    with alone(choice) as settled:
 
-    if threading.current_thread() is not threading.main_thread():
-        return make()
-    return _interruptible(make, lambda: made.set_load_cancellation_flag(True))
+        def make() -> ort.InferenceSession:
+            return ort.InferenceSession(str(path), made, providers=settled.spelled(), enable_fallback=0)
+
+        if threading.current_thread() is not threading.main_thread():
+            return make()
+        return _interruptible(make, lambda: made.set_load_cancellation_flag(True))
 
 
 def _interruptible(make: Callable[[], ort.InferenceSession], cancel: Callable[[], None]) -> ort.InferenceSession:
@@ -257,7 +259,7 @@ def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> T
             return dead  # nothing runs on it at all: the model is not to blame
         return SetupError(
             "a part of the model does not run on the providers asked for and would fall back to the CPU",
-            hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback`",
+            hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback` (`allow_fallback: true` in a plan)",
         )
     if isinstance(error, state.EPFail):
         return SetupError(f"a provider failed: {first_line(error)}", hint="trt-engine doctor")

@@ -67,14 +67,11 @@ def _providers(engine: Engine, config: RuntimeConfig, available: Sequence[str] |
         for name in wanted:
             if (why := broken(name)) is not None:
                 if not config.allow_fallback:
-                    return Verdict("refuse", f"it needs the provider `{name}`, which does not run: {why}", _DOCTOR)
+                    return Verdict("refuse", _lacking(name, built, f"does not run: {why}"), _DOCTOR)
                 missing.append(name)
     if missing and not config.allow_fallback:
-        return Verdict(
-            "refuse",
-            f"it needs the provider `{missing[0]}`, which onnxruntime {ort.__version__} as installed here does not have",
-            _DOCTOR,
-        )
+        why = f"onnxruntime {ort.__version__} as installed here does not have"
+        return Verdict("refuse", _lacking(missing[0], built, why), _DOCTOR)
     if not missing and wanted != built:
         return Verdict(
             "rebuild",
@@ -84,6 +81,13 @@ def _providers(engine: Engine, config: RuntimeConfig, available: Sequence[str] |
     if missing:
         return Verdict("penalty", f"the provider `{missing[0]}` is not here; another runs in its place", again)
     return None
+
+
+def _lacking(name: str, built: Sequence[str], why: str) -> str:
+    """Who wants the provider that is not here: the engine, or the one who loads it."""
+    if name in built:
+        return f"it needs the provider `{name}`, which {why}"
+    return f"asked for is the provider `{name}`, which {why}; the engine was built for {','.join(built)}"
 
 
 def _gpu(engine: Engine, config: RuntimeConfig, boards: Sequence[info.Gpu] | None) -> Verdict | None:

@@ -14,6 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from trt_engine.errors import TrtEngineError
+from trt_engine.figures import size
 from trt_engine.files import explain, write_whole
 
 __all__ = ["TimingCache"]
@@ -81,9 +82,9 @@ class TimingCache:
     def note(self) -> str:
         """`read 12 KiB, kept 14 KiB`."""
         if not self.read_bytes:
-            return f"new, kept {_size(self.written_bytes)}"
+            return f"new, kept {size(self.written_bytes)}"
         same = " (nothing had to be timed)" if self.written_bytes == self.read_bytes else ""
-        return f"read {_size(self.read_bytes)}, kept {_size(self.written_bytes)}{same}"
+        return f"read {size(self.read_bytes)}, kept {size(self.written_bytes)}{same}"
 
     def _content(self) -> bytes:
         try:
@@ -93,7 +94,3 @@ class TimingCache:
         except OSError as error:
             self.warnings.append(f"the timing cache `{self.path}` cannot be read: {error.strerror}")
             return b""
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / (1 << 20):.1f} MiB" if nbytes >= 1 << 20 else f"{nbytes / 1024:.1f} KiB"

@@ -230,6 +230,10 @@ def _profiles(made: Arguments, profiles: tuple[Profile, ...], settings: PlanSett
 def _pools(made: Arguments, config: BuildConfig, settings: PlanSettings, gpu_mib: int | None) -> None:
     """Sizes as plain numbers of MiB: the one spelling every version reads alike (`1024MiB` is 1024 bytes from 10.1)."""
     sizes: dict[str, float] = {"workspace": float(min(config.workspace_mib, gpu_mib or config.workspace_mib))}
+    if gpu_mib is None and config.workspace_mib > BuildConfig().workspace_mib:
+        made.said.append(
+            f"the workspace stays {config.workspace_mib} MiB: nobody here says how much memory the GPU has (NVML is missing)"
+        )
     for pool, nbytes, setting in (
         ("dlaSRAM", settings.dla_sram, "dla_sram"),
         ("dlaLocalDRAM", settings.dla_local_dram, "dla_local_dram"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from trt_engine.comparisons import Compared, CompareReport, Gate, MetricDifference
+from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Chart, Forest, Limit, Span
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, clean
 from trt_engine.reporting.figures import column, number
@@ -16,7 +17,6 @@ __all__ = ["compared", "figures", "notices", "structure"]
 
 _SPANS = 24  # in one chart
 _CHANGES = 25
-_MIB = 1 << 20
 
 
 def figures(report: CompareReport) -> Iterator[Figure]:
@@ -87,7 +87,7 @@ def _worded(metric: MetricDifference) -> str:
 
 def _interval(metric: MetricDifference) -> str:
     span = metric.slower_pct
-    return f"{metric.verdict}; {span.level:.0%} interval {difference(span.low, 2)} to {difference(span.high, 2)} %"
+    return f"{metric.verdict}; {percent(span.level)} interval {difference(span.low, 2)} to {difference(span.high, 2)} %"
 
 
 def _verdict(base: str, other: Compared) -> str:
@@ -132,7 +132,7 @@ def _forest(base: str, report: CompareReport) -> Forest | None:
     level = report.against[0].speed[0].slower_pct.level if report.against[0].speed else 0.95
     return Forest(
         "intervals",
-        f"Difference from {base}, with {level:.0%} intervals",
+        f"Difference from {base}, with {percent(level)} intervals",
         told(said),
         "← faster · % of the base · slower →",
         "%",
@@ -163,13 +163,13 @@ def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
         ]
     )
     lead = len(columns)
-    columns.append(("engine MiB", column([side.engine_bytes / _MIB for side in sides])))
+    columns.append(("engine MiB", column([side.engine_bytes / MIB for side in sides])))
     for title, values in (
         ("weights MiB", [side.weights_bytes for side in sides]),
         ("memory MiB", [side.memory_bytes for side in sides]),
     ):
         if any(value is not None for value in values):
-            columns.append((title, column([None if value is None else value / _MIB for value in values])))
+            columns.append((title, column([None if value is None else value / MIB for value in values])))
     yield table("The engines", columns, words=lead)
 
 

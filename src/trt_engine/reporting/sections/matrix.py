@@ -6,20 +6,21 @@ import re
 from collections.abc import Iterator, Sequence
 
 from trt_engine.cells import CellResult
+from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point, Scatter
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, Table, clean
 from trt_engine.reporting.figures import column, count, number
 from trt_engine.reporting.sections.parts import brief, difference, plural, sentence, table, times, told, varying, words
 from trt_engine.reporting.sections.scene import Scene
-from trt_engine.reporting.speedup import Aspect, Explained, Moved, Stage, moved
+from trt_engine.reporting.speedup import Aspect, Explained, Moved, Stage, doubt, moved
 from trt_engine.traces import Category
 
 __all__ = ["accuracy", "cells", "failures", "figures", "images", "notices", "speedups", "throughput"]
 
 _BARS = 20  # in one chart
 _LINES = 8  # in one chart
+_LISTED = 8  # cells named in a notice
 _TOLD = 4  # cells whose steps are told in words
-_MIB = 1 << 20
 _STATES = {"failed": "failed", "skipped": "skipped", "interrupted": "interrupted", "waiting": "not reached"}
 _FUSED: tuple[Category, ...] = ("element-wise", "normalisation", "reduction", "control")
 _MOVES: tuple[Category, ...] = ("copy", "reformat")
@@ -33,9 +34,10 @@ def figures(scene: Scene) -> Iterator[Figure]:
     timed = [(ms, cell) for cell in found if (ms := scene.speedups.ms(cell)) is not None]
     if not timed:
         return
-    best = max((cell.bench.images_per_s, cell.spec.label) for _, cell in timed if cell.bench is not None)
-    yield Figure("images/s", number(best[0]), clean(f"highest: {brief(best[1])}"))
-    faster = [item for item in scene.speedups.explained if item.factor > 1]
+    known = [(ms, cell) for ms, cell in timed if doubt(cell) is None] or timed
+    best = max(((cell.bench.images_per_s, _named(cell)) for _, cell in known if cell.bench is not None))
+    yield Figure("images/s", number(best[0]), clean(f"highest: {best[1]}"))
+    faster = [item for item in scene.speedups.explained if item.factor > 1 and not item.doubtful]
     if faster:
         most = max(faster, key=lambda item: item.factor)
         yield Figure(
@@ -43,8 +45,19 @@ def figures(scene: Scene) -> Iterator[Figure]:
             times(most.factor),
             clean(f"{brief(most.other.spec.label)} against {brief(most.base.spec.label)}"),
         )
-    latency = min((ms * cell.bench.batch, cell.spec.label) for ms, cell in timed if cell.bench is not None)
-    yield Figure("ms per query", number(latency[0]), clean(f"shortest mean: {brief(latency[1])}"))
+    latency = min((ms * cell.bench.batch, _named(cell)) for ms, cell in known if cell.bench is not None)
+    yield Figure("ms per query", number(latency[0]), clean(f"shortest mean: {latency[1]}"))
+
+
+def _named(cell: CellResult) -> str:
+    """Its label, with what makes its speed doubtful."""
+    why = doubt(cell)
+    return brief(cell.spec.label) + (f" ({why})" if why else "")
+
+
+def _precision(cell: CellResult) -> str:
+    """What was asked for, and what ran where that is another."""
+    return cell.spec.precision + (f" (ran in {cell.ran_in})" if cell.ran_in else "")
 
 
 def notices(scene: Scene) -> Iterator[Notice]:
@@ -61,6 +74,16 @@ def notices(scene: Scene) -> Iterator[Notice]:
             yield Notice(
                 clean(f"{cell.spec.label}: batch {cell.asked_batch} did not fit into memory, {ran} was measured.")
             )
+    doubtful = [cell for cell in found if doubt(cell) and scene.speedups.ms(cell) is not None]
+    if doubtful and len(found) > 1:
+        shown = ", ".join(map(_named, doubtful[:_LISTED]))
+        shown += f" and {len(doubtful) - _LISTED} more" if len(doubtful) > _LISTED else ""
+        left = "“by precision” and the marks in accuracy against speed"
+        if any(doubt(cell) is None for cell in found if scene.speedups.ms(cell) is not None):
+            yield Notice(clean(f"Left out of the figures above, of {left}: {shown}."))
+        else:
+            why = f"No cell is both stable and in its own precision, so no speed-up is claimed, and {left} are left out"
+            yield Notice(clean(f"{why}: {shown}."))
     said: list[tuple[str, str]] = []
     for cell in found:
         known = {*cell.bench.instability} if cell.bench else set()
@@ -129,7 +152,7 @@ def cells(scene: Scene) -> Section:
         *varying(
             [
                 ("model", [clean(cell.spec.model) for cell in found]),
-                ("precision", [clean(cell.spec.precision) for cell in found]),
+                ("precision", [clean(_precision(cell)) for cell in found]),
                 ("backend", [clean(cell.spec.backend) for cell in found]),
                 ("device", [clean(cell.spec.device) for cell in found]),
                 ("batch", [str(cell.bench.batch if cell.bench else cell.spec.batch) for cell in found]),
@@ -152,7 +175,7 @@ def cells(scene: Scene) -> Section:
     metrics = list(dict.fromkeys(name for cell in found for name in _metrics(cell)))
     columns += [(name, column([_metrics(cell).get(name) for cell in found])) for name in metrics]
     rest: list[tuple[str, Sequence[float | None]]] = [
-        ("engine MiB", [None if c.engine_bytes is None else c.engine_bytes / _MIB for c in found]),
+        ("engine MiB", [None if c.engine_bytes is None else c.engine_bytes / MIB for c in found]),
         ("build s", [cell.build_seconds for cell in found]),
     ]
     columns += [
@@ -232,7 +255,11 @@ def speedups(scene: Scene) -> Section | None:
             (
                 "not told apart",
                 [
-                    ", ".join(f"{times(s.factor)} {' and '.join(s.aspects)}" for s in item.stages if len(s.aspects) > 1)
+                    ", ".join(
+                        f"{times(s.factor)} {' and '.join(s.aspects)}"
+                        for s in item.stages
+                        if len(s.aspects) > 1 and _told_by(s)
+                    )
                     or "–"
                     for item in found
                 ],
@@ -249,7 +276,7 @@ def speedups(scene: Scene) -> Section | None:
             "How many times less time an image takes, split where a cell in between was measured", columns, words=lead
         )
     ]
-    ordered = sorted(found, key=lambda item: -abs(item.factor - 1))
+    ordered = sorted(found, key=lambda item: (item.doubtful, -abs(item.factor - 1)))
     blocks += [Paragraph(clean(_story(scene, item))) for item in ordered[:_TOLD]]
     steps = {(stage.before.spec.label, stage.after.spec.label): stage for item in ordered for stage in item.stages}
     blocks += [shown for stage in steps.values() if (shown := _moves(stage)) is not None][:_TOLD]
@@ -266,7 +293,12 @@ def speedups(scene: Scene) -> Section | None:
 
 
 def _factor(item: Explained, aspects: tuple[Aspect, ...]) -> float | None:
-    return next((stage.factor for stage in item.stages if stage.aspects == aspects), None)
+    return next((stage.factor for stage in item.stages if stage.aspects == aspects and _told_by(stage)), None)
+
+
+def _told_by(stage: Stage) -> bool:
+    """False for a step to or from another precision of which one end did not run in its own, or is not stable."""
+    return "precision" not in stage.aspects or not stage.doubtful
 
 
 def _story(scene: Scene, item: Explained) -> str:
@@ -277,9 +309,15 @@ def _story(scene: Scene, item: Explained) -> str:
         f"{brief(item.other.spec.label)}: {faster} {'of' if item.factor >= 1 else 'than'} {brief(item.base.spec.label)}"
     )
     said += f" ({number(before)} to {number(after)} ms per image)."
+    if why := [f"{brief(cell.spec.label)} {_was(cell)}" for cell in (item.base, item.other) if doubt(cell)]:
+        said += f" But {' and '.join(why)}."
     if len(item.stages) > 1:
         said += " " + ", then ".join(_step(stage) for stage in item.stages) + "."
     return said
+
+
+def _was(cell: CellResult) -> str:
+    return f"ran in {cell.ran_in}, not in {cell.spec.precision}" if cell.ran_in else "is not stable"
 
 
 def _step(stage: Stage) -> str:
@@ -287,7 +325,7 @@ def _step(stage: Stage) -> str:
     if stage.aspects == ("batch",) and stage.before.bench and stage.after.bench:
         what = f"batch {stage.before.bench.batch} to {stage.after.bench.batch}"
     if stage.aspects == ("precision",):
-        what = f"{stage.before.spec.precision} to {stage.after.spec.precision}"
+        what = f"{_precision(stage.before)} to {_precision(stage.after)}"
     if stage.aspects == ("backend",):
         what = f"{_where(stage.before)} to {_where(stage.after)}"
     return f"{times(stage.factor)} by {what}"
@@ -313,7 +351,7 @@ def _moved_rows(found: Moved) -> Iterator[tuple[str, str, str, str]]:
         if abs(saved) < 0.01 * found.wall_ms[0]:
             return ""
         part = (before - after) / saved
-        return f"{part:.0%} of the difference".replace("-", "−") if abs(part) >= 0.005 else ""
+        return f"{percent(part)} of the difference".replace("-", "−") if abs(part) >= 0.005 else ""
 
     if found.kernels is not None:
         fewer = round(found.kernels[0] - found.kernels[1])
@@ -380,7 +418,7 @@ def throughput(scene: Scene) -> Section | None:
         several = len({(c.spec.backend, c.spec.providers, c.spec.device) for c in group}) > 1
         for cell in group:
             if cell.bench is not None and scene.speedups.ms(cell) is not None:
-                name = cell.spec.precision + (f", {_where(cell)}" if several else "")
+                name = _precision(cell) + (f", {_where(cell)}" if several else "")
                 series.setdefault(clean(name), []).append(cell)
         if not any(len({c.bench.batch for c in line if c.bench}) > 1 for line in series.values()):
             continue
@@ -436,10 +474,11 @@ def accuracy(scene: Scene) -> Section | None:
             for index, (cell, _, value) in enumerate(rated, 1)
             if cell.bench is not None
         ]
-        front = [p for _, p in points if not any(_beats(q, p) for _, q in points)]
+        known = [p for cell, p in points if doubt(cell) is None]
+        front = [p for p in known if not any(_beats(q, p) for q in known)]
         series: dict[str, list[Point]] = {}
         for cell, p in points:
-            series.setdefault(clean(cell.spec.precision), []).append(p)
+            series.setdefault(clean(_precision(cell)), []).append(p)
         lines = tuple(Line(name, tuple(found), "points") for name, found in series.items())
         charts.append(
             Scatter(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
+from trt_engine.figures import MIB, size
 from trt_engine.records import BenchRecord, Protocol, percentile
 from trt_engine.reporting.charts import Box, Boxes, Chart, Histogram, Line, LineChart
 from trt_engine.reporting.contents import Block, Commands, Facts, Figure, Notice, Paragraph, Section, clean
-from trt_engine.reporting.figures import column, count, number, si_bytes
+from trt_engine.reporting.figures import column, count, number
 from trt_engine.reporting.sections.parts import (
     cleaned,
     percentile_of,
@@ -264,13 +265,13 @@ def _span(seconds: float, queries: int) -> str:
 
 def environment(scene: Scene) -> Section:
     here = scene.environment
-    rows = [("processor", f"{here.cpu}, {here.cpu_cores} cores in use"), ("memory", si_bytes(here.memory_mib))]
+    rows = [("processor", f"{here.cpu}, {here.cpu_cores} cores in use"), ("memory", size(here.memory_mib * MIB))]
     if here.cpu_features:
         rows.append(("instruction sets", ", ".join(here.cpu_features)))
     if here.gpu:
         rows.append(("GPU", here.gpu))
     for name, value in (
-        ("GPU memory", si_bytes(here.gpu_memory_mib) if here.gpu_memory_mib else None),
+        ("GPU memory", size(here.gpu_memory_mib * MIB) if here.gpu_memory_mib else None),
         ("compute capability", here.compute_capability),
         ("driver", here.driver),
         ("CUDA", here.cuda),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from trt_engine.figures import percent, scaled
 from trt_engine.reporting.charts import Stack, Stacked
 from trt_engine.reporting.contents import Block, Commands, Facts, Figure, Notice, Paragraph, Section, Table, clean
 from trt_engine.reporting.figures import column, count, number
@@ -94,7 +95,7 @@ def breakdown(named: Named) -> Section | None:
         for category in categories:
             times = column([_ms(profile, category) / (profile.batch if per_image else 1) for _, profile in named])
             shares = [_share(profile, category) for _, profile in named]
-            rows.append((category, [f"{ms} ({_percent(share)})" for ms, share in zip(times, shares, strict=True)]))
+            rows.append((category, [f"{ms} ({percent(share)})" for ms, share in zip(times, shares, strict=True)]))
         counted = ["kernels" if profile.kernels else "layers" for _, profile in named]
         caption = f"Milliseconds per {'image' if per_image else 'inference'} by category, with the share of their sum"
         lead = [("engine", [name for name, _ in named]), *varying([("of", counted)])]
@@ -117,10 +118,6 @@ def _ms(profile: ProfileReport, category: str) -> float:
 def _share(profile: ProfileReport, category: str) -> float:
     total = sum(item.ms for item in profile.categories)
     return _ms(profile, category) / total if total else 0.0
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.005 or not share else "<1%"
 
 
 def _stacked(named: Named, by_kernel: bool) -> Stacked | None:
@@ -276,11 +273,12 @@ def rungs(named: Named) -> Section | None:
         blocks.append(words(f"The ladder of instruments{where}", ("rung", "", "why"), ladder, marked))
     measured = {profile.ceilings.key: profile.ceilings for _, profile in named if profile.ceilings}
     for found in measured.values():
+        most = [scaled(item.value, item.unit) for item in found.items]
         columns: list[tuple[str, Sequence[str]]] = [
             ("ceiling", [clean(item.name.replace("_", " ")) for item in found.items]),
             ("how", [clean(f"{item.source}: {item.how}") for item in found.items]),
-            ("value", [number(item.value) for item in found.items]),
-            ("unit", [item.unit for item in found.items]),
+            ("value", [number(value) for value, _ in most]),
+            ("unit", [unit for _, unit in most]),
         ]
         if found.items:
             blocks.append(table(clean(f"What {found.device} can do at most"), columns, words=2))

@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from trt_engine.cells import CellResult
+from trt_engine.figures import MIB, size
 from trt_engine.reporting.contents import clean
-from trt_engine.reporting.figures import si_bytes
 from trt_engine.reporting.run import Run
 from trt_engine.reporting.sections.parts import names_of
 from trt_engine.reporting.speedup import Speedups
@@ -82,7 +82,7 @@ class Scene:
         if self.device.startswith("cuda"):
             parts = [f"GPU: {here.gpu or 'name not recorded'} ({self.device})"]
             if here.gpu_memory_mib:
-                parts.append(si_bytes(here.gpu_memory_mib))
+                parts.append(size(here.gpu_memory_mib * MIB))
             if here.compute_capability:
                 parts.append(f"compute capability {here.compute_capability}")
             return clean(", ".join(parts))

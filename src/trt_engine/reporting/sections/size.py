@@ -195,6 +195,7 @@ def following(scene: Scene, size: SizeReport) -> Section | None:
     if not size.nvinfer:
         return None
     lines = ["[property]", *(clean(f"{name}={value}") for name, value in size.nvinfer.items())]
+    lines += [clean(f"# {note}") for note in size.nvinfer_notes]
     said = "Keys of DeepStream's nvinfer for this model" + ("." if scene.on_gpu else ", once built with TensorRT.")
     return Section("next", "Next", (Paragraph(said), Commands(tuple(lines))))
 

@@ -1,0 +1,70 @@
+"""What `size` hands on to DeepStream of a model it has sized, measured for a moment in a process of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from trt_engine.records import SizeReport
+from trt_engine.sizing.deepstream import NO_PICTURES
+from trt_engine.sizing.streams import size
+from trt_engine.sizing.summary import text
+from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
+
+
+def sized(model: Path, out: Path, **values: Any) -> SizeReport:
+    return size(model, out=out, start_batch=1, max_batch=1, duration_s=0.02, warmup_s=0.0, **values)
+
+
+def classifier(path: Path, image: list[int | str]) -> Path:
+    """[batch, ...] to [batch, channels]: the mean of each channel."""
+    axes = helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])
+    graph = helper.make_graph(
+        [helper.make_node("ReduceMean", ["images", "axes"], ["scores"], keepdims=0)],
+        "means",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", *image])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", image[0]])],
+        [axes],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+def test_the_block_for_nvinfer_is_of_the_engine_that_was_measured_and_of_what_the_model_declares(
+    tmp_path: Path,
+) -> None:
+    path = classifier(tmp_path / "net.onnx", [1, "height", "width"])
+    declare(path, Vision(Preprocess((16, 24), resize="stretch", channels="L"), Postprocess("classify")), path)
+    report = sized(path, tmp_path / "out", shapes={"images": (1, 1, 16, 24)})
+    expected = {"infer-dims": "1;16;24", "model-color-format": "2", "maintain-aspect-ratio": "0"}
+    assert {name: report.nvinfer.get(name) for name in expected} == expected
+    assert "symmetric-padding" not in report.nvinfer and not report.nvinfer_notes
+
+
+def test_what_is_not_known_of_the_keys_is_said_wherever_they_are_shown(make_model: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report = sized(make_model(), out)
+    told = "the model declares no pre-processing"
+    kept = json.loads((out / "size.json").read_text())
+    assert told in "\n".join(kept["nvinfer_notes"]) and "net-scale-factor" not in kept["nvinfer"]
+    assert f"# {told}" in text(report)
+    assert f"# {told}" in (out / "report.md").read_text() and told in (out / "report.html").read_text()
+
+
+def test_the_count_of_a_model_without_pictures_says_what_a_stream_is_then(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "tokens",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 7])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 7])],
+    )
+    path = tmp_path / "tokens.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    report = sized(path, tmp_path / "out")
+    assert report.nvinfer == {} and NO_PICTURES in report.notes
+    assert NO_PICTURES in text(report) and "[property]" not in text(report)
+    assert "[property]" not in (tmp_path / "out" / "report.html").read_text()
