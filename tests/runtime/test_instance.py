@@ -540,3 +540,25 @@ def test_what_is_no_number_and_no_name_is_told_in_our_words(
 ) -> None:
     with pytest.raises(TrtEngineError, match=told):
         wrong(load(double))
+
+
+def test_feeds_like_the_last_ones_and_yet_different_are_looked_at(load: Load, double: Path) -> None:
+    """What was accepted last is told by class, element type, shape and number: each of them must count."""
+    engine = load(double)
+    good = {"x": rows(2)}
+    for bad in (
+        {"x": rows(2).astype(np.float64)},
+        {"x": rows(2).astype(">f4")},
+        {"x": rows(2).tolist()},
+        {"x": rows(2)[:, :2]},
+        {"x": rows(2)[0]},
+        {"y": rows(2)},
+        {"x": rows(2), "y": rows(2)},
+        {},
+    ):
+        assert np.array_equal(engine.infer(good)["y"], 2 * rows(2))
+        assert np.array_equal(engine.infer(dict(good))["y"], 2 * rows(2))
+        with pytest.raises(FeedError):
+            engine.infer(bad)
+    assert np.array_equal(engine.infer({"x": rows(2).view(np.matrix)})["y"], 2 * rows(2))
+    assert engine.stats().failures == 8
