@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -17,6 +18,14 @@ def until(true: Callable[[], object], what: str, *, pause_s: float = 0.01) -> No
     while not true():
         assert time.monotonic() < gives_up_s, f"never: {what}"
         time.sleep(pause_s)
+
+
+def text_of(path: Path) -> str:
+    """What a file holds that another process writes; nothing where it is not there, or not any more."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def runs(pid: int) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import HANG_S, until
+from patience import HANG_S, text_of, until
 from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.conversion.examples import parse_inputs
 from trt_engine.conversion.sources import Source
@@ -251,7 +251,7 @@ def test_ctrl_c_ends_the_child(program, tmp_path) -> None:
     )
     ours = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, start_new_session=True)
     try:
-        until(lambda: (note.exists() and note.read_text()) or ours.poll() is not None, "the child is asked")
+        until(lambda: text_of(note) or ours.poll() is not None, "the child is asked")
         ours.send_signal(signal.SIGINT)
         _, told = ours.communicate(timeout=HANG_S)
     finally:

@@ -17,7 +17,7 @@ import pytest
 
 import moody
 from onnx_models import conv_net
-from patience import HANG_S, runs, until
+from patience import HANG_S, runs, text_of, until
 from trt_engine.cells import RunManifest
 from trt_engine.cli.main import _ONE_BURST_S
 from trt_engine.errors import SetupError, UsageError
@@ -275,7 +275,7 @@ def _told(path: Path, process: subprocess.Popen[str]) -> str:
     """What the stand-in wrote there, as soon as it has."""
 
     def told() -> bool:
-        return path.exists() and (path.suffix != ".inside" or bool(path.read_text()))
+        return path.exists() and (path.suffix != ".inside" or bool(text_of(path)))
 
     until(lambda: told() or process.poll() is not None, f"the stand-in wrote `{path.name}`")
     assert process.poll() is None, process.communicate()

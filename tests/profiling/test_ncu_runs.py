@@ -16,7 +16,7 @@ import pytest
 
 import onnx_models as models
 from nsight_tools.stand_in import write_tool
-from patience import HANG_S, until
+from patience import HANG_S, text_of, until
 from trt_engine.api.building import build
 from trt_engine.config import RuntimeConfig
 from trt_engine.errors import MemoryExhausted, UsageError
@@ -239,7 +239,7 @@ def test_ctrl_c_ends_a_tool_that_does_not_listen_and_all_it_started(engine: Path
         start_new_session=True,
     )  # fmt: skip
     log = tmp_path / "out" / ncu.LOG  # what it says stands there once somebody listens to it
-    until(lambda: log.is_file() and "it hangs" in log.read_text().splitlines(), "it hangs, and is listened to")
+    until(lambda: "it hangs" in text_of(log).splitlines(), "it hangs, and is listened to")
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=HANG_S)
     assert said == "130 interrupted before a kernel was measured\n"

@@ -17,7 +17,7 @@ import pytest
 import onnx_models as models
 from nsight_tools.stand_in import write_tool
 from nsight_tools.tool import KERNELS
-from patience import HANG_S, until
+from patience import HANG_S, text_of, until
 from trt_engine.api.building import build
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.engine import Engine
@@ -309,7 +309,7 @@ def test_the_watched_process_ends_with_whoever_asked_for_it(engine: Path, tmp_pa
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return text_of(path)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import pytest
 
 import nsight_tools
 import onnx_models as models
-from patience import HANG_S, until
+from patience import HANG_S, text_of, until
 from trt_engine.api.building import build
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.profiling.child import Outcome, Request, encode, read_outcome
@@ -69,7 +69,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return text_of(path)
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:

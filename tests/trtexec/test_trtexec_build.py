@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 import onnx_models as models
-from patience import HANG_S, runs, until
+from patience import HANG_S, runs, text_of, until
 from trt_engine.backends.trtexec import program
 from trt_engine.backends.trtexec.build import TrtexecBuilder
 from trt_engine.config import BuildConfig
@@ -455,7 +455,7 @@ def test_an_interrupted_build_ends_the_tool_and_its_children(
     )  # fmt: skip
     try:
         until(
-            lambda: (pids.exists() and len(pids.read_text().split()) == 2) or process.poll() is not None,
+            lambda: len(text_of(pids).split()) == 2 or process.poll() is not None,
             "the tool is at work",
         )
         assert process.poll() is None, process.communicate()
