@@ -11,16 +11,17 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
-__all__ = ["Ended", "Mouth", "Stop", "die_with_parent", "read_line", "reap"]
+__all__ = ["Ended", "Mouth", "Stop", "die_with_parent", "read_line", "reap", "spawned"]
 
 _POLL_S = 0.005
 
@@ -31,6 +32,31 @@ class Ended:
 
     code: int
     peak_bytes: int
+
+
+def spawned(module: str, request: bytes, noise: int | IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+    """A module of ours as a process that was told one line, and the end of the pipe it answers on.
+
+    Its standard input stays open: it ends when that does. What it prints goes to `noise`.
+    """
+    ours, theirs = os.pipe()
+    try:
+        # a session of its own, so that Ctrl-C in a terminal comes here and the child is asked to stop in order;
+        # -P, so that a folder `onnx` where the user stands is not imported
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, str(theirs)],
+            stdin=subprocess.PIPE, stdout=noise, stderr=noise, pass_fds=(theirs,), start_new_session=True,
+        )  # fmt: skip
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once; the pipe's end says so
+        process.stdin.write(request + b"\n")
+        process.stdin.flush()
+    return process, ours
 
 
 def reap(process: subprocess.Popen[Any], grace_s: float) -> Ended:

@@ -283,9 +283,9 @@ def test_ctrl_c_keeps_the_report_of_the_inferences_until_then(engine: Path, tmp_
         text=True,
         start_new_session=True,
     )
-    until(lambda: "capturing" in _text(out / "nsys.run.json"), "it captures")
+    until(lambda: "capturing" in text_of(out / "nsys.run.json"), "it captures")
     events = next((tmp_path / "bin").glob("events-*.jsonl"))
-    until(lambda: _text(events).count("pop") >= 3, "three inferences are done")
+    until(lambda: text_of(events).count("pop") >= 3, "three inferences are done")
     os.kill(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=HANG_S)
     counts, message = said.splitlines()
@@ -301,15 +301,11 @@ def test_the_watched_process_ends_with_whoever_asked_for_it(engine: Path, tmp_pa
     tool()
     out = tmp_path / "out"
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(engine), str(out)], start_new_session=True)
-    until(lambda: "capturing" in _text(out / "nsys.run.json"), "it captures")
+    until(lambda: "capturing" in text_of(out / "nsys.run.json"), "it captures")
     child = psutil.Process(json.loads((out / "nsys.run.json").read_text())["pid"])
     process.kill()
     process.wait()
     child.wait(HANG_S)
-
-
-def _text(path: Path) -> str:
-    return text_of(path)
 
 
 @pytest.mark.slow

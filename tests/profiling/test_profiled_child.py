@@ -64,12 +64,8 @@ def answer(tmp_path: Path) -> Outcome:
 
 def events(tmp_path: Path) -> list[dict[str, Any]]:
     """What was told; of a process that is at work the last line may not be whole."""
-    whole, _, _ = _text(tmp_path / "events.jsonl").rpartition("\n")
+    whole, _, _ = text_of(tmp_path / "events.jsonl").rpartition("\n")
     return [json.loads(line) for line in whole.splitlines()]
-
-
-def _text(path: Path) -> str:
-    return text_of(path)
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
@@ -139,7 +135,7 @@ def test_a_range_that_cannot_be_opened_is_told_as_such(start: Start, tmp_path: P
 
 def test_whoever_is_killed_leaves_behind_how_far_it_came(start: Start, tmp_path: Path) -> None:
     process = start(TOOLS / "injected", TOOLS / "ranges", inferences=1_000_000)
-    until(lambda: '"capturing"' in _text(tmp_path / "answer.json"), "it captures")
+    until(lambda: '"capturing"' in text_of(tmp_path / "answer.json"), "it captures")
     process.kill()
     ended(process)
     found = answer(tmp_path)

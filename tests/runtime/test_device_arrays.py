@@ -302,5 +302,8 @@ def test_a_stream_that_is_gone_is_waited_for_no_more(load: Load, double: Path) -
     engine = load(double)
     for number in range(20):
         elsewhere = device_of(engine).stream()
-        engine.infer({"x": rows(2) + number}, on_device=True)["y"].__dlpack__(stream=elsewhere.handle)
+        output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
+        assert np.array_equal(on_host(device_of(engine), output), 2 * (rows(2) + number))
+        output.__dlpack__(stream=elsewhere.handle)
         elsewhere.close()
+        del output  # the next inference writes where this one was to be read

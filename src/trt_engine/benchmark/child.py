@@ -13,7 +13,6 @@ import os
 import resource
 import select
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +32,7 @@ from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, TrtEngineError
-from trt_engine.processes import Mouth, Stop, die_with_parent, read_line, reap
+from trt_engine.processes import Mouth, Stop, die_with_parent, read_line, reap, spawned
 from trt_engine.records import BenchRecord
 
 __all__ = ["measure_in_child", "memory_available"]
@@ -190,25 +189,10 @@ class _Child:
     """The process and the pipe it answers on; ended and reaped by `close`, whatever happened."""
 
     def __init__(self, request: Request, noise: IO[bytes]) -> None:
-        self._pipe, theirs = os.pipe()
         self.code: int | None = None
         self.peak_bytes = 0
-        try:
-            # a session of its own, so that Ctrl-C in a terminal comes here and the child is asked to stop in order;
-            # -P, so that a folder `onnx` where the user stands is not imported
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trt_engine.benchmark.child", str(theirs)],
-                stdin=subprocess.PIPE, stdout=noise, stderr=noise, pass_fds=(theirs,), start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(theirs)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; the pipe's end says so
-            self._process.stdin.write(msgspec.json.encode(request, enc_hook=_plain) + b"\n")
-            self._process.stdin.flush()
+        said = msgspec.json.encode(request, enc_hook=_plain)
+        self._process, self._pipe = spawned("trt_engine.benchmark.child", said, noise)
         self._whole: deque[bytes] = deque()
         self._parts: list[bytes] = []  # of the line that is not whole yet
 

@@ -68,13 +68,10 @@ def command(
       trt-engine evaluate model.engine.onnx --dataset val -o run
       trt-engine evaluate int8.engine.onnx --dataset val --baseline fp32.engine.onnx --max-drop 0.01
     """
-    shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
-    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
+    runtime, build, _ = options.engine_configs(values)
     asked = next((name for name, value in values.items() if value not in (None, ())), None)
-    build: BuildConfig = options.config_from(BuildConfig, shared | values)
 
     from trt_engine.api import evaluating
-    from trt_engine.api.preparing import check_data
     from trt_engine.engine import is_bare_model
 
     bare = is_bare_model(path)
@@ -86,7 +83,6 @@ def command(
     typed = options.spelled_command()
     if dry_run:
         vision = evaluating.declared_for(path, preprocess)
-        check_data(build.calibrate)
         emit(talk, *_plan(path, bare, dataset, limit, seed, vision, out, save_predictions))
         return
     report = evaluating.run(

@@ -83,17 +83,14 @@ def command(
     given = parse_shapes(shapes)
     _check_out(out, yes, (".npy", ".npz") if image is None else (".npy", ".npz", ".json"))
     _check_out(draw, yes, _DRAWINGS)
-    shared = {name: values.get(name) for name in ("device", "providers", "allow_fallback", "options")}
-    runtime: RuntimeConfig = options.config_from(RuntimeConfig, values)
+    runtime, build, _ = options.engine_configs(values)
     asked = {name: value for name, value in values.items() if value not in (None, ())}
-    build: BuildConfig = options.config_from(BuildConfig, shared | values)
 
     import dataclasses
 
     import msgspec
 
     from trt_engine.api.loading import load
-    from trt_engine.api.preparing import check_data
     from trt_engine.engine import Engine, is_bare_model
     from trt_engine.files import write_whole
     from trt_engine.graph.load import open_model
@@ -105,7 +102,6 @@ def command(
             f"`{path}` is built already: `--{next(iter(asked)).removesuffix('s')}` cannot change it",
             hint="give the model to build it again",
         )
-    check_data(build.calibrate)
     signature = open_model(path).signature if bare else Engine.open(path).signature
     chosen = _chosen(signature, names, out)
     feeds = read_feeds(source, signature) if source is not None else None

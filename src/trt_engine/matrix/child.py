@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from trt_engine.cells import CellResult
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, TrtEngineError
 from trt_engine.files import ensure_folder
 from trt_engine.matrix.work import LOGS, Job, carry_out, reason_of
-from trt_engine.processes import Ended, Mouth, die_with_parent, read_line, reap
+from trt_engine.processes import Ended, Mouth, die_with_parent, read_line, reap, spawned
 
 __all__ = ["Ending", "in_child"]
 
@@ -143,22 +142,7 @@ class _Child:
         self.step = "start"
         self.grace_s = _GRACE_S
         self._buffer = b""
-        self._pipe, theirs = os.pipe()
-        try:
-            # a session of its own: Ctrl-C in a terminal comes here, and the child is asked to stop in order
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trt_engine.matrix.child", str(theirs)],
-                stdin=subprocess.PIPE, stdout=noise, stderr=noise, pass_fds=(theirs,), start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            os.close(self._pipe)
-            raise
-        finally:
-            os.close(theirs)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died at once; the pipe's end says so
-            self._process.stdin.write(msgspec.json.encode(job) + b"\n")
-            self._process.stdin.flush()
+        self._process, self._pipe = spawned("trt_engine.matrix.child", msgspec.json.encode(job), noise)
 
     def listen(self, patience_s: float | None, on_step: Callable[[str, float], None]) -> CellResult | None:
         """The child's result, None when it ended without one; `TimeoutError` when neither comes."""
