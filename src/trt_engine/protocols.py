@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from trt_engine.config import BuildConfig, RuntimeConfig
 from trt_engine.device import Buffer, Device, Stream
 from trt_engine.engine import Engine, Needs, Precision
+from trt_engine.errors import TrtEngineError
 from trt_engine.model import Model
 from trt_engine.tensors import Shape, Signature, Tensors
 
@@ -143,11 +144,18 @@ class Context(Protocol):
 class LaunchingContext(Context, Protocol):
     """A context with a shorter way for who asks for the same shapes again and again."""
 
-    def launch(self, addresses: tuple[int, ...], stream: Stream) -> None:
-        """Enqueue one inference on memory at these addresses, in the signature's order, of the sizes `prepare` told.
+    def launching(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
+        """What enqueues one inference at each call on memory at these addresses, in the signature's order, of the sizes that
+        `prepare` told; good until `prepare` is called again. With `waits` a call returns when the device is done: for who
+        has the stream alone.
 
         What is bound stays bound, and is not used. The caller answers for the memory; no output's size depends on the data.
+        What a call raises is the library's: `explained` makes an error of ours of it.
         """
+        ...
+
+    def explained(self, error: BaseException) -> TrtEngineError | None:
+        """The error a person can act on behind the library's; None for one that is not the library's."""
         ...
 
 

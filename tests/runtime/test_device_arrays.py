@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from trt_engine.config import Batching
 from trt_engine.device.fake import FakeDevice
@@ -164,6 +166,43 @@ def test_a_full_device_fails_the_inference_that_finds_no_room_and_not_the_one_be
         assert np.array_equal(on_host(device, array), 2 * (rows(2) + number))
     kept.clear()
     assert np.array_equal(on_host(device, engine.infer({"x": rows(2)}, on_device=True)["y"]), 2 * rows(2))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    asked=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=30),
+    graphs=st.booleans(),
+    streams=st.sampled_from([(1, None), (2, None), (2, 1)]),
+)
+def test_whatever_was_asked_before_and_wherever_it_lies_the_answer_is_the_same(
+    load: Load, double: Path, asked: list[tuple[int, bool, bool, bool]], graphs: bool, streams: tuple[int, int | None]
+) -> None:
+    with load(double, graphs=graphs, contexts=streams[0], streams=streams[1]) as engine:
+        device, kept = device_of(engine), []
+        for number, (count, lies, stays, keeps) in enumerate(asked):
+            x = rows(count) + number
+            found = engine.infer({"x": on_device(device, x) if lies else x}, on_device=stays)["y"]
+            assert np.array_equal(on_host(device, found) if stays else found, 2 * x)
+            if stays and keeps:
+                kept.append((found, x))
+        for array, x in kept:
+            assert np.array_equal(on_host(device, array), 2 * x)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_after_a_failure_on_the_shortest_way_the_next_answer_is_right(load: Load, double: Path, graphs: bool) -> None:
+    engine = load(double, graphs=graphs)
+    device = device_of(engine)
+    engine.infer(rows(2))  # captured, where graphs are
+    x, wrong = on_device(device, rows(2)), on_device(device, rows(2))
+    for _ in range(3):
+        engine.infer({"x": x}, on_device=True)
+    wrong.buffer.close()
+    for _ in range(2):
+        with pytest.raises(UsageError, match="freed buffer"):
+            engine.infer({"x": wrong}, on_device=True)
+        assert np.array_equal(on_host(device, engine.infer({"x": x}, on_device=True)["y"]), 2 * rows(2))
+    assert engine.stats().failures == 2
 
 
 def test_who_keeps_a_buffer_a_part_of_it_or_a_capsule_keeps_the_output(load: Load, double: Path) -> None:

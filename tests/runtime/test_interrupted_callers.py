@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import until
+from trt_engine.errors import UsageError
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.runtime.pool import ContextPool
 
@@ -177,3 +180,72 @@ def test_a_wait_longer_than_the_platform_can_wait_is_as_long_as_it_can(
         time.sleep(0.001)
     pool._line.leave(lane)
     assert np.array_equal(future.result(30)["y"], 2 * X)
+
+
+class GivenBackMeanwhile(deque):
+    """A queue whose first caller comes when the context is held, and stands in it when it has been given back."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        super().__init__()
+        self._leave: list[Callable[[], None]] = [leave]
+
+    def append(self, caller: Any) -> None:
+        if self._leave:
+            self._leave.pop()()
+        super().append(caller)
+
+
+def test_a_context_given_back_just_before_a_caller_stands_in_line_is_his(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1)
+    line = pool_of(engine)._line
+    lane = line.enter({"x": X}, patient=True)
+    line._callers = GivenBackMeanwhile(lambda: line.leave(lane))
+    assert np.array_equal(engine.infer_async(X).result(30)["y"], 2 * X)
+    assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
+
+
+class TakenMeanwhile(dict):
+    """Who holds which context, where somebody else is quicker once."""
+
+    def __init__(self, other: int) -> None:
+        super().__init__()
+        self._others = [other]
+
+    def setdefault(self, number: int, thread: int) -> int:
+        if self._others:
+            super().setdefault(number, self._others.pop())
+        return super().setdefault(number, thread)
+
+
+def test_of_two_who_see_a_context_free_one_gets_it_and_the_other_waits_for_it(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1)
+    line = pool_of(engine)._line
+    line._held = TakenMeanwhile(-1)  # no thread has this number
+    future = engine.infer_async(X)
+    until(lambda: pool_of(engine).stats().waiting == 1, "it waits")
+    assert not future.done() and line._held == {0: -1}
+    line.leave(pool_of(engine)._lanes[0])
+    assert np.array_equal(future.result(30)["y"], 2 * X)
+
+
+def test_a_context_taken_while_the_pool_closes_is_given_back(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1)
+    pool = pool_of(engine)
+    line = pool._line
+
+    class ClosedMeanwhile(dict):
+        def setdefault(self, number: int, thread: int) -> int:
+            line._closed = True
+            return super().setdefault(number, thread)
+
+    line._held = ClosedMeanwhile()
+    with pytest.raises(UsageError, match="closed"):
+        pool.run({"x": X})
+    assert line._held == {}
+    pool.close()

@@ -103,6 +103,7 @@ class CudaBuffer:
         self._pointer = pointer
         self._closed = False
         self.readers: set[int] = set()
+        self._parent: CudaBuffer | None = None
         self._shared: list[bool] = []
         self._end: weakref.finalize[..., CudaBuffer] | None = None
 
@@ -117,13 +118,13 @@ class CudaBuffer:
 
     @property
     def pointer(self) -> int:
-        if self.closed:
+        if self._closed or (self._parent is not None and self._parent.closed):
             raise UsageError("a freed buffer was used", hint="keep it open until the stream is done with it")
         return self._pointer
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed or (self._parent is not None and self._parent.closed)
 
     def view(self, offset: int, nbytes: int, then: Callable[[], None] | None = None) -> CudaBuffer:
         check_part(offset, nbytes, self._nbytes)
@@ -166,12 +167,8 @@ class _CudaView(CudaBuffer):
         super().__init__(parent.device, parent.pointer + offset, nbytes, parent.stream)
         self.on_host = parent.on_host
         self.readers = parent.readers
-        self._parent = parent
+        self._parent: CudaBuffer = parent
         self._then = then
-
-    @property
-    def closed(self) -> bool:
-        return self._closed or self._parent.closed
 
     def lend(self) -> None:
         self._parent.lend()
@@ -247,9 +244,7 @@ class CudaGraph:
         for buffer in self._buffers:
             if buffer.closed:
                 raise UsageError("a graph holds the address of a freed buffer", hint="capture it again")
-        if self._device._lost is None and not _straight.replay(
-            self._device._context_number, self._address, stream.handle
-        ):
+        if self._device._lost is None and _straight.replay(self._address, stream.handle) == 0:
             return
         with self._device.here():
             self._device.say(driver.cuGraphLaunch(self._handle, stream.handle))
@@ -465,12 +460,12 @@ class _Straight:
         self.found = False
         try:
             brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second lets other threads run meanwhile
-            self._exchange, self._current = brief.cuThreadExchangeStreamCaptureMode, brief.cuCtxGetCurrent
+            self._exchange = brief.cuThreadExchangeStreamCaptureMode
             self._wait, self._copy, self._launch = long.cuStreamSynchronize, long.cuMemcpyAsync, long.cuGraphLaunch
         except (OSError, AttributeError):
             return
         address = ctypes.c_void_p
-        self._exchange.argtypes = self._current.argtypes = self._wait.argtypes = (address,)
+        self._exchange.argtypes = self._wait.argtypes = (address,)
         self._copy.argtypes, self._launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
         self._relaxed = int(_RELAXED)
         self.found = True
@@ -488,16 +483,12 @@ class _Straight:
         finally:
             self._exchange(place)
 
-    def copy(self, context: int, target: int, source: int, nbytes: int, stream: int) -> int:
-        return int(self._copy(target, source, nbytes, stream)) if self.found and self._is_in(context) else -1
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        """The stream says in which context; in a thread that is in none, or in another, the driver may refuse."""
+        return int(self._copy(target, source, nbytes, stream)) if self.found else -1
 
-    def replay(self, context: int, graph: int, stream: int) -> int:
-        return int(self._launch(graph, stream)) if self.found and self._is_in(context) else -1
-
-    def _is_in(self, context: int) -> bool:
-        """Whether the calling thread is in that context."""
-        found = ctypes.c_void_p()
-        return self._current(ctypes.byref(found)) == 0 and found.value == context
+    def replay(self, graph: int, stream: int) -> int:
+        return int(self._launch(graph, stream)) if self.found else -1
 
 
 _straight = _Straight()
@@ -862,13 +853,13 @@ class CudaDevice:
 
     def copy(self, source: Any, target: Any, nbytes: int, stream: Any) -> None:
         left, right = self._own(source, stream), self._own(target, stream)
-        check_part(0, nbytes, source.nbytes)
-        check_part(0, nbytes, target.nbytes)
+        if not 0 <= nbytes <= source.nbytes or nbytes > target.nbytes:
+            check_part(0, nbytes, min(source.nbytes, target.nbytes))
         if not nbytes:
             return
         stream.touch(source, target)
         handle = stream.handle
-        if _straight.copy(self._context_number, right, left, nbytes, handle) == 0:
+        if _straight.copy(right, left, nbytes, handle) == 0:
             return
         with self.here():
             self.say(driver.cuMemcpyAsync(right, left, nbytes, handle))
@@ -961,7 +952,8 @@ class CudaDevice:
 
     def _own(self, buffer: Any, stream: Any) -> int:
         """The address of an open buffer of this device that may be used on that stream."""
-        self.check()
+        if self._lost is not None:
+            raise self._is_lost()
         if not isinstance(buffer, CudaBuffer) or buffer.device is not self:
             raise UsageError(f"a buffer of another device was used on `{self.name}`", hint="allocate it there")
         if buffer.stream is not None and buffer.stream is not stream:

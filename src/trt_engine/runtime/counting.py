@@ -36,8 +36,6 @@ class Histogram:
     _LEAST_S = 1e-7
 
     def __init__(self) -> None:
-        self.at_once = 0
-        """Times of nothing, for who adds many of them: one more is `at_once += 1`."""
         self._counts = [0] * (self._PER_OCTAVE * 44)  # 0.1 us to three weeks
         self._count = 0
         self._sum_s = self._max_s = 0.0
@@ -49,17 +47,18 @@ class Histogram:
         self._sum_s += seconds
         self._max_s = max(self._max_s, seconds)
 
-    def read(self) -> Times:
-        self._counts[0] += self.at_once
-        self._count += self.at_once
-        self.at_once = 0
-        if not self._count:
+    def read(self, zeros: int = 0) -> Times:
+        """All of them, and so many times of nothing that somebody else has counted."""
+        count = self._count + zeros
+        if not count:
             return Times()
-        p50, p99 = (self._quantile_s(share) * 1e3 for share in (0.5, 0.99))
-        return Times(self._count, self._sum_s / self._count * 1e3, p50, p99, self._max_s * 1e3)
+        p50, p99 = (self._quantile_s(share, zeros) * 1e3 for share in (0.5, 0.99))
+        return Times(count, self._sum_s / count * 1e3, p50, p99, self._max_s * 1e3)
 
-    def _quantile_s(self, share: float) -> float:
-        wanted, seen = share * self._count, 0
+    def _quantile_s(self, share: float, zeros: int) -> float:
+        wanted, seen = share * (self._count + zeros), zeros
+        if seen >= wanted:
+            return min(self._LEAST_S, self._max_s)
         for place, count in enumerate(self._counts):
             seen += count
             if seen >= wanted:

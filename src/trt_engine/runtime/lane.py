@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
-import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from sys import getrefcount
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from trt_engine.config import Profile
-from trt_engine.device import Buffer, Device, Event, Graph, HostBuffer, Stream
+from trt_engine.device import Buffer, Event, Graph, HostBuffer, Stream
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.errors import TrtEngineError
 from trt_engine.protocols import Context, Session
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.runtime.graphs import GraphPolicy
+from trt_engine.runtime.lying import Lying, LyingSet, Slots
+from trt_engine.runtime.straight import Straight
 from trt_engine.tensors import Shape, Tensors
 
 __all__ = ["Key", "Lane"]
 
 log = logging.getLogger(__name__)
 
-_SLOTS, _BLOCK, _ALIGNED = 8, 1 << 20, 256
-"""Small outputs on the device come from blocks of so many, and of so many bytes at most; where one may begin."""
 _REMEMBERED = 32
 """Of so many kinds of requests a lane remembers how they are answered, and of so many sizes it keeps outputs' memory."""
-
-_COUNTED = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-"""Whether the references to an object are counted, all of them and at once."""
 
 Key = tuple[Any, ...]
 """The shapes of the inputs in the signature's order, and the values of those that hold sizes."""
@@ -69,8 +64,10 @@ class Lane:
         self._last: Key | None = None
         self._fresh: _Frame | None = None  # runs for the first time, to be captured then
         self._enqueued = False
-        self._slots: dict[int, _Slots] = {}
+        self._slots: dict[int, Slots] = {}
         self._again: dict[tuple[Key, bool, tuple[bool, ...]], _Again] = {}
+        self._straight: _Again | None = None
+        """What was answered last of what goes the shortest way."""
 
     # -------------------------------------------------------------------------------------------- one inference
 
@@ -106,6 +103,24 @@ class Lane:
         except BaseException:
             self._recover()
             raise
+
+    def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs of these feeds, which stay on the device."""
+        again = self._straight
+        if again is not None and again.frame.key is again.key and self._generation == self._policy.generation:
+            assert again.straight is not None
+            try:
+                outputs = again.straight.run(feeds)
+            except BaseException:
+                self._enqueued = again.frame.graph is not None
+                self._recover()
+                raise
+            if outputs is not None:
+                if again.frame.graph is not None:
+                    self._replayed(again.key)
+                self._last = again.key
+                return outputs
+        return self.run([feeds], None, True)
 
     def captured(self, feeds: Tensors) -> bool:
         """Whether feeds of these shapes are answered by a graph."""
@@ -164,7 +179,7 @@ class Lane:
         names, device, stream = self._inputs, self._device, self.stream
         key = tuple([feeds[name].shape for name in names])
         again = self._again.get((key, on_device, tuple([isinstance(feeds[name], np.ndarray) for name in names])))
-        if again is None or again.frame.key != key or self._generation != self._policy.generation:
+        if again is None or again.frame.key is not again.key or self._generation != self._policy.generation:
             return None
         frame, addresses, held = again.frame, [], []
         for name, copied in again.inputs:
@@ -177,7 +192,7 @@ class Lane:
                 else:
                     buffer = device.borrow(array, stream)
                     held.append(buffer)
-                if again.launch is None:
+                if frame.graph is not None:
                     device.copy(buffer, self._buffers[name], frame.nbytes[name], stream)
             else:
                 whole, pinned, buffer, nbytes = copied
@@ -185,24 +200,25 @@ class Lane:
                 device.copy(pinned, buffer, nbytes, stream)
             addresses.append(buffer.pointer)
         outputs: dict[str, Any] = {}
-        if again.launch is not None:
+        self._enqueued = True
+        if frame.graph is None:
             if on_device:
-                outputs, lying = again.lying.take()
-                addresses += lying
+                one = again.lying.take()
+                outputs = one.arrays.copy()
+                addresses += one.addresses
             else:
                 addresses += again.outputs
-            self._enqueued = True
-            again.launch(tuple(addresses), stream)
+            again.launch(addresses, stream)
         else:
-            self._enqueued = True
-            frame.enqueue(stream)
-            self._policy.replayed()
+            frame.graph.replay(stream)
             if on_device:
-                into = self._outputs_of(frame)
-                for name, shape, _ in frame.sized:
-                    device.copy(frame.bound[name], into[name], frame.nbytes[name], stream)
-                    outputs[name] = into[name].array(self._names[name], shape)
-            self._captured.move_to_end(key)
+                one = again.lying.take()
+                for (name, _, _), buffer in zip(frame.sized, one.buffers, strict=True):
+                    device.copy(frame.bound[name], buffer, frame.nbytes[name], stream)
+                outputs = one.arrays.copy()
+            self._replayed(key)
+        if again.straight is not None:
+            self._straight = again
         if on_device:
             self._wait()
         else:
@@ -214,18 +230,31 @@ class Lane:
         self._last = key
         return outputs
 
-    def _laid_out(self, frame: _Frame) -> tuple[dict[str, Any], tuple[Buffer, ...]]:
+    def _laid_out(self, frame: _Frame) -> LyingSet:
         """Arrays for outputs that stay on the device, and their memory."""
-        into = self._outputs_of(frame)
-        arrays = {name: into[name].array(self._names[name], shape) for name, shape, _ in frame.sized}
-        return arrays, tuple(into.values())
+        ended: list[None] = []
+        buffers = tuple([self._output(frame.nbytes[name], partial(ended.append, None)) for name, _, _ in frame.sized])
+        arrays = {
+            name: buffer.array(self._names[name], shape)
+            for (name, shape, _), buffer in zip(frame.sized, buffers, strict=True)
+        }
+        return LyingSet(arrays, buffers, ended)
 
     def _remember(self, key: Key, frame: _Frame, lent: Mapping[str, Buffer], on_device: bool) -> None:
         """Keep how feeds of this kind were answered."""
-        launch = getattr(frame.context, "launch", None) if frame.graph is None else None
-        if (launch is None and frame.graph is None) or frame.late or self._host_inputs:
+        launching = getattr(frame.context, "launching", None) if frame.graph is None else None
+        if (launching is None and frame.graph is None) or frame.late or self._host_inputs:
             return
-        again = _Again(frame, launch, _Lying(self.stream, lambda: self._laid_out(frame)))
+        again = _Again(frame, launching, Lying(self.stream, lambda: self._laid_out(frame)))
+        if on_device and self._alone and len(lent) == len(self._inputs):
+            graph, nbytes, held = frame.graph, frame.nbytes, self._buffers
+            into = [(held[name], nbytes[name]) for name in self._inputs]
+            copies = [(frame.bound[name], nbytes[name]) for name, _, _ in frame.sized] if graph is not None else []
+            again.straight = Straight(
+                frame.shapes, self._device, self.stream, again.lying,
+                launching=launching, explained=again.explained, graph=graph, into=into, copies=copies,
+            )  # fmt: skip
+            self._straight = again
         for name in self._inputs:
             if name in lent:
                 again.inputs.append((name, None))
@@ -238,8 +267,13 @@ class Lane:
                 whole = self._staging(name, shape)
                 again.downloads.append((name, whole, self._buffers[name], self._pinned[name], frame.nbytes[name]))
         if len(self._again) >= _REMEMBERED:
-            self._again.clear()
+            self._again.clear()  # the straight way is good as long as its frame is
         self._again[key, on_device, tuple([name not in lent for name in self._inputs])] = again
+
+    def _replayed(self, key: Key | None) -> None:
+        if key is not None:
+            self._captured.move_to_end(key)
+        self._policy.replayed()
 
     def _key_of(self, feeds: Tensors, size: int) -> Key:
         return tuple([(size, *feeds[name].shape[1:]) for name in self._inputs])
@@ -265,7 +299,7 @@ class Lane:
         held = self._pinned.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:
-                self._again.clear()
+                self._forget_ways()
                 del self._pinned[name]
                 held.close()
             held = self._pinned[name] = self._device.pinned(nbytes)
@@ -364,15 +398,15 @@ class Lane:
     def _outputs_of(self, frame: _Frame) -> dict[str, Buffer]:
         return {name: self._output(frame.nbytes[name]) for name, _, _ in frame.sized}
 
-    def _output(self, nbytes: int) -> Buffer:
+    def _output(self, nbytes: int, then: Callable[[], None] | None = None) -> Buffer:
         """Memory for an output that stays on the device, nobody else's as long as there is an array of it."""
         slots = self._slots.pop(nbytes, None)
         if slots is None:
             while len(self._slots) >= max(_REMEMBERED, 4 * len(self._outputs)):
                 self._slots.pop(next(iter(self._slots))).close()
-            slots = _Slots(self._device, self.stream, max(nbytes, 1))
+            slots = Slots(self._device, self.stream, max(nbytes, 1))
         self._slots[nbytes] = slots  # the size that was asked for last stands last
-        return slots.take()
+        return slots.take(then)
 
     def _profile_for(self, shapes: Mapping[str, Shape]) -> int:
         fits = (
@@ -390,7 +424,7 @@ class Lane:
             for key in [key for key, frame in self._captured.items() if frame.bound.get(name) is held]:
                 self._captured.pop(key).close()  # a graph holds the old address
                 self._policy.dropped()
-            self._again.clear()
+            self._forget_ways()
             del self._buffers[name]  # given back before the larger one is asked for: both may not fit
             held.close()
         self._buffers[name] = self._device.allocate(nbytes)
@@ -413,24 +447,28 @@ class Lane:
             self._policy.refuse(str(error).partition("\n")[0])
             return
         while len(self._captured) >= self._policy.max_graphs:
-            self._again.clear()
+            self._forget_ways()
             self._captured.popitem(last=False)[1].close()
             self._policy.dropped()
         self._captured[key] = frame
-        self._again.clear()  # what ran without a graph has one now
+        self._forget_ways()  # what ran without a graph has one now
         self._policy.captured()
 
     def _forget_graphs(self) -> None:
-        self._again.clear()
+        self._forget_ways()
         while self._captured:
             self._captured.popitem()[1].close()
+
+    def _forget_ways(self) -> None:
+        self._again.clear()
+        self._straight = None
 
     # -------------------------------------------------------------------------------------------- the end
 
     def _recover(self) -> None:
         """After a failure: nothing stays on the stream, and the next inference prepares anew."""
         self._last = None
-        self._again.clear()
+        self._forget_ways()
         fresh, self._fresh = self._fresh, None
         for frame in self._frames.values():
             frame.key = None
@@ -442,7 +480,7 @@ class Lane:
             self._forget_graphs()
 
     def close(self) -> None:
-        self._again.clear()
+        self._forget_ways()
         self._forget_slots()
         for frame in self._frames.values():
             frame.close()
@@ -504,123 +542,38 @@ class _Frame:
 class _Again:
     """How feeds of one kind are answered: the same shapes, on the device or on the host, as once before."""
 
-    __slots__ = ("downloads", "frame", "inputs", "launch", "lying", "outputs")
+    __slots__ = ("_fed", "_launching", "_run", "downloads", "frame", "inputs", "key", "lying", "outputs", "straight")
 
-    def __init__(self, frame: _Frame, launch: Callable[[tuple[int, ...], Stream], None] | None, lying: _Lying) -> None:
-        self.frame = frame
-        self.launch = launch
-        """Runs on memory at these addresses, inputs before outputs; None where a graph is replayed."""
+    def __init__(self, frame: _Frame, launching: Callable[..., Callable[[], None]] | None, lying: Lying) -> None:
+        self.frame, self.key = frame, frame.key
+        self._launching = launching
+        self._fed: list[int] | None = None
+        self._run: Callable[[], None] | None = None
         self.lying = lying
         """Outputs that stay on the device."""
+        self.straight: Straight | None = None
         self.inputs: list[tuple[str, tuple[Any, HostBuffer, Buffer, int] | None]] = []
         """None for one that lies on the device; else pinned memory as an array, its buffer, the device's and the bytes."""
         self.outputs: list[int] = []
         self.downloads: list[tuple[str, Any, Buffer, HostBuffer, int]] = []
 
-
-class _Lying:
-    """Sets of arrays on the device that outputs go to. One that nobody has any more is given out again as it is: to make
-    one anew takes 6 microseconds and more, which a fast model's caller sees.
-
-    Nobody has an array that has no references but those it had before it was given out, which CPython counts: who wants
-    its memory keeps the array, its buffer, or a capsule, and each of them counts.
-    """
-
-    def __init__(self, stream: Stream, make: Callable[[], tuple[dict[str, Any], tuple[Buffer, ...]]]) -> None:
-        self._stream, self._make = stream, make
-        self._sets: deque[_Set] = deque()  # the one given out longest ago first
-
-    def take(self) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Arrays by name, and their addresses."""
-        if self._sets:
-            oldest = self._sets[0]
-            if oldest.is_free(self._stream):
-                self._sets.rotate(-1)
-                return oldest.arrays.copy(), oldest.addresses
-            if len(self._sets) == _SLOTS:
-                self._sets.popleft()  # kept by somebody for long
-        arrays, buffers = self._make()
-        made = _Set(arrays, buffers)
-        if _COUNTED and all(type(array) is DeviceArray for array in arrays.values()):
-            self._sets.append(made)
-        return arrays.copy(), made.addresses
-
-
-class _Set:
-    __slots__ = ("addresses", "arrays", "buffers", "held", "ours")
-
-    def __init__(self, arrays: dict[str, Any], buffers: tuple[Buffer, ...]) -> None:
-        self.arrays, self.buffers = arrays, buffers
-        self.addresses = tuple([buffer.pointer for buffer in buffers])
-        self.held = [*arrays.values(), *buffers]
-        self.ours = list(map(getrefcount, self.held))
-
-    def is_free(self, stream: Stream) -> bool:
-        """Whether work on that stream may write into it from now on."""
-        if list(map(getrefcount, self.held)) != self.ours:
-            return False
-        for buffer in self.buffers:
-            if buffer.closed or (buffer.readers and not stream.follow(buffer.readers)):
-                return False
-            buffer.readers.clear()
-        return True
-
-
-_Part: TypeAlias = tuple[Buffer, int, set[int]]
-"""Of which block, from which byte on, and who was told to read there."""
-
-
-class _Slots:
-    """Memory for outputs of one size that stay on the device: a part that nobody has any more is given out again, the one
-    that has been free for longest first. An allocation for each would cost some 20 microseconds on a GPU, and give every
-    inference another address, of which a library must be told.
-    """
-
-    def __init__(self, device: Device, stream: Stream, nbytes: int) -> None:
-        self._device, self._stream, self._nbytes = device, stream, nbytes
-        self._size = -(-nbytes // _ALIGNED) * _ALIGNED
-        self._most = _SLOTS if self._size * _SLOTS <= _BLOCK else 1
-        self._free: deque[_Part] = deque()
-        self._out: dict[weakref.ref[Buffer], _Part] = {}
-
-    def take(self) -> Buffer:
+    def launch(self, addresses: list[int], stream: Stream) -> None:
+        """Enqueue it on memory at these addresses, inputs before outputs."""
+        if self._run is None or self._fed != addresses:
+            assert self._launching is not None
+            self._run, self._fed = self._launching(tuple(addresses), stream), addresses
         try:
-            block, start, readers = self._free.popleft()
-        except IndexError:
-            block, start = self._new()
-        else:
-            if readers and not self._stream.follow(readers):
-                self._free.append((block, start, readers))
-                block, start = self._new()
-        part = block.view(start, self._nbytes)
-        part.readers = set()  # whoever reads it reads nothing of the block's other parts
-        self._out[weakref.ref(part, self._back)] = block, start, part.readers
-        return part
+            self._run()
+        except Exception as error:
+            if (ours := self.explained(error)) is None:
+                raise
+            raise ours from error
 
-    def _new(self) -> tuple[Buffer, int]:
-        block = self._device.allocate(self._size * self._most)
-        block.array()  # lent from the start: whoever holds a part keeps it, and nobody closes it
-        self._free.extend((block, number * self._size, set()) for number in range(1, self._most))
-        return block, 0
-
-    def _back(self, gone: weakref.ref[Buffer]) -> None:
-        """The collector calls this in the middle of anything."""
-        slot = self._out.get(gone)
-        if slot is not None:
-            self._free.append(slot)  # before it is taken out there: `close` of another thread must find it
-            self._out.pop(gone, None)
-            if self._most == 1 and len(self._free) > _SLOTS:
-                self._free.popleft()  # of large ones few are kept
-
-    def close(self) -> None:
-        """Give back what nobody has; the rest is given back with the callers' arrays, or once it has been read."""
-        out, free = list(self._out.values()), list(self._free)  # at once: others are given back meanwhile
-        kept = {id(block) for block, _, _ in out} | {id(block) for block, _, to in free if to}
-        for block, start, _ in free:
-            if start == 0 and id(block) not in kept:
-                block.close()
-        self._free.clear()
-        self._out.clear()
+    def explained(self, error: BaseException) -> TrtEngineError | None:
+        """The error of ours behind a library's."""
+        context: Any = self.frame.context
+        explained: TrtEngineError | None = None if self._launching is None else context.explained(error)
+        return explained
 
 
 class _Copied:

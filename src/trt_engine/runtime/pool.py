@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -90,7 +92,12 @@ class ContextPool:
 
     def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
         """The outputs as arrays on the device: they speak DLPack, and their memory is nobody else's."""
-        return self._with_lane([feeds], on_device=True)
+        line = self._line
+        lane = line.enter(feeds)
+        try:
+            return lane.run_on_device(feeds)
+        finally:
+            line.leave(lane)
 
     def timed(self, feeds: Tensors, *, on_device: bool = False) -> tuple[dict[str, Any], float]:
         """The outputs, and the milliseconds from the upload to the download by the device's events."""
@@ -100,16 +107,16 @@ class ContextPool:
 
     def warm(self, feeds: Tensors) -> None:
         """Run once in every context; others wait meanwhile."""
-        taken: list[Lane] = []
+        line, taken = self._line, list[Lane]()
         with self._warming:  # two that each held some would wait for each other
             try:
                 while len(taken) < self.width:
-                    taken.append(self._line.enter(feeds, patient=True))
+                    taken.append(line.enter(feeds, patient=True))
                 for lane in taken:
                     lane.run([feeds])
             finally:
                 for lane in taken:
-                    self._line.leave(lane)
+                    line.leave(lane)
 
     def is_captured(self, feeds: Tensors) -> bool:
         """Whether some context replays a graph for feeds of these shapes."""
@@ -152,7 +159,7 @@ class ContextPool:
         size: int | None = None,
     ) -> dict[str, Any]:
         line = self._line
-        lane = line.enter(parts[0], size=size)
+        lane = line.enter(parts[0], size)
         try:
             return lane.run(parts, events, on_device, size)
         finally:
@@ -172,9 +179,9 @@ class _Caller:
 
     __slots__ = ("away", "lane", "thread", "turn")
 
-    def __init__(self, thread: int | None) -> None:
+    def __init__(self, thread: int) -> None:
         self.thread = thread
-        self.lane: Lane | None = None
+        self.lane: int | None = None
         self.away = False
         self.turn = threading.Lock()
         self.turn.acquire()
@@ -185,51 +192,69 @@ class _Line:
 
     It is known which thread has which lane. Ctrl-C may fall between any two steps of a caller, also where the lane is his
     already and nobody gives it back yet: it is found again when that thread comes back, or when the pool is closed.
+
+    A lane belongs to the thread that stands in `_held`, and to nobody where none does: `setdefault` there, one operation
+    that nothing interrupts, takes it and says whose it is. So a lane that is the only one and free is taken without the
+    lock, and given back without it where nobody waits. Who queues looks for a free lane once more afterwards, and who gives
+    one back looks for who has queued: one of the two sees the other.
     """
 
     def __init__(self, max_waiting: int | None, timeout_s: float | None, clock: Callable[[], float]) -> None:
         self._max_waiting, self._timeout_s, self._clock = max_waiting, timeout_s, clock
         self._lock = threading.Lock()
         self._all_back = threading.Condition(self._lock)
-        self._free: list[Lane] = []
-        self._held: dict[int, Lane] = {}
+        self._lanes: list[Lane] = []
+        self._held: dict[int, int] = {}
+        self._left: list[int] = []  # for each lane when it was given back last, as a count
+        self._leaving = itertools.count(1)
         self._callers: deque[_Caller] = deque()
-        self._count = 0
+        self._only = False
         self._closed = True
+        self._at_once: list[int] = []  # for each lane, counted by who has it
         self._refused = self._timeouts = 0
         self._waits = Histogram()
 
     def open(self, lanes: Sequence[Lane]) -> None:
-        self._free, self._count, self._closed = list(lanes), len(lanes), False
+        self._lanes, self._only = list(lanes), len(lanes) == 1
+        self._at_once, self._left = [0] * len(lanes), [0] * len(lanes)
+        self._closed = False
 
-    def enter(self, feeds: Tensors, *, patient: bool = False, size: int | None = None) -> Lane:
+    def enter(self, feeds: Tensors, size: int | None = None, patient: bool = False) -> Lane:
         """A lane, at once or when it is this caller's turn; a `patient` one waits however many do and however long."""
-        thread = threading.get_ident()
+        thread, held = get_ident(), self._held
+        if self._only and not held and not self._callers and held.setdefault(0, thread) == thread:
+            if not self._closed:
+                self._at_once[0] += 1
+                return self._lanes[0]
+            held.pop(0, None)
         caller: _Caller | None = None
         try:
             with self._lock:
                 if self._closed:
+                    self._hand_on()
                     raise UsageError("the pool of contexts is closed", hint="load the engine again")
-                if thread in self._held and not self._inside(sys._getframe(1).f_back):
-                    self._take_back(thread)
-                holder = None if patient or thread in self._held else thread
-                if self._free:
-                    self._waits.at_once += 1
-                    return self._pick(feeds, size, holder)
+                if thread in held.values():
+                    asks = sys._getframe(1)  # it has none yet, but for who warms up one after the other
+                    if not self._inside(asks if patient else asks.f_back):
+                        self._take_back(thread)
+                if not self._callers and (found := self._pick(feeds, size, thread)) is not None:
+                    self._at_once[found] += 1
+                    return self._lanes[found]
                 if not patient and self._max_waiting is not None and len(self._callers) >= self._max_waiting:
                     self._refused += 1
                     raise Overloaded(
                         f"{len(self._callers)} callers wait for a context, of {self._max_waiting} that may",
                         hint="ask again later; `max_waiting` sets the limit",
                     )
-                caller = _Caller(holder)
+                caller = _Caller(thread)
                 self._callers.append(caller)
+                self._hand_on()
             since_s = self._clock()
             timeout_s = -1 if self._timeout_s is None or patient else min(self._timeout_s, threading.TIMEOUT_MAX)
             caller.turn.acquire(timeout=timeout_s)
         except BaseException:  # Ctrl-C: a lane that was handed over meanwhile goes to the next
             if caller is not None and not self._step_out(caller) and caller.lane is not None:
-                self.leave(caller.lane)
+                self.leave(self._lanes[caller.lane])
             raise
         if caller.away:
             with self._lock:
@@ -247,43 +272,53 @@ class _Line:
         with self._lock:
             self._waits.add(self._clock() - since_s)
         assert caller.lane is not None
-        return caller.lane
+        return self._lanes[caller.lane]
 
     def leave(self, lane: Lane) -> None:
-        thread = threading.get_ident()
-        with self._lock:
-            self._pass_on(lane, thread if self._held.get(thread) is lane else None)
-
-    def _pass_on(self, lane: Lane, holder: int | None) -> None:
-        """To who has waited longest. Between the steps nothing is called, and so nothing can be interrupted."""
-        if self._callers:
-            caller = self._callers[0]
-            caller.lane = lane
-            if caller.thread is not None:
-                self._held[caller.thread] = lane
-            if holder is not None:
-                del self._held[holder]
-            del self._callers[0]
-            caller.turn.release()
+        if self._only:
+            self._held.pop(0, None)
+            if self._callers or self._closed:
+                with self._lock:
+                    self._hand_on()
         else:
-            if holder is not None:
-                del self._held[holder]
-            self._free.append(lane)
-            if self._closed and len(self._free) == self._count:
-                self._all_back.notify_all()
+            with self._lock:
+                number = self._lanes.index(lane)
+                self._left[number] = next(self._leaving)
+                self._held.pop(number, None)
+                self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Free lanes to those who have waited longest."""
+        callers, held = self._callers, self._held
+        for number in range(len(self._lanes)):
+            if not callers:
+                break
+            if number in held:
+                continue
+            caller = callers[0]
+            caller.lane = number
+            try:
+                held.setdefault(number, caller.thread)
+            finally:  # Ctrl-C falls behind it: what was taken is handed over
+                if held.get(number) == caller.thread:
+                    del callers[0]
+                    caller.turn.release()
+                else:  # somebody was quicker who came when nobody waited
+                    caller.lane = None
+        if self._closed and not held:
+            self._all_back.notify_all()
 
     def _take_back(self, thread: int) -> None:
-        """The lane of a caller who was interrupted and is gone."""
-        lane = self._held[thread]
-        if lane in self._free:
-            del self._held[thread]
-        else:
-            self._pass_on(lane, thread)
+        """The lanes of a caller who was interrupted and is gone."""
+        for number, holder in [*self._held.items()]:
+            if holder == thread:
+                self._held.pop(number, None)
+        self._hand_on()
 
     def _inside(self, frame: FrameType | None) -> bool:
         """Whether somebody on this stack is at work in a lane of this line."""
         while frame is not None:
-            if frame.f_code is _WITH_LANE and frame.f_locals.get("line", self) is self:
+            if frame.f_code in _WITH_LANE and frame.f_locals.get("line", self) is self:
                 return True
             frame = frame.f_back
         return False
@@ -299,40 +334,41 @@ class _Line:
         """Refuse who comes now, and wait until everybody in line has been answered."""
         with self._lock:
             self._closed = True
-            while len(self._free) < self._count:
+            while self._held or self._callers:
                 frames = sys._current_frames()
-                for thread in [one for one in self._held if not self._inside(frames.get(one))]:
+                for thread in {one for one in [*self._held.values()] if not self._inside(frames.get(one))}:
                     self._take_back(thread)
-                if len(self._free) < self._count:
+                self._hand_on()
+                if self._held:
                     self._all_back.wait(1.0)  # nobody says that he was interrupted
 
     def read(self, graphs: GraphStats, memory: MemoryStats | None) -> PoolStats:
         with self._lock:
             return PoolStats(
-                contexts=self._count,
-                busy=self._count - len(self._free),
+                contexts=len(self._lanes),
+                busy=len(self._held),
                 waiting=len(self._callers),
                 refused=self._refused,
                 timeouts=self._timeouts,
-                wait=self._waits.read(),
+                wait=self._waits.read(sum(self._at_once)),
                 graphs=graphs,
                 memory=memory,
             )
 
-    def _pick(self, feeds: Tensors, size: int | None, holder: int | None) -> Lane:
-        """A free lane: one that has these shapes prepared, else the one that has rested longest.
+    def _pick(self, feeds: Tensors, size: int | None, thread: int) -> int | None:
+        """A free lane, now this thread's: one that has these shapes prepared, else the one that has rested longest.
 
         So each shape comes to stay in a lane of its own: to change shapes can cost more than an inference.
         """
-        free, found, last = self._free, 0, len(self._free) - 1
-        if last:
-            key: Key = free[last].key(feeds, size)
-            found = next((place for place in range(last, -1, -1) if free[place].ready(key)), 0)
-        lane = free[found]
-        if holder is not None:
-            self._held[holder] = lane
-        del free[found]
-        return lane
+        held, lanes = self._held, self._lanes
+        free = sorted((number for number in range(len(lanes)) if number not in held), key=self._left.__getitem__)
+        if not free:
+            return None
+        found = free[0]
+        if len(free) > 1:
+            key: Key = lanes[found].key(feeds, size)
+            found = next((number for number in reversed(free) if lanes[number].ready(key)), found)
+        return found if held.setdefault(found, thread) == thread else None
 
     def _step_out(self, caller: _Caller) -> bool:
         """True when the caller was still in line."""
@@ -344,4 +380,4 @@ class _Line:
             return True
 
 
-_WITH_LANE = ContextPool._with_lane.__code__
+_WITH_LANE = {call.__code__ for call in (ContextPool._with_lane, ContextPool.run_on_device, ContextPool.warm)}

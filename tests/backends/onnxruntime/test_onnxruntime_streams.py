@@ -19,7 +19,7 @@ from trt_engine.backends.onnxruntime.providers import Choice, choose
 from trt_engine.config import RuntimeConfig
 from trt_engine.device import Buffer, Stream
 from trt_engine.device.host import HostDevice
-from trt_engine.errors import DeviceLost, FeedError, MemoryExhausted, UsageError
+from trt_engine.errors import DeviceLost, FeedError, MemoryExhausted, TrtEngineError, UsageError
 from trt_engine.runtime.assembly import over
 from trt_engine.runtime.pool import ContextPool
 
@@ -278,6 +278,15 @@ def test_a_setting_the_cuda_provider_does_not_have_is_named_before_anything_is_l
         ("CUDA failure 2: out of memory ; GPU=0", MemoryExhausted, "out of memory of `cuda:0`"),
         ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", DeviceLost, "`cuda:0` is lost"),
         ("Got invalid dimensions for input: x", FeedError, "refuses the feeds"),
+        (
+            "Error in execution: CUDA failure 900: operation not permitted when stream is capturing ; GPU=0 ; hostname=h",
+            TrtEngineError, "another thread captures a CUDA graph",
+        ),
+        (
+            "Error in execution: [with ERRTYPE = cublasStatus_t; bool THRW = true] CUBLAS failure 14: "
+            "CUBLAS_STATUS_INTERNAL_ERROR ; GPU=0",
+            TrtEngineError, "failed on `cuda:0`: CUBLAS failure 14: CUBLAS_STATUS_INTERNAL_ERROR",
+        ),
     ],
 )  # fmt: skip
 def test_what_goes_wrong_on_a_gpu_becomes_an_error_of_ours_that_names_it(text, kind, said):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -155,13 +155,26 @@ class FakeContext:
 
         stream.enqueue(lambda: self._compute(inputs, outputs, bound), list(bound.values()), stale)
 
-    def launch(self, addresses: tuple[int, ...], stream: Stream) -> None:
-        at, bound = self._session.device.buffer_at, self._bound
-        try:
-            self.bind({spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)})
-            self.enqueue(stream)
-        finally:
-            self._bound = bound
+    def launching(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
+        self._check_open()
+        epoch = self._epoch
+
+        def run() -> None:
+            if epoch != self._epoch:
+                raise UsageError("what launches was made for other shapes", hint="`launching` again, after `prepare`")
+            at, bound = self._session.device.buffer_at, self._bound
+            try:
+                self.bind({spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)})
+                self.enqueue(stream)
+            finally:
+                self._bound = bound
+            if waits:
+                stream.synchronize()
+
+        return run
+
+    def explained(self, error: BaseException) -> None:
+        return None
 
     def outputs(self) -> dict[str, Any]:
         self._check_open()

@@ -27,7 +27,7 @@ from trt_engine.backends.onnxruntime.run import (
 )
 from trt_engine.config import Profile
 from trt_engine.device import Buffer, Device, Stream
-from trt_engine.errors import UsageError
+from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.tensors import Shape, Signature, Tensors, closest, dtype
 
 __all__ = ["OnnxRuntimeStreamContext", "OnnxRuntimeStreams", "StreamSession", "on_cpu"]
@@ -49,25 +49,30 @@ class StreamSession:
         self.refused = refused
         """Why what it launches cannot be captured; None where it can."""
         self.lock = threading.Lock()
-        self._options = ort.RunOptions()
+        self._options, self._waiting = ort.RunOptions(), ort.RunOptions()
         self._options.add_run_config_entry(_WHEN_DONE, "1")
-        self._options.add_run_config_entry(_GRAPH_ID, _NO_GRAPH_OF_ITS_OWN)
+        for options in (self._options, self._waiting):
+            options.add_run_config_entry(_GRAPH_ID, _NO_GRAPH_OF_ITS_OWN)
         self._inner = getattr(getattr(loaded, "_sess", None), "run_with_iobinding", None)
 
-    def launching(self, binding: Any) -> Callable[[], None]:
-        """What launches one inference at each call; ONNX Runtime's own exceptions pass.
+    def launching(self, binding: Any, *, waits: bool = False) -> Callable[[], None]:
+        """What runs one inference at each call and, with `waits`, waits for the device; ONNX Runtime's own exceptions pass.
 
         Beneath the Python method where that can be reached: options without a `gpu_graph_id` cost 55 of its 57 microseconds,
-        the wrapper itself one (ONNX Runtime 1.31.1).
+        the wrapper itself one (ONNX Runtime 1.31.1). Who waits has the stream alone, and needs no lock.
         """
-        inner = getattr(binding, "_iobinding", None)
-        if self._inner is None or inner is None:  # the attributes are not part of ONNX Runtime's public face
-            return partial(self.loaded.run_with_iobinding, binding, self._options)
-        return partial(self._inner, inner, self._options)
+        run, bound = self._inner, getattr(binding, "_iobinding", None)
+        if run is None or bound is None:  # the attributes are not part of ONNX Runtime's public face
+            run, bound = self.loaded.run_with_iobinding, binding
+        if waits:
+            return partial(run, bound, self._waiting)
+        options, lock = self._options, self.lock
 
-    def run(self, binding: Any) -> None:
-        """Launch one inference."""
-        self.launching(binding)()
+        def launch() -> None:
+            with lock:
+                run(bound, options)
+
+        return launch
 
 
 class OnnxRuntimeStreams(OnnxRuntimeGpuSession):
@@ -184,6 +189,7 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         super().__init__(owner, None, profile, index)
         self._home: StreamSession | None = None
         self._binding: Any = None
+        self._start: Callable[[], None] = _not_moved
         self._held: list[Buffer] = []
         self._wanted: dict[str, Shape] = {}
         self._known: dict[str, tuple[int, Shape]] = {}
@@ -192,7 +198,7 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         self._order: list[str] = []
         self._ready = False
         self._ran = False
-        self._bindings: dict[tuple[int, ...], Callable[[], None]] = {}
+        self._bindings: dict[tuple[int, ...], Any] = {}
         self._bindings_of: StreamSession | None = None
         self._kinds = {
             spec.name: np.dtype(spec.dtype).type if in_numpy(spec.dtype) else dtype(spec.dtype).onnx
@@ -261,28 +267,18 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
             self._binding.bind_output(name, "cpu")
             self._remember(name)
         if home.stream is stream:
-            self._launch(home)
+            self._launch()
             return
         home.stream.wait(stream.record())
-        self._launch(home)
+        self._launch()
         stream.wait(home.stream.record())
 
-    def launch(self, addresses: tuple[int, ...], stream: Stream) -> None:
-        """One inference on memory at these addresses of the device, inputs before outputs, all of sizes `prepare` told.
+    def launching(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
+        """What runs one inference at each call on memory at these addresses of the device, inputs before outputs, all of
+        sizes `prepare` told.
 
         The short way for who asks again and again: nothing is checked, and what was bound once stays bound.
         """
-        home = self._bindings_of
-        run = self._bindings.get(addresses)
-        if run is None or home is None or home.stream is not stream:
-            home, run = self._bind_at(addresses, stream)
-        try:
-            with home.lock:
-                run()
-        except session.ERRORS as error:
-            raise session.on_run(error, self._owner.device.name) from error
-
-    def _bind_at(self, addresses: tuple[int, ...], stream: Stream) -> tuple[StreamSession, Callable[[], None]]:
         self._check_open()
         home = self._owner.home_of(stream)
         if self._inputs is None or self._late_names or home.stream is not stream:
@@ -292,12 +288,17 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
             )
         if home is not self._bindings_of or len(self._bindings) >= _BINDINGS:
             self._bindings, self._bindings_of = {}, home
-        binding = home.loaded.io_binding()
-        for spec, address in zip(self._signature, addresses, strict=True):
-            bind = binding.bind_input if spec.name in self._fed else binding.bind_output
-            bind(spec.name, *self._owner.place, self._kinds[spec.name], list(self._wanted[spec.name]), address)
-        run = self._bindings[addresses] = home.launching(binding)
-        return home, run
+        binding = self._bindings.get(addresses)
+        if binding is None:
+            binding = home.loaded.io_binding()
+            for spec, address in zip(self._signature, addresses, strict=True):
+                bind = binding.bind_input if spec.name in self._fed else binding.bind_output
+                bind(spec.name, *self._owner.place, self._kinds[spec.name], list(self._wanted[spec.name]), address)
+            self._bindings[addresses] = binding
+        return home.launching(binding, waits=waits)
+
+    def explained(self, error: BaseException) -> TrtEngineError | None:
+        return session.on_run(error, self._owner.device.name) if isinstance(error, session.ERRORS) else None
 
     def outputs(self) -> dict[str, Any]:
         self._check_open()
@@ -316,16 +317,16 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
     def close(self) -> None:
         super().close()
         self._binding = self._home = self._bindings_of = None
+        self._start = _not_moved
         self._bindings = {}
         self._held, self._known, self._ready = [], {}, False
 
     def _type(self, name: str) -> str:
         return next(spec.dtype for spec in self._signature if spec.name == name)
 
-    def _launch(self, home: StreamSession) -> None:
+    def _launch(self) -> None:
         try:
-            with home.lock:
-                home.run(self._binding)
+            self._start()
         except session.ERRORS as error:
             raise session.on_run(error, self._owner.device.name) from error
         self._ran = True
@@ -334,6 +335,7 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         """Bind to the session of another stream; what was bound is bound there again."""
         home = self._home = self._owner.home_of(stream)
         self._binding = home.loaded.io_binding()
+        self._start = home.launching(self._binding)
         self._order = []
         known = self._known | {name: (pointer, shape) for name, pointer, shape in self._pending}
         self._pending = [(name, *known[name]) for name in self._wanted]
@@ -363,6 +365,10 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         if home.stream is not stream:
             return "ONNX Runtime launches on the stream its session was made with, and that is not the one captured"
         return home.refused
+
+
+def _not_moved() -> None:
+    raise UsageError("an inference was launched before its context had a stream", hint="`enqueue` it there")
 
 
 def on_cpu(loaded: ort.InferenceSession) -> list[str]:

@@ -164,6 +164,8 @@ _LOST = re.compile(
     r"|CUDA (?:failure|error) (?:214|700|702|710|715|716|717|718|719)\b",
     re.IGNORECASE,
 )
+_OF_A_GPU = re.compile(r"\b(?:CUDA|CUBLAS|CUDNN|CUFFT|CUSPARSE)\w* (?:failure|error) \d+\s*:[^;]*[^; ]", re.IGNORECASE)
+_CAPTURED_BY_ANOTHER = re.compile(r"(?:failure|error) 90[0-7]\b|stream is capturing", re.IGNORECASE)
 _NO_CAPTURE = re.compile(r"graph capture feature", re.IGNORECASE)
 _NO_SUCH_DEVICE = re.compile(
     r"invalid device ordinal|cudaErrorInvalidDevice\b|device_id.{0,40}(invalid|out of range)", re.I
@@ -305,6 +307,16 @@ def on_run(error: BaseException, device: str | None = None) -> TrtEngineError:
     if _LOST.search(text):
         return DeviceLost(
             f"`{device or 'the GPU'}` is lost: {first_line(error)}", hint="close the engine and start the process again"
+        )
+    if (said := _OF_A_GPU.search(text)) is not None:
+        if _CAPTURED_BY_ANOTHER.search(text):
+            return TrtEngineError(
+                f"ONNX Runtime could not run on `{device or 'the GPU'}`: another thread captures a CUDA graph in the mode "
+                "`global`, in which the calls of all threads are refused",
+                hint="`torch.cuda.graph(..., capture_error_mode='thread_local')`, or infer before or after the capture",
+            )
+        return TrtEngineError(
+            f"ONNX Runtime failed on `{device or 'the GPU'}`: {said[0]}", hint="`-v` shows its own log"
         )
     if isinstance(error, state.InvalidArgument | ValueError | RuntimeError) and not isinstance(
         error, state.RuntimeException
