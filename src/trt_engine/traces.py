@@ -303,6 +303,13 @@ class ProfileReport:
     wall_s: float | None = None
     """Length of the measurement without a profiler, warm-up not counted: shorter than its rule where it was interrupted."""
 
+    @property
+    def rests_on(self) -> str:
+        """What an `estimated` verdict rests on, times apart."""
+        promised = self.ceilings is not None and any(item.source == "datasheet" for item in self.ceilings.items)
+        counts = "operations and bytes counted from the graph"
+        return f"{counts}, and on rates of its maker's data sheet" if promised else counts
+
 
 @dataclass(frozen=True, slots=True)
 class ProfilePlan:

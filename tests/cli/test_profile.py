@@ -90,6 +90,25 @@ def test_rates_of_layers_are_in_the_unit_that_suits_the_largest_and_never_in_pow
     ]
 
 
+def test_times_of_launching_have_no_shares() -> None:
+    row = LayerRow("conv", "Conv", "matrix", 2.0, 2.0, 0.5, 1.0, "cuda:0", "cuda", (), (), ("conv",))
+    for clock, share in (("device", "50.0%"), ("launch", "-")):
+        *_, line = _layers(LayerProfile((row,), 1, "by hand", None, None, clock=clock), top=1)  # type: ignore[arg-type]
+        assert line.split()[0] == share
+
+
+def test_a_computation_that_is_longer_than_the_whole_says_how_that_can_be(engine: Path, tmp_path: Path) -> None:
+    report = te.profile(engine, out=tmp_path, duration_s=0, warmup_s=0, inferences=4, warmup=1)
+    on_gpu = replace(report, device="cuda:0", protocol=replace(report.protocol, graph=True))
+    split = replace(report.split, wall_ms=1.06, compute_ms=2.0, gpu_ms=2.0, overlap_ms=1.8e-05)
+    told = {line.split()[0]: line for line in _split(replace(on_gpu, split=split)) if line}
+    assert told["compute"].endswith("one query at a time; longer than the whole, in which a graph is replayed")
+    assert told["overlap"].split()[1] == "0"
+    split = replace(split, compute_ms=1.0, gpu_ms=1.0)
+    told = {line.split()[0]: line for line in _split(replace(on_gpu, split=split)) if line}
+    assert told["compute"].endswith("one query at a time")
+
+
 def test_names_a_file_has_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = onnx.load(models.conv_net(tmp_path / "net.onnx"))
     for index, node in enumerate(model.graph.node):

@@ -45,6 +45,13 @@ KERNELS = [
         "matrix",
     ),
     ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float const>>>(x)", "matrix"),
+    (  # the bias of a convolution; its arguments have `reducedDivisor` and `cudnnOpTensorOp_t`
+        "void op_generic_tensor_kernel<4, float, float, float, 256, (cudnnGenericOp_t)0, (cudnnNanPropagation_t)0, 0>("
+        "cudnnTensorStruct, float*, cudnnTensorStruct, float const*, cudnnTensorStruct, float const*, reducedDivisorArray)",
+        "element-wise",
+    ),
+    ("void op_tensor_kernel_alpha2_zero<4, float, float, float, 1, 256, 1, 1, (cudnnOpTensorOp_t)0>(x)", "element-wise"),
+    ("void reduce_tensor_kernel_free<float, 8, 16, 1, 1, (cudnnReduceTensorOp_t)0>(cudnnReduceTensorStruct)", "reduction"),
     ("void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, false, true>(x)", "reformat"),
     ("void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>(x)", "normalisation"),
     ("void cudnn::pooling_fw_4d_kernel<float, float, cudnn::maxpooling_func<float>, 2>(x)", "reduction"),
@@ -196,6 +203,15 @@ def test_a_kernel_myelin_made_itself_tells_more_by_its_name_than_by_its_kind() -
     ("name", "own"),
     [
         ("kernel", "kernel"),
+        (
+            "void cutlass::Kernel2<cutlass_75_tensorop_f16_s1688gemm_f16_128x128_nn_align1>(cutlass_75_tensorop::Params)",
+            "cutlass_75_tensorop_f16_s1688gemm_f16_128x128_nn_align1",
+        ),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<(anonymous namespace)::T>>>(P)",
+            "FlashAttnFwdSm90",
+        ),
+        ("void cutlass::Kernel2<>(x)", "Kernel2"),
         ("mult_square_matrix(int *, int *, int *, int)", "mult_square_matrix"),
         ("void <unnamed>::w13_kernel<4, 1>(const __half *, const int *)", "w13_kernel"),
         ("void (anonymous namespace)::softmax_warp_forward<float, 8, false>(float*)", "softmax_warp_forward"),

@@ -16,6 +16,7 @@ from test_report_claims import _Text, words
 
 from trt_engine.cells import CellResult
 from trt_engine.comparisons import Gate
+from trt_engine.engine import OutputError
 from trt_engine.errors import UsageError
 from trt_engine.records import document, encode
 from trt_engine.reporting.charts import Limit
@@ -106,7 +107,43 @@ def test_warnings_of_many_cells_that_differ_in_a_figure_are_said_once(tmp_path: 
     assert told.count("load average") == 1 and "6 cells (" in told and "the others alike" in told
 
 
+def test_a_difference_of_rows_that_were_matched_first_is_said_to_be_that(tmp_path: Path) -> None:
+    cells = [done(spec("m", "fp32", "fake", 8), 8.0), done(spec("m", "int8", "fake", 8), 7.0)]
+    assert cells[1].parity is not None
+    how = "rows matched by value (the model sorts them; 10% may be others)"
+    parity = replace(cells[1].parity, inputs=f"seeded random, {how}", outputs={"y": OutputError(1.0, 0.1, 0.034, 0.99)})
+    told = said(sample_matrix.write(tmp_path / "run", [cells[0], replace(cells[1], parity=parity)]))
+    assert f"on the same input. Of m-int8-fake-b8: {how}." in told
+
+
+def test_a_hint_stands_behind_its_warning_and_not_as_a_word_in_it(tmp_path: Path) -> None:
+    left_out = "evaluate was left out: pillow is not installed\nhint: `pip install pillow`"
+    told = said(sample_matrix.write(tmp_path / "run", [done(spec("m", "fp32", "fake", 1), 2.0, warnings=(left_out,))]))
+    assert "evaluate was left out: pillow is not installed; `pip install pillow`" in told and "hint:" not in told
+
+
+def test_clocks_that_were_held_down_are_said_once(tmp_path: Path) -> None:
+    cell = done(spec("m", "fp32", "onnxruntime", 1, "cuda:0"), 2.0)
+    assert cell.bench is not None
+    held = replace(cell.bench.clocks[-1], throttled=("sw_power_cap",))
+    bench = replace(cell.bench, clocks=(*cell.bench.clocks[:-1], held))
+    silent = said(sample_matrix.write(tmp_path / "silent", [replace(cell, bench=bench)]))
+    warned = replace(bench, warnings=("GPU clocks were held down: sw_power_cap",))
+    told = said(sample_matrix.write(tmp_path / "warned", [replace(cell, bench=warned)]))
+    assert silent.count("sw_power_cap") == told.count("sw_power_cap") == 1
+
+
 # ------------------------------------------------------------------------------------------------ the speed-up
+
+
+def test_where_no_cell_is_faster_than_the_baseline_the_report_begins_with_that(tmp_path: Path) -> None:
+    slower = [done(spec("m", "fp32", "fake", 8), 8.0), done(spec("m", "fp16", "fake", 8), 9.6)]
+    slower += [done(spec("m", "int8", "fake", 8), 16.0)]
+    told = said(sample_matrix.write(tmp_path / "slower", slower))
+    begins = "No cell is faster than the baseline of its model: the nearest, m-fp16-fake-b8, is 1.2"
+    assert begins in told and told.index(begins) < told.index("Cells")
+    faster = [*slower, done(spec("m", "bf16", "fake", 8), 7.0)]
+    assert "No cell is faster" not in said(sample_matrix.write(tmp_path / "faster", faster))
 
 
 def ladder() -> list[CellResult]:
@@ -280,6 +317,74 @@ def test_what_a_rung_does_not_measure_is_a_dash_and_no_number(tmp_path: Path) ->
     text = report(sample_matrix.write(tmp_path / "run", [other], profiled=bare))
     row = next(line for line in text.splitlines() if re.match(r" +vit_b16 +64 ", line))
     assert row.count("–") == 5
+
+
+def test_a_profile_alone_begins_with_what_holds_it_back_and_names_the_command_that_made_it(tmp_path: Path) -> None:
+    lines = report(sample_matrix.profiled(tmp_path / "run")).splitlines()
+    assert lines[4].split()[:2] == ["bound", "compute-bound"]
+    assert "  trt-engine profile x" in lines, "under `Repeat it`"
+    assert "Files" in lines and any(line.startswith("  timeline ") for line in lines)
+
+
+def test_a_verdict_by_counted_work_does_not_blame_a_data_sheet_that_nothing_was_taken_from(tmp_path: Path) -> None:
+    made = sample_matrix.profile("x")
+    made = replace(made, verdict=replace(made.verdict, confidence="estimated"))
+    assert made.ceilings is not None
+    text = " ".join(report(sample_matrix.write(tmp_path / "measured", profiled=made)).split())
+    assert "it rests on operations and bytes counted from the graph." in text
+    sheet = replace(
+        made.ceilings, items=(replace(made.ceilings.items[0], source="datasheet"), *made.ceilings.items[1:])
+    )
+    text = " ".join(report(sample_matrix.write(tmp_path / "promised", profiled=replace(made, ceilings=sheet))).split())
+    assert "counted from the graph, and on rates of its maker's data sheet." in text
+
+
+def test_times_of_launching_have_no_shares(tmp_path: Path) -> None:
+    made = sample_matrix.profile("x")
+    assert made.layers is not None
+    timed = report(sample_matrix.write(tmp_path / "timed", profiled=made))
+    launched = replace(made, layers=replace(made.layers, clock="launch"))
+    text = report(sample_matrix.write(tmp_path / "launched", profiled=launched))
+    heads = [next(line for line in said.splitlines() if line.startswith("  layer ")) for said in (timed, text)]
+    assert "share %" in heads[0] and "share %" not in heads[1] and "median ms" in heads[1]
+
+
+def test_kernels_of_one_name_are_told_apart_by_what_a_template_made_of_them(tmp_path: Path) -> None:
+    made = sample_matrix.profile("x")
+    twins = tuple(
+        replace(row, name=f"void implicit_convolve_sgemm<__half, {size}>(int, int)", short="implicit_convolve_sgemm")
+        for row, size in zip(made.kernels, (128, 1024), strict=False)
+    )
+    text = report(sample_matrix.write(tmp_path / "run", profiled=replace(made, kernels=(*twins, *made.kernels[2:]))))
+    for size in (128, 1024):
+        assert f"  implicit_convolve_sgemm<__half, {size}>  " in text
+    assert "  cuApplyLayerNorm  " in text, "a name that is one alone stays short"
+    seen = replace(made.kernels[2], layers=tuple(f"/norm_{index}" for index in range(24)))
+    text = report(sample_matrix.write(tmp_path / "layers", profiled=replace(made, kernels=(seen,))))
+    assert "/norm_0, /norm_1 and 22 more" in text
+
+
+def test_a_computation_longer_than_the_wall_time_is_said_to_be_no_contradiction(tmp_path: Path) -> None:
+    made = sample_matrix.profile("x")
+    longer = replace(made, split=replace(made.split, gpu_ms=2 * made.split.wall_ms, overlap_ms=1.8e-05))
+    texts = [
+        " ".join(report(sample_matrix.write(tmp_path / name, profiled=found)).split())
+        for name, found in (("shorter", made), ("longer", longer))
+    ]
+    assert "can be longer than the wall time, in which a graph is replayed" in texts[1]
+    assert "longer than the wall time" not in texts[0] and "by events" in texts[0]
+    assert "1.8e-05" not in texts[1]
+
+
+def test_what_ran_is_told_once_and_the_work_of_an_inference_in_its_units(tmp_path: Path) -> None:
+    facts = {"flops": "2256174845440", "nbytes": "16629227018", "flops_from": "layers", "providers": "cuda,cpu"}
+    cell = done(
+        spec("m", "fp16", "onnxruntime", 64, "cuda:0"), 10.0, bench_changes={"facts": {"providers": "cuda,cpu"}}
+    )
+    cell = replace(cell, profile=sample_matrix.profile("x", facts=facts))
+    text = report(sample_matrix.write(tmp_path / "run", [cell]))
+    assert "2.256 TFLOP" in text and "15.5 GiB" in text and "2256174845440" not in text
+    assert text.count("cuda,cpu") == 1
 
 
 # ------------------------------------------------------------------------------------------------ comparisons

@@ -120,7 +120,7 @@ def _lines(report: ProfileReport, top: int) -> Iterator[str]:
     for name, told in said.evidence:
         yield f"            {name:<{widest}}  {told}"
     if said.confidence == "estimated":
-        yield "            estimated: a ceiling is its maker's, or the work is a count of the graph"
+        yield f"            estimated: it rests on {report.rests_on}"
     yield f"next        {said.next}"
     if said.command:
         yield f"            {said.command}"
@@ -156,7 +156,7 @@ def _split(report: ProfileReport) -> Iterator[str]:
         ("overlap", split.overlap_ms, "runs beside other work, profiled"),
     ):
         if value is not None:
-            yield _part(name, value, meaning)
+            yield _part(name, round(value, 4) if name == "overlap" else value, meaning)  # less is the clocks' doing
     rest = None if report.kernels or not report.categories else split.wall_ms - sum(one.ms for one in report.categories)
     if rest is not None and rest > 0:
         yield _part("elsewhere", rest, "not in the layers' medians: between layers, or layers that were held up")
@@ -179,8 +179,14 @@ def _split(report: ProfileReport) -> Iterator[str]:
 
 
 def _compute_words(split: TimeSplit, report: ProfileReport) -> str:
-    if split.gpu_ms is not None or split.busy_ms is not None:
-        return "of the device"
+    if split.gpu_ms is not None and report.protocol.clock != "device events":
+        why = ", in which a graph is replayed" if report.protocol.graph else ""
+        longer = f"; longer than the whole{why}" if split.gpu_ms > 1.01 * split.wall_ms else ""
+        return f"from the device's first work to its last, by events, no profiler, one query at a time{longer}"
+    if split.gpu_ms is not None:
+        return "of the device, by events"
+    if split.busy_ms is not None:
+        return "of the device, profiled"
     return "the call itself: on a CPU nothing is copied" if report.device == "cpu" else "of the call"
 
 
@@ -202,7 +208,7 @@ def _categories(report: ProfileReport) -> Iterator[str]:
     yield f"what {what} do: the share of {figure(whole)} ms, the sum of {how} over {report.inferences} inferences"
     for item in report.categories:
         bar = "#" * round(_BAR * item.share)
-        yield f"  {item.category:<14}{item.share:>7.1%}  {figure(item.ms):>9} ms  {item.count:>5} {what}  {bar}"
+        yield f"  {item.category:<14}{item.share:>7.1%}  {figure(item.ms):>9} ms  {item.count:>5} {what}  {bar}".rstrip()
     if report.precisions:
         shares = ", ".join(f"{name} {percent(share)}" for name, share in report.precisions.items())
         yield f"  computes in   {shares} (of the layers' time)"
@@ -242,7 +248,8 @@ def _layers(layers: LayerProfile, top: int) -> Iterator[str]:
     worked, work = _rates([rate(row, row.flops) for row in rows], "GFLOP/s")
     moved, bandwidth = _rates([rate(row, row.nbytes) for row in rows], "GB/s")
     yield f"  {'share':>6} {'ms':>9} {'times':>6} {work:>8} {bandwidth:>7}  layer"
-    yield from map(_layer, rows, worked, moved)
+    shares = [f"{row.share:.1%}" if timed else "-" for row in rows]  # launching is not where the time goes
+    yield from map(_layer, rows, shares, worked, moved)
 
 
 def _rates(values: Sequence[float | None], unit: str) -> tuple[list[str], str]:
@@ -252,11 +259,11 @@ def _rates(values: Sequence[float | None], unit: str) -> tuple[list[str], str]:
     return ["-" if value is None else figure(value * shown / most) for value in values], unit
 
 
-def _layer(row: LayerRow, flops: str, rate: str) -> str:
+def _layer(row: LayerRow, share: str, flops: str, rate: str) -> str:
     kind = f"{row.kind}, {row.category}" if row.kind else row.category
     others = [name for name in row.onnx_nodes if name != row.name]
     made = f"  <- {_few(others)}" if others else ""
-    figures = f"{row.share:>6.1%} {figure(row.median_ms):>9} {row.calls:>6.6g} {flops:>8} {rate:>7}"
+    figures = f"{share:>6} {figure(row.median_ms):>9} {row.calls:>6.6g} {flops:>8} {rate:>7}"
     return f"  {figures}  {row.name} ({kind}){made}"
 
 
@@ -279,7 +286,8 @@ def _counters(report: ProfileReport) -> Iterator[str]:
             )
             if value is not None
         ]  # fmt: skip
-        yield f"  {item.kernel}: {', '.join(figures) or 'nothing measured'}"
+        several = f" ({item.launches} launches of it)" if item.launches > 1 else ""
+        yield f"  {item.kernel}: {', '.join(figures) or 'nothing measured'}{several}"
         yield from (f"    {text}" for text in item.advice[:3])
 
 

@@ -28,6 +28,7 @@ _INSIDE: Rules = (  # anywhere in the name: what a general kernel was made for s
     ("other", r"radixsort|bitonicsort|mergesort|\bnms"),
 )
 _OWN: Rules = (  # in the kernel's own name, without namespaces and arguments
+    ("element-wise", r"^op_(generic_)?tensor_kernel"),  # cuDNN's sums and products of tensors: the bias of a convolution
     ("attention", r"attention|attn(?!_softmax)|\bmha"),
     ("normalisation", r"softmax"),
     ("matrix", r"split_?k_?reduce|gemm|gemv|gevv|matmul|xmma|nvjet|fprop|dgrad|wgrad"),
@@ -229,12 +230,18 @@ def _of_name(name: str) -> Category | None:
 
 _OPERATOR = re.compile(r"\boperator\s*(<=>|->\*?|<<=?|>>=?|\(\)|\[\]|[<>=!+\-*/%^&|~]=?|&&|\|\||new|delete)")
 _ANONYMOUS = ("(anonymous namespace)", "<unnamed>", "{anonymous}")
+_CUTLASS = re.compile(r"\bcutlass\w*::(Kernel2?|device_kernel)<(?:[\w:]*\benable_\w+<)*")
 _MANGLED = re.compile(r"^_ZN?K?(?=\d)")
 
 
 @functools.lru_cache(maxsize=4096)
 def short(name: str) -> str:
-    """A kernel's own name: without return type, namespaces, template and call arguments."""
+    """A kernel's own name: without return type, namespaces, template and call arguments.
+
+    CUTLASS calls every kernel the same: there the name is its first template argument, which says what was made of it.
+    """
+    while found := _CUTLASS.search(name):
+        name = _first_argument(name[found.end() :]) or found[1]
     text = name.strip()
     if _MANGLED.match(text):
         return _of_mangled(text)
@@ -263,6 +270,16 @@ def short(name: str) -> str:
     if not own.startswith("operator"):
         own = own.rpartition(" ")[2]
     return own or text
+
+
+def _first_argument(text: str) -> str:
+    """Of template arguments, from behind their bracket: what stands before the comma, or the end, of that level."""
+    depth = 0
+    for index, letter in enumerate(text):
+        if depth == 0 and letter in ",>":
+            return text[:index]
+        depth += (letter in "<({[") - (letter in ">)}]")
+    return text
 
 
 def _of_mangled(text: str) -> str:

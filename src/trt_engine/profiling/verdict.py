@@ -211,6 +211,18 @@ class _Facts:
         return sum(row.ms for row in self.kernels) if self.kernels else None
 
     @property
+    def total_ms(self) -> float:
+        """What shares are of: copies beside the computation, or outside the clock, make the parts longer than the wall."""
+        working = self.kernels_ms if self.kernels_ms is not None else self.window_ms
+        return max(self.split.wall_ms, (self.copies_ms or 0.0) + (working or 0.0))
+
+    @property
+    def the_time(self) -> str:
+        """What shares are of, in words: a reader has the time without copies before him."""
+        apart = self.copies_ms and self.total_ms > self.split.wall_ms and not self.limits.on_host
+        return "the time with copies" if apart else "the time"
+
+    @property
     def launched(self) -> float | None:
         """Kernels in one inference."""
         if self.split.kernels is not None:
@@ -359,8 +371,7 @@ def _on_device(facts: _Facts) -> TimeVerdict:
             "no time of the device was measured", "a profile with the device's own clock",
             f"trt-engine bench {facts.named} --device {facts.device}", _evidence(facts, None, wall),
         )  # fmt: skip
-    # copies beside the computation, or outside the clock, make the parts longer than the wall
-    total = max(wall, copies + working)
+    total = facts.total_ms
     roof = _roofline(facts, working)
     parts: dict[_Part, float] = {name: share * working / total for name, share in roof.shares.items()}
     parts["copy"] = copies / total
@@ -587,7 +598,7 @@ def _compute(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
             f"trt-engine doctor --ceilings --again --device {facts.device}", evidence,
         )  # fmt: skip
     sentence = (
-        f"compute-bound: {percent(parts['compute'])} of the time goes to {_what(found, roof)} at "
+        f"compute-bound: {percent(parts['compute'])} of {facts.the_time} goes to {_what(found, roof)} at "
         f"{_of(rate, ceiling)} {_does(facts, ceiling, 'multiplies')} in {_written(ceiling)}"
     )
     faster = _faster(facts, ceiling)
@@ -610,7 +621,7 @@ def _compute(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
 def _memory(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evidence: _Evidence) -> TimeVerdict:
     found = roof.of("memory", facts.limits)
     what = _what(found, roof)
-    share = f"memory-bound: {percent(parts['memory'])} of the time goes to {what}"
+    share = f"memory-bound: {percent(parts['memory'])} of {facts.the_time} goes to {what}"
     shown = [one for one in found if one.nbytes is not None and facts.limits.memory is not None]
     ceiling = facts.limits.memory
     if roof.by_kind or not shown or ceiling is None:
@@ -653,7 +664,8 @@ def _neither(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evide
     moved = _mean(found, [one.share_of_memory(facts.limits) for one in found])
     why = "their bytes come from caches: " if moved > 1 else ""
     sentence = (
-        f"unknown: {percent(parts['neither'])} of the time goes to {_what(found, roof)} that reach {' and '.join(sides)}, "
+        f"unknown: {percent(parts['neither'])} of {facts.the_time} goes to {_what(found, roof)} that reach "
+        f"{' and '.join(sides)}, "
         f"so {why}neither arithmetic nor memory is the limit shown{_and_idle(parts)}"
     )
     if facts.limits.on_host:
@@ -685,12 +697,14 @@ _THREADS = "intra_op_threads"
 
 def _untold(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float], evidence: _Evidence) -> TimeVerdict:
     """The device is at work, and a fact is missing to say at what limit."""
-    works = f"{percent(parts['untold'])} of the time the {'processor' if facts.limits.on_host else 'device'} is at work"
+    worker = "processor" if facts.limits.on_host else "device"
+    works = f"{percent(parts['untold'])} of {facts.the_time} the {worker} is at work"
     limits = facts.limits
     if roof.outside > parts["untold"] / 2:
         return _unknown(
-            f"{percent(min(roof.outside, parts['untold']))} of the time is in no layer's time: it lies between layers, "
-            "or layers were held up now and then by other work of the machine", "the same profile on an idle machine",
+            f"{percent(min(roof.outside, parts['untold']))} of {facts.the_time} is in no layer's time: it lies between "
+            "layers, or layers were held up now and then by other work of the machine",
+            "the same profile on an idle machine",
             f"trt-engine profile {facts.named} --device {facts.device} --batch {facts.batch}", evidence,
         )  # fmt: skip
     if limits.ceilings is None or (limits.matrix() is None and limits.memory is None):
@@ -746,6 +760,8 @@ def _evidence(
     split, limits = facts.split, facts.limits
     found: list[tuple[str, str]] = [("time of one inference", in_ms(split.wall_ms))]
     told = parts or {}
+    if parts and facts.the_time != "the time":
+        found.append(("with copies, one after another", f"{in_ms(total)}: what the shares are of"))
     if facts.copies_ms is not None:
         found.append(("copies", f"{in_ms(facts.copies_ms)} ({percent(told.get('copy', facts.copies_ms / total))})"))
     if not limits.on_host and facts.kernels_ms is not None:
@@ -778,7 +794,7 @@ def _of_roofline(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float]) -
     }  # fmt: skip
     for part, label in names.items():
         if parts.get(part):
-            yield label, f"{percent(parts[part])} of the time"
+            yield label, f"{percent(parts[part])} of {facts.the_time}"
     matrix, memory = limits.matrix(), limits.memory
     for one in sorted(roof.groups, key=lambda one: -one.ms)[:3]:
         sides = []
@@ -786,7 +802,7 @@ def _of_roofline(facts: _Facts, roof: _Roofline, parts: Mapping[_Part, float]) -
             (limits.matrix(one.precision), one.share_of_matrix(limits)),
             (memory, one.share_of_memory(limits)),
         ):
-            if ceiling is not None and share is not None:
+            if ceiling is not None and share:  # what copies calculates nothing
                 sides.append(f"{quantity(share * ceiling.value, ceiling.unit)} ({percent(share)} of the ceiling)")
         if sides:
             yield one.name, f"{in_ms(one.ms)}: {', '.join(sides)}"

@@ -36,6 +36,13 @@ class _Common(SizeReport):
 
 
 @dataclass(frozen=True, slots=True)
+class _Profiled(ProfileReport):
+    """`profile.json` as the verb writes it, with the command line."""
+
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """What a run folder holds: what each verb said, if it ran there, and every measurement with its samples."""
 
@@ -72,7 +79,7 @@ class Run:
         said += skipped
         manifest = _read(files, RUN, RunManifest, said) if RUN in names else None
         results = [_read(files, name, CellResult, said) for name in cell_names]
-        profile = _read(files, PROFILE, ProfileReport, said) if PROFILE in names else None
+        profile = _read(files, PROFILE, _Profiled, said) if PROFILE in names else None
         if profile is not None and profile.batch < 1:
             said.append(f"{PROFILE} was left out: its batch is {profile.batch}")
             profile = None
@@ -97,7 +104,7 @@ class Run:
         kept = tuple(r for r in measurements if (r.engine, r.started, r.compute_ms) not in own)
         told = [*(size.warnings if size else ()), *(profile.warnings if profile else ())]
         told += comparison.warnings if comparison else ()
-        command = (size.command or None) if size else (manifest.command or None) if manifest else None
+        command = next((found.command for found in (size, manifest, profile) if found is not None), None) or None
         return cls(
             files.home, size, command, tuple(dict.fromkeys(told)), kept, tuple(said), manifest, cells, profile,
             comparison, files,

@@ -11,7 +11,7 @@ from pathlib import Path
 from trt_engine.reporting.contents import Commands, Contents, Figure, Links, Notice, Section, clean
 from trt_engine.reporting.run import Run
 from trt_engine.reporting.sections import compare, matrix, measured, profile, size
-from trt_engine.reporting.sections.parts import moment, plural, sentence
+from trt_engine.reporting.sections.parts import moment, one_line, plural, sentence
 from trt_engine.reporting.sections.scene import Scene
 from trt_engine.runfiles import CELLS, COMPARE, PLAN, PROFILE, RECORDS, REPORT, RUN, SIZE
 
@@ -43,9 +43,14 @@ def contents_of(run: Run, base: Path | None = None) -> Contents:
         claim=size.claim(scene),
         notices=tuple(_notices(scene)),
         sections=tuple(section for section in _sections(scene) if section is not None),
-        footer=f"Written by trt-engine {clean(scene.environment.tool)} from {listed}. "
+        footer=f"Written by trt-engine{_version(scene)} from {listed}. "
         f"Every number follows from the samples and settings recorded there.",
     )
+
+
+def _version(scene: Scene) -> str:
+    tool = clean(scene.environment.tool)
+    return "" if tool == "unknown" else f" {tool}"
 
 
 def _sections(scene: Scene) -> Iterator[Section | None]:
@@ -69,7 +74,7 @@ def _sections(scene: Scene) -> Iterator[Section | None]:
     yield measured.distribution(scene)
     yield profile.kernels(named)
     yield profile.layers(named)
-    yield profile.rungs(named)
+    yield profile.rungs(scene, named)
     if run.size is not None:
         yield size.cliffs(run.size)
         yield size.following(scene, run.size)
@@ -137,10 +142,12 @@ def _figures(scene: Scene) -> Iterator[Figure]:
         yield from matrix.figures(scene)
     elif run.comparison is not None and run.comparison.against:
         yield from compare.figures(run.comparison)
+    elif run.profile is not None and len(run.measurements) <= 1:  # the one is the profile's own
+        yield from profile.figures(run.profile)
+        if run.measurements:
+            yield measured.best(run.measurements)
     elif run.measurements:
         yield from measured.figures(run.measurements)
-    elif run.profile is not None:
-        yield from profile.figures(run.profile)
 
 
 def _notices(scene: Scene) -> Iterator[Notice]:
@@ -179,7 +186,7 @@ def _said(scene: Scene) -> Iterator[Notice]:
             yield Notice(clean(f"Not stable, batch {result.batch}: {reasons}"))
     yield from measured.notices(scene)
     known = {warning for record in scene.records for warning in record.warnings}
-    yield from (Notice(clean(sentence(warning))) for warning in run.warnings if warning not in known)
+    yield from (Notice(clean(sentence(one_line(warning)))) for warning in run.warnings if warning not in known)
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -236,6 +243,6 @@ def _named(scene: Scene) -> Iterator[tuple[str, str]]:
             yield (f"{name}, {cell.spec.label}", path)
     for label, found, owner in scene.profiles:
         for name, path in found.files.items():
-            yield (f"{name} of the profile" + (f", {label}" if owner is not None else ""), path)
+            yield (name + (f", {label}" if owner is not None else ""), path)
     if run.comparison is not None and run.comparison.baseline:
         yield ("baseline", run.comparison.baseline)

@@ -10,7 +10,18 @@ from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point, Scatter
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, Table, clean
 from trt_engine.reporting.figures import column, count, number
-from trt_engine.reporting.sections.parts import brief, difference, plural, sentence, table, times, told, varying, words
+from trt_engine.reporting.sections.parts import (
+    brief,
+    difference,
+    one_line,
+    plural,
+    sentence,
+    table,
+    times,
+    told,
+    varying,
+    words,
+)
 from trt_engine.reporting.sections.scene import Scene
 from trt_engine.reporting.speedup import Aspect, Explained, Moved, Stage, doubt, moved
 from trt_engine.traces import Category
@@ -24,6 +35,7 @@ _TOLD = 4  # cells whose steps are told in words
 _STATES = {"failed": "failed", "skipped": "skipped", "interrupted": "interrupted", "waiting": "not reached"}
 _FUSED: tuple[Category, ...] = ("element-wise", "normalisation", "reduction", "control")
 _MOVES: tuple[Category, ...] = ("copy", "reformat")
+_ROWS = re.compile(r"rows matched by value(?: \([^)]*\))?")
 
 
 def figures(scene: Scene) -> Iterator[Figure]:
@@ -68,6 +80,12 @@ def notices(scene: Scene) -> Iterator[Notice]:
             shown = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
             why = "; the reasons stand below" if state in ("failed", "skipped") else ""
             yield Notice(clean(f"{plural(len(named), 'cell')} {word}: {shown}{why}."))
+    explained = scene.speedups.explained
+    if explained and all(item.factor < 1 for item in explained):
+        nearest = max(explained, key=lambda item: item.factor)
+        label, slower = brief(nearest.other.spec.label), times(1 / nearest.factor)
+        which = "the nearest" if len(explained) > 1 else "the other"
+        yield Notice(clean(f"No cell is faster than the baseline of its model: {which}, {label}, is {slower} slower."))
     for cell in found:
         ran = cell.bench.batch if cell.bench else cell.spec.batch
         if cell.asked_batch not in (None, ran):
@@ -88,7 +106,8 @@ def notices(scene: Scene) -> Iterator[Notice]:
     for cell in found:
         known = {*cell.bench.instability} if cell.bench else set()
         of_bench = cell.bench.warnings if cell.bench else ()
-        said += [(cell.spec.label, text) for text in dict.fromkeys((*cell.warnings, *of_bench)) if text not in known]
+        told_once = dict.fromkeys((*cell.warnings, *of_bench))
+        said += [(cell.spec.label, one_line(text)) for text in told_once if text not in known]
         if cell.bench is not None and (not cell.bench.stable or cell.bench.instability):
             reasons = "; ".join(cell.bench.instability) or "the samples moved too much to be trusted"
             said.append((cell.spec.label, f"not stable: {reasons}"))
@@ -193,9 +212,19 @@ def cells(scene: Scene) -> Section:
         )
     if any(title == "max rel. diff." for title, _ in columns):
         said.append("The largest relative difference is against plain ONNX Runtime on the same input.")
+        said += [f"Of {', '.join(labels)}: {how}." for how, labels in _matched(found).items()]
     if said:
-        blocks.append(Paragraph(" ".join(said)))
+        blocks.append(Paragraph(clean(" ".join(said))))
     return Section("cells", "Cells", tuple(blocks))
+
+
+def _matched(found: Sequence[CellResult]) -> dict[str, list[str]]:
+    """How rows that a model sorts were matched before they were held against each other, and of which cells."""
+    ways: dict[str, list[str]] = {}
+    for cell in found:
+        if cell.parity is not None and (how := _ROWS.search(cell.parity.inputs)):
+            ways.setdefault(how[0], []).append(brief(cell.spec.label))
+    return ways
 
 
 def _models(found: Sequence[CellResult]) -> dict[str, list[CellResult]]:
@@ -376,8 +405,8 @@ def _moved_rows(found: Moved) -> Iterator[tuple[str, str, str, str]]:
             yield ("outside of them", number(before), number(after), share(before, after))
     for what, pair in (
         ("copies to and from the device", found.transfers_ms),
-        ("device idle", found.idle_ms),
-        ("launching on the host", found.launch_ms),
+        ("device idle, profiled", found.idle_ms),
+        ("launching on the host, profiled", found.launch_ms),
     ):
         if pair is not None:
             yield (what, number(pair[0]), number(pair[1]), "")

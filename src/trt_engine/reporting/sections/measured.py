@@ -25,6 +25,7 @@ from trt_engine.tensors import format_shape
 
 __all__ = [
     "benched",
+    "best",
     "boxes_of",
     "distribution",
     "environment",
@@ -40,12 +41,17 @@ _BOXES = 24  # in one chart
 
 
 def figures(records: Sequence[BenchRecord]) -> Iterator[Figure]:
-    best = max(records, key=lambda record: record.images_per_s)
-    yield Figure("images/s", number(best.images_per_s), f"highest, at batch {best.batch}")
+    yield best(records)
     low = min(records, key=lambda record: record.batch)
     if (summary := low.compute()) is not None:
         yield Figure(f"ms at batch {low.batch}", number(summary.mean), f"mean; p99 {number(summary.p99)} ms")
     yield Figure("measurements", count(len(records)), f"{count(sum(r.queries for r in records))} queries")
+
+
+def best(records: Sequence[BenchRecord]) -> Figure:
+    most = max(records, key=lambda record: record.images_per_s)
+    which = "highest, " if len(records) > 1 else ""
+    return Figure("images/s", number(most.images_per_s), f"{which}at batch {most.batch}")
 
 
 def notices(scene: Scene) -> Iterator[Notice]:
@@ -54,7 +60,9 @@ def notices(scene: Scene) -> Iterator[Notice]:
     for record in scene.records:
         in_cell = id(record) in scene.cell_of
         held = sorted({reason for state in record.clocks for reason in state.throttled})
-        clocks = [f"the GPU's clocks were held down ({', '.join(held)})"] if held else []
+        own = record.warnings + (scene.cell_of[id(record)].warnings if in_cell else ())
+        told = any("clocks were held down" in text for text in own)
+        clocks = [f"the GPU's clocks were held down ({', '.join(held)})"] if held and not told else []
         where = scene.names[id(record)] if in_cell else f"Batch {record.batch}"
         for warning in (*(() if in_cell else record.warnings), *clocks):  # those of cells are told with the cells
             batches.setdefault(warning, []).append(where)

@@ -18,6 +18,7 @@ __all__ = [
     "hinted",
     "moment",
     "names_of",
+    "one_line",
     "per",
     "percentile_of",
     "plural",
@@ -111,6 +112,12 @@ def words(caption: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]
 
 def percentile_of(record: BenchRecord, percent: float) -> float:
     return percentile(sorted(record.compute_ms), percent, record.protocol.percentile_rule)
+
+
+def one_line(text: str) -> str:
+    """A warning with its hint: `evaluate was left out: ...; `pip install ...``."""
+    said, _, hint = text.partition("\nhint: ")
+    return hinted(" ".join(said.split()), " ".join(hint.split()))
 
 
 def hinted(text: str, hint: str | None) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from trt_engine.figures import percent, scaled
+from trt_engine.figures import percent, scaled, si, size
 from trt_engine.reporting.charts import Stack, Stacked
 from trt_engine.reporting.contents import Block, Commands, Facts, Figure, Notice, Paragraph, Section, Table, clean
 from trt_engine.reporting.figures import column, count, number
 from trt_engine.reporting.sections.parts import cleaned, per, plural, sentence, table, told, varying, words
 from trt_engine.reporting.sections.scene import Scene
-from trt_engine.traces import CATEGORIES, ProfileReport
+from trt_engine.traces import CATEGORIES, KernelRow, ProfileReport
 
 __all__ = ["breakdown", "figures", "kernels", "layers", "notices", "profiled", "rungs", "verdicts"]
 
@@ -19,6 +19,7 @@ Named = Sequence[tuple[str, ProfileReport]]
 _BARS = 16  # in one chart
 _TABLES = 4  # kernel tables on one page
 _ROWS, _FEW = 25, 10  # rows of a table that stands alone, and of one among several
+_LONG = 180  # letters of a name that another has too
 _REST = len(CATEGORIES)
 
 _BOUND = {
@@ -67,7 +68,7 @@ def verdicts(named: Named) -> Section | None:
         if verdict.evidence:
             blocks.append(Facts(cleaned(verdict.evidence)))
         known = {
-            "estimated": " The verdict rests on a figure from a datasheet or on a count of the graph.",
+            "estimated": f" The verdict is estimated: it rests on {named[0][1].rests_on}.",
             "none": " Nothing was measured that a verdict could rest on.",
         }.get(verdict.confidence, "")
         blocks.append(Paragraph(clean(f"Next: {sentence(verdict.next)}{known}")))
@@ -103,12 +104,28 @@ def breakdown(named: Named) -> Section | None:
     blocks.append(_split(named))
     blocks.append(
         Paragraph(
-            "Wall time is the host's clock without a profiler; the device's times come from the profiler, whose own cost is "
-            "in them. A dash means that the rung used does not measure it. Shares are of the categories' sum, which "
-            "kernels that ran side by side may carry beyond the wall time."
+            f"{_clocks(named)} A dash means that the rung used does not measure it. Shares are of the categories' sum, "
+            "which kernels that ran side by side may carry beyond the wall time."
         )
     )
     return Section("breakdown", "Where the time goes", tuple(blocks))
+
+
+def _clocks(named: Named) -> str:
+    """What each time of the split was measured by."""
+    known = [profile for _, profile in named if profile.split.gpu_ms is not None]
+    wall = "Wall time is the host's clock without a profiler"
+    if not known:
+        return f"{wall}; the device's times come from the profiler, whose own cost is in them."
+    if all(profile.protocol.clock == "device events" for profile in known):
+        wall = "Wall time is the mean from one end to the next, by events of the device without a profiler"
+    longer = any(profile.split.gpu_ms > 1.01 * profile.split.wall_ms for profile in known if profile.split.gpu_ms)
+    replayed = ", in which a graph is replayed" if all(profile.protocol.graph for profile in known) else ""
+    return (
+        f"{wall}. Copies and computation are by events of the device, one query at a time, without a profiler"
+        + (f"; such a computation can be longer than the wall time{replayed}." if longer else ".")
+        + " What is busy, idle, launching and side by side the profiler tells, whose own cost is in it."
+    )
 
 
 def _ms(profile: ProfileReport, category: str) -> float:
@@ -163,7 +180,6 @@ def _split(named: Named) -> Table:
         ("idle", "idle_ms"),
         ("launching", "launch_ms"),
         ("side by side", "overlap_ms"),
-        ("by events", "gpu_ms"),
     )
     columns: list[tuple[str, Sequence[str]]] = [
         ("engine", [name for name, _ in named]),
@@ -172,6 +188,8 @@ def _split(named: Named) -> Table:
     for title, name in fields:
         values = [getattr(split, name) for split, _ in splits]
         if any(value is not None for value in values):
+            if name == "overlap_ms":  # less is the clocks' doing
+                values = [None if value is None else round(value, 4) for value in values]
             columns.append((title, column(values)))
     if any(split.kernels is not None for split, _ in splits):
         columns.append(("kernels", ["–" if split.kernels is None else per(split.kernels) for split, _ in splits]))
@@ -190,7 +208,7 @@ def kernels(named: Named) -> Section | None:
         which = "" if len(shown) == 1 else f" of {name}"
         more = f", the {limit} longest of {len(profile.kernels)}" if len(profile.kernels) > limit else ""
         columns: list[tuple[str, Sequence[str]]] = [
-            ("kernel", [_cut(row.short or row.name) for row in rows]),
+            ("kernel", _told_apart(rows)),
             ("category", [row.category for row in rows]),
             ("per inference", [per(row.per_inference) for row in rows]),
             ("ms", column([row.per_inference * row.mean_us / 1000 for row in rows])),
@@ -199,7 +217,7 @@ def kernels(named: Named) -> Section | None:
             ("max µs", column([row.max_us for row in rows])),
         ]
         if any(row.layers for row in rows):
-            columns.append(("launched by", [_cut(", ".join(row.layers[:2])) for row in rows]))
+            columns.append(("launched by", [_few(row.layers) for row in rows]))
         blocks.append(table(f"Kernels{which}{more}; ms in one inference", columns, words=2, also=("launched by",)))
     if len(shown) > _TABLES:
         blocks.append(Paragraph(f"Shown: {_TABLES} of {len(shown)} engines; each record has all its kernels."))
@@ -208,6 +226,7 @@ def kernels(named: Named) -> Section | None:
         columns = [
             *varying([("engine", [name for name, _ in counters])]),
             ("kernel", [_cut(item.kernel) for _, item in counters]),
+            ("launches", [count(item.launches) for _, item in counters]),
             ("µs", column([item.duration_us for _, item in counters])),
             ("compute % of peak", column([item.compute_pct for _, item in counters])),
             ("memory % of peak", column([item.memory_pct for _, item in counters])),
@@ -215,7 +234,11 @@ def kernels(named: Named) -> Section | None:
             ("occupancy %", column([item.occupancy_pct for _, item in counters])),
         ]
         blocks.append(
-            table("By Nsight Compute, at its own clocks and with cold caches", columns, words=len(columns) - 5)
+            table(
+                "By Nsight Compute, of the first launches of each, one by one and with cold caches",
+                columns,
+                words=len(columns) - 6,
+            )
         )
         advice = list(dict.fromkeys((_cut(item.kernel), said) for _, item in counters for said in item.advice))
         if advice:
@@ -234,13 +257,14 @@ def layers(named: Named) -> Section | None:
         rows = sorted(found.rows, key=lambda row: -row.median_ms)[:limit]  # one slow call decides a mean
         which = "" if len(shown) == 1 else f" of {name}"
         more = f", the {limit} longest of {len(found.rows)}" if len(found.rows) > limit else ""
+        shares = [("share %", column([100 * row.share for row in rows], 2))] if found.clock != "launch" else []
         columns: list[tuple[str, Sequence[str]]] = [
             ("layer", [_cut(row.name) for row in rows]),
             ("kind", [_cut(row.kind) for row in rows]),
             ("category", [row.category for row in rows]),
             ("median ms", column([row.median_ms for row in rows])),
             ("mean ms", column([row.mean_ms for row in rows])),
-            ("share %", column([100 * row.share for row in rows], 2)),
+            *shares,
             ("calls", [per(row.calls) for row in rows]),
             *varying([("", [clean(" ".join([*row.dtypes, row.provider, row.device]).strip()) for row in rows])]),
         ]
@@ -251,7 +275,7 @@ def layers(named: Named) -> Section | None:
     return Section("layers", "Layers", tuple(blocks))
 
 
-def rungs(named: Named) -> Section | None:
+def rungs(scene: Scene, named: Named) -> Section | None:
     """Which step of the ladder was used, why others were not, and what the device can do at most."""
     if not named:
         return None
@@ -283,14 +307,48 @@ def rungs(named: Named) -> Section | None:
         if found.items:
             blocks.append(table(clean(f"What {found.device} can do at most"), columns, words=2))
         blocks += [Notice(clean(sentence(reason)), "info") for reason in found.skipped]
+    ran = {fact for record in scene.records for fact in (*record.facts.items(), ("inputs", record.inputs))}
     facts = [
-        (f"{name}: {key}" if len(named) > 1 else key, value) for name, p in named for key, value in p.facts.items()
+        (f"{name}: {key}" if len(named) > 1 else key, value)
+        for name, p in named
+        for key, value in _counted(p.facts)
+        if (key, value) not in ran  # told where it is said what ran
     ]
     if facts and len(named) <= _TABLES:
         blocks.append(Facts(cleaned(facts)))
     if len(named) == 1:
         blocks.append(Paragraph(f"{plural(named[0][1].inferences, 'inference')} captured with the profiler on."))
     return Section("instruments", "Instruments", tuple(blocks)) if blocks else None
+
+
+def _counted(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Facts as they are read: the work of an inference in its units."""
+    for key, value in facts.items():
+        if key == "flops" and value.isdecimal():
+            yield "operations of one inference", f"{si(int(value))}FLOP"
+        elif key == "flops_from":
+            yield "operations counted from", value
+        elif key == "nbytes" and value.isdecimal():
+            yield "bytes it moves at least", size(int(value))
+        else:
+            yield key.replace("_", " ") if key == "layers_of_kernels" else key, value
+
+
+def _few(names: Sequence[str], most: int = 2) -> str:
+    return _cut(", ".join(names[:most])) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def _told_apart(rows: Sequence[KernelRow]) -> list[str]:
+    """Kernels by their own names; those of one name with what a template made of it."""
+    own = [_cut(row.short or row.name) for row in rows]
+    return [_made_of(row.name) if own.count(name) > 1 else name for row, name in zip(rows, own, strict=True)]
+
+
+def _made_of(name: str) -> str:
+    """The whole name without what it returns and is called with."""
+    text = clean(name).removeprefix("void ")
+    whole = text[: text.index(">(") + 1] if ">(" in text else text
+    return whole if len(whole) <= _LONG else f"{whole[: _LONG - 40]}…{whole[-39:]}"
 
 
 def profiled(scene: Scene) -> Named:
