@@ -17,6 +17,7 @@ from trt_engine.backends.onnxruntime import providers
 from trt_engine.backends.onnxruntime.providers import choose
 from trt_engine.benchmark.log import render
 from trt_engine.benchmark.loop import feeds_for, measure
+from trt_engine.benchmark.paired import LEAST_LOADS
 from trt_engine.config import BenchConfig, RuntimeConfig
 from trt_engine.device import info
 from trt_engine.engine import Engine
@@ -275,7 +276,7 @@ def test_an_output_dropped_while_torch_still_reads_it_is_not_written_before(
 def test_the_memory_an_engine_has_on_the_gpu_is_in_a_comparison(cuda: Callable[..., Engine]) -> None:
     if info.memory_used(0) is None:
         pytest.skip("NVML does not tell how much memory is taken")
-    report = te.compare(cuda(), cuda("fp16"), config=dataclasses.replace(SHORT, duration_s=0.2), loads=2)
+    report = te.compare(cuda(), cuda("fp16"), config=dataclasses.replace(SHORT, duration_s=0.2), loads=LEAST_LOADS)
     for side in report.sides:
         assert side.memory_bytes is not None and side.weights_bytes is not None
         assert side.memory_bytes >= side.weights_bytes
