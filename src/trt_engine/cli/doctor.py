@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trt_engine.cli import options
+from trt_engine.cli.origin import installable
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.device import parse_device
 from trt_engine.errors import SetupError, UsageError
@@ -73,7 +74,7 @@ def text(report: DoctorReport) -> str:
     for one in report.ceilings:
         lines += ["", *_limits(one)]
     lines += ["", _verdict(report)]
-    return "\n".join(lines)
+    return installable("\n".join(lines))
 
 
 def _limits(found: Ceilings) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trt_engine.cli.origin import installable
 from trt_engine.errors import SetupError, TrtEngineError
 
 __all__ = ["Talk", "document", "emit", "fail", "full_stdout", "spelled_out", "start_command"]
@@ -120,14 +121,15 @@ def fail(error: TrtEngineError, talk: Talk, cause: BaseException | None = None, 
 
         with contextlib.suppress(OSError, ValueError, AttributeError):
             _write_error("".join(traceback.format_exception(cause or error)))
-    lines = f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
+    hint = installable(error.hint) if error.hint else error.hint
+    lines = f"error: {error.message}\n" + (f"hint: {hint}\n" if hint else "")
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed or gone; the exit code still tells
         _write_error(lines)
     if talk.json and not _Stdout.given:
         told = {
             "type": type(error).__name__,
             "message": error.message,
-            "hint": error.hint,
+            "hint": hint,
             "exit_code": error.exit_code,
         }
         emit(talk, document("error", {"error": told}, command=command), "")
