@@ -11,7 +11,7 @@ _EXTRA = re.compile(r"(?<![\w-])trt-engine(?=\[[\w,]+\])")
 
 
 def installable(text: str) -> str:
-    """The text with `trt-engine[extra]` as pip takes it here: the folder of the checkout this was installed from (PEP 610)."""
+    """The text with `trt-engine[extra]` as pip takes it here: the folder of the checkout it was installed from (PEP 610)."""
     if not _EXTRA.search(text) or (folder := _folder()) is None:
         return text
     try:
