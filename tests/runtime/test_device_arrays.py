@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,6 +204,26 @@ def test_after_a_failure_on_the_shortest_way_the_next_answer_is_right(load: Load
             engine.infer({"x": wrong}, on_device=True)
         assert np.array_equal(on_host(device, engine.infer({"x": x}, on_device=True)["y"]), 2 * rows(2))
     assert engine.stats().failures == 2
+
+
+def test_outputs_of_shapes_that_are_forgotten_give_their_memory_back_without_the_collector(
+    load: Load, double: Path
+) -> None:
+    engine = load(double, batch=(1, 2, 400))
+    device = device_of(engine)
+    gc.collect()
+    gc.disable()
+    try:
+        held = set()
+        for number in range(24):
+            for count in (300, 400):
+                for _ in range(3):
+                    engine.infer({"x": on_device(device, rows(count))}, on_device=True)
+            if number > 3:
+                held.add(device.memory().allocated_bytes)
+        assert len(held) == 1
+    finally:
+        gc.enable()
 
 
 def test_who_keeps_a_buffer_a_part_of_it_or_a_capsule_keeps_the_output(load: Load, double: Path) -> None:

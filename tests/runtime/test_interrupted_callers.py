@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import sys
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 from patience import until
-from trt_engine.errors import UsageError
+from trt_engine.errors import DeadlineExpired, UsageError
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.runtime.pool import ContextPool
 
@@ -249,3 +250,132 @@ def test_a_context_taken_while_the_pool_closes_is_given_back(
         pool.run({"x": X})
     assert line._held == {}
     pool.close()
+
+
+class OfferedWhileTaken(dict):
+    """Who holds which context, where a quicker one takes it while it is offered, and the one it was offered to gives up."""
+
+    def __init__(self, offered: Callable[[int], bool], quicker: int, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._offered, self._quicker, self._meanwhile = offered, quicker, meanwhile
+
+    def setdefault(self, number: int, thread: int) -> int:
+        if self._offered(thread):
+            super().setdefault(number, self._quicker)
+            self._meanwhile()
+        return super().setdefault(number, thread)
+
+
+def test_who_runs_out_of_patience_while_he_is_offered_what_a_quicker_one_gets_is_told_so(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1, wait_timeout_s=0.05)
+    pool = pool_of(engine)
+    line, gone = pool._line, threading.Event()
+    lane = line.enter({"x": X}, patient=True)
+    mine = threading.get_ident()
+    step_out = line._step_out
+
+    def gives_up(caller: Any) -> bool:
+        gone.set()
+        return step_out(caller)
+
+    line._step_out = gives_up  # type: ignore[method-assign]
+    line._held = OfferedWhileTaken(lambda thread: thread != mine, -1, lambda: gone.wait(30) and None)
+    line._held[0] = mine
+    future = engine.infer_async(X)
+    until(lambda: line._callers or gone.is_set(), "it stands in line")
+    line.leave(lane)
+    with pytest.raises(DeadlineExpired):
+        future.result(30)
+    assert line._held == {0: -1} and not line._callers
+    line.leave(lane)
+    assert np.array_equal(engine.infer(X)["y"], 2 * X)
+
+
+def test_who_is_turned_away_as_his_patience_ends_is_told_that_it_is_closed(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1, wait_timeout_s=0.01)
+    line = pool_of(engine)._line
+    lane, step_out = line.enter({"x": X}, patient=True), line._step_out
+
+    def turned_away_first(caller: Any) -> bool:
+        line.turn_away()
+        return step_out(caller)
+
+    line._step_out = turned_away_first  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="closed before its turn"):
+        engine.infer_async(X).result(30)
+    line.leave(lane)
+
+
+class InterruptedOnce(dict):
+    """Who holds which context; Ctrl-C falls right behind one call."""
+
+    armed = ""
+
+    def _called(self, name: str, got: Any) -> Any:
+        if self.armed == name:
+            self.armed = ""
+            raise KeyboardInterrupt
+        return got
+
+    def setdefault(self, *given: Any) -> Any:
+        return self._called("setdefault", super().setdefault(*given))
+
+    def get(self, *given: Any) -> Any:
+        return self._called("get", super().get(*given))
+
+    def pop(self, *given: Any) -> Any:
+        return self._called("pop", super().pop(*given))
+
+
+@pytest.mark.parametrize("call", ["setdefault", "get", "pop"])
+def test_ctrl_c_while_a_context_is_handed_on_leaves_nobody_waiting_for_ever(
+    load: Callable[..., InferenceEngine], double: Path, call: str
+) -> None:
+    engine = load(double, contexts=1)
+    line = pool_of(engine)._line
+    line._held = held = InterruptedOnce()
+    lane = line.enter({"x": X}, patient=True)
+    future = engine.infer_async(X)
+    until(lambda: line._callers, "it stands in line")
+    held.armed = call
+    with contextlib.suppress(KeyboardInterrupt):
+        line.leave(lane)
+    assert np.array_equal(engine.infer(X)["y"], 2 * X)  # whoever comes next sees to those in line
+    assert np.array_equal(future.result(30)["y"], 2 * X)
+    assert not held
+
+
+def test_who_lost_the_only_context_to_ctrl_c_may_warm_up(load: Callable[..., InferenceEngine], double: Path) -> None:
+    engine = load(double, contexts=1)
+    done: list[bool] = []
+
+    def loses_and_warms() -> None:
+        pool_of(engine)._line.enter({"x": X})  # and never gives it back
+        engine.warmup()
+        done.append(True)
+
+    thread = threading.Thread(target=loses_and_warms, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert done, "it waits for itself"
+
+
+def test_callers_turned_away_are_told_though_ctrl_c_falls_in_between(
+    load: Callable[..., InferenceEngine], double: Path, interrupts: Callable[..., None]
+) -> None:
+    engine = load(double, contexts=1)
+    line, draw = pool_of(engine)._line, random.Random(2)
+    for _ in range(100):
+        lane = line.enter({"x": X}, patient=True)
+        futures = [engine.infer_async(X) for _ in range(2)]
+        until(lambda: line._callers, "one stands in line", pause_s=0)
+        interrupts(line.turn_away, draw.uniform(2e-6, 1e-4))
+        line.turn_away()
+        line.leave(lane)
+        for future in futures:
+            assert future.exception(30) is None or isinstance(future.exception(30), UsageError)
+    assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)

@@ -248,11 +248,13 @@ class Lane:
         again = _Again(frame, launching, Lying(self.stream, lambda: self._laid_out(frame)))
         if on_device and self._alone and len(lent) == len(self._inputs):
             graph, nbytes, held = frame.graph, frame.nbytes, self._buffers
+            # not `again.explained`: who is held by what it holds is given back, with its memory, when the collector comes
+            explained = getattr(frame.context, "explained", _nothing_of_ours)
             into = [(held[name], nbytes[name]) for name in self._inputs]
             copies = [(frame.bound[name], nbytes[name]) for name, _, _ in frame.sized] if graph is not None else []
             again.straight = Straight(
                 frame.shapes, self._device, self.stream, again.lying,
-                launching=launching, explained=again.explained, graph=graph, into=into, copies=copies,
+                launching=launching, explained=explained, graph=graph, into=into, copies=copies,
             )  # fmt: skip
             self._straight = again
         for name in self._inputs:
@@ -574,6 +576,9 @@ class _Again:
         context: Any = self.frame.context
         explained: TrtEngineError | None = None if self._launching is None else context.explained(error)
         return explained
+
+
+def _nothing_of_ours(_: BaseException) -> None: ...
 
 
 class _Copied:

@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from sys import getrefcount
 from typing import Any, TypeAlias
 
@@ -45,7 +46,7 @@ class Lying:
             if len(sets) == _SLOTS:
                 sets.popleft()  # kept by somebody for long
         made = self._make()
-        if _COUNTED and all(type(array) is DeviceArray for array in made.arrays.values()):
+        if _COUNTED and made.is_ours and all(type(array) is DeviceArray for array in made.arrays.values()):
             sets.append(made)
         return made
 
@@ -56,7 +57,7 @@ class LyingSet:
     Somebody who closes one of the buffers is in `ended`.
     """
 
-    __slots__ = ("_held", "addresses", "arrays", "buffers", "ended", "fed", "run")
+    __slots__ = ("_held", "addresses", "arrays", "buffers", "ended", "fed", "is_ours", "run")
 
     def __init__(self, arrays: dict[str, Any], buffers: tuple[Buffer, ...], ended: list[None]) -> None:
         self.arrays, self.buffers, self.ended = arrays, buffers, ended
@@ -68,6 +69,8 @@ class LyingSet:
         for one in self._held:
             array, buffer, _, _ = one  # counted with the two names, as `is_free` will
             one[2:] = getrefcount(array), getrefcount(buffer)
+        self.is_ours = all(one[2:] == _OURS for one in self._held)
+        """Nobody else had one while it was counted, as a debugger may that looks at a frame's variables."""
 
     def is_free(self, stream: Stream) -> bool:
         """Whether work on that stream may write into it from now on."""
@@ -80,6 +83,24 @@ class LyingSet:
                 buffer.readers.clear()
         return not self.ended
 
+
+@dataclass(slots=True)
+class _Like:
+    buffer: Any = None
+    pointer: int = 0
+
+
+def _ours() -> list[int]:
+    """How many references to an array, and to its buffer, are a set's own."""
+    like: Any = _Like()
+    one = LyingSet({"": _Like(like)}, (like,), [])
+    del like
+    array, buffer, _, _ = one._held[0]
+    return [getrefcount(array), getrefcount(buffer)]
+
+
+_OURS: list[int] = []
+_OURS = _ours()
 
 _Part: TypeAlias = tuple[Buffer, int, set[int]]
 """Of which block, from which byte on, and who was told to read there."""

@@ -202,7 +202,8 @@ class _Line:
     def __init__(self, max_waiting: int | None, timeout_s: float | None, clock: Callable[[], float]) -> None:
         self._max_waiting, self._timeout_s, self._clock = max_waiting, timeout_s, clock
         self._lock = threading.Lock()
-        self._all_back = threading.Condition(self._lock)
+        self._all_back = threading.Lock()  # released when the last lane is back after a `close`
+        self._all_back.acquire()
         self._lanes: list[Lane] = []
         self._held: dict[int, int] = {}
         self._left: list[int] = []  # for each lane when it was given back last, as a count
@@ -226,7 +227,9 @@ class _Line:
             if not self._closed:
                 self._at_once[0] += 1
                 return self._lanes[0]
-            held.pop(0, None)
+            with self._lock:
+                if held.get(0) == thread:  # not so where `close` took it for lost, and handed it on
+                    del held[0]
         caller: _Caller | None = None
         try:
             with self._lock:
@@ -235,7 +238,7 @@ class _Line:
                     raise UsageError("the pool of contexts is closed", hint="load the engine again")
                 if thread in held.values():
                     asks = sys._getframe(1)  # it has none yet, but for who warms up one after the other
-                    if not self._inside(asks if patient else asks.f_back):
+                    if not self._inside(asks if patient and asks.f_locals.get("taken") else asks.f_back):
                         self._take_back(thread)
                 if not self._callers and (found := self._pick(feeds, size, thread)) is not None:
                     self._at_once[found] += 1
@@ -251,7 +254,8 @@ class _Line:
                 self._hand_on()
             since_s = self._clock()
             timeout_s = -1 if self._timeout_s is None or patient else min(self._timeout_s, threading.TIMEOUT_MAX)
-            caller.turn.acquire(timeout=timeout_s)
+            came = caller.turn.acquire(timeout=timeout_s)
+            late = not came and self._step_out(caller)
         except BaseException:  # Ctrl-C: a lane that was handed over meanwhile goes to the next
             if caller is not None and not self._step_out(caller) and caller.lane is not None:
                 self.leave(self._lanes[caller.lane])
@@ -260,7 +264,7 @@ class _Line:
             with self._lock:
                 self._waits.add(self._clock() - since_s)
             raise UsageError("the engine was closed before its turn", hint="load it again with `te.load`")
-        if caller.lane is None and self._step_out(caller):
+        if late:
             waited_s = self._clock() - since_s
             with self._lock:
                 self._timeouts += 1
@@ -299,14 +303,18 @@ class _Line:
             caller.lane = number
             try:
                 held.setdefault(number, caller.thread)
-            finally:  # Ctrl-C falls behind it: what was taken is handed over
-                if held.get(number) == caller.thread:
+            finally:  # Ctrl-C falls behind it: nothing from here to `release` is a call, after which it could fall
+                try:
+                    taken = held[number] == caller.thread
+                except KeyError:  # and is gone again
+                    taken = False
+                if taken:
                     del callers[0]
                     caller.turn.release()
                 else:  # somebody was quicker who came when nobody waited
                     caller.lane = None
-        if self._closed and not held:
-            self._all_back.notify_all()
+        if self._closed and not held and self._all_back.locked():
+            self._all_back.release()
 
     def _take_back(self, thread: int) -> None:
         """The lanes of a caller who was interrupted and is gone."""
@@ -326,21 +334,23 @@ class _Line:
     def turn_away(self) -> None:
         with self._lock:
             while self._callers:
-                caller = self._callers.popleft()
-                caller.away = True
+                caller = self._callers[0]
+                caller.away = True  # nothing from here to `release` is a call, after which Ctrl-C could fall
+                del self._callers[0]
                 caller.turn.release()
 
     def close(self) -> None:
         """Refuse who comes now, and wait until everybody in line has been answered."""
-        with self._lock:
-            self._closed = True
-            while self._held or self._callers:
+        self._closed = True
+        while True:
+            with self._lock:
                 frames = sys._current_frames()
                 for thread in {one for one in [*self._held.values()] if not self._inside(frames.get(one))}:
                     self._take_back(thread)
                 self._hand_on()
-                if self._held:
-                    self._all_back.wait(1.0)  # nobody says that he was interrupted
+                if not self._held and not self._callers:
+                    return
+            self._all_back.acquire(timeout=1.0)  # nobody says that he was interrupted
 
     def read(self, graphs: GraphStats, memory: MemoryStats | None) -> PoolStats:
         with self._lock:
