@@ -168,6 +168,25 @@ def test_a_caller_inside_a_context_may_ask_again(load: Callable[..., InferenceEn
     assert pool.stats().busy == 0
 
 
+def test_who_has_every_context_and_asks_for_another_is_told_so(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1)
+    pool, said = pool_of(engine), []
+    lane = pool._lanes[0]
+    first = lane.run
+
+    def asks(*given: Any) -> dict[str, Any]:
+        with pytest.raises(UsageError, match="from inside its own inference") as caught:
+            pool.run({"x": X})
+        said.append(caught.value.hint)
+        return first(*given)
+
+    lane.run = asks  # type: ignore[method-assign]
+    assert np.array_equal(engine.infer(X)["y"], 2 * X)
+    assert "contexts" in said[0] and pool.stats().busy == 0
+
+
 def test_a_wait_longer_than_the_platform_can_wait_is_as_long_as_it_can(
     load: Callable[..., InferenceEngine], double: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """What a device has given out: `Ledger` counts bytes and refuses past a limit, `Ranges` finds who owns an address.
 
 What gives back (`Ledger.give`, `Ranges.remove`) may be called by the garbage collector, in the middle of anything this very
-thread does here: it never waits for a lock, and is counted in by whoever has it, or comes next.
+thread does here: it never waits for its own thread, and is counted in by whoever has the lock, or comes next.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Ledger:
         return left
 
     def give(self, nbytes: int) -> None:
-        """Count `nbytes` as given back; never waits."""
+        """Count `nbytes` as given back; may be called in the middle of anything."""
         self._given_back.append(nbytes)
         _unless_busy(self._lock, self._settle)
 
@@ -118,7 +118,7 @@ class Ranges(Generic[Owner]):
             self._held = ([*starts[:at], start, *starts[at:]], [*owners[:at], (start + nbytes, owner), *owners[at:]])
 
     def remove(self, start: int) -> None:
-        """Forget the range that begins there; never waits. The memory is given back after this, not before."""
+        """Forget the range that begins there; in the middle of anything. The memory is given back after this, not before."""
         self._gone.append(start)
         _unless_busy(self._lock, self._settle)
 
@@ -142,9 +142,11 @@ class Ranges(Generic[Owner]):
 
 
 def _unless_busy(lock: threading.Lock, settle: Callable[[], None]) -> None:
-    """Settle now, or leave it to whoever has the lock: finalisers call this, which the collector runs at any time."""
-    if lock.acquire(blocking=False):
-        try:
+    """Settle now, or leave it to whoever has the lock: finalisers call this, which the collector runs at any time.
+
+    Not by `acquire(blocking=False)`: in the instant behind it Ctrl-C would keep the lock taken for ever. Who takes the lock
+    between the two lines has it for a few steps, and waits for nobody.
+    """
+    if not lock.locked():
+        with lock:
             settle()
-        finally:
-            lock.release()

@@ -25,6 +25,10 @@ from trt_engine.tensors import Signature, Tensors
 __all__ = ["ContextPool", "PoolStats"]
 
 
+_ONE_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether one thread at a time runs Python, and sees all that others did before."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolStats:
     """A pool of contexts, and how long callers waited for one."""
@@ -216,7 +220,7 @@ class _Line:
         self._waits = Histogram()
 
     def open(self, lanes: Sequence[Lane]) -> None:
-        self._lanes, self._only = list(lanes), len(lanes) == 1
+        self._lanes, self._only = list(lanes), len(lanes) == 1 and _ONE_AT_A_TIME
         self._at_once, self._left = [0] * len(lanes), [0] * len(lanes)
         self._closed = False
 
@@ -240,6 +244,11 @@ class _Line:
                     asks = sys._getframe(1)  # it has none yet, but for who warms up one after the other
                     if not self._inside(asks if patient and asks.f_locals.get("taken") else asks.f_back):
                         self._take_back(thread)
+                    elif not patient and len(held) == len(self._lanes) and set(held.values()) == {thread}:
+                        raise UsageError(
+                            "an engine was asked from inside its own inference, and all its contexts are this thread's",
+                            hint="load it with more `contexts`",
+                        )
                 if not self._callers and (found := self._pick(feeds, size, thread)) is not None:
                     self._at_once[found] += 1
                     return self._lanes[found]

@@ -295,6 +295,15 @@ def test_what_goes_wrong_on_a_gpu_becomes_an_error_of_ours_that_names_it(text, k
     assert said in found.message
 
 
+def test_what_refuses_our_own_capture_is_not_laid_on_another_threads():
+    error = RuntimeError(
+        "Error in execution: CUDA failure 900: operation not permitted when stream is capturing ; GPU=0"
+    )
+    found = session.on_run(error, "cuda:0", captured=True)
+    assert "cannot be captured on `cuda:0`: CUDA failure 900: operation" in found.message
+    assert "another thread" not in found.message
+
+
 def test_a_refusal_to_capture_is_known_by_its_words():
     text = (
         "This session cannot use the graph capture feature as requested by the user as all compute graph nodes have not"

@@ -267,7 +267,7 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
             self._binding.bind_output(name, "cpu")
             self._remember(name)
         if home.stream is stream:
-            self._launch()
+            self._launch(captured=getattr(stream, "capturing", False))
             return
         home.stream.wait(stream.record())
         self._launch()
@@ -324,11 +324,11 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
     def _type(self, name: str) -> str:
         return next(spec.dtype for spec in self._signature if spec.name == name)
 
-    def _launch(self) -> None:
+    def _launch(self, *, captured: bool = False) -> None:
         try:
             self._start()
         except session.ERRORS as error:
-            raise session.on_run(error, self._owner.device.name) from error
+            raise session.on_run(error, self._owner.device.name, captured=captured) from error
         self._ran = True
 
     def _move(self, stream: Stream) -> StreamSession:

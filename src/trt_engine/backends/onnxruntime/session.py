@@ -299,8 +299,8 @@ def on_write(payload: Path, nbytes: int) -> TrtEngineError:
     )
 
 
-def on_run(error: BaseException, device: str | None = None) -> TrtEngineError:
-    """The error a person can act on behind one met while running."""
+def on_run(error: BaseException, device: str | None = None, *, captured: bool = False) -> TrtEngineError:
+    """The error a person can act on behind one met while running, or while we `captured` what runs."""
     text = str(error)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return _exhausted(text, device)
@@ -310,6 +310,11 @@ def on_run(error: BaseException, device: str | None = None) -> TrtEngineError:
         )
     if (said := _OF_A_GPU.search(text)) is not None:
         if _CAPTURED_BY_ANOTHER.search(text):
+            if captured:
+                return TrtEngineError(
+                    f"ONNX Runtime cannot be captured on `{device or 'the GPU'}`: {said[0]}",
+                    hint="leave `graphs` out: inference goes on without",
+                )
             return TrtEngineError(
                 f"ONNX Runtime could not run on `{device or 'the GPU'}`: another thread captures a CUDA graph in the mode "
                 "`global`, in which the calls of all threads are refused",
