@@ -304,6 +304,11 @@ class ProfileReport:
     """Length of the measurement without a profiler, warm-up not counted: shorter than its rule where it was interrupted."""
 
     @property
+    def outlasts_the_whole(self) -> bool:
+        """Whether the computation by events, one query at a time, takes longer than the whole by the host's clock."""
+        return self.split.gpu_ms is not None and self.split.gpu_ms > 1.01 * self.split.wall_ms
+
+    @property
     def rests_on(self) -> str:
         """What an `estimated` verdict rests on, times apart."""
         promised = self.ceilings is not None and any(item.source == "datasheet" for item in self.ceilings.items)

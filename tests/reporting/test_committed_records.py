@@ -42,7 +42,9 @@ def kept() -> ProfileReport:
 
 def test_the_profile_of_a_gpu_fits_the_published_schema() -> None:
     schema = json.loads((ROOT / "docs" / "schemas" / "profile.json").read_text(encoding="utf-8"))
-    jsonschema.validate(recorded(), schema)
+    assert list(jsonschema.Draft202012Validator(schema).iter_errors(recorded())) == []
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(recorded() | {"kernels": 3}, schema)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from trt_engine.cli import options
+from trt_engine.cli.origin import installable
 from trt_engine.cli.output import Talk, document, emit, spelled_out
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
 from trt_engine.errors import Interrupted
@@ -181,7 +182,7 @@ def _split(report: ProfileReport) -> Iterator[str]:
 def _compute_words(split: TimeSplit, report: ProfileReport) -> str:
     if split.gpu_ms is not None and report.protocol.clock != "device events":
         why = ", in which a graph is replayed" if report.protocol.graph else ""
-        longer = f"; longer than the whole{why}" if split.gpu_ms > 1.01 * split.wall_ms else ""
+        longer = f"; longer than the whole{why}" if report.outlasts_the_whole else ""
         return f"from the device's first work to its last, by events, no profiler, one query at a time{longer}"
     if split.gpu_ms is not None:
         return "of the device, by events"
@@ -297,7 +298,7 @@ def _instruments(report: ProfileReport) -> Iterator[str]:
     for rung in report.rungs:
         yield f"  {rung.name:<8}{'used' if rung.used else 'passed over'}: {rung.reason}"
         if rung.fix:
-            yield f"          fix: {rung.fix}"
+            yield f"          fix: {installable(rung.fix)}"
 
 
 def _files(report: ProfileReport) -> Iterator[str]:

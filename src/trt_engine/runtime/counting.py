@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["FOLD", "Histogram", "Tally", "Times"]
+__all__ = ["FOLD", "ONE_AT_A_TIME", "Histogram", "Tally", "Times"]
+
+ONE_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether one thread at a time runs Python, and sees all that others did before."""
 
 FOLD = 0x7FF
 """Every 2048th request adds up what the others left."""

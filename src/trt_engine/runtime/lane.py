@@ -15,7 +15,7 @@ from trt_engine.config import Profile
 from trt_engine.device import Buffer, Event, Graph, HostBuffer, Stream
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.errors import TrtEngineError
-from trt_engine.protocols import Context, Session
+from trt_engine.protocols import Context, LaunchingContext, Session
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.runtime.graphs import GraphPolicy
 from trt_engine.runtime.lying import Lying, LyingSet, Slots
@@ -242,19 +242,17 @@ class Lane:
 
     def _remember(self, key: Key, frame: _Frame, lent: Mapping[str, Buffer], on_device: bool) -> None:
         """Keep how feeds of this kind were answered."""
-        launching = getattr(frame.context, "launching", None) if frame.graph is None else None
-        if (launching is None and frame.graph is None) or frame.late or self._host_inputs:
+        launcher: Any = frame.context if frame.graph is None and hasattr(frame.context, "launching") else None
+        if (launcher is None and frame.graph is None) or frame.late or self._host_inputs:
             return
-        again = _Again(frame, launching, Lying(self.stream, lambda: self._laid_out(frame)))
+        again = _Again(frame, launcher, Lying(self.stream, lambda: self._laid_out(frame)))
         if on_device and self._alone and len(lent) == len(self._inputs):
             graph, nbytes, held = frame.graph, frame.nbytes, self._buffers
-            # not `again.explained`: who is held by what it holds is given back, with its memory, when the collector comes
-            explained = getattr(frame.context, "explained", _nothing_of_ours)
             into = [(held[name], nbytes[name]) for name in self._inputs]
             copies = [(frame.bound[name], nbytes[name]) for name, _, _ in frame.sized] if graph is not None else []
             again.straight = Straight(
                 frame.shapes, self._device, self.stream, again.lying,
-                launching=launching, explained=explained, graph=graph, into=into, copies=copies,
+                launcher=launcher, graph=graph, into=into, copies=copies,
             )  # fmt: skip
             self._straight = again
         for name in self._inputs:
@@ -544,11 +542,11 @@ class _Frame:
 class _Again:
     """How feeds of one kind are answered: the same shapes, on the device or on the host, as once before."""
 
-    __slots__ = ("_fed", "_launching", "_run", "downloads", "frame", "inputs", "key", "lying", "outputs", "straight")
+    __slots__ = ("_fed", "_launcher", "_run", "downloads", "frame", "inputs", "key", "lying", "outputs", "straight")
 
-    def __init__(self, frame: _Frame, launching: Callable[..., Callable[[], None]] | None, lying: Lying) -> None:
+    def __init__(self, frame: _Frame, launcher: LaunchingContext | None, lying: Lying) -> None:
         self.frame, self.key = frame, frame.key
-        self._launching = launching
+        self._launcher = launcher
         self._fed: list[int] | None = None
         self._run: Callable[[], None] | None = None
         self.lying = lying
@@ -561,24 +559,15 @@ class _Again:
 
     def launch(self, addresses: list[int], stream: Stream) -> None:
         """Enqueue it on memory at these addresses, inputs before outputs."""
+        assert self._launcher is not None
         if self._run is None or self._fed != addresses:
-            assert self._launching is not None
-            self._run, self._fed = self._launching(tuple(addresses), stream), addresses
+            self._run, self._fed = self._launcher.launching(tuple(addresses), stream), addresses
         try:
             self._run()
         except Exception as error:
-            if (ours := self.explained(error)) is None:
+            if (ours := self._launcher.explained(error)) is None:
                 raise
             raise ours from error
-
-    def explained(self, error: BaseException) -> TrtEngineError | None:
-        """The error of ours behind a library's."""
-        context: Any = self.frame.context
-        explained: TrtEngineError | None = None if self._launching is None else context.explained(error)
-        return explained
-
-
-def _nothing_of_ours(_: BaseException) -> None: ...
 
 
 class _Copied:

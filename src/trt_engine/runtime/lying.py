@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 from trt_engine.device import Buffer, Device, Stream
 from trt_engine.device.dlpack import DeviceArray
+from trt_engine.runtime.counting import ONE_AT_A_TIME
 
 __all__ = ["Lying", "LyingSet", "Slots"]
 
 _SLOTS, _BLOCK, _ALIGNED = 8, 1 << 20, 256
 """Small outputs on the device come from blocks of so many, and of so many bytes at most; where one may begin."""
 
-_COUNTED = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+_COUNTED = sys.implementation.name == "cpython" and ONE_AT_A_TIME
 """Whether the references to an object are counted, all of them and at once."""
 
 

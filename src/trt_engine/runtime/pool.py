@@ -17,16 +17,12 @@ from trt_engine.config import Profile, RuntimeConfig
 from trt_engine.device import Device, Event, MemoryStats, Stream
 from trt_engine.errors import DeadlineExpired, Overloaded, TrtEngineError, UsageError
 from trt_engine.protocols import Session
-from trt_engine.runtime.counting import Histogram, Times
+from trt_engine.runtime.counting import ONE_AT_A_TIME, Histogram, Times
 from trt_engine.runtime.graphs import GraphPolicy, GraphStats
 from trt_engine.runtime.lane import Key, Lane
 from trt_engine.tensors import Signature, Tensors
 
 __all__ = ["ContextPool", "PoolStats"]
-
-
-_ONE_AT_A_TIME = getattr(sys, "_is_gil_enabled", lambda: True)()
-"""Whether one thread at a time runs Python, and sees all that others did before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +216,7 @@ class _Line:
         self._waits = Histogram()
 
     def open(self, lanes: Sequence[Lane]) -> None:
-        self._lanes, self._only = list(lanes), len(lanes) == 1 and _ONE_AT_A_TIME
+        self._lanes, self._only = list(lanes), len(lanes) == 1 and ONE_AT_A_TIME
         self._at_once, self._left = [0] * len(lanes), [0] * len(lanes)
         self._closed = False
 

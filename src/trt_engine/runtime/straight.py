@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trt_engine.device import Buffer, Device, Graph, Stream
 from trt_engine.device.dlpack import DeviceArray
-from trt_engine.errors import TrtEngineError
+from trt_engine.protocols import LaunchingContext
 from trt_engine.runtime.lying import Lying
 from trt_engine.tensors import Shape, Tensors
 
@@ -21,7 +21,7 @@ class Straight:
     of nanoseconds.
     """
 
-    __slots__ = ("_copies", "_device", "_explained", "_inputs", "_launching", "_lying", "_sets", "_stream", "graph")
+    __slots__ = ("_copies", "_device", "_inputs", "_launcher", "_lying", "_sets", "_stream", "graph")
 
     def __init__(
         self,
@@ -30,21 +30,20 @@ class Straight:
         stream: Stream,
         lying: Lying,
         *,
-        launching: Callable[..., Callable[[], None]] | None = None,
-        explained: Callable[[BaseException], TrtEngineError | None] = lambda _: None,
+        launcher: LaunchingContext | None = None,
         graph: Graph | None = None,
         into: Sequence[tuple[Buffer, int]] = (),
         copies: Sequence[tuple[Buffer, int]] = (),
     ) -> None:
-        """By `launching` and `explained` (`LaunchingContext`), or by a graph, which reads what is copied `into` and whose
-        outputs are `copies`: buffers, and the bytes that count.
+        """By a context, or by a graph, which reads what is copied `into` and whose outputs are `copies`: buffers, and the
+        bytes that count.
         """
         self._inputs = tuple(
             (name, shape, *(into[number] if graph is not None else (None, 0)))
             for number, (name, shape) in enumerate(shapes.items())
         )
         self._device, self._stream, self._lying, self._sets = device, stream, lying, lying.sets
-        self._launching, self._explained, self._copies = launching, explained, tuple(copies)
+        self._launcher, self._copies = launcher, tuple(copies)
         self.graph = graph
 
     def run(self, feeds: Tensors) -> dict[str, Any] | None:
@@ -70,13 +69,13 @@ class Straight:
                 sets.rotate(-1)
             else:
                 one = self._lying.take()
+            assert self._launcher is not None
             if one.run is None or one.fed != fed:
-                assert self._launching is not None
-                one.run, one.fed = self._launching((*fed, *one.addresses), stream, waits=True), fed
+                one.run, one.fed = self._launcher.launching((*fed, *one.addresses), stream, waits=True), fed
             try:
                 one.run()
             except Exception as error:
-                if (ours := self._explained(error)) is None:
+                if (ours := self._launcher.explained(error)) is None:
                     raise
                 raise ours from error
             return one.arrays.copy()

@@ -286,10 +286,12 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
                 "an inference was launched on bare addresses before its shapes were known, or on a stream from elsewhere",
                 hint="`prepare`, then `bind` and `enqueue`",
             )
-        if home is not self._bindings_of or len(self._bindings) >= _BINDINGS:
+        if home is not self._bindings_of:
             self._bindings, self._bindings_of = {}, home
         binding = self._bindings.get(addresses)
         if binding is None:
+            if len(self._bindings) >= _BINDINGS:
+                self._bindings = {}
             binding = home.loaded.io_binding()
             for spec, address in zip(self._signature, addresses, strict=True):
                 bind = binding.bind_input if spec.name in self._fed else binding.bind_output

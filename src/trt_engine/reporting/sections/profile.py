@@ -119,7 +119,7 @@ def _clocks(named: Named) -> str:
         return f"{wall}; the device's times come from the profiler, whose own cost is in them."
     if all(profile.protocol.clock == "device events" for profile in known):
         wall = "Wall time is the mean from one end to the next, by events of the device without a profiler"
-    longer = any(profile.split.gpu_ms > 1.01 * profile.split.wall_ms for profile in known if profile.split.gpu_ms)
+    longer = any(profile.outlasts_the_whole for profile in known)
     replayed = ", in which a graph is replayed" if all(profile.protocol.graph for profile in known) else ""
     return (
         f"{wall}. Copies and computation are by events of the device, one query at a time, without a profiler"
