@@ -25,6 +25,7 @@ from trt_engine.files import explain, json_bytes
 from trt_engine.tensors import Signature
 
 __all__ = [
+    "MAIN_FIGURE",
     "BackendState",
     "BatchResult",
     "BenchPlan",
@@ -438,6 +439,10 @@ class SkippedImage:
 
     name: str
     reason: str
+
+
+MAIN_FIGURE = {"detect": "AP", "classify": "top1"}
+"""The figure a gate looks at, by task."""
 
 
 @dataclass(frozen=True, slots=True)

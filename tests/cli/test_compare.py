@@ -219,3 +219,12 @@ def test_ctrl_c_ends_with_130_and_a_report_of_what_was_measured(
     assert "Traceback" not in said.read_text()
     told = json.loads(out)
     assert told["schema"] == schema and told.get("complete", False) is False
+
+
+def test_an_engine_that_is_not_there_is_told_before_another_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "fresh"))
+    assert compare("a.onnx", tmp_path / "nowhere.onnx", *QUICK) == 4
+    assert f"no such file `{tmp_path / 'nowhere.onnx'}`" in capsys.readouterr().err
+    assert not (tmp_path / "fresh").exists()

@@ -394,6 +394,19 @@ def started(tmp_path: Path, text: str, *more: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def test_the_core_package_alone_runs_a_plan_that_asks_for_no_pictures(tmp_path: Path) -> None:
+    conv_net(tmp_path / "net.onnx")
+    (tmp_path / "lacking" / "PIL").mkdir(parents=True)
+    (tmp_path / "lacking" / "PIL" / "__init__.py").write_text("raise ImportError('not installed')")
+    (tmp_path / "plan.yaml").write_text("models: net.onnx\nbatches: 1\n" + QUICK)
+    here = os.environ | {"PYTHONPATH": str(tmp_path / "lacking")}
+    for name, code in (("plan.yaml", 0), ("plann.yaml", 2)):
+        words = [sys.executable, "-c", MAIN, "run", str(tmp_path / name), "-o", str(tmp_path / "out")]
+        told = subprocess.run(words, capture_output=True, text=True, env=here)
+        assert told.returncode == code, told.stderr
+    assert f"cannot read `{tmp_path / 'plann.yaml'}`" in told.stderr
+
+
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     until(lambda: condition() or process.poll() is not None, "the run came so far")
     assert process.poll() is None, process.communicate()

@@ -19,10 +19,10 @@ from trt_engine.device import parse_device
 from trt_engine.engine import Engine, is_bare_model
 from trt_engine.environment import Environment
 from trt_engine.errors import AccuracyError, UsageError
-from trt_engine.evaluation.evaluate import MAIN_FIGURE, Evaluation, evaluate_runner
+from trt_engine.evaluation.evaluate import Evaluation, evaluate_runner
 from trt_engine.files import ensure_folder, write_whole
 from trt_engine.graph.load import open_model
-from trt_engine.records import EvaluateReport, SkippedImage, document
+from trt_engine.records import MAIN_FIGURE, EvaluateReport, SkippedImage, document
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.tensors import closest
 from trt_engine.vision.datasets import Dataset, open_dataset

@@ -23,7 +23,7 @@ from trt_engine.vision.declaration import Vision
 from trt_engine.vision.decode import decode_detections, probabilities
 from trt_engine.vision.preprocess import Preprocessor
 
-__all__ = ["MAIN_FIGURE", "Evaluation", "evaluate_runner", "rows_of"]
+__all__ = ["Evaluation", "evaluate_runner", "rows_of"]
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,6 @@ Array = npt.NDArray[Any]
 Progress = Callable[[int, int], None]
 """Told the pictures done and their number."""
 
-MAIN_FIGURE = {"detect": "AP", "classify": "top1"}
-"""The figure a gate looks at."""
 _USUAL_BATCH = 8
 _SAID_EVERY_S = 5.0
 

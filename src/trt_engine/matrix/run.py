@@ -20,7 +20,6 @@ from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError, UsageError
-from trt_engine.evaluation.evaluate import MAIN_FIGURE
 from trt_engine.figures import figure, in_ms, size
 from trt_engine.files import path_of
 from trt_engine.matrix import container
@@ -30,6 +29,7 @@ from trt_engine.matrix.parts import described, joined, standing
 from trt_engine.matrix.plan import MODES, Plan, read_plan
 from trt_engine.matrix.tree import Tree, default_folder, earlier_seconds
 from trt_engine.matrix.work import Job, judged, lacking_here, reason_of
+from trt_engine.records import MAIN_FIGURE
 from trt_engine.reporting.write import write_reports
 
 __all__ = ["exit_code", "outlook", "run_plan", "told_of"]

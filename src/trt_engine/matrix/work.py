@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from trt_engine import files
-from trt_engine.api import building, evaluating
+from trt_engine.api import building
 from trt_engine.api.building import BuildPlan
 from trt_engine.api.casting import cast
 from trt_engine.api.measuring import bench, settled
@@ -37,7 +37,6 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
-from trt_engine.evaluation.evaluate import MAIN_FIGURE
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.graph.operators import trt_only
 from trt_engine.matrix.parts import said_left_out
@@ -45,7 +44,7 @@ from trt_engine.matrix.plan import AS_IS, PROFILED
 from trt_engine.model import Model
 from trt_engine.precision.quantize import quantize
 from trt_engine.profiling import ncu, nsys
-from trt_engine.records import BenchRecord, BenchReport, Step, document
+from trt_engine.records import MAIN_FIGURE, BenchRecord, BenchReport, Step, document
 from trt_engine.traces import ProfileReport
 
 __all__ = [
@@ -471,6 +470,8 @@ def _bench(cell: _Cell) -> None:
 
 
 def _evaluate(cell: _Cell) -> None:
+    from trt_engine.api import evaluating  # needs what the core package lacks
+
     assert cell.engine is not None
     dataset = cell.path(cell.asked("dataset"))
     assert dataset is not None

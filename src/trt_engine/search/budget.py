@@ -26,7 +26,6 @@ from trt_engine.config import QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
 from trt_engine.environment import Environment, version_of
 from trt_engine.errors import Interrupted, UsageError
-from trt_engine.evaluation.evaluate import MAIN_FIGURE
 from trt_engine.files import ensure_folder, json_bytes, write_whole
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
@@ -35,7 +34,7 @@ from trt_engine.model import Model
 from trt_engine.precision.formats import format_named
 from trt_engine.precision.quantize import quantize
 from trt_engine.precision.samples import open_samples
-from trt_engine.records import SearchGroup, SearchPoint, SearchReport, SearchTrial, document, summarize
+from trt_engine.records import MAIN_FIGURE, SearchGroup, SearchPoint, SearchReport, SearchTrial, document, summarize
 from trt_engine.search.measure import Calibration, Mixture
 from trt_engine.search.selection import Group, Selection, grouped, most_trials, select
 from trt_engine.search.trials import Trials, digest_of

@@ -14,11 +14,12 @@ from trt_engine.api.loading import load
 from trt_engine.api.pictures import CalibrationInputs
 from trt_engine.config import BuildConfig, QuantizeConfig, RuntimeConfig
 from trt_engine.engine import Engine
-from trt_engine.evaluation.evaluate import MAIN_FIGURE, Evaluation, evaluate_runner
+from trt_engine.evaluation.evaluate import Evaluation, evaluate_runner
 from trt_engine.files import staging_folder
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.precision.quantize import quantize
+from trt_engine.records import MAIN_FIGURE
 from trt_engine.search.trials import Outcome
 from trt_engine.store import Store
 from trt_engine.vision.datasets import Dataset

@@ -72,6 +72,9 @@ def run(
     if any(asked.recorded):
         measured = of_records(asked)
     else:
+        for item in asked.engines:
+            if isinstance(item, Path) and not item.exists():
+                Engine.open(item)  # says so, before minutes are spent on building the others
         opened = [sealed(item, config, runtime, build, named) for item in asked.engines]
         for engine in opened:
             engine.verify()
