@@ -22,6 +22,7 @@ from trt_engine.tensors import Shape, Signature, TensorSpec, closest, format_sha
 
 __all__ = [
     "PRECISIONS",
+    "QUANT_TARGETS",
     "Batching",
     "BenchConfig",
     "BuildConfig",
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8")
+QUANT_TARGETS = ("tensorrt", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt")
+"""The libraries `quantize` places Q/DQ for (`graph/quant_target.py` has their rules)."""
 
 
 # ------------------------------------------------------------------------------------------------ parsing
@@ -878,6 +881,9 @@ class QuantizeConfig:
     def __post_init__(self) -> None:
         _within_limits(self)
 
+    target: str = opt(
+        "tensorrt", "the library that will run the model: where its kernels want Q/DQ", choices=QUANT_TARGETS
+    )
     calibrator: str | None = opt(
         None, "where activations' ranges come from: entropy, minmax, percentile (default: the format's own)",
         choices=("entropy", "minmax", "percentile"),

@@ -1,0 +1,54 @@
+"""The libraries that run a quantised graph, and what each wants of its Q/DQ pairs.
+
+Explicit quantisation is one notation with several dialects: TensorRT takes signed, symmetric pairs at the inputs of its
+layers; ONNX Runtime's CPU kernels take unsigned activations and fuse a layer only where its result is quantised too. A graph
+placed for one of them runs on the other, but mostly in FP32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_engine.config import QUANT_TARGETS
+from trt_engine.errors import UsageError
+from trt_engine.tensors import closest
+
+__all__ = ["METADATA_KEY", "QuantTarget", "quant_target"]
+
+METADATA_KEY = "trt_engine.quant_target"
+"""The key of `ModelProto.metadata_props` under which `quantize` writes the name of the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantTarget:
+    """What one library's INT8 kernels want of a graph."""
+
+    name: str
+    title: str
+    """As in sentences: `ONNX Runtime's CPU provider`."""
+    activation: str
+    """The type of quantised activations: `int8` or `uint8`."""
+    symmetric: bool
+    """Zero points must be zeros."""
+    results: bool
+    """A layer is fused only where its result is quantised too."""
+
+
+_TARGETS = {
+    target.name: target
+    for target in (
+        QuantTarget("tensorrt", "TensorRT", "int8", symmetric=True, results=False),
+        QuantTarget("tensorrt-rtx", "TensorRT-RTX", "int8", symmetric=True, results=False),
+        QuantTarget("onnxruntime-cpu", "ONNX Runtime's CPU provider", "uint8", symmetric=False, results=True),
+        QuantTarget("onnxruntime-cuda", "ONNX Runtime's CUDA provider", "int8", symmetric=True, results=False),
+        QuantTarget("onnxruntime-tensorrt", "ONNX Runtime's TensorRT provider", "int8", symmetric=True, results=False),
+    )
+}
+assert tuple(_TARGETS) == QUANT_TARGETS
+
+
+def quant_target(name: str) -> QuantTarget:
+    """The target of that name; `UsageError` naming the nearest one otherwise."""
+    if name not in _TARGETS:
+        raise UsageError(f"unknown quantisation target `{name}`", hint=closest(name, list(_TARGETS)))
+    return _TARGETS[name]
