@@ -86,7 +86,6 @@ def test_thresholds_equal_onnxruntimes_to_the_bin(
 
 
 @pytest.mark.parametrize("name", ["minmax", "entropy", "percentile"])
-@pytest.mark.parametrize("name", ["minmax", "entropy", "percentile"])
 def test_the_smallest_and_the_largest_value_of_each_tensor_are_reported_beside_its_threshold(
     net: Path, tmp_path: Path, name: str
 ) -> None:
@@ -99,6 +98,7 @@ def test_the_smallest_and_the_largest_value_of_each_tensor_are_reported_beside_i
     assert calibrate(net, calibrator=quick(name), cache=cache).extremes == found.extremes
 
 
+@pytest.mark.parametrize("name", ["minmax", "entropy", "percentile"])
 def test_a_little_memory_gives_the_same_ranges_as_a_lot(net: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = calibrate(net, images(), quick(name))
     monkeypatch.setattr("trt_engine.precision.observe._WINDOW", 5)
