@@ -885,8 +885,8 @@ class QuantizeConfig:
         "tensorrt", "the library that will run the model: where its kernels want Q/DQ", choices=QUANT_TARGETS
     )
     calibrator: str | None = opt(
-        None, "where activations' ranges come from: entropy, minmax, percentile (default: the format's own)",
-        choices=("entropy", "minmax", "percentile"),
+        None, "the rule for activations' ranges (default: mse for INT8, minmax for FP8 and NVFP4)",
+        choices=("mse", "entropy", "percentile", "minmax"),
     )  # fmt: skip
     samples: int | None = opt(None, "how many samples of the data to take (default: all)", least=1)
     sample_batch: int = opt(8, "how many samples run at once", least=1)
