@@ -113,11 +113,11 @@ def test_entropy_does_not_let_exact_zeros_cut_a_relus_range(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_mse_is_within_a_tenth_of_the_least_squared_error_of_any_range(kind: str) -> None:
+def test_mse_is_within_a_fifth_of_the_least_squared_error_of_any_range(kind: str) -> None:
     arrays = activations(kind, seed=5, size=10_000)
     whole, largest = np.concatenate(arrays), max(float(np.abs(array).max()) for array in arrays)
     least = min(squared_error(whole, largest * share) for share in np.linspace(0.02, 1, 200))
-    assert squared_error(whole, mse_threshold(counted(arrays))) <= 1.1 * least
+    assert squared_error(whole, mse_threshold(counted(arrays))) <= 1.2 * least
 
 
 @pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99, 99.999, 100.0])

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import shlex
@@ -21,7 +22,14 @@ import msgspec
 
 from trt_engine.api.ladder import WORDS_ARE_IN, Attempt, climb
 from trt_engine.api.loading import load
-from trt_engine.api.preparing import Prepared, check_calibration, data_digest, prepare, refuse_unpreparable
+from trt_engine.api.preparing import (
+    Prepared,
+    check_calibration,
+    data_digest,
+    prepare,
+    preprocess_digest,
+    refuse_unpreparable,
+)
 from trt_engine.backend import Backend, backend, settled
 from trt_engine.config import BuildConfig, Profile, from_values, words
 from trt_engine.config import settings as settings_of
@@ -55,6 +63,7 @@ from trt_engine.evaluation.parity import BY_ROWS, parity, rounding, usual_tolera
 from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable, staged_copy
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
+from trt_engine.precision.calibrate import RULES
 from trt_engine.precision.contract import prove_engine
 from trt_engine.protocols import BuildOutcome, BuildPlaces
 from trt_engine.store import Store, engine_key
@@ -275,8 +284,12 @@ def _keyed(card: Backend, config: BuildConfig) -> BuildConfig:
     Data counts by its content: the same path may hold other samples tomorrow.
     """
     config = replace(config, **{item.name: item.default for item in settings_of(config) if item.name in card.ignores})
-    if config.calibrate is not None:  # what it holds, wherever it lies
-        config = replace(config, calibrate=data_digest(config.calibrate))
+    if (
+        config.calibrate is not None
+    ):  # what it holds, wherever it is, how it becomes inputs, how ranges are read from it
+        made_of = [data_digest(config.calibrate), preprocess_digest(config.preprocess), RULES]
+        config = replace(config, calibrate=json.dumps(made_of))
+    config = replace(config, preprocess=None)
     if not card.has("options"):
         return config
     of_the_run = {item.name for item in settings_of(card.half("options")) if not item.in_key}

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trt_engine.api.pictures import inputs_of
-from trt_engine.config import BuildConfig
+from trt_engine.config import BuildConfig, is_preset
 from trt_engine.errors import FeedError, PrecisionError
 from trt_engine.files import digest
 from trt_engine.graph import walk
@@ -20,8 +20,17 @@ from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.contract import Proof, prove
 from trt_engine.precision.rules import check_strong_typing
+from trt_engine.vision.declaration import read_json
 
-__all__ = ["Prepared", "check_calibration", "check_data", "data_digest", "prepare", "refuse_unpreparable"]
+__all__ = [
+    "Prepared",
+    "check_calibration",
+    "check_data",
+    "data_digest",
+    "prepare",
+    "preprocess_digest",
+    "refuse_unpreparable",
+]
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +68,12 @@ def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
         )
 
 
-def check_data(data: str | None) -> None:
-    """`FeedError` for calibration data that is not there."""
+def check_data(data: str | None, preprocess: str | None = None) -> None:
+    """`FeedError` for calibration data that is not there, `UsageError` for a file of pre-processing that is not."""
     if data is not None and data != "random" and not Path(data).exists():
         raise FeedError(f"no such file or folder `{data}`", hint="check the path of the data (`--calibrate`)")
+    if preprocess is not None and not is_preset(preprocess):
+        read_json(Path(preprocess))
 
 
 def data_digest(data: str) -> str:
@@ -84,12 +95,19 @@ def data_digest(data: str) -> str:
         ) from error
 
 
+def preprocess_digest(preprocess: str | None) -> str | None:
+    """The preset's name, or what the file of pre-processing holds."""
+    if preprocess is None or is_preset(preprocess):
+        return preprocess
+    return json.dumps(read_json(Path(preprocess)), sort_keys=True)
+
+
 def check_calibration(model: Model, config: BuildConfig) -> str | None:
     """What to say of calibration data that this build has no use for; `FeedError` for data that is not there."""
     data, asked = config.calibrate, config.precision
+    check_data(data, config.preprocess)
     if data is None:
-        return None
-    check_data(data)
+        return f"`--preprocess {config.preprocess}` is not used without `--calibrate`" if config.preprocess else None
     unused = f"`--calibrate {data}` is not used"
     if asked is None:
         return f"{unused}: nothing is quantised unless `--precision` asks for it, as `--precision int8`"
@@ -137,16 +155,18 @@ def _cast(model: Model, to: str, target: Path) -> Prepared:
 
 
 def _quantize(model: Model, to: str, config: BuildConfig, target: Path) -> Prepared:
-    from trt_engine.precision.quantize import quantize
+    from trt_engine.api.calibrating import quantize
 
-    inputs = inputs_of(model, config.calibrate)
-    report = quantize(model, to, out=target, data=inputs.data, preprocessing=inputs.preprocessing)
+    report = quantize(model, to, out=target, data=config.calibrate, preprocess=config.preprocess)
     made = open_model(target)
     step = f"quantised to {to}: {len(report.quantized)} nodes, {len(report.left)} left as they were"
     log.info("the graph is not %s: %s", to, step)
+    notes = {"prepared": step, "prepared_digest": made.digest, "calibrated_with": config.calibrate or "nothing"}
+    if pixels := (report.calibration or {}).get("preprocess"):
+        notes["preprocess"] = json.dumps(pixels)
     return Prepared(
         made,
         (step,),
-        {"prepared": step, "prepared_digest": made.digest, "calibrated_with": config.calibrate or "nothing"},
+        notes,
         tuple(item.node for item in report.left),
     )

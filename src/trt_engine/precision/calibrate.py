@@ -33,6 +33,7 @@ from trt_engine.tensors import closest
 
 __all__ = [
     "CALIBRATORS",
+    "RULES",
     "CalibrationResult",
     "Calibrator",
     "EntropyCalibrator",
@@ -51,9 +52,9 @@ Array = npt.NDArray[Any]
 State = dict[str, Array]
 _SAID_EVERY_S = 10.0
 _SCHEMA = "trt-engine/calibration"
-_VERSION = 2
-"""Of the histograms and of the rules that read them, in every such calibrator's settings: ranges that an earlier version
-kept are not taken for this one's."""
+RULES = 2
+"""Version of the histograms, of the rules that read them and of which is the default: what an earlier one kept, ranges or
+engines made with them, is not taken for this one's."""
 
 
 # ------------------------------------------------------------------------------------------------ calibrators
@@ -143,7 +144,7 @@ class HistogramCalibrator:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"bins": self.bins, "version": _VERSION}
+        return {"bins": self.bins, "version": RULES}
 
     @property
     def passes(self) -> int:
@@ -178,7 +179,7 @@ class HistogramCalibrator:
 
 
 class MseCalibrator(HistogramCalibrator):
-    """The range of the least squared error in INT8, of rounding inside it and of cutting outside."""
+    """The range of the least squared error in INT8, where what is cut off counts twice."""
 
     name = "mse"
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from trt_engine.api.evaluating import declared_for
-from trt_engine.api.pictures import CalibrationInputs, inputs_of
+from trt_engine.api.pictures import CalibrationInputs, Given, inputs_of
 from trt_engine.config import QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
 from trt_engine.environment import Environment, version_of
@@ -97,7 +97,7 @@ def plan(
     seed: int | None = 0,
     groups: int | None = None,
     batch: int | None = None,
-    preprocess: Vision | Path | str | None = None,
+    preprocess: Given | None = None,
     config: QuantizeConfig | None = None,
     runtime: RuntimeConfig | None = None,
     command: str = "",
