@@ -74,6 +74,8 @@ class Plan:
     """Of everything that a measurement depends on."""
     out: Path
     command: str
+    preprocess: str | None = None
+    """The preset or the file that was named in place of what the model declares."""
 
     @property
     def metric(self) -> str:
@@ -150,7 +152,8 @@ def plan(
         seed=seed,
         runtime=runtime,
     )
-    return Plan(opened, to, budget, tuple(parts), mixture, listed, vision, subset, digest, folder, command)
+    named = str(preprocess) if isinstance(preprocess, str | Path) else None
+    return Plan(opened, to, budget, tuple(parts), mixture, listed, vision, subset, digest, folder, command, named)
 
 
 def run(planned: Plan) -> SearchReport:
@@ -343,6 +346,8 @@ def _quantize_command(planned: Plan, nodes: Sequence[str], excluded: Sequence[st
         return None
     calibration, path = planned.mixture.calibration, planned.model.path
     typed = ["trt-engine", "quantize", str(path), "--to", planned.to, "--calibrate", str(calibration.data)]
+    if planned.preprocess is not None and calibration.inputs.recorded is not None:
+        typed += ["--preprocess", planned.preprocess]
     typed += ["--cache", str(calibration.cache), *words(planned.mixture.config)]
     if excluded:
         typed += ["--exclude-node", f"@{planned.out / EXCLUDE}"]
