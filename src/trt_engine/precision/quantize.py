@@ -62,7 +62,7 @@ _KERNELS = ("int8", "fp8", "int4")
 same rounded numbers."""
 _CALIBRATOR = {"int8": "entropy", "fp8": "minmax", "nvfp4": "minmax"}
 _CPU_CALIBRATOR = "percentile"
-"""The default for INT8 on a CPU: of the calibrators it keeps the accuracy of all three trained examples within 0.5 points."""
+"""The default for INT8 on a CPU: it keeps the accuracy of all three trained examples within 0.5 points."""
 _RANDOM = 16
 _LEAST_COSINE = 0.9
 """Between the outputs before and after: below it a layer was put wrong, or rounding took the network away."""
