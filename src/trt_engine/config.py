@@ -891,8 +891,15 @@ class QuantizeConfig:
     target: str = opt(
         "tensorrt", "the library that will run the model: where its kernels want Q/DQ", choices=QUANT_TARGETS
     )
+    dynamic: bool = opt(
+        False, "quantise activations while running, without data (INT8 of MatMul and Gemm, --target onnxruntime-cpu)"
+    )
+    reduce_range: str = opt(
+        "auto", "weights in 7 bits, so that kernels without VNNI do not overflow (--target onnxruntime-cpu; auto: as this "
+        "processor needs)", choices=("auto", "on", "off"),
+    )  # fmt: skip
     calibrator: str | None = opt(
-        None, "the rule for activations' ranges (default: mse for INT8, minmax for FP8 and NVFP4)",
+        None, "the rule for activations' ranges (default: mse for INT8, minmax for FP8 and NVFP4, percentile on a CPU)",
         choices=("mse", "entropy", "percentile", "minmax"),
     )  # fmt: skip
     samples: int | None = opt(None, "how many samples of the data to take (default: all)", least=1)
