@@ -70,6 +70,7 @@ __all__ = [
     "OpsetReport",
     "OutputFacts",
     "Protocol",
+    "QuantPlacement",
     "QuantizeReport",
     "QuantizedNode",
     "RangesPlan",
@@ -87,6 +88,7 @@ __all__ = [
     "SkippedImage",
     "Step",
     "Summary",
+    "TargetFit",
     "TensorRange",
     "append",
     "document",
@@ -642,6 +644,37 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetFit:
+    """How many of a graph's quantised layers the kernels of one library take."""
+
+    target: str
+    """A quantisation target, as `onnxruntime-cpu`."""
+    taken: int
+    layers: int
+    """All quantised layers."""
+    what: str
+    """`convolutions` where all of them are, else `layers`."""
+    share: float
+    """Fraction taken, by multiply-adds (by number where those are not known)."""
+    reasons: dict[str, int]
+    """Why the others are not taken: layers by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPlacement:
+    """For which libraries' kernels a quantised graph is placed, whatever tool quantised it."""
+
+    style: str
+    """As `S8 symmetric, results in float`."""
+    stated: str | None
+    """The target that the file names in its metadata; None where another tool quantised it."""
+    targets: tuple[str, ...]
+    """Targets that take nearly all of it."""
+    fits: tuple[TargetFit, ...]
+    """Every target."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """What `inspect` says of an ONNX model."""
 
@@ -676,6 +709,8 @@ class ModelReport:
     metadata: dict[str, str] = field(default_factory=dict)
     uncounted: dict[str, int] = field(default_factory=dict)
     """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
+    placement: QuantPlacement | None = None
+    """Of a quantised graph."""
     kind: Literal["model"] = "model"
 
 
