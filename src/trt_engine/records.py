@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
-from trt_engine.engine import OutputError, Parity, Passport, Precision, Verdict
+from trt_engine.engine import OutputError, Parity, Passport, Precision, SpeedCheck, Verdict
 from trt_engine.environment import Environment, version_of
 from trt_engine.files import explain, json_bytes
 from trt_engine.tensors import Signature
@@ -277,6 +277,10 @@ class BuildReport:
     notes: dict[str, str]
     """The backend's facts: optimisation level, providers, nodes by provider."""
     artifacts: dict[str, str]
+    quant_target: str | None = None
+    """The target whose kernels a quantised model is built for; None for a model without quantised layers."""
+    speed: SpeedCheck | None = None
+    """The quantised engine beside an FP32 one."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 

@@ -13,10 +13,11 @@ from trt_engine.cli import options, output
 from trt_engine.config import BuildConfig
 from trt_engine.engine import WRITTEN
 from trt_engine.errors import UsageError
-from trt_engine.figures import percent, size
+from trt_engine.figures import in_ms, percent, size
 
 if TYPE_CHECKING:
     from trt_engine.api.building import BuildPlan
+    from trt_engine.engine import SpeedCheck
     from trt_engine.records import BuildReport
 
 __all__ = ["command"]
@@ -97,6 +98,8 @@ def _reported(planned: BuildPlan, built: Any) -> BuildReport:
         parity=passport.parity,
         environment=passport.environment,
         notes=passport.build.notes,
+        quant_target=planned.target,
+        speed=passport.speed,
         artifacts={name: str(path) for name, path in zip(names, engine.files, strict=True)}
         | {"passport": str(passport_path(engine.path))},
         warnings=built.warnings,
@@ -128,6 +131,8 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
         parity=there.passport.parity if there else None,
         environment=there.passport.environment if there else Environment.here(),
         notes=there.passport.build.notes if there else {},
+        quant_target=planned.target,
+        speed=there.passport.speed if there else None,
         artifacts={"engine": str(planned.out)} if planned.out else {},
         dry_run=True,
         warnings=planned.warnings,
@@ -136,6 +141,8 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
 
 def _text(report: BuildReport, planned: BuildPlan) -> str:
     """The report for a person, with what to type next."""
+    from trt_engine.graph.quant_target import quant_target
+
     large = "" if report.payload_bytes is None else f" ({size(report.payload_bytes)})"
     lines = [("engine", f"{report.engine}{large}")] if report.engine else []
     lines += [("backend", f"{report.backend} on {report.device}"), ("key", report.key)]
@@ -157,6 +164,10 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
         if report.parity.given:
             apart = max(item.max_rel for item in report.parity.given.values())
             lines.append(("", f"from the model as it was given: {apart:.2g} of the largest value (not judged)"))
+    if report.quant_target is not None:
+        lines.append(("target", f"{quant_target(report.quant_target).title} ({report.quant_target})"))
+    if report.speed is not None:
+        lines.append(("speed", _speed(report.speed)))
     if report.dry_run:
         lines.append(("would", "take it from the store" if report.cached else "build it"))
         lines += [("and write", str(planned.out))] if planned.out else []
@@ -164,6 +175,18 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
         lines.append(("took", f"{report.seconds:.1f} s{', from the store' if report.cached else ''}"))
         lines.append(("next", f"trt-engine bench {shlex.quote(str(report.engine))}"))
     return "\n".join(f"{f'{name}:' if name else '':<11}{value}" for name, value in lines)
+
+
+def _speed(check: SpeedCheck) -> str:
+    pace = (
+        f"{1 / check.ratio:.2g} x as fast as" if check.high < 1
+        else f"{100 * (check.ratio - 1):.0f} % slower than" if check.low > 1
+        else "no difference found from"
+    )  # fmt: skip
+    return (
+        f"{pace} fp32 ({in_ms(check.quantised_ms)} and {in_ms(check.float_ms)} in {check.pairs} alternating runs, "
+        "an indication)"
+    )
 
 
 def _percent(share: Any) -> str:

@@ -23,7 +23,7 @@ from trt_engine.graph.quant_target import METADATA_KEY, quant_target
 from trt_engine.graph.trace import attributes
 from trt_engine.records import QuantPlacement, TargetFit
 
-__all__ = ["LEAST_TAKEN", "PlacedGraph", "read_placement"]
+__all__ = ["LEAST_TAKEN", "PlacedGraph"]
 
 LEAST_TAKEN = 0.95
 """Fraction of the quantised layers (by multiply-adds) from which a graph is placed for a target."""
@@ -40,6 +40,7 @@ _ELEM = {
     TensorProto.INT4: "INT4", TensorProto.UINT4: "INT4", TensorProto.INT32: "S32",
 }  # fmt: skip
 _BYTES = ("S8", "U8")
+_FORMAT = {"FP8": "fp8", "FP4": "nvfp4", "MXFP8": "mxfp8", "INT4": "int4"}
 _LIMITS = {"S8": (-128, 127), "U8": (0, 255)}
 _FAR = 64
 
@@ -147,7 +148,7 @@ class _Graph:
 
 
 class PlacedGraph:
-    """The quantised layers of a graph, and which of them each target takes."""
+    """The quantised layers of a graph, and which of them each target takes; false for a graph without any."""
 
     def __init__(self, proto: ModelProto) -> None:
         flat = inliner.inline_local_functions(proto) if proto.functions else proto
@@ -234,7 +235,8 @@ class PlacedGraph:
             target=target,
             taken=count - len(refused),
             layers=count,
-            what="convolutions" if all("Conv" in layer.node.op_type for layer in self._layers) else "layers",
+            what=("convolution" if all("Conv" in layer.node.op_type for layer in self._layers) else "layer")
+            + "s" * (count != 1),
             share=(total - lost) / total if total else 0.0,
             reasons=dict(Counter(reason for _, reason in refused).most_common()),
         )
@@ -258,6 +260,12 @@ class PlacedGraph:
             return f"{begin} takes {fit.taken} of {fit.layers} {fit.what}: {reasons}"
         rest = "the others" if fit.taken else "them"
         return f"{begin} fuses {fit.taken} of {fit.layers} {fit.what} and runs {rest} in FP32: {reasons}"
+
+    @property
+    def format(self) -> str:
+        """`int8`: what most quantised layers are in."""
+        found = Counter(_FORMAT.get(pair.kind, "int8") for layer in self._layers for pair in layer.pairs[:1])
+        return found.most_common(1)[0][0] if found else "int8"
 
     # -------------------------------------------------------------------------------------------- the targets' rules
 
@@ -358,7 +366,7 @@ class PlacedGraph:
         least, most = (0.0, np.inf) if clip.op_type == "Relu" else self._bounds(clip)
         if low >= least and high <= most:
             return None
-        return f"{clip.op_type} left before the quantised result (its range does not end where {clip.op_type} cuts)"
+        return f"{clip.op_type} between the layer and its QuantizeLinear"
 
     def _bounds(self, clip: NodeProto) -> tuple[float, float]:
         given = attributes(clip)
@@ -388,8 +396,3 @@ def _one_sided(layer: _Layer) -> str | None:
     if layer.activation is None and layer.weight.kind != "INT4":
         return "input not quantised"
     return None
-
-
-def read_placement(proto: ModelProto) -> PlacedGraph:
-    """The quantised layers of a graph; false for a graph without any."""
-    return PlacedGraph(proto)

@@ -20,13 +20,25 @@ from onnx import TensorProto, helper
 
 from trt_engine.backends.onnxruntime import hardware
 from trt_engine.backends.onnxruntime.options import provider_options
+from trt_engine.config import BuildConfig
 from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.files import ensure_folder, json_bytes
 from trt_engine.store import Store
 from trt_engine.tensors import closest
 
-__all__ = ["Choice", "alone", "broken", "choose", "fix_for", "long_name", "read_back", "short_name", "unstarted"]
+__all__ = [
+    "Choice",
+    "alone",
+    "broken",
+    "choose",
+    "fix_for",
+    "long_name",
+    "quant_target",
+    "read_back",
+    "short_name",
+    "unstarted",
+]
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +171,12 @@ def short_name(name: str) -> str:
     """Our name: `CUDAExecutionProvider` -> `cuda`."""
     low = name.strip().lower().removesuffix("executionprovider")
     return _ALIASES.get(low, low)
+
+
+def quant_target(config: BuildConfig) -> str:
+    """The quantisation target of the provider that is asked first; the CPU's kernels are those of any other provider."""
+    first = short_name(config.providers[0]) if config.providers else parse_device(config.device)[0]
+    return f"onnxruntime-{first if first in _LONG else 'cpu'}"
 
 
 def choose(
