@@ -82,7 +82,7 @@ class Backend:
     """It runs on providers with settings of their own, the `-O` with a dot: `cuda.gpu_mem_limit`."""
     quant_target: str | None = None
     """The quantisation target of its engines (`graph.quant_target`), or the dotted name of `(config: BuildConfig) -> str`
-    where it depends on the device and the providers; None where no kernels of its own take quantised layers."""
+    where it depends on the device and the providers, in a module without heavy imports; None where that is open."""
     builds_in_seconds: bool = False
     """Building takes about as long as loading a model: cheap enough for a second engine that only a check needs."""
     tuned: bool = False
@@ -168,7 +168,8 @@ def quant_target_of(config: BuildConfig) -> str | None:
     card, config = backend(config.backend), settled(config)
     if card.quant_target is None or ":" not in card.quant_target:
         return card.quant_target
-    found: str = card.call("quant_target")(config)
+    module, _, attribute = card.quant_target.partition(":")
+    found: str = getattr(importlib.import_module(module), attribute)(config)
     return found
 
 

@@ -741,7 +741,9 @@ class LintReport:
     path: str
     name: str
     digest: str
-    target: Literal["all", "tensorrt", "onnxruntime"]
+    target: Literal[
+        "all", "tensorrt", "onnxruntime", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt"
+    ]
     tensorrt: str
     """The TensorRT release that was judged for."""
     onnxruntime: str | None
@@ -1579,6 +1581,8 @@ class SearchPlan:
     measurements: int
     """At most, about."""
     writes: tuple[str, ...]
+    target: str = "tensorrt"
+    """The library that Q/DQ are placed for."""
     dry_run: bool = True
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trt_engine.api.pictures import inputs_of
 from trt_engine.backend import quant_target_of
-from trt_engine.config import BuildConfig
+from trt_engine.config import BuildConfig, QuantizeConfig
 from trt_engine.engine import NOT_FUSED, QUANT_TARGET
 from trt_engine.errors import FeedError, PrecisionError
 from trt_engine.files import digest
@@ -132,16 +132,10 @@ def check_placement(model: Model, config: BuildConfig) -> str | None:
     said = placed.misfit(target)
     if said is None:
         return None
-    kind = placed.format
-    if all(reason.startswith("no ") for reason in placed.fit(target).reasons):  # another placement would not help
-        hint = f"build for a device that has {kind} kernels"
-    else:
-        command = f"trt-engine quantize MODEL.onnx --to {kind} --target {target} --calibrate DATA -o MODEL.{kind}.onnx"
-        hint = f"quantise the plain model for it: `{command}`"
-    if kind == asked and _proof(model, asked).kept:
+    hint = placed.remedy(target)
+    if asked == placed.format and _proof(model, asked).kept:
         raise PrecisionError(
-            f"asked for {asked}: {said}",
-            hint=f"{hint}; or leave `--precision` out to build the graph as it is",
+            f"asked for {asked}: {said}", hint=f"{hint}; or leave `--precision` out to build the graph as it is"
         )
     return f"{said} ({hint})"
 
@@ -194,8 +188,8 @@ def _quantize(model: Model, to: str, config: BuildConfig, out: Path, target: str
     from trt_engine.precision.quantize import quantize
 
     inputs = inputs_of(model, config.calibrate)
-    aimed = {"target": target} if target is not None else {}
-    report = quantize(model, to, out=out, data=inputs.data, preprocessing=inputs.preprocessing, **aimed)
+    aimed = QuantizeConfig(target=target) if target is not None else None
+    report = quantize(model, to, out=out, data=inputs.data, preprocessing=inputs.preprocessing, config=aimed)
     made = open_model(out)
     whom = f" for {quant_target(target).title}" if target is not None else ""
     step = f"quantised to {to}{whom}: {len(report.quantized)} nodes, {len(report.left)} left as they were"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from trt_engine.engine import SpeedCheck
 from trt_engine.figures import in_ms
 
-__all__ = ["alternate", "median_interval", "slower_text"]
+__all__ = ["alternate", "median_interval", "slower_text", "speed_text"]
 
 _SECONDS = 1.0
 _MOST_SECONDS = 10.0
@@ -66,6 +66,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     while (tail := tail + math.comb(count, cut) / 2**count) <= 0.025:
         cut += 1
     return ordered[max(cut - 1, 0)], ordered[count - max(cut, 1)]
+
+
+def speed_text(check: SpeedCheck) -> str:
+    """`1.8 x as fast as fp32 (2.10 ms and 3.78 ms in 170 alternating runs, an indication)`."""
+    pace = (
+        f"{1 / check.ratio:.2g} x as fast as" if check.high < 1
+        else f"{100 * (check.ratio - 1):.0f} % slower than" if check.low > 1
+        else "no difference found from"
+    )  # fmt: skip
+    times = f"{in_ms(check.quantised_ms)} and {in_ms(check.float_ms)} in {check.pairs} alternating runs"
+    return f"{pace} fp32 ({times}, an indication)"
 
 
 def slower_text(precision: str, check: SpeedCheck, reason: str | None) -> str:

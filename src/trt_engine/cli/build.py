@@ -13,11 +13,10 @@ from trt_engine.cli import options, output
 from trt_engine.config import BuildConfig
 from trt_engine.engine import WRITTEN
 from trt_engine.errors import UsageError
-from trt_engine.figures import in_ms, percent, size
+from trt_engine.figures import percent, size
 
 if TYPE_CHECKING:
     from trt_engine.api.building import BuildPlan
-    from trt_engine.engine import SpeedCheck
     from trt_engine.records import BuildReport
 
 __all__ = ["command"]
@@ -141,6 +140,7 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
 
 def _text(report: BuildReport, planned: BuildPlan) -> str:
     """The report for a person, with what to type next."""
+    from trt_engine.api.speed_check import speed_text
     from trt_engine.graph.quant_target import quant_target
 
     large = "" if report.payload_bytes is None else f" ({size(report.payload_bytes)})"
@@ -167,7 +167,7 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
     if report.quant_target is not None:
         lines.append(("target", f"{quant_target(report.quant_target).title} ({report.quant_target})"))
     if report.speed is not None:
-        lines.append(("speed", _speed(report.speed)))
+        lines.append(("speed", speed_text(report.speed)))
     if report.dry_run:
         lines.append(("would", "take it from the store" if report.cached else "build it"))
         lines += [("and write", str(planned.out))] if planned.out else []
@@ -175,18 +175,6 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
         lines.append(("took", f"{report.seconds:.1f} s{', from the store' if report.cached else ''}"))
         lines.append(("next", f"trt-engine bench {shlex.quote(str(report.engine))}"))
     return "\n".join(f"{f'{name}:' if name else '':<11}{value}" for name, value in lines)
-
-
-def _speed(check: SpeedCheck) -> str:
-    pace = (
-        f"{1 / check.ratio:.2g} x as fast as" if check.high < 1
-        else f"{100 * (check.ratio - 1):.0f} % slower than" if check.low > 1
-        else "no difference found from"
-    )  # fmt: skip
-    return (
-        f"{pace} fp32 ({in_ms(check.quantised_ms)} and {in_ms(check.float_ms)} in {check.pairs} alternating runs, "
-        "an indication)"
-    )
 
 
 def _percent(share: Any) -> str:

@@ -11,6 +11,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,10 @@ from onnx import ModelProto, NodeProto, TensorProto, inliner, numpy_helper
 from trt_engine.config import QUANT_TARGETS
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize, layers_of
+from trt_engine.graph.flops import Cost
 from trt_engine.graph.quant_target import METADATA_KEY, quant_target
 from trt_engine.graph.trace import attributes
-from trt_engine.records import QuantPlacement, TargetFit
+from trt_engine.records import Finding, QuantPlacement, TargetFit
 
 __all__ = ["LEAST_TAKEN", "PlacedGraph"]
 
@@ -34,7 +36,7 @@ _BLOCKS_OF_4_BITS = "MatMulNBits"
 _MOVED_PAST = frozenset("Reshape Transpose Squeeze Unsqueeze Slice MaxPool Identity Dropout".split())
 """Operators that ONNX Runtime moves Q and DQ past."""
 _CLIPPING = ("Relu", "Clip")
-_ELEM = {
+_ELEM: dict[int, str] = {
     TensorProto.INT8: "S8", TensorProto.UINT8: "U8", TensorProto.INT16: "S16", TensorProto.UINT16: "U16",
     TensorProto.FLOAT8E4M3FN: "FP8", TensorProto.FLOAT8E5M2: "FP8", TensorProto.FLOAT4E2M1: "FP4",
     TensorProto.INT4: "INT4", TensorProto.UINT4: "INT4", TensorProto.INT32: "S32",
@@ -150,14 +152,14 @@ class _Graph:
 class PlacedGraph:
     """The quantised layers of a graph, and which of them each target takes; false for a graph without any."""
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, proto: ModelProto, cost: Cost | None = None) -> None:
         flat = inliner.inline_local_functions(proto) if proto.functions else proto
         self._graph = _Graph(flat)
         self._stated = next((item.value for item in proto.metadata_props if item.key == METADATA_KEY), None)
         self._x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
         found = list(self._quantized())
         if found:  # counting takes a trace of the whole graph
-            macs = {layer.step.node.output[0]: layer.macs for layer in layers_of(flat)}
+            macs = {layer.step.node.output[0]: layer.macs for layer in layers_of(flat, cost)}
             found = [replace(layer, macs=macs.get(layer.node.output[0], 0)) for layer in found]
         all_alone = all(layer.weights_alone for layer in found)
         self._layers = [layer for layer in found if all_alone or not layer.weights_alone]
@@ -176,6 +178,12 @@ class PlacedGraph:
                 sides = self._graph.dequantized(node, 0), self._graph.dequantized(node, 1)
                 if any(sides):
                     yield _Layer(node, 0, False, *sides)
+
+    @property
+    def pairs(self) -> frozenset[str]:
+        """The labels of all Q and DQ nodes."""
+        nodes = (place.node for place in walk.nodes(self._graph.proto))
+        return frozenset(walk.label(node) for node in nodes if is_quantize(node) or is_dequantize(node))
 
     # -------------------------------------------------------------------------------------------- what it says
 
@@ -200,7 +208,7 @@ class PlacedGraph:
     @property
     def style(self) -> str:
         """`S8 symmetric, results in float`, `U8 asymmetric, results quantised`, `dynamic`."""
-        parts = []
+        parts: list[str] = []
         pairs = [layer for layer in self._layers if layer.pairs]
         if pairs:
             parts += self._style_of_pairs(pairs)
@@ -260,6 +268,21 @@ class PlacedGraph:
             return f"{begin} takes {fit.taken} of {fit.layers} {fit.what}: {reasons}"
         rest = "the others" if fit.taken else "them"
         return f"{begin} fuses {fit.taken} of {fit.layers} {fit.what} and runs {rest} in FP32: {reasons}"
+
+    def remedy(self, target: str) -> str:
+        """What to type so that a target takes it."""
+        if all(reason.startswith("no ") for reason in self.fit(target).reasons):  # another placement would not help
+            return f"build for a device that has {self.format} kernels"
+        out = f"MODEL.{self.format}.onnx"
+        return (
+            f"quantise the plain model for it: `trt-engine quantize MODEL.onnx --to {self.format} --target {target} "
+            f"--calibrate DATA -o {out}`"
+        )
+
+    def finding(self, target: str, severity: Literal["info", "warning", "error"]) -> Finding | None:
+        """The finding of a graph that a target does not take as it is."""
+        said = self.misfit(target)
+        return None if said is None else Finding("quant-placement", severity, said, hint=self.remedy(target))
 
     @property
     def format(self) -> str:
@@ -357,7 +380,7 @@ class PlacedGraph:
         if clip is None or kind not in _LIMITS:
             return None
         zero, scale = (
-            self._graph.value(q.input[2]) if len(q.input) > 2 else np.float32([0]),
+            self._graph.value(q.input[2]) if len(q.input) > 2 else np.zeros(1, np.float32),
             self._graph.value(q.input[1]),
         )
         if zero is None or scale is None:
