@@ -59,6 +59,7 @@ __all__ = [
     "Finding",
     "InferPlan",
     "InferReport",
+    "IntegerKernels",
     "KeptNode",
     "LeftNode",
     "LintReport",
@@ -1297,6 +1298,18 @@ class LeftNode:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerKernels:
+    """What ONNX Runtime made of a quantised graph on a CPU."""
+
+    layers: dict[str, tuple[int, int]]
+    """By operator with weights: how many run in integer kernels, and how many there are."""
+    not_fused: tuple[LeftNode, ...]
+    """Those that do not, and why."""
+    kernels: dict[str, int]
+    """Integer kernels of the optimised graph, by operator."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizeReport:
     """What `quantize` says. Of a dry run: what would be quantised."""
 
@@ -1304,7 +1317,9 @@ class QuantizeReport:
     out: str | None
     """None for a dry run, and where nothing but an emulation was asked for and possible."""
     to: str
-    method: Literal["rtn", "awq"]
+    target: str
+    """The library that Q/DQ was placed for."""
+    method: Literal["rtn", "awq", "dynamic"]
     weights_only: bool
     high_precision: str
     quantized: tuple[QuantizedNode, ...]
@@ -1330,6 +1345,8 @@ class QuantizeReport:
     seconds: float
     environment: Environment
     artifacts: dict[str, str]
+    integer_kernels: IntegerKernels | None = None
+    """What ONNX Runtime fused, for `onnxruntime-cpu`."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 
