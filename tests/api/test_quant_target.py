@@ -90,13 +90,25 @@ def test_build_quantises_for_the_library_that_runs_the_engine_and_says_so(
 def test_two_targets_never_share_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, given = rows(tmp_path / "net.onnx"), data(tmp_path)
     keys = []
-    for target in ("onnxruntime-cpu", "onnxruntime-cuda"):
+    for target in ("onnxruntime-cpu", "onnxruntime-tensorrt"):
         monkeypatch.setattr(preparing, "quant_target_of", lambda config, target=target: target)
         planned = plan(net, precision="int8", calibrate=given)
         assert planned.target == target
         keys.append(planned.key)
 
     assert len(set(keys)) == 2
+
+
+def test_a_format_that_the_library_has_no_kernels_for_is_refused_before_calibration(tmp_path: Path) -> None:
+    net, given = rows(tmp_path / "net.onnx"), data(tmp_path)
+    for precision, settings, title in (
+        ("fp8", {}, "CPU"),
+        ("int8", {"device": "cuda:0"}, "CUDA"),
+    ):
+        with pytest.raises(PrecisionError, match=f"{title} provider has no {precision} kernels to quantise it for"):
+            preparing.refuse_unpreparable(
+                open_model(net), BuildConfig(precision=precision, calibrate=given, **settings)
+            )
 
 
 def test_a_model_without_quantised_layers_has_no_target(tmp_path: Path) -> None:

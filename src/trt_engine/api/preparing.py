@@ -32,6 +32,7 @@ __all__ = [
     "check_placement",
     "data_digest",
     "placed_for",
+    "placement_target",
     "prepare",
     "refuse_unpreparable",
 ]
@@ -58,14 +59,18 @@ class Prepared:
 
 def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
     """`PrecisionError` for a precision that needs calibration data nobody gave, before anything is spent."""
-    asked = config.precision
-    if asked is None or asked in (*_FLOATS, *_WITHOUT_DATA) or config.calibrate:
+    asked, target = config.precision, quant_target_of(config)
+    if asked is None or asked in _FLOATS:
         return
     proof = _proof(model, asked)
-    if not proof.kept:
+    if not proof.kept and target is not None and asked not in quant_target(target).formats:
+        raise PrecisionError(
+            f"{proof.describe()}; {quant_target(target).title} has no {asked} kernels to quantise it for",
+            hint=f"build for a device that has {asked} kernels, or leave `--precision` out",
+        )
+    if not proof.kept and asked not in _WITHOUT_DATA and not config.calibrate:
         path = str(model.path)
         made = str(model.path.with_suffix(f".{asked}.onnx"))
-        target = quant_target_of(config)
         aimed = ["--target", target] if target is not None else []
         command = shlex.join(["trt-engine", "quantize", path, "--to", asked, *aimed, "--calibrate"])
         raise PrecisionError(
@@ -112,6 +117,13 @@ def check_calibration(model: Model, config: BuildConfig) -> str | None:
     if asked in _FLOATS:
         return f"{unused}: `--precision {asked}` quantises nothing"
     return f"{unused}: the graph is {asked} already" if _proof(model, asked).kept else None
+
+
+def placement_target(config: BuildConfig, to: str) -> str | None:
+    """The target that a model is quantised for where these settings build it; None where that is open, and where the
+    library has no kernels of that format, so that no placement is its own."""
+    target = quant_target_of(config)
+    return target if target is not None and to in quant_target(target).formats else None
 
 
 def placed_for(model: Model, config: BuildConfig) -> str | None:

@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from trt_engine import files
-from trt_engine.backend import backend, quant_target_of
+from trt_engine.api.preparing import placement_target
+from trt_engine.backend import backend
 from trt_engine.cells import CellSpec
 from trt_engine.config import PRECISIONS, BuildConfig
 from trt_engine.device import parse_device
@@ -277,7 +278,7 @@ def _cell(
         settings["fixed_batch"] = True
     if calibrated:
         config = BuildConfig(backend=route.backend, device=device, providers=tuple(route.providers))
-        target = quant_target_of(config)
+        target = placement_target(config, variant.precision)
         settings["quantize"] = ({} if target is None else {"target": target}) | file.quantize
         settings["calibrate"] = entry.calibrate or file.calibrate
     if "evaluate" in kept:

@@ -22,7 +22,7 @@ import msgspec
 
 from trt_engine.api.evaluating import declared_for
 from trt_engine.api.pictures import CalibrationInputs, inputs_of
-from trt_engine.backend import quant_target_of
+from trt_engine.api.preparing import placement_target
 from trt_engine.config import BuildConfig, QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
 from trt_engine.environment import Environment, version_of
@@ -113,7 +113,7 @@ def plan(
     """
     config, runtime = config or QuantizeConfig(), runtime or RuntimeConfig()
     if target is None and config.target == QuantizeConfig().target:
-        target = quant_target_of(BuildConfig(device=runtime.device or "", providers=runtime.providers))
+        target = placement_target(BuildConfig(device=runtime.device or "", providers=runtime.providers), to)
     config = dataclasses.replace(config, target=target or config.target)
     _check(to, budget, subset, groups, config)
     opened = open_model(model)
