@@ -1,4 +1,4 @@
-"""What `inspect`, `lint`, `build --dry-run` and `size --dry-run` say of graphs quantised by ONNX Runtime's own tool and ours."""
+"""What `inspect`, `lint`, `build` and `size` say of graphs that ONNX Runtime's own tool quantised, and ours."""
 
 from __future__ import annotations
 
