@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -66,7 +67,6 @@ class _Layer:
     """One layer with a quantised input."""
 
     node: NodeProto
-    macs: int
     integer: bool = False
     """It is an integer operator of ONNX Runtime's already."""
     activation: _Pair | None = None
@@ -156,15 +156,21 @@ class PlacedGraph:
         flat = inliner.inline_local_functions(proto) if proto.functions else proto
         self._graph = _Graph(flat)
         self._stated = next((item.value for item in proto.metadata_props if item.key == METADATA_KEY), None)
+        self._cost = cost
         self._x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
         found = list(self._quantized())
-        if found:  # counting takes a trace of the whole graph
-            macs = {layer.step.node.output[0]: layer.macs for layer in layers_of(flat, cost)}
-            found = [replace(layer, macs=macs.get(layer.node.output[0], 0)) for layer in found]
         all_alone = all(layer.weights_alone for layer in found)
         self._layers = [layer for layer in found if all_alone or not layer.weights_alone]
         self.weights_alone = bool(found) and all_alone
         """No activation is quantised: layers compute in a floating-point type on every target."""
+
+    @cached_property
+    def _macs(self) -> dict[str, int]:
+        """Multiply-adds by a layer's first output; counting takes a trace of the whole graph."""
+        return {layer.step.node.output[0]: layer.macs for layer in layers_of(self._graph.proto, self._cost)}
+
+    def _work(self, layers: Iterable[_Layer]) -> int:
+        return sum(self._macs.get(layer.node.output[0], 0) for layer in layers)
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -173,11 +179,11 @@ class PlacedGraph:
         for place in walk.nodes(self._graph.proto):
             node = place.node
             if node.op_type in (*_DYNAMIC, *_STATIC, _BLOCKS_OF_4_BITS):
-                yield _Layer(node, 0, integer=True)
+                yield _Layer(node, integer=True)
             elif node.op_type in _LINEAR and not walk.domain_of(node):
                 sides = self._graph.dequantized(node, 0), self._graph.dequantized(node, 1)
                 if any(sides):
-                    yield _Layer(node, 0, False, *sides)
+                    yield _Layer(node, False, *sides)
 
     @property
     def pairs(self) -> frozenset[str]:
@@ -235,7 +241,7 @@ class PlacedGraph:
     def fit(self, target: str) -> TargetFit:
         """How many of the quantised layers that target's kernels take, and why not the others."""
         refused = [(layer, reason) for layer in self._layers if (reason := self._refusal(layer, target))]
-        total, lost = sum(layer.macs for layer in self._layers), sum(layer.macs for layer, _ in refused)
+        total, lost = self._work(self._layers), self._work(layer for layer, _ in refused)
         count = len(self._layers)
         if not total:
             total, lost = count, len(refused)
