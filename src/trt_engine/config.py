@@ -884,6 +884,13 @@ class QuantizeConfig:
     target: str = opt(
         "tensorrt", "the library that will run the model: where its kernels want Q/DQ", choices=QUANT_TARGETS
     )
+    dynamic: bool = opt(
+        False, "quantise activations while running, without data (INT8 of MatMul and Gemm, --target onnxruntime-cpu)"
+    )
+    reduce_range: str = opt(
+        "auto", "weights in 7 bits, so that kernels without VNNI do not overflow (--target onnxruntime-cpu; auto: as this "
+        "processor needs)", choices=("auto", "on", "off"),
+    )  # fmt: skip
     calibrator: str | None = opt(
         None, "where activations' ranges come from: entropy, minmax, percentile (default: the format's own)",
         choices=("entropy", "minmax", "percentile"),

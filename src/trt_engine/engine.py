@@ -20,7 +20,9 @@ from trt_engine.files import digest, end_of_links, json_bytes, staged_copy, writ
 from trt_engine.tensors import Signature
 
 __all__ = [
+    "NOT_FUSED",
     "PASSPORT_SCHEMA",
+    "QUANT_TARGET",
     "WRITTEN",
     "Build",
     "Engine",
@@ -33,6 +35,7 @@ __all__ = [
     "Precision",
     "Share",
     "Source",
+    "SpeedCheck",
     "Verdict",
     "engine_path",
     "is_bare_model",
@@ -46,6 +49,10 @@ PASSPORT_SCHEMA = "trt-engine/passport"
 PASSPORT_VERSION = 1
 WRITTEN = "written"
 """The note of a build that says what its graph is written in, where the engine computes in another type."""
+QUANT_TARGET = "quant_target"
+"""The note of a build that names the quantisation target its graph was quantised for by the build."""
+NOT_FUSED = "not_fused"
+"""The note of a build that says which quantised layers the kernels do not take, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +144,16 @@ class Build:
         """What the graph is written in, where the engine computes in another type: `int8` of one that runs in fp32."""
         return self.notes.get(WRITTEN)
 
+    @property
+    def quant_target(self) -> str | None:
+        """The target its model was quantised for by the build itself."""
+        return self.notes.get(QUANT_TARGET)
+
+    @property
+    def not_fused(self) -> str | None:
+        """Which quantised layers run in floating point, and why."""
+        return self.notes.get(NOT_FUSED)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
@@ -164,6 +181,32 @@ class Parity:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedCheck:
+    """A quantised engine beside an FP32 engine of the same model, run alternately for about a second: an indication, no
+    benchmark."""
+
+    against: str
+    """What it was measured against."""
+    protocol: str
+    shapes: dict[str, tuple[int, ...]]
+    pairs: int
+    """How often each engine ran."""
+    quantised_ms: float
+    float_ms: float
+    """Medians."""
+    ratio: float
+    """Median of time quantised / time in FP32, pair by pair; above 1 the quantised engine is slower."""
+    low: float
+    high: float
+    """95 % interval of that median, by order statistics."""
+
+    @property
+    def slower(self) -> bool:
+        """By more than two loads of one engine may differ."""
+        return self.low > 1.05
+
+
+@dataclass(frozen=True, slots=True)
 class Passport:
     """Everything `inspect ENGINE` can say without loading it."""
 
@@ -183,6 +226,8 @@ class Passport:
     parity: Parity | None = None
     key: str | None = None
     """The engine's key in the store."""
+    speed: SpeedCheck | None = None
+    """Of an engine whose model the build quantised itself, where an FP32 engine is quickly built."""
     vision: dict[str, Any] | None = None
     """Pre- and post-processing the model declares, in plain values; `trt_engine.vision.declaration` reads them."""
 

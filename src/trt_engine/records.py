@@ -19,7 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
-from trt_engine.engine import OutputError, Parity, Passport, Precision, Verdict
+from trt_engine.engine import OutputError, Parity, Passport, Precision, SpeedCheck, Verdict
 from trt_engine.environment import Environment, version_of
 from trt_engine.files import explain, json_bytes
 from trt_engine.tensors import Signature
@@ -59,6 +59,7 @@ __all__ = [
     "Finding",
     "InferPlan",
     "InferReport",
+    "IntegerKernels",
     "KeptNode",
     "LeftNode",
     "LintReport",
@@ -70,6 +71,7 @@ __all__ = [
     "OpsetReport",
     "OutputFacts",
     "Protocol",
+    "QuantPlacement",
     "QuantizeReport",
     "QuantizedNode",
     "RangesPlan",
@@ -87,6 +89,7 @@ __all__ = [
     "SkippedImage",
     "Step",
     "Summary",
+    "TargetFit",
     "TensorRange",
     "append",
     "document",
@@ -275,6 +278,10 @@ class BuildReport:
     notes: dict[str, str]
     """The backend's facts: optimisation level, providers, nodes by provider."""
     artifacts: dict[str, str]
+    quant_target: str | None = None
+    """The target whose kernels a quantised model is built for; None for a model without quantised layers."""
+    speed: SpeedCheck | None = None
+    """The quantised engine beside an FP32 one."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -642,6 +649,37 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetFit:
+    """How many of a graph's quantised layers the kernels of one library take."""
+
+    target: str
+    """A quantisation target, as `onnxruntime-cpu`."""
+    taken: int
+    layers: int
+    """All quantised layers."""
+    what: str
+    """`convolutions` where all of them are, else `layers`."""
+    share: float
+    """Fraction taken, by multiply-adds (by number where those are not known)."""
+    reasons: dict[str, int]
+    """Why the others are not taken: layers by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPlacement:
+    """For which libraries' kernels a quantised graph is placed, whatever tool quantised it."""
+
+    style: str
+    """As `S8 symmetric, results in float`."""
+    stated: str | None
+    """The target that the file names in its metadata; None where another tool quantised it."""
+    targets: tuple[str, ...]
+    """Targets that take nearly all of it."""
+    fits: tuple[TargetFit, ...]
+    """Every target."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """What `inspect` says of an ONNX model."""
 
@@ -676,6 +714,8 @@ class ModelReport:
     metadata: dict[str, str] = field(default_factory=dict)
     uncounted: dict[str, int] = field(default_factory=dict)
     """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
+    placement: QuantPlacement | None = None
+    """Of a quantised graph."""
     kind: Literal["model"] = "model"
 
 
@@ -702,7 +742,9 @@ class LintReport:
     path: str
     name: str
     digest: str
-    target: Literal["all", "tensorrt", "onnxruntime"]
+    target: Literal[
+        "all", "tensorrt", "onnxruntime", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt"
+    ]
     tensorrt: str
     """The TensorRT release that was judged for."""
     onnxruntime: str | None
@@ -1256,6 +1298,18 @@ class LeftNode:
 
 
 @dataclass(frozen=True, slots=True)
+class IntegerKernels:
+    """What ONNX Runtime made of a quantised graph on a CPU."""
+
+    layers: dict[str, tuple[int, int]]
+    """By operator with weights: how many run in integer kernels, and how many there are."""
+    not_fused: tuple[LeftNode, ...]
+    """Those that do not, and why."""
+    kernels: dict[str, int]
+    """Integer kernels of the optimised graph, by operator."""
+
+
+@dataclass(frozen=True, slots=True)
 class QuantizeReport:
     """What `quantize` says. Of a dry run: what would be quantised."""
 
@@ -1263,7 +1317,9 @@ class QuantizeReport:
     out: str | None
     """None for a dry run, and where nothing but an emulation was asked for and possible."""
     to: str
-    method: Literal["rtn", "awq"]
+    target: str
+    """The library that Q/DQ was placed for."""
+    method: Literal["rtn", "awq", "dynamic"]
     weights_only: bool
     high_precision: str
     quantized: tuple[QuantizedNode, ...]
@@ -1289,6 +1345,8 @@ class QuantizeReport:
     seconds: float
     environment: Environment
     artifacts: dict[str, str]
+    integer_kernels: IntegerKernels | None = None
+    """What ONNX Runtime fused, for `onnxruntime-cpu`."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -1540,6 +1598,8 @@ class SearchPlan:
     measurements: int
     """At most, about."""
     writes: tuple[str, ...]
+    target: str = "tensorrt"
+    """The library that Q/DQ are placed for."""
     dry_run: bool = True
 
 

@@ -18,8 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 import trt_engine as te
 from trt_engine.api.comparing import gate, run
 from trt_engine.api.comparing.asked import rules_of
+from trt_engine.api.comparing.report import _quantised_slower
 from trt_engine.api.comparing.turns import weights_bytes
-from trt_engine.comparisons import CompareReport
+from trt_engine.comparisons import Compared, CompareReport, CompareSide, Interval, MetricDifference
 from trt_engine.engine import Engine
 from trt_engine.errors import (
     AccuracyError,
@@ -577,3 +578,43 @@ def test_what_has_a_wrong_type_is_told_and_no_traceback(engine: Engine) -> None:
     for engines, values, message in wrong:
         with pytest.raises(UsageError, match=message):
             te.compare(*engines, **(SHORT | values))
+
+
+# ------------------------------------------------------------------------------------------------ quantised and slower
+
+
+def side_of(label: str, precision: str, **given: Any) -> CompareSide:
+    return CompareSide(label, f"{label}.engine.onnx", "onnxruntime", "cpu", precision, 1, **given)
+
+
+def against(slower_pct: tuple[float, float, float]) -> Compared:
+    verdict = "slower" if slower_pct[0] > 0 else "faster" if slower_pct[2] < 0 else "no difference found"
+    return Compared("b", (MetricDifference("median", 10.0, 15.0, "ms", Interval(*slower_pct), verdict),), ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "pct", "text"),
+    [
+        (
+            side_of("a", "fp32"), side_of("b", "fp32", written="int8", not_fused="fuses 0 of 20 convolutions"),
+            (44.0, 45.3, 46.5), "int8 (`b`) is 45 % slower than fp32 (`a`): fuses 0 of 20 convolutions",
+        ),
+        (
+            side_of("a", "fp32"), side_of("b", "fp32", written="int8"), (44.0, 45.3, 46.5),
+            "int8 (`b`) is 45 % slower than fp32 (`a`): its graph is int8, and it runs in fp32",
+        ),
+        (side_of("a", "fp16"), side_of("b", "int8"), (4.0, 5.0, 6.0), "int8 (`b`) is 5 % slower than fp16 (`a`)"),
+        (
+            side_of("a", "int8"), side_of("b", "fp32"), (-51.0, -50.0, -49.0),
+            "int8 (`a`) is 100 % slower than fp32 (`b`)",
+        ),
+        (side_of("a", "fp32"), side_of("b", "int8"), (-46.0, -45.0, -44.0), ""),
+        (side_of("a", "fp32"), side_of("b", "int8"), (-1.0, 4.0, 9.0), ""),
+        (side_of("a", "int8"), side_of("b", "int8"), (4.0, 5.0, 6.0), ""),
+        (side_of("a", "fp32"), side_of("b", "fp16"), (4.0, 5.0, 6.0), ""),
+    ],
+)  # fmt: skip
+def test_a_quantised_engine_that_is_slower_is_named_with_the_reason(
+    base: CompareSide, other: CompareSide, pct: tuple[float, float, float], text: str
+) -> None:
+    assert _quantised_slower(base, other, against(pct)) == text

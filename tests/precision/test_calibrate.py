@@ -86,6 +86,19 @@ def test_thresholds_equal_onnxruntimes_to_the_bin(
 
 
 @pytest.mark.parametrize("name", ["minmax", "entropy", "percentile"])
+def test_the_smallest_and_the_largest_value_of_each_tensor_are_reported_beside_its_threshold(
+    net: Path, tmp_path: Path, name: str
+) -> None:
+    arrays, cache = images(), tmp_path / "c.json"
+    found = calibrate(net, arrays, quick(name), cache=cache)
+    seen = np.stack(arrays)
+    assert found.extremes["x"] == (float(seen.min()), float(seen.max()))
+    assert found.extremes["r1"][0] == 0.0 < found.extremes["r1"][1]
+    assert found.extremes.keys() == found.amax.keys()
+    assert calibrate(net, calibrator=quick(name), cache=cache).extremes == found.extremes
+
+
+@pytest.mark.parametrize("name", ["minmax", "entropy", "percentile"])
 def test_a_little_memory_gives_the_same_ranges_as_a_lot(net: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plenty = calibrate(net, images(), quick(name))
     monkeypatch.setattr("trt_engine.precision.observe._WINDOW", 5)
@@ -299,7 +312,7 @@ def test_a_stopped_calibration_goes_on_and_ends_where_it_would_have(
             calibrate(net, data, quick(name), cache=cache)
         assert (tmp_path / "c.json.partial").exists() and not cache.exists()
     found = calibrate(net, data, quick(name), cache=cache)
-    assert found.amax == whole.amax and found.rows == 12
+    assert found.amax == whole.amax and found.extremes == whole.extremes and found.rows == 12
     assert cache.exists() and not (tmp_path / "c.json.partial").exists()
 
 

@@ -110,7 +110,9 @@ def test_int8_kernels_keep_the_contract(tmp_path: Path) -> None:
 def test_pairs_that_a_provider_ignores_break_it(tmp_path: Path) -> None:
     built = optimised(qdq(tmp_path), tmp_path, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     proof = prove_engine("int8", qdq(tmp_path), built, {}, providers=("cpu",))
-    assert not proof.kept and "has no int8 kernel for it and computes what DequantizeLinear gives" in proof.describe()
+    assert not proof.kept and "runs in fp32: cpu did not fuse its Q/DQ pairs: `c` (Conv)" in proof.describe()
+    told = prove_engine("int8", qdq(tmp_path), built, {}, not_fused={"c": "result not quantised"})
+    assert "did not fuse its Q/DQ pairs, result not quantised: `c` (Conv)" in told.describe()
     assert prove_engine("int8", qdq(tmp_path), built, {}, compiled=True).kept, "a compiler still gets the pairs"
 
 
@@ -155,7 +157,9 @@ def test_build_says_the_exact_command_when_calibration_data_is_missing(tmp_path:
     path = onnx_models.conv_net(tmp_path / "net.onnx")
     with pytest.raises(PrecisionError) as caught:
         build(path, precision="int8")
-    assert f"trt-engine quantize {path} --to int8 --calibrate DATA -o" in (caught.value.hint or "")
+    assert f"trt-engine quantize {path} --to int8 --target onnxruntime-cpu --calibrate DATA -o" in (
+        caught.value.hint or ""
+    )
     assert "`--calibrate DATA`" in (caught.value.hint or "")
 
 

@@ -14,7 +14,7 @@ import sample_matrix
 from sample_matrix import done, spec
 from test_report_claims import _Text, words
 
-from trt_engine.cells import CellResult
+from trt_engine.cells import CellResult, slower_than_float
 from trt_engine.comparisons import Gate
 from trt_engine.engine import OutputError
 from trt_engine.errors import UsageError
@@ -582,3 +582,46 @@ def test_a_format_that_is_none_is_told_with_those_that_are(tmp_path: Path, forma
     with pytest.raises(UsageError, match="there is no report format") as caught:
         report(sample_matrix.matrix(tmp_path / "run"), format)
     assert "html" in (caught.value.hint or "")
+
+
+# ------------------------------------------------------------------------------------------------ quantised and slower
+
+WHY = "ONNX Runtime's CPU provider fuses 0 of 20 convolutions and runs them in FP32"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_quantised_cell_slower_than_its_fp32_one_is_named_with_the_reason(tmp_path: Path, format: str) -> None:
+    cells = [
+        done(spec("m", "fp32", "onnxruntime", 8), 10.0),
+        done(spec("m", "int8", "onnxruntime", 8), 15.0, not_fused=WHY),
+        done(spec("m", "int8", "onnxruntime", 1), 9.0),
+        done(spec("other", "int8", "onnxruntime", 8), 20.0),
+    ]
+    told = said(sample_matrix.write(tmp_path / "run", cells), format)
+
+    assert re.search(
+        rf"m-int8-onnxruntime-b8`? is (49|50|51) % slower than `?m-fp32-onnxruntime-b8`?: {re.escape(WHY)}", told
+    )
+    assert told.count("% slower than") == 1
+
+
+def test_a_quantised_cell_that_is_faster_or_not_stable_is_not() -> None:
+    plain, faster = done(spec("m", "fp32", "onnxruntime", 8), 10.0), done(spec("m", "int8", "onnxruntime", 8), 5.0)
+    slower = done(spec("m", "int8", "onnxruntime", 8), 15.0)
+    assert slower.bench is not None
+    unsure = replace(slower, bench=replace(slower.bench, stable=False))
+
+    assert list(slower_than_float([plain, faster, unsure])) == []
+    assert len(list(slower_than_float([plain, slower]))) == 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_comparison_says_that_the_quantised_engine_is_slower_and_why(tmp_path: Path, format: str) -> None:
+    text = f"int8 (`digits_int8`) is 45 % slower than fp32 (`digits_fp32`): {WHY}"
+    made = sample_matrix.compare_report()
+    sides = (made.sides[0], replace(made.sides[1], precision="fp32", written="int8", not_fused=WHY), made.sides[2])
+    against = (replace(made.against[0], quantised_slower=text), made.against[1])
+    told = said(sample_matrix.write(tmp_path / "run", compare=replace(made, sides=sides, against=against)), format)
+
+    assert text.replace("`", "") in told.replace("`", "").replace("\\", "")
+    assert "fp32 (its graph is int8)" in told

@@ -21,13 +21,23 @@ import msgspec
 
 from trt_engine.api.ladder import WORDS_ARE_IN, Attempt, climb
 from trt_engine.api.loading import load
-from trt_engine.api.preparing import Prepared, check_calibration, data_digest, prepare, refuse_unpreparable
+from trt_engine.api.preparing import (
+    Prepared,
+    check_calibration,
+    check_placement,
+    data_digest,
+    placed_for,
+    prepare,
+    refuse_unpreparable,
+)
+from trt_engine.api.speed_check import alternate, slower_text
 from trt_engine.backend import Backend, backend, settled
 from trt_engine.config import BuildConfig, Profile, from_values, words
 from trt_engine.config import settings as settings_of
 from trt_engine.device import parse_device
 from trt_engine.engine import (
     PASSPORT_VERSION,
+    QUANT_TARGET,
     Build,
     Engine,
     Needs,
@@ -36,6 +46,7 @@ from trt_engine.engine import (
     Passport,
     Precision,
     Source,
+    SpeedCheck,
     engine_path,
     passport_path,
     payload_of,
@@ -54,9 +65,12 @@ from trt_engine.errors import (
 from trt_engine.evaluation.parity import BY_ROWS, parity, rounding, usual_tolerance, within
 from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable, staged_copy
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.quant_placement import PlacedGraph
+from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
 from trt_engine.precision.contract import prove_engine
 from trt_engine.protocols import BuildOutcome, BuildPlaces
+from trt_engine.runtime.feeds import random_feeds
 from trt_engine.store import Store, engine_key
 from trt_engine.vision.declaration import vision_of
 
@@ -87,6 +101,8 @@ class BuildPlan:
     """The payload's path outside the store, if one was asked for."""
     command: str
     warnings: tuple[str, ...] = ()
+    target: str | None = None
+    """The target whose kernels the quantised layers are for; None for a build without any."""
     log: Path | None = None
     """Where the builder's raw log goes; None for the store's place, of backends that write one."""
     source: Path | None = None
@@ -203,7 +219,9 @@ def plan(
         except OSError as error:  # a name too long, a loop of links
             raise explain(error, Path(out)) from error
     refuse_unpreparable(opened, asked)
+    misplaced = check_placement(opened, asked)
     unused = check_calibration(opened, asked)
+    aimed = placed_for(opened, asked)
     resolved = replace(asked, profiles=asked.resolve(opened.signature), batch=None, shapes={})
     if unused is not None:
         resolved = replace(resolved, calibrate=None)
@@ -212,15 +230,17 @@ def plan(
         model=opened,
         config=resolved,
         identity=identity,
-        key=engine_key(opened.digest, _keyed(card, resolved), identity),
+        # a model that is quantised for one target makes no engine for another
+        key=engine_key(opened.digest, _keyed(card, resolved), f"{identity} {aimed}" if aimed is not None else identity),
         rounding=rounding(read_proto(opened.path), asked.precision),
         store=store or Store(),
         out=target,
         command=command or _command(path, asked, target),
         warnings=(
-            *((unused,) if unused is not None else ()),
+            *(text for text in (misplaced, unused) if text is not None),
             *(_profile_warnings(resolved.profiles) if card.tuned else ()),
         ),
+        target=aimed,
         log=log_file,
     )
 
@@ -416,14 +436,48 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
             log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", card.name)
             return engine
         checked, note = _prove(engine, plan, prepared, attempt.model)
+        speed = None
+        if prepared.notes.get(QUANT_TARGET) and card.builds_in_seconds and not outcome.compiled:
+            speed = _beside_float(engine, plan, card, folder / ".prepared" / "float")
     build = engine.passport.build
+    told = [note] if note else []
+    if speed is not None and speed.slower:
+        told.append(slower_text(str(plan.config.precision), speed, build.not_fused))
+        log.warning("%s", told[-1])
     build = replace(
         build,
         seconds=time.monotonic() - started,
-        warnings=(*build.warnings, note) if note else build.warnings,
+        warnings=(*build.warnings, *told),
         notes=build.notes | ({"parity": note} if note else {}),
     )
-    return Engine.seal(payload, replace(engine.passport, parity=checked, build=build))
+    return Engine.seal(payload, replace(engine.passport, parity=checked, speed=speed, build=build))
+
+
+def _beside_float(engine: Engine, plan: BuildPlan, card: Backend, folder: Path) -> SpeedCheck | None:
+    """The engine of a model that was quantised here beside one of the model as it was given, on the usual shapes; None
+    where that one does not build or run, or is too slow to say anything in seconds."""
+    config = replace(plan.config, precision=None, calibrate=None)
+    log.info("timing it beside an engine in fp32")
+    folder.mkdir(parents=True)
+    payload = folder / _payload_name(plan.model, card)
+    try:
+        outcome: BuildOutcome = card.half("builder")().build(plan.model, config, BuildPlaces(payload))
+        plain = Engine.seal(payload, _passport(plan, config, outcome, payload, 0.0))
+        shapes = {name: span.opt for name, span in engine.passport.profiles[0].ranges.items()}
+        feeds = random_feeds(engine.signature, shapes, 0)
+        with (
+            load(engine, verify=False, allow_fallback=config.allow_fallback) as quantised,
+            load(plain, verify=False, allow_fallback=config.allow_fallback) as other,
+        ):
+            return alternate(
+                lambda: quantised.infer(feeds),
+                lambda: other.infer(feeds),
+                against=f"an engine of the model as it was given ({outcome.precision.main or 'fp32'}), built alike",
+                shapes=shapes,
+            )
+    except TrtEngineError as error:  # an indication: the engine itself is proved without it
+        log.debug("the engine was not timed beside one in FP32: %s", error.message)
+        return None
 
 
 @contextlib.contextmanager
@@ -520,15 +574,23 @@ def _keep_the_contract(
         read_proto(prepared.model.path),
         read_proto(payload) if readable else None,
         outcome.precision.found,
-        providers=outcome.needs.providers or plan.config.providers or (parse_device(plan.config.device)[0],),
+        providers=_providers(plan, outcome),
         compiled=outcome.compiled,
         excluded=prepared.excluded,
         tf32="tf32" in outcome.precision.found,
+        not_fused={} if plan.target is None else PlacedGraph(read_proto(prepared.model.path)).refusals(plan.target),
     )
     for miss in proof.misses if proof.kept else ():
         log.debug("%s: `%s` (%s) is %s", asked, miss.node, miss.op, miss.reason)
     proof.require(_other_than_asked(plan, prepared))
     return None if proof.judged else f"the precision contract could not be proved: {proof.remark}"
+
+
+def _providers(plan: BuildPlan, outcome: BuildOutcome) -> tuple[str, ...]:
+    """As a miss names what computes: the target of a quantised graph, else the providers."""
+    if plan.target is not None:
+        return (quant_target(plan.target).title,)
+    return outcome.needs.providers or plan.config.providers or (parse_device(plan.config.device)[0],)
 
 
 def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
@@ -541,6 +603,8 @@ def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
         made = shlex.quote(str(path.with_suffix(f".{asked}.onnx")))
         cast = f"`trt-engine cast {shlex.quote(str(path))} --to {asked} -o {made}`"
         return f"build for a device that has {asked} kernels, or {cast} and {kernels}"
+    if plan.target is not None:  # kernels are there: it is the graph that they do not take whole
+        return kernels
     return f"build for a device that has {asked} kernels, or {kernels}"
 
 

@@ -97,6 +97,8 @@ def _reported(planned: BuildPlan, built: Any) -> BuildReport:
         parity=passport.parity,
         environment=passport.environment,
         notes=passport.build.notes,
+        quant_target=planned.target,
+        speed=passport.speed,
         artifacts={name: str(path) for name, path in zip(names, engine.files, strict=True)}
         | {"passport": str(passport_path(engine.path))},
         warnings=built.warnings,
@@ -128,6 +130,8 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
         parity=there.passport.parity if there else None,
         environment=there.passport.environment if there else Environment.here(),
         notes=there.passport.build.notes if there else {},
+        quant_target=planned.target,
+        speed=there.passport.speed if there else None,
         artifacts={"engine": str(planned.out)} if planned.out else {},
         dry_run=True,
         warnings=planned.warnings,
@@ -136,6 +140,9 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
 
 def _text(report: BuildReport, planned: BuildPlan) -> str:
     """The report for a person, with what to type next."""
+    from trt_engine.api.speed_check import speed_text
+    from trt_engine.graph.quant_target import quant_target
+
     large = "" if report.payload_bytes is None else f" ({size(report.payload_bytes)})"
     lines = [("engine", f"{report.engine}{large}")] if report.engine else []
     lines += [("backend", f"{report.backend} on {report.device}"), ("key", report.key)]
@@ -157,6 +164,10 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
         if report.parity.given:
             apart = max(item.max_rel for item in report.parity.given.values())
             lines.append(("", f"from the model as it was given: {apart:.2g} of the largest value (not judged)"))
+    if report.quant_target is not None:
+        lines.append(("target", f"{quant_target(report.quant_target).title} ({report.quant_target})"))
+    if report.speed is not None:
+        lines.append(("speed", speed_text(report.speed)))
     if report.dry_run:
         lines.append(("would", "take it from the store" if report.cached else "build it"))
         lines += [("and write", str(planned.out))] if planned.out else []

@@ -105,6 +105,7 @@ def _text(report: CompareReport) -> str:
         lines += [
             "",
             f"{side.label} against {report.sides[0].label}",
+            *([f"  slower      {side.quantised_slower}"] if side.quantised_slower else []),
             *_table(side),
             *_outputs(side),
             *_structure(side),
@@ -127,6 +128,7 @@ def _judged(gate: Gate) -> str:
 
 def _who(side: CompareSide) -> str:
     facts = [f"{side.backend} on {side.device}", side.precision]
+    facts += [f"its graph is {side.written}"] if side.written else []
     sizes = (("engine", side.engine_bytes), ("weights", side.weights_bytes), ("memory", side.memory_bytes))
     facts += [f"{name} {size(nbytes)}" for name, nbytes in sizes if nbytes]
     return f"{side.label} ({', '.join(facts)})"

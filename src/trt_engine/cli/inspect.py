@@ -15,7 +15,7 @@ from trt_engine.figures import figure, in_ms, percent, si, size
 
 if TYPE_CHECKING:
     from trt_engine.errors import EngineError
-    from trt_engine.records import EngineReport, Finding, ModelReport, RunReport
+    from trt_engine.records import EngineReport, Finding, ModelReport, QuantPlacement, RunReport
 
 __all__ = ["command"]
 
@@ -123,6 +123,7 @@ def _model(report: ModelReport) -> str:
         f"precision: {report.precision.main or 'no arithmetic'}",
         *_census_lines(report),
         f"quantized: {_quantized(report)}",
+        *_placement_lines(report.placement),
         f"external_data: {', '.join(report.external) or 'none'}",
         f"nodes: {report.nodes}",
         *_table((("operator", "nodes"), *list(report.operators.items())[:_OPERATORS])),
@@ -186,6 +187,20 @@ def _quantized(report: ModelReport) -> str:
     return f"yes ({report.q_nodes} quantize, {report.dq_nodes} dequantize nodes)"
 
 
+def _placement_lines(placement: QuantPlacement | None) -> list[str]:
+    """The targets that take the quantised layers, and what keeps the other two usual ones from it."""
+    if placement is None:
+        return []
+    names = ", ".join(placement.targets) or "no target as a whole"
+    stated = f"; the file states {placement.stated}" if placement.stated is not None else ""
+    lines = [f"Q/DQ placed for: {names} ({placement.style}{stated})"]
+    for fit in placement.fits:
+        if fit.target in ("tensorrt", "onnxruntime-cpu") and fit.target not in placement.targets:
+            reasons = ", ".join(f"{reason} ({number})" for reason, number in fit.reasons.items())
+            lines.append(f"  {fit.target} takes {fit.taken} of {fit.layers} {fit.what}: {reasons}")
+    return lines
+
+
 def _finding_lines(findings: Iterable[Finding]) -> list[str]:
     lines = []
     for item in findings:
@@ -219,6 +234,8 @@ def _engine(report: EngineReport) -> str:
 
 
 def _passport_lines(passport: Any) -> list[str]:
+    from trt_engine.api.speed_check import speed_text
+
     found = ", ".join(f"{name} {percent(share.layers)} of layers" for name, share in passport.precision.running.items())
     asked = f" (asked: {passport.precision.asked})" if passport.precision.asked else ""
     asked += f" (the graph is {passport.build.written})" if passport.build.written else ""
@@ -229,6 +246,9 @@ def _passport_lines(passport: Any) -> list[str]:
         *(f"output: {spec}" for spec in passport.signature.outputs),
         *(f"profile {index}: {profile}" for index, profile in enumerate(passport.profiles)),
         f"precision: {found or 'not known'}{asked}",
+        *([f"quantised_for: {passport.build.quant_target}"] if passport.build.quant_target else []),
+        *([f"not_fused: {passport.build.not_fused}"] if passport.build.not_fused else []),
+        *([f"speed: {speed_text(passport.speed)}"] if passport.speed is not None else []),
         f"model: {passport.model.name} ({passport.model.digest})",
         f"built_by: {passport.build.identity} in {passport.build.seconds:.1f} s",
         f"build_command: {passport.build.command}",

@@ -13,7 +13,7 @@ from trt_engine.config import QuantizeConfig
 from trt_engine.figures import percent, size
 
 if TYPE_CHECKING:
-    from trt_engine.records import QuantizeReport
+    from trt_engine.records import IntegerKernels, QuantizeReport
 
 __all__ = ["command"]
 
@@ -52,10 +52,12 @@ def command(
     dry_run: bool,
     **values: Any,
 ) -> None:
-    """Quantise MODEL: Q/DQ pairs and packed weights, valid for TensorRT 10 (strongly typed) and 11.
+    """Quantise MODEL for the library that will run it: TensorRT 10 (strongly typed) and 11, or ONNX Runtime.
 
     \b
       trt-engine quantize model.onnx --to int8 --calibrate images/ -o model.int8.onnx
+      trt-engine quantize model.onnx --to int8 --target onnxruntime-cpu --calibrate images/ -o model.cpu.onnx
+      trt-engine quantize bert.onnx --to int8 --target onnxruntime-cpu --dynamic -o bert.cpu.onnx
       trt-engine quantize vit.onnx --to int4 --method awq --calibrate data.npz -o vit.int4.onnx
       trt-engine quantize vit.onnx --to nvfp4 --calibrate data.npz --emulate vit.emulated.onnx -o vit.nvfp4.onnx
     """
@@ -85,6 +87,7 @@ def _text(report: QuantizeReport) -> str:
     lines = [("model", report.out or ("(nothing is written)" if report.dry_run else "(the emulation alone)"))]
     if "emulation" in report.artifacts:
         lines.append(("emulation", report.artifacts["emulation"]))
+    lines.append(("target", _target(report)))
     lines.append(("format", _format(report)))
     lines.append(("quantised", f"{len(report.quantized)} layers"))
     reasons: dict[str, list[str]] = {}
@@ -113,10 +116,13 @@ def _text(report: QuantizeReport) -> str:
         )
     if report.parity:
         lines.append(("", f"of the largest value, on {report.parity_inputs}, by {_measured(report)}"))
+    if report.integer_kernels is not None:
+        lines += _kernels(report.integer_kernels)
     lines.append(("took", f"{report.seconds:.1f} s"))
     if report.out:
         lines += _next(report, report.out)
-    return "\n".join(f"{f'{name}:' if name else '':<12}{value}" for name, value in lines)
+    width = max(12, *(len(name) + 2 for name, _ in lines))
+    return "\n".join(f"{f'{name}:' if name else '':<{width}}{value}" for name, value in lines)
 
 
 def _next(report: QuantizeReport, written: str) -> list[tuple[str, str]]:
@@ -130,10 +136,35 @@ def _next(report: QuantizeReport, written: str) -> list[tuple[str, str]]:
     return [("next", f"trt-engine evaluate {shlex.quote(emulation or written)} --dataset DATASET")]
 
 
+def _target(report: QuantizeReport) -> str:
+    from trt_engine.graph.quant_target import quant_target
+
+    title = quant_target(report.target).title
+    if report.to != "int8":
+        return f"{report.target} ({title})"
+    other = "" if report.target == "onnxruntime-cpu" else "; `--target onnxruntime-cpu` for a CPU"
+    return f"{report.target} (Q/DQ placed for {title}{other})"
+
+
+def _kernels(found: IntegerKernels) -> list[tuple[str, str]]:
+    """How many layers run in integer kernels, and why the others do not."""
+    counts = ", ".join(f"{done} of {count} {op}" for op, (done, count) in found.layers.items())
+    lines = [("integer kernels", counts or "none: there is no layer with weights")]
+    reasons: dict[str, list[str]] = {}
+    for item in found.not_fused:
+        reasons.setdefault(item.reason, []).append(item.node)
+    for index, (reason, nodes) in enumerate(reasons.items()):
+        more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        lines.append(("not fused" if not index else "", f"{nodes[0]}{more}: {reason}"))
+    return lines
+
+
 def _format(report: QuantizeReport) -> str:
     parts = [report.to]
     if report.method == "awq":
         parts.append("AWQ")
+    if report.method == "dynamic":
+        parts.append("activations while running")
     if report.weights_only:
         parts.append("weights alone")
     if report.high_precision != "fp32":

@@ -30,10 +30,9 @@ from trt_engine.model import Model
 from trt_engine.records import Finding, OperatorSupport
 from trt_engine.tensors import Shape, Signature, TensorSpec, format_shape
 
-__all__ = ["TARGETS", "Linted", "Target", "lint"]
+__all__ = ["Linted", "Target", "lint"]
 
 Target = Literal["all", "tensorrt", "onnxruntime"]
-TARGETS: tuple[Target, ...] = ("all", "tensorrt", "onnxruntime")
 
 _IMAGE_SIZES = (320, 352, 640, 224, 416, 512, 608, 384, 480, 256, 800, 1024, 1280, 192, 160, 128, 96, 64, 32, 28, 16)
 _OTHER_SIZES = (16, 24, 32, 64, 77, 100, 128, 197, 256, 300, 384, 512, 1024, 8, 4)

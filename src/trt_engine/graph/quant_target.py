@@ -19,6 +19,10 @@ METADATA_KEY = "trt_engine.quant_target"
 """The key of `ModelProto.metadata_props` under which `quantize` writes the name of the target."""
 
 
+ALL_FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
+_OPERATORS_OF_ONNX = ("int8", "fp8", "int4")
+
+
 @dataclass(frozen=True, slots=True)
 class QuantTarget:
     """What one library's INT8 kernels want of a graph."""
@@ -32,6 +36,12 @@ class QuantTarget:
     """Zero points must be zeros."""
     results: bool
     """A layer is fused only where its result is quantised too."""
+    formats: tuple[str, ...] = ALL_FORMATS
+    """What `quantize` writes for it."""
+    dynamic: bool = False
+    """It has kernels that quantise activations to INT8 while running."""
+    strong_typing: bool = True
+    """The rules of TensorRT's strongly typed networks hold for its graphs."""
 
 
 _TARGETS = {
@@ -39,11 +49,20 @@ _TARGETS = {
     for target in (
         QuantTarget("tensorrt", "TensorRT", "int8", symmetric=True, results=False),
         QuantTarget("tensorrt-rtx", "TensorRT-RTX", "int8", symmetric=True, results=False),
-        QuantTarget("onnxruntime-cpu", "ONNX Runtime's CPU provider", "uint8", symmetric=False, results=True),
-        QuantTarget("onnxruntime-cuda", "ONNX Runtime's CUDA provider", "int8", symmetric=True, results=False),
-        QuantTarget("onnxruntime-tensorrt", "ONNX Runtime's TensorRT provider", "int8", symmetric=True, results=False),
+        QuantTarget(
+            "onnxruntime-cpu", "ONNX Runtime's CPU provider", "uint8", symmetric=False, results=True,
+            formats=("int8", "int4"), dynamic=True, strong_typing=False,
+        ),
+        QuantTarget(
+            "onnxruntime-cuda", "ONNX Runtime's CUDA provider", "int8", symmetric=True, results=False,
+            formats=("int4",), strong_typing=False,
+        ),
+        QuantTarget(
+            "onnxruntime-tensorrt", "ONNX Runtime's TensorRT provider", "int8", symmetric=True, results=False,
+            formats=_OPERATORS_OF_ONNX,
+        ),
     )
-}
+}  # fmt: skip
 assert tuple(_TARGETS) == QUANT_TARGETS
 
 

@@ -265,6 +265,8 @@ class CalibrationResult:
     batches: int
     rows: int
     passes: int
+    extremes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Smallest and largest value of each tensor, for zero points; empty in a cache of an earlier version."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Files left out, and why."""
     warnings: tuple[str, ...] = ()
@@ -439,6 +441,7 @@ class _Work:
             )
             log.warning("%s", self.warnings[-1])
         self.probe: Probe | None = None
+        self.extremes: dict[str, tuple[float, float]] = {}
         self.done = self.rows = 0
         self.digests: list[str] = []
         """Of the passes that are finished."""
@@ -454,7 +457,7 @@ class _Work:
             log.warning("the data is not the one of the unfinished calibration `%s`: started anew", self.unfinished)
             if isinstance(self.calibrator, ResumableCalibrator) and fresh is not None:
                 self.calibrator.restore(fresh)
-            self.digests = []
+            self.digests, self.extremes = [], {}
             self._all_passes(0, 0, "")
         return self._result()
 
@@ -508,12 +511,16 @@ class _Work:
     def _observe(self, window: list[Batch]) -> None:
         assert self.probe is not None
         for batch, name, array in self.probe.look(window):
-            if array.size and not (math.isfinite(array.min()) and math.isfinite(array.max())):
-                what = "NaN" if np.isnan(array).any() else "infinite values"
-                raise FeedError(
-                    f"the tensor `{name}` has {what} for {batch.source}, whose inputs are finite",
-                    hint="`trt-engine ranges` shows where they begin; leave that tensor or that sample out",
-                )
+            if array.size:
+                least, greatest = float(array.min()), float(array.max())
+                if not (math.isfinite(least) and math.isfinite(greatest)):
+                    what = "NaN" if np.isnan(array).any() else "infinite values"
+                    raise FeedError(
+                        f"the tensor `{name}` has {what} for {batch.source}, whose inputs are finite",
+                        hint="`trt-engine ranges` shows where they begin; leave that tensor or that sample out",
+                    )
+                before = self.extremes.get(name, (math.inf, -math.inf))
+                self.extremes[name] = (min(before[0], least), max(before[1], greatest))
             self.calibrator.observe(name, array)
         for batch in window:
             self._count(batch)
@@ -543,7 +550,7 @@ class _Work:
         meta = {
             "identity": msgspec.to_builtins(self.identity), "tensors": self.tensors, "passes": self.passes,
             "pass": index, "done": self.done, "digest": self.hash.hexdigest(), "digests": self.digests,
-            "names": list(state),
+            "names": list(state), "extremes": self.extremes,
         }  # fmt: skip
         arrays = {f"array{at}": value for at, value in enumerate(state.values())}
         buffer = io.BytesIO()
@@ -577,6 +584,7 @@ class _Work:
             self.calibrator.start_pass(meta["pass"], self.passes)
         self.calibrator.restore(state)
         self.digests = list(meta["digests"])
+        self.extremes = {name: (low, high) for name, (low, high) in meta.get("extremes", {}).items()}
         log.info("calibration goes on after %d batches of pass %d", meta["done"], meta["pass"] + 1)
         return int(meta["pass"]), int(meta["done"]), str(meta["digest"])
 
@@ -611,6 +619,7 @@ class _Work:
             batches=self.done,
             rows=self.rows,
             passes=self.passes,
+            extremes=self.extremes,
             skipped=dict(self.samples.skipped),
             warnings=(*self.warnings, *left_out),
         )

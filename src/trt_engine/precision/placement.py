@@ -24,7 +24,7 @@ __all__ = ["BLOCKS", "Exclusions", "Left", "Placement", "Site", "given_block", "
 
 CONVOLUTIONS = ("Conv", "ConvTranspose")
 PRODUCTS = ("MatMul", "Gemm")
-_LINEAR = frozenset((*CONVOLUTIONS, *PRODUCTS))
+LINEAR = frozenset((*CONVOLUTIONS, *PRODUCTS))
 _LAYOUT = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Identity Split Cast".split())
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 BLOCKS = (128, 64, 32, 16)
@@ -141,7 +141,7 @@ def place(
     rules = _Rules(form, weights, facts, makers, exclude, block, weights_only, convolutions)
     made = Placement([], [], facts)
     for node in proto.graph.node:
-        if node.op_type in _LINEAR and not walk.domain_of(node):
+        if node.op_type in LINEAR and not walk.domain_of(node):
             found = rules.judge(node)
             if isinstance(found, Site):
                 made.sites.append(found)
@@ -149,7 +149,7 @@ def place(
                 made.left.append(Left(walk.label(node), node.op_type, found))
     inside = [(place.node, place.owner) for place in walk.nodes(proto) if place.owner is not proto.graph]
     for node, owner in inside:
-        if node.op_type in _LINEAR and not walk.domain_of(node):
+        if node.op_type in LINEAR and not walk.domain_of(node):
             where = "the body of an If, Loop or Scan" if isinstance(owner, GraphProto) else "a local function"
             made.left.append(Left(walk.label(node), node.op_type, f"it stands in {where}"))
     return made

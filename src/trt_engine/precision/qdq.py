@@ -27,7 +27,7 @@ from trt_engine.precision.placement import Placement, Site
 from trt_engine.precision.surgery import Names, Ops, Weights, drop_unused
 from trt_engine.records import QuantizedNode
 
-__all__ = ["Writer", "narrow"]
+__all__ = ["Writer", "bias_additions", "narrow"]
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Writer:
         """Quantise every site; the graph is whole again afterwards."""
         self._amax, self._moments, self._means = amax, moments, means or {}
         if self._means:
-            self._additive = _bias_additions(self.proto, self.weights)
+            self._additive = bias_additions(self.proto, self.weights)
         if self.form.weights_only and moments:
             self._find_scales()
         sites = {site.key: site for site in self.placement.sites}
@@ -345,7 +345,7 @@ def _relative_error(made: Quantized, values: Array) -> float:
     return float(np.linalg.norm(made.dequantize() - values)) / size if size else 0.0
 
 
-def _bias_additions(proto: ModelProto, weights: Weights) -> dict[str, NodeProto]:
+def bias_additions(proto: ModelProto, weights: Weights) -> dict[str, NodeProto]:
     """Additions of a stored vector that are alone in reading what they add it to, by the name of that."""
     readers: dict[str, list[NodeProto]] = {}
     for found in walk.nodes(proto):

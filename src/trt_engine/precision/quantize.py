@@ -1,7 +1,8 @@
 """From a plain ONNX model to one whose graph says, by Q/DQ pairs, what is computed in INT8, FP8, INT4, NVFP4 or MXFP8.
 
-TensorRT 11 takes its precision from the graph alone, and TensorRT 10 does so in strongly typed mode. What is written here
-keeps their rules: symmetric, build-time scales, zero points of zero, blocks along the axis that is summed over.
+TensorRT 11 takes its precision from the graph alone, and TensorRT 10 does so in strongly typed mode. What is written for it
+keeps their rules: symmetric, build-time scales, zero points of zero, blocks along the axis that is summed over. For ONNX
+Runtime's CPU provider pairs stand where its integer kernels want them (`cpu_placement`, `cpu_qdq`, `dynamic`).
 """
 
 from __future__ import annotations
@@ -26,21 +27,27 @@ from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
 from trt_engine.graph.operators import is_trt_only
+from trt_engine.graph.quant_target import METADATA_KEY, QuantTarget, quant_target
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
+from trt_engine.precision.batch_norm import fold_batch_norms
 from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
 from trt_engine.precision.cast import cast_proto, refuse_target, unique_names
 from trt_engine.precision.comparison import Comparison, Measured, open_batch
 from trt_engine.precision.convolutions import round_convolutions
+from trt_engine.precision.cpu_placement import fitting_sites, integer_graph
+from trt_engine.precision.cpu_qdq import CpuWriter, Range, weight_bits
+from trt_engine.precision.dynamic import DynamicWriter, dynamic_sites
 from trt_engine.precision.emulate import emulated
 from trt_engine.precision.formats import Format, format_named
+from trt_engine.precision.fused_kernels import integer_kernels, layers_with_weights, optimized_graph
 from trt_engine.precision.opsets import raise_opset
 from trt_engine.precision.placement import CONVOLUTIONS, Exclusions, Left, Placement, Site, given_block, place
 from trt_engine.precision.qdq import Writer, narrow
 from trt_engine.precision.rules import check_strong_typing
 from trt_engine.precision.samples import Preprocess, Samples, open_samples, random_samples
 from trt_engine.precision.surgery import Weights
-from trt_engine.records import LeftNode, QuantizedNode, QuantizeReport
+from trt_engine.records import IntegerKernels, LeftNode, QuantizedNode, QuantizeReport
 from trt_engine.runtime.feeds import shapes_of
 
 __all__ = ["quantize"]
@@ -91,6 +98,7 @@ def quantize(
     job = _Job(
         model=opened,
         form=form,
+        target=quant_target(config.target),
         config=config,
         out=_target(out, opened, yes),
         emulation=_target(emulate, opened, yes),
@@ -117,6 +125,7 @@ class _Job:
 
     model: Model
     form: Format
+    target: QuantTarget
     config: QuantizeConfig
     out: Path | None
     emulation: Path | None
@@ -129,10 +138,18 @@ class _Job:
     warnings: list[str] = field(default_factory=list)
     calibration: dict[str, Any] | None = None
     """What calibration was made of, for the report."""
+    extremes: Mapping[str, Range] | None = None
+    """Smallest and largest value of each tensor, where calibration kept them."""
+    kernels: IntegerKernels | None = None
+
+    @property
+    def for_cpu(self) -> bool:
+        """True where pairs stand for ONNX Runtime's integer kernels."""
+        return self.target.results and self.form.name == "int8"
 
     def run(self, started: float, *, dry_run: bool) -> QuantizeReport:
         form, config = self.form, self.config
-        _fit_together(form, config, self.out, self.emulation, dry_run)
+        _fit_together(form, config, self.target, self.out, self.emulation, dry_run)
         proto = read_proto(self.model.path)
         _must_be_plain(proto, self.model)
         if renamed := unique_names(proto):
@@ -141,18 +158,38 @@ class _Job:
         rewritten = raise_opset(proto, _FLOOR[form.name])
         check(self.model, proto)
         weights = Weights(proto, self.model.path.parent)
+        if self.for_cpu and fold_batch_norms(proto, weights):
+            weights = Weights(proto, self.model.path.parent)
         placement, alone = self._placed(proto, weights)
-        writer = Writer(proto, form, config, weights, placement)
+        if not self.for_cpu:
+            writer: Writer | CpuWriter | DynamicWriter = Writer(proto, form, config, weights, placement)
+        elif config.dynamic:
+            writer = DynamicWriter(proto, weights, placement, weight_bits(config.reduce_range))
+        else:
+            between = integer_graph(proto, placement, weights, self._exclusions)
+            writer = CpuWriter(proto, weights, placement, between, weight_bits(config.reduce_range))
+        layers = layers_with_weights(proto) if self.for_cpu else {}
         draft = _Draft(self, placement, alone, rewritten, opset, started)
         if dry_run:
             return draft.finished(walk.opsets_of(proto)[""], writer.planned(), {}, None, None)
-        needed = writer.activations
+        needed = list(writer.activations)
         if form.name == "nvfp4" and not config.weights_only:
             needed = list(dict.fromkeys([*needed, *(site.activation for site in alone)]))
         samples = self._samples(bool(needed))
         amax = self._ranges(needed, samples)
-        writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
+        if isinstance(writer, DynamicWriter):
+            writer.write()
+        elif isinstance(writer, CpuWriter):
+            writer.write(self._spans(amax), self._means(placement, samples))
+        else:
+            writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
+        onnx.helper.set_model_props(
+            proto, {item.key: item.value for item in proto.metadata_props} | {METADATA_KEY: self.target.name}
+        )
         measured, files = self._written(proto, weights, alone, samples, amax)
+        if self.for_cpu and self.out is not None:
+            with staging_folder(self.out) as stage:
+                self.kernels = integer_kernels(layers, optimized_graph(self.out, stage), placement.left)
         for name, error in (measured.outputs if measured is not None else {}).items():
             if not error.cosine >= _LEAST_COSINE:
                 self._warn(
@@ -165,14 +202,22 @@ class _Job:
         self.warnings.append(said)
         log.warning("%s", said)
 
+    @property
+    def _exclusions(self) -> Exclusions:
+        config = self.config
+        return Exclusions(config.exclude_nodes, config.exclude_types, config.exclude_patterns)
+
     def _placed(self, proto: ModelProto, weights: Weights) -> tuple[Placement, list[Site]]:
         """Where Q/DQ goes, and the convolutions that only the emulation rounds."""
         form, config = self.form, self.config
-        exclude = Exclusions(config.exclude_nodes, config.exclude_types, config.exclude_patterns)
         found = place(
-            proto, form, weights, exclude=exclude, block=given_block(form, config.block),
+            proto, form, weights, exclude=self._exclusions, block=given_block(form, config.block),
             weights_only=config.weights_only, convolutions=config.convolutions,
         )  # fmt: skip
+        if self.for_cpu:
+            found = fitting_sites(proto, found, weights)
+            if config.dynamic:
+                found = dynamic_sites(found)
         if not config.heads:
             found = without_heads(proto, found)
         alone: list[Site] = []
@@ -245,6 +290,7 @@ class _Job:
                 "skipped": result.skipped,
             }  # fmt: skip
             self.warnings.extend(result.warnings)
+            self.extremes = result.extremes
             known: Mapping[str, float] = result.amax
         else:
             self.calibration, known = {"calibrator": "given", "ranges": len(result)}, result
@@ -255,6 +301,22 @@ class _Job:
                 hint="calibrate with these tensors too",
             )
         return {name: float(known[name]) for name in tensors}
+
+    def _spans(self, amax: Mapping[str, float]) -> dict[str, Range]:
+        """From where to where each activation reaches: what was seen, cut off where the calibrator cuts it off."""
+        if self.extremes is None:
+            return {name: (-reach, reach) for name, reach in amax.items()}
+        if amax and not self.extremes:
+            where = f"`{self.cache}`" if self.cache is not None else "the ranges given"
+            raise UsageError(
+                f"{where} lack the smallest value of each tensor, which zero points are made of",
+                hint="an earlier version wrote them: delete the cache and calibrate again",
+            )
+        spans = {}
+        for name, reach in amax.items():
+            low, high = self.extremes.get(name, (-reach, reach))
+            spans[name] = max(low, -reach), min(high, reach)
+        return spans
 
     def _moments(self, placement: Placement, samples: Samples | None) -> dict[str, awq.Moments]:
         if self.config.method != "awq" or samples is None:
@@ -322,7 +384,7 @@ class _Job:
             if self.out is not None:
 
                 def prove_model(path: Path) -> None:
-                    _must_be_valid(path, self.model)
+                    _must_be_valid(path, self.model, self.target)
                     if compared is not None and kernels:
                         compared.measure(path, "kernels", "basic" if self.form.name == "fp8" else "all")
 
@@ -354,9 +416,10 @@ def _copy(proto: ModelProto) -> ModelProto:
 
 
 def _fit_together(
-    form: Format, config: QuantizeConfig, out: Path | None, emulation: Path | None, dry_run: bool
+    form: Format, config: QuantizeConfig, target: QuantTarget, out: Path | None, emulation: Path | None, dry_run: bool
 ) -> None:
-    """`UsageError` for settings that contradict each other or the format."""
+    """`UsageError` for settings that contradict each other, the format or the target."""
+    _fit_target(form, config, target, emulation)
     dynamic = form.name in ("nvfp4", "mxfp8")
     if out is None and emulation is None and not dry_run:
         raise UsageError("there is nowhere to write to", hint="`-o OUT.onnx`, or `--dry-run`")
@@ -378,6 +441,36 @@ def _fit_together(
         raise UsageError(
             f"no kernel takes convolutions in `{form.name}`, so only an emulation can have them",
             hint="add `--emulate EMULATION.onnx`",
+        )
+
+
+def _fit_target(form: Format, config: QuantizeConfig, target: QuantTarget, emulation: Path | None) -> None:
+    if form.name not in target.formats:
+        if target.name == "onnxruntime-cuda":
+            raise UsageError(
+                f"{target.title} has no kernels for Q/DQ in `{form.name}`: it would compute in floating point, with the "
+                "rounding on top",
+                hint="`--target onnxruntime-tensorrt` or `tensorrt`; `trt-engine cast MODEL --to fp16`; `--to int4` for "
+                "weights of MatMul",
+            )
+        raise UsageError(
+            f"{target.title} has no kernels for `{form.name}`",
+            hint=f"`--to {'` or `--to '.join(target.formats)}`, or another `--target`",
+        )
+    if config.dynamic and (form.name != "int8" or not target.dynamic):
+        raise UsageError(
+            f"`--dynamic` is for INT8 on `onnxruntime-cpu`, not for {form.name} on `{target.name}`: "
+            "TensorRT wants the scales of INT8 when it builds",
+            hint="`--target onnxruntime-cpu`, or `--calibrate DATA` in place of `--dynamic`",
+        )
+    if config.dynamic and emulation is not None:
+        raise UsageError("a dynamically quantised model runs on any CPU as it is", hint="leave `--emulate` out")
+    if config.reduce_range == "on" and (form.name != "int8" or not target.results):
+        raise UsageError("`--reduce-range on` is for INT8 on `onnxruntime-cpu`", hint="leave it out")
+    if target.results and form.name == "int8" and config.high_precision != "fp32":
+        raise UsageError(
+            f"{target.title} has no integer kernels between layers in {config.high_precision}",
+            hint="leave `--high-precision` out",
         )
 
 
@@ -419,8 +512,8 @@ def without_heads(proto: ModelProto, found: Placement) -> Placement:
     return Placement(kept, [*found.left, *left], found.facts)
 
 
-def _must_be_valid(path: Path, model: Model) -> None:
-    """`ModelError` unless what was written is what ONNX and TensorRT's strongly typed networks take."""
+def _must_be_valid(path: Path, model: Model, target: QuantTarget) -> None:
+    """`ModelError` unless what was written is what ONNX takes, and for TensorRT its strongly typed networks."""
     proto = read_proto(path)
     check(path, proto)
     # shapes are inferred through standard operators alone; TensorRT's own have no schema here
@@ -432,7 +525,7 @@ def _must_be_valid(path: Path, model: Model) -> None:
             f"`{model.path.name}` quantised is not valid ONNX: {' '.join(str(error).split())[:300]}",
             hint="leave the node it names out with `--exclude-node`",
         ) from error
-    for finding in check_strong_typing(proto):
+    for finding in check_strong_typing(proto) if target.strong_typing else ():
         if finding.severity == "error":
             raise ModelError(
                 f"`{model.path.name}` quantised breaks TensorRT's typing: {finding.message}",
@@ -471,7 +564,8 @@ class _Draft:
             model=str(job.model.path),
             out=str(files["model"]) if "model" in files else None,
             to=job.form.name,
-            method="awq" if config.method == "awq" else "rtn",
+            target=job.target.name,
+            method="dynamic" if config.dynamic else "awq" if config.method == "awq" else "rtn",
             weights_only=config.weights_only or job.form.weights_only,
             high_precision=config.high_precision,
             quantized=(*nodes, *alone),
@@ -486,6 +580,7 @@ class _Draft:
             parity_inputs=measured.inputs if measured is not None else None,
             measured_on=measured.on if measured is not None else None,
             rewritten=self.rewritten,
+            integer_kernels=job.kernels,
             seconds=time.monotonic() - self.started,
             environment=Environment.here(),
             artifacts={name: str(path) for name, path in files.items()},

@@ -22,7 +22,8 @@ import msgspec
 
 from trt_engine.api.evaluating import declared_for
 from trt_engine.api.pictures import CalibrationInputs, inputs_of
-from trt_engine.config import QuantizeConfig, RuntimeConfig, words
+from trt_engine.api.preparing import placement_target
+from trt_engine.config import BuildConfig, QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
 from trt_engine.environment import Environment, version_of
 from trt_engine.errors import Interrupted, UsageError
@@ -98,6 +99,7 @@ def plan(
     groups: int | None = None,
     batch: int | None = None,
     preprocess: Vision | Path | str | None = None,
+    target: str | None = None,
     config: QuantizeConfig | None = None,
     runtime: RuntimeConfig | None = None,
     command: str = "",
@@ -106,9 +108,13 @@ def plan(
     """What `search` with the same arguments would do; nothing is written.
 
     `data` is what calibration sees, `subset` how many pictures the cost of each layer is measured on, `groups` how many
-    parts of the model are told apart at most (default: every layer), `config` how to quantise.
+    parts of the model are told apart at most (default: every layer), `config` how to quantise, `target` the library that
+    will run the model (default: the one that measures here).
     """
-    config = config or QuantizeConfig()
+    config, runtime = config or QuantizeConfig(), runtime or RuntimeConfig()
+    if target is None and config.target == QuantizeConfig().target:
+        target = placement_target(BuildConfig(device=runtime.device or "", providers=runtime.providers), to)
+    config = dataclasses.replace(config, target=target or config.target)
     _check(to, budget, subset, groups, config)
     opened = open_model(model)
     vision = declared_for(opened.path, preprocess)
@@ -120,13 +126,13 @@ def plan(
             f"`{to}` needs the ranges of activations, and there is no data to find them in",
             hint="`--calibrate DATA` (a folder, .npy, .npz) of what the network was trained on, not of the dataset",
         )
-    layers = quantize(opened, to, config=QuantizeConfig(heads=True, parity=False), dry_run=True).quantized
+    every = QuantizeConfig(target=config.target, heads=True, parity=False)
+    layers = quantize(opened, to, config=every, dry_run=True).quantized
     wanted = {item.node for item in quantize(opened, to, config=config, dry_run=True).quantized}
     all_layers = tuple(dict.fromkeys(item.node for item in layers))
     shares = _shares(opened)
     parts = grouped([(name, shares.get(name, 0.0)) for name in all_layers if name in wanted], groups)
     settled = dataclasses.replace(config, exclude_nodes=(), exclude_types=(), exclude_patterns=(), heads=True)
-    runtime = runtime or RuntimeConfig()
     digest = digest_of(
         [
             version_of("trt-engine"), opened.digest, _digest_of_dataset(listed), vision.as_dict(), to,

@@ -208,7 +208,7 @@ def test_an_engine_that_computes_as_it_is_written_says_nothing_of_it(tmp_path: P
 def test_pairs_that_the_cpu_only_dequantizes_are_an_error_when_their_type_was_asked_for(tmp_path: Path, build: Build):
     path = models.fp8_qdq(tmp_path / "net.onnx")
     assert build(path).passport.precision.asked is None
-    with pytest.raises(PrecisionError, match="runs in fp32: cpu has no fp8 kernel"):
+    with pytest.raises(PrecisionError, match="fuses 0 of 1 convolution and runs them in FP32: no FP8 kernels"):
         build(path, precision="fp8")
 
 

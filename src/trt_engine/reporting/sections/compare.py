@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trt_engine.comparisons import Compared, CompareReport, Gate, MetricDifference
+from trt_engine.comparisons import Compared, CompareReport, CompareSide, Gate, MetricDifference
 from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Chart, Forest, Limit, Span
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, clean
@@ -30,6 +30,7 @@ def figures(report: CompareReport) -> Iterator[Figure]:
 def notices(report: CompareReport) -> Iterator[Notice]:
     if not report.complete:
         yield Notice("The comparison was interrupted; what was measured until then stands below.")
+    yield from (Notice(clean(f"{other.quantised_slower}.")) for other in report.against if other.quantised_slower)
     yield from (Notice(clean(f"Gate {gate.rule}: {gate.text}")) for gate in report.gates if gate.failed)
     if not report.stable:
         yield Notice(clean(f"The comparison is not stable: {'; '.join(report.instability) or 'the samples moved'}"))
@@ -159,7 +160,7 @@ def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
         [
             ("backend", [clean(side.backend) for side in sides]),
             ("device", [clean(side.device) for side in sides]),
-            ("precision", [clean(side.precision) for side in sides]),
+            ("precision", [clean(_precision(side)) for side in sides]),
         ]
     )
     lead = len(columns)
@@ -171,6 +172,11 @@ def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
         if any(value is not None for value in values):
             columns.append((title, column([None if value is None else value / MIB for value in values])))
     yield table("The engines", columns, words=lead)
+
+
+def _precision(side: CompareSide) -> str:
+    """What it computes in, and what its graph is written in where that is another."""
+    return f"{side.precision} (its graph is {side.written})" if side.written else side.precision
 
 
 def _outputs(report: CompareReport) -> Iterator[Block]:

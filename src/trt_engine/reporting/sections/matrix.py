@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trt_engine.cells import CellResult
+from trt_engine.cells import CellResult, slower_than_float
 from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point, Scatter
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, Table, clean
@@ -86,6 +86,7 @@ def notices(scene: Scene) -> Iterator[Notice]:
         label, slower = brief(nearest.other.spec.label), times(1 / nearest.factor)
         which = "the nearest" if len(explained) > 1 else "the other"
         yield Notice(clean(f"No cell is faster than the baseline of its model: {which}, {label}, is {slower} slower."))
+    yield from (Notice(clean(sentence(text))) for text in slower_than_float(found))
     for cell in found:
         ran = cell.bench.batch if cell.bench else cell.spec.batch
         if cell.asked_batch not in (None, ran):
