@@ -35,12 +35,11 @@ from trt_engine.backends.onnxruntime.kernels import kernels_of
 from trt_engine.engine import Engine
 from trt_engine.environment import version_of
 from trt_engine.errors import TrtEngineError, UsageError
-from trt_engine.evaluation.evaluate import MAIN_FIGURE
 from trt_engine.graph.census import census
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.precision.quantize import quantize
 from trt_engine.precision.rounding import with_rounding
-from trt_engine.records import BenchRecord, CastReport, append, summarize
+from trt_engine.records import MAIN_FIGURE, BenchRecord, CastReport, append, summarize
 from trt_engine.store import Store
 from trt_engine.vision.declaration import vision_of
 

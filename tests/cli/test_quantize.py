@@ -14,6 +14,7 @@ from PIL import Image
 
 import onnx_models as models
 from trt_engine.cli import main
+from trt_engine.graph.quant_target import METADATA_KEY
 from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
 
 Say = Callable[..., tuple[int, str, str]]
@@ -48,6 +49,17 @@ def test_one_json_document_says_what_was_quantised_and_what_was_left(say: Say, t
     )
     assert told["nbytes"] < told["nbytes_before"]
     onnx.checker.check_model(str(tmp_path / "q.onnx"), full_check=True)
+
+
+def test_the_text_names_the_target_and_for_a_cpu_what_was_fused(say: Say) -> None:
+    common = ("net.onnx", "--to", "int8", "--calibrate", "data.npz")
+    _, out, _ = say(*common, "-o", "a.onnx")
+    assert "tensorrt (Q/DQ placed for TensorRT; `--target onnxruntime-cpu` for a CPU)" in out
+    assert "integer kernels" not in out
+    code, out, _ = say(*common, "-o", "b.onnx", "--target", "onnxruntime-cpu")
+    assert code == 0 and "onnxruntime-cpu (Q/DQ placed for ONNX Runtime's CPU provider)" in out
+    assert " 1 of 2 Conv" in out and "integer kernels:" in out and "not fused:" in out
+    assert out.count("it is the last layer before an output") == 1
 
 
 def test_the_text_says_where_how_much_and_what_next(say: Say) -> None:
@@ -149,4 +161,4 @@ def test_pictures_become_inputs_as_the_model_declares_and_a_damaged_one_is_count
     assert code == 0 and told["calibration"]["samples"] == 3
     assert list(told["calibration"]["skipped"]) == ["2.png"] and "1 damaged file" in err
     kept = {item.key for item in onnx.load(tmp_path / "q.onnx").metadata_props}
-    assert kept == {item.key for item in onnx.load(tmp_path / "declared.onnx").metadata_props}
+    assert kept == {item.key for item in onnx.load(tmp_path / "declared.onnx").metadata_props} | {METADATA_KEY}

@@ -91,7 +91,7 @@ def _text(report: QuantizeReport) -> str:
     lines.append(("format", _format(report)))
     lines.append(("quantised", f"{len(report.quantized)} layers"))
     reasons: dict[str, list[str]] = {}
-    for item in report.left:
+    for item in report.left if report.integer_kernels is None else ():  # else said with the kernels
         reasons.setdefault(item.reason, []).append(item.node)
     for index, (reason, nodes) in enumerate(reasons.items()):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""

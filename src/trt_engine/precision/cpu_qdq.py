@@ -39,7 +39,7 @@ def activation_scale(low: float, high: float) -> tuple[np.float32, np.uint8]:
     scale = np.float32((high - low) / 255)
     if not scale or not np.isfinite(scale):
         return np.float32(1), np.uint8(0)
-    return scale, np.uint8(min(255, max(0, round(-low / float(scale)))))
+    return scale, np.uint8(round(-low * 255 / (high - low)))
 
 
 def weight_bits(reduce_range: str) -> int:

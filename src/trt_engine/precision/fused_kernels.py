@@ -16,7 +16,7 @@ from trt_engine.graph import walk
 from trt_engine.precision.placement import LINEAR, Left
 from trt_engine.records import IntegerKernels, LeftNode
 
-__all__ = ["INTEGER_KERNELS", "integer_kernels", "optimized_graph"]
+__all__ = ["INTEGER_KERNELS", "integer_kernels", "named_layers", "optimized_graph"]
 
 INTEGER_KERNELS = frozenset(
     "QLinearConv QLinearMatMul QGemm MatMulIntegerToFloat DynamicQuantizeMatMul MatMulInteger ConvInteger QLinearAdd "
@@ -56,10 +56,12 @@ def integer_kernels(before: Mapping[str, str], optimized: ModelProto, left: Sequ
     return IntegerKernels(layers, tuple(slow), dict(kernels.most_common()))
 
 
-def layers_with_weights(proto: ModelProto) -> dict[str, str]:
-    """The operator of each linear layer of a graph, by its label."""
-    return {
-        walk.label(place.node): place.node.op_type
-        for place in walk.nodes(proto)
-        if place.node.op_type in LINEAR and not walk.domain_of(place.node)
-    }
+def named_layers(proto: ModelProto) -> dict[str, str]:
+    """The operator of each linear layer, by its label; nodes without a name get theirs, by which they are found again."""
+    found = {}
+    for place in walk.nodes(proto):
+        node = place.node
+        if node.op_type in LINEAR and not walk.domain_of(node):
+            node.name = walk.label(node)
+            found[node.name] = node.op_type
+    return found

@@ -40,7 +40,7 @@ from trt_engine.precision.cpu_qdq import CpuWriter, Range, weight_bits
 from trt_engine.precision.dynamic import DynamicWriter, dynamic_sites
 from trt_engine.precision.emulate import emulated
 from trt_engine.precision.formats import Format, format_named
-from trt_engine.precision.fused_kernels import integer_kernels, layers_with_weights, optimized_graph
+from trt_engine.precision.fused_kernels import integer_kernels, named_layers, optimized_graph
 from trt_engine.precision.opsets import raise_opset
 from trt_engine.precision.placement import CONVOLUTIONS, Exclusions, Left, Placement, Site, given_block, place
 from trt_engine.precision.qdq import Writer, narrow
@@ -168,7 +168,7 @@ class _Job:
         else:
             between = integer_graph(proto, placement, weights, self._exclusions)
             writer = CpuWriter(proto, weights, placement, between, weight_bits(config.reduce_range))
-        layers = layers_with_weights(proto) if self.for_cpu else {}
+        layers = named_layers(proto) if self.for_cpu else {}
         draft = _Draft(self, placement, alone, rewritten, opset, started)
         if dry_run:
             return draft.finished(walk.opsets_of(proto)[""], writer.planned(), {}, None, None)

@@ -1,0 +1,545 @@
+"""Q/DQ for its target: what ONNX Runtime's CPU kernels fuse, what stays in floating point, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from onnx_models import FLOAT, node, save
+from trt_engine.device import info
+from trt_engine.errors import ModelError, UsageError
+from trt_engine.graph.quant_target import METADATA_KEY
+from trt_engine.precision.calibrate import calibrate
+from trt_engine.precision.cpu_qdq import activation_scale, weight_bits, weight_values
+from trt_engine.precision.quantize import quantize
+from trt_engine.records import QuantizeReport
+
+Array = np.ndarray[Any, Any]
+CPU = "onnxruntime-cpu"
+RNG = np.random.default_rng(11)
+
+
+def weight(*shape: int) -> Array:
+    fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else 100
+    return (RNG.standard_normal(shape) / fan_in**0.5).astype(np.float32)
+
+
+def images(count: int = 3) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(5)
+    return [{"x": rng.standard_normal((2, 8, 16, 16)).astype(np.float32)} for _ in range(count)]
+
+
+def network(
+    path: Path, nodes: list[Any], weights: dict[str, Array], outputs: tuple[str, ...] = ("y",), **given: Any
+) -> Path:
+    """Nodes from `x` (batch x 8 x 16 x 16) to outputs whose shapes are inferred."""
+    save(path, nodes, {"x": (FLOAT, ["batch", 8, 16, 16])}, dict.fromkeys(outputs, (FLOAT, None)), weights, **given)
+    onnx.save(onnx.shape_inference.infer_shapes(onnx.load(path)), path)
+    return path
+
+
+def conv(read: str, write: str, name: str, weights: dict[str, Array], *, bias: bool = True, size: int = 3) -> Any:
+    """A convolution of 8 channels to 8."""
+    weights[f"w_{name}"] = weight(8, 8, size, size)
+    if bias:
+        weights[f"b_{name}"] = weight(8)
+    inputs = f"{read} w_{name} b_{name}" if bias else f"{read} w_{name}"
+    return node("Conv", inputs, write, name=name, pads=[size // 2] * 4)
+
+
+def residual(path: Path, **given: Any) -> Path:
+    """Conv, Relu, Conv, Add, Relu, MaxPool, Conv, GlobalAveragePool, Flatten, Gemm."""
+    weights: dict[str, Array] = {"w_head": weight(4, 8), "b_head": weight(4)}
+    nodes = [
+        conv("x", "c1", "first", weights),
+        node("Relu", "c1", "r1"),
+        conv("r1", "c2", "second", weights, bias=False),
+        node("Add", "c2 r1", "sum", name="addition"),
+        node("Relu", "sum", "r2"),
+        node("MaxPool", "r2", "pooled", kernel_shape=[2, 2], strides=[2, 2], name="pool"),
+        conv("pooled", "c3", "third", weights),
+        node("GlobalAveragePool", "c3", "mean", name="mean"),
+        node("Flatten", "mean", "flat", name="flatten"),
+        node("Gemm", "flat w_head b_head", "y", name="head", transB=1),
+    ]
+    return network(path, nodes, weights, **given)
+
+
+def detector(path: Path, **given: Any) -> Path:
+    """SiLU, Split, Concat, Resize, Clip, HardSwish between convolutions, a HardSigmoid gate, and a float head."""
+    weights: dict[str, Array] = {
+        "halves": np.array([4, 4]), "w_half": weight(4, 4, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32),
+        "w_wide": weight(8, 12, 1, 1), "zero": np.float32(0), "six": np.float32(6),
+    }  # fmt: skip
+    nodes = [
+        conv("x", "c1", "first", weights),
+        node("Sigmoid", "c1", "s1"),
+        node("Mul", "c1 s1", "a1", name="silu"),
+        node("Split", "a1 halves", "h1 h2", axis=1, name="split"),
+        node("Conv", "h2 w_half", "c2", name="half", pads=[1, 1, 1, 1]),
+        node("LeakyRelu", "c2", "a2", alpha=0.1),
+        node("Concat", "h1 h2 a2", "joined", axis=1, name="concat"),
+        node("Conv", "joined w_wide", "c3", name="wide"),
+        node("Clip", "c3 zero six", "a3", name="relu6"),
+        node("Resize", "a3  scales", "big", mode="nearest", coordinate_transformation_mode="asymmetric",
+             nearest_mode="floor", name="resize"),
+        conv("big", "c4", "fourth", weights),
+        node("HardSwish", "c4", "a4", name="hardswish"),
+        node("GlobalAveragePool", "a4", "mean"),
+        conv("mean", "few", "squeeze", weights, size=1),
+        node("HardSigmoid", "few", "gate", alpha=1 / 6, beta=0.5, name="hardsigmoid"),
+        node("Mul", "a4 gate", "gated", name="gating"),
+        conv("gated", "c5", "fifth", weights),
+        node("Relu", "c5", "a5"),
+        conv("a5", "y", "head", weights, size=1),
+    ]  # fmt: skip
+    for item in nodes:
+        if item.op_type == "Resize":
+            item.input[:] = ["a3", "", "scales"]
+    return network(path, nodes, weights, opset=18, **given)
+
+
+def quantized(source: Path, **settings: Any) -> tuple[QuantizeReport, onnx.ModelProto]:
+    out = source.with_name(f"{source.stem}.q.onnx")
+    settings.setdefault("data", images())
+    settings.setdefault("calibrator", "minmax")
+    report = quantize(source, "int8", out=out, target=CPU, yes=True, **settings)
+    return report, onnx.load(out)
+
+
+def optimized(path: Path) -> Counter[str]:
+    """Operators of the graph that ONNX Runtime makes of a file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.optimized_model_filepath = str(path.with_name("optimized.onnx"))
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return Counter(item.op_type for item in onnx.load(options.optimized_model_filepath).graph.node)
+
+
+def run(path: Path, given: dict[str, Array], level: str = "ORT_ENABLE_ALL") -> Array:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    made = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return np.asarray(made.run(None, given)[0])
+
+
+def initializers(model: onnx.ModelProto) -> dict[str, Array]:
+    return {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+
+
+def behind(model: onnx.ModelProto) -> set[str]:
+    """The nodes of which QuantizeLinear reads the result, by name."""
+    makers = {name: item for item in model.graph.node for name in item.output}
+    reads = (item.input[0] for item in model.graph.node if item.op_type == "QuantizeLinear")
+    return {makers[name].name for name in reads if name in makers}
+
+
+# ------------------------------------------------------------------------------------------------ what is fused
+
+
+def test_every_convolution_of_a_residual_network_becomes_an_integer_kernel(tmp_path: Path) -> None:
+    source = residual(tmp_path / "net.onnx")
+    report, _ = quantized(source)
+    found = optimized(tmp_path / "net.q.onnx")
+    assert found["QLinearConv"] == 3 and found["QLinearAdd"] == 1 and found["QLinearGlobalAveragePool"] == 1
+    assert found["QuantizeLinear"] == found["DequantizeLinear"] == 1, "one pair on the way in, one on the way out"
+    assert not {"Conv", "Relu", "Add"} & set(found)
+    assert report.integer_kernels is not None and report.integer_kernels.layers == {"Conv": (3, 3), "Gemm": (0, 1)}
+
+
+def test_every_operator_between_convolutions_that_has_an_integer_kernel_becomes_one(tmp_path: Path) -> None:
+    source = detector(tmp_path / "net.onnx")
+    report, _ = quantized(source)
+    found = optimized(tmp_path / "net.q.onnx")
+    assert found["QLinearConv"] == 6 and found["QLinearConcat"] == 1 and found["QLinearSigmoid"] == 1
+    assert found["QLinearLeakyRelu"] == 1 and found["QLinearMul"] == 3 and found["QLinearAdd"] == 2
+    assert not {"Sigmoid", "HardSigmoid", "HardSwish", "LeakyRelu", "Clip", "Mul", "Add", "Concat"} & set(found)
+    assert found["QuantizeLinear"] == found["DequantizeLinear"] == 1
+    assert report.integer_kernels is not None and report.integer_kernels.layers == {"Conv": (6, 7)}
+    given = images(1)[0]
+    want, got = run(source, given), run(tmp_path / "net.q.onnx", given)
+    assert np.corrcoef(want.ravel(), got.ravel())[0, 1] > 0.99
+
+
+def test_hardswish_and_hardsigmoid_in_integers_are_exact_to_a_step_at_both_ends_and_between(tmp_path: Path) -> None:
+    weights = {"w": np.eye(8, dtype=np.float32)[:, :, None, None], "w2": np.eye(8, dtype=np.float32)[:, :, None, None]}
+    spread = {"x": np.linspace(-8, 8, 8 * 256, dtype=np.float32).reshape(1, 8, 16, 16)}
+    for op in ("HardSwish", "HardSigmoid"):
+        nodes = [
+            node("Conv", "x w", "c", name="in"), node(op, "c", "a", name="act"), node("Conv", "a w2", "o", name="out"),
+            node("Identity", "o", "y"),
+        ]  # fmt: skip
+        source = network(tmp_path / f"{op}.onnx", nodes, weights, opset=18)
+        quantized(source, data=[spread], heads=True)
+        want, got = run(source, spread), run(tmp_path / f"{op}.q.onnx", spread)
+        assert optimized(tmp_path / f"{op}.q.onnx")[op] == 0
+        step = 16 / 255 if op == "HardSwish" else 1.5 * 16 / 255 / 5
+        assert np.abs(want - got).max() < 1.6 * step, op
+
+
+def test_a_relu_or_clip_whose_work_the_rounding_does_is_left_out(tmp_path: Path) -> None:
+    _, model = quantized(residual(tmp_path / "net.onnx"))
+    assert not [item for item in model.graph.node if item.op_type == "Relu"]
+    _, model = quantized(detector(tmp_path / "clip.onnx"))
+    assert not [item for item in model.graph.node if item.op_type == "Clip"]
+
+
+def test_the_names_of_tensors_and_of_layers_stay(tmp_path: Path) -> None:
+    source = residual(tmp_path / "net.onnx")
+    _, model = quantized(source)
+    tensors = {name for item in model.graph.node for name in item.output}
+    assert {"r1", "r2", "pooled", "y"} <= tensors
+    assert {"first", "second", "addition", "third", "head"} <= {item.name for item in model.graph.node}
+    assert [item.name for item in model.graph.output] == ["y"]
+
+
+def test_only_what_has_an_integer_neighbour_gets_a_pair(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {}
+    nodes = [
+        conv("x", "c1", "first", weights),
+        node("Tanh", "c1", "t1", name="tanh"),
+        node("Add", "t1 x", "sum", name="addition"),
+        conv("sum", "c2", "second", weights),
+        node("Softmax", "c2", "p", name="softmax", axis=1),
+        node("Mul", "p p", "y", name="square"),
+    ]
+    _, model = quantized(network(tmp_path / "net.onnx", nodes, weights), heads=True)
+    assert behind(model) == {"first", "addition", "second"}
+    kinds = Counter(item.op_type for item in model.graph.node)
+    assert kinds["QuantizeLinear"] == 4, "the input of the first layer, two results, what the addition gives"
+    makers = {name: item for item in model.graph.node for name in item.output}
+    addition = next(item for item in model.graph.node if item.name == "addition")
+    assert makers[addition.input[0]].op_type == "Tanh" and addition.input[1] == "x"
+
+
+def test_a_batch_norm_behind_a_convolution_is_folded_into_it(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {
+        "s": weight(8) + 1, "t": weight(8), "m": weight(8), "v": np.abs(weight(8)) + 0.5,
+    }  # fmt: skip
+    nodes = [
+        conv("x", "c1", "first", weights, bias=False),
+        node("BatchNormalization", "c1 s t m v", "n1"),
+        node("Relu", "n1", "r1"),
+        conv("r1", "y", "second", weights),
+    ]
+    source = network(tmp_path / "net.onnx", nodes, weights)
+    report, _ = quantized(source, heads=True)
+    assert optimized(tmp_path / "net.q.onnx")["QLinearConv"] == 2
+    assert report.parity is not None and report.parity["y"].cosine > 0.999
+
+
+def test_layers_of_transformers_read_integers_and_give_floats(tmp_path: Path) -> None:
+    source = transformer(tmp_path / "net.onnx")
+    report, model = quantized(source, data=tokens())
+    assert behind(model) == {"norm", "gelu"}, "inputs of layers alone: no result of a MatMul is rounded"
+    assert optimized(tmp_path / "net.q.onnx")["MatMulIntegerToFloat"] == 2
+    assert report.integer_kernels is not None and report.integer_kernels.layers["MatMul"] == (2, 4)
+
+
+def transformer(path: Path) -> Path:
+    """LayerNormalization, two layers and a product of activations between, Gelu, a layer, the head."""
+    weights = {
+        "ones": np.ones(16, np.float32), "none": np.zeros(16, np.float32), "w1": weight(16, 32), "b1": weight(32),
+        "w2": weight(32, 16), "w3": weight(16, 4), "b3": weight(4),
+    }  # fmt: skip
+    nodes = [
+        node("LayerNormalization", "x ones none", "n", name="norm"),
+        node("MatMul", "n w1", "m1", name="up"),
+        node("Add", "m1 b1", "u", name="bias"),
+        node("Gelu", "u", "g", name="gelu"),
+        node("MatMul", "g w2", "d", name="down"),
+        node("Transpose", "d", "t", perm=[0, 2, 1]),
+        node("MatMul", "d t", "scores", name="scores"),
+        node("MatMul", "scores d", "mixed", name="mixed"),
+        node("Gemm", "first w3 b3", "y", name="head"),
+    ]
+    nodes.insert(8, node("ReduceMean", "mixed axes", "first", keepdims=0))
+    weights["axes"] = np.array([1])
+    return save(path, nodes, {"x": (FLOAT, ["batch", 5, 16])}, {"y": (FLOAT, ["batch", 4])}, weights, opset=20)
+
+
+def tokens() -> list[dict[str, Array]]:
+    rng = np.random.default_rng(5)
+    return [{"x": rng.standard_normal((2, 5, 16)).astype(np.float32)} for _ in range(3)]
+
+
+# ------------------------------------------------------------------------------------------------ scales
+
+
+def test_zero_is_exact_and_a_tensor_that_is_never_negative_has_the_zero_point_zero(tmp_path: Path) -> None:
+    _, model = quantized(detector(tmp_path / "net.onnx"))
+    stored = initializers(model)
+    zeros = {}
+    for item in model.graph.node:
+        if item.op_type == "QuantizeLinear":
+            zero = stored[item.input[2]]
+            assert zero.dtype == np.uint8 and zero.shape == () and stored[item.input[1]].shape == ()
+            zeros[item.output[0]] = int(zero)
+    assert zeros["a3_QuantizeLinear"] == zeros["s1_QuantizeLinear"] == zeros["a5_QuantizeLinear"] == 0
+    assert 0 < zeros["x_QuantizeLinear"] < 255
+    assert 0 < zeros["a1_QuantizeLinear"] < 60, "SiLU reaches from -0.28 up"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "zero"), [(0.0, 6.0, 0), (-0.278, 5.0, 13), (-4.0, 0.0, 255), (2.0, 8.0, 0), (-1.0, 1.0, 128)]
+)
+def test_a_range_always_holds_zero(low: float, high: float, zero: int) -> None:
+    scale, point = activation_scale(low, high)
+    assert point == zero
+    assert scale * (255 - int(point)) >= high - scale and -scale * int(point) <= low + scale
+
+
+def test_a_tensor_of_zeros_has_a_scale(tmp_path: Path) -> None:
+    assert activation_scale(0.0, 0.0) == (1.0, 0)
+    report, _ = quantized(residual(tmp_path / "net.onnx"), data=[{"x": np.zeros((1, 8, 16, 16), np.float32)}])
+    assert report.parity is not None and np.isfinite(report.parity["y"].max_abs)
+
+
+def test_weights_are_signed_with_a_scale_for_each_output_channel_and_biases_are_int32(tmp_path: Path) -> None:
+    source = residual(tmp_path / "net.onnx")
+    _, model = quantized(source, bias_correction=False)
+    stored, before = initializers(model), initializers(onnx.load(source))
+    makers = {name: item for item in model.graph.node for name in item.output}
+    first = next(item for item in model.graph.node if item.name == "first")
+    values, scales, zeros = (stored[name] for name in makers[first.input[1]].input)
+    assert values.dtype == np.int8 and scales.shape == (8,) and not zeros.any()
+    assert np.abs(values * scales[:, None, None, None] - before["w_first"]).max() <= scales.max() / 2 * 1.001
+    bias, steps = (stored[name] for name in makers[first.input[2]].input)
+    step = stored[makers[makers[first.input[0]].input[0]].input[1]]
+    assert bias.dtype == np.int32
+    np.testing.assert_allclose(steps, scales * step, rtol=1e-6)
+    np.testing.assert_allclose(bias * steps, before["b_first"], atol=float(steps.max()))
+
+
+def test_a_large_bias_of_a_channel_without_weights_fits_into_int32(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {}
+    nodes = [conv("x", "c1", "first", weights), node("Relu", "c1", "r"), conv("r", "y", "second", weights)]
+    weights["w_first"][3] *= np.float32(1e-12)
+    weights["b_first"][3] = 5.0
+    source = network(tmp_path / "net.onnx", nodes, weights)
+    report, _ = quantized(source, heads=True)
+    assert report.parity is not None and report.parity["y"].cosine > 0.999
+
+
+def test_one_processor_without_vnni_gets_weights_of_seven_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def features(*names: str) -> None:
+        monkeypatch.setattr(info, "cpu", lambda: info.Cpu(name="test", cores=1, features=names))
+
+    features("avx2")
+    assert weight_bits("auto") == 7 and weight_bits("off") == 8
+    _, model = quantized(residual(tmp_path / "net.onnx"))
+    assert max(np.abs(array).max() for array in initializers(model).values() if array.dtype == np.int8) == 63
+    for exact in ("avx512_vnni", "avx_vnni", "amx_int8"):
+        features("avx2", exact)
+        assert weight_bits("auto") == 8
+    features("asimd")
+    assert weight_bits("auto") == 8 and weight_bits("on") == 7
+    values, scales = weight_values(weight(4, 9), 0, 7)
+    assert np.abs(values).max() == 63 and scales.shape == (4,)
+
+
+def test_ranges_of_an_earlier_cache_without_smallest_values_are_refused(tmp_path: Path) -> None:
+    source, cache = residual(tmp_path / "net.onnx"), tmp_path / "ranges.json"
+    quantized(source, cache=cache)
+    text = cache.read_text()
+    at = text.index('"extremes"')
+    cache.write_text(text[:at] + '"extremes": {}' + text[text.index("}", at) + 1 :])
+    with pytest.raises(UsageError, match="lack the smallest value") as refused:
+        quantized(source, cache=cache)
+    assert "delete the cache" in str(refused.value.hint)
+
+
+def test_known_ranges_serve_in_place_of_data(tmp_path: Path) -> None:
+    source = residual(tmp_path / "net.onnx")
+    ranges = calibrate(source, images(), "minmax")
+    first, _ = quantized(source, data=None, ranges=ranges)
+    assert first.parity is not None and first.parity["y"].cosine > 0.99
+    _, model = quantized(source, data=None, ranges=ranges.amax)
+    stored = initializers(model)
+    zeros = {item.input[0]: stored[item.input[2]] for item in model.graph.node if item.op_type == "QuantizeLinear"}
+    assert zeros["x"] == 128 and zeros["c1"] == 0, "symmetric, but for what is never negative"
+
+
+# ------------------------------------------------------------------------------------------------ what stays
+
+
+def test_exclusions_leave_layers_and_what_stands_between_them(tmp_path: Path) -> None:
+    report, model = quantized(residual(tmp_path / "net.onnx"), exclude_nodes=("second",), exclude_types=("MaxPool",))
+    kinds = Counter(item.op_type for item in onnx.load(tmp_path / "net.q.onnx").graph.node)
+    second = next(item for item in model.graph.node if item.name == "second")
+    assert second.input[1] == "w_second"
+    # `second`, the addition behind it and `pool` compute in floating point; the pair behind `pool` is the input of `third`
+    assert behind(model) == {"first", "pool", "third", "mean", "flatten"}
+    assert kinds["MaxPool"] == 1
+    assert report.integer_kernels is not None
+    reasons = {item.node: item.reason for item in report.integer_kernels.not_fused}
+    assert reasons == {
+        "second": "excluded by name",
+        "head": "it is the last layer before an output (`--heads` takes it too)",
+    }
+
+
+def test_boxes_and_scores_are_never_under_one_scale(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"hundred": np.float32(100)}
+    nodes = [
+        conv("x", "c1", "first", weights),
+        node("Relu", "c1", "r"),
+        conv("r", "boxes", "box_head", weights),
+        node("Mul", "boxes hundred", "scaled", name="scaling"),
+        conv("r", "c3", "score_head", weights),
+        node("Sigmoid", "c3", "scores", name="sigmoid"),
+        node("Concat", "scaled scores", "y", name="concat", axis=1),
+    ]
+    for heads in (False, True):
+        source = network(tmp_path / f"net{heads}.onnx", nodes, weights)
+        _, model = quantized(source, heads=heads)
+        assert not {"concat", "sigmoid", "scaling"} & behind(model)
+
+
+def test_a_quantised_result_may_be_an_output_and_be_read_by_a_body(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"yes": np.array(True)}
+    inside = helper.make_graph(
+        [node("Neg", "r", "negative")], "then", [], [helper.make_tensor_value_info("negative", FLOAT, None)]
+    )
+    other = helper.make_graph(
+        [node("Abs", "r", "positive")], "else", [], [helper.make_tensor_value_info("positive", FLOAT, None)]
+    )
+    nodes = [
+        conv("x", "c1", "first", weights),
+        node("Relu", "c1", "r"),
+        conv("r", "c2", "second", weights),
+        helper.make_node("If", ["yes"], ["z"], name="if", then_branch=inside, else_branch=other),
+    ]
+    source = network(tmp_path / "net.onnx", nodes, weights, outputs=("c2", "r", "z"))
+    report, _ = quantized(source, heads=True)
+    assert report.parity is not None and all(error.cosine > 0.999 for error in report.parity.values())
+    assert optimized(tmp_path / "net.q.onnx")["QLinearConv"] == 2
+
+
+def test_layers_without_integer_kernels_are_named_with_the_reason(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"w_up": weight(8, 8, 2, 2), "w_gemm": weight(16, 16), "b_gemm": weight(16)}
+    nodes = [
+        conv("x", "c1", "first", weights),
+        node("ConvTranspose", "c1 w_up", "up", name="up", strides=[2, 2]),
+        node("Relu", "up", "r"),
+        conv("r", "c2", "second", weights),
+        conv("c2", "y", "third", weights),
+    ]
+    report, _ = quantized(network(tmp_path / "net.onnx", nodes, weights))
+    assert report.integer_kernels is not None
+    reasons = {item.node: item.reason for item in report.integer_kernels.not_fused}
+    assert "no integer kernel for ConvTranspose" in reasons["up"] and "last layer" in reasons["third"]
+
+
+# ------------------------------------------------------------------------------------------------ dynamic
+
+
+def test_dynamic_quantisation_needs_no_data(tmp_path: Path) -> None:
+    source = transformer(tmp_path / "net.onnx")
+    report, model = quantized(source, data=None, dynamic=True, calibrator=None)
+    assert report.method == "dynamic" and report.calibration is None
+    kinds = Counter(item.op_type for item in model.graph.node)
+    assert kinds["DynamicQuantizeLinear"] == kinds["MatMulInteger"] == 2 and not kinds["QuantizeLinear"]
+    found = optimized(tmp_path / "net.q.onnx")
+    assert found["DynamicQuantizeMatMul"] == 2
+    assert report.integer_kernels is not None and report.integer_kernels.layers["MatMul"] == (2, 4)
+    assert report.parity is not None and report.parity["y"].cosine > 0.99
+
+
+def test_dynamic_quantisation_takes_gemm_either_way_round_with_its_bias(tmp_path: Path) -> None:
+    weights = {"w1": weight(24, 16), "b1": weight(24), "w2": weight(24, 8), "b2": weight(1, 8)}
+    nodes = [
+        node("Gemm", "x w1 b1", "h", name="first", transB=1),
+        node("Relu", "h", "r"),
+        node("Gemm", "r w2 b2", "y", name="second"),
+    ]
+    source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 16])}, {"y": (FLOAT, ["n", 8])}, weights)
+    report, _ = quantized(source, data=None, dynamic=True, heads=True)
+    assert report.parity is not None and report.parity["y"].cosine > 0.999
+    assert report.integer_kernels is not None and report.integer_kernels.layers == {"Gemm": (2, 2)}
+
+
+def test_dynamic_quantisation_leaves_convolutions_because_they_would_be_slower(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="slower than in FP32"):
+        quantized(detector(tmp_path / "net.onnx"), data=None, dynamic=True)
+
+
+# ------------------------------------------------------------------------------------------------ the file and the report
+
+
+@pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx", "onnxruntime-tensorrt"])
+def test_other_targets_have_signed_symmetric_pairs_at_inputs_alone(tmp_path: Path, target: str) -> None:
+    source = residual(tmp_path / "net.onnx")
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", target=target, data=images(), calibrator="minmax")
+    model = onnx.load(tmp_path / "q.onnx")
+    stored = initializers(model)
+    pairs = [item for item in model.graph.node if item.op_type == "QuantizeLinear"]
+    assert len(pairs) == 3 and all(stored[item.input[2]].dtype == np.int8 for item in pairs)
+    assert report.target == target and report.integer_kernels is None
+    assert {item.key: item.value for item in model.metadata_props}[METADATA_KEY] == target
+
+
+def test_the_file_and_the_report_name_the_target_and_metadata_stays(tmp_path: Path) -> None:
+    source = residual(tmp_path / "net.onnx")
+    model = onnx.load(source)
+    model.metadata_props.add(key="names", value="a,b")
+    onnx.save(model, source)
+    report, made = quantized(source)
+    assert {item.key: item.value for item in made.metadata_props} == {"names": "a,b", METADATA_KEY: CPU}
+    assert report.target == CPU and report.method == "rtn"
+
+
+@pytest.mark.parametrize(
+    ("to", "settings", "words", "hint"),
+    [
+        ("int8", {"target": "onnxruntime-cuda"}, "no kernels for Q/DQ", "onnxruntime-tensorrt"),
+        ("fp8", {"target": "onnxruntime-cuda"}, "no kernels for Q/DQ", "fp16"),
+        ("fp8", {"target": CPU}, "no kernels for `fp8`", "int8"),
+        ("nvfp4", {"target": "onnxruntime-tensorrt"}, "no kernels for `nvfp4`", "fp8"),
+        ("int8", {"dynamic": True}, "not for int8 on `tensorrt`", "onnxruntime-cpu"),
+        ("int4", {"dynamic": True, "target": CPU}, "not for int4", "onnxruntime-cpu"),
+        ("int8", {"reduce_range": "on"}, "for INT8 on `onnxruntime-cpu`", "leave it out"),
+        ("int8", {"target": CPU, "high_precision": "fp16"}, "no integer kernels between layers in fp16", "leave"),
+        ("int8", {"target": CPU, "dynamic": True, "emulate": "e.onnx"}, "runs on any CPU as it is", "leave"),
+        ("int8", {"target": "openvino"}, "openvino", "onnxruntime-cpu"),
+    ],
+)  # fmt: skip
+def test_what_a_target_does_not_run_is_refused_with_what_to_do(
+    tmp_path: Path, to: str, settings: dict[str, Any], words: str, hint: str
+) -> None:
+    source = residual(tmp_path / "net.onnx")
+    settings = {**settings, "emulate": tmp_path / settings["emulate"]} if "emulate" in settings else settings
+    with pytest.raises(UsageError, match=words) as refused:
+        quantize(source, to, out=tmp_path / "q.onnx", data=images(), **settings)
+    assert hint in f"{refused.value.hint} {refused.value.message}"
+    assert not list(tmp_path.glob("[qe].onnx"))
+
+
+def test_the_opset_is_raised_where_scales_by_channel_need_it_and_half_precision_is_left(tmp_path: Path) -> None:
+    weights = {"w": weight(16, 8).astype(np.float16), "w2": weight(8, 8).astype(np.float16)}
+    half = TensorProto.FLOAT16
+    nodes = [node("MatMul", "x w", "h", name="first"), node("MatMul", "h w2", "y", name="second")]
+    source = save(tmp_path / "half.onnx", nodes, {"x": (half, ["n", 16])}, {"y": (half, ["n", 8])}, weights)
+    with pytest.raises(ModelError, match="computes in 16 bits"):
+        quantized(source, data=[{"x": np.ones((1, 16), np.float16)}], heads=True)
+
+
+def test_the_emulation_computes_what_the_kernels_compute(tmp_path: Path) -> None:
+    source = detector(tmp_path / "net.onnx")
+    quantized(source, emulate=tmp_path / "emulated.onnx")
+    given = images(1)[0]
+    want, got = run(tmp_path / "emulated.onnx", given), run(tmp_path / "net.q.onnx", given)
+    assert not {"QuantizeLinear", "DequantizeLinear"} & {
+        item.op_type for item in onnx.load(tmp_path / "emulated.onnx").graph.node
+    }
+    # kernels round sums at ties where FP32 lies just beside them: a step in a few places, not more
+    assert np.abs(want - got).max() < 0.1 * np.abs(want).max()
+    assert np.corrcoef(want.ravel(), got.ravel())[0, 1] > 0.9995
