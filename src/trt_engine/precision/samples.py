@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
+from trt_engine.model import Model
+from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds
 from trt_engine.tensors import Shape, Signature, TensorSpec, closest, dtype, format_shape
 
@@ -150,12 +152,13 @@ def open_samples(
     return Samples(f"a Python {type(data).__name__}", lambda _: _items(data, signature, limit), not once, total)
 
 
-def random_samples(signature: Signature, shapes: Mapping[str, Shape], count: int, seed: int = 0) -> Samples:
+def random_samples(model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0) -> Samples:
     """Seeded random feeds: they run the model and say little about real values."""
 
     def make(_: Samples) -> Iterator[Batch]:
-        for index in range(count):
-            yield Batch(random_feeds(signature, shapes, seed + index), f"random feeds, seed {seed + index}")
+        yield Batch(random_inputs(model.path, model.signature, shapes, seed), f"random feeds, seed {seed}")
+        for index in range(seed + 1, seed + count):
+            yield Batch(random_feeds(model.signature, shapes, index), f"random feeds, seed {index}")
 
     described = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
     return Samples(f"{count} random feeds, seed {seed} ({described})", make, total=count, random=True)
