@@ -92,15 +92,20 @@ def session_options(
     return made
 
 
-def create(path: Path, made: ort.SessionOptions, choice: Choice) -> ort.InferenceSession:
-    """A session; ONNX Runtime's own exceptions pass (see `on_load`). Ctrl-C stops its work between two steps."""
+def create(path: Path, made: ort.SessionOptions, choice: Choice, *, graph: bytes | None = None) -> ort.InferenceSession:
+    """A session of the file, or of a changed `graph` whose external weights are those of the file; ONNX Runtime's own
+    exceptions pass (see `on_load`). Ctrl-C stops its work between two steps."""
+    if graph is not None:
+        made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     if choice.strict:
         made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 
     with alone(choice) as settled:
 
         def make() -> ort.InferenceSession:
-            return ort.InferenceSession(str(path), made, providers=settled.spelled(), enable_fallback=0)
+            return ort.InferenceSession(
+                str(path) if graph is None else graph, made, providers=settled.spelled(), enable_fallback=0
+            )
 
         if threading.current_thread() is not threading.main_thread():
             return make()
