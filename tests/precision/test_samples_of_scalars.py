@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -118,3 +119,17 @@ def test_a_model_of_one_scalar_takes_npy_raw_and_numbers(tmp_path: Path) -> None
     np.array(2, np.float32).tofile(tmp_path / "k.bin")
     for data in (tmp_path / "k.npy", tmp_path / "k.bin", [2.0], [np.float32(2)]):
         assert largest(te.ranges(path, data)) == pytest.approx(np.exp(2.0))
+
+
+@pytest.mark.parametrize("kind", ["int2", "uint2", "int4", "bfloat16", "float8_e4m3fn", "float8_e5m2fnuz"])
+def test_data_of_a_type_numpy_lacks_is_observed(tmp_path: Path, kind: str) -> None:
+    info = helper.make_tensor_value_info
+    number = {"int2": 26, "uint2": 25, "int4": 22, "bfloat16": 16, "float8_e4m3fn": 17, "float8_e5m2fnuz": 20}[kind]
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["x"], ["f"], to=1), helper.make_node("Add", ["f", "f"], ["y"])], "g",
+        [info("x", number, ["n", 3])], [info("y", TensorProto.FLOAT, ["n", 3])],
+    )  # fmt: skip
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10), path)
+    report = te.ranges(path, [{"x": np.array([[1, 0, 1]], getattr(ml_dtypes, kind))}])
+    assert largest(report) == 2.0

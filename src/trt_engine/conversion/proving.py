@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.run import run_arrays
 from trt_engine.conversion.rewriting import false_constants, inline, is_random
 from trt_engine.errors import ModelError, ShapeError, TrtEngineError
 from trt_engine.graph import walk
@@ -87,7 +88,7 @@ class Prover:
         self._loose = [name for name in outputs if name in after]
         loaded = self._loaded(model)
         self._feeds = list(self._sets_that_run(loaded))
-        self._wanted = [_run(loaded, [*self._exact, *self._loose], feeds) for feeds in self._feeds]
+        self._wanted = [run_arrays(loaded, [*self._exact, *self._loose], feeds) for feeds in self._feeds]
 
     @property
     def shapes(self) -> tuple[dict[str, Shape], ...]:
@@ -105,7 +106,7 @@ class Prover:
         for feeds, wanted in zip(self._feeds, self._wanted, strict=True):
             at = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
             try:
-                got = _run(loaded, names, feeds)
+                got = run_arrays(loaded, names, feeds)
             except session.ERRORS as error:
                 raise Apart(f"it does not run at {at}: {session.first_line(error)}") from error
             for name, mine, other in zip(names, got, wanted, strict=True):
@@ -149,7 +150,7 @@ class Prover:
         first: dict[str, Array] | None = None
         for feeds in self._tries(_BATCHES[0], 0):
             try:
-                _run(loaded, outputs, feeds)
+                run_arrays(loaded, outputs, feeds)
             except session.ERRORS as error:
                 said = said or session.first_line(error)
                 continue
@@ -166,7 +167,7 @@ class Prover:
             kept = {name: item for name, item in self._arrays.items() if item.shape == feeds[name].shape}
             feeds = {**feeds, **kept}
             try:
-                _run(loaded, outputs, feeds)
+                run_arrays(loaded, outputs, feeds)
             except session.ERRORS:
                 continue
             yield feeds
@@ -325,8 +326,3 @@ def _load(path: Path, names: Sequence[str]) -> ort.InferenceSession:
         )
     except session.ERRORS as error:
         raise session.on_load(error, path) from error
-
-
-def _run(loaded: ort.InferenceSession, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Any]:
-    results: list[Any] = loaded.run(list(names), dict(feeds))
-    return results

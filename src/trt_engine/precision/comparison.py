@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.run import run_arrays
 from trt_engine.engine import OutputError
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
@@ -119,7 +120,7 @@ def _run(path: Path, tensors: Sequence[str], feeds: dict[str, Array], level: str
     except session.ERRORS as error:
         raise session.on_load(error, path) from error
     try:
-        results: list[Array] = loaded.run(list(tensors), feeds)
+        results: list[Array] = run_arrays(loaded, tensors, feeds)
     except session.ERRORS as error:
         raise session.on_run(error) from error
     return results
