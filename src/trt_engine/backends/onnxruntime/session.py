@@ -164,6 +164,9 @@ _OUT_OF_MEMORY = re.compile(
 )
 _ASKED = re.compile(r"(?:requested bytes of|requested buffer of size) (?P<nbytes>\d+)", re.IGNORECASE)
 _LEFT = re.compile(r"Available memory of (?P<nbytes>\d+)", re.IGNORECASE)
+_NODE_FAILED = re.compile(
+    r"returned while running (?P<op>\S+) node\. Name:'(?P<node>[^']*)' Status Message: (?P<why>.*)", re.DOTALL
+)
 _LOST = re.compile(
     r"illegal memory access|unspecified launch failure|misaligned address|uncorrectable ECC|device-side assert"
     r"|CUDA (?:failure|error) (?:214|700|702|710|715|716|717|718|719)\b",
@@ -333,6 +336,12 @@ def on_run(error: BaseException, device: str | None = None, *, captured: bool = 
     ):
         return FeedError(
             f"ONNX Runtime refuses the feeds: {first_line(error)}", hint="`trt-engine inspect` shows the inputs"
+        )
+    if (failed := _NODE_FAILED.search(text)) is not None:
+        where = f" (node `{failed['node']}`)" if failed["node"] else ""
+        return ModelError(
+            f"ONNX Runtime's `{failed['op']}`{where} fails on these inputs: {first_line(Exception(failed['why']))}",
+            hint="other inputs or other shapes; `-v` shows its own log",
         )
     return TrtEngineError(f"ONNX Runtime failed while running: {first_line(error)}", hint="`-v` shows its own log")
 
