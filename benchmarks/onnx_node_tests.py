@@ -2,7 +2,7 @@
 
     python benchmarks/onnx_node_tests.py                       every case; writes the records and prints the table
     python benchmarks/onnx_node_tests.py --verbs               `inspect`, `lint`, `ranges` and `cast` of each case as well
-    python benchmarks/onnx_node_tests.py --again               the cases that failed in the records, measured again
+    python benchmarks/onnx_node_tests.py --again               the cases that failed in the records or are not there yet
     python benchmarks/onnx_node_tests.py --only stft --only light_   cases by a part of their name; writes nothing
     python benchmarks/onnx_node_tests.py --sample 100 --seed 3       that many, drawn; writes nothing
     python benchmarks/onnx_node_tests.py --table               the table of the records
@@ -416,6 +416,10 @@ def _header() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _write(path: Path, found: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in (_header(), *found)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="PART")
@@ -432,24 +436,29 @@ def main() -> int:
         return int(any(map(failed, kept)))
     chosen = cases()
     if given.again:
-        names = {record["name"] for record in kept if failed(record)}
-        chosen = [case for case in chosen if case.name in names]
+        right = {record["name"] for record in kept if not failed(record)}
+        chosen = [case for case in chosen if case.name not in right]
+        kept = [record for record in kept if record["name"] in right]
     if given.only:
         chosen = [case for case in chosen if any(part in case.name for part in given.only)]
     if given.sample is not None:
         chosen = random.Random(given.seed).sample(chosen, given.sample)
+    stored = not given.only and given.sample is None
+    if stored:
+        _write(given.o, kept)
     found = []
     for record in records(chosen, VERBS if given.verbs else ()):
         found.append(record)
+        if stored:  # an interrupted run is resumed by `--again`
+            with given.o.open("a") as file:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
         if failed(record):
             print(f"{record['name']}: {_reason(record)}", flush=True)
         elif len(found) % 100 == 0:
             print(f"{len(found)} of {len(chosen)}", file=sys.stderr, flush=True)
-    if not given.only and given.sample is None:
-        new = {record["name"]: record for record in found}
-        found = [new.pop(record["name"], record) for record in kept] + list(new.values())
-        lines = [json.dumps(record, ensure_ascii=False) for record in (_header(), *found)]
-        given.o.write_text("\n".join(lines) + "\n")
+    if stored:
+        found = sorted([*kept, *found], key=lambda record: (KINDS.index(record["kind"]), record["name"]))
+        _write(given.o, found)
     print(table(found))
     return int(any(map(failed, found)))
 
