@@ -123,6 +123,17 @@ def test_a_pair_in_front_of_another_operator_does_not_quantize_what_follows() ->
     assert kinds == {"Sigmoid": "int8", "MatMul": "fp32"}
 
 
+@pytest.mark.parametrize("op", ["Transpose", "Identity", "Slice"])
+def test_a_pair_in_front_of_what_changes_no_value_quantizes_what_follows(op: str) -> None:
+    proto = quantized(NUMBERS["int8"])
+    at = len(proto.graph.node) - 1
+    ends = ["start", "end"] if op == "Slice" else []
+    proto.graph.initializer.extend(numpy_helper.from_array(np.array([64 * at]), end) for at, end in enumerate(ends))
+    proto.graph.node.insert(at, node(op, ["xd", *ends], ["after"], **({"perm": [0, 1]} if op == "Transpose" else {})))
+    proto.graph.node[-1].input[0] = "after"
+    assert {layer.step.node.op_type: layer.kind for layer in layers_of(proto)}["MatMul"] == "int8"
+
+
 def test_a_product_of_two_activations_needs_both_quantized() -> None:
     proto = quantized(NUMBERS["int8"])
     proto.graph.node[-1].input[1] = "x"

@@ -46,7 +46,8 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 _WEIGHTS_ALONE = ("int4", "int2")
 """Types that nothing computes in: they are weights' own, and a layer with such weights is told by them."""
 _E8M0 = 24
-_LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Cast Expand".split())
+_LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Cast Expand Slice Split MaxPool".split())
+"""What leaves every value a quantized one: builders move the pair behind it."""
 _LINEAR = frozenset(
     "Conv ConvTranspose Gemm MatMul FusedConv FusedMatMul FusedGemm Einsum DeformConv Attention".split()
 )
@@ -200,7 +201,7 @@ def _partly(step: Step, kind: str, makers: Mapping[str, Step]) -> str | None:
 
 
 def _dequantized(name: str, makers: Mapping[str, Step]) -> str | None:
-    """The quantized type behind a tensor, through what only lays it out anew."""
+    """The quantized type behind a tensor, through what changes no value."""
     for _ in range(16):
         step = makers.get(name)
         if step is None:
