@@ -685,6 +685,7 @@ def _prove(engine: Engine, plan: BuildPlan, prepared: Prepared, built: Model) ->
                 tolerance=plan.limit(engine),
                 tf32=_in_tf32(engine),
                 values=_sizes(card, plan.config),
+                engine=engine.path if card.payload_suffix == ".onnx" else None,
             )
             if prepared.steps:
                 found = replace(

@@ -21,11 +21,12 @@ from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision import autocast as careful_path
 from trt_engine.precision import cast as light_path
+from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.precision.ranges import ranges
 from trt_engine.precision.rounding import with_rounding
 from trt_engine.precision.samples import open_samples
 from trt_engine.records import CastParity, CastReport, Finding, RangesReport
-from trt_engine.runtime.feeds import numpy_dtype, random_feeds, shapes_of
+from trt_engine.runtime.feeds import numpy_dtype, shapes_of
 from trt_engine.tensors import Shape
 
 __all__ = ["cast", "parity_of"]
@@ -173,7 +174,7 @@ def parity_of(
         else:
             batch_axis = source.signature.batch_axis
             chosen = shapes_of(source.signature, None, batch=2 if batch_axis else None, overrides=shapes)
-            feeds, told = random_feeds(source.signature, chosen, seed), f"seeded random, seed {seed}"
+            feeds, told = random_inputs(source.path, source.signature, chosen, seed), f"seeded random, seed {seed}"
         expected = reference(source.path, source.signature).run(feeds)
         given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
         outputs, kernels, emulated, note = _run(result, to, given)

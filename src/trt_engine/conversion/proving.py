@@ -19,15 +19,16 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.run import run_arrays
 from trt_engine.conversion.rewriting import false_constants, inline, is_random
-from trt_engine.errors import ShapeError, TrtEngineError
+from trt_engine.errors import ModelError, ShapeError, TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.trace import trace
 from trt_engine.model import Model
 from trt_engine.precision.cast import unique_names
 from trt_engine.precision.comparison import compared_tensors, difference
-from trt_engine.runtime.feeds import random_feeds
+from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.tensors import Shape, Signature, TensorSpec, format_shape
 
 __all__ = ["Apart", "Proof", "Prover", "Unprovable", "sorted_tensors"]
@@ -73,7 +74,7 @@ class Prover:
     """The model as it was, run once; `measure` runs what became of it on the same feeds."""
 
     def __init__(self, model: Model, inputs: Mapping[str, Any] | None, tolerance: float) -> None:
-        self._signature = model.signature
+        self._path, self._signature = model.path, model.signature
         self._given = _checked(model.signature, inputs or {})
         self._arrays = {name: item for name, item in self._given.items() if isinstance(item, np.ndarray)}
         proto, _ = inline(read_proto(model.path))
@@ -87,7 +88,7 @@ class Prover:
         self._loose = [name for name in outputs if name in after]
         loaded = self._loaded(model)
         self._feeds = list(self._sets_that_run(loaded))
-        self._wanted = [_run(loaded, [*self._exact, *self._loose], feeds) for feeds in self._feeds]
+        self._wanted = [run_arrays(loaded, [*self._exact, *self._loose], feeds) for feeds in self._feeds]
 
     @property
     def shapes(self) -> tuple[dict[str, Shape], ...]:
@@ -105,7 +106,7 @@ class Prover:
         for feeds, wanted in zip(self._feeds, self._wanted, strict=True):
             at = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
             try:
-                got = _run(loaded, names, feeds)
+                got = run_arrays(loaded, names, feeds)
             except session.ERRORS as error:
                 raise Apart(f"it does not run at {at}: {session.first_line(error)}") from error
             for name, mine, other in zip(names, got, wanted, strict=True):
@@ -149,7 +150,7 @@ class Prover:
         first: dict[str, Array] | None = None
         for feeds in self._tries(_BATCHES[0], 0):
             try:
-                _run(loaded, outputs, feeds)
+                run_arrays(loaded, outputs, feeds)
             except session.ERRORS as error:
                 said = said or session.first_line(error)
                 continue
@@ -162,11 +163,11 @@ class Prover:
         yield first
         shapes = {name: array.shape for name, array in first.items()}
         # where all sizes stand, or no others run: other numbers
-        for feeds in itertools.chain(self._second(shapes), (random_feeds(self._signature, shapes, 1),)):
+        for feeds in itertools.chain(self._second(shapes), (self._drawn(shapes, 1),)):
             kept = {name: item for name, item in self._arrays.items() if item.shape == feeds[name].shape}
             feeds = {**feeds, **kept}
             try:
-                _run(loaded, outputs, feeds)
+                run_arrays(loaded, outputs, feeds)
             except session.ERRORS:
                 continue
             yield feeds
@@ -175,7 +176,7 @@ class Prover:
 
     def _tries(self, batch: int, seed: int) -> Iterator[dict[str, Array]]:
         for other in _OTHERS:
-            yield {**random_feeds(self._signature, self._shapes(batch, other), seed), **self._arrays}
+            yield {**self._drawn(self._shapes(batch, other), seed), **self._arrays}
             if not self._others(self._given):
                 return
 
@@ -195,7 +196,13 @@ class Prover:
             itertools.product(moved, choices), ((item, {}) for item in moved), (({}, item) for item in choices)
         ):
             shapes = self._at({**sizes, **with_batch, **other})
-            yield random_feeds(self._signature, shapes, 1)
+            yield self._drawn(shapes, 1)
+
+    def _drawn(self, shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
+        try:
+            return random_inputs(self._path, self._signature, shapes, seed)
+        except ModelError as error:
+            raise Unprovable(f"{error.message}, so nothing can be compared") from error
 
     def _batch_key(self, spec: TensorSpec) -> list[str]:
         return [_key(spec, 0)] if spec.shape and spec.shape[0] < 0 else []
@@ -319,8 +326,3 @@ def _load(path: Path, names: Sequence[str]) -> ort.InferenceSession:
         )
     except session.ERRORS as error:
         raise session.on_load(error, path) from error
-
-
-def _run(loaded: ort.InferenceSession, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Any]:
-    results: list[Any] = loaded.run(list(names), dict(feeds))
-    return results

@@ -17,7 +17,7 @@ from trt_engine.config import Profile
 from trt_engine.engine import OutputError, Parity
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
-from trt_engine.runtime.feeds import random_feeds
+from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
 __all__ = [
@@ -64,15 +64,17 @@ def parity(
     tolerance: float | None = None,
     tf32: bool = False,
     values: Mapping[str, Sequence[int]] | None = None,
+    engine: Path | None = None,
     seed: int = 0,
 ) -> Parity:
     """How far `run` lies from plain ONNX Runtime on one seeded input of a small batch; `tf32` when it computes in that.
 
     `values` are the usual ones of inputs that hold sizes: they fit the profile's usual shapes, which are taken whole then.
-    What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
+    Inputs that could end a process are tried in another first, with the `engine` too where it is a graph. What plain ONNX
+    Runtime raises for a model it does not run passes through; nothing is judged then.
     """
     shapes = {name: span.opt for name, span in profile.ranges.items()} if values else small_shapes(signature, profile)
-    feeds = random_feeds(signature, shapes, seed, values)
+    feeds = random_inputs(model, signature, shapes, seed, values, engine=engine)
     expected = reference(model, signature).run(feeds)
     kind = _with_tf32(rounding(proto), tf32)
     limit = tolerance if tolerance is not None else _TOLERANCE[kind]

@@ -73,6 +73,13 @@ _DTYPE = {
 """The attribute that says what an operator makes."""
 _FREE = frozenset((*_DTYPE, "Constant", "ConstantOfShape", "CastLike", *_BODIED))
 """Operators whose output type does not follow from their inputs alone."""
+_CAST_OPSET = 13
+"""Stated where a model states no version of the standard's operators: Cast has every type from here on."""
+_FP32_ALONE = {
+    "BitCast": "it reads the bits of its input",
+    "MeanVarianceNormalization": "its definition holds constants of FP32",
+}
+"""Operators that the schema lets take the low type, and that cannot."""
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _SCALE_ERROR = 0.01
 """A scale that the low type holds with a larger relative error stays in FP32."""
@@ -165,7 +172,10 @@ def cast_proto(
     """
     work = ModelProto()
     work.CopyFrom(elements.inlined(proto))
-    changes = Changes(opset=(walk.opsets_of(proto).get("", 1),) * 2)
+    if "" not in walk.opsets_of(work):  # a model of other domains alone: Casts are of the standard's
+        work.opset_import.add(domain="", version=_CAST_OPSET)
+        work.ir_version = max(work.ir_version, helper.find_min_ir_version_for(work.opset_import, ignore_unknown=True))
+    changes = Changes(opset=(walk.opsets_of(work).get("", 1),) * 2)
     if proto.functions:
         changes.notes.append(f"{len(proto.functions)} local functions were written out where they are called")
     if renamed := unique_names(work):
@@ -411,8 +421,13 @@ class _Caster:
         present = [tensor for tensor in (*op.inputs, *op.outputs) if tensor is not None]
         if not any("(float)" in tensor.kind or not tensor.kind for tensor in present):
             return None
+        if op.type in _FP32_ALONE:
+            return f"`{op.type}`: {_FP32_ALONE[op.type]}"
         if op.signature is None:
             return f"the types `{op.type}` takes are not known"
+        for item in op.node.attribute:
+            if item.t.data_type == TensorProto.FLOAT and op.type not in _FREE:
+                return f"its attribute `{item.name}` is FP32, and so is what it reads"
         if any("(float)" in tensor.kind and tensor.kind != FLOAT for tensor in present):
             return "sequences and optionals keep their type"
         unknown = next((tensor for tensor in present if not tensor.kind), None)

@@ -19,15 +19,17 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.run import run_arrays
 from trt_engine.engine import OutputError
-from trt_engine.errors import UsageError
+from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.trace import trace
 from trt_engine.model import Model
 from trt_engine.precision.cast import unique_names
+from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.precision.samples import Samples
-from trt_engine.runtime.feeds import random_feeds, shapes_of
+from trt_engine.runtime.feeds import shapes_of
 from trt_engine.tensors import Signature
 
 __all__ = ["Comparison", "Measured", "compared_tensors", "difference", "open_batch"]
@@ -69,10 +71,10 @@ class Comparison:
         signature = self.model.signature
         try:
             shapes = shapes_of(signature, None, batch=open_batch(signature, _ROWS))
-        except UsageError as error:
+            return random_inputs(self.model.path, signature, shapes), "seeded random, seed 0"
+        except (UsageError, ModelError) as error:
             log.info("no comparison with the model as it was: %s", error.message)
             return None, ""
-        return random_feeds(signature, shapes, 0), "seeded random, seed 0"
 
     def measure(self, path: Path, on: Literal["kernels", "emulation"], level: str) -> None:
         """Run both: enough to see a graph that is wrong, not to say how accurate it is on a task."""
@@ -118,7 +120,7 @@ def _run(path: Path, tensors: Sequence[str], feeds: dict[str, Array], level: str
     except session.ERRORS as error:
         raise session.on_load(error, path) from error
     try:
-        results: list[Array] = loaded.run(list(tensors), feeds)
+        results: list[Array] = run_arrays(loaded, tensors, feeds)
     except session.ERRORS as error:
         raise session.on_run(error) from error
     return results

@@ -124,7 +124,7 @@ def prove(
             layer.step.node.op_type,
             layer.kind,
             _weight(layer, by) / total if total else 0.0,
-            f"{layer.kind} in the graph itself",
+            f"{layer.kind} in the graph itself" + (f", where {layer.partly}" if layer.partly else ""),
         )
         for layer in counted
         if not _is(asked, layer.kind)

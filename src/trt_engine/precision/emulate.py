@@ -271,7 +271,7 @@ def _laid_over(scale: Array, values: Array, given: Mapping[str, Any]) -> Array:
     if scale.size == 1:
         return scale.reshape(())
     axis = given.get("axis", 1) % values.ndim
-    if scale.ndim == 1:
+    if scale.ndim == 1 and not (values.ndim == 1 and given.get("block_size")):
         shape = [1] * values.ndim
         shape[axis] = -1
         return scale.reshape(shape)

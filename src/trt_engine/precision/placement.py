@@ -92,6 +92,11 @@ class Site:
         return walk.label(self.node)
 
     @property
+    def scaled(self) -> int | None:
+        """The weight's axis that can have a scale for each channel; None for batched weights, which no kernel takes so."""
+        return self.channel if self.node.op_type in CONVOLUTIONS or len(self.shape) == 2 else None
+
+    @property
     def key(self) -> str:
         """What no other node of the graph has: its output."""
         return str(self.node.output[0])

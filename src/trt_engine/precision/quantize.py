@@ -252,7 +252,7 @@ class _Job:
         config, signature = self.config, self.model.signature
         if isinstance(self.data, str) and self.data == "random":
             shapes = shapes_of(signature, None, batch=open_batch(signature, config.sample_batch))
-            made = random_samples(signature, shapes, _RANDOM)
+            made = random_samples(self.model, shapes, _RANDOM)
             self._warn("calibrated on random feeds: the ranges say little about real data")
             return made
         if self.data is not None:

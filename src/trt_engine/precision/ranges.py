@@ -75,7 +75,7 @@ def ranges(
     check_onnxruntime(model, proto)
     if data is None:
         wanted = shapes_of(model.signature, None, batch=batch if model.signature.batch_axis else None, overrides=shapes)
-        samples = random_samples(model.signature, wanted, _RANDOM_BATCHES, seed)
+        samples = random_samples(model, wanted, _RANDOM_BATCHES, seed)
         log.warning("no data given: the ranges are those of random inputs, and real ones may lie far from them")
     else:
         samples = open_samples(data, model.signature, batch=batch, limit=limit, preprocess=preprocess)
