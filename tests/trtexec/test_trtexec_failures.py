@@ -170,7 +170,8 @@ def test_the_text_of_a_log_shows_node_plugin_and_bytes(tmp_path: Path, capsys: p
     ("text", "name"),
     [
         ("Error Code 1: Myelin ([tactic.cpp:1676: enumerate_tactics] Tactic Selection: no tactics to implement the "
-         "operation within workspace limit. Consider increase the allowed workspace size if applicable.)", "insufficient_workspace"),
+         "operation within workspace limit. Consider increase the allowed workspace size if applicable.)",
+         "insufficient_workspace"),
         ("Error Code 4: Internal Error (kOPT values for profile 0 violate shape constraints: IShuffleLayer rs: reshaping "
          "failed for tensor: x reshape would change volume 12 to 16)", "shape_mismatch"),
         ("Error Code 4: API Usage Error (Network has dynamic or shape inputs, but no optimization profile has been "
