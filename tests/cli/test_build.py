@@ -139,7 +139,7 @@ def test_one_document_on_stdout_and_the_talk_on_stderr(run: Run, tmp_path: Path)
 
 @pytest.mark.usefixtures("net")
 def test_the_text_says_what_to_type_next(run: Run):
-    done = run("net.onnx", "-o", "net.engine.onnx", "-q")
+    done = run("net.onnx", "--batch", "1:2:4", "-o", "net.engine.onnx", "-q")
     assert done.returncode == 0 and done.stderr == ""
     assert "trt-engine bench net.engine.onnx" in done.stdout and "fp32 100 %" in done.stdout
 
