@@ -588,6 +588,8 @@ class LogReport:
     error_text: str | None = None
     """The line that carries the cause."""
     error_node: str | UnsetType = UNSET
+    """The node of the graph by its full path; of a missing plugin whose node has no path the plugin's name."""
+    error_plugin: str | UnsetType = UNSET
     requested_bytes: int | UnsetType = UNSET
     """The memory that could not be had."""
     unknown_options: tuple[str, ...] | UnsetType = UNSET

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,10 +64,23 @@ def command(
     target = _one(out, trtexec_save, "-o", "--saveEngine")
     told = f"{target}/" if target is not None and options.out_is_folder() else target
     planned = plan(source, out=told, config=config, yes=yes)
+    planned = replace(planned, warnings=(*_open_batch(planned, config), *planned.warnings))
     report = _planned(planned, force=force) if dry_run else _reported(planned, carry_out(planned, force=force))
     output.emit(
         talk, output.document("build", report, command=options.spelled_command()), _text(report, planned)
     )  # fmt: skip
+
+
+def _open_batch(planned: BuildPlan, config: BuildConfig) -> Iterator[str]:
+    """The warning for a model of any batch that is built for one alone because no batch was given."""
+    inputs = [
+        spec.name for spec in planned.model.signature.inputs if 0 in spec.dynamic and spec.name not in config.shapes
+    ]
+    if config.batch is None and not config.profiles and inputs:
+        yield (
+            f"the batch of `{inputs[0]}` is open and none was given: the engine takes batch 1 alone; "
+            "`--batch 1:8:64` builds it for 1 to 64, tuned for 8"
+        )
 
 
 def _one(ours: Path | None, theirs: Path | None, name: str, spelling: str) -> Path | None:
