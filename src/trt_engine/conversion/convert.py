@@ -263,7 +263,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             log.info("the %s exporter failed: %s", name, error)
             continue
         seconds = time.monotonic() - started
-        tidy(exported.path, exported.symbols, exported.roots)
+        tidy(exported.path, exported.symbols, exported.roots, modules=exported.modules)
         must_be_deterministic(exported.path)
         given = given if given is not None else answers(exported)
         log.info("comparing with the source at %d sets of shapes", len(given))

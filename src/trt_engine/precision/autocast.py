@@ -29,6 +29,7 @@ from trt_engine.errors import ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import carry
 from trt_engine.precision import elements, stored
 from trt_engine.precision.cast import refuse_target
 from trt_engine.precision.rules import check_strong_typing
@@ -122,6 +123,9 @@ def autocast(
         if not draft.is_file():
             raise ModelError("ModelOpt's AutoCast wrote no model", hint="`-v` shows its log; or leave `--careful` out")
         _must_be_valid(draft, opened.path)
+        after = read_proto(draft)
+        if carry(after, before):
+            draft.write_bytes(after.SerializeToString())
         report = _report(opened, before, draft, to, keep_io, version)
         try:
             weights = staging / beside.name

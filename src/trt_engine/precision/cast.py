@@ -25,6 +25,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, version
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import carry
 from trt_engine.graph.trace import attributes
 from trt_engine.model import Model
 from trt_engine.precision import elements, stored
@@ -178,6 +179,7 @@ def cast_proto(
     caster.keep_what_must()
     caster.rewrite()
     _fold_casts(work, changes)
+    carry(work, proto)
     return work, changes
 
 

@@ -25,6 +25,7 @@ from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import carry
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
@@ -299,6 +300,7 @@ class _Job:
     ) -> tuple[Measured | None, dict[str, Path]]:
         """The quantised model and its emulation at their places, compared with the model as it was."""
         folder, rest = self.model.path.parent, self.config.high_precision
+        carry(proto, read_proto(self.model.path))
         # what a CPU computes around 16-bit Q/DQ says little of the file: the emulation keeps the rest in FP32
         kernels = self.form.name in _KERNELS and not alone and rest == "fp32"
         compared = Comparison(self.model, samples) if self.config.parity else None
@@ -309,6 +311,7 @@ class _Job:
                 made = _copy(proto)
                 round_convolutions(made, weights, self.form, alone, None if self.config.weights_only else amax)
                 emulated(made, folder)
+                carry(made, proto)
                 target = self.emulation or stage / "emulation.onnx"
 
                 def prove(path: Path) -> None:
