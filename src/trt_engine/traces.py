@@ -117,6 +117,8 @@ class LayerRow:
     """Read and written in one inference if nothing stays in a cache: inputs, weights, outputs."""
     precision: str = ""
     """What it computes in, as the census counts: `fp16`; empty for what moves data, and where nothing tells."""
+    module: str | None = None
+    """The PyTorch module of its nodes, of those that multiply if any do: `layer2.0.conv1`; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

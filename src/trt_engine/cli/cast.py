@@ -11,7 +11,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.config import parse_shapes
 from trt_engine.errors import UsageError
-from trt_engine.figures import percent, size
+from trt_engine.figures import percent, size, with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import CastReport
@@ -121,14 +121,14 @@ def _text(report: CastReport) -> str:
         )
         lines.append(("precision", shares))
     for index, item in enumerate(report.kept[:_SHOWN]):
-        lines.append(("kept" if not index else "", f"{item.node} ({item.op}): {item.reason}"))
+        lines.append(("kept" if not index else "", f"{with_module(item.node, item.module)} ({item.op}): {item.reason}"))
     if len(report.kept) > _SHOWN:
         lines.append(("", f"and {len(report.kept) - _SHOWN} more (`--json` lists them)"))
     if report.constants_clamped:
         lines.append(("clamped", ", ".join(report.constants_clamped)))
     lines += [("note" if not index else "", text) for index, text in enumerate(report.notes)]
     for index, finding in enumerate(report.findings):
-        lines.append(("rules" if not index else "", f"{finding.message} ({finding.where})"))
+        lines.append(("rules" if not index else "", finding.text))
     if not report.findings:
         lines.append(("rules", "nothing a strongly typed TensorRT build would refuse"))
     lines += _parity_lines(report)

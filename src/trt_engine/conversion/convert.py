@@ -370,11 +370,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     model = open_model(asked.out)
     warnings += _fallback(made)
     findings = _findings(model, asked, made)
-    warnings += [
-        f"{item.message} ({item.where})" if item.where and f"`{item.where}`" not in item.message else item.message
-        for item in findings
-        if item.severity == "error" or item.code == "batch-lost"
-    ]
+    warnings += [item.text for item in findings if item.severity == "error" or item.code == "batch-lost"]
     return _report(asked, made, model, final, findings, notes, warnings, before, gone, nbytes, beside, started)
 
 

@@ -33,12 +33,14 @@ def module_of(node: NodeProto) -> str:
 
     From our own entry, what PyTorch's dynamo exporter writes, or the names of its TorchScript exporter.
     """
-    metadata = {item.key: item.value for item in node.metadata_props}
+    metadata: dict[str, str] = {item.key: item.value for item in node.metadata_props}
     if KEY in metadata:
         return metadata[KEY]
     if _SCOPES in metadata:
         if "BatchNorm" in metadata.get(_RULE, "") and len(node.input) > 1 and node.input[1].endswith(".weight"):
-            return node.input[1].removesuffix(".weight")  # fused by the exporter, under the name of the normalisation
+            return str(node.input[1]).removesuffix(
+                ".weight"
+            )  # fused by the exporter, under the name of the normalisation
         return _last_module(metadata[_SCOPES])
     return _of_scoped_name(node.name)
 
@@ -111,24 +113,36 @@ def _main(nodes: Iterable[tuple[str, bool]]) -> str:
 
 
 class ModulePaths:
-    """The module paths of a model's nodes, by the names that reports and backends give those nodes."""
+    """The module paths of a model's nodes, by the names that reports and backends give nodes, their results and weights."""
 
     def __init__(self, proto: ModelProto | None) -> None:
         self._found: dict[str, tuple[str, bool]] = {}
+        known: list[tuple[NodeProto, tuple[str, bool]]] = []
         for place in walk.nodes(proto) if proto is not None else ():
             node = place.node
             if path := module_of(node):
-                entry = (path, _multiplies(node))
-                self._found.setdefault(walk.label(node), entry)
-                for name in node.output[:1]:
-                    self._found.setdefault(f"node_of_{name}", entry)  # TensorRT's parser, for a node without a name
+                self._found.setdefault(walk.label(node), (path, _multiplies(node)))
+                known.append((node, (path, _multiplies(node))))
+        for node, entry in known:
+            for name in node.output:
+                self._found.setdefault(name, entry)
+                self._found.setdefault(f"node_of_{name}", entry)  # TensorRT's parser, for a node without a name
+        stored = {item.name for graph in walk.graphs(proto) for item in graph.initializer} if known and proto else set()
+        for node, entry in known:
+            for name in stored.intersection(node.input):
+                self._found.setdefault(name, entry)
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def of(self, *names: str | None) -> str | None:
         """The path of the layer made of the nodes with these names; None where it is not known."""
-        return _main(self._found[name] for name in names if name in self._found) or None
+        return _main(self._found.get(name) or _told_by(name) for name in names if name) or None
+
+
+def _told_by(name: str) -> tuple[str, bool]:
+    """Of a node that the model does not have, or without the model: TorchScript's names are paths."""
+    return _of_scoped_name(name), _LINEAR.search(name.rpartition("/")[2]) is not None
 
 
 def with_modules(items: Iterable[Any], paths: ModulePaths, field: str = "node") -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from trt_engine.errors import ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.load import check, open_model, read_proto
-from trt_engine.graph.module_paths import carry
+from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
 from trt_engine.precision import elements, stored
 from trt_engine.precision.cast import refuse_target
 from trt_engine.precision.rules import check_strong_typing
@@ -204,6 +204,7 @@ def _must_be_valid(path: Path, source: Path) -> None:
 def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io: bool, version: str) -> CastReport:
     """The report, from what stands in the two graphs."""
     after = read_proto(draft)
+    paths = ModulePaths(after)
     layers = list(layers_of(after))
     kept = [layer for layer in layers if layer.kind == "fp32"]
     operators = Counter(layer.step.node.op_type for layer in layers if layer.kind == to)
@@ -225,9 +226,12 @@ def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io:
         nodes=len(layers),
         nodes_cast=sum(operators.values()),
         operators_cast=dict(operators.most_common()),
-        kept=tuple(
-            KeptNode(walk.label(layer.step.node), layer.step.node.op_type, "careful", "AutoCast left it in FP32")
-            for layer in kept
+        kept=with_modules(
+            [
+                KeptNode(walk.label(layer.step.node), layer.step.node.op_type, "careful", "AutoCast left it in FP32")
+                for layer in kept
+            ],
+            paths,
         ),
         casts_added=max(casts[1] - casts[0], 0),
         casts_removed=max(casts[0] - casts[1], 0),
@@ -236,6 +240,6 @@ def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io:
         constants_clamped=(),
         nbytes_before=opened.nbytes,
         nbytes_after=None,
-        findings=check_strong_typing(after),
+        findings=with_modules(check_strong_typing(after), paths, "where"),
         notes=(f"by NVIDIA ModelOpt {version}, AutoCast",),
     )

@@ -25,7 +25,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, version
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check, open_model, read_proto
-from trt_engine.graph.module_paths import carry
+from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
 from trt_engine.graph.trace import attributes
 from trt_engine.model import Model
 from trt_engine.precision import elements, stored
@@ -125,7 +125,7 @@ def cast(
         name=str(opened.path),
     )
     findings = check_strong_typing(proto)
-    report = changed.report(opened, to, keep_io, findings)
+    report = changed.report(opened, to, keep_io, findings, ModulePaths(proto))
     if target is not None and not dry_run:
         written = _write(proto, changed.sources, opened, target, changed)
         artifacts = {"model": str(target)}
@@ -202,7 +202,9 @@ class Changes:
     sources: list[stored.Source] = field(default_factory=list)
     """Weights in external files that are converted when the result is written."""
 
-    def report(self, model: Model, to: str, keep_io: bool, findings: tuple[Finding, ...]) -> CastReport:
+    def report(
+        self, model: Model, to: str, keep_io: bool, findings: tuple[Finding, ...], paths: ModulePaths
+    ) -> CastReport:
         return CastReport(
             model=str(model.path),
             out=None,
@@ -213,7 +215,7 @@ class Changes:
             nodes=self.nodes,
             nodes_cast=self.cast,
             operators_cast=dict(self.operators.most_common()),
-            kept=tuple(self.kept),
+            kept=with_modules(self.kept, paths),
             casts_added=self.casts_added,
             casts_removed=self.casts_removed,
             constants_converted=self.converted,
@@ -221,7 +223,7 @@ class Changes:
             constants_clamped=tuple(self.clamped),
             nbytes_before=model.nbytes,
             nbytes_after=None,
-            findings=findings,
+            findings=with_modules(findings, paths, "where"),
             notes=tuple(self.notes),
         )
 

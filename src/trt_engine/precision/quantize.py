@@ -25,7 +25,7 @@ from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
-from trt_engine.graph.module_paths import carry
+from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
@@ -467,6 +467,7 @@ class _Draft:
     ) -> QuantizeReport:
         """The report; of a dry run without `proto`."""
         job, config = self.job, self.job.config
+        paths = ModulePaths(read_proto(job.model.path))
         sizes = [files[name].stat().st_size for name in ("model", "weights") if name in files]
         lies = f"{job.form.name}, in the emulation alone"
         alone = [QuantizedNode(site.label, site.node.op_type, lies, site.activation, None, 0.0) for site in self.alone]
@@ -477,8 +478,8 @@ class _Draft:
             method="awq" if config.method == "awq" else "rtn",
             weights_only=config.weights_only or job.form.weights_only,
             high_precision=config.high_precision,
-            quantized=(*nodes, *alone),
-            left=tuple(LeftNode(item.node, item.op, item.reason) for item in self.placement.left),
+            quantized=with_modules((*nodes, *alone), paths),
+            left=with_modules([LeftNode(item.node, item.op, item.reason) for item in self.placement.left], paths),
             opset_before=self.opset,
             opset=opset,
             nbytes_before=job.model.nbytes,

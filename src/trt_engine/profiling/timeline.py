@@ -13,6 +13,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from trt_engine.figures import with_module
 from trt_engine.files import json_bytes, write_whole
 from trt_engine.profiling.capture import Launch
 from trt_engine.profiling.categories import of_kernel, short
@@ -181,8 +182,8 @@ def _layers(sheet: _Sheet, layers: LayerProfile, start_ns: int) -> None:
     for row in layers.rows:
         end = reached + max(0, round(row.mean_ms * 1e6))
         told = {"kind": row.kind, "share": round(row.share, 4), "calls": row.calls, "device": row.device,
-                "provider": row.provider, "ONNX nodes": list(row.onnx_nodes) or None}  # fmt: skip
-        slices.append(_Slice(reached, end, row.name, row.category, told))
+                "provider": row.provider, "ONNX nodes": list(row.onnx_nodes) or None, "module": row.module}  # fmt: skip
+        slices.append(_Slice(reached, end, with_module(row.name, row.module), row.category, told))
         reached = end
     sheet.track(_LAYERS, 1, "layers", slices)
 
