@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -220,16 +220,15 @@ def _table(report: ProfileReport, top: int) -> Iterator[str]:
         yield ""
         yield f"top {min(top, len(report.kernels))} of {len(report.kernels)} kernels"
         yield f"  {'share':>6} {'ms':>9} {'times':>7} {'mean us':>9}  kernel"
-        modules = {row.name: row.module for row in report.layers.rows} if report.layers is not None else {}
+        label = report.layers.label if report.layers is not None else str
         for kernel in report.kernels[:top]:
-            yield _kernel(kernel, modules)
+            yield _kernel(kernel, label)
     if report.layers is not None and report.layers.rows:
         yield from _layers(report.layers, top)
 
 
-def _kernel(row: KernelRow, modules: Mapping[str, str | None]) -> str:
-    names = [with_module(name, modules.get(name)) for name in row.layers]
-    where = f"  <- {_few(names)}" if names else ""
+def _kernel(row: KernelRow, label: Callable[[str], str]) -> str:
+    where = f"  <- {_few([label(name) for name in row.layers])}" if row.layers else ""
     figures = f"{row.share:>6.1%} {figure(row.ms):>9} {row.per_inference:>7.6g} {figure(row.mean_us):>9}"
     return f"  {figures}  {row.short} ({row.category}){where}"
 

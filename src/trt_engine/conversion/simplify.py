@@ -303,7 +303,7 @@ class _Job:
 
 
 def restore(proto: ModelProto, before: ModelProto, unwanted: set[str]) -> None:
-    """Inputs, outputs, module paths and the exporter's words of the model before, in place; `unwanted` outputs were for us alone.
+    """Inputs, outputs, modules and the exporter's words of the model before, in place; `unwanted` outputs were ours alone.
 
     An output whose rank the model before did not state keeps what is known of it now.
     """

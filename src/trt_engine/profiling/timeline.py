@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def write_timeline(
     sheet = _Sheet(base)
     _windows(sheet, windows)
     _host(sheet, asked)
-    _devices(sheet, activities, layers_of or {})
+    label = lru_cache(layers.label) if layers is not None else str
+    _devices(sheet, activities, {index: label(name) for index, name in (layers_of or {}).items()})
     _flows(sheet, activities, asked)
     if layers is not None:
         _layers(sheet, layers, min((start for start, _ in windows), default=base))

@@ -216,8 +216,9 @@ def kernels(named: Named) -> Section | None:
             ("mean µs", column([row.mean_us for row in rows])),
             ("max µs", column([row.max_us for row in rows])),
         ]
+        label = profile.layers.label if profile.layers is not None else str
         if any(row.layers for row in rows):
-            columns.append(("launched by", [_few(row.layers) for row in rows]))
+            columns.append(("launched by", [_few([label(name) for name in row.layers]) for row in rows]))
         blocks.append(table(f"Kernels{which}{more}; ms in one inference", columns, words=2, also=("launched by",)))
     if len(shown) > _TABLES:
         blocks.append(Paragraph(f"Shown: {_TABLES} of {len(shown)} engines; each record has all its kernels."))
