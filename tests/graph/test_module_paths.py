@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +231,14 @@ def test_a_rewrite_keeps_the_paths(rewrite: str, make: Callable[..., Path], tmp_
         nodes = list(read_proto(tmp_path / "out.onnx").graph.node)
         assert {item.key for node in nodes for item in node.metadata_props} == {KEY}
         assert sum(item.ByteSize() for node in nodes for item in node.metadata_props) < 48 * len(nodes)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("onnxslim") is None, reason="onnxslim is in the full environment")
+def test_a_normalisation_that_onnxslim_fuses_leaves_the_path_of_the_convolution(tmp_path: Path) -> None:
+    report = simplify(net(tmp_path / "net.onnx"), tmp_path / "out.onnx")
+    assert report.by == "onnxslim" and "BatchNormalization" in report.operators_gone
+    assert multiplying(tmp_path / "out.onnx") == LAYERS
 
 
 @pytest.mark.parametrize("to", ["fp16", "bf16"])

@@ -191,13 +191,18 @@ def _fill(nodes: list[NodeProto], new: list[NodeProto]) -> None:
             readers[name].append(node)
         for name in node.output:
             makers[name] = node
+    unknown = {id(node) for node in new}  # the name of a new node may be that of a tensor, which is not its module
+
+    def path_of(node: NodeProto) -> str:
+        return module_of(node) if id(node) not in unknown or node.metadata_props else ""
+
     for node in reversed(new):
-        paths = {module_of(reader) for name in node.output for reader in readers[name]}
+        paths = {path_of(reader) for name in node.output for reader in readers[name]}
         if len(paths) == 1:
             _write(node, paths.pop())
     for node in new:
         if not node.metadata_props and node.input and node.input[0] in makers:
-            _write(node, module_of(makers[node.input[0]]))
+            _write(node, path_of(makers[node.input[0]]))
 
 
 class _Sources:
