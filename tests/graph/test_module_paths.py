@@ -23,6 +23,7 @@ from trt_engine.config import QuantizeConfig, RuntimeConfig
 from trt_engine.conversion.opsets import to_opset
 from trt_engine.conversion.simplify import simplify
 from trt_engine.engine import Engine
+from trt_engine.errors import UsageError
 from trt_engine.graph.fixed import fix_shapes
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.graph.module_paths import KEY, ModulePaths, carry, module_of, name_module
@@ -357,3 +358,35 @@ def test_a_record_written_before_there_were_modules_is_read(tmp_path: Path) -> N
     old = dataclasses.asdict(LayerRow("conv", "Conv", "matrix", 1.0, 1.0, 1.0, 1.0))
     del old["module"]
     assert msgspec.convert(json.loads(json.dumps(old)), LayerRow).module is None
+
+
+# ------------------------------------------------------------------------------------------------ naming modules
+
+
+@pytest.mark.parametrize(
+    ("exclude", "left"),
+    [
+        ({"exclude_nodes": ("layer1.0.conv2",)}, {"layer1.0.conv2"}),
+        ({"exclude_nodes": ("layer1",)}, {"layer1.0.conv1", "layer1.0.conv2"}),
+        ({"exclude_patterns": ("layer1.*.conv1",)}, {"layer1.0.conv1"}),
+        ({"exclude_nodes": ("node_Conv_0",)}, {"layer1.0.conv1"}),
+    ],
+)
+def test_what_is_left_out_can_be_called_by_its_module(
+    exclude: dict[str, tuple[str, ...]], left: set[str], tmp_path: Path
+) -> None:
+    model = net(tmp_path / "net.onnx")
+    report = quantize(model, "int8", config=QuantizeConfig(heads=True, **exclude), dry_run=True)  # type: ignore[arg-type]
+    assert {item.module for item in report.left} == left
+    cast = te.cast(model, "fp16", **exclude)  # type: ignore[arg-type]
+    kept = {item.module for item in cast.kept if item.code == "excluded"}
+    assert left <= kept and kept <= {*left, "layer1.0", "layer1.0.relu", "layer1.0.bn2"}
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    model = net(tmp_path / "net.onnx")
+    with pytest.raises(UsageError) as told:
+        quantize(model, "int8", config=QuantizeConfig(exclude_nodes=("layer1.0.conv3",)), dry_run=True)
+    assert "layer1.0.conv" in str(told.value.hint)
+    with pytest.raises(UsageError):
+        te.cast(model, "fp16", exclude_nodes=("layer1.0.conv3",))

@@ -26,7 +26,12 @@ _SHOWN = 12
 @click.option("--to", type=click.Choice(("fp16", "bf16")), required=True, help="The type to cast to.")
 @options.out_option("The .onnx file to write.")
 @click.option("--keep-io/--no-keep-io", default=True, help="Inputs and outputs stay FP32 [keep].")
-@click.option("--exclude-node", metavar="NAME", multiple=True, help="Leave this node in FP32 (repeatable).")
+@click.option(
+    "--exclude-node",
+    metavar="NAME",
+    multiple=True,
+    help="Leave this node, or PyTorch module (layer4.1), in FP32 (repeatable).",
+)
 @click.option("--exclude-type", metavar="OP", multiple=True, help="Leave this operator in FP32 (repeatable).")
 @click.option("--exclude-pattern", metavar="GLOB", multiple=True, help="Leave these nodes in FP32, as '/head/*'.")
 @click.option("--auto", is_flag=True, help="Leave in FP32 what leaves the type's range on --data.")

@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto
 
 from trt_engine.graph import walk
 
-__all__ = ["KEY", "ModulePaths", "carry", "common", "module_of", "name_module", "with_modules"]
+__all__ = ["KEY", "ModulePaths", "carry", "common", "module_of", "name_module", "names_of", "with_modules"]
 
 KEY = "trt_engine.module"
 _SCOPES, _RULE = "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"
@@ -43,6 +43,12 @@ def module_of(node: NodeProto) -> str:
             )  # fused by the exporter, under the name of the normalisation
         return _last_module(metadata[_SCOPES])
     return _of_scoped_name(node.name)
+
+
+def names_of(node: NodeProto) -> tuple[str, ...]:
+    """What a person can call a node: its name, its module, and every module around that one."""
+    parts = module_of(node).split(".")
+    return walk.label(node), *(".".join(parts[:end]) for end in range(len(parts), 0, -1) if parts[0])
 
 
 def _last_module(scopes: str) -> str:

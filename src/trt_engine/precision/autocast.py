@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import translate
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from trt_engine.errors import ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.load import check, open_model, read_proto
-from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
+from trt_engine.graph.module_paths import ModulePaths, carry, names_of, with_modules
 from trt_engine.precision import elements, stored
 from trt_engine.precision.cast import refuse_target
 from trt_engine.precision.rules import check_strong_typing
@@ -94,6 +94,12 @@ def autocast(
     refuse_target(target, opened, yes=yes)
     before = read_proto(opened.path)
     check(opened, before)
+    inside = [
+        walk.label(place.node)
+        for place in walk.nodes(before)
+        if not {*exclude_nodes}.isdisjoint(names := names_of(place.node))
+        or any(fnmatchcase(name, pattern) for name in names for pattern in exclude_patterns)
+    ]
     with files.staging_folder(target) as staging:
         data = None
         if feeds is not None:
@@ -111,7 +117,7 @@ def autocast(
                 "options": {
                     "low_precision_type": to,
                     "keep_io_types": keep_io,
-                    "nodes_to_exclude": [*map(re.escape, exclude_nodes), *map(translate, exclude_patterns)] or None,
+                    "nodes_to_exclude": [re.escape(name) for name in dict.fromkeys((*exclude_nodes, *inside))] or None,
                     "op_types_to_exclude": list(exclude_types) or None,
                     "calibration_data": str(data) if data is not None else None,
                     "init_max": init_max,
