@@ -182,6 +182,8 @@ class LayerChange:
     before_ms: float | None = None
     after_ms: float | None = None
     onnx_nodes: tuple[str, ...] = ()
+    module: str | None = None
+    """The PyTorch module of these layers, `layer2.0.conv1`; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -909,14 +909,19 @@ class QuantizeConfig:
     )
     heads: bool = opt(False, "quantise the last layer before each output as well")
     exclude_nodes: tuple[str, ...] = opt(
-        (), "leave this node as it is", flags="--exclude-node", multiple=True, parse=str, metavar="NAME"
+        (),
+        "leave this node, or PyTorch module (`layer4.1`), as it is",
+        flags="--exclude-node",
+        multiple=True,
+        parse=str,
+        metavar="NAME",
     )
     exclude_types: tuple[str, ...] = opt(
         (), "leave this operator type as it is", flags="--exclude-type", multiple=True, parse=str, metavar="OP"
     )
     exclude_patterns: tuple[str, ...] = opt(
         (),
-        "leave nodes whose names fit this pattern, as '/head/*'",
+        "leave nodes whose names or modules fit this pattern, as '/head/*'",
         flags="--exclude-pattern",
         multiple=True,
         parse=str,

@@ -21,6 +21,7 @@ from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
 from trt_engine.engine import OutputError, Parity, Passport, Precision, SpeedCheck, Verdict
 from trt_engine.environment import Environment, version_of
+from trt_engine.figures import with_module
 from trt_engine.files import explain, json_bytes
 from trt_engine.tensors import Signature
 
@@ -648,6 +649,15 @@ class Finding:
     message: str
     where: str | None = None
     hint: str | None = None
+    module: str | None = None
+    """The PyTorch module of `where`; None where that is not known."""
+
+    @property
+    def text(self) -> str:
+        """The message with its place, where it does not name it."""
+        if self.where and f"`{self.where}`" not in self.message:
+            return f"{self.message} (at `{with_module(self.where, self.module)}`)"
+        return f"{self.message} (in `{self.module}`)" if self.module else self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -1224,6 +1234,8 @@ class TensorRange:
     fp8_subnormal: float
     """Under one E4M3 scale for the tensor, `absmax` / 448; estimated within a quarter octave."""
     fp8_vanishing: float
+    module: str | None = None
+    """The PyTorch module that makes it, or reads the constant; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1237,6 +1249,8 @@ class Exclusion:
     """Of the finding behind it."""
     reason: str
     tensor: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1288,6 +1302,8 @@ class QuantizedNode:
     """Range of that tensor; None where it is worked out while running."""
     error: float
     """Of the weight, relative: root of the mean square of the difference over that of the weight."""
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1297,6 +1313,8 @@ class LeftNode:
     node: str
     op: str
     reason: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1364,6 +1382,8 @@ class KeptNode:
     op: str
     code: KeptCode
     reason: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1523,6 +1543,8 @@ class SearchGroup:
     drop: float | None
     """Loss of the metric on the subset; None when it was not asked, since everything keeps the budget."""
     quantized: bool
+    modules: tuple[str | None, ...] = ()
+    """The PyTorch module of each node; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.findings import few, ordered
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.graph.load import legible, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, with_modules
 from trt_engine.plans.verdict import plan_verdict
 from trt_engine.plans.verdict import verdict as engine_verdict
 from trt_engine.records import BundleState, EngineReport, Finding, ModelReport, QuantPlacement, RunReport
@@ -110,7 +111,8 @@ def typing_findings(proto: ModelProto, path: Path, known: Collection[str]) -> li
     from trt_engine.precision.rules import check_strong_typing  # plain models do without it
 
     with legible(path):
-        return list(few(item for item in check_strong_typing(proto) if item.code not in known))
+        found = few(item for item in check_strong_typing(proto) if item.code not in known)
+        return list(with_modules(found, ModulePaths(proto), "where"))
 
 
 def placed_elsewhere(placement: QuantPlacement | None) -> bool:

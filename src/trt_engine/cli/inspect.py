@@ -204,8 +204,7 @@ def _placement_lines(placement: QuantPlacement | None) -> list[str]:
 def _finding_lines(findings: Iterable[Finding]) -> list[str]:
     lines = []
     for item in findings:
-        where = f" (at `{item.where}`)" if item.where and item.where not in item.message else ""
-        lines.append(f"{item.severity}: {item.code}: {item.message}{where}")
+        lines.append(f"{item.severity}: {item.code}: {item.text}")
         if item.hint:
             lines.append(f"  hint: {item.hint}")
     return ["findings:", *(f"  {line}" for line in lines)] if lines else ["findings: none"]

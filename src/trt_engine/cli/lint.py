@@ -89,8 +89,7 @@ def _text(report: LintReport) -> str:
     counts = ", ".join(f"{count} {_plural(severity, count)}" for severity, count in report.counts.items() if count)
     lines.append(f"findings: {counts or 'none'}")
     for item in report.findings:
-        where = f" (at `{item.where}`)" if item.where and f"`{item.where}`" not in item.message else ""
-        lines.append(f"  {item.severity}: {item.code}: {item.message}{where}")
+        lines.append(f"  {item.severity}: {item.code}: {item.text}")
         if item.hint:
             lines.append(f"    hint: {item.hint}")
     return "\n".join(map(spelled_out, lines))

@@ -10,7 +10,7 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import QuantizeConfig
-from trt_engine.figures import percent, size
+from trt_engine.figures import percent, size, with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import IntegerKernels, QuantizeReport
@@ -92,7 +92,7 @@ def _text(report: QuantizeReport) -> str:
     lines.append(("quantised", f"{len(report.quantized)} layers"))
     reasons: dict[str, list[str]] = {}
     for item in report.left if report.integer_kernels is None else ():  # else said with the kernels
-        reasons.setdefault(item.reason, []).append(item.node)
+        reasons.setdefault(item.reason, []).append(with_module(item.node, item.module))
     for index, (reason, nodes) in enumerate(reasons.items()):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         lines.append(("left" if not index else "", f"{len(nodes)}: {reason} ({', '.join(nodes[:3])}{more})"))

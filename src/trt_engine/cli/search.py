@@ -10,7 +10,7 @@ import click
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.config import QuantizeConfig, RuntimeConfig
-from trt_engine.figures import MIB, figure, size
+from trt_engine.figures import MIB, figure, size, with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import SearchReport
@@ -155,8 +155,9 @@ def _text(report: SearchReport) -> str:
         lines += ["", f"what a layer costs alone, on {report.subset} pictures:"]
         for group in cost[:_SHOWN]:
             more = f" and {len(group.nodes) - 1} more" if len(group.nodes) > 1 else ""
+            first = with_module(group.nodes[0], group.modules[0] if group.modules else None)
             state = report.to if group.quantized else "float"
-            lines.append(f"  {group.drop:+.4f}  {group.macs:6.1%}  {state:<5}  {group.nodes[0]}{more}")
+            lines.append(f"  {group.drop:+.4f}  {group.macs:6.1%}  {state:<5}  {first}{more}")
         if len(cost) > _SHOWN:
             lines.append(f"  and {len(cost) - _SHOWN} that cost no more than {cost[_SHOWN].drop:+.4f}")
     lines += ["", *_table(report), ""]

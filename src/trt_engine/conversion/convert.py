@@ -263,7 +263,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             log.info("the %s exporter failed: %s", name, error)
             continue
         seconds = time.monotonic() - started
-        tidy(exported.path, exported.symbols, exported.roots)
+        tidy(exported.path, exported.symbols, exported.roots, modules=exported.modules)
         must_be_deterministic(exported.path)
         given = given if given is not None else answers(exported)
         log.info("comparing with the source at %d sets of shapes", len(given))
@@ -370,11 +370,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     model = open_model(asked.out)
     warnings += _fallback(made)
     findings = _findings(model, asked, made)
-    warnings += [
-        f"{item.message} ({item.where})" if item.where and f"`{item.where}`" not in item.message else item.message
-        for item in findings
-        if item.severity == "error" or item.code == "batch-lost"
-    ]
+    warnings += [item.text for item in findings if item.severity == "error" or item.code == "batch-lost"]
     return _report(asked, made, model, final, findings, notes, warnings, before, gone, nbytes, beside, started)
 
 

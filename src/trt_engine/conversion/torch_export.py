@@ -344,6 +344,7 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
         feeds=call.feeds,
         specialized=lambda: _where_specialized(call),
         roots=roots,
+        modules=frozenset(name for name, _ in call.loaded.module.named_modules() if name),
     )
 
 

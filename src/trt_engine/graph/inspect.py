@@ -16,6 +16,7 @@ from trt_engine.graph.census import census, is_dequantize, is_quantize, layers_o
 from trt_engine.graph.findings import findings, islands, ordered
 from trt_engine.graph.flops import count
 from trt_engine.graph.load import legible, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, with_modules
 from trt_engine.graph.quant_placement import PlacedGraph
 from trt_engine.model import Model
 from trt_engine.records import ModelReport
@@ -73,7 +74,7 @@ def inspect_model(
             dynamic={spec.name: spec.dynamic for spec in model.signature.inputs if spec.dynamic},
             external=tuple(item.location for item in model.external),
             domains=dict(Counter(walk.domain_of(node) or "ai.onnx" for node in places).most_common()),
-            findings=ordered(found),
+            findings=with_modules(ordered(found), ModulePaths(proto), "where"),
             metadata={item.key: item.value for item in proto.metadata_props},
         )
 

@@ -25,6 +25,7 @@ from trt_engine.graph.coverage import Gap, element_name, gaps, given_of, support
 from trt_engine.graph.findings import Seen, image_input, look, ordered
 from trt_engine.graph.frozen import misfits
 from trt_engine.graph.inspect import inspect_model
+from trt_engine.graph.module_paths import ModulePaths, with_modules
 from trt_engine.graph.trace import Fact, Step, Trace, flatten, schema_of, trace
 from trt_engine.model import Model
 from trt_engine.records import Finding, OperatorSupport
@@ -97,7 +98,8 @@ def lint(
     found = [item for item in _once((*shared, *own)) if item.code not in _NOT_FOR[target]]
     if target == "onnxruntime":
         found = [replace(item, severity="error") if item.code in _REFUSED else item for item in found]
-    return Linted(ordered(found), support(seen.trace, found_gaps), dict(sizes), assumed, version)
+    found = list(with_modules(ordered(found), ModulePaths(proto), "where"))
+    return Linted(tuple(found), support(seen.trace, found_gaps), dict(sizes), assumed, version)
 
 
 def _broken(model: Model, proto: ModelProto) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, version
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, carry, names_of, with_modules
 from trt_engine.graph.trace import attributes
 from trt_engine.model import Model
 from trt_engine.precision import elements, stored
@@ -131,7 +132,7 @@ def cast(
         name=str(opened.path),
     )
     findings = check_strong_typing(proto)
-    report = changed.report(opened, to, keep_io, findings)
+    report = changed.report(opened, to, keep_io, findings, ModulePaths(proto))
     if target is not None and not dry_run:
         written = _write(proto, changed.sources, opened, target, changed)
         artifacts = {"model": str(target)}
@@ -188,6 +189,7 @@ def cast_proto(
     caster.keep_what_must()
     caster.rewrite()
     _fold_casts(work, changes)
+    carry(work, proto)
     return work, changes
 
 
@@ -210,7 +212,9 @@ class Changes:
     sources: list[stored.Source] = field(default_factory=list)
     """Weights in external files that are converted when the result is written."""
 
-    def report(self, model: Model, to: str, keep_io: bool, findings: tuple[Finding, ...]) -> CastReport:
+    def report(
+        self, model: Model, to: str, keep_io: bool, findings: tuple[Finding, ...], paths: ModulePaths
+    ) -> CastReport:
         return CastReport(
             model=str(model.path),
             out=None,
@@ -221,7 +225,7 @@ class Changes:
             nodes=self.nodes,
             nodes_cast=self.cast,
             operators_cast=dict(self.operators.most_common()),
-            kept=tuple(self.kept),
+            kept=with_modules(self.kept, paths),
             casts_added=self.casts_added,
             casts_removed=self.casts_removed,
             constants_converted=self.converted,
@@ -229,7 +233,7 @@ class Changes:
             constants_clamped=tuple(self.clamped),
             nbytes_before=model.nbytes,
             nbytes_after=None,
-            findings=findings,
+            findings=with_modules(findings, paths, "where"),
             notes=tuple(self.notes),
         )
 
@@ -370,7 +374,8 @@ class _Caster:
 
     def keep_asked(self, nodes: Sequence[str], types: Sequence[str], patterns: Sequence[str]) -> None:
         """The nodes somebody excluded; `UsageError` for a name, operator or pattern that is nowhere in the model."""
-        labels = {op.label for op in self.ops} | {name for op in self.ops for name in op.node.output if name}
+        called = {op: {*names_of(op.node), *op.node.output} - {""} for op in self.ops}
+        labels = {name for names in called.values() for name in names}
         for name in nodes:
             if name not in labels:
                 raise UsageError(f"there is no node `{name}` to exclude", hint=closest(name, sorted(labels)))
@@ -379,18 +384,19 @@ class _Caster:
             if kind not in kinds:
                 raise UsageError(f"there is no operator `{kind}` in the model", hint=closest(kind, sorted(kinds)))
         for pattern in patterns:
-            if not any(fnmatchcase(op.label, pattern) for op in self.ops):
+            if not any(fnmatchcase(name, pattern) for op in self.ops for name in names_of(op.node)):
                 raise UsageError(
                     f"the pattern `{pattern}` fits no node's name", hint="`*` stands for anything, as in `/head/*`"
                 )
         chosen = set(nodes)
         for op in self.ops:
-            if op.label in chosen or not chosen.isdisjoint(op.node.output):
+            if not chosen.isdisjoint(called[op]):
                 self.mark_inside(op, "excluded", "excluded by name")
             elif op.type in types:
                 self.mark_inside(op, "excluded", f"excluded by operator `{op.type}`")
             else:
-                fitting = next((item for item in patterns if fnmatchcase(op.label, item)), None)
+                names = names_of(op.node)
+                fitting = next((item for item in patterns if any(fnmatchcase(name, item) for name in names)), None)
                 if fitting is not None:
                     self.mark_inside(op, "excluded", f"excluded by pattern `{fitting}`")
 

@@ -26,6 +26,7 @@ from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.graph.quant_target import METADATA_KEY, QuantTarget, quant_target
 from trt_engine.model import Model
@@ -361,6 +362,7 @@ class _Job:
     ) -> tuple[Measured | None, dict[str, Path]]:
         """The quantised model and its emulation at their places, compared with the model as it was."""
         folder, rest = self.model.path.parent, self.config.high_precision
+        carry(proto, read_proto(self.model.path))
         # what a CPU computes around 16-bit Q/DQ says little of the file: the emulation keeps the rest in FP32
         kernels = self.form.name in _KERNELS and not alone and rest == "fp32"
         compared = Comparison(self.model, samples) if self.config.parity else None
@@ -371,6 +373,7 @@ class _Job:
                 made = _copy(proto)
                 round_convolutions(made, weights, self.form, alone, None if self.config.weights_only else amax)
                 emulated(made, folder)
+                carry(made, proto)
                 target = self.emulation or stage / "emulation.onnx"
 
                 def prove(path: Path) -> None:
@@ -557,6 +560,7 @@ class _Draft:
     ) -> QuantizeReport:
         """The report; of a dry run without `proto`."""
         job, config = self.job, self.job.config
+        paths = ModulePaths(read_proto(job.model.path))
         sizes = [files[name].stat().st_size for name in ("model", "weights") if name in files]
         lies = f"{job.form.name}, in the emulation alone"
         alone = [QuantizedNode(site.label, site.node.op_type, lies, site.activation, None, 0.0) for site in self.alone]
@@ -568,8 +572,8 @@ class _Draft:
             method="dynamic" if config.dynamic else "awq" if config.method == "awq" else "rtn",
             weights_only=config.weights_only or job.form.weights_only,
             high_precision=config.high_precision,
-            quantized=(*nodes, *alone),
-            left=tuple(LeftNode(item.node, item.op, item.reason) for item in self.placement.left),
+            quantized=with_modules((*nodes, *alone), paths),
+            left=with_modules([LeftNode(item.node, item.op, item.reason) for item in self.placement.left], paths),
             opset_before=self.opset,
             opset=opset,
             nbytes_before=job.model.nbytes,

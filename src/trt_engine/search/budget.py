@@ -31,6 +31,7 @@ from trt_engine.files import ensure_folder, json_bytes, write_whole
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths
 from trt_engine.model import Model
 from trt_engine.precision.formats import format_named
 from trt_engine.precision.quantize import quantize
@@ -275,6 +276,7 @@ def _report(
     paths = {
         "trials": str(trials.path), "exclude": str(planned.out / EXCLUDE), "report": str(planned.out / REPORT),
     }  # fmt: skip
+    modules = ModulePaths(read_proto(planned.model.path))
     warnings = []
     if not final.nodes:
         warnings.append(f"no layer can be quantised to {planned.to} without {planned.metric} dropping too far")
@@ -299,7 +301,13 @@ def _report(
         images=final.images,
         subset=min(planned.subset, len(planned.dataset.items)),
         groups=tuple(
-            SearchGroup(group.nodes, group.macs, found.drops.get(group), group in found.chosen)
+            SearchGroup(
+                group.nodes,
+                group.macs,
+                found.drops.get(group),
+                group in found.chosen,
+                tuple(map(modules.of, group.nodes)),
+            )
             for group in sorted(planned.groups, key=lambda item: -found.drops.get(item, 0.0))
         ),
         points=_points(trials.made),

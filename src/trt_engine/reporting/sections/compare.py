@@ -230,7 +230,11 @@ def structure(report: CompareReport) -> Section | None:
         if shown:
             more = f", the first {_CHANGES} of {len(diff.changes)}" if len(diff.changes) > _CHANGES else ""
             timed = any(change.before_ms is not None or change.after_ms is not None for change in shown)
+            modules = (
+                [clean(change.module or "-") for change in shown] if any(change.module for change in shown) else []
+            )
             columns: list[tuple[str, Sequence[str]]] = [
+                *([("module", modules)] if modules else []),
                 ("layer", [_layer(change.before or change.after) for change in shown]),
                 ("change", [change.change for change in shown]),
                 ("what", [clean(change.text) for change in shown]),
@@ -240,7 +244,11 @@ def structure(report: CompareReport) -> Section | None:
                     ("before ms", column([change.before_ms for change in shown])),
                     ("after ms", column([change.after_ms for change in shown])),
                 ]
-            blocks.append(table(f"{label}: {plural(diff.same, 'layer')} the same; changed{more}", columns, words=3))
+            blocks.append(
+                table(
+                    f"{label}: {plural(diff.same, 'layer')} the same; changed{more}", columns, words=3 + bool(modules)
+                )
+            )
         blocks += [Notice(clean(sentence(text)), "info") for text in diff.warnings]
     return Section("structure", "What changed inside", tuple(blocks)) if blocks else None
 
