@@ -38,6 +38,8 @@ _SHOWN = 10
 @click.option(
     "-O", "given", metavar="NAME=VALUE", multiple=True, help="An argument of the factory or of what loads the name."
 )
+@click.option("--allow-frozen-branches", is_flag=True,
+              help="A Python `if` on values keeps the branch of the example, with a warning.")  # fmt: skip
 @click.option("--factory", metavar="REF", help="What makes the module of a state dict: file.py:factory.")
 @click.option("--simplify/--no-simplify", default=True, help="Fold and deduplicate, checked [yes].")
 @click.option("--tolerance", type=click.FLOAT, metavar="X", help="Largest difference over the largest value [1e-4].")
@@ -59,6 +61,7 @@ def command(
     target: str,
     exporter: str,
     given: tuple[str, ...],
+    allow_frozen_branches: bool,
     factory: str | None,
     simplify: bool,
     tolerance: float | None,
@@ -104,6 +107,7 @@ def command(
             cache=cache,
             external_data=external_data,
             python=python,
+            allow_frozen_branches=allow_frozen_branches,
             yes=yes,
             dry_run=dry_run,
         )

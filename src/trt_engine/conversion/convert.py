@@ -80,6 +80,7 @@ class _Asked:
     cache: Path | None
     external_data: bool
     python: str | None
+    allow_frozen_branches: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class _Made:
     agreement: Agreement | None
     attempts: tuple[ExportAttempt, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def convert(
@@ -110,6 +112,7 @@ def convert(
     cache: Path | str | None = None,
     external_data: bool = False,
     python: str | None = None,
+    allow_frozen_branches: bool = False,
     yes: bool = False,
     dry_run: bool = False,
 ) -> ConvertReport:
@@ -117,7 +120,8 @@ def convert(
 
     `inputs` are examples: `{"images": (2, 3, 640, 640)}`, arrays, `"images:2x3x640x640"`, or .npy and .npz files.
     `dynamic` names the axes that stay open: `{"images": {0: "batch@1..64", 2: "height"}}`, or as `--dynamic` spells it;
-    None opens the first axis of every input as `batch`, `{}` none. Factories run in this process.
+    None opens the first axis of every input as `batch`, `{}` none. Factories run in this process. With
+    `allow_frozen_branches` a Python `if` on values of tensors keeps the branch of the example, with a warning.
 
     Raises `AccuracyError` for a graph that is not its source, with what froze and where it entered; `ModelError` for a
     source that fails; `SetupError` naming the extra for a library that is not installed. Nothing is half-written.
@@ -127,7 +131,7 @@ def convert(
     _refuse_plan(found)
     asked = _asked(
         found, out, inputs, dynamic, opset, target, simplify, exporter, options, factory, tolerance, offline, cache,
-        external_data, python, yes=yes, dry_run=dry_run,
+        external_data, python, allow_frozen_branches, yes=yes, dry_run=dry_run,
     )  # fmt: skip
     log.info("`%s` is a %s source: %s", found.text, found.kind, found.seen)
     if dry_run:
@@ -156,7 +160,7 @@ def _refuse_plan(source: Source) -> None:
 def _asked(
     source: Source, out: Any, inputs: Any, dynamic: Any, opset: int | None, target: Target, simplify: bool, exporter: Any,
     options: Mapping[str, Any] | None, factory: str | None, tolerance: float | None, offline: bool, cache: Any,
-    external_data: bool, python: str | None, *, yes: bool, dry_run: bool,
+    external_data: bool, python: str | None, allow_frozen_branches: bool, *, yes: bool, dry_run: bool,
 ) -> _Asked:  # fmt: skip
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=closest(str(target), TARGETS))
@@ -198,6 +202,7 @@ def _asked(
         cache=None if cache is None else files.path_of(cache, "`cache`"),
         external_data=external_data,
         python=python,
+        allow_frozen_branches=allow_frozen_branches,
     )
 
 
@@ -253,14 +258,21 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
     attempts: list[ExportAttempt] = []
     refused: list[TrtEngineError] = []
     given: Answers | None = None
+    warnings: list[str] = []
     for name in asked.exporters:
         log.info("exporting with the %s exporter", name)
         started = time.monotonic()
         try:
+            if name == "torchscript" and (reads := torch_export.frozen_values(call)):  # a trace follows one branch
+                if not asked.allow_frozen_branches:
+                    raise torch_export.ExportFailed("; ".join(map(str, reads[:_SHOWN_READS])), reads[0])
+                warnings += [str(read).replace("would keep", "keeps") for read in reads]
             exported = torch_export.export(call, name, asked.opset, staging)
         except torch_export.ExportFailed as error:
             attempts.append(ExportAttempt(name, time.monotonic() - started, str(error)))
             log.info("the %s exporter failed: %s", name, error)
+            if error.read is not None:
+                refused.append(AccuracyError(str(error), hint=_hint_for_values(asked)))
             continue
         seconds = time.monotonic() - started
         tidy(exported.path, exported.symbols, exported.roots)
@@ -274,8 +286,18 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             attempts.append(ExportAttempt(name, seconds, error.message))
             log.info("the %s export was refused: %s", name, error.message)
             continue
-        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)))
+        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), warnings=tuple(warnings))
     raise _no_exporter(source, attempts, refused)
+
+
+_SHOWN_READS = 3
+
+
+def _hint_for_values(asked: _Asked) -> str:
+    both = "`torch.where` (or `torch.cond`) keeps both branches"
+    if "torchscript" not in asked.exporters:
+        return both
+    return f"{both}; `--allow-frozen-branches` keeps what the example decides, with a warning"
 
 
 def _no_exporter(source: Source, attempts: list[ExportAttempt], refused: list[TrtEngineError]) -> TrtEngineError:
@@ -286,7 +308,7 @@ def _no_exporter(source: Source, attempts: list[ExportAttempt], refused: list[Tr
         rest = [text for text in others if first.message not in text]
         tail = f" (tried too: {'; '.join(rest)})" if rest else ""
         return type(first)(first.message + tail, hint=first.hint)
-    hint = "control flow on values wants `torch.cond`; `-vv` shows the exporter's own words"
+    hint = "`-vv` shows the exporter's own messages"
     if source.kind == "exported-program":
         hint = "convert the module itself (`file.py:factory`), or export it again with plain `torch.export.Dim`s"
     return ModelError(f"no exporter takes `{source.text}`: {'; '.join(others)}", hint=hint)
@@ -368,7 +390,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     target = files.end_of_links(asked.out)
     nbytes, beside = outside.save(proto, target, open_model(path), outside=asked.external_data, prove=prove)
     model = open_model(asked.out)
-    warnings += _fallback(made)
+    warnings += [*_fallback(made), *made.warnings]
     findings = _findings(model, asked, made)
     warnings += [
         f"{item.message} ({item.where})" if item.where and f"`{item.where}`" not in item.message else item.message

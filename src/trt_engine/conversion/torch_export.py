@@ -24,11 +24,12 @@ from trt_engine.conversion.axes import Axes, Axis, axes_for, sizes_of, symbols_o
 from trt_engine.conversion.examples import Example, array_of, raised
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.torch_loading import Loaded, own_code, place_of
+from trt_engine.conversion.value_reads import ValueRead, read_at, value_reads
 from trt_engine.errors import MemoryExhausted, ModelError, UsageError
 from trt_engine.files import explain
 from trt_engine.tensors import Shape, closest, format_shape
 
-__all__ = ["Call", "ExportFailed", "bound", "export"]
+__all__ = ["Call", "ExportFailed", "bound", "export", "frozen_values"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ _PREFIX = "source."
 
 class ExportFailed(Exception):
     """An exporter could not; the text says why, in one line."""
+
+    def __init__(self, reason: str, read: ValueRead | None = None) -> None:
+        super().__init__(reason)
+        self.read = read
+        """The line that depends on the values of a tensor, where that is why."""
 
 
 @dataclass
@@ -325,7 +331,7 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
         for item in _chain(error):
             if isinstance(item, OSError) and item.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise explain(item, folder.parent) from error
-        raise ExportFailed(_reason(error)) from error
+        raise _failed(error) from error
     versions = dict(call.loaded.versions)
     with contextlib.suppress(ImportError):
         import onnxscript
@@ -477,7 +483,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _reason(error: BaseException) -> str:
+def _failed(error: BaseException) -> ExportFailed:
     """One line: what the innermost error says, and the place in the user's file where it names one."""
     chain = _chain(error)
     told = next(
@@ -492,7 +498,30 @@ def _reason(error: BaseException) -> str:
     text = f"{type(told).__name__}: {lines[0] if lines else ''}"[:300]
     places = [match for match in _USER_LINE.finditer(str(told)) if not _of_a_library(match["file"])]
     place = f"{places[-1]['file']}:{places[-1]['line']} in `{places[-1]['function']}`" if places else place_of(told)
-    return text + (f" ({place})" if place else "")
+    guard = next((item for item in chain if _VALUE_GUARD.search(f"{type(item).__name__}: {item}")), None)
+    line = (_guarded_line(guard) or (places[-1] if places else None)) if guard is not None else None
+    read = read_at(line["file"], int(line["line"]), line["function"]) if line is not None else None
+    if read is not None:
+        return ExportFailed(str(read), read)
+    return ExportFailed(text + (f" ({place})" if place else ""))
+
+
+_VALUE_GUARD = re.compile(r"GuardOnDataDependent|data-dependent expression|[Dd]ata-dependent branching|item\(\) on")
+
+
+def _guarded_line(error: BaseException) -> re.Match[str] | None:
+    """The line of the source at which `torch.export` met a condition on values."""
+    lines = [match for match in _USER_LINE.finditer(str(error)) if "/torch/" not in match["file"]]
+    return lines[-1] if lines else None
+
+
+def frozen_values(call: Call) -> list[ValueRead]:
+    """The lines of the source that read values of tensors while it is traced: what they decide would be frozen."""
+    if call.loaded.scripted or call.loaded.program is not None:
+        return []
+    args = tuple(_tensor(array) for array in call.example().values())
+    with _silent():
+        return value_reads(_Flat(call).eval(), args)
 
 
 def _of_a_library(path: str) -> bool:
