@@ -90,6 +90,27 @@ class TrainingClean(Training):
         return functional.batch_norm(x, self.mean, self.variance, training=self.training)
 
 
+class Decomposed(nn.Module):
+    """Statistics of the batch, which the dynamo exporter writes as plain means."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(x, None, None, training=True)
+
+
+class DecomposedClean(nn.Module):
+    """Statistics of each row: what InstanceNorm is made of is a batch normalisation in training mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.instance_norm(x)
+
+
+class Centred(nn.Module):
+    """Each row less the mean of the batch, as some networks are made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
 class LostBatch(nn.Module):
     """The batch goes into another axis: no output has it first any more."""
 

@@ -184,10 +184,43 @@ def test_a_size_frozen_in_the_numbers_is_found_where_no_shape_shows_it(tmp_path:
 )
 def test_what_belongs_to_training_is_refused_with_the_line(network: str, what: str, tmp_path: Path) -> None:
     inputs = {"x": (4, 4, 3, 3)}
-    with pytest.raises(ModelError, match=rf"the graph has ({what}).*planted\.py:\d+"):
+    with pytest.raises(ModelError, match=rf"the (graph|source) has ({what}).*planted\.py:\d+"):
         convert(network, tmp_path, inputs=inputs)
     assert written(tmp_path) == []
     assert convert(f"{network}Clean", tmp_path, inputs=inputs).worst <= 1e-6
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3)], ids=["images", "one number a channel"])
+def test_statistics_of_the_batch_are_recognised_when_no_operator_shows_them(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"BatchNormalization in training mode.* at .*planted\.py:\d+ in `forward`"):
+        convert("Decomposed", tmp_path, inputs={"x": shape})
+    assert written(tmp_path) == []
+
+
+def test_statistics_of_a_row_are_not_those_of_the_batch(tmp_path: Path) -> None:
+    clean = convert("DecomposedClean", tmp_path, inputs={"x": (4, 3, 5)})
+    assert clean.worst <= 1e-5 and clean.warnings == ()
+
+
+def test_a_network_whose_rows_depend_on_each_other_is_converted_with_a_warning(tmp_path: Path) -> None:
+    report = convert("Centred", tmp_path)
+    assert report.worst <= 1e-5
+    assert any("row 0 of `output` changes with the other rows of its batch" in text for text in report.warnings)
+
+
+def test_a_batch_the_source_fails_at_is_not_claimed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass Two(torch.nn.Module):\n    def forward(self, x):\n"
+        "        if x.shape[0] < 2:\n            raise ValueError('two rows at least')\n        return x * 2\n"
+    )
+    out = tmp_path / "out.onnx"
+    assert run(["convert", f"{tmp_path / 'net.py'}:Two", "--input", "x:2x8", "-o", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(item["low"], item["high"], item["tried"]) for item in report["dynamic"]] == [(2, None, [2, 4, 6])]
+    (said,) = [text for text in report["warnings"] if "two rows at least" in text]
+    assert "does not run at batch 1" in said and said.endswith("the smallest size that was compared is 2")
 
 
 def test_a_batch_that_leaves_its_axis_and_an_input_nobody_reads_are_said(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from trt_engine.errors import Interrupted, UsageError
 from trt_engine.figures import size
 
 if TYPE_CHECKING:
-    from trt_engine.records import ConvertReport
+    from trt_engine.records import ConvertReport, DynamicAxis
 
 __all__ = ["command"]
 
@@ -132,10 +132,7 @@ def _text(report: ConvertReport) -> str:
         lines += [("inputs" if not index else "", str(spec)) for index, spec in enumerate(report.signature.inputs)]
         lines += [("outputs" if not index else "", str(spec)) for index, spec in enumerate(report.signature.outputs)]
     for index, axis in enumerate(report.dynamic):
-        span = f"{axis.low} to {'any' if axis.high is None else axis.high}" + (
-            f", step {axis.step}" if axis.step > 1 else ""
-        )
-        lines.append(("dynamic" if not index else "", f"{axis.symbol}: {span}"))
+        lines.append(("dynamic" if not index else "", f"{axis.symbol}: {_span(axis)}"))
     nodes = f"{report.nodes_before} as exported, {report.nodes} written"
     if report.operators_gone:
         nodes += f" ({', '.join(f'{count} {name}' for name, count in list(report.operators_gone.items())[:4])} gone)"
@@ -158,6 +155,16 @@ def _text(report: ConvertReport) -> str:
         lines.append(("", f"and {len(told) - _SHOWN} more (`trt-engine lint {shlex.quote(report.out)}`)"))
     lines.append(("next", f"trt-engine build {shlex.quote(report.out)}"))
     return _laid_out(lines)
+
+
+def _span(axis: DynamicAxis) -> str:
+    """`tried 1, 2, 4; dynamic`, or with its range: `1 to 64; tried 1, 2, 4`."""
+    tried = f"tried {', '.join(map(str, axis.tried))}" if axis.tried else ""
+    step = f", step {axis.step}" if axis.step > 1 else ""
+    if axis.high is not None:
+        return "; ".join(filter(None, (f"{axis.low} to {axis.high}{step}", tried)))
+    least = f" from {axis.low}" if axis.low > 1 else ""
+    return "; ".join(filter(None, (tried, f"dynamic{least}{step}")))
 
 
 def _laid_out(lines: list[tuple[str, str]]) -> str:

@@ -14,18 +14,11 @@ from typing import Any, Literal, get_args
 
 from trt_engine import files
 from trt_engine.conversion import outside
-from trt_engine.conversion.agreement import (
-    TOLERANCE,
-    Agreement,
-    Answers,
-    agree,
-    answers,
-    axes_of,
-    must_be_deterministic,
-)
+from trt_engine.conversion.agreement import TOLERANCE, Agreement, agree, must_be_deterministic
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
 from trt_engine.conversion.examples import Example, parse_inputs
 from trt_engine.conversion.exporting import Exported
+from trt_engine.conversion.source_runs import Answers, answers, axes_of, mixes_rows, tried_sizes
 from trt_engine.conversion.sources import Source, detect
 from trt_engine.conversion.tidy import name_outputs, tidy, without_traces
 from trt_engine.environment import Environment
@@ -93,6 +86,8 @@ class _Made:
     attempts: tuple[ExportAttempt, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    """Outputs whose rows depend on the other rows of the batch."""
 
 
 def convert(
@@ -258,6 +253,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
     attempts: list[ExportAttempt] = []
     refused: list[TrtEngineError] = []
     given: Answers | None = None
+    mixed: tuple[str, ...] = ()
     warnings: list[str] = []
     for name in asked.exporters:
         log.info("exporting with the %s exporter", name)
@@ -277,7 +273,9 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
         seconds = time.monotonic() - started
         tidy(exported.path, exported.symbols, exported.roots)
         must_be_deterministic(exported.path)
-        given = given if given is not None else answers(exported)
+        if given is None:
+            given = answers(exported)
+            mixed = _mixed(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         try:
             agreement = agree(exported.path, exported, given, asked.tolerance, what=f"the {name} export")
@@ -286,7 +284,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             attempts.append(ExportAttempt(name, seconds, error.message))
             log.info("the %s export was refused: %s", name, error.message)
             continue
-        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), warnings=tuple(warnings))
+        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), (), tuple(warnings), mixed)
     raise _no_exporter(source, attempts, refused)
 
 
@@ -326,12 +324,25 @@ def _from_tensorflow(asked: _Asked, staging: Path) -> _Made:
     try:
         must_be_deterministic(exported.path)
         given = answers(exported)
+        mixed = _mixed(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         agreement = agree(exported.path, exported, given, asked.tolerance, what="the tf2onnx export")
     except BaseException:
         exported.close()
         raise
-    return _Made(exported, given, agreement, (ExportAttempt(exported.exporter, seconds),))
+    return _Made(exported, given, agreement, (ExportAttempt(exported.exporter, seconds),), mixed=mixed)
+
+
+def _mixed(exported: Exported, given: Answers) -> tuple[str, ...]:
+    """The outputs whose rows depend on each other; `ModelError` where that comes from statistics of the batch at hand."""
+    mixed = mixes_rows(exported, given)
+    if mixed and exported.batch_statistics is not None:
+        raise ModelError(
+            f"the source has a BatchNormalization in training mode at {exported.batch_statistics}: row 0 of "
+            f"`{mixed[0]}` changes with the other rows of its batch",
+            hint="export what inference needs alone: `training=self.training` for functional batch_norm",
+        )
+    return mixed
 
 
 def _from_onnx(asked: _Asked) -> _Made:
@@ -390,7 +401,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     target = files.end_of_links(asked.out)
     nbytes, beside = outside.save(proto, target, open_model(path), outside=asked.external_data, prove=prove)
     model = open_model(asked.out)
-    warnings += [*_fallback(made), *made.warnings]
+    warnings += [*_fallback(made), *made.warnings, *_limits(made)]
     findings = _findings(model, asked, made)
     warnings += [
         f"{item.message} ({item.where})" if item.where and f"`{item.where}`" not in item.message else item.message
@@ -432,6 +443,30 @@ def _fallback(made: _Made) -> list[str]:
     return [f"the {item.exporter} exporter was left: {item.reason}" for item in made.attempts if item.reason]
 
 
+def _limits(made: _Made) -> list[str]:
+    """The sizes the source itself does not run at, and outputs that batching changes."""
+    said = []
+    for symbol, size, why in dict.fromkeys(item for answer in made.answers for item in answer.failed):
+        least = tried_sizes(made.answers, symbol)[0]
+        rest = (
+            f"the smallest size that was compared is {least}" if size < least else f"compared at {_tried(made, symbol)}"
+        )
+        said.append(f"the source itself does not run at {symbol} {size}: {why}; {rest}")
+    batch = next((positions[0] for positions in made.exported.symbols.values() if 0 in positions), None)
+    symbols = made.agreement.symbols if made.agreement is not None else {}
+    mixed = [name for name in made.mixed if batch not in [s for at, s in symbols.get(name, {}).items() if at]]
+    if mixed:
+        names = ", ".join(f"`{name}`" for name in mixed)
+        said.append(
+            f"row 0 of {names} changes with the other rows of its batch: requests that share one are not independent"
+        )
+    return said
+
+
+def _tried(made: _Made, symbol: str) -> str:
+    return ", ".join(map(str, tried_sizes(made.answers, symbol)))
+
+
 def _findings(model: Model, asked: _Asked, made: _Made) -> tuple[Finding, ...]:
     known = _shapes_of(made)
     shapes = {spec.name: known[spec.name] for spec in model.signature.inputs if spec.name in known}
@@ -456,7 +491,7 @@ def _report(
         opset=model.opsets.get(""),
         ir_version=model.ir_version,
         signature=model.signature,
-        dynamic=_dynamic(axes_of(made.exported)),
+        dynamic=_dynamic(axes_of(made.exported), made.answers),
         agreement=final.shapes if final is not None else (),
         worst=final.worst if final is not None else None,
         tolerance=asked.tolerance if asked.tolerance is not None else TOLERANCE,
@@ -477,7 +512,7 @@ def _report(
     )
 
 
-def _dynamic(axes: Axes) -> tuple[DynamicAxis, ...]:
+def _dynamic(axes: Axes, given: Answers) -> tuple[DynamicAxis, ...]:
     return tuple(
         DynamicAxis(
             symbol,
@@ -486,12 +521,19 @@ def _dynamic(axes: Axes) -> tuple[DynamicAxis, ...]:
                 for name, positions in axes.items()
                 if any(axis.symbol == symbol for axis in positions.values())
             },
-            limits.low,
+            _low(symbol, limits.low, given),
             limits.high,
             limits.step,
+            tried_sizes(given, symbol) if given else (),
         )
         for symbol, limits in symbols_of(axes).items()
     )
+
+
+def _low(symbol: str, low: int, given: Answers) -> int:
+    """The range's own end, or the smallest size compared where the source does not run at that end."""
+    failed = {size for answer in given for name, size, _ in answer.failed if name == symbol}
+    return tried_sizes(given, symbol)[0] if low in failed else low
 
 
 def _plan(asked: _Asked, started: float) -> ConvertReport:
@@ -505,7 +547,7 @@ def _plan(asked: _Asked, started: float) -> ConvertReport:
         opset=asked.opset,
         ir_version=None,
         signature=None,
-        dynamic=_dynamic(asked.dynamic or {}),
+        dynamic=_dynamic(asked.dynamic or {}, []),
         agreement=(),
         worst=None,
         tolerance=asked.tolerance if asked.tolerance is not None else TOLERANCE,

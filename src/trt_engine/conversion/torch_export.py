@@ -19,12 +19,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trt_engine.conversion.axes import Axes, Axis, axes_for, sizes_of, symbols_of
 from trt_engine.conversion.examples import Example, array_of, raised
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.torch_loading import Loaded, own_code, place_of
-from trt_engine.conversion.value_reads import ValueRead, read_at, value_reads
+from trt_engine.conversion.value_reads import ValueRead, own_frame, read_at, value_reads
 from trt_engine.errors import MemoryExhausted, ModelError, UsageError
 from trt_engine.files import explain
 from trt_engine.tensors import Shape, closest, format_shape
@@ -60,6 +61,8 @@ class Call:
     axes: Axes
     outputs: tuple[str, ...]
     notes: tuple[str, ...]
+    batch_statistics: str | None = None
+    """The line that normalises with the statistics of the inputs at hand."""
 
     def example(self) -> dict[str, Array]:
         """The inputs it is exported with."""
@@ -154,9 +157,12 @@ def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, tex
     hint = _expected(loaded, examples)
     if said:
         hint = f"{'; '.join(said)}: `--fixed` keeps every size; else {hint}"
+    statistics = _BatchStatistics()
     with own_code(f"running `{text}` on the example inputs", hint=hint), _calm():
         tensors = [_tensor(array) for array in call.example().values()]
-        result = _call(loaded.module, tensors, keywords)
+        with statistics:
+            result = _call(loaded.module, tensors, keywords)
+    call.batch_statistics = statistics.place
     outputs = [name for name, _ in _leaves(result)]
     if not outputs:
         raise ModelError(
@@ -164,6 +170,27 @@ def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, tex
         )
     call.outputs, call.notes = _distinct(outputs, set(examples)), tuple(notes)
     return call
+
+
+class _BatchStatistics(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the first line that normalises with `training=True`, whatever an exporter writes it as."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.place is None and "batch_norm" in func.__name__:
+            names = [item.name for item in func._schema.arguments]
+            given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+            if given.get("training") is True or given.get("train") is True:
+                frame = own_frame(sys._getframe(1))
+                self.place = (
+                    f"{frame.f_code.co_filename}:{frame.f_lineno} in `{frame.f_code.co_name}`"
+                    if frame is not None
+                    else "a line of TorchScript"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 def _expected(loaded: Loaded, examples: Mapping[str, Example]) -> str:
@@ -350,6 +377,7 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
         feeds=call.feeds,
         specialized=lambda: _where_specialized(call),
         roots=roots,
+        batch_statistics=call.batch_statistics,
     )
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["ValueRead", "read_at", "value_reads"]
+__all__ = ["ValueRead", "own_frame", "read_at", "value_reads"]
 
 _METHODS = (
     "__bool__ __int__ __float__ __complex__ __index__ __array__ item tolist numpy equal allclose is_nonzero".split()
@@ -100,7 +100,7 @@ def _patched(
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             tensors = [item for item in _flat(args[:2]) if isinstance(item, torch.Tensor)]
             if not (slicing and name == "__index__"):
-                heard(name, tensors, _own_frame(sys._getframe(1)))
+                heard(name, tensors, own_frame(sys._getframe(1)))
             return before(*args, **kwargs)
 
         kept.append((owner, name, vars(owner).get(name)))
@@ -148,7 +148,7 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _own_frame(frame: FrameType | None) -> FrameType | None:
+def own_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame that is neither PyTorch's nor ours."""
     while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
         frame = frame.f_back
