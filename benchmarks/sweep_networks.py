@@ -39,6 +39,7 @@ def _add(family: str, name: str, build: Callable[[], nn.Module], *inputs: str, w
 
 def make(name: str) -> nn.Module:
     """The network in evaluation mode; weights that are set to zero at first are made random, so that every layer counts."""
+    _vision()  # transformers and ultralytics import it too
     torch.manual_seed(0)
     module = NETWORKS[name].build().eval()
     with torch.no_grad():
@@ -79,7 +80,6 @@ class _Part(nn.Module):
 
 def _torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        _vision()
         from torchvision import models
 
         folder, _, function = name.rpartition(".")
@@ -92,21 +92,18 @@ def _torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
 
 
 def _vit() -> nn.Module:
-    _vision()
     from torchvision.models import VisionTransformer
 
     return VisionTransformer(64, 16, 2, 4, 64, 128, num_classes=10)
 
 
 def _swin() -> nn.Module:
-    _vision()
     from torchvision.models import SwinTransformer
 
     return SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=10)
 
 
 def _maxvit() -> nn.Module:
-    _vision()
     from torchvision.models import MaxVit
 
     return MaxVit((64, 64), 16, 4, [16, 32], [1, 1], 8, 0.0, num_classes=10)
@@ -129,7 +126,6 @@ _add("torchvision", "ssdlite_heads", _torchvision("detection.ssdlite320_mobilene
 
 def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        _vision()
         import timm
 
         made: nn.Module = timm.create_model(name, pretrained=False, num_classes=10, **options)
@@ -274,7 +270,6 @@ _add("transformers", "hf_rtdetr", _rtdetr, "pixel_values:2x3x96x96")
 
 def _ultralytics(file: str, kind: str = "DetectionModel") -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        _vision()
         from ultralytics.nn import tasks
 
         made: nn.Module = getattr(tasks, kind)(file, nc=4, verbose=False)

@@ -15,6 +15,7 @@ from trt_engine.figures import size
 
 if TYPE_CHECKING:
     from trt_engine.records import ConvertReport, DynamicAxis
+    from trt_engine.tensors import TensorSpec
 
 __all__ = ["command"]
 
@@ -40,6 +41,7 @@ _SHOWN = 10
 )
 @click.option("--allow-frozen-branches", is_flag=True,
               help="A Python `if` on values keeps the branch of the example, with a warning.")  # fmt: skip
+@click.option("--all-outputs", is_flag=True, help="Keep the outputs of detectors that only training needs.")
 @click.option("--factory", metavar="REF", help="What makes the module of a state dict: file.py:factory.")
 @click.option("--simplify/--no-simplify", default=True, help="Fold and deduplicate, checked [yes].")
 @click.option("--tolerance", type=click.FLOAT, metavar="X", help="Largest difference over the largest value [1e-4].")
@@ -62,6 +64,7 @@ def command(
     exporter: str,
     given: tuple[str, ...],
     allow_frozen_branches: bool,
+    all_outputs: bool,
     factory: str | None,
     simplify: bool,
     tolerance: float | None,
@@ -108,6 +111,7 @@ def command(
             external_data=external_data,
             python=python,
             allow_frozen_branches=allow_frozen_branches,
+            all_outputs=all_outputs,
             yes=yes,
             dry_run=dry_run,
         )
@@ -153,8 +157,41 @@ def _text(report: ConvertReport) -> str:
         lines.append(("lint" if not index else "", f"{finding.code}: {finding.message}"))
     if len(told) > _SHOWN:
         lines.append(("", f"and {len(told) - _SHOWN} more (`trt-engine lint {shlex.quote(report.out)}`)"))
-    lines.append(("next", f"trt-engine build {shlex.quote(report.out)}"))
+    lines.append(("next", f"trt-engine build {shlex.quote(report.out)}{_profile(report)}"))
     return _laid_out(lines)
+
+
+def _profile(report: ConvertReport) -> str:
+    """The sizes an engine is built for: without them, batch 1 alone."""
+    axes = {axis.symbol: axis for axis in report.dynamic}
+    batch = next(
+        (axis for axis in report.dynamic if all(positions == (0,) for positions in axis.inputs.values())), None
+    )
+    if not axes or report.signature is None or not all(axis.tried for axis in report.dynamic):
+        return ""
+    ends = {
+        symbol: (axis.low, _USUAL_BATCH, axis.high or _LARGEST_BATCH)
+        if axis is batch
+        else (min(axis.tried), max(axis.tried), axis.high or max(axis.tried))
+        for symbol, axis in axes.items()
+    }
+    ends = {symbol: (low, min(max(low, most), high), high) for symbol, (low, most, high) in ends.items()}
+    if batch is not None and len(axes) == 1:
+        return f" --batch {':'.join(map(str, ends[batch.symbol]))}"
+
+    def shape(spec: TensorSpec, at: int) -> str:
+        named = zip(spec.shape, spec.symbols, strict=True)
+        return "x".join(str(ends[name][at] if name in ends else size) for size, name in named)
+
+    inputs = [
+        f"{spec.name}:{','.join(shape(spec, at) for at in range(3))}"
+        for spec in report.signature.inputs
+        if spec.dynamic
+    ]
+    return f" --profile {shlex.quote(' '.join(inputs))}"
+
+
+_USUAL_BATCH, _LARGEST_BATCH = 8, 64
 
 
 def _span(axis: DynamicAxis) -> str:

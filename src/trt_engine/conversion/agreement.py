@@ -48,6 +48,8 @@ class Agreement:
     shapes: tuple[ShapeAgreement, ...]
     symbols: dict[str, dict[int, str | None]]
     """Output -> axis that moves -> the symbol it always equals; None for one that is worked out of others."""
+    sizes: dict[str, dict[int, int]]
+    """Output -> axis that had one size throughout, though every symbol moved -> that size."""
     tolerance: float
     notes: tuple[str, ...] = ()
     """What is to be said of how it was compared."""
@@ -131,7 +133,13 @@ def agree(
         found.append(
             ShapeAgreement({name: tuple(shape) for name, shape in answer.shapes.items()}, answer.sizes, errors)
         )
-    return Agreement(tuple(found), _symbols(given), tolerance if tolerance is not None else TOLERANCE, tuple(notes))
+    return Agreement(
+        tuple(found),
+        _symbols(given),
+        _sizes(proto, given),
+        tolerance if tolerance is not None else TOLERANCE,
+        tuple(notes),
+    )
 
 
 @dataclass(frozen=True)
@@ -298,6 +306,24 @@ def _symbols(given: Answers) -> dict[str, dict[int, str | None]]:
                     None,
                 )
     return found
+
+
+_SIZED_BY_VALUES = frozenset("NonZero NonMaxSuppression Unique Compress Loop If".split())
+
+
+def _sizes(proto: ModelProto, given: Answers) -> dict[str, dict[int, int]]:
+    """For every axis of an output that does not move: its size; nothing where values may decide sizes."""
+    still = any(len({answer.sizes[symbol] for answer in given}) < 2 for symbol in given[0].sizes)
+    if still or any(place.node.op_type in _SIZED_BY_VALUES for place in walk.nodes(proto)):
+        return {}
+    return {
+        name: {
+            at: size
+            for at, size in enumerate(first.shape)
+            if all(answer.outputs[name].shape[at : at + 1] == (size,) for answer in given)
+        }
+        for name, first in given[0].outputs.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------ what froze

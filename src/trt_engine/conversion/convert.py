@@ -74,6 +74,7 @@ class _Asked:
     external_data: bool
     python: str | None
     allow_frozen_branches: bool
+    all_outputs: bool
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def convert(
     external_data: bool = False,
     python: str | None = None,
     allow_frozen_branches: bool = False,
+    all_outputs: bool = False,
     yes: bool = False,
     dry_run: bool = False,
 ) -> ConvertReport:
@@ -116,7 +118,8 @@ def convert(
     `inputs` are examples: `{"images": (2, 3, 640, 640)}`, arrays, `"images:2x3x640x640"`, or .npy and .npz files.
     `dynamic` names the axes that stay open: `{"images": {0: "batch@1..64", 2: "height"}}`, or as `--dynamic` spells it;
     None opens the first axis of every input as `batch`, `{}` none. Factories run in this process. With
-    `allow_frozen_branches` a Python `if` on values of tensors keeps the branch of the example, with a warning.
+    `allow_frozen_branches` a Python `if` on values of tensors keeps the branch of the example, with a warning;
+    `all_outputs` keeps outputs that only training needs.
 
     Raises `AccuracyError` for a graph that is not its source, with what froze and where it entered; `ModelError` for a
     source that fails; `SetupError` naming the extra for a library that is not installed. Nothing is half-written.
@@ -126,7 +129,7 @@ def convert(
     _refuse_plan(found)
     asked = _asked(
         found, out, inputs, dynamic, opset, target, simplify, exporter, options, factory, tolerance, offline, cache,
-        external_data, python, allow_frozen_branches, yes=yes, dry_run=dry_run,
+        external_data, python, allow_frozen_branches, all_outputs, yes=yes, dry_run=dry_run,
     )  # fmt: skip
     log.info("`%s` is a %s source: %s", found.text, found.kind, found.seen)
     if dry_run:
@@ -155,7 +158,8 @@ def _refuse_plan(source: Source) -> None:
 def _asked(
     source: Source, out: Any, inputs: Any, dynamic: Any, opset: int | None, target: Target, simplify: bool, exporter: Any,
     options: Mapping[str, Any] | None, factory: str | None, tolerance: float | None, offline: bool, cache: Any,
-    external_data: bool, python: str | None, allow_frozen_branches: bool, *, yes: bool, dry_run: bool,
+    external_data: bool, python: str | None, allow_frozen_branches: bool, all_outputs: bool, *,
+    yes: bool, dry_run: bool,
 ) -> _Asked:  # fmt: skip
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=closest(str(target), TARGETS))
@@ -198,6 +202,7 @@ def _asked(
         external_data=external_data,
         python=python,
         allow_frozen_branches=allow_frozen_branches,
+        all_outputs=all_outputs,
     )
 
 
@@ -249,7 +254,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
     loaded = torch_loading.load(
         source, factory=asked.factory, options=asked.options, offline=asked.offline, cache=asked.cache
     )
-    call = torch_export.bound(loaded, asked.inputs, asked.dynamic, text=source.text)
+    call = torch_export.bound(loaded, asked.inputs, asked.dynamic, text=source.text, all_outputs=asked.all_outputs)
     attempts: list[ExportAttempt] = []
     refused: list[TrtEngineError] = []
     given: Answers | None = None
@@ -285,7 +290,7 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             log.info("the %s export was refused: %s", name, error.message)
             continue
         return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), (), tuple(warnings), mixed)
-    raise _no_exporter(source, attempts, refused)
+    raise _no_exporter(source, attempts, refused, torch_export.recipe_of(call))
 
 
 _SHOWN_READS = 3
@@ -298,14 +303,17 @@ def _hint_for_values(asked: _Asked) -> str:
     return f"{both}; `--allow-frozen-branches` keeps what the example decides, with a warning"
 
 
-def _no_exporter(source: Source, attempts: list[ExportAttempt], refused: list[TrtEngineError]) -> TrtEngineError:
+def _no_exporter(
+    source: Source, attempts: list[ExportAttempt], refused: list[TrtEngineError], recipe: str | None
+) -> TrtEngineError:
     """The error of a source that no exporter took: the first refusal, since it names what froze, else every reason."""
     others = [f"{item.exporter}: {item.reason}" for item in attempts]
     if refused:
         first = refused[0]
         rest = [text for text in others if first.message not in text]
         tail = f" (tried too: {'; '.join(rest)})" if rest else ""
-        return type(first)(first.message + tail, hint=first.hint)
+        hint = first.hint if recipe is None else f"`{recipe}` converts this architecture; else {first.hint}"
+        return type(first)(first.message + tail, hint=hint)
     hint = "`-vv` shows the exporter's own messages"
     if source.kind == "exported-program":
         hint = "convert the module itself (`file.py:factory`), or export it again with plain `torch.export.Dim`s"
@@ -389,7 +397,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     without_traces(proto)
     if made.agreement is not None:
         notes += made.agreement.notes
-        notes += name_outputs(proto, made.agreement.symbols)
+        notes += name_outputs(proto, made.agreement.symbols, made.agreement.sizes)
     final: Agreement | None = None
 
     def prove(draft: Path) -> None:
