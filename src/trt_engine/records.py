@@ -1446,6 +1446,8 @@ class DynamicAxis:
     low: int
     high: int | None
     step: int
+    tried: tuple[int, ...] = ()
+    """The sizes at which the graph was compared with its source."""
 
 
 @dataclass(frozen=True, slots=True)

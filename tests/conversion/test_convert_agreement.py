@@ -18,10 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from patience import HANG_S, runs, until
 from trt_engine.conversion import outside
-from trt_engine.conversion.agreement import Agreement, agree, answers, must_be_deterministic
+from trt_engine.conversion.agreement import Agreement, agree, must_be_deterministic
+from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.examples import resized
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.simplify import simplify
+from trt_engine.conversion.source_runs import answers, mixes_rows, tried_sizes
 from trt_engine.conversion.tidy import tidy
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.graph.load import open_model
@@ -206,6 +208,67 @@ def test_what_trains_or_rolls_dice_is_refused_whatever_exporter_wrote_it(tmp_pat
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
     with pytest.raises(ModelError, match="`dice`"):
         must_be_deterministic(tmp_path / "a.onnx")
+
+
+# ------------------------------------------------------------------------------------------------ sizes that were tried
+
+
+def source_of(
+    answer: Callable[[Array], Array],
+    rows: int = 2,
+    limits: dict[str, Axis] | None = None,
+    refuses: set[int] | None = None,
+) -> Exported:
+    """A source of one input, `batch` rows of three numbers, that raises at the batches in `refuses`."""
+
+    def reference(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if len(feeds["x"]) in (refuses or ()):
+            raise ModelError(f"more than {len(feeds['x'])} rows are needed")
+        return {"y": answer(feeds["x"])}
+
+    def feeds(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
+        return {"x": np.random.default_rng(seed).random(shapes["x"], dtype=np.float32)}
+
+    example = {"x": np.random.default_rng(9).random((rows, 3), dtype=np.float32)}
+    return Exported(
+        Path("unused.onnx"), reference, "dynamo", example, {"x": {0: "batch"}}, limits=limits or {}, feeds=feeds
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "refuses", "tried", "failed"),
+    [
+        (2, set(), (1, 2, 4), []),
+        (2, {1}, (2, 4, 6), [1]),
+        (8, {1, 2, 3}, (4, 8, 16), [1, 2, 3]),
+        (4, {1, 2, 3, 12}, (4, 8), [1, 2, 3, 12]),
+    ],
+    ids=["all", "not at 1", "the smallest that works", "no third size"],
+)
+def test_a_size_is_compared_once_and_those_the_source_fails_at_are_named(
+    rows: int, refuses: set[int], tried: tuple[int, ...], failed: list[int]
+) -> None:
+    given = answers(source_of(lambda x: x * 2, rows, refuses=refuses))
+    assert tried_sizes(given, "batch") == tried
+    assert len({answer.sizes["batch"] for answer in given}) == len(given), "no size stands for another"
+    assert sorted(size for answer in given for _, size, _ in answer.failed) == failed
+
+
+def test_a_range_that_was_named_is_refused_where_the_source_fails_at_its_end() -> None:
+    with pytest.raises(ModelError, match="runs at batch 2 and not at batch 1: more than 1 rows are needed") as refused:
+        answers(source_of(lambda x: x, limits={"batch": Axis("batch", 1, 64)}, refuses={1}))
+    assert "`batch@2..`" in str(refused.value.hint)
+
+
+def test_rows_that_depend_on_each_other_are_found_by_the_numbers_alone() -> None:
+    def mixed(answer: Callable[[Array], Array]) -> tuple[str, ...]:
+        source = source_of(answer, 4)
+        return mixes_rows(source, answers(source))
+
+    assert mixed(lambda x: x * 3 + 1) == ()
+    assert mixed(lambda x: x / len(x)) == (), "the size of a batch is not what the other rows hold"
+    assert mixed(lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3)) == ("y",)
+    assert mixed(lambda x: x - x.mean(1, keepdims=True)) == (), "statistics of one row"
 
 
 # ------------------------------------------------------------------------------------------------ names of sizes

@@ -18,12 +18,11 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.conversion.axes import Axes, Axis, another, shapes_at, sizes_of, symbols_of, variants
-from trt_engine.conversion.examples import resized
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.ranking import in_their_order, ranked
+from trt_engine.conversion.source_runs import Answer, Answers, feeds_at, same, told_sizes
 from trt_engine.engine import OutputError
-from trt_engine.errors import AccuracyError, ModelError, TrtEngineError
+from trt_engine.errors import AccuracyError, ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.frozen import describe, entered, misfits
 from trt_engine.graph.load import check, open_model, read_proto
@@ -32,33 +31,14 @@ from trt_engine.precision.comparison import difference
 from trt_engine.records import ShapeAgreement
 from trt_engine.tensors import Shape, format_shape
 
-__all__ = ["Agreement", "Answers", "agree", "answers", "axes_of", "must_be_deterministic"]
+__all__ = ["Agreement", "agree", "must_be_deterministic"]
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Largest difference over the largest value of the output, and of every channel of it, in FP32."""
 _TOLERANCE_16_BIT = 2e-2
-_SEEDS_WITHOUT_AXES = 3
 _RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the source says to one set of inputs."""
-
-    moved: tuple[str, ...]
-    """Symbols that do not have the example's size."""
-    sizes: dict[str, int]
-    feeds: dict[str, Array]
-    outputs: dict[str, Array]
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return {name: array.shape for name, array in self.feeds.items()}
-
-
-Answers = list[Answer]
 
 
 @dataclass(frozen=True)
@@ -68,6 +48,8 @@ class Agreement:
     shapes: tuple[ShapeAgreement, ...]
     symbols: dict[str, dict[int, str | None]]
     """Output -> axis that moves -> the symbol it always equals; None for one that is worked out of others."""
+    sizes: dict[str, dict[int, int]]
+    """Output -> axis that had one size throughout, though every symbol moved -> that size."""
     tolerance: float
     notes: tuple[str, ...] = ()
     """What is to be said of how it was compared."""
@@ -76,95 +58,6 @@ class Agreement:
     def worst(self) -> float:
         """The largest relative error of all."""
         return max((error.max_rel for item in self.shapes for error in item.outputs.values()), default=0.0)
-
-
-def axes_of(exported: Exported) -> Axes:
-    """The dynamic axes of the export, with their ranges."""
-    return {
-        name: {at: exported.limits.get(symbol, Axis(symbol)) for at, symbol in positions.items()}
-        for name, positions in exported.symbols.items()
-    }
-
-
-# ------------------------------------------------------------------------------------------------ the source
-
-
-def answers(exported: Exported) -> Answers:
-    """The source run at every set of sizes it is to be compared at.
-
-    `ModelError` naming the axis when the source itself cannot move along it, or when it answers the same inputs twice
-    differently.
-    """
-    axes = axes_of(exported)
-    base = {name: array.shape for name, array in exported.example.items()}
-    first = exported.reference(exported.example)
-    again = exported.reference(exported.example)
-    for name, value in first.items():
-        if not _same(value, again[name]):
-            raise ModelError(
-                f"the source is not deterministic: output `{name}` differs between two runs on the same inputs",
-                hint="take random operators out, or seed them inside forward; dropout belongs to training alone",
-            )
-    found = []
-    if not symbols_of(axes):
-        for seed in range(_SEEDS_WITHOUT_AXES):
-            feeds = exported.example if not seed else _feeds(exported, base, seed)
-            found.append(Answer((), {}, dict(feeds), first if not seed else exported.reference(feeds)))
-        return found
-    sizes = sizes_of(axes, base)
-    for seed, (wanted, moved) in enumerate(variants(axes, sizes)):
-        if not moved:
-            found.append(Answer((), wanted, dict(exported.example), first))
-            continue
-        found.append(_moved(exported, axes, base, sizes, wanted, moved, seed))
-    return found
-
-
-def _moved(
-    exported: Exported, axes: Axes, base: Mapping[str, Shape], sizes: dict[str, int], wanted: dict[str, int],
-    moved: tuple[str, ...], seed: int,
-) -> Answer:  # fmt: skip
-    """One answer; another size is tried when the source cannot run at the first."""
-    refused: TrtEngineError | None = None
-    tried = [wanted]
-    if len(moved) == 1:
-        symbol = moved[0]
-        axis, size = symbols_of(axes)[symbol], sizes[symbol]
-        double = 2 * size if axis.holds(2 * size) else another(axis, size, avoid=(wanted[symbol],))
-        if double is not None and double != wanted[symbol]:
-            tried.append({**wanted, symbol: double})
-    for at in tried:
-        feeds = _feeds(exported, shapes_at(axes, dict(base), at), seed)
-        try:
-            return Answer(moved, at, feeds, exported.reference(feeds))
-        except ModelError as error:
-            refused = refused or error
-    assert refused is not None
-    symbol = moved[0]
-    raise ModelError(
-        f"the source itself does not follow `{symbol}`: it runs at {_told(sizes, moved)} and not at {_told(wanted, moved)}: "
-        f"{refused.message}",
-        hint=f"something in it is made for one size; leave `{symbol}` out of `--dynamic`, or name the sizes it takes, "
-        f"as `{symbol}@{sizes[symbol]}..{4 * sizes[symbol]}/{sizes[symbol]}`",
-    ) from refused
-
-
-def _told(sizes: Mapping[str, int], moved: tuple[str, ...]) -> str:
-    return ", ".join(f"{name} {sizes[name]}" for name in moved)
-
-
-def _feeds(exported: Exported, shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
-    if exported.feeds is not None:
-        return exported.feeds(shapes, seed)
-    return {name: resized(array, tuple(shapes[name])) for name, array in exported.example.items()}
-
-
-def _same(one: Array, two: Array) -> bool:
-    if one.shape != two.shape:
-        return False
-    if one.dtype.kind not in "fiub":
-        return bool(np.array_equal(one, two))
-    return bool(np.allclose(one.astype(np.float64), two.astype(np.float64), rtol=1e-6, atol=1e-7, equal_nan=True))
 
 
 # ------------------------------------------------------------------------------------------------ the graph
@@ -240,7 +133,13 @@ def agree(
         found.append(
             ShapeAgreement({name: tuple(shape) for name, shape in answer.shapes.items()}, answer.sizes, errors)
         )
-    return Agreement(tuple(found), _symbols(given), tolerance if tolerance is not None else TOLERANCE, tuple(notes))
+    return Agreement(
+        tuple(found),
+        _symbols(given),
+        _sizes(proto, given),
+        tolerance if tolerance is not None else TOLERANCE,
+        tuple(notes),
+    )
 
 
 @dataclass(frozen=True)
@@ -309,8 +208,8 @@ _DRAWS = 3
 def _drawn_again(exported: Exported, answer: Answer) -> Iterator[Answer]:
     """The source's answers to other inputs of the same shapes."""
     for seed in range(_DRAWS):
-        feeds = _feeds(exported, answer.shapes, 1000 + seed)
-        if all(_same(array, answer.feeds[name]) for name, array in feeds.items()):
+        feeds = feeds_at(exported, answer.shapes, 1000 + seed)
+        if all(same(array, answer.feeds[name]) for name, array in feeds.items()):
             return  # they come from a file
         try:
             yield replace(answer, feeds=feeds, outputs=exported.reference(feeds))
@@ -409,6 +308,24 @@ def _symbols(given: Answers) -> dict[str, dict[int, str | None]]:
     return found
 
 
+_SIZED_BY_VALUES = frozenset("NonZero NonMaxSuppression Unique Compress Loop If".split())
+
+
+def _sizes(proto: ModelProto, given: Answers) -> dict[str, dict[int, int]]:
+    """For every axis of an output that does not move: its size; nothing where values may decide sizes."""
+    still = any(len({answer.sizes[symbol] for answer in given}) < 2 for symbol in given[0].sizes)
+    if still or any(place.node.op_type in _SIZED_BY_VALUES for place in walk.nodes(proto)):
+        return {}
+    return {
+        name: {
+            at: size
+            for at, size in enumerate(first.shape)
+            if all(answer.outputs[name].shape[at : at + 1] == (size,) for answer in given)
+        }
+        for name, first in given[0].outputs.items()
+    }
+
+
 # ------------------------------------------------------------------------------------------------ what froze
 
 
@@ -448,7 +365,7 @@ def _refused(
     at = ", ".join(str(base.sizes[name]) for name in moved)
     where = _where(proto, base, answer, wrong.output, wrong.failed)
     return AccuracyError(
-        f"{symbols} {'is' if len(moved) == 1 else 'are'} frozen at {at}: with {_told(answer.sizes, tuple(moved))}, {told}"
+        f"{symbols} {'is' if len(moved) == 1 else 'are'} frozen at {at}: with {told_sizes(answer.sizes, moved)}, {told}"
         + (f"; {where}" if where else ""),
         hint="take sizes from the tensor where they are used, not as constants; "
         f"or leave {symbols} out of `--dynamic`, or give {'its' if len(moved) == 1 else 'their'} range",

@@ -143,8 +143,13 @@ def _product(
     return f"{text}//{divisor}" if divisor > 1 else text
 
 
-def name_outputs(proto: ModelProto, symbols: Mapping[str, Mapping[int, str | None]]) -> tuple[str, ...]:
-    """Write the symbol at every axis of an output that was seen to be it; what was corrected, in words.
+def name_outputs(
+    proto: ModelProto,
+    symbols: Mapping[str, Mapping[int, str | None]],
+    sizes: Mapping[str, Mapping[int, int]],
+) -> tuple[str, ...]:
+    """Write the symbol at every axis of an output that was seen to be it, and the size of one that never moved; what was
+    corrected, in words.
 
     An axis that moves and is no symbol itself keeps the exporter's expression, or gets a name of its own.
     """
@@ -163,6 +168,9 @@ def name_outputs(proto: ModelProto, symbols: Mapping[str, Mapping[int, str | Non
                 if dim.HasField("dim_value"):
                     said.append(f"axis {at} of the output `{value.name}` was stated as {stated} and is `{wanted}`")
                 dim.dim_param = wanted
+        for at, size in sizes.get(value.name, {}).items():
+            if at < len(dims) and not dims[at].HasField("dim_value"):
+                dims[at].dim_value = size
     return tuple(said)
 
 
