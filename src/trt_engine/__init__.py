@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trt_engine.api.building import build
+    from trt_engine.api.calibrating import calibrate, quantize, ranges
     from trt_engine.api.casting import cast
     from trt_engine.api.comparing import compare
     from trt_engine.api.evaluating import evaluate
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from trt_engine.errors import TrtEngineError
     from trt_engine.logs import log_to
     from trt_engine.matrix.run import run_plan
-    from trt_engine.precision.calibrate import calibrate
-    from trt_engine.precision.quantize import quantize
-    from trt_engine.precision.ranges import ranges
     from trt_engine.profiling.diff import diff
     from trt_engine.records import (
         BenchRecord,
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api.building": ("build",),
+    "api.calibrating": ("calibrate", "quantize", "ranges"),
     "api.casting": ("cast",),
     "api.comparing": ("compare",),
     "api.evaluating": ("evaluate",),
@@ -79,9 +78,6 @@ _HOMES = {
     "logs": ("log_to",),
     "matrix.run": ("run_plan",),
     "records": ("BenchRecord", "BundleReport", "EngineReport", "LintReport", "ModelReport", "Protocol", "SizeReport"),
-    "precision.calibrate": ("calibrate",),
-    "precision.quantize": ("quantize",),
-    "precision.ranges": ("ranges",),
     "runtime.instance": ("InferenceEngine", "InferenceResult"),
     "store": ("Store",),
     "tensors": ("Signature", "TensorSpec"),

@@ -22,6 +22,7 @@ from trt_engine.tensors import Shape, Signature, TensorSpec, closest, format_sha
 
 __all__ = [
     "PRECISIONS",
+    "PREPROCESS_PRESETS",
     "QUANT_TARGETS",
     "Batching",
     "BenchConfig",
@@ -47,6 +48,8 @@ __all__ = [
 ]
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8")
+PREPROCESS_PRESETS = ("imagenet", "yolo")
+"""Pre-processing by name, wherever `--preprocess` takes a file; `yolo:640` names the size as well."""
 QUANT_TARGETS = ("tensorrt", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt")
 """The libraries `quantize` places Q/DQ for (`graph/quant_target.py` has their rules)."""
 
@@ -674,6 +677,10 @@ class BuildConfig:
     calibrate: str | None = opt(
         None, "data to quantise with when --precision asks for what the graph is not: a folder, .npz", metavar="DATA"
     )
+    preprocess: str | None = opt(
+        None, "how pictures of --calibrate become inputs, instead of what the model declares",
+        metavar="|".join(("FILE", *PREPROCESS_PRESETS)),
+    )  # fmt: skip
     profiles: tuple[Profile, ...] = opt(
         (), "min,opt,max shapes, as images:1x3x640x640,8x3x640x640,64x3x640x640", flags="--profile",
         parse=parse_profile, multiple=True, metavar="SPEC",
@@ -892,8 +899,8 @@ class QuantizeConfig:
         "processor needs)", choices=("auto", "on", "off"),
     )  # fmt: skip
     calibrator: str | None = opt(
-        None, "where activations' ranges come from: entropy, minmax, percentile (default: the format's own)",
-        choices=("entropy", "minmax", "percentile"),
+        None, "the rule for activations' ranges (default: mse for INT8, minmax for FP8 and NVFP4)",
+        choices=("mse", "entropy", "percentile", "minmax"),
     )  # fmt: skip
     samples: int | None = opt(None, "how many samples of the data to take (default: all)", least=1)
     sample_batch: int = opt(8, "how many samples run at once", least=1)
@@ -991,3 +998,8 @@ def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
     config = config(**made)
     _within_limits(config)  # a backend's own settings class has no `__post_init__` that asks
     return config
+
+
+def is_preset(preprocess: str) -> bool:
+    """Whether that names a preset of pre-processing, `yolo` or `yolo:640`, and no file."""
+    return preprocess.partition(":")[0] in PREPROCESS_PRESETS

@@ -1275,6 +1275,8 @@ class RangesReport:
     warnings: tuple[str, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
     """Files left out, and why."""
+    preprocess: dict[str, Any] | None = None
+    """What made inputs of pictures, and under `source` who says so; None where the data was not pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1428,6 +1430,8 @@ class CastReport:
     findings: tuple[Finding, ...]
     """Of the typing rules that TensorRT's strongly typed parser enforces, on the result."""
     notes: tuple[str, ...]
+    preprocess: dict[str, Any] | None = None
+    """What made inputs of pictures, and under `source` who says so; None where the data was not pictures."""
     precision: Precision | None = None
     parity: CastParity | None = None
     artifacts: dict[str, str] = field(default_factory=dict)

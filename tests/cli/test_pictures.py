@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 
 import onnx_models as models
+import trt_engine as te
 from trt_engine.cli import main
+from trt_engine.vision import declaration
 
 Say = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -127,4 +129,156 @@ def test_pictures_for_a_model_that_declares_nothing_are_refused_in_words_of_the_
     models.conv_net(tmp_path / "net.onnx")
     code, out, err = say(*verb)
     assert code == 2 and not out and "does not declare how they become inputs" in err
-    assert ".npy" in err and "preprocess=" not in err and "trt_engine." not in err
+    assert (
+        "`--preprocess imagenet|yolo|FILE.json`" in err
+        and ".npy" in err
+        and "preprocess=" not in err
+        and "trt_engine." not in err
+    )
+
+
+def dense_net(path: Path) -> Path:
+    """`images` (batch x 3 x 8 x 8) through two products to `scores`."""
+    rng = np.random.default_rng(0)
+    weights = {
+        name: (rng.normal(size=size) / 8).astype(np.float32) for name, size in (("w", (192, 64)), ("v", (64, 16)))
+    }
+    nodes = [
+        models.node("Flatten", "images", "flat"),
+        models.node("MatMul", "flat w", "wide", name="wide"),
+        models.node("Relu", "wide", "kept"),
+        models.node("MatMul", "kept v", "scores", name="last"),
+    ]
+    sides = {"images": (models.FLOAT, ["batch", 3, 8, 8])}, {"scores": (models.FLOAT, ["batch", 16])}
+    return models.save(path, nodes, *sides, weights)
+
+
+CALIBRATING = {
+    "ranges": ("ranges", "net.onnx", "--data", "imgs"),
+    "cast": ("cast", "net.onnx", "--to", "fp16", "--auto", "--data", "imgs", "-o", "c.onnx"),
+    "quantize": ("quantize", "net.onnx", "--to", "int8", "--calibrate", "imgs", "-o", "q.onnx"),
+    "build": ("build", "net.onnx", "--precision", "int8", "--calibrate", "imgs", "-o", "e.onnx"),
+}
+
+
+@pytest.mark.parametrize("verb", ["ranges", "cast", "quantize"])
+def test_a_model_that_declares_nothing_sees_pictures_by_a_preset_and_the_report_records_it(
+    say: Say, tmp_path: Path, verb: str
+) -> None:
+    dense_net(tmp_path / "net.onnx")
+    code, out, err = say(*CALIBRATING[verb], "--preprocess", "imagenet", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    found = told["calibration"]["preprocess"] if verb == "quantize" else told["preprocess"]
+    assert (found["source"], found["size"], found["resize"]) == ("imagenet", [8, 8], "center-crop")
+    assert found["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_build_and_size_calibrate_with_the_preprocessing_that_is_given(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "raw.json").write_text('{"preprocess": {"size": [32, 32], "channels": "L", "resize": "stretch"}}')
+    asked = ("--precision", "int8", "--calibrate", "imgs", "--preprocess", "raw.json")
+    code, out, err = say("build", VIT, *asked, "-o", "v.engine.onnx", "--json")
+    assert code == 0, err
+    found = json.loads(json.loads(out)["notes"]["preprocess"])
+    assert (found["source"], found["resize"], found["size"]) == ("raw.json", "stretch", [32, 32])
+    quick = ("--duration", "100ms", "--warmup", "0", "--max-batch", "1", "-o", "sized")
+    code, _, err = say("size", VIT, *asked, *quick)
+    assert code == 0, err
+
+
+def test_a_given_file_wins_over_what_is_declared_and_changes_the_ranges(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "raw.json").write_text('{"preprocess": {"size": [32, 32], "channels": "L", "scale": 1.0}}')
+    largest = []
+    for more in ((), ("--preprocess", "raw.json")):
+        code, out, err = say("ranges", VIT, "--data", "imgs", *more, "--json")
+        assert code == 0, err
+        told = json.loads(out)
+        largest.append(next(item["absmax"] for item in told["tensors"] if item["name"] == "images"))
+        assert told["preprocess"]["source"] == (more[1] if more else "declared")
+    assert largest[0] <= 1 < 100 < largest[1]
+
+
+def test_a_preset_makes_the_numbers_that_python_makes_of_it(say: Say, tmp_path: Path) -> None:
+    dense_net(tmp_path / "net.onnx")
+    code, out, err = say("ranges", "net.onnx", "--data", "imgs", "--preprocess", "yolo", "--json")
+    assert code == 0, err
+    shell = {item["name"]: item["absmax"] for item in json.loads(out)["tensors"]}
+    for given in ("yolo", declaration.Preprocess(size=(8, 8))):
+        found = te.ranges(tmp_path / "net.onnx", tmp_path / "imgs", preprocess=given)
+        assert {item.name: item.absmax for item in found.tensors} == shell
+    made = te.calibrate(tmp_path / "net.onnx", tmp_path / "imgs", "minmax", preprocess="yolo")
+    assert made.amax["images"] == shell["images"]
+    report = te.quantize(
+        tmp_path / "net.onnx", "int8", out=tmp_path / "q.onnx", data=tmp_path / "imgs", preprocess="yolo"
+    )
+    assert report.calibration is not None and report.calibration["preprocess"]["source"] == "yolo"
+
+
+@pytest.mark.parametrize("verb", CALIBRATING)
+@pytest.mark.parametrize(
+    ("given", "said", "hint"),
+    [
+        ("nowhere.json", "cannot read `nowhere.json`", "`imagenet`"),
+        ("yolo:16", "declared picture is 3x16x16", "size"),
+        ("broken.json", "is no declaration", "least"),
+    ],
+)
+def test_preprocessing_that_does_not_fit_is_refused_by_every_verb(
+    say: Say, tmp_path: Path, verb: str, given: str, said: str, hint: str
+) -> None:
+    dense_net(tmp_path / "net.onnx")
+    (tmp_path / "broken.json").write_text("{")
+    before = sorted(item.name for item in tmp_path.iterdir())
+    code, out, err = say(*CALIBRATING[verb], "--preprocess", given)
+    assert code == 2 and not out and said in err and hint in err
+    assert sorted(item.name for item in tmp_path.iterdir() if item.name != "store") == before
+
+
+def test_preprocessing_without_pictures_is_an_error_or_a_warning(say: Say, tmp_path: Path) -> None:
+    dense_net(tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", np.zeros((4, 3, 8, 8), np.float32))
+    for verb in (("ranges", "net.onnx"), ("cast", "net.onnx", "--to", "fp16", "-o", "c.onnx")):
+        code, _, err = say(*verb, "--preprocess", "yolo")
+        assert code == 2 and "there are none" in err
+        code, _, err = say(*verb, "--preprocess", "yolo", "--data", "x.npy")
+        assert code == 0 and "`--preprocess yolo` is not used: the data is not pictures" in err
+    code, _, err = say("build", "net.onnx", "--preprocess", "yolo", "--dry-run")
+    assert code == 0 and "`--preprocess yolo` is not used without `--calibrate`" in err
+
+
+def test_another_preprocessing_is_another_cache_and_another_engine(say: Say, tmp_path: Path) -> None:
+    dense_net(tmp_path / "net.onnx")
+    shared = ("quantize", "net.onnx", "--to", "int8", "--cache", "c.json", "--yes", "-o", "q.onnx")
+    assert say(*shared, "--calibrate", "imgs", "--preprocess", "yolo")[0] == 0
+    assert say(*shared, "--preprocess", "yolo")[0] == 0
+    code, _, err = say(*shared, "--preprocess", "imagenet")
+    assert code == 2 and "its inputs were preprocessed otherwise" in err
+    keys = set()
+    (tmp_path / "p.json").write_text('{"preprocess": {"size": [8, 8]}}')
+    for given in ("yolo", "imagenet", "p.json"):
+        code, out, _ = say(*CALIBRATING["build"][:6], "--preprocess", given, "--dry-run", "--json")
+        assert code == 0
+        keys.add(json.loads(out)["key"])
+    (tmp_path / "p.json").write_text('{"preprocess": {"size": [8, 8], "resize": "stretch"}}')
+    keys.add(json.loads(say(*CALIBRATING["build"][:6], "--preprocess", "p.json", "--dry-run", "--json")[1])["key"])
+    plain = {
+        json.loads(say("build", "net.onnx", *more, "--dry-run", "--json")[1])["key"]
+        for more in ((), ("--preprocess", "yolo"))
+    }
+    assert len(keys) == 4 and len(plain) == 1
+
+
+def test_evaluate_and_infer_take_a_preset(say: Say, tmp_path: Path) -> None:
+    dense_net(tmp_path / "net.onnx")
+    for index in range(2):
+        (tmp_path / "classes" / str(index)).mkdir(parents=True)
+        shutil.copy(next((tmp_path / "imgs").iterdir()), tmp_path / "classes" / str(index))
+    code, out, err = say("evaluate", "net.onnx", "--dataset", "classes", "--preprocess", "imagenet", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["vision"]["source"] == "imagenet" and told["task"] == "classify"
+    shown = next((tmp_path / "imgs").iterdir())
+    code, _, err = say("infer", "net.onnx", "--image", shown, "--preprocess", "imagenet")
+    assert code == 0, err
+    code, _, err = say("infer", "net.onnx", "--image", shown)
+    assert code == 2 and "--preprocess imagenet" in err

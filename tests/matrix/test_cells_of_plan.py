@@ -161,6 +161,26 @@ def test_other_calibration_data_makes_other_quantised_cells_alone(cells: Cells, 
     assert (before[0] == after[0], before[1] == after[1]) == (True, False)
 
 
+def test_other_preprocessing_makes_other_quantised_cells_and_other_evaluations(
+    cells: Cells, data: Path, tmp_path: Path
+) -> None:
+    def found(more: str) -> tuple[CellSpec, ...]:
+        return cells(QUANTISED.replace("modes: bench", "modes: [bench, evaluate]") + "dataset: data\n" + more)
+
+    (tmp_path / "p.json").write_text('{"preprocess": {"size": [8, 8]}}')
+    plain, preset, file = found(""), found("preprocess: yolo\n"), found("preprocess: p.json\n")
+    (tmp_path / "p.json").write_text('{"preprocess": {"size": [8, 8], "resize": "stretch"}}')
+    changed = found("preprocess: p.json\n")
+    every = (plain, preset, file, changed)
+    assert len({specs[0].digest for specs in every}) == 1 and len({specs[1].digest for specs in every}) == 4
+    assert len({specs[0].parts["evaluate"] for specs in every}) == 4
+    assert (
+        plain[1].settings.get("calibrate_preprocess") is None and preset[1].settings["calibrate_preprocess"] == "yolo"
+    )
+    own = found("preprocess: yolo\naccuracy: {preprocess: imagenet}\n")[1].settings
+    assert (own["calibrate_preprocess"], own["preprocess"]) == ("yolo", "imagenet")
+
+
 def test_a_file_that_moved_is_the_same_cell(cells: Cells, data: Path, tmp_path: Path) -> None:
     before = digests(cells(QUANTISED))
     (tmp_path / "net.onnx").rename(tmp_path / "moved.onnx")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import shlex
@@ -28,6 +29,7 @@ from trt_engine.api.preparing import (
     data_digest,
     placed_for,
     prepare,
+    preprocess_digest,
     refuse_unpreparable,
 )
 from trt_engine.api.speed_check import alternate, slower_text
@@ -68,6 +70,7 @@ from trt_engine.graph.load import open_model, read_proto
 from trt_engine.graph.quant_placement import PlacedGraph
 from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
+from trt_engine.precision.calibrate import RULES
 from trt_engine.precision.contract import prove_engine
 from trt_engine.protocols import BuildOutcome, BuildPlaces
 from trt_engine.runtime.feeds import random_feeds
@@ -295,8 +298,12 @@ def _keyed(card: Backend, config: BuildConfig) -> BuildConfig:
     Data counts by its content: the same path may hold other samples tomorrow.
     """
     config = replace(config, **{item.name: item.default for item in settings_of(config) if item.name in card.ignores})
-    if config.calibrate is not None:  # what it holds, wherever it lies
-        config = replace(config, calibrate=data_digest(config.calibrate))
+    if (
+        config.calibrate is not None
+    ):  # what it holds, wherever it is, how it becomes inputs, how ranges are read from it
+        made_of = [data_digest(config.calibrate), preprocess_digest(config.preprocess), RULES]
+        config = replace(config, calibrate=json.dumps(made_of))
+    config = replace(config, preprocess=None)
     if not card.has("options"):
         return config
     of_the_run = {item.name for item in settings_of(card.half("options")) if not item.in_key}

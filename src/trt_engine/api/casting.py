@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine import files
+from trt_engine.api.pictures import CalibrationInputs, Given, inputs_of
 from trt_engine.backends.onnxruntime.kernels import kernels_of
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.benchmark.child import memory_available
@@ -52,6 +53,7 @@ def cast(
     exclude_patterns: Sequence[str] = (),
     auto: bool | RangesReport = False,
     data: Any = None,
+    preprocess: Given | None = None,
     shapes: Mapping[str, Shape] | None = None,
     init_max: float | None = None,
     clamp_masks: bool = False,
@@ -64,11 +66,12 @@ def cast(
     """The model in `fp16` or `bf16` at `out`: what was cast, kept and why, and how far its numbers lie from FP32's.
 
     `auto` keeps what leaves the type's range on `data` (anything `ranges` takes) in FP32, or what a ranges report names.
-    `careful` lets ModelOpt's AutoCast decide instead. Parity is measured on the first of the data, else on seeded random
-    inputs of batch 2.
+    `preprocess` makes inputs of pictures as in `quantize`. `careful` lets ModelOpt's AutoCast decide instead. Parity is
+    measured on the first of the data, else on seeded random inputs of batch 2.
     """
     opened = open_model(model)
-    warnings: list[str] = []
+    inputs = CalibrationInputs(None) if data is None else inputs_of(opened, data, preprocess)
+    data, warnings = inputs.data, list[str]()
     if careful:
         report = _carefully(
             opened, to, out, keep_io, exclude_nodes, exclude_types, exclude_patterns, data, init_max, yes
@@ -92,6 +95,7 @@ def cast(
             yes=yes,
             dry_run=dry_run,
         )
+    report = replace(report, preprocess=inputs.recorded)
     for finding in report.findings:
         if finding.severity != "info":
             warnings.append(f"{finding.message} ({finding.where})")

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from trt_engine.api.loading import load
-from trt_engine.config import BuildConfig, RuntimeConfig, from_values, settings
+from trt_engine.api.pictures import Given
+from trt_engine.config import BuildConfig, RuntimeConfig, from_values, is_preset, settings
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, is_bare_model
 from trt_engine.environment import Environment
@@ -26,7 +27,7 @@ from trt_engine.records import MAIN_FIGURE, EvaluateReport, SkippedImage, docume
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.tensors import closest
 from trt_engine.vision.datasets import Dataset, open_dataset
-from trt_engine.vision.declaration import Vision, from_file, vision_of
+from trt_engine.vision.declaration import Preprocess, Vision, from_file, vision_from, vision_of
 
 __all__ = ["METRICS", "declared_for", "evaluate", "gate", "run", "undeclared"]
 
@@ -61,7 +62,7 @@ def run(
     seed: int | None = None,
     baseline: Engine | Path | str | None = None,
     max_drop: float | None = None,
-    preprocess: Vision | Path | str | None = None,
+    preprocess: Given | None = None,
     save_predictions: Path | str | None = None,
     out: Path | str | None = None,
     yes: bool = False,
@@ -118,10 +119,15 @@ def run(
     return report
 
 
-def declared_for(engine: Engine | Path | str, preprocess: Vision | Path | str | None = None) -> Vision:
+def declared_for(engine: Engine | Path | str, preprocess: Given | None = None) -> Vision:
     """The pre- and post-processing given, or declared by the engine or model; `UsageError` saying how to declare it."""
     if isinstance(preprocess, Vision):
         return preprocess
+    if isinstance(preprocess, Preprocess) or (preprocess is not None and is_preset(str(preprocess))):
+        path = engine.path if isinstance(engine, Engine) else Path(engine)
+        signature = (open_model(path) if is_bare_model(engine) else Engine.open(path)).signature
+        given = preprocess if isinstance(preprocess, Preprocess) else str(preprocess)
+        return vision_from(given, signature, vision_of(engine))
     if preprocess is not None:
         return dataclasses.replace(from_file(Path(preprocess)), source=Path(preprocess).name)
     found = vision_of(engine)
@@ -134,8 +140,8 @@ def undeclared(path: Path) -> UsageError:
     """How to declare what a model needs."""
     return UsageError(
         f"`{path}` does not declare how pictures go into it and what its outputs mean",
-        hint='`--preprocess FILE.json` with `{"preprocess": {"size": [640, 640]}, "postprocess": {"decode": "yolov10"}}`; '
-        "`trt_engine.vision.declaration.declare` writes it into the model (docs/vision.md)",
+        hint='`--preprocess imagenet`, `yolo`, or a file with `{"preprocess": {"size": [640, 640]}, "postprocess": '
+        '{"decode": "yolov10"}}`; `trt_engine.vision.declaration.declare` writes it into the model (docs/vision.md)',
     )
 
 

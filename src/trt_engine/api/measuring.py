@@ -123,7 +123,7 @@ def sealed(
             f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
             hint="leave `--backend` out, or give the model to build it again",
         )
-    check_data(build.calibrate)
+    check_data(build.calibrate, build.preprocess)
     if build.calibrate is not None:
         logger.warning("an engine is built already: `--calibrate %s` is not used", build.calibrate)
     if build.precision is not None:

@@ -1,4 +1,4 @@
-"""Pictures as calibration data: what a model declares makes its inputs of them, in every verb the same way.
+"""Pictures as calibration data: what a model declares, or what is given instead, makes its inputs of them, in every verb.
 
 A folder or file of pictures, and what `evaluate` takes: COCO annotations, a folder for each class, an `.npz` of `images` and
 `labels`. Labels are not looked at.
@@ -6,6 +6,7 @@ A folder or file of pictures, and what `evaluate` takes: COCO annotations, a fol
 
 from __future__ import annotations
 
+import logging
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -16,18 +17,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.config import PREPROCESS_PRESETS
 from trt_engine.errors import FeedError, ModelError, UsageError
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision.samples import ARRAYS, IMAGES, RAW, Rows, rows_of, single_input
-from trt_engine.vision.declaration import Vision, of_proto
+from trt_engine.vision.declaration import Preprocess, Vision, of_proto, preprocess_from
 
 if TYPE_CHECKING:
     from trt_engine.vision.datasets import Dataset
     from trt_engine.vision.preprocess import Preprocessor
 
-__all__ = ["CalibrationInputs", "inputs_of"]
+__all__ = ["CalibrationInputs", "Given", "inputs_of"]
 
+log = logging.getLogger(__name__)
+
+Given = Vision | Preprocess | Path | str
+"""What says how pictures become inputs: a value, the name of a preset, or a JSON file."""
 _READ_AHEAD = 8
 
 
@@ -38,52 +44,65 @@ class CalibrationInputs:
     data: Any
     """For `open_samples`: what was given, or the rows made of its pictures."""
     preprocessing: Any = ""
-    """For the cache: what the model declares where pictures are (or may have been) made into inputs, else nothing."""
+    """For the cache: what makes (or may have made) inputs of pictures, as plain values, else nothing."""
+    recorded: dict[str, Any] | None = None
+    """For reports: the same where pictures were made into inputs, and under `source` who says so."""
 
 
-def inputs_of(model: Model | Path | str, data: Any, vision: Vision | None = None) -> CalibrationInputs:
+def inputs_of(model: Model | Path | str, data: Any, preprocess: Given | None = None) -> CalibrationInputs:
     """The data as the model's inputs; what holds no pictures stays as it is.
 
-    Without data the preprocessing is the declared one: a cache may have been made of pictures. `vision` is in force in place
-    of what the model declares. Raises `UsageError` for pictures where nothing declares how they become inputs.
+    Without data the preprocessing is the declared one: a cache may have been made of pictures. `preprocess` is in force in
+    place of what the model declares: a value, a preset's name, a JSON file. Raises `UsageError` for pictures where nothing
+    says how they become inputs.
     """
     if data is None:
-        return CalibrationInputs(None, _declared_quietly(model))
+        return CalibrationInputs(None, _without_data(model, preprocess))
+    named = preprocess if isinstance(preprocess, str | Path) else None
     if not isinstance(data, str | Path) or str(data) == "random" or not Path(data).exists():
-        return CalibrationInputs(data)
+        return _as_they_are(data, named)
     path = Path(data)
     opened = model if isinstance(model, Model) else open_model(model)
     if _is_folder_of(path, ARRAYS | RAW) or not (_holds_pictures(path) or _is_dataset(path, opened)):
-        return CalibrationInputs(data)
-    vision = vision or of_proto(read_proto(opened.path), opened.path)
-    if vision is None:
+        return _as_they_are(data, named)
+    if preprocess is not None:
+        pixels, source = preprocess_from(preprocess, opened.signature), str(named or "given")
+    elif (vision := of_proto(read_proto(opened.path), opened.path)) is not None:
+        pixels, source = vision.preprocess, vision.source
+    else:
         raise UsageError(
             f"`{path}` holds pictures, and `{opened.path}` does not declare how they become inputs",
-            hint="give the inputs themselves as .npy or .npz files, or a model that declares it (docs/vision.md)",
+            hint=f"say it: `--preprocess {'|'.join(PREPROCESS_PRESETS)}|FILE.json` (docs/vision.md), "
+            "or give the inputs themselves as .npy or .npz files",
         )
-    spec = vision.input_of(opened.signature)
+    spec = pixels.input_of(opened.signature)
     single_input(opened.signature, f"a picture of `{path.name}`")
     from trt_engine.vision.preprocess import Preprocessor
 
-    made = Preprocessor(vision.preprocess, spec.dtype)
+    made = Preprocessor(pixels, spec.dtype)
     if _holds_pictures(path):
         rows = rows_of(path, opened.signature, lambda file: _picture(file, made))
     else:
         rows = _rows_of_dataset(path, spec.name, made)
-    return CalibrationInputs(rows, _preprocessing(vision))
+    return CalibrationInputs(rows, pixels.as_dict(), {"source": source} | pixels.as_dict())
 
 
-def _preprocessing(vision: Vision) -> Any:
-    return vision.as_dict()["preprocess"]
+def _as_they_are(data: Any, named: Path | str | None) -> CalibrationInputs:
+    if named is not None:
+        log.warning("`--preprocess %s` is not used: the data is not pictures, but the inputs themselves", named)
+    return CalibrationInputs(data)
 
 
-def _declared_quietly(model: Model | Path | str) -> Any:
+def _without_data(model: Model | Path | str, preprocess: Given | None) -> Any:
+    if preprocess is not None:
+        opened = model if isinstance(model, Model) else open_model(model)
+        return preprocess_from(preprocess, opened.signature).as_dict()
     path = model.path if isinstance(model, Model) else Path(model)
     try:
         vision = of_proto(read_proto(path), path)
     except ModelError:  # it is told where the model is opened, or does not matter
         return ""
-    return _preprocessing(vision) if vision is not None else ""
+    return vision.preprocess.as_dict() if vision is not None else ""
 
 
 # ------------------------------------------------------------------------------------------------ what it is

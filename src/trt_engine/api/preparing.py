@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trt_engine.api.pictures import inputs_of
 from trt_engine.backend import quant_target_of
-from trt_engine.config import BuildConfig, QuantizeConfig
+from trt_engine.config import BuildConfig, QuantizeConfig, is_preset
 from trt_engine.engine import NOT_FUSED, QUANT_TARGET
 from trt_engine.errors import FeedError, PrecisionError
 from trt_engine.files import digest
@@ -24,6 +24,7 @@ from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
 from trt_engine.precision.contract import Proof, prove
 from trt_engine.precision.rules import check_strong_typing
+from trt_engine.vision.declaration import read_json
 
 __all__ = [
     "Prepared",
@@ -34,6 +35,7 @@ __all__ = [
     "placed_for",
     "placement_target",
     "prepare",
+    "preprocess_digest",
     "refuse_unpreparable",
 ]
 
@@ -80,10 +82,12 @@ def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
         )
 
 
-def check_data(data: str | None) -> None:
-    """`FeedError` for calibration data that is not there."""
+def check_data(data: str | None, preprocess: str | None = None) -> None:
+    """`FeedError` for calibration data that is not there, `UsageError` for a file of pre-processing that is not."""
     if data is not None and data != "random" and not Path(data).exists():
         raise FeedError(f"no such file or folder `{data}`", hint="check the path of the data (`--calibrate`)")
+    if preprocess is not None and not is_preset(preprocess):
+        read_json(Path(preprocess))
 
 
 def data_digest(data: str) -> str:
@@ -105,12 +109,19 @@ def data_digest(data: str) -> str:
         ) from error
 
 
+def preprocess_digest(preprocess: str | None) -> str | None:
+    """The preset's name, or what the file of pre-processing holds."""
+    if preprocess is None or is_preset(preprocess):
+        return preprocess
+    return json.dumps(read_json(Path(preprocess)), sort_keys=True)
+
+
 def check_calibration(model: Model, config: BuildConfig) -> str | None:
     """What to say of calibration data that this build has no use for; `FeedError` for data that is not there."""
     data, asked = config.calibrate, config.precision
+    check_data(data, config.preprocess)
     if data is None:
-        return None
-    check_data(data)
+        return f"`--preprocess {config.preprocess}` is not used without `--calibrate`" if config.preprocess else None
     unused = f"`--calibrate {data}` is not used"
     if asked is None:
         return f"{unused}: nothing is quantised unless `--precision` asks for it, as `--precision int8`"
@@ -197,16 +208,17 @@ def _cast(model: Model, to: str, target: Path) -> Prepared:
 
 
 def _quantize(model: Model, to: str, config: BuildConfig, out: Path, target: str | None) -> Prepared:
-    from trt_engine.precision.quantize import quantize
+    from trt_engine.api.calibrating import quantize
 
-    inputs = inputs_of(model, config.calibrate)
     aimed = QuantizeConfig(target=target) if target is not None else None
-    report = quantize(model, to, out=out, data=inputs.data, preprocessing=inputs.preprocessing, config=aimed)
+    report = quantize(model, to, out=out, data=config.calibrate, preprocess=config.preprocess, config=aimed)
     made = open_model(out)
     whom = f" for {quant_target(target).title}" if target is not None else ""
     step = f"quantised to {to}{whom}: {len(report.quantized)} nodes, {len(report.left)} left as they were"
     log.info("the graph is not %s: %s", to, step)
     notes = {"prepared": step, "prepared_digest": made.digest, "calibrated_with": config.calibrate or "nothing"}
+    if pixels := (report.calibration or {}).get("preprocess"):
+        notes["preprocess"] = json.dumps(pixels)
     if target is not None:
         notes[QUANT_TARGET] = target
         if (said := PlacedGraph(read_proto(out)).misfit(target)) is not None:

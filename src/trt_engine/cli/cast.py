@@ -39,6 +39,7 @@ _SHOWN = 12
     "--data", type=options.FILE, metavar="PATH",
     help="Images, a labelled dataset, .npy, .npz, .bin, .raw for --auto, --careful and parity [random].",
 )  # fmt: skip
+@options.preprocess_option()
 @click.option("--shapes", metavar="SPEC", help="Shapes of random inputs, as images:1x3x640x640.")
 @click.option("--init-max", type=float, metavar="X", help="Constants beyond this stay in FP32 [the type's largest].")
 @click.option("--clamp-masks", is_flag=True, help="Move masks such as -1e9 to the type's largest number.")
@@ -59,6 +60,7 @@ def command(
     exclude_pattern: tuple[str, ...],
     auto: bool,
     data: Path | None,
+    preprocess: str | None,
     shapes: str | None,
     init_max: float | None,
     clamp_masks: bool,
@@ -81,11 +83,12 @@ def command(
     if careful and (auto or clamp_masks):
         flag = "--auto" if auto else "--clamp-masks"
         raise UsageError(f"`{flag}` is of our own cast, not of `--careful`", hint="leave one of them out")
+    if preprocess is not None and data is None:
+        raise UsageError("`--preprocess` makes inputs of pictures, and there are none", hint="`--data PICTURES`")
     if init_max is not None and not init_max > 0:
         raise UsageError(f"`--init-max` is {init_max:g}, expected a number above 0", hint="`--init-max 65504`")
 
     from trt_engine.api.casting import cast
-    from trt_engine.api.pictures import inputs_of
 
     report = cast(
         model,
@@ -96,7 +99,8 @@ def command(
         exclude_types=exclude_type,
         exclude_patterns=exclude_pattern,
         auto=auto,
-        data=inputs_of(model, data).data if data is not None else None,
+        data=data,
+        preprocess=preprocess,
         shapes=parse_shapes(shapes) or None,
         init_max=init_max,
         clamp_masks=clamp_masks,

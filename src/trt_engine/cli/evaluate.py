@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,13 @@ _FILE = options.FILE
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With --limit: chosen at random [the first N].")
 @click.option("--baseline", type=_FILE, metavar="ENGINE|MODEL", help="Compare with this one, on the same pictures.")
 @click.option("--max-drop", type=float, metavar="X", help="Exit code 7 when AP or top-1 drops by more than X.")
-@click.option("--preprocess", type=_FILE, metavar="FILE", help="Pre- and post-processing, instead of the declared one.")
+@options.preprocess_option("Pre- and post-processing, instead of the declared one.")
 @click.option("--save-predictions", type=_FILE, metavar="FILE", help="Detections in COCO's result form.")
 @options.of(RuntimeConfig, leave_out=("contexts", "streams"))
 @options.of(
     BuildConfig,
     leave_out=(
-        "device", "batch", "shapes", "profiles", "providers", "allow_fallback", "options",
+        "device", "batch", "shapes", "profiles", "providers", "allow_fallback", "options", "preprocess",
     ),
 )  # fmt: skip
 @options.out_option("Write metrics.json into this folder.")
@@ -52,7 +53,7 @@ def command(
     seed: int | None,
     baseline: Path | None,
     max_drop: float | None,
-    preprocess: Path | None,
+    preprocess: str | None,
     save_predictions: Path | None,
     out: Path | None,
     yes: bool,
@@ -80,6 +81,8 @@ def command(
             f"`{path}` is built already: `--{asked.replace('_', '-')}` cannot change it",
             hint="give the model to build it again",
         )
+    if build.calibrate is not None:
+        build = dataclasses.replace(build, preprocess=preprocess)
     typed = options.spelled_command()
     if dry_run:
         vision = evaluating.declared_for(path, preprocess)

@@ -39,12 +39,13 @@ log = logging.getLogger("trt_engine.cli.infer")
 @click.option("--draw", type=options.FILE, metavar="FILE", help="With --image: boxes drawn on it.")
 @click.option("--min-score", type=click.FloatRange(0, 1), metavar="X", help="With --image: detections from X [0.25].")
 @click.option("--top", type=click.IntRange(min=1), metavar="N", help="With --image: the N best classes [5].")
-@click.option("--preprocess", type=options.FILE, metavar="FILE", help="With --image: instead of what is declared.")
+@options.preprocess_option("With --image: instead of what is declared.")
 @options.of(RuntimeConfig, leave_out=("contexts", "streams"))
 @options.of(
     BuildConfig,
     leave_out=(
         "device", "batch", "shapes", "workspace_mib", "providers", "allow_fallback", "parity", "parity_rtol", "options",
+        "preprocess",
     ),
 )  # fmt: skip
 @options.out_option(".npz (outputs by name) or .npy (one output) to write; with --image .json as well.")
@@ -65,7 +66,7 @@ def command(
     draw: Path | None,
     min_score: float | None,
     top: int | None,
-    preprocess: Path | None,
+    preprocess: str | None,
     out: Path | None,
     yes: bool,
     dry_run: bool,
@@ -181,7 +182,7 @@ def _check_out(out: Path | None, yes: bool, suffixes: Sequence[str]) -> None:
         raise UsageError(f"`{out}` exists", hint="`--yes` overwrites it, or name another one")
 
 
-def _read_picture(image: Path, path: Path, signature: Signature, preprocess: Path | None) -> Picture:
+def _read_picture(image: Path, path: Path, signature: Signature, preprocess: str | None) -> Picture:
     """The picture as the engine takes it, by the declaration given or the engine's own."""
     from trt_engine.api.evaluating import declared_for
     from trt_engine.vision.picture import Picture

@@ -20,6 +20,7 @@ import click
 
 from trt_engine.cli.output import Talk
 from trt_engine.config import (
+    PREPROCESS_PRESETS,
     BenchConfig,
     BuildConfig,
     Profile,
@@ -43,6 +44,7 @@ __all__ = [
     "of",
     "out_is_folder",
     "out_option",
+    "preprocess_option",
     "spelled_command",
     "yes_option",
 ]
@@ -123,6 +125,13 @@ def out_is_folder() -> bool:
     """Whether what was typed for the output can only be a folder: `--outdir`, or a slash at its end."""
     ctx = click.get_current_context(silent=True)
     return bool(ctx and ctx.meta.get(_FOLDER))
+
+
+def preprocess_option(
+    help: str = "How pictures become inputs, instead of what the model declares.",
+) -> Callable[[F], F]:
+    """`--preprocess`: a JSON file, or a preset by name."""
+    return click.option("--preprocess", metavar="|".join(("FILE", *PREPROCESS_PRESETS)), help=help)
 
 
 yes_option = click.option("--yes", is_flag=True, help="Overwrite what is there.")
@@ -268,7 +277,7 @@ def engine_configs(values: dict[str, Any]) -> tuple[RuntimeConfig, BuildConfig, 
     if build.calibrate is not None:
         from trt_engine.api.preparing import check_data
 
-        check_data(build.calibrate)  # here, so that every verb's `--dry-run` finds it too
+        check_data(build.calibrate, build.preprocess)  # here, so that every verb's `--dry-run` finds it too
     return runtime, build, named
 
 

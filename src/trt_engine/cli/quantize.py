@@ -30,6 +30,7 @@ _TENSORRT_ONLY = ("nvfp4", "mxfp8")
     "--calibrate", "--data", "data", metavar="DATA",
     help="What calibration sees: images, a labelled dataset, .npy, .npz, .bin, .raw; `random` for a mere trial.",
 )  # fmt: skip
+@options.preprocess_option()
 @click.option("--cache", type=options.FILE, metavar="FILE", help="Keep the ranges here; a hit needs no data.")
 @click.option(
     "--emulate", type=options.FILE, metavar="FILE",
@@ -45,6 +46,7 @@ def command(
     model: Path,
     to: str,
     data: str | None,
+    preprocess: str | None,
     cache: Path | None,
     emulate: Path | None,
     out: Path | None,
@@ -63,18 +65,16 @@ def command(
     """
     config = options.config_from(QuantizeConfig, values)
 
-    from trt_engine.api.pictures import inputs_of
-    from trt_engine.precision.quantize import quantize
+    from trt_engine.api.calibrating import quantize
 
-    inputs = inputs_of(model, data)
     report = quantize(
         model,
         to,
         out=out,
-        data=inputs.data,
+        data=data,
         cache=cache,
+        preprocess=preprocess,
         emulate=emulate,
-        preprocessing=inputs.preprocessing,
         config=config,
         yes=yes,
         dry_run=dry_run,
@@ -177,6 +177,8 @@ def _calibrated(made: dict[str, Any]) -> str:
     told = [str(made[name]) for name in ("calibrator",) if name in made]
     if made.get("data"):
         told.append(f"{made.get('samples')} samples of {made['data']}")
+    if made.get("preprocess"):
+        told.append(f"pre-processing {made['preprocess']['source']}")
     if made.get("random"):
         told.append("RANDOM: real values may lie far from these")
     if made.get("cached"):

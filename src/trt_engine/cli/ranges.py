@@ -27,6 +27,7 @@ _SHOWN = 12
     "--data", type=options.FILE, metavar="PATH",
     help="Images, a labelled dataset, .npy, .npz, .bin, .raw [random inputs, which say little].",
 )  # fmt: skip
+@options.preprocess_option()
 @click.option("--batch", type=click.IntRange(min=1), default=1, metavar="N", help="Rows in one run [1].")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rows to look at [all].")
 @click.option("--shapes", metavar="SPEC", help="Shapes of random inputs, as images:1x3x640x640.")
@@ -41,6 +42,7 @@ def command(
     talk: Talk,
     model: Path,
     data: Path | None,
+    preprocess: str | None,
     batch: int,
     limit: int | None,
     shapes: str | None,
@@ -58,27 +60,29 @@ def command(
     """
     if out is not None and out.exists() and not yes:
         raise UsageError(f"`{out}` is there already", hint="another name with `-o`, or `--yes` to overwrite it")
+    if preprocess is not None and data is None:
+        raise UsageError("`--preprocess` makes inputs of pictures, and there are none", hint="`--data PICTURES`")
     if shapes is not None and data is not None:
         raise UsageError("`--shapes` is for random inputs, and `--data` has its own shapes", hint="leave one out")
 
+    from trt_engine.api.calibrating import ranges
     from trt_engine.api.pictures import inputs_of
     from trt_engine.graph.load import open_model
-    from trt_engine.precision.ranges import ranges
     from trt_engine.precision.samples import open_samples
     from trt_engine.records import RangesPlan
 
     typed, given, opened = options.spelled_command(), parse_shapes(shapes), open_model(model)
-    rows = inputs_of(opened, data).data if data is not None else None
     if dry_run:
-        if rows is not None:
-            open_samples(rows, opened.signature, batch=batch, limit=limit)
+        if data is not None:
+            open_samples(inputs_of(opened, data, preprocess).data, opened.signature, batch=batch, limit=limit)
         body = RangesPlan(str(model), str(data) if data else None, (str(out),) if out else ())
         told = f"would run {model} over {data or 'random inputs'}" + (f" and write {out}" if out else "")
         emit(talk, document("ranges", body, command=typed), told)
         return 0
     report = ranges(
         opened,
-        rows,
+        data,
+        preprocess=preprocess,
         batch=batch,
         limit=limit,
         shapes=given,

@@ -40,7 +40,7 @@ _SHOWN = 12
     help="Tell at most N parts of the model apart, of neighbouring layers [every layer].",
 )  # fmt: skip
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Pictures in one query [8, or what it takes].")
-@click.option("--preprocess", type=_FILE, metavar="FILE", help="Pre- and post-processing, instead of the declared one.")
+@options.preprocess_option("Pre- and post-processing, instead of the declared one.")
 @options.of(
     QuantizeConfig,
     leave_out=("method", "block", "weights_only", "convolutions", "high_precision", "parity"),
@@ -63,7 +63,7 @@ def command(
     seed: int,
     groups: int | None,
     batch: int | None,
-    preprocess: Path | None,
+    preprocess: str | None,
     out: Path | None,
     yes: bool,
     dry_run: bool,

@@ -19,7 +19,7 @@ from trt_engine import files
 from trt_engine.api.preparing import placement_target
 from trt_engine.backend import backend
 from trt_engine.cells import CellSpec
-from trt_engine.config import PRECISIONS, BuildConfig
+from trt_engine.config import PRECISIONS, BuildConfig, is_preset
 from trt_engine.device import parse_device
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
@@ -81,7 +81,7 @@ class _Files:
 
     def digest(self, path: str | None) -> str:
         """Of a file, or of every file in a folder, by name and content; of a model, its weights beside it too."""
-        if path is None or path == "random":
+        if path is None or not is_place(path):
             return path or ""
         if path not in self.digests:
             place = self.folder / path
@@ -263,7 +263,7 @@ def _cell(
     if left_out and kept == ["build"] and not named & {"build", "all"}:
         kept = []  # nothing but what cannot be done was asked for
     calibrated = variant.precision in _QUANTISED and not variant.own
-    accuracy = file.accuracy
+    accuracy, preprocess = file.accuracy, entry.preprocess or file.preprocess
     settings: dict[str, Any] = {"bench": {**file.bench, **plan.warmup(), "iterations": file.iterations}}
     settings["bench"].setdefault("duration_s", 0.0)
     if built := {**file.build, **entry.build}:
@@ -281,11 +281,15 @@ def _cell(
         target = placement_target(config, variant.precision)
         settings["quantize"] = ({} if target is None else {"target": target}) | file.quantize
         settings["calibrate"] = entry.calibrate or file.calibrate
+        if preprocess is not None:
+            settings["calibrate_preprocess"] = preprocess
     if "evaluate" in kept:
         settings["dataset"] = dataset
-        for one in ("limit", "seed", "max_drop", "preprocess"):
+        for one in ("limit", "seed", "max_drop"):
             if (value := getattr(accuracy, one)) is not None:
                 settings[one] = value
+        if (value := accuracy.preprocess or preprocess) is not None:
+            settings["preprocess"] = value
     if PROFILED & set(kept):
         settings["inferences"] = file.profile.inferences
     spec = CellSpec(
@@ -313,16 +317,24 @@ def _idle(device: str, dataset: str | None) -> dict[str, str]:
     return found
 
 
-_PLACES = ("calibrate", "dataset", "preprocess")
-"""Settings that name files: what is in them counts, and not where they lie."""
+PLACES = ("calibrate", "calibrate_preprocess", "dataset", "preprocess")
+"""Settings that name files: what is in them counts, and not where they are."""
+
+
+def is_place(value: str | None) -> bool:
+    """Whether one of these settings names a file, and not a preset or random data."""
+    return value is not None and value != "random" and not is_preset(value)
 
 
 def _digest(spec: CellSpec, known: _Files) -> str:
     """Of the engine: of what it is made of, and how."""
     facts = msgspec.to_builtins(replace(spec, source="", modes=(), left_out={}))
-    for one in (*_PLACES, *(name for names in OWN_SETTINGS.values() for name in names)):
+    for one in (*PLACES, *(name for names in OWN_SETTINGS.values() for name in names)):
         facts["settings"].pop(one, None)
-    return _sha256([facts, known.digest(spec.source), known.digest(spec.settings.get("calibrate"))])
+    made_of = [facts, known.digest(spec.source), known.digest(spec.settings.get("calibrate"))]
+    if (preprocess := spec.settings.get("calibrate_preprocess")) is not None:
+        made_of.append(known.digest(preprocess))
+    return _sha256(made_of)
 
 
 def _parts(spec: CellSpec, known: _Files) -> dict[str, str]:
@@ -330,7 +342,7 @@ def _parts(spec: CellSpec, known: _Files) -> dict[str, str]:
     found = {}
     for mode in (mode for mode in spec.modes if mode != "build"):
         own = {name: spec.settings.get(name) for name in OWN_SETTINGS[mode]}
-        found[mode] = _sha256({name: known.digest(own[name]) if name in _PLACES else own[name] for name in own})
+        found[mode] = _sha256({name: known.digest(own[name]) if name in PLACES else own[name] for name in own})
     return found
 
 

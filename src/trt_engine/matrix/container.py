@@ -25,6 +25,7 @@ from typing import Any
 from trt_engine.cells import CellSpec, RunSummary
 from trt_engine.errors import Interrupted, SetupError, UsageError
 from trt_engine.files import ensure_folder, printable
+from trt_engine.matrix.cells import PLACES, is_place
 from trt_engine.matrix.plan import PROFILED, ContainerEntry, Plan
 from trt_engine.matrix.tree import Tree
 from trt_engine.store import Store
@@ -140,11 +141,7 @@ def _read_folders(plan: Plan, specs: Sequence[CellSpec]) -> list[Path]:
     base = plan.folder.absolute()
     named = [plan.path.absolute(), *(base / spec.source for spec in specs)]
     for spec in specs:
-        named += [
-            base / str(value)
-            for one in ("calibrate", "dataset", "preprocess")
-            if (value := spec.settings.get(one)) not in (None, "random")
-        ]
+        named += [base / str(value) for one in PLACES if is_place(value := spec.settings.get(one))]
     folders = set()
     for path in named:
         for place in (path, Path(os.path.realpath(path))):

@@ -52,7 +52,7 @@ MODES: tuple[str, ...] = tuple(mode for mode in get_args(Mode) if mode not in ("
 PROFILED = frozenset({"profile", "nsys", "ncu"})
 """Modes that look inside."""
 
-_OF_THE_CELL = ("backend", "device", "precision", "calibrate", "batch", "shapes", "providers", "options")
+_OF_THE_CELL = ("backend", "device", "precision", "calibrate", "preprocess", "batch", "shapes", "providers", "options")
 """Settings of a build that a plan says elsewhere."""
 
 
@@ -89,7 +89,7 @@ class Accuracy:
     max_drop: float | None = key(
         "a cell fails when AP or top-1 lies further under the baseline's", None, least=0, most=1
     )
-    preprocess: str | None = key("a JSON file with the pre- and post-processing, instead of the declared one", None)
+    preprocess: str | None = key("pre- and post-processing of the evaluation alone: a JSON file, imagenet, yolo", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +127,7 @@ class ModelEntry:
     backends: tuple[str | Route, ...] | None = key("instead of the plan's", None, also=("backend",))
     dataset: str | None = key("instead of the plan's; `none` for no evaluation", None)
     calibrate: str | None = key("instead of the plan's", None, also=("calibration",))
+    preprocess: str | None = key("instead of the plan's", None)
     build: dict[str, Any] = key("settings of the build, over the plan's", config=BuildConfig, leave_out=_OF_THE_CELL)
 
 
@@ -156,6 +157,10 @@ class PlanFile:
     quantize: dict[str, Any] = key("how models are quantised", also=("quantise",), config=QuantizeConfig)
     calibrate: str | None = key(
         "what calibration sees: pictures, a dataset, .npz; `random` for a trial", None, also=("calibration",)
+    )
+    preprocess: str | None = key(
+        "how pictures become inputs (to calibrate, to evaluate), instead of what is declared: a JSON file, imagenet, yolo",
+        None,
     )
     dataset: str | None = key("what every engine is evaluated on", None)
     accuracy: Accuracy = key("the same with its details", Accuracy(), also=("evaluate",))

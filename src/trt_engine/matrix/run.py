@@ -31,7 +31,7 @@ from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError, Usag
 from trt_engine.figures import figure, in_ms, size
 from trt_engine.files import path_of
 from trt_engine.matrix import container
-from trt_engine.matrix.cells import cells_of, chosen, modes_of
+from trt_engine.matrix.cells import PLACES, cells_of, chosen, is_place, modes_of
 from trt_engine.matrix.child import Ending, in_child
 from trt_engine.matrix.parts import described, joined, standing
 from trt_engine.matrix.plan import MODES, Plan, read_plan
@@ -166,8 +166,8 @@ def _not_there(plan: Plan, cells: Sequence[PlannedCell]) -> Iterator[str]:
     """Files of the cells to be done that are missing: better known now than after hours."""
     todo = [cell.spec for cell in cells if cell.does == "run"]
     named: list[str | None] = [spec.source for spec in todo]
-    named += [spec.settings.get(one) for spec in todo for one in ("calibrate", "dataset", "preprocess")]
-    for name in dict.fromkeys(name for name in named if name and name != "random"):
+    named += [spec.settings.get(one) for spec in todo for one in PLACES]
+    for name in dict.fromkeys(name for name in named if name and is_place(name)):
         if not (plan.folder / name).exists():
             yield f"`{name}` is not there: cells that need it will fail"
 

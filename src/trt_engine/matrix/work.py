@@ -17,13 +17,14 @@ import msgspec
 from trt_engine import files
 from trt_engine.api import building
 from trt_engine.api.building import BuildPlan
+from trt_engine.api.calibrating import quantize
 from trt_engine.api.casting import cast
 from trt_engine.api.measuring import bench, settled
-from trt_engine.api.pictures import inputs_of
+from trt_engine.api.preparing import preprocess_digest
 from trt_engine.api.profiling import profile
 from trt_engine.backend import backend
 from trt_engine.cells import CellResult, CellSpec
-from trt_engine.config import BuildConfig, QuantizeConfig, from_values, parse_profile, words
+from trt_engine.config import BuildConfig, QuantizeConfig, from_values, is_preset, parse_profile, words
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import (
@@ -42,7 +43,7 @@ from trt_engine.graph.operators import trt_only
 from trt_engine.matrix.parts import said_left_out
 from trt_engine.matrix.plan import AS_IS, PROFILED
 from trt_engine.model import Model
-from trt_engine.precision.quantize import quantize
+from trt_engine.precision.calibrate import RULES
 from trt_engine.profiling import ncu, nsys
 from trt_engine.records import MAIN_FIGURE, BenchRecord, BenchReport, Step, document
 from trt_engine.traces import ProfileReport
@@ -296,16 +297,19 @@ def _variant(cell: _Cell, model: Model) -> Path:
     whom = f"-{quantise['target']}" if "target" in quantise else ""
     target = cell.run / MODELS / f"{spec.model}-{spec.precision}{whom}.onnx"
     receipt = target.with_suffix(".json")
-    data = cell.asked("calibrate")
-    made_of = msgspec.json.encode(
-        [model.digest, spec.precision, quantise, None if data is None else _listing(cell, data)], order="sorted"
-    ).decode()
+    data, preprocess = cell.asked("calibrate"), _preprocess(cell, "calibrate_preprocess")
+    seen = None if data is None else [_listing(cell, data), preprocess_digest(preprocess), RULES]
+    made_of = msgspec.json.encode([model.digest, spec.precision, quantise, seen], order="sorted").decode()
     if _is_made(target, receipt, made_of):
         log.info("`%s` is there from an earlier cell", target.name)
         return target
     receipt.unlink(missing_ok=True)
     files.ensure_folder(target.parent)
-    report = _cast(model, spec, target) if spec.precision in _CAST else _quantised(cell, model, target, quantise, data)
+    report = (
+        _cast(model, spec, target)
+        if spec.precision in _CAST
+        else _quantised(cell, model, target, quantise, data, preprocess)
+    )
     told = {"of": made_of, "digest": open_model(target).digest, "report": msgspec.to_builtins(report)}
     files.write_whole(receipt, msgspec.json.encode(told))
     for text in report.warnings:
@@ -336,17 +340,24 @@ def _cast(model: Model, spec: CellSpec, target: Path) -> Any:
     return cast(model.path, spec.precision, out=target, yes=True)
 
 
-def _quantised(cell: _Cell, model: Model, target: Path, settings: dict[str, Any], data: str | None) -> Any:
+def _preprocess(cell: _Cell, setting: str) -> str | None:
+    """A preset's name, or the path of a file."""
+    named = cell.asked(setting)
+    return named if named is None or is_preset(named) else str(cell.path(named))
+
+
+def _quantised(
+    cell: _Cell, model: Model, target: Path, settings: dict[str, Any], data: str | None, preprocess: str | None
+) -> Any:
     place = "random" if data == "random" else None if data is None else str(cell.path(data))
     if place is not None and place != "random" and not Path(place).exists():
         raise UsageError(f"no such calibration data `{data}`", hint="`calibrate:` in the plan is relative to the plan")
-    inputs = inputs_of(model, place)
     return quantize(
         model,
         cell.spec.precision,
         out=target,
-        data=inputs.data,
-        preprocessing=inputs.preprocessing,
+        data=place,
+        preprocess=preprocess,
         config=from_values(QuantizeConfig, settings),
         yes=True,
     )
@@ -478,7 +489,7 @@ def _evaluate(cell: _Cell) -> None:
         batch=cell.spec.batch,
         limit=cell.asked("limit"),
         seed=cell.asked("seed"),
-        preprocess=cell.path(cell.asked("preprocess")),
+        preprocess=_preprocess(cell, "preprocess"),
         allow_fallback=cell.asked("allow_fallback", False),
     )
     report = replace(report, engine=str(cell.result.engine), dataset=str(cell.asked("dataset")))

@@ -1,4 +1,4 @@
-"""Calibration: the range of each activation, by entropy, percentiles, extremes or a class of your own.
+"""Calibration: the range of each activation, by squared error, entropy, percentiles, extremes or a class of your own.
 
 Activations pass by and are forgotten; what is kept is a histogram for each tensor. With a `cache`, a second call needs no
 data, and a call that was stopped goes on where it was.
@@ -26,23 +26,20 @@ from trt_engine.errors import FeedError, Interrupted, UsageError
 from trt_engine.files import write_whole
 from trt_engine.graph.load import check_onnxruntime, open_model, read_proto
 from trt_engine.model import Model
-from trt_engine.precision.histogram import (
-    Extremes,
-    Histogram,
-    MagnitudeHistogram,
-    entropy_threshold,
-    percentile_threshold,
-)
+from trt_engine.precision.histogram import Extremes, Histogram, entropy_threshold, mse_threshold, percentile_threshold
 from trt_engine.precision.observe import Probe, inputs_are_finite
 from trt_engine.precision.samples import Batch, Preprocess, Samples, open_samples
 from trt_engine.tensors import closest
 
 __all__ = [
     "CALIBRATORS",
+    "RULES",
     "CalibrationResult",
     "Calibrator",
     "EntropyCalibrator",
+    "HistogramCalibrator",
     "MinMaxCalibrator",
+    "MseCalibrator",
     "PercentileCalibrator",
     "ResumableCalibrator",
     "StagedCalibrator",
@@ -55,6 +52,9 @@ Array = npt.NDArray[Any]
 State = dict[str, Array]
 _SAID_EVERY_S = 10.0
 _SCHEMA = "trt-engine/calibration"
+RULES = 2
+"""Version of the histograms, of the rules that read them and of which is the default: what an earlier one kept, ranges or
+engines made with them, is not taken for this one's."""
 
 
 # ------------------------------------------------------------------------------------------------ calibrators
@@ -126,24 +126,25 @@ class MinMaxCalibrator:
         self._seen = _restored(state, Extremes)
 
 
-class EntropyCalibrator:
-    """The range that tells least wrong about the distribution (Kullback-Leibler divergence), as ONNX Runtime's."""
+class HistogramCalibrator:
+    """A range read from each tensor's histogram: the largest magnitudes first, then what is counted up to them.
 
-    name = "entropy"
+    Data that can be gone through once is counted in histograms that widen.
+    """
 
-    def __init__(self, *, bins: int = 2048, quantized_bins: int = 128) -> None:
-        if bins % 2 or bins < 2 or not 2 <= quantized_bins <= bins:
-            raise UsageError(
-                f"{bins} bins for {quantized_bins} levels make no histogram", hint="an even number of bins, as 2048"
-            )
-        self.bins, self.quantized_bins = bins, quantized_bins
+    name: str
+
+    def __init__(self, *, bins: int = 2048) -> None:
+        if bins < 2:
+            raise UsageError(f"{bins} bins make no histogram", hint="2048 are usual")
+        self.bins = bins
         self._seen: dict[str, Extremes] = {}
         self._counted: dict[str, Histogram] = {}
         self._ranges_first = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"bins": self.bins, "quantized_bins": self.quantized_bins}
+        return {"bins": self.bins, "version": RULES}
 
     @property
     def passes(self) -> int:
@@ -163,7 +164,11 @@ class EntropyCalibrator:
             self._counted.setdefault(name, Histogram(self.bins)).add(array)
 
     def threshold(self, name: str) -> float:
-        return entropy_threshold(self._counted[name], self.quantized_bins) if name in self._counted else 0.0
+        return self.threshold_of(self._counted[name]) if name in self._counted else 0.0
+
+    def threshold_of(self, histogram: Histogram) -> float:
+        """The largest magnitude to represent of what was counted."""
+        raise NotImplementedError
 
     def state(self) -> State:
         return _flat(self._seen, "seen") | _flat(self._counted, "counted")
@@ -173,56 +178,57 @@ class EntropyCalibrator:
         self._counted = _restored(state, lambda: Histogram(self.bins), "counted")
 
 
-class PercentileCalibrator:
-    """The magnitude below which a share of all values lies, as ONNX Runtime's symmetric one."""
+class MseCalibrator(HistogramCalibrator):
+    """The range of the least squared error in INT8, where what is cut off counts twice."""
+
+    name = "mse"
+
+    def threshold_of(self, histogram: Histogram) -> float:
+        return mse_threshold(histogram)
+
+
+class EntropyCalibrator(HistogramCalibrator):
+    """The range that differs least from the distribution (Kullback-Leibler divergence), by TensorRT's rule."""
+
+    name = "entropy"
+
+    def __init__(self, *, bins: int = 2048, quantized_bins: int = 128) -> None:
+        super().__init__(bins=bins)
+        if not 2 <= quantized_bins <= bins:
+            raise UsageError(f"{bins} bins make no {quantized_bins} levels", hint="2048 bins for 128 levels are usual")
+        self.quantized_bins = quantized_bins
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | {"quantized_bins": self.quantized_bins}
+
+    def threshold_of(self, histogram: Histogram) -> float:
+        return entropy_threshold(histogram, self.quantized_bins)
+
+
+class PercentileCalibrator(HistogramCalibrator):
+    """The magnitude below which a share of all values is."""
 
     name = "percentile"
 
     def __init__(self, *, percentile: float = 99.999, bins: int = 2048) -> None:
-        if not 0 < percentile <= 100 or bins < 2:
+        super().__init__(bins=bins)
+        if not 0 < percentile <= 100:
             raise UsageError(f"there is no percentile {percentile:g}", hint="above 0 and up to 100, as 99.999")
-        self.percentile, self.bins = percentile, bins
-        self._seen: dict[str, Extremes] = {}
-        self._counted: dict[str, MagnitudeHistogram] = {}
-        self._ranges_first = False
+        self.percentile = percentile
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"percentile": self.percentile, "bins": self.bins}
+        return super().settings | {"percentile": self.percentile}
 
-    @property
-    def passes(self) -> int:
-        return 2
-
-    def start_pass(self, index: int, of: int) -> None:
-        self._ranges_first = of > 1 and index == 0
-        if index == 0:
-            self._seen, self._counted = {}, {}
-        else:
-            self._counted = {
-                name: MagnitudeHistogram(self.bins, (seen.closest, seen.absmax)) for name, seen in self._seen.items()
-            }
-
-    def observe(self, name: str, array: Array) -> None:
-        if self._ranges_first:
-            self._seen.setdefault(name, Extremes()).add(array, magnitudes=True)
-        else:
-            self._counted.setdefault(name, MagnitudeHistogram(self.bins)).add(array)
-
-    def threshold(self, name: str) -> float:
-        return percentile_threshold(self._counted[name], self.percentile) if name in self._counted else 0.0
-
-    def state(self) -> State:
-        return _flat(self._seen, "seen") | _flat(self._counted, "counted")
-
-    def restore(self, state: State) -> None:
-        self._seen = _restored(state, Extremes, "seen")
-        self._counted = _restored(state, lambda: MagnitudeHistogram(self.bins), "counted")
+    def threshold_of(self, histogram: Histogram) -> float:
+        return percentile_threshold(histogram, self.percentile)
 
 
 CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
     "entropy": EntropyCalibrator,
     "minmax": MinMaxCalibrator,
+    "mse": MseCalibrator,
     "percentile": PercentileCalibrator,
 }
 
@@ -276,7 +282,7 @@ class CalibrationResult:
 def calibrate(
     model: Model | Path | str,
     data: Any = None,
-    calibrator: Calibrator | str = "entropy",
+    calibrator: Calibrator | str = "mse",
     *,
     tensors: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,

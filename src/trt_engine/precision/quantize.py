@@ -61,7 +61,7 @@ _FLOOR = {"int8": 13, "fp8": 19, "int4": 21, "nvfp4": 23, "mxfp8": 21}
 _KERNELS = ("int8", "fp8", "int4")
 """What ONNX Runtime runs on a CPU as it is written: in kernels of the type where it has them, else in FP32 from the
 same rounded numbers."""
-_CALIBRATOR = {"int8": "entropy", "fp8": "minmax", "nvfp4": "minmax"}
+_CALIBRATOR = {"int8": "mse", "fp8": "minmax", "nvfp4": "minmax"}
 _RANDOM = 16
 _LEAST_COSINE = 0.9
 """Between the outputs before and after: below it a layer was put wrong, or rounding took the network away."""

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from trt_engine.api.evaluating import declared_for
-from trt_engine.api.pictures import CalibrationInputs, inputs_of
+from trt_engine.api.pictures import CalibrationInputs, Given, inputs_of
 from trt_engine.api.preparing import placement_target
 from trt_engine.config import BuildConfig, QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
@@ -76,6 +76,8 @@ class Plan:
     """Of everything that a measurement depends on."""
     out: Path
     command: str
+    preprocess: str | None = None
+    """The preset or the file that was named in place of what the model declares."""
 
     @property
     def metric(self) -> str:
@@ -99,7 +101,7 @@ def plan(
     seed: int | None = 0,
     groups: int | None = None,
     batch: int | None = None,
-    preprocess: Vision | Path | str | None = None,
+    preprocess: Given | None = None,
     target: str | None = None,
     config: QuantizeConfig | None = None,
     runtime: RuntimeConfig | None = None,
@@ -157,7 +159,8 @@ def plan(
         seed=seed,
         runtime=runtime,
     )
-    return Plan(opened, to, budget, tuple(parts), mixture, listed, vision, subset, digest, folder, command)
+    named = str(preprocess) if isinstance(preprocess, str | Path) else None
+    return Plan(opened, to, budget, tuple(parts), mixture, listed, vision, subset, digest, folder, command, named)
 
 
 def run(planned: Plan) -> SearchReport:
@@ -357,6 +360,8 @@ def _quantize_command(planned: Plan, nodes: Sequence[str], excluded: Sequence[st
         return None
     calibration, path = planned.mixture.calibration, planned.model.path
     typed = ["trt-engine", "quantize", str(path), "--to", planned.to, "--calibrate", str(calibration.data)]
+    if planned.preprocess is not None and calibration.inputs.recorded is not None:
+        typed += ["--preprocess", planned.preprocess]
     typed += ["--cache", str(calibration.cache), *words(planned.mixture.config)]
     if excluded:
         typed += ["--exclude-node", f"@{planned.out / EXCLUDE}"]

@@ -7,10 +7,11 @@ One key of an ONNX file's metadata (`trt_engine.vision`) holds it as JSON. Model
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,13 +19,25 @@ from typing import Any, Literal
 import msgspec
 from onnx import ModelProto
 
+from trt_engine.config import PREPROCESS_PRESETS, is_preset
 from trt_engine.engine import Engine, engine_path
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.files import copy_whole, write_whole
 from trt_engine.graph.load import external_files, read_proto, signature
 from trt_engine.tensors import Signature, TensorSpec, closest, dtype
 
-__all__ = ["KEY", "Postprocess", "Preprocess", "Vision", "declare", "from_file", "vision_of"]
+__all__ = [
+    "KEY",
+    "Postprocess",
+    "Preprocess",
+    "Vision",
+    "declare",
+    "from_file",
+    "preprocess_from",
+    "read_json",
+    "vision_from",
+    "vision_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +105,31 @@ class Preprocess:
             raise UsageError(
                 f"the declared `crop_share` is {self.crop_share}, expected 0 to 1", hint="224 of 256 is 0.875"
             )
+
+    def input_of(self, signature: Signature) -> TensorSpec:
+        """The input that takes the picture; `UsageError` unless shape and type are the declared ones."""
+        spec = _chosen(signature.inputs, self.input, "input")
+        wanted = (-1, *self.shape)
+        fits = len(spec.shape) == 4 and all(
+            got < 0 or want < 0 or got == want for got, want in zip(spec.shape, wanted, strict=True)
+        )
+        if not fits:
+            declared = "x".join(map(str, self.shape))
+            raise UsageError(
+                f"input `{spec.name}` is {spec.describe()}, the declared picture is {declared} ({self.layout})",
+                hint="declare the `size`, `channels` and `layout` of the model",
+            )
+        if self.dtype not in (None, spec.dtype):
+            raise UsageError(
+                f"input `{spec.name}` is {spec.dtype}, the declared `dtype` is {self.dtype}",
+                hint=f'declare `"dtype": "{spec.dtype}"`',
+            )
+        return spec
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as reports and the caches of ranges keep them."""
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return plain
 
     @property
     def channel_count(self) -> int:
@@ -169,35 +207,14 @@ class Vision:
     @classmethod
     def parse(cls, raw: bytes | str | Mapping[str, Any], where: str) -> Vision:
         """The declaration in JSON or in plain values; `UsageError` naming the place of what is wrong in it."""
-        try:
+        with _unreadable(where):
             plain = msgspec.json.decode(raw) if isinstance(raw, bytes | str) else dict(raw)
             _refuse_unknown(plain, where)
             return msgspec.convert(plain, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"{where} is no declaration of pre- and post-processing: {error}",
-                hint='`{"preprocess": {"size": [640, 640]}, "postprocess": {"decode": "yolov10"}}` is the least',
-            ) from error
 
     def input_of(self, signature: Signature) -> TensorSpec:
         """The input that takes the picture; `UsageError` unless shape and type are the declared ones."""
-        spec = _chosen(signature.inputs, self.preprocess.input, "input")
-        wanted = (-1, *self.preprocess.shape)
-        fits = len(spec.shape) == 4 and all(
-            got < 0 or want < 0 or got == want for got, want in zip(spec.shape, wanted, strict=True)
-        )
-        if not fits:
-            declared = "x".join(map(str, self.preprocess.shape))
-            raise UsageError(
-                f"input `{spec.name}` is {spec.describe()}, the declared picture is {declared} ({self.preprocess.layout})",
-                hint="declare the `size`, `channels` and `layout` of the model",
-            )
-        if self.preprocess.dtype not in (None, spec.dtype):
-            raise UsageError(
-                f"input `{spec.name}` is {spec.dtype}, the declared `dtype` is {self.preprocess.dtype}",
-                hint=f'declare `"dtype": "{spec.dtype}"`',
-            )
-        return spec
+        return self.preprocess.input_of(signature)
 
     def output_of(self, signature: Signature) -> TensorSpec:
         """The output that is decoded; `UsageError` unless its rank and sizes can be what is declared."""
@@ -251,17 +268,109 @@ def _refuse_unknown(plain: Any, where: str) -> None:
                 raise UsageError(f"{where} declares `{name}`, which is no setting", hint=closest(name, known))
 
 
+# ------------------------------------------------------------------------------------------------ what is given instead
+
+
+def preprocess_from(given: Vision | Preprocess | Path | str, found: Signature) -> Preprocess:
+    """The pre-processing of a value, of a preset (`imagenet`, `yolo`, `yolo:640`) for this signature, or of a JSON file.
+
+    A file needs no `postprocess` here. Raises `UsageError` for a preset that does not fit the model.
+    """
+    if isinstance(given, Preprocess):
+        return given
+    if isinstance(given, Vision):
+        return given.preprocess
+    if is_preset(str(given)):
+        return _preset(str(given), found)
+    plain, where = read_json(Path(given)), f"`{given}`"
+    if "postprocess" in plain or "preprocess" not in plain:
+        return Vision.parse(plain, where).preprocess
+    _refuse_unknown(plain, where)
+    with _unreadable(where):
+        return msgspec.convert(plain["preprocess"], type=Preprocess)
+
+
+def vision_from(given: Preprocess | str, found: Signature, declared: Vision | None) -> Vision:
+    """A value or a preset with a post-processing: the declared one, or what the preset's models usually have."""
+    pixels = preprocess_from(given, found)
+    if declared is not None:
+        return replace(declared, preprocess=pixels, source="given" if isinstance(given, Preprocess) else str(given))
+    if isinstance(given, Preprocess):
+        raise UsageError(
+            "nothing declares what the model's outputs mean", hint="give a `Vision`, with a `Postprocess` beside it"
+        )
+    output = found.outputs[0]
+    decode: Decode = "classify"
+    if str(given).startswith("yolo"):
+        decode = "yolov10" if len(output.shape) == 3 and output.shape[2] == 6 else "yolo"
+    return Vision(pixels, Postprocess(decode, output=output.name), source=str(given))
+
+
+def _preset(text: str, found: Signature) -> Preprocess:
+    name, _, size = text.partition(":")
+    spec = _chosen(found.inputs, None, "input")
+    channels = [at for at in (1, 3) if len(spec.shape) == 4 and spec.shape[at] == 3]
+    if not channels or not spec.dtype.startswith(("float", "bfloat")):
+        raise UsageError(
+            f"the preset `{name}` makes 3 floating-point channels, input `{spec.name}` is {spec.dtype} {spec.describe()}",
+            hint="`--preprocess FILE.json` says how a picture becomes this input (docs/vision.md)",
+        )
+    layout: Literal["NCHW", "NHWC"] = "NCHW" if channels[0] == 1 else "NHWC"
+    sides = _sides(size, text) if size else spec.shape[2:] if layout == "NCHW" else spec.shape[1:3]
+    if min(sides) < 1:
+        raise UsageError(
+            f"input `{spec.name}` is {spec.describe()}: the preset `{name}` has no size to make",
+            hint=f"name it: `--preprocess {name}:{224 if name == 'imagenet' else 640}`, or HEIGHTxWIDTH",
+        )
+    pixels = Preprocess(size=(sides[0], sides[1]), layout=layout)
+    if name == "imagenet":
+        pixels = replace(
+            pixels, resize="center-crop", crop_share=224 / 256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+        )
+    pixels.input_of(found)
+    return pixels
+
+
+def _sides(size: str, text: str) -> tuple[int, int]:
+    try:
+        sides = [int(side) for side in size.split("x")]
+        height, width = sides if len(sides) == 2 else sides * 2
+    except ValueError:
+        height = width = 0
+    if min(height, width) < 1:
+        raise UsageError(f"cannot read the size of `{text}`", hint="`yolo:640`, or `yolo:384x640` (height x width)")
+    return height, width
+
+
 # ------------------------------------------------------------------------------------------------ where it is kept
 
 
 def from_file(path: Path) -> Vision:
     """The declaration in a JSON file."""
+    return Vision.parse(read_json(path), f"`{path}`")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What the file of a declaration holds, not looked at yet."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot read `{path}`: {reason}", hint="give a JSON file") from error
-    return Vision.parse(raw, f"`{path}`")
+        presets = ", ".join(f"`{name}`" for name in PREPROCESS_PRESETS)
+        raise UsageError(f"cannot read `{path}`: {reason}", hint=f"give a JSON file, or {presets}") from error
+    with _unreadable(f"`{path}`"):
+        return msgspec.json.decode(raw, type=dict[str, Any])
+
+
+@contextlib.contextmanager
+def _unreadable(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{where} is no declaration of pre- and post-processing: {error}",
+            hint='`{"preprocess": {"size": [640, 640]}, "postprocess": {"decode": "yolov10"}}` is the least',
+        ) from error
 
 
 def declare(model: Path | str, vision: Vision, out: Path | str) -> Path:

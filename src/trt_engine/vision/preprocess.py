@@ -122,10 +122,15 @@ class Preprocessor:
         return square, Placement(*picture.size, wide / picture.width, tall / picture.height, left, top)
 
     def _cropped(self, picture: Image.Image, width: int, height: int) -> tuple[Image.Image, Placement]:
-        """Resized until the wanted part of it has the size, and that part cut out of the middle."""
-        share = self.declared.crop_share
-        factor = max(width / share / picture.width, height / share / picture.height)
-        wide, tall = max(width, round(picture.width * factor)), max(height, round(picture.height * factor))
+        """Resized until the wanted part of it has the size, and that part cut out of the middle.
+
+        As torchvision's `Resize` and `CenterCrop`: the side that fits is rounded, the other one cut to whole pixels.
+        """
+        wide, tall = (round(side / self.declared.crop_share) for side in (width, height))
+        if wide * picture.height >= tall * picture.width:
+            tall = max(tall, wide * picture.height // picture.width)
+        else:
+            wide = max(wide, tall * picture.width // picture.height)
         left, top = round((wide - width) / 2), round((tall - height) / 2)
         part = self._resized(picture, wide, tall).crop((left, top, left + width, top + height))
         return part, Placement(*picture.size, wide / picture.width, tall / picture.height, -left, -top)

@@ -1,0 +1,47 @@
+"""Beside NVIDIA ModelOpt's own calibrators: a seeded sample of benchmarks/calibration.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "calibration.py"
+
+
+@pytest.fixture(scope="module")
+def calibration() -> Any:
+    spec = importlib.util.spec_from_file_location("benchmark_calibration", PROGRAM)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> str:
+    chosen = os.environ.get("TRT_ENGINE_TEST_MODELOPT_PYTHON", sys.executable)
+    there = subprocess.run(
+        [chosen, "-c", "import importlib.util as u, sys; sys.exit(u.find_spec('modelopt') is None)"], check=False
+    )
+    if there.returncode:
+        pytest.skip("NVIDIA ModelOpt is not installed (extra `quant`, or TRT_ENGINE_TEST_MODELOPT_PYTHON)")
+    return chosen
+
+
+KINDS = ["relu(normal)", "relu(normal - 1)", "relu(laplace)", "|normal|", "relu6", "sigmoid", "gelu", "normal"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_entropy_is_modelopts_and_the_default_errs_hardly_more_than_the_best_of_its_three(
+    calibration: Any, interpreter: str, kind: str
+) -> None:
+    found = calibration.distribution(kind, [(20_000, 0)], interpreter)
+    assert found["entropy_bins_apart"] <= 1
+    assert found["over_best"] <= 1.2 and found["over_least"] <= 2, found
