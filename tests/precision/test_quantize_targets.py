@@ -543,3 +543,41 @@ def test_the_emulation_computes_what_the_kernels_compute(tmp_path: Path) -> None
     # kernels round sums at ties where FP32 lies just beside them: a step in a few places, not more
     assert np.abs(want - got).max() < 0.1 * np.abs(want).max()
     assert np.corrcoef(want.ravel(), got.ravel())[0, 1] > 0.9995
+
+
+def test_a_part_that_a_concat_alone_reads_has_its_scale_and_others_keep_their_own(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"w_wide": weight(8, 24, 1, 1), "w_end": weight(8, 8, 1, 1)}
+    nodes = [
+        conv("x", "alone", "first", weights),
+        conv("x", "shared", "second", weights),
+        conv("x", "c3", "third", weights),
+        node("Relu", "c3", "clipped"),
+        node("Concat", "alone shared clipped", "joined", axis=1),
+        node("Conv", "joined w_wide", "wide", name="wide"),
+        node("Conv", "shared w_end", "end", name="end"),
+        node("Add", "wide end", "sum"),
+        conv("sum", "y", "last", weights),
+    ]
+    _, model = quantized(network(tmp_path / "net.onnx", nodes, weights), heads=True)
+    stored, makers = initializers(model), {name: item for item in model.graph.node for name in item.output}
+    scales = {name: float(stored[makers[name].input[1]]) for name in ("alone", "shared", "clipped", "joined")}
+    assert scales["alone"] == scales["joined"] and scales["shared"] != scales["joined"] != scales["clipped"]
+    assert int(stored[makers["clipped"].input[2]]) == 0, "what a Relu gave keeps the zero point that replaces the Relu"
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_a_softmax_over_few_channels_is_written_as_its_parts_and_computes_the_same(tmp_path: Path, opset: int) -> None:
+    weights: dict[str, Array] = {}
+    nodes = [
+        conv("x", "c1", "first", weights),
+        conv("c1", "c2", "second", weights),
+        node("Softmax", "c2", "y", name="softmax", axis=1),
+    ]
+    source = network(tmp_path / "net.onnx", nodes, weights, opset=opset, ir_version=8)
+    data = [{"x": 50 * images(1)[0]["x"]}]
+    report, model = quantized(source, data=data)
+    assert "Softmax" not in {item.op_type for item in model.graph.node}
+    assert report.parity is not None and report.parity["y"].max_abs < 0.5
+    np.testing.assert_allclose(run(tmp_path / "net.q.onnx", data[0]).sum(axis=1), 1, rtol=1e-5)
+    _, model = quantized(source, data=data, exclude_types=("Softmax",))
+    assert "Softmax" in {item.op_type for item in model.graph.node}

@@ -44,7 +44,7 @@ class IntegerGraph:
     inputs: list[str] = field(default_factory=list)
     """Tensors of floating-point nodes, inputs and constants that integer nodes read, in order."""
     same_scale: dict[str, str] = field(default_factory=dict)
-    """What a moving node gives, to what it reads."""
+    """What a moving node gives, to what it reads; what a Concat alone reads, to what it gives."""
 
     def scale_source(self, name: str) -> str:
         """The tensor whose range gives this one's scale."""
@@ -253,3 +253,23 @@ class _Search:
             elif key in found.sites:
                 wanted[node.input[0]] = None
         found.inputs = [name for name in wanted if name not in found.results]
+        for node in found.others.values():
+            if node.op_type == "Concat":
+                self._share_scale(node)
+
+    def _share_scale(self, node: NodeProto) -> None:
+        """Give a Concat's scale to the parts that nothing else reads: they are rounded once in place of twice, and copied."""
+        found = self.found
+        clipped = {clip.output[0] for clip in found.absorbed.values()}  # their zero point must stay 0
+        for part in node.input:
+            source = found.scale_source(part)
+            same = {name for name in found.results if found.scale_source(name) == source}
+            readers = [reader for name in same for reader in self.readers.get(name, ())]
+            moving = [reader for reader in readers if reader is not node]
+            if (
+                source in found.results
+                and source not in clipped
+                and not same & (self.outputs | self.inner)
+                and all(reader.op_type in MOVED and reader.output[0] in found.others for reader in moving)
+            ):
+                found.same_scale[source] = node.output[0]

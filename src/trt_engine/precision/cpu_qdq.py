@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trt_engine.device import info
 from trt_engine.graph import walk
 from trt_engine.graph.trace import attributes
 from trt_engine.precision.bias import axis_of, correction
 from trt_engine.precision.cpu_placement import IntegerGraph
-from trt_engine.precision.placement import CONVOLUTIONS, Placement, Site
+from trt_engine.precision.placement import CONVOLUTIONS, Exclusions, Placement, Site
 from trt_engine.precision.qdq import bias_additions
 from trt_engine.precision.surgery import Names, Ops, Weights, drop_unused
 from trt_engine.records import QuantizedNode
@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 Range = tuple[float, float]
 _LARGEST_BIAS = 2**30
 """Of the integers that biases are rounded to: half of INT32, so that sums stay inside."""
+_FEW = 64
+"""Channels up to which a Softmax over them is written as its parts."""
 _UNIT = ("Sigmoid", "HardSigmoid")
 """Operators whose results reach from 0 to 1."""
 _NOT_NEGATIVE = frozenset("Relu Sigmoid Softmax HardSigmoid Abs Exp Sqrt".split())
@@ -75,10 +77,13 @@ class CpuWriter:
         placement: Placement,
         graph: IntegerGraph,
         bits: int,
+        exclude: Exclusions,
     ) -> None:
         self.proto, self.weights, self.placement, self.graph = proto, weights, placement, graph
         self.bits = bits
         """Of weights: 7 where the processor's kernels would overflow with 8."""
+        self.exclude = exclude
+        self.opset = walk.opsets_of(proto).get("", 0)
         self.ops = Ops(Names(proto))
         self.written: list[QuantizedNode] = []
         self._makers = {name: node for node in proto.graph.node for name in node.output}
@@ -130,6 +135,8 @@ class CpuWriter:
                     if name in graph.inputs:
                         node.input[at] = self._pair(name)
                 node = self._in_integers(node)
+            elif node.op_type == "Softmax":
+                node = self._in_parts(node)
             nodes.extend(self.ops.taken())
             nodes.append(node)
             if (key in graph.sites or key in graph.others) and node.op_type != "DequantizeLinear":
@@ -215,6 +222,26 @@ class CpuWriter:
             return self.ops.nodes.pop()
         gate = self.ops.add("DequantizeLinear", [integers, scale, none], stem)
         return helper.make_node("Mul", [node.input[0], gate], [stem], name=node.name)
+
+    def _in_parts(self, node: NodeProto) -> NodeProto:
+        """A Softmax over a few channels as its parts: ONNX Runtime's kernel transposes the tensor twice and takes each row
+        by itself, three times as long (the box distributions of a detector). Any other node as it is."""
+        fact = self.placement.facts.get(node.input[0])
+        axis = attributes(node).get("axis", -1)
+        if walk.domain_of(node) or fact is None or not fact.shape or fact.elem != TensorProto.FLOAT:
+            return node
+        axis %= len(fact.shape)
+        if axis == len(fact.shape) - 1 or not 0 < fact.shape[axis] <= _FEW or self.exclude.reason(node):
+            return node
+        ops, read, stem = self.ops, node.input[0], node.output[0]
+        axes = ops.constant(np.array([axis]), "softmax_axes")
+        if self.opset >= 18:
+            largest = ops.add("ReduceMax", [read, axes], stem)
+        else:
+            largest = ops.add("ReduceMax", [read], stem, axes=[axis])
+        powers = ops.add("Exp", [ops.add("Sub", [read, largest], stem)], stem)
+        whole = ops.add("ReduceSum", [powers, axes], stem)
+        return helper.make_node("Div", [powers, whole], [stem], name=node.name)
 
     # -------------------------------------------------------------------------------------------- layers
 

@@ -168,7 +168,7 @@ class _Job:
             writer = DynamicWriter(proto, weights, placement, weight_bits(config.reduce_range))
         else:
             between = integer_graph(proto, placement, weights, self._exclusions)
-            writer = CpuWriter(proto, weights, placement, between, weight_bits(config.reduce_range))
+            writer = CpuWriter(proto, weights, placement, between, weight_bits(config.reduce_range), self._exclusions)
         layers = named_layers(proto) if self.for_cpu else {}
         draft = _Draft(self, placement, alone, rewritten, opset, started)
         if dry_run:
