@@ -21,7 +21,7 @@ from trt_engine.api.speed_check import alternate, median_interval, slower_text
 from trt_engine.backend import quant_target_of
 from trt_engine.config import BuildConfig, QuantizeConfig
 from trt_engine.engine import Engine
-from trt_engine.errors import PrecisionError
+from trt_engine.errors import BuildError, PrecisionError
 from trt_engine.graph.load import open_model
 from trt_engine.precision.quantize import quantize
 
@@ -291,6 +291,30 @@ def test_without_parity_nothing_is_timed(tmp_path: Path, slow_int8: None) -> Non
     engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calibrate=data(tmp_path), parity=False)
 
     assert engine.passport.speed is None
+
+
+def test_a_large_model_is_not_built_twice_to_be_timed(
+    tmp_path: Path, slow_int8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "_QUICKLY_BUILT", 100)
+
+    assert te.build(rows(tmp_path / "net.onnx"), precision="int8", calibrate=data(tmp_path)).passport.speed is None
+
+
+def test_an_fp32_engine_that_cannot_be_built_costs_the_timing_alone(
+    tmp_path: Path, slow_int8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = building._passport
+
+    def broken(plan: Any, config: BuildConfig, *given: Any) -> Any:
+        if config.precision is None:
+            raise BuildError("planted")
+        return whole(plan, config, *given)
+
+    monkeypatch.setattr(building, "_passport", broken)
+    engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calibrate=data(tmp_path))
+
+    assert engine.passport.speed is None and engine.passport.parity is not None
 
 
 def test_a_model_quantised_before_is_not_timed_for_nothing_is_there_to_time_it_against(for_the_cpu: Path) -> None:

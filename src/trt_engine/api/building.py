@@ -82,6 +82,8 @@ __all__ = ["BuildPlan", "Built", "build", "carry_out", "plan"]
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 30.0
+_QUICKLY_BUILT = 512 << 20
+"""Bytes of a model up to which a second engine, in FP32, is built to time a quantised one beside."""
 _WIDE = 256
 """A profile whose largest shape has this many times the elements of its smallest is wide."""
 _AWAY = 8
@@ -444,7 +446,8 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
             return engine
         checked, note = _prove(engine, plan, prepared, attempt.model)
         speed = None
-        if prepared.notes.get(QUANT_TARGET) and card.builds_in_seconds and not outcome.compiled:
+        small = card.builds_in_seconds and not outcome.compiled and plan.model.nbytes <= _QUICKLY_BUILT
+        if prepared.notes.get(QUANT_TARGET) and small:
             speed = _beside_float(engine, plan, card, folder / ".prepared" / "float")
     build = engine.passport.build
     told = [note] if note else []
