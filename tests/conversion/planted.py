@@ -217,6 +217,54 @@ class SizeReads(nn.Module):
         return x[:, :first]
 
 
+class Head(nn.Module):
+    """As Ultralytics writes heads: features for training beside the result, a grid kept from the last size."""
+
+    export = False
+    dynamic = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3, padding=1)
+        self.shape: object = None
+        self.grid = torch.zeros(1)
+
+    def forward(self, images: Tensor) -> object:
+        found = self.layer(images)
+        if self.dynamic or self.shape != images.shape:
+            self.grid = torch.arange(images.shape[2] * images.shape[3], dtype=images.dtype)
+            self.shape = images.shape
+        result = found.flatten(2) + self.grid
+        return result if self.export else (result, {"feats": [found, found * 2]})
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = Head()
+
+    def forward(self, images: Tensor) -> object:
+        return self.head(images)
+
+
+class Rows(nn.Module):
+    """The batch by `len`, which Python makes a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), -1) * 2
+
+
+class Looked(nn.Module):
+    """Token indices, by an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(30522, 4)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.embed(input_ids)
+
+
 class Sorting(nn.Module):
     """Best scores and their rows; every score is there twice, but for the rounding."""
 

@@ -186,6 +186,23 @@ def test_where_near_equal_scores_contend_for_the_last_place_other_inputs_are_dra
     assert any(note.startswith("other inputs were drawn at batch 2") for note in agreement.notes)
 
 
+def test_scores_that_tie_are_said_to_be_the_reason(tmp_path: Path) -> None:
+    """As untrained detectors have it: which rows are best is chance, and no other inputs help."""
+    flat = np.full(8, 0.5, np.float32) + np.linspace(0, 1e-6, 8, dtype=np.float32)
+    raw = sorting(tmp_path)
+    rng = np.random.default_rng(0)
+    example = {"x": np.tile(flat, (2, 1)), "boxes": rng.random((2, 8, 4), dtype=np.float32)}
+
+    def source(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {"scores": np.sort(feeds["x"])[:, :6], "best": feeds["boxes"][:, :6] * 3}
+
+    exported = Exported(raw, source, "dynamo", example, {"x": {0: "batch"}, "boxes": {0: "batch"}})
+    with pytest.raises(AccuracyError, match=r"6 of the 6 best scores that TopK .* but for rounding") as refused:
+        agree(raw, exported, answers(exported))
+    assert "trained" in str(refused.value.hint)
+    assert [item.name for item in tmp_path.iterdir()] == ["raw.onnx"]
+
+
 @pytest.mark.parametrize(("nudge", "largest"), [(0.3, True), (0.0, False)], ids=["another score", "another order"])
 def test_a_sort_that_is_wrong_is_refused_all_the_same(tmp_path: Path, nudge: float, largest: bool) -> None:
     with pytest.raises(AccuracyError, match=r"output `(scores|best)` differs"):

@@ -371,6 +371,50 @@ def test_a_sort_in_the_source_is_compared_in_any_order_of_near_equal_scores(tmp_
     assert report.worst is not None and report.worst <= 1e-4 and len(report.agreement) == 3
 
 
+def test_outputs_of_training_are_left_out_by_name_where_a_head_has_a_mode_for_exporters(tmp_path: Path) -> None:
+    report = convert("Heads", tmp_path, inputs={"images": (2, 3, 8, 8)})
+    (output,) = report.signature.outputs
+    assert output.shape == (-1, 4, 64) and report.exporter == "dynamo"
+    (note,) = [text for text in report.notes if "outputs of training" in text]
+    assert "`output_1_feats_0`, `output_1_feats_1`" in note and "`head` (Head)" in note and "--all-outputs" in note
+    kept = convert("Heads", tmp_path, inputs={"images": (2, 3, 8, 8)}, all_outputs=True, yes=True)
+    assert [spec.name for spec in kept.signature.outputs] == ["output_0", "output_1_feats_0", "output_1_feats_1"]
+    assert all(spec.shape[0] == -1 and min(spec.shape[1:]) > 0 for spec in kept.signature.outputs), (
+        "a size that never moved is a number"
+    )
+
+
+def test_a_batch_taken_by_len_follows(tmp_path: Path) -> None:
+    report = convert("Rows", tmp_path, inputs={"x": (2, 3, 4)})
+    assert report.exporter == "dynamo" and report.signature.outputs[0].shape == (-1, 12)
+    assert "len" not in vars(sys.modules[convert.__module__])
+
+
+def test_an_embedding_that_is_fed_floats_is_told_its_type_its_range_and_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="scalar types: Long, Int") as refused:
+        convert("Looked", tmp_path, inputs={"ids": (2, 128)})
+    assert "`--input input_ids:2x128:int64@0..30521`" in str(refused.value.hint)
+    with pytest.raises(ModelError, match="index out of range") as refused:
+        convert("Looked", tmp_path, inputs=["input_ids:2x8:int64@0..40000"])
+    assert "`--input input_ids:2x8:int64@0..30521`" in str(refused.value.hint)
+
+
+def test_the_next_command_builds_for_the_sizes_that_are_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "o.onnx")
+
+    def following(*more: str) -> str:
+        assert run(["convert", f"{PLANTED}:ScaledClean", "--input", "images:2x3x8x8", "-o", out, "--yes", *more]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next:")]
+        return line.partition(out)[2].strip()
+
+    assert following() == "--batch 1:8:64"
+    assert following("--dynamic", "0=batch@1..16") == "--batch 1:8:16"
+    assert following("--fixed") == ""
+    assert following("--dynamic", "0=batch,2=height") == "--profile images:1x3x8x8,8x3x24x8,64x3x24x8"
+
+
 def test_code_in_a_folder_of_the_hub_is_not_run_unasked(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed here")
     folder = tmp_path / "hub"

@@ -21,6 +21,7 @@ from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.ranking import in_their_order, ranked
 from trt_engine.conversion.source_runs import Answer, Answers, feeds_at, same, told_sizes
+from trt_engine.conversion.tied_scores import tied_scores
 from trt_engine.engine import OutputError
 from trt_engine.errors import AccuracyError, ModelError
 from trt_engine.graph import walk
@@ -121,6 +122,13 @@ def agree(
                     )
                     break
         if isinstance(result, _Wrong):
+            tied = tied_scores(path, answer.feeds) if trial.ranked and result.failed is None else None
+            if tied is not None:
+                raise AccuracyError(
+                    f"{what} cannot be compared with its source: {tied}, so that the order of its rows is chance, in the "
+                    f"source as in any engine ({result.told})",
+                    hint="weights that were trained tell the rows apart, and so do random ones without a layer of zeros",
+                ) from result.cause
             raise _refused(proto, exported, given, answer, result, what) from result.cause
         errors, moved = result
         if moved:
