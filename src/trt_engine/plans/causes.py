@@ -195,7 +195,7 @@ _RULES: tuple[_Rule, ...] = (  # the first that matches a line names it
     _rule(
         "aborted",
         r"Assertion failure: |Uncaught exception detected|terminate called|what\(\):  |-- assertion failed"
-        r"|: Assertion [`'\u2018].*' failed|^Assertion failed: .*, file "
+        r"|: Assertion [`\u2018][^`\u2018]*['\u2019] failed|^Assertion failed: .*, file "
         r"|(?:^|: line \d+: +\d+ )(?:Abort(?:ed)?|Segmentation fault|Illegal instruction|Bus error)\b",
         "an assertion or a fault inside a library ended the process: `-v` shows the messages before it",
         "abort",
@@ -217,7 +217,7 @@ _CHAIN = re.compile(
     r"|Inference set up failed|Error occurred during inference)"
 )
 """What trtexec prints behind an error: how far the run came, and nothing of the reason."""
-_ASSERTION = re.compile(r"[Aa]ssertion\b.*\bfailed|Assertion failure: |what\(\):  ")
+_ASSERTION = re.compile(r"[Aa]ssertion\b(?:(?![Aa]ssertion).)*\bfailed|Assertion failure: |what\(\):  ")
 _NODE = re.compile(
     r"implementation for node (?P<node>\{.*?\]\}|.+?)(?= due to insufficient workspace|\.(?:\)|\s|$)|\)?\s*$)"
     r"|failed\. (?P<runner>\S+) has no runners that implement it"

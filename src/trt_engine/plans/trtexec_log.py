@@ -301,7 +301,7 @@ _BARE = re.compile(
     rf"{_LOADER.pattern}|^(?:Cuda failure|Cannot find (?:any available devices|device ID)|Assertion fail|terminate called"
     r"|Killed|Could not load library|Uncaught exception|\s+what\(\):  |\[\d+\] |(?:\S+ )?Error Code:? \d+: )"
     r"|(?:^|: line \d+: +\d+ )(?:Abort(?:ed)?|Killed|Segmentation fault|Illegal instruction|Bus error)\b"
-    r"|: Assertion [`'\u2018].*' failed|-- assertion failed"
+    r"|: Assertion [`\u2018][^`\u2018]*['\u2019] failed|-- assertion failed"
 )
 """Errors without a prefix: of the loader, the C library, the shell and CUDA, and the parser's reason behind its own line."""
 
