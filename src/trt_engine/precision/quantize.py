@@ -25,11 +25,12 @@ from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.names import unique_names
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
 from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
-from trt_engine.precision.cast import cast_proto, refuse_target, unique_names
+from trt_engine.precision.cast import cast_proto, refuse_target
 from trt_engine.precision.comparison import Comparison, Measured, open_batch
 from trt_engine.precision.convolutions import round_convolutions
 from trt_engine.precision.emulate import emulated
