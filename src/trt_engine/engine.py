@@ -166,10 +166,14 @@ class OutputError:
     rms_rel: float | None = None
     """Of the worst channel: the RMS difference over the channel's scale. None in records of before there were channels."""
     noise: float | None = None
-    """Of the worst channel: the RMS difference over the standard deviation of the reference; 1 where it no longer varies."""
+    """Of the worst channel: the RMS difference over the standard deviation of the reference."""
+    variation: float = 1.0
+    """Of the worst channel: its standard deviation over that of the reference; 0 where it is a constant and should not be."""
     channel: Channel | None = None
     """Where `max_rel` is; None where the whole output has one scale."""
     noise_channel: Channel | None = None
+    dead_channel: Channel | None = None
+    """Where `variation` is."""
     rows_moved: int = 0
     """Rows of a model that sorts that were compared at another place."""
     rows_left_out: int = 0
@@ -197,6 +201,9 @@ class Parity:
     outputs: dict[str, OutputError] = field(default_factory=dict)
     given: dict[str, OutputError] = field(default_factory=dict)
     """The engine against the model that was given, where a cast or quantised copy of it was built: measured, not judged."""
+    sensitivity: dict[str, OutputError] = field(default_factory=dict)
+    """How far the reference moves from itself when its input is changed by the format's roundoff; measured where the engine
+    was beyond the tolerance, which is then raised to a few times this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,8 +126,8 @@ class BuildPlan:
         if matched and tolerance.limit < proved.tolerance:
             return f"its rows were compared with {proved.tolerance:g} allowed, {tolerance.limit:g} is allowed now"
         for name, error in proved.outputs.items():
-            if (objection := tolerance.objection(error)) is not None:
-                return f"compared with plain ONNX Runtime, `{name}`: {objection} now"
+            if (objection := tolerance.objection(error, proved.sensitivity.get(name))) is not None:
+                return f"it differs from plain ONNX Runtime in `{name}`: {objection} now"
         return None
 
     def judged(self, engine: Engine) -> Engine:

@@ -70,10 +70,10 @@ def prove(
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
             return _not_judged(f"plain ONNX Runtime does not run this model here ({error.message})")
     for name, apart in found.outputs.items():
-        if (objection := tolerance.objection(apart)) is not None:
+        if (objection := tolerance.objection(apart, found.sensitivity.get(name))) is not None:
             milder = _milder(card, engine)
             raise AccuracyError(
-                f"the engine differs from plain ONNX Runtime: output `{name}`: {objection} (largest difference "
+                f"output `{name}` of the engine differs from plain ONNX Runtime: {objection} (largest difference "
                 f"{apart.max_abs:.3g}, cosine {apart.cosine:.4f})",
                 hint="`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else ""),
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,7 @@ def worst_of(errors: Sequence[OutputError], weights: Sequence[int]) -> OutputErr
     """The largest differences of several comparisons of one output; the mean over all."""
     by_scale = max(errors, key=lambda item: _or_infinite(item.max_rel))
     by_noise = max(errors, key=lambda item: _or_infinite(item.noise))
+    by_variation = min(errors, key=lambda item: item.variation)
     return OutputError(
         max_abs=max(item.max_abs for item in errors),
         mean_abs=float(np.average([item.mean_abs for item in errors], weights=weights)),
@@ -88,8 +89,10 @@ def worst_of(errors: Sequence[OutputError], weights: Sequence[int]) -> OutputErr
         cosine=min(item.cosine for item in errors),
         rms_rel=max(_or_infinite(item.rms_rel) for item in errors),
         noise=_or_infinite(by_noise.noise),
+        variation=by_variation.variation,
         channel=by_scale.channel,
         noise_channel=by_noise.noise_channel,
+        dead_channel=by_variation.dead_channel,
         rows_moved=sum(item.rows_moved for item in errors),
         rows_left_out=sum(item.rows_left_out for item in errors),
     )
@@ -112,6 +115,7 @@ class _Axis:
     """What `worst` and `rms` are judged by."""
     rms: Array
     noise: Array
+    variation: Array
 
     def channel(self, index: int) -> Channel:
         return Channel(self.at, index, len(self.worst), float(self.worst[index]))
@@ -120,9 +124,7 @@ class _Axis:
 def _by_channel(
     whole: OutputError, apart: Array, want: Array, largest: float, least: float, rounding: dict[int, float] | None
 ) -> OutputError:
-    max_rel, rms_rel, noise = whole.max_rel, whole.rms_rel, 0.0
-    channel: Channel | None = None
-    noise_channel: Channel | None = None
+    found = replace(whole, noise=0.0)
     for at in range(1, want.ndim):
         if want.shape[at] == 1:
             continue
@@ -130,12 +132,15 @@ def _by_channel(
         if rounding is not None:
             axis = _but_for_rounding(axis, want, largest, least, rounding)
         relative = axis.worst / axis.scale
-        if (index := int(relative.argmax())) is not None and relative[index] > max_rel:
-            max_rel, channel = float(relative[index]), axis.channel(index)
-        rms_rel = max(rms_rel, float((axis.rms / axis.scale).max()))
-        if (index := int(axis.noise.argmax())) is not None and axis.noise[index] > noise:
-            noise, noise_channel = float(axis.noise[index]), axis.channel(index)
-    return OutputError(whole.max_abs, whole.mean_abs, max_rel, whole.cosine, rms_rel, noise, channel, noise_channel)
+        first, second, third = int(relative.argmax()), int(axis.noise.argmax()), int(axis.variation.argmin())
+        if relative[first] > found.max_rel:
+            found = replace(found, max_rel=float(relative[first]), channel=axis.channel(first))
+        if axis.noise[second] > (found.noise or 0.0):
+            found = replace(found, noise=float(axis.noise[second]), noise_channel=axis.channel(second))
+        if axis.variation[third] < found.variation:
+            found = replace(found, variation=float(axis.variation[third]), dead_channel=axis.channel(third))
+        found = replace(found, rms_rel=max(found.rms_rel or 0.0, float((axis.rms / axis.scale).max())))
+    return found
 
 
 def _axis(at: int, apart: Array, want: Array, largest: float) -> _Axis:
@@ -148,17 +153,20 @@ def _axis(at: int, apart: Array, want: Array, largest: float) -> _Axis:
     low = want.min(axis=others)
     for group in _groups(sizes, count):
         top = float(sizes[group].max())
+        scores = low[group].min() >= 0 and top <= 1
+        own = np.maximum(sizes[group], np.median(sizes[group]))
+        varies = np.maximum(deviations[group], np.median(deviations[group]))
         if count < _FEW:
-            own, varies = np.full(len(group), top), float(np.sqrt(deviations[group] ** 2 + means[group].var()).mean())
+            varies = np.sqrt(np.mean(deviations[group] ** 2) + means[group].var())
             power[group] = squares[group].mean()
-        else:
-            own = np.maximum(sizes[group], np.median(sizes[group]))
-            varies = np.maximum(deviations[group], np.median(deviations[group]))
-        if low[group].min() >= 0 and top <= 1:
-            own = np.maximum(own, np.minimum(_SCORES, _TAIL * own))
+        if scores:
+            own = np.full(len(group), top) if count < _FEW else np.maximum(own, np.minimum(_SCORES, _TAIL * own))
         own = np.maximum(own, _LEAST_SCALE * largest)
         scale[group], deviation[group] = own, np.maximum(varies, _LEAST_DEVIATION * own)
-    return _Axis(at, np.abs(apart).max(axis=others), scale, np.sqrt(squares), np.sqrt(power) / deviation)
+    varies_now = (want + apart).std(axis=others)
+    judged = (deviations > _LEAST_DEVIATION * scale) & (count >= _FEW)
+    variation = np.where(judged, varies_now / np.where(judged, deviations, 1.0), 1.0)
+    return _Axis(at, np.abs(apart).max(axis=others), scale, np.sqrt(squares), np.sqrt(power) / deviation, variation)
 
 
 def _groups(sizes: Array, count: int) -> list[Array]:
@@ -180,7 +188,7 @@ def _but_for_rounding(axis: _Axis, want: Array, largest: float, least: float, ro
     rounding[axis.at] = max(rounding.get(axis.at, 0.0), float(axis.worst[large].max()) / largest)
     counts = large | (axis.worst > max(_SLACK * rounding[axis.at], least) * largest)
     own = np.where(large, largest, np.maximum(sizes, np.finfo(np.float64).tiny))
-    return _Axis(axis.at, np.where(counts, axis.worst, 0.0), own, axis.rms, axis.noise)
+    return replace(axis, worst=np.where(counts, axis.worst, 0.0), scale=own)
 
 
 # ------------------------------------------------------------------------------------------------ figures

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, ValueInfoProto
 
@@ -13,7 +14,7 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import Profile
-from trt_engine.engine import Parity
+from trt_engine.engine import OutputError, Parity
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.graph.load import read_proto
@@ -21,7 +22,7 @@ from trt_engine.graph.names import unique_names
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
-__all__ = ["REFERENCE", "measure_parity", "open_exposing", "parity_feeds", "small_shapes"]
+__all__ = ["REFERENCE", "measure_parity", "open_exposing", "parity_feeds", "perturbed", "small_shapes"]
 
 REFERENCE = "onnxruntime on the CPU, no graph optimisation"
 
@@ -51,15 +52,34 @@ def measure_parity(
 
     What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
     """
-    expected = reference(model, signature).run(feeds)
-    errors = compare_outputs(run(feeds), expected, sorted_outputs(read_proto(model)), tolerance)
+    plain = reference(model, signature)
+    expected, ranked = plain.run(feeds), sorted_outputs(read_proto(model))
+    errors = compare_outputs(run(feeds), expected, ranked, tolerance)
+    sensitivity: dict[str, OutputError] = {}
+    if not tolerance.chosen and not all(tolerance.accepts(error) for error in errors.values()):
+        moved = plain.run(perturbed(feeds, tolerance.roundoff))
+        sensitivity = compare_outputs(moved, expected, ranked, tolerance)
+    passed = all(tolerance.objection(error, sensitivity.get(name)) is None for name, error in errors.items())
     return Parity(
         reference=REFERENCE,
         inputs=described,
         tolerance=tolerance.limit,
-        passed=all(tolerance.accepts(error) for error in errors.values()) and errors.keys() == expected.keys(),
+        passed=passed and errors.keys() == expected.keys(),
         outputs=errors,
+        sensitivity=sensitivity,
     )
+
+
+def perturbed(feeds: Tensors, roundoff: float, seed: int = 0) -> dict[str, Any]:
+    """The same input with every real number changed by up to `roundoff` of itself."""
+    rng = np.random.default_rng(seed)
+    arrays = {name: np.asarray(array) for name, array in feeds.items()}
+    return {
+        name: (array * (1 + rng.uniform(-roundoff, roundoff, array.shape))).astype(array.dtype)
+        if array.dtype.kind == "f"
+        else array
+        for name, array in arrays.items()
+    }
 
 
 def small_shapes(signature: Signature, profile: Profile) -> dict[str, Shape]:

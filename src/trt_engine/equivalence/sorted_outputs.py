@@ -44,7 +44,7 @@ _LEAST_ROWS = 16
 
 
 def compared_tensors(proto: ModelProto) -> list[str]:
-    """The outputs that no sort comes before; of a graph that sorts, the numbers too that sorting and what follows it read."""
+    """The outputs that no sort comes before; of a graph that sorts, the numbers that sorting and what follows it read."""
     facts = trace(proto, {}).facts
     after, found = _after_sorting(proto), dict[str, None]()
     for node in proto.graph.node:
@@ -234,4 +234,4 @@ def near_ties(scores: Any, count: int, limit: float, *, largest: bool = True) ->
     values = np.asarray(scores, np.float64)
     ordered = np.sort(values if not largest else -values, axis=-1)[..., : count + 1]
     scale = float(np.abs(values).max()) if values.size else 0.0
-    return int((np.diff(ordered, axis=-1) <= limit * scale).sum()) if scale else int(ordered.size)
+    return int((np.diff(ordered, axis=-1) <= limit * scale).sum())

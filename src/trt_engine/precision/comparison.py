@@ -17,7 +17,8 @@ from trt_engine.engine import OutputError
 from trt_engine.equivalence.compare import compare
 from trt_engine.equivalence.parity import open_exposing
 from trt_engine.equivalence.sorted_outputs import compared_tensors
-from trt_engine.errors import UsageError
+from trt_engine.equivalence.tolerance import DEAD
+from trt_engine.errors import AccuracyError, UsageError
 from trt_engine.graph.load import read_proto
 from trt_engine.model import Model
 from trt_engine.precision.samples import Samples
@@ -67,7 +68,8 @@ class Comparison:
         return random_feeds(signature, shapes, 0), "seeded random, seed 0"
 
     def measure(self, path: Path, on: Literal["kernels", "emulation"], level: str) -> None:
-        """Run both: enough to see a graph that is wrong, not to say how accurate it is on a task."""
+        """Run both: enough to see a graph that is wrong, not to say how accurate it is on a task; `AccuracyError` for a channel
+        that no longer varies."""
         if self._feeds is None:
             return
         if self._wanted is None:
@@ -75,6 +77,14 @@ class Comparison:
         got = self._run(path, level)
         errors = {name: compare(got[name], wanted) for name, wanted in self._wanted.items()}
         self.result = Measured(errors, self._described, on)
+        for name, error in errors.items():
+            if error.variation < DEAD:
+                raise AccuracyError(
+                    f"{error.dead_channel} of `{name}` is dead in the quantised model: {error.variation:.1%} of its variation "
+                    f"is left on {self._described}",
+                    hint="calibrate with data like the model's own, or leave the layers before it out (`--exclude-node`); "
+                    "`trt-engine search` finds them; `--no-parity` writes the model all the same",
+                )
 
     def _run(self, path: Path, level: str) -> dict[str, Array]:
         loaded = open_exposing(path, self._tensors, level)

@@ -20,6 +20,7 @@ from onnx import ModelProto
 from trt_engine.config import QuantizeConfig
 from trt_engine.engine import Precision
 from trt_engine.environment import Environment
+from trt_engine.equivalence.tolerance import LOST
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.files import staging_folder
 from trt_engine.graph import walk
@@ -56,8 +57,6 @@ _KERNELS = ("int8", "fp8", "int4")
 same rounded numbers."""
 _CALIBRATOR = {"int8": "entropy", "fp8": "minmax", "nvfp4": "minmax"}
 _RANDOM = 16
-_LEAST_COSINE = 0.9
-"""Between the outputs before and after: below it a layer was put wrong, or rounding took the network away."""
 
 
 def quantize(
@@ -155,10 +154,10 @@ class _Job:
         writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
         measured, files = self._written(proto, weights, alone, samples, amax)
         for name, error in (measured.outputs if measured is not None else {}).items():
-            if not error.cosine >= _LEAST_COSINE:
+            if not (error.noise or 0.0) <= LOST:
                 self._warn(
-                    f"`{name}` has a cosine of {error.cosine:.3f} with the model as it was: "
-                    "this is not the same network any more; `trt-engine search` finds the layers to leave out"
+                    f"`{name}` is not the model's any more: {error.noise_channel or 'the output'} differs by "
+                    f"{error.noise:.2g} of its variation; `trt-engine search` finds the layers to leave out"
                 )
         return draft.finished(walk.opsets_of(proto)[""], writer.written, files, measured, proto)
 

@@ -61,17 +61,21 @@ def compared_outputs(first: Contestant, other: Contestant) -> Outputs:
                 f"`{name}` comes out of a sort: {error.rows_moved} rows are compared at another place, "
                 f"{error.rows_left_out} of {math.prod(reference.shape[:2])} at the cut are left out"
             )
-        if got[name].shape == reference.shape and reference.ndim == 2 and reference.shape[1] > 1:
-            if reference.dtype.kind == "f":
-                made.top1_same[name] = float(np.mean(got[name].argmax(axis=1) == reference.argmax(axis=1)))
+        if got[name].shape == reference.shape and _has_scores(reference):
+            made.top1_same[name] = float(np.mean(got[name].argmax(axis=1) == reference.argmax(axis=1)))
     said += [f"`{name}` is no output of `{first.label}`" for name in got if name not in want]
     made.differ = bool(said)
     made.note = "; ".join([*said, *remarks])
     return made
 
 
+def _has_scores(output: Any) -> bool:
+    """True of rows of scores."""
+    return bool(output.ndim == 2 and output.shape[1] > 1 and output.dtype.kind == "f")
+
+
 def _ranked(first: Engine, other: Engine, got: Mapping[str, Any], want: Mapping[str, Any]) -> list[str]:
-    """The outputs whose rows may change places: a sort comes before them; where neither graph can be read, they look sorted."""
+    """The outputs that a sort comes before; where neither graph can be read, those whose rows look sorted."""
     graphs = [found for engine in (first, other) if (found := _sorted_in(engine)) is not None]
     if graphs:
         return [name for name in want if any(name in found for found in graphs)]
