@@ -169,7 +169,7 @@ def inputs(net: str, path: Path, seed: int) -> tuple[Feeds, list[Feeds]]:
 
 
 class Judge:
-    """What is objected to in outputs, as parity judges: by the model's own sensitivity where they are beyond the tolerance."""
+    """What is objected to in outputs, as parity judges: by the model's sensitivity where they are beyond the tolerance."""
 
     def __init__(
         self, want: Outputs, again: Callable[[float], Outputs], ranked: tuple[str, ...], tolerance: Tolerance

@@ -77,7 +77,7 @@ def _vision(make: Callable[..., Any], config: Any, size: int, *names: str) -> tu
     return First(make(config), *(names or ("logits",))), images(size)
 
 
-SMALL = dict(hidden_size=96, num_hidden_layers=4, num_attention_heads=4, intermediate_size=192)
+SMALL = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 192}
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "yolo": lambda: (Yolo(), images(160)),
     "resnet": lambda: (small.ResNet(), images(64)),

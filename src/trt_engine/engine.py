@@ -168,7 +168,7 @@ class OutputError:
     noise: float | None = None
     """Of the worst channel: the RMS difference over the standard deviation of the reference."""
     variation: float = 1.0
-    """Of the worst channel: its standard deviation over that of the reference; 0 where it is a constant and should not be."""
+    """Of the worst channel: its standard deviation over that of the reference; 0 where it became a constant."""
     channel: Channel | None = None
     """Where `max_rel` is; None where the whole output has one scale."""
     noise_channel: Channel | None = None
@@ -178,6 +178,12 @@ class OutputError:
     """Rows of a model that sorts that were compared at another place."""
     rows_left_out: int = 0
     """Rows of a model that sorts that were not compared: those at the cut."""
+
+    @property
+    def spread(self) -> str:
+        """The figures over all of the worst channel, in words."""
+        noise = "" if self.noise is None else f", noise {self.noise:.2g} of the signal"
+        return "" if self.rms_rel is None else f"RMS {self.rms_rel:.2g}{noise}"
 
     @property
     def summary(self) -> str:
@@ -199,6 +205,8 @@ class Parity:
     tolerance: float
     passed: bool
     outputs: dict[str, OutputError] = field(default_factory=dict)
+    judged: Literal["max_rel", "rms_rel"] = "max_rel"
+    """The figure that `tolerance` is for: in quantised models one step decides the largest difference."""
     given: dict[str, OutputError] = field(default_factory=dict)
     """The engine against the model that was given, where a cast or quantised copy of it was built: measured, not judged."""
     sensitivity: dict[str, OutputError] = field(default_factory=dict)

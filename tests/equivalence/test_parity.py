@@ -12,11 +12,11 @@ import pytest
 import onnx_models as models
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import BuildConfig
-from trt_engine.errors import ModelError
 from trt_engine.equivalence.compare import compare
 from trt_engine.equivalence.parity import measure_parity, parity_feeds, small_shapes
 from trt_engine.equivalence.sorted_outputs import compare_outputs, near_ties, sorted_outputs
 from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_format, tolerance_of
+from trt_engine.errors import ModelError
 from trt_engine.graph.load import open_model, read_proto
 
 

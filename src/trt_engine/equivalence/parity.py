@@ -66,6 +66,7 @@ def measure_parity(
         tolerance=tolerance.limit,
         passed=passed and errors.keys() == expected.keys(),
         outputs=errors,
+        judged="rms_rel" if tolerance.rms else "max_rel",
         sensitivity=sensitivity,
     )
 

@@ -68,8 +68,10 @@ class Comparison:
         return random_feeds(signature, shapes, 0), "seeded random, seed 0"
 
     def measure(self, path: Path, on: Literal["kernels", "emulation"], level: str) -> None:
-        """Run both: enough to see a graph that is wrong, not to say how accurate it is on a task; `AccuracyError` for a channel
-        that no longer varies."""
+        """Run both: enough to see a graph that is wrong, not to say how accurate it is on a task.
+
+        `AccuracyError` for a channel that no longer varies.
+        """
         if self._feeds is None:
             return
         if self._wanted is None:
@@ -80,8 +82,8 @@ class Comparison:
         for name, error in errors.items():
             if error.variation < DEAD:
                 raise AccuracyError(
-                    f"{error.dead_channel} of `{name}` is dead in the quantised model: {error.variation:.1%} of its variation "
-                    f"is left on {self._described}",
+                    f"{error.dead_channel} of `{name}` is dead in the quantised model: {error.variation:.1%} of its "
+                    f"variation is left on {self._described}",
                     hint="calibrate with data like the model's own, or leave the layers before it out (`--exclude-node`); "
                     "`trt-engine search` finds them; `--no-parity` writes the model all the same",
                 )
