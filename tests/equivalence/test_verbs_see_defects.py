@@ -130,7 +130,7 @@ def test_compares_gate_fails_and_names_the_channel(
             te.build(path, out=tmp_path / f"engine-{len(made)}.onnx", batch=(1, 2, 2), parity=False, force=True)
         )
     with pytest.raises(AccuracyError, match=r"output0: channel \d+ of 84 \(axis 1\): difference"):
-        te.compare(*made, fail_if=["error:0.05"], duration_s=0.2, loads=2)
+        te.compare(*made, fail_if=["error:0.05"], duration_s=0.3, loads=6)
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
