@@ -65,7 +65,7 @@ class Gate:
     metric: Literal["median", "mean", "p99", "error"] | None = None
     """What it judges by; None in a record of an older version."""
     limit: float | None = None
-    """Per cent; of `error` a difference over the largest value."""
+    """Per cent; of `error` a difference over the scale of its channel."""
     judged: bool = True
     """False where some engine has no figure to judge by: what did not fail has not passed either."""
 

@@ -25,6 +25,7 @@ __all__ = [
     "QUANT_TARGET",
     "WRITTEN",
     "Build",
+    "Channel",
     "Engine",
     "Needs",
     "OutputError",
@@ -156,14 +157,59 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
+class Channel:
+    """An index of one axis of an output."""
+
+    axis: int
+    index: int
+    size: int
+    """The number of channels of the axis."""
+    max_abs: float
+    """The largest difference in it."""
+
+    def __str__(self) -> str:
+        return f"channel {self.index} of {self.size} (axis {self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
 class OutputError:
     """How far one output of the engine lies from the reference."""
 
     max_abs: float
     mean_abs: float
     max_rel: float
-    """Largest difference over the reference's largest absolute value."""
+    """Of the worst channel: the largest difference over the channel's scale, its largest absolute value in the reference."""
     cosine: float
+    rms_rel: float | None = None
+    """Of the worst channel: the RMS difference over the channel's scale. None in records of before there were channels."""
+    noise: float | None = None
+    """Of the worst channel: the RMS difference over the standard deviation of the reference."""
+    variation: float = 1.0
+    """Of the worst channel: its standard deviation over that of the reference; 0 where it became a constant."""
+    channel: Channel | None = None
+    """Where `max_rel` is; None where the whole output has one scale."""
+    noise_channel: Channel | None = None
+    dead_channel: Channel | None = None
+    """Where `variation` is."""
+    rows_moved: int = 0
+    """Rows of a model that sorts that were compared at another place."""
+    rows_left_out: int = 0
+    """Rows of a model that sorts that were not compared: those at the cut."""
+
+    @property
+    def spread(self) -> str:
+        """The figures over all of the worst channel, in words."""
+        noise = "" if self.noise is None else f", noise {self.noise:.2g} of the signal"
+        return "" if self.rms_rel is None else f"RMS {self.rms_rel:.2g}{noise}"
+
+    @property
+    def summary(self) -> str:
+        """In words, for a line of text."""
+        at = f"{self.channel}: " if self.channel is not None else ""
+        apart = self.channel.max_abs if self.channel is not None else self.max_abs
+        rows = f", {self.rows_moved} rows matched by value" if self.rows_moved else ""
+        rows += f", {self.rows_left_out} rows left out" if self.rows_left_out else ""
+        return f"{at}difference {apart:.3g} ({self.max_rel:.2g} of the {'channel' if at else 'output'}'s scale){rows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +222,13 @@ class Parity:
     tolerance: float
     passed: bool
     outputs: dict[str, OutputError] = field(default_factory=dict)
+    judged: Literal["max_rel", "rms_rel"] = "max_rel"
+    """The figure that `tolerance` is for: in quantised models one step decides the largest difference."""
     given: dict[str, OutputError] = field(default_factory=dict)
     """The engine against the model that was given, where a cast or quantised copy of it was built: measured, not judged."""
+    sensitivity: dict[str, OutputError] = field(default_factory=dict)
+    """How far the reference moves from itself when its input is changed by the format's roundoff; measured where the engine
+    was beyond the tolerance, which is then raised to a few times this."""
 
 
 @dataclass(frozen=True, slots=True)

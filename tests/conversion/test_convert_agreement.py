@@ -175,7 +175,7 @@ def test_near_equal_scores_may_change_places_and_their_boxes_go_with_them(tmp_pa
     agreement = ranked_otherwise(tmp_path, TIED, 1e-6)
     assert agreement.worst <= 1e-5
     assert agreement.notes[0] == (
-        "2 rows of `scores`, `best` changed places at batch 2: the graph sorts, and near-equal scores have no order"
+        "4 rows of `scores`, `best` changed places at batch 2: the graph sorts, and near-equal scores have no order"
     )
 
 

@@ -810,13 +810,13 @@ def test_nodes_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
 def test_a_network_that_quantising_breaks_is_a_warning(tmp_path: Path) -> None:
     source, x = perceptron(tmp_path / "net.onnx"), feeds(8, 64)
     whole = quantize(source, "int8", out=tmp_path / "q.onnx", data=x)
-    assert not any("cosine" in item for item in whole.warnings)
+    assert not any("not the model's" in item for item in whole.warnings)
     weights = {"w": weight(64, 64)}
     sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}
     bare = save(tmp_path / "bare.onnx", [node("MatMul", "x w", "y", name="only")], *sides, weights)
     # a range a thousand times too wide rounds every input to zero, and there is no bias to hide it
     broken = quantize(bare, "int8", out=tmp_path / "broken.onnx", ranges={"x": 1e5}, bias_correction=False, heads=True)
-    assert any("`y` has a cosine of" in item for item in broken.warnings)
+    assert any("`y` is not the model's any more" in item for item in broken.warnings)
 
 
 @pytest.mark.parametrize("shape", [(2, 64, 32), (2, 4, 64, 32)])

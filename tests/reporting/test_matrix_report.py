@@ -110,8 +110,8 @@ def test_warnings_of_many_cells_that_differ_in_a_figure_are_said_once(tmp_path: 
 def test_a_difference_of_rows_that_were_matched_first_is_said_to_be_that(tmp_path: Path) -> None:
     cells = [done(spec("m", "fp32", "fake", 8), 8.0), done(spec("m", "int8", "fake", 8), 7.0)]
     assert cells[1].parity is not None
-    how = "rows matched by value (the model sorts them; 10% may be others)"
-    parity = replace(cells[1].parity, inputs=f"seeded random, {how}", outputs={"y": OutputError(1.0, 0.1, 0.034, 0.99)})
+    how = "6 rows of y matched by value, 2 left out"
+    parity = replace(cells[1].parity, outputs={"y": OutputError(1.0, 0.1, 0.034, 0.99, rows_moved=6, rows_left_out=2)})
     told = said(sample_matrix.write(tmp_path / "run", [cells[0], replace(cells[1], parity=parity)]))
     assert f"on the same input. Of m-int8-fake-b8: {how}." in told
 

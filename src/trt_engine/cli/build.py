@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import BuildConfig
-from trt_engine.engine import WRITTEN
+from trt_engine.engine import WRITTEN, OutputError
 from trt_engine.errors import UsageError
 from trt_engine.figures import percent, size
 
@@ -172,13 +172,10 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
         aside = f" ({'; '.join(told)})" if told else ""
         lines.append(("precision", f"{shares}{aside}"))
     if report.parity:
-        worst = max((item.max_rel for item in report.parity.outputs.values()), default=0.0)
-        lines.append(
-            ("parity", f"largest difference {worst:.2g} of the largest value, allowed {report.parity.tolerance:g}")
-        )
+        allowed = f"allowed {report.parity.tolerance:g}{' RMS' if report.parity.judged == 'rms_rel' else ''}"
+        lines.append(("parity", f"{_worst(report.parity.outputs)}, {allowed}"))
         if report.parity.given:
-            apart = max(item.max_rel for item in report.parity.given.values())
-            lines.append(("", f"from the model as it was given: {apart:.2g} of the largest value (not judged)"))
+            lines.append(("", f"from the model as it was given: {_worst(report.parity.given)} (not judged)"))
     if report.quant_target is not None:
         lines.append(("target", f"{quant_target(report.quant_target).title} ({report.quant_target})"))
     if report.speed is not None:
@@ -194,3 +191,11 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
 
 def _percent(share: Any) -> str:
     return percent(share.layers if share.macs is None else share.macs)
+
+
+def _worst(outputs: Mapping[str, OutputError]) -> str:
+    """The output that differs most, and where."""
+    if not outputs:
+        return "no output was compared"
+    name, error = max(outputs.items(), key=lambda item: item[1].max_rel)
+    return ", ".join(filter(None, (f"{name}: {error.summary}", error.spread)))

@@ -153,8 +153,7 @@ def _parity_lines(report: CastReport) -> list[tuple[str, str]]:
     if found is None:
         return []
     lines = [
-        ("parity" if not index else "", f"{name}: largest difference {error.max_rel:.2g} of the largest value, "
-         f"cosine {error.cosine:.6f}")
+        ("parity" if not index else "", f"{name}: {error.summary}, cosine {error.cosine:.6f}")
         for index, (name, error) in enumerate(found.outputs.items())
     ]  # fmt: skip
     ran = ", ".join(f"{name} {count}" for name, count in found.kernels.items())

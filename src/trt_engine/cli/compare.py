@@ -155,10 +155,7 @@ def _row(item: MetricDifference) -> str:
 def _outputs(side: Compared) -> Iterator[str]:
     for name, error in zip(side.output_names, side.outputs, strict=True):
         top = f", best class the same in {percent(side.top1_same[name])} of rows" if name in side.top1_same else ""
-        yield (
-            f"  outputs   {name}: largest difference {error.max_abs:.3g} ({error.max_rel:.2g} of the largest value), "
-            f"mean {error.mean_abs:.3g}, cosine {error.cosine:.6f}{top}"
-        )
+        yield (f"  outputs   {name}: {error.summary}, mean {error.mean_abs:.3g}, cosine {error.cosine:.6f}{top}")
     if side.outputs_note:
         yield f"  outputs   {side.outputs_note}"
 

@@ -144,7 +144,10 @@ def _text(report: ConvertReport) -> str:
     lines.append(("size", size(report.nbytes or 0)))
     if report.worst is not None:
         lines.append(
-            ("agrees", f"within {report.worst:.2g} of the largest value at {len(report.agreement)} sets of shapes")
+            (
+                "agrees",
+                f"within {report.worst:.2g} of a channel's largest value at {len(report.agreement)} sets of shapes",
+            )
         )
         for item in report.agreement:
             sizes = ", ".join(f"{name} {steps}" for name, steps in item.sizes.items()) or "as given"

@@ -260,11 +260,13 @@ def _passport_lines(passport: Any) -> list[str]:
     if passport.parity is not None:
         worst = max((error.max_rel for error in passport.parity.outputs.values()), default=0.0)
         state = "passed" if passport.parity.passed else "failed"
-        lines.append(f"parity: {state} against {passport.parity.reference} (largest relative difference {worst:.2g})")
+        lines.append(
+            f"parity: {state} against {passport.parity.reference} (largest difference {worst:.2g} of a channel's scale)"
+        )
         if passport.parity.given:
             apart = max(error.max_rel for error in passport.parity.given.values())
             lines.append(
-                f"parity_given: largest relative difference {apart:.2g} from the model as it was given, not judged"
+                f"parity_given: largest difference {apart:.2g} of a channel's scale from the model given, not judged"
             )
     lines += [f"warning: {text}" for text in passport.build.warnings]
     return lines

@@ -111,11 +111,11 @@ def _text(report: QuantizeReport) -> str:
         lines.append(
             (
                 "compared" if not index else "",
-                f"{name}: cosine {error.cosine:.6f}, largest difference {error.max_rel:.2g}",
+                f"{name}: {error.summary}, {error.spread}, cosine {error.cosine:.6f}",
             )
         )
     if report.parity:
-        lines.append(("", f"of the largest value, on {report.parity_inputs}, by {_measured(report)}"))
+        lines.append(("", f"on {report.parity_inputs}, by {_measured(report)}"))
     if report.integer_kernels is not None:
         lines += _kernels(report.integer_kernels)
     lines.append(("took", f"{report.seconds:.1f} s"))

@@ -19,16 +19,17 @@ from onnx import ModelProto, NodeProto, TensorProto
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.conversion.exporting import Array, Exported
-from trt_engine.conversion.ranking import in_their_order, ranked
 from trt_engine.conversion.source_runs import Answer, Answers, feeds_at, same, told_sizes
 from trt_engine.conversion.tied_scores import tied_scores
 from trt_engine.engine import OutputError
+from trt_engine.equivalence.compare import compare
+from trt_engine.equivalence.sorted_outputs import in_their_order, sorted_outputs
+from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.errors import AccuracyError, ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.frozen import describe, entered, misfits
 from trt_engine.graph.load import check, open_model, read_proto
 from trt_engine.graph.trace import Step, attributes, flatten, trace
-from trt_engine.precision.comparison import difference
 from trt_engine.records import ShapeAgreement
 from trt_engine.tensors import Shape, format_shape
 
@@ -108,7 +109,9 @@ def agree(
     proto = read_proto(path)
     check(model, proto)
     _inputs_open(proto, exported, given)
-    trial = _Trial(_session(path), {spec.name for spec in model.signature.inputs}, ranked(proto), tolerance, what)
+    trial = _Trial(
+        _session(path), {spec.name for spec in model.signature.inputs}, sorted_outputs(proto), tolerance, what
+    )
     found, notes = [], []
     for at, answer in enumerate(given):
         result = trial.of(answer)
@@ -171,7 +174,7 @@ class _Trial:
     """Outputs that come out of a sort."""
     tolerance: float | None
     what: str
-    noise: dict[str, dict[int, float]] = field(default_factory=dict)
+    rounding: dict[str, dict[int, float]] = field(default_factory=dict)
     """The rounding seen so far: output -> axis of channels -> what large ones were off, over the output's largest value."""
 
     def of(self, answer: Answer) -> tuple[dict[str, OutputError], int] | _Wrong:
@@ -185,7 +188,7 @@ class _Trial:
         result = self._compared(got, answer)
         if isinstance(result, _Wrong) and self.ranked:
             limit = self.tolerance if self.tolerance is not None else max(map(_tolerance, answer.outputs.values()))
-            ordered, moved = in_their_order(got, answer.outputs, self.ranked, limit)
+            ordered, moved = in_their_order(got, answer.outputs, self.ranked, Tolerance(limit))
             if moved and not isinstance(again := self._compared(ordered, answer), _Wrong):
                 return again, moved
         return result if isinstance(result, _Wrong) else (result, 0)
@@ -203,9 +206,12 @@ class _Trial:
             if got.shape != want.shape:
                 there = f"{format_shape(want.shape)} in the source"
                 return _Wrong(f"output `{name}` is {format_shape(got.shape)}, and {there}", name)
-            errors[name], place = _error(got, want, self.noise.setdefault(name, {}))
-            if not errors[name].max_rel <= limit:
-                apart = f"differs by {errors[name].max_rel:.2g} of its largest value, {limit:g} is allowed"
+            errors[name] = error = compare(got, want, self.rounding.setdefault(name, {}))
+            if not error.max_rel <= limit:
+                place = (
+                    "" if error.channel is None else f"channel {error.channel.index} (axis {error.channel.axis}) of "
+                )
+                apart = f"differs by {error.max_rel:.2g} of its largest value, {limit:g} is allowed"
                 return _Wrong(f"{place}output `{name}` {apart}", name)
         return errors
 
@@ -232,56 +238,6 @@ def _at(answer: Answer) -> str:
 
 def _tolerance(array: Array) -> float:
     return _TOLERANCE_16_BIT if array.dtype.itemsize == 2 and array.dtype.kind not in "iu" else TOLERANCE
-
-
-def _error(got: Array, want: Array, noise: dict[int, float]) -> tuple[OutputError, str]:
-    """As `difference`, its `max_rel` the worst of any channel; and which channel that is, where it is one.
-
-    What is infinite or no number in both at the same places is equal. `noise` is the rounding seen so far by axis, over the
-    largest value of the output; it grows.
-    """
-    if got.dtype.kind == "f" and got.shape == want.shape:
-        odd = ~np.isfinite(want)
-        if odd.any() and np.array_equal(got[odd], want[odd], equal_nan=True):
-            got, want = np.where(odd, 0, got), np.where(odd, 0, want)
-    whole = difference(got, want)
-    if want.dtype.kind not in "fiu" or want.ndim < 2 or not want.size or not np.isfinite(got).all():
-        return whole, ""
-    relative, place = _worst_channel(got, want, noise)
-    return (replace(whole, max_rel=relative), place) if relative > whole.max_rel else (whole, "")
-
-
-_LARGE = 0.125
-"""Of the output's largest value: channels from there on are of its scale, and show how its sums are rounded."""
-_SLACK = 4.0
-_EPSILONS = 32
-
-
-def _worst_channel(got: Array, want: Array, noise: dict[int, float]) -> tuple[float, str]:
-    """The largest difference over the largest value of its channel: scores beside coordinates in pixels have a scale of
-    their own.
-
-    Any axis but the first may be the one of the channels. Sums of large numbers leave their rounding in channels of next to
-    nothing too: what is not beyond a few times the rounding of the large channels is no difference.
-    """
-    apart, size = np.abs(got.astype(np.float64) - want.astype(np.float64)), np.abs(want.astype(np.float64))
-    largest = float(size.max())
-    least = _EPSILONS * float(np.finfo(want.dtype).eps) if want.dtype.kind == "f" else 0.0
-    worst, place = 0.0, ""
-    for axis in range(1, want.ndim):
-        others = tuple(at for at in range(want.ndim) if at != axis)
-        differences, scales = apart.max(axis=others), size.max(axis=others)
-        small = scales < _LARGE * largest
-        if not small.any():
-            continue
-        noise[axis] = max(noise.get(axis, 0.0), float(differences[~small].max()) / largest)
-        beyond = small & (differences > max(_SLACK * noise[axis], least) * largest)
-        with np.errstate(divide="ignore"):
-            relative = np.where(beyond, differences / np.where(beyond, scales, 1.0), 0.0)
-        at = int(relative.argmax())
-        if float(relative[at]) > worst:
-            worst, place = float(relative[at]), f"channel {at} (axis {axis}) of "
-    return worst, place
 
 
 def _session(path: Path) -> ort.InferenceSession:

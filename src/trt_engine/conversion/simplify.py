@@ -29,9 +29,9 @@ from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
 from trt_engine.graph.module_paths import carry
+from trt_engine.graph.names import unique_names
 from trt_engine.graph.trace import trace
 from trt_engine.model import Model
-from trt_engine.precision.cast import unique_names
 from trt_engine.records import SimplifyReport
 
 __all__ = ["refuse_optimised", "same_signature", "simplify"]

@@ -26,6 +26,7 @@ from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check, open_model, read_proto
 from trt_engine.graph.module_paths import ModulePaths, carry, names_of, with_modules
+from trt_engine.graph.names import free_name, unique_names
 from trt_engine.graph.trace import attributes
 from trt_engine.model import Model
 from trt_engine.precision import elements, stored
@@ -239,30 +240,6 @@ class Changes:
 
 
 # ------------------------------------------------------------------------------------------------ before
-
-
-def unique_names(proto: ModelProto) -> int:
-    """Give every node a name of its own, as ONNX Runtime refuses two of one name; how many got a new one."""
-    names = Counter(place.node.name for place in walk.nodes(proto) if place.node.name)
-    taken, met = set(names), set()
-    renamed = 0
-    for place in walk.nodes(proto):
-        node = place.node
-        if node.name in met:
-            node.name = _fresh(node.name, taken)
-            renamed += 1
-        if node.name:
-            met.add(node.name)
-    return renamed
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    """The name, or the name with a number: one that nobody has."""
-    found, number = name, 2
-    while found in taken:
-        found, number = f"{name}_{number}", number + 1
-    taken.add(found)
-    return found
 
 
 def _raise_opset(proto: ModelProto, to: str, changes: Changes, name: str) -> ModelProto:
@@ -718,7 +695,7 @@ class _Caster:
         self.names[tensor, owner] = tensor.name
         if other in wanted:
             short = self.to if other == "low" else "fp32"
-            self.names[tensor, other] = _fresh(f"{tensor.name}_{short}", self.taken)
+            self.names[tensor, other] = free_name(f"{tensor.name}_{short}", self.taken)
 
     def scope(self, scope: Scope) -> None:
         graph = scope.graph
@@ -786,7 +763,7 @@ class _Caster:
             return
         target = self.names[tensor, other]
         elem = _ELEM[self.to] if other == "low" else TensorProto.FLOAT
-        name = _fresh(f"Cast_{self.names[tensor, home]}_to_{self.to if other == 'low' else 'fp32'}", self.taken)
+        name = free_name(f"Cast_{self.names[tensor, home]}_to_{self.to if other == 'low' else 'fp32'}", self.taken)
         self.changes.casts_added += 1
         yield helper.make_node("Cast", [self.names[tensor, home]], [target], name=name, to=elem)
 
@@ -845,7 +822,7 @@ class _Caster:
         for made, (_, name) in zip(self.stored_as(tensor, value), self.variants(tensor), strict=True):
             made.name = value.name
             node = helper.make_node("Constant", [], [name], value=made)
-            node.name = op.node.name if name == tensor.name else _fresh(f"{op.label}_{self.to}", self.taken)
+            node.name = op.node.name if name == tensor.name else free_name(f"{op.label}_{self.to}", self.taken)
             yield node
 
     def values(self, scope: Scope) -> None:

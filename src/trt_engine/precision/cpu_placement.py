@@ -258,7 +258,7 @@ class _Search:
                 self._share_scale(node)
 
     def _share_scale(self, node: NodeProto) -> None:
-        """Give a Concat's scale to the parts that nothing else reads: they are rounded once in place of twice, and copied."""
+        """Give a Concat's scale to the parts that nothing else reads: each is rounded once, and copied."""
         found = self.found
         clipped = {clip.output[0] for clip in found.absorbed.values()}  # their zero point must stay 0
         for part in node.input:

@@ -21,19 +21,21 @@ from onnx import ModelProto
 from trt_engine.config import QuantizeConfig
 from trt_engine.engine import Precision
 from trt_engine.environment import Environment
+from trt_engine.equivalence.tolerance import LOST
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
 from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
+from trt_engine.graph.names import unique_names
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.graph.quant_target import METADATA_KEY, QuantTarget, quant_target
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
 from trt_engine.precision.batch_norm import fold_batch_norms
 from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
-from trt_engine.precision.cast import cast_proto, refuse_target, unique_names
+from trt_engine.precision.cast import cast_proto, refuse_target
 from trt_engine.precision.comparison import Comparison, Measured, open_batch
 from trt_engine.precision.convolutions import round_convolutions
 from trt_engine.precision.cpu_placement import fitting_sites, integer_graph
@@ -63,8 +65,6 @@ _KERNELS = ("int8", "fp8", "int4")
 same rounded numbers."""
 _CALIBRATOR = {"int8": "mse", "fp8": "minmax", "nvfp4": "minmax"}
 _RANDOM = 16
-_LEAST_COSINE = 0.9
-"""Between the outputs before and after: below it a layer was put wrong, or rounding took the network away."""
 
 
 def quantize(
@@ -192,10 +192,10 @@ class _Job:
             with staging_folder(self.out) as stage:
                 self.kernels = integer_kernels(layers, optimized_graph(self.out, stage), placement.left)
         for name, error in (measured.outputs if measured is not None else {}).items():
-            if not error.cosine >= _LEAST_COSINE:
+            if not (error.noise or 0.0) <= LOST:
                 self._warn(
-                    f"`{name}` has a cosine of {error.cosine:.3f} with the model as it was: "
-                    "this is not the same network any more; `trt-engine search` finds the layers to leave out"
+                    f"`{name}` is not the model's any more: {error.noise_channel or 'the output'} differs by "
+                    f"{error.noise:.2g} of its variation; `trt-engine search` finds the layers to leave out"
                 )
         return draft.finished(walk.opsets_of(proto)[""], writer.written, files, measured, proto)
 

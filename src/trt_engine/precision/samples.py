@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.model import Model
-from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds
 from trt_engine.tensors import Shape, Signature, TensorSpec, closest, dtype, format_shape
 

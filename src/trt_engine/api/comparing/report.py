@@ -151,15 +151,14 @@ def _slower(pct: float) -> str:
 def _judged_by_outputs(rule: Rule, against: Sequence[Compared]) -> Gate:
     texts, failed, judged = [], False, True
     for side in against:
-        worst = max((error.max_rel for error in side.outputs), default=None)
+        worst = max(side.outputs, key=lambda error: error.max_rel, default=None)
         if worst is None or side.outputs_differ:
             failed, judged = True, False
             texts.append(f"the outputs of `{side.label}` cannot be judged: {side.outputs_note}")
             continue
-        failed |= worst > rule.limit
-        texts.append(
-            f"the outputs of `{side.label}` differ by {worst:.2g} of the largest value, {rule.limit:g} is allowed"
-        )
+        failed |= not worst.max_rel <= rule.limit
+        name = side.output_names[side.outputs.index(worst)]
+        texts.append(f"the outputs of `{side.label}`: {name}: {worst.summary}, {rule.limit:g} is allowed")
     return Gate(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, judged=judged)
 
 

@@ -187,12 +187,14 @@ def _outputs(report: CompareReport) -> Iterator[Block]:
     ]
     if rows:
         names = [clean(other.label) for other, _, _ in rows]
+        worst = ["" if error.channel is None else str(error.channel) for _, _, error in rows]
         columns: list[tuple[str, Sequence[str]]] = [
             *varying([("engine", names)]),
             ("output", [clean(name) for _, name, _ in rows]),
+            *([("worst channel", worst)] if any(worst) else []),
             ("max abs", [f"{error.max_abs:.3g}" for _, _, error in rows]),
             ("mean abs", [f"{error.mean_abs:.3g}" for _, _, error in rows]),
-            ("max relative", [f"{error.max_rel:.3g}" for _, _, error in rows]),
+            ("of channel's scale", [f"{error.max_rel:.3g}" for _, _, error in rows]),
             ("cosine", [f"{error.cosine:.6f}" for _, _, error in rows]),
         ]
         lead = len(columns) - 4

@@ -35,7 +35,6 @@ _TOLD = 4  # cells whose steps are told in words
 _STATES = {"failed": "failed", "skipped": "skipped", "interrupted": "interrupted", "waiting": "not reached"}
 _FUSED: tuple[Category, ...] = ("element-wise", "normalisation", "reduction", "control")
 _MOVES: tuple[Category, ...] = ("copy", "reformat")
-_ROWS = re.compile(r"rows matched by value(?: \([^)]*\))?")
 
 
 def figures(scene: Scene) -> Iterator[Figure]:
@@ -223,8 +222,10 @@ def _matched(found: Sequence[CellResult]) -> dict[str, list[str]]:
     """How rows that a model sorts were matched before they were held against each other, and of which cells."""
     ways: dict[str, list[str]] = {}
     for cell in found:
-        if cell.parity is not None and (how := _ROWS.search(cell.parity.inputs)):
-            ways.setdefault(how[0], []).append(brief(cell.spec.label))
+        for name, error in cell.parity.outputs.items() if cell.parity is not None else ():
+            if error.rows_moved or error.rows_left_out:
+                how = f"{error.rows_moved} rows of {name} matched by value, {error.rows_left_out} left out"
+                ways.setdefault(how, []).append(brief(cell.spec.label))
     return ways
 
 

@@ -11,10 +11,10 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 import trt_engine as te
+from trt_engine.equivalence import random_inputs as module
+from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.errors import ModelError
 from trt_engine.graph.load import open_model
-from trt_engine.precision import random_inputs as module
-from trt_engine.precision.random_inputs import random_inputs
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.store import Store
 

@@ -1,6 +1,6 @@
 """Seeded random inputs of a model, tried in a child process first where a wrong number could end the process.
 
-python -m trt_engine.precision.random_inputs PIPE     the child: runs each file once, and ends
+python -m trt_engine.equivalence.random_inputs PIPE     the child: runs each file once, and ends
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def random_inputs(
 def _try(request: Request) -> None:
     log.debug("random inputs decide sizes or steps: a child process tries them first")
     started = time.monotonic()
-    process, pipe = spawned("trt_engine.precision.random_inputs", msgspec.json.encode(request), subprocess.DEVNULL)
+    process, pipe = spawned("trt_engine.equivalence.random_inputs", msgspec.json.encode(request), subprocess.DEVNULL)
     try:
         code = reap(process, _PATIENCE_S).code
     finally:
