@@ -581,3 +581,17 @@ def test_a_softmax_over_few_channels_is_written_as_its_parts_and_computes_the_sa
     np.testing.assert_allclose(run(tmp_path / "net.q.onnx", data[0]).sum(axis=1), 1, rtol=1e-5)
     _, model = quantized(source, data=data, exclude_types=("Softmax",))
     assert "Softmax" in {item.op_type for item in model.graph.node}
+
+
+def test_probabilities_and_anything_else_are_never_joined_in_integers(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {"w_wide": weight(8, 16, 1, 1)}
+    nodes = [
+        conv("x", "boxes", "first", weights),
+        conv("x", "c2", "second", weights),
+        node("Sigmoid", "c2", "scores", name="sigmoid"),
+        node("Concat", "boxes scores", "joined", name="concat", axis=1),
+        node("Conv", "joined w_wide", "wide", name="wide"),
+        conv("wide", "y", "last", weights),
+    ]
+    quantized(network(tmp_path / "net.onnx", nodes, weights), heads=True)
+    assert "QLinearConcat" not in optimized(tmp_path / "net.q.onnx")

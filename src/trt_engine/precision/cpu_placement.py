@@ -26,6 +26,7 @@ COMPUTED = frozenset("Add Mul Sigmoid LeakyRelu HardSigmoid HardSwish Concat Ave
 MOVED = frozenset("MaxPool Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Gather Resize Expand Tile".split())
 """Operators whose results are values of their first input: one scale for both."""
 _VARIADIC = ("Concat", "Add", "Mul")
+_PROBABILITIES = ("Sigmoid", "HardSigmoid", "Softmax")
 _CLIPPING = ("Relu", "Clip")
 
 
@@ -143,9 +144,21 @@ class _Search:
             return given.get("mode", b"nearest") in (b"nearest", b"linear") and not given.get("antialias")
         if node.op_type == "Split":
             return all(name in self.readers for name in node.output)
+        if node.op_type == "Concat":
+            return not self._mixes_scores(node)
         if node.op_type == "HardSigmoid":
             return bool(given.get("alpha", 0.2) > 0)
         return True
+
+    def _mixes_scores(self, node: NodeProto) -> bool:
+        """True for a Concat of probabilities with anything else: one scale for boxes and scores leaves scores a few steps."""
+        kinds = set()
+        for name in node.input:
+            maker = self.makers.get(name)
+            while maker is not None and maker.op_type in MOVED:
+                maker = self.makers.get(maker.input[0])
+            kinds.add(maker is not None and maker.op_type in _PROBABILITIES)
+        return len(kinds) > 1
 
     def _is_bias(self, node: NodeProto) -> bool:
         """True for an Add of a stored vector to what a MatMul gives: part of that layer."""

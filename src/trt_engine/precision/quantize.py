@@ -141,6 +141,9 @@ class _Job:
     """What calibration was made of, for the report."""
     extremes: Mapping[str, Range] | None = None
     """Smallest and largest value of each tensor, where calibration kept them."""
+    layers: dict[str, str] = field(default_factory=dict)
+    """The operators with weights by label, and which of them are left: for `kernels`."""
+    left: Sequence[Left] = ()
     kernels: IntegerKernels | None = None
 
     @property
@@ -169,7 +172,8 @@ class _Job:
         else:
             between = integer_graph(proto, placement, weights, self._exclusions)
             writer = CpuWriter(proto, weights, placement, between, weight_bits(config.reduce_range), self._exclusions)
-        layers = named_layers(proto) if self.for_cpu else {}
+        if self.for_cpu:
+            self.layers, self.left = named_layers(proto), placement.left
         draft = _Draft(self, placement, alone, rewritten, opset, started)
         if dry_run:
             return draft.finished(walk.opsets_of(proto)[""], writer.planned(), {}, None, None)
@@ -188,9 +192,6 @@ class _Job:
             proto, {item.key: item.value for item in proto.metadata_props} | {METADATA_KEY: self.target.name}
         )
         measured, files = self._written(proto, weights, alone, samples, amax)
-        if self.for_cpu and self.out is not None:
-            with staging_folder(self.out) as stage:
-                self.kernels = integer_kernels(layers, optimized_graph(self.out, stage), placement.left)
         for name, error in (measured.outputs if measured is not None else {}).items():
             if not (error.noise or 0.0) <= LOST:
                 self._warn(
@@ -388,6 +389,8 @@ class _Job:
 
                 def prove_model(path: Path) -> None:
                     _must_be_valid(path, self.model, self.target)
+                    if self.for_cpu:
+                        self.kernels = integer_kernels(self.layers, optimized_graph(path, stage), self.left)
                     if compared is not None and kernels:
                         compared.measure(path, "kernels", "basic" if self.form.name == "fp8" else "all")
 
