@@ -232,6 +232,8 @@ def main() -> int:
     given = parser.parse_args()
     out = given.out or (RESULTS if given.only is None and len(given.formats) == len(FORMATS) else None)
     records: list[dict[str, Any]] = []
+    if out is not None:
+        out.write_text(json.dumps({"environment": asdict(Environment.here(None))}) + "\n")
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.networks or Path(temporary)
         program = [sys.executable, str(Path(__file__).with_name("parity_networks.py")), str(folder)]
@@ -247,10 +249,10 @@ def main() -> int:
                     continue
                 for record in check(name, path, seed, tuple(given.formats)):
                     records.append(record)
+                    if out is not None:
+                        with out.open("a") as file:
+                            file.write(json.dumps(record) + "\n")
                     print(line(record), flush=True)
-    if out is not None:
-        facts = asdict(Environment.here(None))
-        out.write_text("".join(json.dumps(item) + "\n" for item in [{"environment": facts}, *records]))
     alarms = [item for item in records if item.get("alarm")]
     missed = [item for item in records if item.get("caught") is False]
     clean = sum("alarm" in item for item in records)

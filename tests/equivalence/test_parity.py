@@ -14,7 +14,7 @@ from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import BuildConfig
 from trt_engine.equivalence.compare import compare
 from trt_engine.equivalence.parity import measure_parity, parity_feeds, small_shapes
-from trt_engine.equivalence.sorted_outputs import compare_outputs, near_ties, sorted_outputs
+from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_format, tolerance_of
 from trt_engine.errors import ModelError
 from trt_engine.graph.load import open_model, read_proto
@@ -233,9 +233,3 @@ def test_rows_are_matched_only_behind_a_sort(detector: Path):
         error = compare_outputs({"y": got}, {"y": want}, names, TOLERANCES["quantized"])["y"]
         assert not TOLERANCES["quantized"].accepts(error)
     assert sorted_outputs(read_proto(detector)) == ("found",)
-
-
-def test_ranks_that_rounding_decides_are_counted():
-    assert near_ties([0.9, 0.5, 0.5 + 1e-7, 0.1], 3, 1e-6) == 1
-    assert near_ties([0.9, 0.5, 0.5 + 1e-7, 0.1], 1, 1e-6) == 0
-    assert near_ties(np.zeros(8), 3, 1e-6) == 3

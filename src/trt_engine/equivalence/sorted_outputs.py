@@ -24,7 +24,6 @@ __all__ = [
     "compared_tensors",
     "in_their_order",
     "look_sorted",
-    "near_ties",
     "sorted_outputs",
 ]
 
@@ -226,12 +225,3 @@ def _pair(mine: Array, theirs: Array, limit: float) -> tuple[Array, Array]:
                 free[found[at]] = False
     apart = np.abs(mine[found] - theirs).max(axis=1) if count else np.zeros(0)
     return found, np.flatnonzero(apart > limit)
-
-
-def near_ties(scores: Any, count: int, limit: float, *, largest: bool = True) -> int:
-    """How many of the first `count` ranks along the last axis rounding decides: they are within `limit` of the next rank's
-    score, over the largest score."""
-    values = np.asarray(scores, np.float64)
-    ordered = np.sort(values if not largest else -values, axis=-1)[..., : count + 1]
-    scale = float(np.abs(values).max()) if values.size else 0.0
-    return int((np.diff(ordered, axis=-1) <= limit * scale).sum())
