@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -227,14 +227,19 @@ class _Sources:
             ends = [name for name in self.named[node.name].output if name]
         if not ends:
             return None
-        behind = list(self._between(ends, {*here.difference(ends), *node.input}))
+        behind = self._between(ends, here, {*node.input})
         return _main((module_of(item), _multiplies(item)) for item in behind)
 
-    def _between(self, ends: list[str], stop: set[str]) -> Iterator[NodeProto]:
-        waiting, seen = list(ends), set[str]()
-        while waiting and len(seen) < _MOST:
+    def _between(self, ends: list[str], here: set[str], inputs: set[str]) -> list[NodeProto]:
+        """The nodes that made these tensors, back to the inputs and to what another node makes (`here`)."""
+        found: dict[str, NodeProto] = {}
+        waiting = list(ends)
+        while waiting:
             name = waiting.pop()
-            if name in self.makers and name not in seen:
-                seen.add(name)
-                yield self.makers[name]
-                waiting += [item for item in self.makers[name].input if item not in stop]
+            if name in found or name not in self.makers or (name not in ends and (name in here or name in inputs)):
+                continue
+            found[name] = self.makers[name]
+            if len(found) > _MOST:
+                return [self.makers[name] for name in ends]
+            waiting += found[name].input
+        return list(found.values())
