@@ -114,7 +114,7 @@ def test_a_size_is_found_through_arithmetic_and_in_the_body_of_a_loop(tmp_path: 
     nodes = [helper.make_node("Loop", ["times", "", "step"], ["last", "y"], body=body)]
     inputs = {"x": (F32, [1, 64, 1]), "n": (I64, []), "times": (I64, []), "step": (I64, [])}
     roles = {spec.name: spec.role for spec in open_model(saved(tmp_path, nodes, inputs)).signature.inputs}
-    assert roles == {"x": None, "n": "size", "times": "size", "step": "positive"}
+    assert roles == {"x": "data", "n": "size", "times": "size", "step": "positive"}
 
 
 def test_a_spectrogram_whose_step_is_an_input_builds_and_agrees(tmp_path: Path) -> None:
@@ -157,6 +157,20 @@ def test_a_graph_that_crashes_on_random_inputs_does_not_end_the_caller(tmp_path:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_a_constant_that_crashes_does_not_end_the_caller_of_a_model_of_floats(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Constant", [], ["step"], value_int=1),
+        helper.make_node("Constant", [], ["n"], value_int=0),
+        helper.make_node("STFT", ["x", "step", "", "n"], ["y"]),
+    ]
+    saved(tmp_path, nodes, {"x": (F32, [1, 128, 1])})
+    call = "te.build('m.onnx', store=Store('store')).passport.build.notes['parity']"
+    done = subprocess.run(
+        [sys.executable, "-c", CALLER, call], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "ONNX Runtime crashes (SIGFPE) on random inputs" in done.stdout, done.stderr
+
+
 def test_only_inputs_that_decide_something_cost_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
     monkeypatch.setattr(module, "_try", tried.append)
@@ -177,7 +191,7 @@ def test_a_crash_is_an_error_with_the_signal(tmp_path: Path) -> None:
 
 def test_an_engine_keeps_what_its_inputs_decide(tmp_path: Path) -> None:
     engine = te.build(stft(tmp_path), store=Store(tmp_path / "store"))
-    assert [spec.role for spec in te.Engine.open(engine.path).signature.inputs] == [None, "one", "size"]
+    assert [spec.role for spec in te.Engine.open(engine.path).signature.inputs] == ["data", "one", "size"]
     with te.load(engine) as runner:
         runner.warmup(2)
         outputs = runner.infer(random_feeds(runner.signature, {"x": (1, 128, 1), "step": (), "n": ()}))

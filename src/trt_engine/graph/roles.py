@@ -1,6 +1,6 @@
 """What the values of a graph's inputs decide: sizes, steps, axes and divisors are no data, and not every number will do.
 
-ONNX Runtime refuses most numbers that cannot be; some end the process (an STFT with a step of 0 divides by it).
+ONNX Runtime refuses most values that are not valid; some end the process (an STFT with a frame length of 0 divides by it).
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ _SLOTS: dict[str, dict[int, Role]] = {
     "Upsample": {1: "one"},
 }
 """By operator of the ONNX standard and position: what the values of that input are."""
+_CRASHING = frozenset({"STFT"})
+"""Operators that can end the process: ONNX Runtime 1.31 divides by an STFT's frame length of 0."""
 _DIVISIONS = ("Div", "Mod")
 _SAME_VALUES = frozenset("Identity Cast Squeeze Unsqueeze Reshape Flatten".split())
 _OF_THE_FIRST = _SAME_VALUES | frozenset("Gather Slice Transpose Expand Tile".split())
@@ -67,13 +69,14 @@ _Flow = tuple[bool, bool]
 
 
 def roles(proto: ModelProto) -> dict[str, Role]:
-    """The inputs whose values decide more than numbers, and what; integers that reach an operator ONNX does not define
-    are `data`, as those of which little is known."""
+    """The inputs whose values decide more than numbers, and what; `data` are integers that reach an operator ONNX does not
+    define, and all other inputs of a graph with an operator that can crash."""
     flows = {value.name: {value.name: flow} for value in proto.graph.input if (flow := _first(value)) is not None}
-    if not flows:
-        return {}
     found: dict[str, Role] = {}
-    _go_through(proto.graph.node, flows, found)
+    if flows:
+        _go_through(proto.graph.node, flows, found)
+    if any(place.node.op_type in _CRASHING and not walk.domain_of(place.node) for place in walk.nodes(proto)):
+        found = {value.name: found.get(value.name, "data") for value in proto.graph.input}
     return found
 
 
