@@ -151,7 +151,7 @@ class _Search:
         return True
 
     def _mixes_scores(self, node: NodeProto) -> bool:
-        """True for a Concat of probabilities with anything else: one scale for boxes and scores leaves scores a few steps."""
+        """True for a Concat of probabilities with anything else: one scale leaves scores a few steps."""
         kinds = set()
         for name in node.input:
             maker = self.makers.get(name)
