@@ -34,7 +34,7 @@ from trt_engine.graph.quant_target import METADATA_KEY, QuantTarget, quant_targe
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
 from trt_engine.precision.batch_norm import fold_batch_norms
-from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
+from trt_engine.precision.calibrate import CalibrationResult, Calibrator, MseCalibrator, calibrate
 from trt_engine.precision.cast import cast_proto, refuse_target
 from trt_engine.precision.comparison import Comparison, Measured, open_batch
 from trt_engine.precision.convolutions import round_convolutions
@@ -103,7 +103,7 @@ def quantize(
         config=config,
         out=_target(out, opened, yes),
         emulation=_target(emulate, opened, yes),
-        calibrator=calibrator or config.calibrator or _CALIBRATOR.get(form.name, "minmax"),
+        calibrator=_calibrator(calibrator or config.calibrator or _CALIBRATOR.get(form.name, "minmax"), form, config),
         ranges=ranges,
         cache=Path(cache) if cache is not None else None,
         preprocess=preprocess,
@@ -111,6 +111,12 @@ def quantize(
         data=data,
     )
     return job.run(started, dry_run=dry_run)
+
+
+def _calibrator(chosen: Calibrator | str, form: Format, config: QuantizeConfig) -> Calibrator | str:
+    """The calibrator itself where it must know that zero points are free."""
+    asymmetric = form.name == "int8" and not quant_target(config.target).symmetric
+    return MseCalibrator(asymmetric=True) if chosen == "mse" and asymmetric else chosen
 
 
 def _target(path: Path | str | None, model: Model, yes: bool) -> Path | None:
