@@ -282,7 +282,9 @@ def distribution(kind: str, draws: list[tuple[int, int]], python: str) -> dict[s
                 calibrator.observe("x", values)
             reach[name] = calibrator.threshold("x")
         tried = values[:200_000]
-        best = max((largest * share for share in np.linspace(0.1, 1, 91)), key=lambda one: -squared_error(tried, one))
+        best = max(
+            (largest * float(share) for share in np.linspace(0.1, 1, 91)), key=lambda one: -squared_error(tried, one)
+        )
         errors = {name: squared_error(values, value) for name, value in reach.items()}
         errors["least"] = min(squared_error(values, best), *errors.values())
         published_best = min(value for name, value in errors.items() if name.startswith("modelopt"))

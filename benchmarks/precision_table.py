@@ -37,6 +37,7 @@ from trt_engine.environment import version_of
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.census import census
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.precision.calibrate import RULES
 from trt_engine.precision.quantize import quantize
 from trt_engine.precision.rounding import with_rounding
 from trt_engine.records import MAIN_FIGURE, BenchRecord, CastReport, append, summarize
@@ -85,7 +86,8 @@ class Cell:
 
 
 CELLS = (
-    Cell("fp32"), Cell("fp16"), Cell("bf16"), Cell("int8", "entropy"), Cell("int8", "minmax"), Cell("int8", "percentile"),
+    Cell("fp32"), Cell("fp16"), Cell("bf16"), Cell("int8", "mse"), Cell("int8", "entropy"), Cell("int8", "minmax"),
+    Cell("int8", "percentile"),
     Cell("fp8"), Cell("int4"), Cell("int4", method="awq"), Cell("nvfp4"), Cell("mxfp8"),
 )  # fmt: skip
 
@@ -227,6 +229,8 @@ def bench(engine: Engine, seconds: float) -> BenchRecord:
 def key_of(net: Net, cell: Cell) -> str:
     """Changes with the model, the version and what the cell is made of."""
     parts = [version_of("trt-engine"), open_model(net.path).digest, net.name, cell.name, SCENES, CALIBRATION]
+    if cell.calibrator is not None:
+        parts.append(RULES)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 

@@ -255,7 +255,7 @@ def test_a_model_that_declares_nothing_says_how_to(tmp_path: Path) -> None:
     onnx.save(proto, model)
     with pytest.raises(UsageError, match="does not declare") as refused:
         evaluate(model, data)
-    assert "--preprocess FILE.json" in str(refused.value.hint)
+    assert "`--preprocess imagenet`" in str(refused.value.hint)
     found = evaluate(model, data, preprocess=tmp_path / "vision.json")
     assert found.metrics["top1"] == 1.0
     assert found.vision["source"] == "vision.json"

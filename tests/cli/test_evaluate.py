@@ -287,7 +287,7 @@ def test_a_model_that_declares_nothing_says_how_to_declare(call: Callable[..., T
     code, _, err = call("infer", model, "--image", "x.png")
     assert code == 2
     assert "does not declare how pictures go into it" in err
-    assert "--preprocess FILE.json" in err
+    assert "`--preprocess imagenet`" in err
     given = {"preprocess": {"size": [8, 8]}, "postprocess": {"decode": "classify", "classes": ["r", "g", "b"]}}
     (tmp_path / "vision.json").write_text(json.dumps(given))
     code, out, _ = call("infer", model, "--image", "x.png", "--preprocess", "vision.json")

@@ -51,7 +51,7 @@ def average_precision(path: Path, level: str = "ALL") -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("calibrator", ["entropy", "minmax", "percentile"])
+@pytest.mark.parametrize("calibrator", ["mse", "entropy", "minmax", "percentile"])
 def test_int8_keeps_the_accuracy_of_the_digits_detector_on_onnx_runtimes_kernels(
     tmp_path: Path, data: list[dict[str, Array]], calibrator: str
 ) -> None:

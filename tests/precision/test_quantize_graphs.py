@@ -109,7 +109,7 @@ def test_every_scale_is_positive_and_every_zero_point_is_zero(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("to", ["int8", "fp8"])
-@pytest.mark.parametrize("calibrator", ["entropy", "minmax", "percentile"])
+@pytest.mark.parametrize("calibrator", ["mse", "entropy", "minmax", "percentile"])
 def test_a_quantised_convolution_net_runs_in_onnx_runtime_and_stays_close(
     tmp_path: Path, to: str, calibrator: str
 ) -> None:

@@ -443,7 +443,7 @@ def _fit_together(
     if config.method == "awq" and form.granularity != "block":
         raise UsageError(
             f"AWQ rounds weights in blocks, and `{form.name}` has none",
-            hint="`--calibrator entropy` or `percentile` clips activations; leave `--method` out",
+            hint="`--calibrator mse`, `entropy` or `percentile` clips activations; leave `--method` out",
         )
     if config.residuals and form.granularity == "block":
         raise UsageError("`--residuals` is for INT8 and FP8", hint="leave it out")

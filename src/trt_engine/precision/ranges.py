@@ -449,7 +449,7 @@ class _Judge:
             share = f"{found.fp8_vanishing:.0%}"
             self._say(
                 "fp8-vanishing", "info", f"{share} of the values of `{name}` become 0 in FP8 under one scale", name,
-                "a range by percentile or entropy instead of the extremes, or leave it in FP16",
+                "a range by mse, percentile or entropy instead of the extremes, or leave it in FP16",
             )  # fmt: skip
 
     def reduction(self, found: _Reduction) -> None:
