@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models import BF16, FLOAT, HALF, conv_net, node, save
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.graph.quant_target import METADATA_KEY
 from trt_engine.graph.trace import attributes
 from trt_engine.precision.formats import emulate, unpack
 from trt_engine.precision.opsets import raise_opset
@@ -611,7 +612,8 @@ def test_metadata_and_names_of_inputs_and_outputs_are_kept(tmp_path: Path) -> No
     onnx.save(model, source)
     quantize(source, "nvfp4", out=tmp_path / "q.onnx", data=feeds(8, 64))
     made = onnx.load(tmp_path / "q.onnx")
-    assert [(item.key, item.value) for item in made.metadata_props] == [("classes", "a,b")]
+    props = [(item.key, item.value) for item in made.metadata_props]
+    assert props == [("classes", "a,b"), (METADATA_KEY, "tensorrt")]
     assert list(made.graph.input) == list(model.graph.input) and list(made.graph.output) == list(model.graph.output)
 
 

@@ -194,9 +194,6 @@ class _Job:
             writer.write(self._spans(amax), self._means(placement, samples))
         else:
             writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
-        onnx.helper.set_model_props(
-            proto, {item.key: item.value for item in proto.metadata_props} | {METADATA_KEY: self.target.name}
-        )
         measured, files = self._written(proto, weights, alone, samples, amax)
         for name, error in (measured.outputs if measured is not None else {}).items():
             if not (error.noise or 0.0) <= LOST:
@@ -410,6 +407,8 @@ class _Job:
                     )  # fmt: skip
                     narrow(written)
                     sources = changes.sources
+                props = {item.key: item.value for item in written.metadata_props}
+                onnx.helper.set_model_props(written, props | {METADATA_KEY: self.target.name})
                 stored.write(written, self.out, sources, folder, external=external, prove=prove_model)
                 files["model"] = self.out
                 log.info("quantised model: `%s`", self.out)
