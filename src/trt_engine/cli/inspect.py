@@ -265,9 +265,7 @@ def _passport_lines(passport: Any) -> list[str]:
         )
         if passport.parity.given:
             apart = max(error.max_rel for error in passport.parity.given.values())
-            lines.append(
-                f"parity_given: largest difference {apart:.2g} of a channel's scale from the model given, not judged"
-            )
+            lines.append(f"parity_given: largest difference {apart:.2g} from the model as it was given, not judged")
     lines += [f"warning: {text}" for text in passport.build.warnings]
     return lines
 
