@@ -546,7 +546,7 @@ def _len_as_size(module: Any) -> Iterator[None]:
         yield
     finally:
         for file in patched:
-            del file.len  # type: ignore[attr-defined]
+            del file.len
 
 
 def _own_file(file: Any) -> bool:
