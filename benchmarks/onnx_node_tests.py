@@ -160,6 +160,9 @@ def examine(
         if arrays or verb in ("inspect", "lint"):
             begin(verb, record)
             record[verb] = _verb(verb, path, folder, feeds)
+    for part in record.values():
+        if isinstance(part, dict) and "message" in part:
+            part["message"] = part["message"].replace(f"{folder}/", "")
     return record
 
 
