@@ -7,7 +7,7 @@ Three trained networks of the examples and those of `parity_networks.py` with ra
 and computed in two ways; both are right, so every comparison must pass:
 
     fp32        ONNX Runtime's optimised kernels, and its plain ones
-    tf32, fp16  every result rounded to FP16, and the FP32 network (kernels that fuse round less often)
+    tf32, fp16  weights in FP16; every result rounded to FP16, and none (kernels that fuse round less often)
     bf16        the same with BF16
     int8 ... mxfp8   the quantised graph (NVFP4, MXFP8: its emulation) optimised and plain; and plain on an input that is
                      changed by a hundred-thousandth: values next to a step fall on its other side
@@ -28,7 +28,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from onnx import TensorProto, numpy_helper
 
 from trt_engine.api.pictures import inputs_of
 from trt_engine.engine import OutputError
@@ -69,6 +71,17 @@ def run(path: Path, feeds: Feeds, level: str = "none") -> Outputs:
     return dict(zip(names, open_exposing(path, names, level).run(names, feeds), strict=True))
 
 
+def with_rounded_weights(path: Path, form: str) -> bytes:
+    """The FP32 network whose weights alone are of the format: both ways have these."""
+    proto = read_proto(path, weights=True)
+    kind = np.dtype(np.float16 if form == "fp16" else ml_dtypes.bfloat16)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(kind).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return proto.SerializeToString()
+
+
 def ways(
     path: Path, form: str, feeds: Feeds, data: list[Feeds], seed: int, folder: Path
 ) -> Iterator[tuple[str, Outputs, Outputs, Callable[[float], Outputs]]]:
@@ -84,7 +97,9 @@ def ways(
         made, rounded = folder / f"{form}.onnx", folder / f"{form}-rounded.onnx"
         cast(path, "bf16" if form == "bf16" else "fp16", out=made, keep_io=True, yes=True)
         rounded.write_bytes(with_rounding(read_proto(made, weights=True), folder).SerializeToString())
-        yield "rounded", run(rounded, feeds), run(path, feeds), again
+        target = folder / f"{form}-weights.onnx"
+        target.write_bytes(with_rounded_weights(path, "bf16" if form == "bf16" else "fp16"))
+        yield "rounded", run(rounded, feeds), run(target, feeds), again
     else:
         target = folder / f"{form}.onnx"
         into: Mapping[str, Any] = {"emulate": target} if form in ("nvfp4", "mxfp8") else {"out": target}
@@ -147,6 +162,9 @@ def planted(net: str, got: Outputs, want: Outputs) -> Iterator[tuple[str, Output
         wrong = got[name].copy()
         wrong[one] = 0
         yield f"{name}: a dead channel", {**got, name: wrong}
+        alike = np.sqrt(np.mean((want[name][one] - want[name][two]) ** 2)) <= 0.2 * scales.max()
+        if alike:  # an output of one channel, or boxes of a network that has learnt none: to swap them is no defect
+            continue
         wrong = got[name].copy()
         wrong[one], wrong[two] = got[name][two], got[name][one]
         yield f"{name}: swapped channels", {**got, name: wrong}

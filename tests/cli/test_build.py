@@ -88,7 +88,7 @@ def test_what_a_precision_costs_stands_beside_what_is_judged(
     code, out, err = here("rows.onnx", "--precision", "int4", "-o", "rows.engine.onnx")
     assert code == 0, err
     assert re.search(
-        r"^parity: .*, allowed 0\.1\n +from the model as it was given: \S+ of .* \(not judged\)$", out, re.M
+        r"^parity: .*, allowed 0\.1 RMS\n +from the model as it was given: y: .* \(not judged\)$", out, re.M
     )
     assert main.run(["inspect", "rows.engine.onnx"]) == 0
     assert re.search(r"difference \S+ from the model as it was given, not judged", capfd.readouterr().out)

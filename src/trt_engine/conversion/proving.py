@@ -126,7 +126,8 @@ class Prover:
             raise Apart(f"`{name}` is {format_shape(one.shape)} at {at}, and was {format_shape(two.shape)}")
         found = compare(one, two, self._rounding.setdefault(name, {}))
         if not found.max_rel <= self.tolerance:
-            raise Apart(f"`{name}`: {found.summary} at {at}, and {self.tolerance:.2g} is allowed")
+            where = f" in {found.channel}" if found.channel is not None else ""
+            raise Apart(f"`{name}` is off by {found.max_rel:.2g}{where} at {at}, and {self.tolerance:.2g} is allowed")
         return found.max_rel
 
     def _free(self, name: str) -> bool:
