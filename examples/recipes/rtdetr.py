@@ -9,13 +9,11 @@ python rtdetr.py -o FOLDER
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import steps
 import torch
 from torch import Tensor, nn
 from transformers import RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetConfig
-from transformers.models.rt_detr import modeling_rt_detr
 
 
 def rtdetr(
@@ -32,7 +30,6 @@ def rtdetr(
         num_labels=classes, anchor_image_size=[size, size],
     )  # fmt: skip
     network = _awake(RTDetrForObjectDetection(config), size)
-    modeling_rt_detr.len = _rows  # it takes the batch as `len(tensor)`, which an exporter can only see as a number
     return RtDetr(network)
 
 
@@ -51,10 +48,6 @@ def _awake(network: RTDetrForObjectDetection, size: int) -> RTDetrForObjectDetec
     with torch.no_grad():
         network(torch.randn(2, 3, size, size))  # what BatchNorm has seen
     return network.eval()
-
-
-def _rows(value: Any) -> Any:
-    return value.shape[0] if isinstance(value, Tensor) else len(value)
 
 
 class RtDetr(nn.Module):

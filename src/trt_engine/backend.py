@@ -20,7 +20,7 @@ from trt_engine.config import BuildConfig
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import closest
 
-__all__ = ["Backend", "backend", "backends", "runner_of", "settled"]
+__all__ = ["Backend", "backend", "backends", "quant_target_of", "runner_of", "settled"]
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,11 @@ class Backend:
     For a backend whose kernels carry no layer's name."""
     providers: bool = False
     """It runs on providers with settings of their own, the `-O` with a dot: `cuda.gpu_mem_limit`."""
+    quant_target: str | None = None
+    """The quantisation target of its engines (`graph.quant_target`), or the dotted name of `(config: BuildConfig) -> str`
+    where it depends on the device and the providers, in a module without heavy imports; None where that is open."""
+    builds_in_seconds: bool = False
+    """Building takes about as long as loading a model: cheap enough for a second engine that only a check needs."""
     tuned: bool = False
     """Kernels are chosen for the profile's shapes: a wide range, or an optimum far from its end, costs speed."""
     hidden: bool = False
@@ -156,6 +161,16 @@ def runner_of(card: Backend) -> Backend:
     """The backend whose runtime runs the engines of this one: another that is installed, where the card names some."""
     known = backends()
     return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
+
+
+def quant_target_of(config: BuildConfig) -> str | None:
+    """The quantisation target of the engine these settings build: where its kernels want Q/DQ; None where that is open."""
+    card, config = backend(config.backend), settled(config)
+    if card.quant_target is None or ":" not in card.quant_target:
+        return card.quant_target
+    module, _, attribute = card.quant_target.partition(":")
+    found: str = getattr(importlib.import_module(module), attribute)(config)
+    return found
 
 
 def settled(config: BuildConfig) -> BuildConfig:

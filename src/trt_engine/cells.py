@@ -6,15 +6,20 @@ ends, so that a run that was killed goes on with what is missing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trt_engine.engine import Parity
 from trt_engine.environment import Environment
-from trt_engine.records import BenchRecord, EvaluateReport, Step
+from trt_engine.records import BenchRecord, EvaluateReport, Step, Summary
 from trt_engine.traces import ProfileReport
 
-__all__ = ["CellResult", "CellSpec", "PlannedCell", "RunManifest", "RunOutlook", "RunSummary"]
+__all__ = ["CellResult", "CellSpec", "PlannedCell", "RunManifest", "RunOutlook", "RunSummary", "slower_than_float"]
+
+_FLOATS = ("fp32", "tf32", "fp16", "bf16", "as-is")
+_SLOWER = 1.05
+"""How many times the FP32 cell's median another one's has to be for a sentence: cells are not measured in turns."""
 
 CellState = Literal["done", "failed", "skipped", "interrupted", "waiting"]
 
@@ -65,7 +70,9 @@ class CellResult:
     found: dict[str, float] = field(default_factory=dict)
     """The census: share of layers by type."""
     ran_in: str | None = None
-    """What its engine computes in where that is not its precision: the device has no kernels for it."""
+    """What its engine computes in where that is not its precision."""
+    not_fused: str | None = None
+    """Which of its quantised layers run in floating point, and why."""
     parity: Parity | None = None
     bench: BenchRecord | None = None
     evaluated: EvaluateReport | None = None
@@ -145,3 +152,27 @@ class RunOutlook:
     """With `--container`: the command line that would be started."""
     dry_run: bool = True
     warnings: tuple[str, ...] = ()
+
+
+def slower_than_float(results: Iterable[CellResult]) -> Iterator[str]:
+    """A sentence for each quantised cell that is slower than the FP32 cell of its model, backend, device and batch; both
+    measured, stable and by the same rules."""
+    timed = [(cell, times.median) for cell in results if (times := _times(cell)) is not None]
+    for cell, ms in timed:
+        if cell.spec.precision in _FLOATS:
+            continue
+        for plain, plain_ms in timed:
+            if plain.spec.precision == "fp32" and _place(plain) == _place(cell) and ms > _SLOWER * plain_ms:
+                why = f": {cell.not_fused}" if cell.not_fused else ""
+                yield f"`{cell.spec.label}` is {100 * (ms / plain_ms - 1):.0f} % slower than `{plain.spec.label}`{why}"
+                break
+
+
+def _times(cell: CellResult) -> Summary | None:
+    return cell.bench.compute() if cell.state == "done" and cell.bench is not None and cell.bench.stable else None
+
+
+def _place(cell: CellResult) -> tuple[Any, ...]:
+    spec, bench = cell.spec, cell.bench
+    assert bench is not None
+    return spec.model, spec.backend, spec.device, spec.providers, bench.batch, bench.protocol

@@ -65,7 +65,7 @@ class Gate:
     metric: Literal["median", "mean", "p99", "error"] | None = None
     """What it judges by; None in a record of an older version."""
     limit: float | None = None
-    """Per cent; of `error` a difference over the largest value."""
+    """Per cent; of `error` a difference over the scale of its channel."""
     judged: bool = True
     """False where some engine has no figure to judge by: what did not fail has not passed either."""
 
@@ -91,6 +91,10 @@ class CompareSide:
     """Its samples by block, in the order measured."""
     loads: tuple[int, ...] = ()
     """How many of the blocks each load had; empty for a record that was measured alone."""
+    written: str | None = None
+    """What most of its graph is written in, where `precision` is another type; None where it is not known too."""
+    not_fused: str | None = None
+    """Which of its quantised layers run in floating point, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,8 @@ class Compared:
     """Some output has no figure: it is missing, has another shape, or values that are not finite on one side alone."""
     top1_same: dict[str, float] = field(default_factory=dict)
     """Of outputs with rows of scores: the share of rows with the same best class."""
+    quantised_slower: str = ""
+    """The sentence for a quantised engine that is slower than a floating-point one, with the reason where it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,8 @@ class LayerChange:
     before_ms: float | None = None
     after_ms: float | None = None
     onnx_nodes: tuple[str, ...] = ()
+    module: str | None = None
+    """The PyTorch module of these layers, `layer2.0.conv1`; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

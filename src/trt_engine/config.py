@@ -899,7 +899,7 @@ class QuantizeConfig:
         "processor needs)", choices=("auto", "on", "off"),
     )  # fmt: skip
     calibrator: str | None = opt(
-        None, "the rule for activations' ranges (default: mse for INT8, minmax for FP8 and NVFP4, percentile on a CPU)",
+        None, "the rule for activations' ranges (default: mse for INT8, minmax for FP8 and NVFP4)",
         choices=("mse", "entropy", "percentile", "minmax"),
     )  # fmt: skip
     samples: int | None = opt(None, "how many samples of the data to take (default: all)", least=1)
@@ -916,14 +916,19 @@ class QuantizeConfig:
     )
     heads: bool = opt(False, "quantise the last layer before each output as well")
     exclude_nodes: tuple[str, ...] = opt(
-        (), "leave this node as it is", flags="--exclude-node", multiple=True, parse=str, metavar="NAME"
+        (),
+        "leave this node, or PyTorch module (`layer4.1`), as it is",
+        flags="--exclude-node",
+        multiple=True,
+        parse=str,
+        metavar="NAME",
     )
     exclude_types: tuple[str, ...] = opt(
         (), "leave this operator type as it is", flags="--exclude-type", multiple=True, parse=str, metavar="OP"
     )
     exclude_patterns: tuple[str, ...] = opt(
         (),
-        "leave nodes whose names fit this pattern, as '/head/*'",
+        "leave nodes whose names or modules fit this pattern, as '/head/*'",
         flags="--exclude-pattern",
         multiple=True,
         parse=str,

@@ -20,9 +20,12 @@ from trt_engine.files import digest, end_of_links, json_bytes, staged_copy, writ
 from trt_engine.tensors import Signature
 
 __all__ = [
+    "NOT_FUSED",
     "PASSPORT_SCHEMA",
+    "QUANT_TARGET",
     "WRITTEN",
     "Build",
+    "Channel",
     "Engine",
     "Needs",
     "OutputError",
@@ -33,6 +36,7 @@ __all__ = [
     "Precision",
     "Share",
     "Source",
+    "SpeedCheck",
     "Verdict",
     "engine_path",
     "is_bare_model",
@@ -46,6 +50,10 @@ PASSPORT_SCHEMA = "trt-engine/passport"
 PASSPORT_VERSION = 1
 WRITTEN = "written"
 """The note of a build that says what its graph is written in, where the engine computes in another type."""
+QUANT_TARGET = "quant_target"
+"""The note of a build that names the quantisation target its graph was quantised for by the build."""
+NOT_FUSED = "not_fused"
+"""The note of a build that says which quantised layers the kernels do not take, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,31 @@ class Build:
         """What the graph is written in, where the engine computes in another type: `int8` of one that runs in fp32."""
         return self.notes.get(WRITTEN)
 
+    @property
+    def quant_target(self) -> str | None:
+        """The target its model was quantised for by the build itself."""
+        return self.notes.get(QUANT_TARGET)
+
+    @property
+    def not_fused(self) -> str | None:
+        """Which quantised layers run in floating point, and why."""
+        return self.notes.get(NOT_FUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """An index of one axis of an output."""
+
+    axis: int
+    index: int
+    size: int
+    """The number of channels of the axis."""
+    max_abs: float
+    """The largest difference in it."""
+
+    def __str__(self) -> str:
+        return f"channel {self.index} of {self.size} (axis {self.axis})"
+
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
@@ -145,8 +178,38 @@ class OutputError:
     max_abs: float
     mean_abs: float
     max_rel: float
-    """Largest difference over the reference's largest absolute value."""
+    """Of the worst channel: the largest difference over the channel's scale, its largest absolute value in the reference."""
     cosine: float
+    rms_rel: float | None = None
+    """Of the worst channel: the RMS difference over the channel's scale. None in records of before there were channels."""
+    noise: float | None = None
+    """Of the worst channel: the RMS difference over the standard deviation of the reference."""
+    variation: float = 1.0
+    """Of the worst channel: its standard deviation over that of the reference; 0 where it became a constant."""
+    channel: Channel | None = None
+    """Where `max_rel` is; None where the whole output has one scale."""
+    noise_channel: Channel | None = None
+    dead_channel: Channel | None = None
+    """Where `variation` is."""
+    rows_moved: int = 0
+    """Rows of a model that sorts that were compared at another place."""
+    rows_left_out: int = 0
+    """Rows of a model that sorts that were not compared: those at the cut."""
+
+    @property
+    def spread(self) -> str:
+        """The figures over all of the worst channel, in words."""
+        noise = "" if self.noise is None else f", noise {self.noise:.2g} of the signal"
+        return "" if self.rms_rel is None else f"RMS {self.rms_rel:.2g}{noise}"
+
+    @property
+    def summary(self) -> str:
+        """In words, for a line of text."""
+        at = f"{self.channel}: " if self.channel is not None else ""
+        apart = self.channel.max_abs if self.channel is not None else self.max_abs
+        rows = f", {self.rows_moved} rows matched by value" if self.rows_moved else ""
+        rows += f", {self.rows_left_out} rows left out" if self.rows_left_out else ""
+        return f"{at}difference {apart:.3g} ({self.max_rel:.2g} of the {'channel' if at else 'output'}'s scale){rows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +222,39 @@ class Parity:
     tolerance: float
     passed: bool
     outputs: dict[str, OutputError] = field(default_factory=dict)
+    judged: Literal["max_rel", "rms_rel"] = "max_rel"
+    """The figure that `tolerance` is for: in quantised models one step decides the largest difference."""
     given: dict[str, OutputError] = field(default_factory=dict)
     """The engine against the model that was given, where a cast or quantised copy of it was built: measured, not judged."""
+    sensitivity: dict[str, OutputError] = field(default_factory=dict)
+    """How far the reference moves from itself when its input is changed by the format's roundoff; measured where the engine
+    was beyond the tolerance, which is then raised to a few times this."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedCheck:
+    """A quantised engine beside an FP32 engine of the same model, run alternately for about a second: an indication, no
+    benchmark."""
+
+    against: str
+    """What it was measured against."""
+    protocol: str
+    shapes: dict[str, tuple[int, ...]]
+    pairs: int
+    """How often each engine ran."""
+    quantised_ms: float
+    float_ms: float
+    """Medians."""
+    ratio: float
+    """Median of time quantised / time in FP32, pair by pair; above 1 the quantised engine is slower."""
+    low: float
+    high: float
+    """95 % interval of that median, by order statistics."""
+
+    @property
+    def slower(self) -> bool:
+        """By more than two loads of one engine may differ."""
+        return self.low > 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +277,8 @@ class Passport:
     parity: Parity | None = None
     key: str | None = None
     """The engine's key in the store."""
+    speed: SpeedCheck | None = None
+    """Of an engine whose model the build quantised itself, where an FP32 engine is quickly built."""
     vision: dict[str, Any] | None = None
     """Pre- and post-processing the model declares, in plain values; `trt_engine.vision.declaration` reads them."""
 

@@ -7,7 +7,20 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["MIB", "TINY", "decimals", "figure", "in_ms", "in_us", "percent", "quantity", "scaled", "si", "size"]
+__all__ = [
+    "MIB",
+    "TINY",
+    "decimals",
+    "figure",
+    "in_ms",
+    "in_us",
+    "percent",
+    "quantity",
+    "scaled",
+    "si",
+    "size",
+    "with_module",
+]
 
 MIB = 1 << 20
 TINY = 1e-4
@@ -27,6 +40,11 @@ def decimals(value: float, digits: int = 3) -> int:
         return 0
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # as rounded: 9.999 has the decimals of 10.0
     return max(0, digits - 1 - exponent)
+
+
+def with_module(name: str, module: str | None) -> str:
+    """The name of a node, its PyTorch module first where that is known: `layer2.0.conv1 [node_Conv_157]`."""
+    return f"{module} [{name}]" if module and module != name else name
 
 
 def in_ms(value: float) -> str:

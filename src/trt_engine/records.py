@@ -19,8 +19,9 @@ from msgspec import UNSET, UnsetType
 
 from trt_engine.config import Profile
 from trt_engine.device.info import Clocks
-from trt_engine.engine import OutputError, Parity, Passport, Precision, Verdict
+from trt_engine.engine import OutputError, Parity, Passport, Precision, SpeedCheck, Verdict
 from trt_engine.environment import Environment, version_of
+from trt_engine.figures import with_module
 from trt_engine.files import explain, json_bytes
 from trt_engine.tensors import Signature
 
@@ -71,6 +72,7 @@ __all__ = [
     "OpsetReport",
     "OutputFacts",
     "Protocol",
+    "QuantPlacement",
     "QuantizeReport",
     "QuantizedNode",
     "RangesPlan",
@@ -88,6 +90,7 @@ __all__ = [
     "SkippedImage",
     "Step",
     "Summary",
+    "TargetFit",
     "TensorRange",
     "append",
     "document",
@@ -276,6 +279,10 @@ class BuildReport:
     notes: dict[str, str]
     """The backend's facts: optimisation level, providers, nodes by provider."""
     artifacts: dict[str, str]
+    quant_target: str | None = None
+    """The target whose kernels a quantised model is built for; None for a model without quantised layers."""
+    speed: SpeedCheck | None = None
+    """The quantised engine beside an FP32 one."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -582,6 +589,8 @@ class LogReport:
     error_text: str | None = None
     """The line that carries the cause."""
     error_node: str | UnsetType = UNSET
+    """The node of the graph by its full path; of a missing plugin whose node has no path the plugin's name."""
+    error_plugin: str | UnsetType = UNSET
     requested_bytes: int | UnsetType = UNSET
     """The memory that could not be had."""
     unknown_options: tuple[str, ...] | UnsetType = UNSET
@@ -640,6 +649,46 @@ class Finding:
     message: str
     where: str | None = None
     hint: str | None = None
+    module: str | None = None
+    """The PyTorch module of `where`; None where that is not known."""
+
+    @property
+    def text(self) -> str:
+        """The message with its place, where it does not name it."""
+        if self.where and f"`{self.where}`" not in self.message:
+            return f"{self.message} (at `{with_module(self.where, self.module)}`)"
+        return f"{self.message} (in `{self.module}`)" if self.module else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFit:
+    """How many of a graph's quantised layers the kernels of one library take."""
+
+    target: str
+    """A quantisation target, as `onnxruntime-cpu`."""
+    taken: int
+    layers: int
+    """All quantised layers."""
+    what: str
+    """`convolutions` where all of them are, else `layers`."""
+    share: float
+    """Fraction taken, by multiply-adds (by number where those are not known)."""
+    reasons: dict[str, int]
+    """Why the others are not taken: layers by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPlacement:
+    """For which libraries' kernels a quantised graph is placed, whatever tool quantised it."""
+
+    style: str
+    """As `S8 symmetric, results in float`."""
+    stated: str | None
+    """The target that the file names in its metadata; None where another tool quantised it."""
+    targets: tuple[str, ...]
+    """Targets that take nearly all of it."""
+    fits: tuple[TargetFit, ...]
+    """Every target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,6 +726,8 @@ class ModelReport:
     metadata: dict[str, str] = field(default_factory=dict)
     uncounted: dict[str, int] = field(default_factory=dict)
     """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
+    placement: QuantPlacement | None = None
+    """Of a quantised graph."""
     kind: Literal["model"] = "model"
 
 
@@ -703,7 +754,9 @@ class LintReport:
     path: str
     name: str
     digest: str
-    target: Literal["all", "tensorrt", "onnxruntime"]
+    target: Literal[
+        "all", "tensorrt", "onnxruntime", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt"
+    ]
     tensorrt: str
     """The TensorRT release that was judged for."""
     onnxruntime: str | None
@@ -1181,6 +1234,8 @@ class TensorRange:
     fp8_subnormal: float
     """Under one E4M3 scale for the tensor, `absmax` / 448; estimated within a quarter octave."""
     fp8_vanishing: float
+    module: str | None = None
+    """The PyTorch module that makes it, or reads the constant; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1194,6 +1249,8 @@ class Exclusion:
     """Of the finding behind it."""
     reason: str
     tensor: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1247,6 +1304,8 @@ class QuantizedNode:
     """Range of that tensor; None where it is worked out while running."""
     error: float
     """Of the weight, relative: root of the mean square of the difference over that of the weight."""
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1256,6 +1315,8 @@ class LeftNode:
     node: str
     op: str
     reason: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1323,6 +1384,8 @@ class KeptNode:
     op: str
     code: KeptCode
     reason: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1387,6 +1450,8 @@ class DynamicAxis:
     low: int
     high: int | None
     step: int
+    tried: tuple[int, ...] = ()
+    """The sizes at which the graph was compared with its source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1484,6 +1549,8 @@ class SearchGroup:
     drop: float | None
     """Loss of the metric on the subset; None when it was not asked, since everything keeps the budget."""
     quantized: bool
+    modules: tuple[str | None, ...] = ()
+    """The PyTorch module of each node; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1561,6 +1628,8 @@ class SearchPlan:
     measurements: int
     """At most, about."""
     writes: tuple[str, ...]
+    target: str = "tensorrt"
+    """The library that Q/DQ are placed for."""
     dry_run: bool = True
 
 

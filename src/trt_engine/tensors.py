@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from trt_engine.errors import FeedError, UsageError
 
-__all__ = ["DTYPES", "Dtype", "Shape", "Signature", "TensorSpec", "Tensors", "closest", "dtype", "format_shape"]
+__all__ = ["DTYPES", "Dtype", "Role", "Shape", "Signature", "TensorSpec", "Tensors", "closest", "dtype", "format_shape"]
 
 Shape = tuple[int, ...]
 """Sizes of the dimensions; -1 is a dynamic one."""
+Role = Literal["data", "positive", "one", "size", "first", "axes", "reshape"]
+"""What the values of an input decide: `positive` a divisor or repeats, `one` a step or a count, `size` a size or an end,
+`first` a start or one axis, `axes` several, `reshape` a shape that takes all elements, `data` what is not known."""
 Tensors = Mapping[str, Any]
 """Arrays by tensor name: numpy, or anything with `shape`, `dtype` and DLPack."""
 
@@ -98,13 +101,15 @@ class TensorSpec:
     """Name, element type and shape of one input or output; -1 is a dynamic dimension.
 
     `symbols` names the dynamic dimensions where the model does (`("batch", None, None, None)`); equal symbols
-    are equal sizes.
+    are equal sizes. `role` is set for an input whose values the graph does not take as mere numbers: random inputs are
+    drawn accordingly.
     """
 
     name: str
     dtype: str
     shape: Shape
     symbols: tuple[str | None, ...] = ()
+    role: Role | None = field(default=None, compare=False)
 
     @property
     def dynamic(self) -> tuple[int, ...]:

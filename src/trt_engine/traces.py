@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trt_engine.environment import Environment
+from trt_engine.figures import with_module
 from trt_engine.records import Ceiling, Ceilings, Protocol, Summary
 
 __all__ = [
@@ -117,6 +118,8 @@ class LayerRow:
     """Read and written in one inference if nothing stays in a cache: inputs, weights, outputs."""
     precision: str = ""
     """What it computes in, as the census counts: `fp16`; empty for what moves data, and where nothing tells."""
+    module: str | None = None
+    """The PyTorch module of its nodes, of those that multiply if any do: `layer2.0.conv1`; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,10 @@ class LayerProfile:
     clock: Literal["device", "host", "launch"] = "host"
     """Whose time it is: the device's own; the host's around work that is done when it returns; or the host's around a
     launch, which says nothing of how long the device takes."""
+
+    def label(self, name: str) -> str:
+        """The layer's name, its PyTorch module first."""
+        return with_module(name, next((row.module for row in self.rows if row.name == name), None))
 
 
 @dataclass(frozen=True, slots=True)

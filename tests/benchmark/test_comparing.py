@@ -18,8 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 import trt_engine as te
 from trt_engine.api.comparing import gate, run
 from trt_engine.api.comparing.asked import rules_of
+from trt_engine.api.comparing.report import _quantised_slower
 from trt_engine.api.comparing.turns import weights_bytes
-from trt_engine.comparisons import CompareReport
+from trt_engine.comparisons import Compared, CompareReport, CompareSide, Interval, MetricDifference
 from trt_engine.engine import Engine
 from trt_engine.errors import (
     AccuracyError,
@@ -139,7 +140,7 @@ def test_outputs_of_another_shape_have_no_figure_and_fail_every_rule_about_outpu
 def test_outputs_within_the_rule_pass_and_beyond_it_fail(engine: Engine, tmp_path: Path) -> None:
     other = other_engine(tmp_path, scale=1.1)
     assert not te.compare(engine, other, fail_if="error:0.2", **SHORT).gates[0].failed
-    with pytest.raises(AccuracyError, match=r"differ by 0\.1 of the largest value, 0\.01 is allowed") as caught:
+    with pytest.raises(AccuracyError, match=r"\(0\.1 of the \w+'s scale\), 0\.01 is allowed") as caught:
         te.compare(engine, other, fail_if=["error:1e-2"], out=tmp_path / "out", **SHORT)
     assert caught.value.exit_code == 7
     assert json.loads((tmp_path / "out" / "compare.json").read_text())["gates"][0]["failed"]
@@ -222,13 +223,16 @@ def detections(
 def test_rows_that_change_places_among_near_equal_scores_are_no_difference_of_the_outputs(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     scores, boxes = np.linspace(1, 0.2, 40), rng.random((40, 4)) * 100
+    scores[11] = scores[10] - 1e-4
     swapped = scores.copy()
     swapped[[10, 11]] = (scores[10] + scores[11]) / 2 + np.array([-1e-5, 1e-5])  # the second comes first now
     one, two = detections(tmp_path / "one", scores, boxes), detections(tmp_path / "two", swapped, boxes)
     report = run(one, two, fail_if=["error:0.01"], **SHORT)
     (against,) = report.against
     assert against.outputs[0].max_rel < 0.001 and not against.outputs_differ and not report.gates[0].failed
-    assert "rows of `y` are matched by value" in against.outputs_note
+    assert against.outputs_note == (
+        "`y` comes out of a sort: 2 rows are compared at another place, 0 of 40 at the cut are left out"
+    )
     moved = boxes.copy()
     moved[3:8] += 30  # five of forty lie elsewhere: no order explains that
     report = run(one, detections(tmp_path / "moved", scores, moved), fail_if=["error:0.01"], **SHORT)
@@ -577,3 +581,43 @@ def test_what_has_a_wrong_type_is_told_and_no_traceback(engine: Engine) -> None:
     for engines, values, message in wrong:
         with pytest.raises(UsageError, match=message):
             te.compare(*engines, **(SHORT | values))
+
+
+# ------------------------------------------------------------------------------------------------ quantised and slower
+
+
+def side_of(label: str, precision: str, **given: Any) -> CompareSide:
+    return CompareSide(label, f"{label}.engine.onnx", "onnxruntime", "cpu", precision, 1, **given)
+
+
+def against(slower_pct: tuple[float, float, float]) -> Compared:
+    verdict = "slower" if slower_pct[0] > 0 else "faster" if slower_pct[2] < 0 else "no difference found"
+    return Compared("b", (MetricDifference("median", 10.0, 15.0, "ms", Interval(*slower_pct), verdict),), ())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("base", "other", "pct", "text"),
+    [
+        (
+            side_of("a", "fp32"), side_of("b", "fp32", written="int8", not_fused="fuses 0 of 20 convolutions"),
+            (44.0, 45.3, 46.5), "int8 (`b`) is 45 % slower than fp32 (`a`): fuses 0 of 20 convolutions",
+        ),
+        (
+            side_of("a", "fp32"), side_of("b", "fp32", written="int8"), (44.0, 45.3, 46.5),
+            "int8 (`b`) is 45 % slower than fp32 (`a`): its graph is int8, and it runs in fp32",
+        ),
+        (side_of("a", "fp16"), side_of("b", "int8"), (4.0, 5.0, 6.0), "int8 (`b`) is 5 % slower than fp16 (`a`)"),
+        (
+            side_of("a", "int8"), side_of("b", "fp32"), (-51.0, -50.0, -49.0),
+            "int8 (`a`) is 100 % slower than fp32 (`b`)",
+        ),
+        (side_of("a", "fp32"), side_of("b", "int8"), (-46.0, -45.0, -44.0), ""),
+        (side_of("a", "fp32"), side_of("b", "int8"), (-1.0, 4.0, 9.0), ""),
+        (side_of("a", "int8"), side_of("b", "int8"), (4.0, 5.0, 6.0), ""),
+        (side_of("a", "fp32"), side_of("b", "fp16"), (4.0, 5.0, 6.0), ""),
+    ],
+)  # fmt: skip
+def test_a_quantised_engine_that_is_slower_is_named_with_the_reason(
+    base: CompareSide, other: CompareSide, pct: tuple[float, float, float], text: str
+) -> None:
+    assert _quantised_slower(base, other, against(pct)) == text

@@ -109,6 +109,23 @@ def test_trtexecs_spellings_are_understood_and_echoed(place: Path, capsys: pytes
         assert part in told.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "warned"), [("200", True), ("45.5", True), ("200s", False), ("200ms", False), ("30", False)]
+)
+def test_a_long_warm_up_without_a_unit_draws_a_warning(
+    typed: str, warned: bool, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench(place / "m.engine.onnx", "--warmup", typed, "--dry-run") == 0
+    told = capsys.readouterr()
+    assert (f"`--warmup {typed}` is {typed} seconds" in told.err) is warned
+    assert told.err.count("seconds; trtexec's") == warned
+
+
+def test_the_length_of_the_warm_up_is_said_before_it_begins(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(place / "m.engine.onnx", "--duration", "0", "--warmup", "10ms", "--iterations", "12") == 0
+    assert "warm-up: 0.01 s, then 0 s" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_precision_the_engine_does_not_have_ends_with_6(
     place: Path, more: list[str], capsys: pytest.CaptureFixture[str]

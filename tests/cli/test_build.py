@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onnx_models as models
@@ -87,7 +88,7 @@ def test_what_a_precision_costs_stands_beside_what_is_judged(
     code, out, err = here("rows.onnx", "--precision", "int4", "-o", "rows.engine.onnx")
     assert code == 0, err
     assert re.search(
-        r"^parity: .*, allowed 0\.1\n +from the model as it was given: \S+ of .* \(not judged\)$", out, re.M
+        r"^parity: .*, allowed 0\.1 RMS\n +from the model as it was given: y: .* \(not judged\)$", out, re.M
     )
     assert main.run(["inspect", "rows.engine.onnx"]) == 0
     assert re.search(r"difference \S+ from the model as it was given, not judged", capfd.readouterr().out)
@@ -99,7 +100,8 @@ def test_a_limit_the_stored_engine_does_not_keep_ends_with_7(here: Callable[...,
     assert here(*typed)[0] == 0
     stored = Engine.open(next((tmp_path / "store" / "engines").rglob("*.onnx"))).passport.parity
     assert stored is not None and stored.tolerance == 0.1
-    worst = stored.outputs["y"].max_rel
+    worst = stored.outputs["y"].rms_rel
+    assert worst is not None and stored.judged == "rms_rel"
     code, out, _ = here(*typed, "--parity-rtol", f"{2 * worst:.3g}")
     assert code == 0 and f"allowed {2 * worst:.3g}" in out and "from the store" in out
     assert here(*typed, "--parity-rtol", f"{worst / 2:.3g}")[0] == 7
@@ -138,7 +140,7 @@ def test_one_document_on_stdout_and_the_talk_on_stderr(run: Run, tmp_path: Path)
 
 @pytest.mark.usefixtures("net")
 def test_the_text_says_what_to_type_next(run: Run):
-    done = run("net.onnx", "-o", "net.engine.onnx", "-q")
+    done = run("net.onnx", "--batch", "1:2:4", "-o", "net.engine.onnx", "-q")
     assert done.returncode == 0 and done.stderr == ""
     assert "trt-engine bench net.engine.onnx" in done.stdout and "fp32 100 %" in done.stdout
 
@@ -314,3 +316,35 @@ def test_a_pipe_is_not_overwritten_even_with_yes(run: Run, tmp_path: Path):
     done = run("net.onnx", "-o", "pipe", "--yes")
     assert done.returncode == 2 and "`pipe` is a pipe, expected a file" in done.stderr and "hint: " in done.stderr
     assert (tmp_path / "pipe").is_fifo() and not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        ((), True),
+        (("--dry-run",), True),
+        (("--batch", "1:2:4"), False),
+        (("--batch", "1"), False),
+        (("--profile", "images:1x3x8x8,2x3x8x8,4x3x8x8"), False),
+        (("--shapes", "images:1x3x8x8"), False),
+    ],
+)
+def test_an_open_batch_built_for_one_alone_is_warned_of_once(
+    flags: tuple[str, ...], warned: bool, here: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    models.conv_net(tmp_path / "net.onnx")
+    code, out, err = here("net.onnx", "--json", *flags)
+    assert code == 0
+    assert err.count("`--batch 1:8:64`") == warned
+    assert any("`--batch 1:8:64`" in text for text in json.loads(out)["warnings"]) is warned
+
+
+def test_a_model_of_fixed_batch_draws_no_warning_about_it(
+    here: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    proto = onnx.load(models.conv_net(tmp_path / "net.onnx"))
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 2
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = 2
+    onnx.save(proto, tmp_path / "net.onnx")
+    code, _, err = here("net.onnx")
+    assert code == 0 and "--batch" not in err

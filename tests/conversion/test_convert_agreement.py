@@ -18,10 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from patience import HANG_S, runs, until
 from trt_engine.conversion import outside
-from trt_engine.conversion.agreement import Agreement, agree, answers, must_be_deterministic
+from trt_engine.conversion.agreement import Agreement, agree, must_be_deterministic
+from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.examples import resized
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.simplify import simplify
+from trt_engine.conversion.source_runs import answers, mixes_rows, tried_sizes
 from trt_engine.conversion.tidy import tidy
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.graph.load import open_model
@@ -173,7 +175,7 @@ def test_near_equal_scores_may_change_places_and_their_boxes_go_with_them(tmp_pa
     agreement = ranked_otherwise(tmp_path, TIED, 1e-6)
     assert agreement.worst <= 1e-5
     assert agreement.notes[0] == (
-        "2 rows of `scores`, `best` changed places at batch 2: the graph sorts, and near-equal scores have no order"
+        "4 rows of `scores`, `best` changed places at batch 2: the graph sorts, and near-equal scores have no order"
     )
 
 
@@ -182,6 +184,23 @@ def test_where_near_equal_scores_contend_for_the_last_place_other_inputs_are_dra
     agreement = ranked_otherwise(tmp_path, contend, 1e-6)
     assert agreement.worst <= 1e-5 and len(agreement.shapes) == 3
     assert any(note.startswith("other inputs were drawn at batch 2") for note in agreement.notes)
+
+
+def test_scores_that_tie_are_said_to_be_the_reason(tmp_path: Path) -> None:
+    """As untrained detectors have it: which rows are best is chance, and no other inputs help."""
+    flat = np.full(8, 0.5, np.float32) + np.linspace(0, 1e-6, 8, dtype=np.float32)
+    raw = sorting(tmp_path)
+    rng = np.random.default_rng(0)
+    example = {"x": np.tile(flat, (2, 1)), "boxes": rng.random((2, 8, 4), dtype=np.float32)}
+
+    def source(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {"scores": np.sort(feeds["x"])[:, :6], "best": feeds["boxes"][:, :6] * 3}
+
+    exported = Exported(raw, source, "dynamo", example, {"x": {0: "batch"}, "boxes": {0: "batch"}})
+    with pytest.raises(AccuracyError, match=r"6 of the 6 best scores that TopK .* but for rounding") as refused:
+        agree(raw, exported, answers(exported))
+    assert "trained" in str(refused.value.hint)
+    assert [item.name for item in tmp_path.iterdir()] == ["raw.onnx"]
 
 
 @pytest.mark.parametrize(("nudge", "largest"), [(0.3, True), (0.0, False)], ids=["another score", "another order"])
@@ -206,6 +225,67 @@ def test_what_trains_or_rolls_dice_is_refused_whatever_exporter_wrote_it(tmp_pat
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
     with pytest.raises(ModelError, match="`dice`"):
         must_be_deterministic(tmp_path / "a.onnx")
+
+
+# ------------------------------------------------------------------------------------------------ sizes that were tried
+
+
+def source_of(
+    answer: Callable[[Array], Array],
+    rows: int = 2,
+    limits: dict[str, Axis] | None = None,
+    refuses: set[int] | None = None,
+) -> Exported:
+    """A source of one input, `batch` rows of three numbers, that raises at the batches in `refuses`."""
+
+    def reference(feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if len(feeds["x"]) in (refuses or ()):
+            raise ModelError(f"more than {len(feeds['x'])} rows are needed")
+        return {"y": answer(feeds["x"])}
+
+    def feeds(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Array]:
+        return {"x": np.random.default_rng(seed).random(shapes["x"], dtype=np.float32)}
+
+    example = {"x": np.random.default_rng(9).random((rows, 3), dtype=np.float32)}
+    return Exported(
+        Path("unused.onnx"), reference, "dynamo", example, {"x": {0: "batch"}}, limits=limits or {}, feeds=feeds
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "refuses", "tried", "failed"),
+    [
+        (2, set(), (1, 2, 4), []),
+        (2, {1}, (2, 4, 6), [1]),
+        (8, {1, 2, 3}, (4, 8, 16), [1, 2, 3]),
+        (4, {1, 2, 3, 12}, (4, 8), [1, 2, 3, 12]),
+    ],
+    ids=["all", "not at 1", "the smallest that works", "no third size"],
+)
+def test_a_size_is_compared_once_and_those_the_source_fails_at_are_named(
+    rows: int, refuses: set[int], tried: tuple[int, ...], failed: list[int]
+) -> None:
+    given = answers(source_of(lambda x: x * 2, rows, refuses=refuses))
+    assert tried_sizes(given, "batch") == tried
+    assert len({answer.sizes["batch"] for answer in given}) == len(given), "no size stands for another"
+    assert sorted(size for answer in given for _, size, _ in answer.failed) == failed
+
+
+def test_a_range_that_was_named_is_refused_where_the_source_fails_at_its_end() -> None:
+    with pytest.raises(ModelError, match="runs at batch 2 and not at batch 1: more than 1 rows are needed") as refused:
+        answers(source_of(lambda x: x, limits={"batch": Axis("batch", 1, 64)}, refuses={1}))
+    assert "`batch@2..`" in str(refused.value.hint)
+
+
+def test_rows_that_depend_on_each_other_are_found_by_the_numbers_alone() -> None:
+    def mixed(answer: Callable[[Array], Array]) -> tuple[str, ...]:
+        source = source_of(answer, 4)
+        return mixes_rows(source, answers(source))
+
+    assert mixed(lambda x: x * 3 + 1) == ()
+    assert mixed(lambda x: x / len(x)) == (), "the size of a batch is not what the other rows hold"
+    assert mixed(lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3)) == ("y",)
+    assert mixed(lambda x: x - x.mean(1, keepdims=True)) == (), "statistics of one row"
 
 
 # ------------------------------------------------------------------------------------------------ names of sizes

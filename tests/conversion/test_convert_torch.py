@@ -184,10 +184,43 @@ def test_a_size_frozen_in_the_numbers_is_found_where_no_shape_shows_it(tmp_path:
 )
 def test_what_belongs_to_training_is_refused_with_the_line(network: str, what: str, tmp_path: Path) -> None:
     inputs = {"x": (4, 4, 3, 3)}
-    with pytest.raises(ModelError, match=rf"the graph has ({what}).*planted\.py:\d+"):
+    with pytest.raises(ModelError, match=rf"the (graph|source) has ({what}).*planted\.py:\d+"):
         convert(network, tmp_path, inputs=inputs)
     assert written(tmp_path) == []
     assert convert(f"{network}Clean", tmp_path, inputs=inputs).worst <= 1e-6
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 5), (4, 3)], ids=["images", "one number a channel"])
+def test_statistics_of_the_batch_are_recognised_when_no_operator_shows_them(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"BatchNormalization in training mode.* at .*planted\.py:\d+ in `forward`"):
+        convert("Decomposed", tmp_path, inputs={"x": shape})
+    assert written(tmp_path) == []
+
+
+def test_statistics_of_a_row_are_not_those_of_the_batch(tmp_path: Path) -> None:
+    clean = convert("DecomposedClean", tmp_path, inputs={"x": (4, 3, 5)})
+    assert clean.worst <= 1e-5 and clean.warnings == ()
+
+
+def test_a_network_whose_rows_depend_on_each_other_is_converted_with_a_warning(tmp_path: Path) -> None:
+    report = convert("Centred", tmp_path)
+    assert report.worst <= 1e-5
+    assert any("row 0 of `output` changes with the other rows of its batch" in text for text in report.warnings)
+
+
+def test_a_batch_the_source_fails_at_is_not_claimed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "net.py").write_text(
+        "import torch\n\n\nclass Two(torch.nn.Module):\n    def forward(self, x):\n"
+        "        if x.shape[0] < 2:\n            raise ValueError('two rows at least')\n        return x * 2\n"
+    )
+    out = tmp_path / "out.onnx"
+    assert run(["convert", f"{tmp_path / 'net.py'}:Two", "--input", "x:2x8", "-o", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(item["low"], item["high"], item["tried"]) for item in report["dynamic"]] == [(2, None, [2, 4, 6])]
+    (said,) = [text for text in report["warnings"] if "two rows at least" in text]
+    assert "does not run at batch 1" in said and said.endswith("the smallest size that was compared is 2")
 
 
 def test_a_batch_that_leaves_its_axis_and_an_input_nobody_reads_are_said(tmp_path: Path) -> None:
@@ -213,8 +246,8 @@ def test_a_graph_that_is_not_its_source_at_the_tolerance_is_refused(tmp_path: Pa
 
 
 def test_a_source_that_dynamo_cannot_read_goes_to_torchscript_and_why_is_said(tmp_path: Path) -> None:
-    """A Python `if` on a value: the trace follows the way the example goes."""
-    report = convert("Branch", tmp_path, inputs={"x": np.full((2, 8), 3, np.float32)})
+    """A Python `if` on a value, where that is allowed: the trace follows the branch the example takes."""
+    report = convert("Branch", tmp_path, inputs={"x": np.full((2, 8), 3, np.float32)}, allow_frozen_branches=True)
     assert report.exporter == "torchscript"
     assert report.attempts[0].exporter == "dynamo" and "planted.py" in str(report.attempts[0].reason)
     assert any("the dynamo exporter was left" in text for text in report.warnings)
@@ -224,16 +257,49 @@ def test_a_trace_that_followed_one_way_is_refused_where_the_source_goes_the_othe
     rows = np.concatenate(
         [np.full((1, 8), -9, np.float32), np.full((1, 8), 3, np.float32), np.full((2, 8), 9, np.float32)]
     )
-    with pytest.raises(AccuracyError, match=r"differs by .*tried too: dynamo: "):
-        convert("Branch", tmp_path, inputs={"x": rows})
+    with pytest.raises(AccuracyError, match=r"torchscript: .*differs by "):
+        convert("Branch", tmp_path, inputs={"x": rows}, allow_frozen_branches=True)
     assert written(tmp_path) == []
 
 
 def test_one_exporter_alone_says_why_it_failed(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no exporter takes .*dynamo: .*planted\.py:\d+") as refused:
+    with pytest.raises(AccuracyError, match=r"^`if x\.sum\(\) > 0:` at .*planted\.py:\d+") as refused:
         convert("Branch", tmp_path, exporter="dynamo")
     assert "torch.cond" in str(refused.value.hint)
     assert written(tmp_path) == []
+
+
+def test_an_if_on_values_is_refused_with_its_line_though_no_input_shows_it(tmp_path: Path) -> None:
+    """The comparison agrees: only the trace knows that a branch was dropped."""
+    line = next(at for at, text in enumerate(PLANTED.read_text().splitlines(), 1) if "y.abs().max() > 50:" in text)
+    said = rf"^`if y\.abs\(\)\.max\(\) > 50:` at .*planted\.py:{line} in `forward` depends on the values of a tensor"
+    with pytest.raises(AccuracyError, match=said) as refused:
+        convert("RareBranch", tmp_path)
+    assert "torch.where" in str(refused.value.hint) and "--allow-frozen-branches" in str(refused.value.hint)
+    assert written(tmp_path) == []
+    allowed = convert("RareBranch", tmp_path, allow_frozen_branches=True)
+    assert any(f"planted.py:{line}" in text and "keeps one branch" in text for text in allowed.warnings)
+    clean = convert("RareBranchClean", tmp_path, yes=True)
+    assert clean.exporter == "dynamo" and clean.warnings == ()
+
+
+def test_every_way_to_read_values_is_found_and_sizes_buffers_and_guards_are_not() -> None:
+    import torch
+
+    from trt_engine.conversion.value_reads import value_reads
+
+    planted = _planted()
+    reads = value_reads(planted.WholeReads(), (torch.randn(2, 8),))
+    lines = {at for at, text in enumerate(PLANTED.read_text().splitlines(), 1) if text.endswith("# frozen")}
+    assert {int(re.search(r"planted\.py:(\d+)", read.place)[1]) for read in reads} == lines
+    assert {read.branch for read in reads if read.statement.startswith(("if", "while"))} == {True}
+    assert value_reads(planted.SizeReads(), (torch.randn(2, 8),)) == []
+    assert "__bool__" not in vars(torch.Tensor) and torch.equal.__module__ != "trt_engine", "nothing stays patched"
+
+
+def test_guards_and_sizes_are_converted_by_a_trace_too(tmp_path: Path) -> None:
+    report = convert("SizeReads", tmp_path, exporter="torchscript")
+    assert report.worst == 0 and report.warnings == ()
 
 
 def test_the_torchscript_exporter_alone_gives_named_axes_too(tmp_path: Path) -> None:
@@ -303,6 +369,50 @@ def test_a_sort_in_the_source_is_compared_in_any_order_of_near_equal_scores(tmp_
     report = convert("Sorting", tmp_path)
     assert [spec.name for spec in report.signature.outputs] == ["scores", "rows"]
     assert report.worst is not None and report.worst <= 1e-4 and len(report.agreement) == 3
+
+
+def test_outputs_of_training_are_left_out_by_name_where_a_head_has_a_mode_for_exporters(tmp_path: Path) -> None:
+    report = convert("Heads", tmp_path, inputs={"images": (2, 3, 8, 8)})
+    (output,) = report.signature.outputs
+    assert output.shape == (-1, 4, 64) and report.exporter == "dynamo"
+    (note,) = [text for text in report.notes if "outputs of training" in text]
+    assert "`output_1_feats_0`, `output_1_feats_1`" in note and "`head` (Head)" in note and "--all-outputs" in note
+    kept = convert("Heads", tmp_path, inputs={"images": (2, 3, 8, 8)}, all_outputs=True, yes=True)
+    assert [spec.name for spec in kept.signature.outputs] == ["output_0", "output_1_feats_0", "output_1_feats_1"]
+    assert all(spec.shape[0] == -1 and min(spec.shape[1:]) > 0 for spec in kept.signature.outputs), (
+        "a size that never moved is a number"
+    )
+
+
+def test_a_batch_taken_by_len_follows(tmp_path: Path) -> None:
+    report = convert("Rows", tmp_path, inputs={"x": (2, 3, 4)})
+    assert report.exporter == "dynamo" and report.signature.outputs[0].shape == (-1, 12)
+    assert "len" not in vars(sys.modules[convert.__module__])
+
+
+def test_an_embedding_that_is_fed_floats_is_told_its_type_its_range_and_its_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="scalar types: Long, Int") as refused:
+        convert("Looked", tmp_path, inputs={"ids": (2, 128)})
+    assert "`--input input_ids:2x128:int64@0..30521`" in str(refused.value.hint)
+    with pytest.raises(ModelError, match="index out of range") as refused:
+        convert("Looked", tmp_path, inputs=["input_ids:2x8:int64@0..40000"])
+    assert "`--input input_ids:2x8:int64@0..30521`" in str(refused.value.hint)
+
+
+def test_the_next_command_builds_for_the_sizes_that_are_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "o.onnx")
+
+    def following(*more: str) -> str:
+        assert run(["convert", f"{PLANTED}:ScaledClean", "--input", "images:2x3x8x8", "-o", out, "--yes", *more]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next:")]
+        return line.partition(out)[2].strip()
+
+    assert following() == "--batch 1:8:64"
+    assert following("--dynamic", "0=batch@1..16") == "--batch 1:8:16"
+    assert following("--fixed") == ""
+    assert following("--dynamic", "0=batch,2=height") == "--profile images:1x3x8x8,8x3x24x8,64x3x24x8"
 
 
 def test_code_in_a_folder_of_the_hub_is_not_run_unasked(tmp_path: Path) -> None:

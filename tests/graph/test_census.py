@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_engine.engine import Precision
-from trt_engine.graph.census import census, parameters, precision_of
+from trt_engine.graph.census import census, layers_of, parameters, precision_of
 
 from . import models
 from .models import model, node, value, weight
@@ -31,8 +31,12 @@ def stored(name: str, kind: int, *shape: int) -> TensorProto:
 
 
 def quantized(kind: int, *, weights_only: bool = False, through: bool = False, scale: int = FLOAT) -> onnx.ModelProto:
-    """Conv-free Q/DQ as quantizers write it: DequantizeLinear on both factors of a MatMul."""
-    nodes = [] if weights_only else [
+    """Conv-free Q/DQ as quantizers write it: DequantizeLinear on both factors of a MatMul.
+
+    With block scales `x` is quantized already: an input of that type.
+    """
+    blocks = {"block_size": 32, "axis": -1}
+    nodes = [] if weights_only else [node("DequantizeLinear", ["x", "s"], ["xd"], **blocks)] if scale != FLOAT else [
         node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
         node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
     ]  # fmt: skip
@@ -44,12 +48,16 @@ def quantized(kind: int, *, weights_only: bool = False, through: bool = False, s
         nodes.append(node("Transpose", ["wd"], ["wt"]))
         factor = "wt"
     nodes.append(node("MatMul", ["x" if weights_only else "xd", factor], ["y"]))
-    zero = [] if weights_only else [stored("s", FLOAT), stored("z", kind)]
+    zero = [stored("s", scale, 1, 2)] if scale != FLOAT else [stored("s", FLOAT), stored("z", kind)]
     return model(
         nodes,
-        [value("x", ["batch", 64])],
+        [value("x", [1, 64], kind) if scale != FLOAT else value("x", ["batch", 64])],
         [value("y", ["batch", 64])],
-        [*zero, stored("w", kind, 64, 64), stored("ws", scale, *((2, 64) if scale != FLOAT else ()))],
+        [
+            *([] if weights_only else zero),
+            stored("w", kind, 64, 64),
+            stored("ws", scale, *((2, 64) if scale != FLOAT else ())),
+        ],
         opset=24 if scale != FLOAT or kind == TensorProto.FLOAT4E2M1 else 21,
     )
 
@@ -84,9 +92,54 @@ def test_an_operator_behind_dequantize_counts_as_the_quantized_type(kind: str, n
     assert precision_of(proto) == name
 
 
-def test_quantized_weights_alone_count_as_their_type() -> None:
+def test_weights_of_four_bits_alone_count_as_their_type() -> None:
     found = census(quantized(NUMBERS["int4"], weights_only=True))
     assert (found["int4"].macs, found["int4"].parameters) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_weights_of_eight_bits_alone_leave_the_layer_in_floating_point(kind: str) -> None:
+    proto = quantized(NUMBERS[kind], weights_only=True)
+    found = census(proto)
+    assert found["fp32"].macs == 1.0
+    assert (found[kind].macs, found[kind].parameters) == (0.0, 1.0)
+    assert [layer.partly for layer in layers_of(proto)] == [f"only its second input is {kind}"]
+
+
+def test_quantized_activations_alone_leave_the_layer_in_floating_point() -> None:
+    proto = quantized(NUMBERS["int8"])
+    proto.graph.node[-1].input[1] = "plain"
+    proto.graph.initializer.append(weight("plain", 64, 64))
+    assert precision_of(proto) == "fp32"
+    assert [layer.partly for layer in layers_of(proto)] == ["only its first input is int8"]
+
+
+def test_a_pair_in_front_of_another_operator_does_not_quantize_what_follows() -> None:
+    proto = quantized(NUMBERS["int8"])
+    at = len(proto.graph.node) - 1
+    proto.graph.node.insert(at, node("Sigmoid", ["xd"], ["after"]))
+    proto.graph.node[-1].input[0] = "after"
+    kinds = {layer.step.node.op_type: layer.kind for layer in layers_of(proto)}
+    assert kinds == {"Sigmoid": "int8", "MatMul": "fp32"}
+
+
+@pytest.mark.parametrize("op", ["Transpose", "Identity", "Slice"])
+def test_a_pair_in_front_of_what_changes_no_value_quantizes_what_follows(op: str) -> None:
+    proto = quantized(NUMBERS["int8"])
+    at = len(proto.graph.node) - 1
+    ends = ["start", "end"] if op == "Slice" else []
+    proto.graph.initializer.extend(numpy_helper.from_array(np.array([64 * at]), end) for at, end in enumerate(ends))
+    proto.graph.node.insert(at, node(op, ["xd", *ends], ["after"], **({"perm": [0, 1]} if op == "Transpose" else {})))
+    proto.graph.node[-1].input[0] = "after"
+    assert {layer.step.node.op_type: layer.kind for layer in layers_of(proto)}["MatMul"] == "int8"
+
+
+def test_a_product_of_two_activations_needs_both_quantized() -> None:
+    proto = quantized(NUMBERS["int8"])
+    proto.graph.node[-1].input[1] = "x"
+    assert precision_of(proto) == "fp32"
+    proto.graph.node[-1].input[1] = "xd"
+    assert precision_of(proto) == "int8"
 
 
 @pytest.mark.parametrize(("kind", "computes"), [("int8", "fp32"), ("fp8", "fp32"), ("int4", "int4")])
@@ -98,15 +151,17 @@ def test_a_graph_taken_at_its_word_computes_in_what_dequantize_gives(kind: str, 
 
 
 def test_block_scales_in_e8m0_are_mxfp8_and_four_bit_floats_nvfp4() -> None:
-    assert precision_of(quantized(NUMBERS["fp8"], weights_only=True, scale=24)) == "mxfp8"
-    assert precision_of(quantized(TensorProto.FLOAT4E2M1, weights_only=True)) == "nvfp4"
+    assert precision_of(quantized(NUMBERS["fp8"], scale=24)) == "mxfp8"
+    assert precision_of(quantized(TensorProto.FLOAT4E2M1)) == "nvfp4"
 
 
 def test_tensorrts_own_dequantize_is_recognised() -> None:
     proto = model(
         [
+            helper.make_node("TRT_MXFP8DynamicQuantize", ["x"], ["xq", "xs"], domain="trt"),
+            helper.make_node("TRT_MXFP8DequantizeLinear", ["xq", "xs"], ["xd"], domain="trt"),
             helper.make_node("TRT_MXFP8DequantizeLinear", ["w", "s"], ["wd"], domain="trt"),
-            node("MatMul", ["x", "wd"], ["y"]),
+            node("MatMul", ["xd", "wd"], ["y"]),
         ],
         [value("x", ["batch", 64])],
         [value("y", ["batch", 64])],

@@ -263,3 +263,27 @@ def test_pipes_and_folders_of_half_a_disk_are_not_read(
         (tmp_path / "odd" / name).touch()
     with pytest.raises(UsageError, match="holds more than 2 files"):
         cells(QUANTISED.replace("data", "odd"))
+
+
+def test_each_cell_is_quantised_for_the_library_that_runs_it(cells: Cells) -> None:
+    found = cells(
+        "models: net.onnx\nprecisions: [fp32, int8, fp8]\ncalibrate: random\n"
+        "backends: [onnxruntime, {backend: onnxruntime, providers: [tensorrt, cuda]}, {backend: tensorrt, label: trt}]\n"
+    )
+    targets = {spec.label: spec.settings.get("quantize", {}).get("target") for spec in found}
+    assert targets == {
+        "net-fp32-onnxruntime-b1": None,
+        "net-fp32-onnxruntime-tensorrt-b1": None,
+        "net-fp32-trt-b1": None,
+        "net-int8-onnxruntime-b1": "onnxruntime-cpu",
+        "net-int8-onnxruntime-tensorrt-b1": "onnxruntime-tensorrt",
+        "net-int8-trt-b1": "tensorrt",
+        "net-fp8-onnxruntime-b1": None,  # no kernels: its accuracy is shown, placed as for TensorRT
+        "net-fp8-onnxruntime-tensorrt-b1": "onnxruntime-tensorrt",
+        "net-fp8-trt-b1": "tensorrt",
+    }
+
+
+def test_a_plan_that_names_a_target_has_it_in_every_cell(cells: Cells) -> None:
+    found = cells("models: net.onnx\nprecisions: int8\ncalibrate: random\nquantize: {target: tensorrt}\n")
+    assert [spec.settings["quantize"]["target"] for spec in found] == ["tensorrt"]

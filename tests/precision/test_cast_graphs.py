@@ -758,3 +758,69 @@ def test_every_refusal_has_an_exit_code_and_a_hint(tmp_path: Path) -> None:
         with pytest.raises(TrtEngineError) as caught:
             case()
         assert caught.value.hint and caught.value.exit_code in (2, 4)
+
+
+def test_a_model_of_another_domain_alone_gets_the_standard_for_its_casts(tmp_path: Path) -> None:
+    proto = models.model(
+        [helper.make_node("Scaler", ["x"], ["y"], domain="ai.onnx.ml", offset=[0.5], scale=[2.0])],
+        [value("x", ["n", 4])], [value("y", ["n", 4])], domains={"ai.onnx.ml": 3},
+    )  # fmt: skip
+    for at, item in reversed(list(enumerate(proto.opset_import))):
+        if not item.domain:
+            del proto.opset_import[at]
+    proto.ir_version = 4
+    made = tmp_path / "half.onnx"
+    cast(models.save(proto, tmp_path), "fp16", out=made, keep_io=False)
+    onnx.checker.check_model(str(made), full_check=True)
+    x = np.linspace(0, 1, 8, dtype=np.float16).reshape(2, 4)
+    np.testing.assert_allclose(run(made, {"x": x})[0], (x - 0.5) * 2, atol=2e-3)
+
+
+def test_a_tensor_in_an_attribute_keeps_what_reads_it_in_fp32(casting: Any) -> None:
+    numbers = helper.make_tensor("v", FLOAT, [2], [1.5, 2.5])
+    proto = models.model(
+        [
+            helper.make_node("Mul", ["x", "x"], ["m"]),
+            helper.make_node("TreeEnsemble", ["m"], ["t"], name="trees", domain="ai.onnx.ml", tree_roots=[0],
+                             n_targets=1, nodes_splits=helper.make_tensor("s", FLOAT, [1], [1.25]),
+                             nodes_featureids=[0], nodes_modes=helper.make_tensor("m", TensorProto.UINT8, [1], [0]),
+                             nodes_truenodeids=[0], nodes_falsenodeids=[1], nodes_trueleafs=[1], nodes_falseleafs=[1],
+                             leaf_targetids=[0, 0], leaf_weights=numbers),
+            helper.make_node("Mul", ["t", "t"], ["y"]),
+        ],
+        [value("x", ["n", 1])], [value("y", ["n", 1])], domains={"ai.onnx.ml": 5},
+    )  # fmt: skip
+    report, made = casting(proto)
+    assert {item.node: item.reason for item in report.kept}["trees"].startswith("its attribute `")
+    x = np.array([[1.0], [2.0]], np.float32)
+    np.testing.assert_allclose(run(made, {"x": x})[0], [[2.25], [6.25]], rtol=1e-3)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_bits_read_as_another_type_are_those_of_fp32(back: bool, casting: Any) -> None:
+    proto = models.model(
+        [
+            helper.make_node("Mul", ["x", "x"], ["m"]),
+            helper.make_node("BitCast", ["m"], ["bits"], name="bits", to=TensorProto.INT32),
+            *([helper.make_node("BitCast", ["bits"], ["f"], to=FLOAT), helper.make_node("Add", ["f", "f"], ["y"])]
+              if back else [helper.make_node("Identity", ["bits"], ["y"])]),
+        ],
+        [value("x", ["n", 4])], [value("y", ["n", 4], FLOAT if back else TensorProto.INT32)], opset=26,
+    )  # fmt: skip
+    report, made = casting(proto)
+    assert {item.node: item.reason for item in report.kept}["bits"] == "`BitCast`: it reads the bits of its input"
+    x = np.array([[1.0, 2.0, 0.5, 4.0]], np.float32)
+    expected = (x * x * 2) if back else (x * x).view(np.int32)
+    np.testing.assert_array_equal(run(made, {"x": x})[0], expected)
+
+
+def test_mean_variance_normalization_stays_in_fp32_and_loads(tmp_path: Path) -> None:
+    proto = models.model(
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MeanVarianceNormalization", ["r"], ["y"], name="mvn")],
+        [value("x", [2, 3, 4, 4])], [value("y", [2, 3, 4, 4])], opset=13,
+    )  # fmt: skip
+    source, made = models.save(proto, tmp_path), tmp_path / "half.onnx"
+    report = cast(source, "fp16", out=made)
+    assert [item.node for item in report.kept] == ["mvn"]
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
+    np.testing.assert_allclose(run(made, {"x": x})[0], run(source, {"x": x})[0], atol=5e-3)

@@ -110,8 +110,49 @@ def test_int8_kernels_keep_the_contract(tmp_path: Path) -> None:
 def test_pairs_that_a_provider_ignores_break_it(tmp_path: Path) -> None:
     built = optimised(qdq(tmp_path), tmp_path, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     proof = prove_engine("int8", qdq(tmp_path), built, {}, providers=("cpu",))
-    assert not proof.kept and "has no int8 kernel for it and computes what DequantizeLinear gives" in proof.describe()
+    assert not proof.kept and "runs in fp32: cpu did not fuse its Q/DQ pairs: `c` (Conv)" in proof.describe()
+    told = prove_engine("int8", qdq(tmp_path), built, {}, not_fused={"c": "result not quantised"})
+    assert "did not fuse its Q/DQ pairs, result not quantised: `c` (Conv)" in told.describe()
     assert prove_engine("int8", qdq(tmp_path), built, {}, compiled=True).kept, "a compiler still gets the pairs"
+
+
+def half_quantised(which: str) -> ModelProto:
+    """A MatMul of 64 x 64 whose weights alone, whose activations alone, or whose activations before a Sigmoid are INT8."""
+    rng = np.random.default_rng(0)
+    weights = rng.normal(size=(64, 64)).astype(np.float32)
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
+        node("Sigmoid", ["xd"], ["after"]),
+        node("DequantizeLinear", ["wq", "ws"], ["wd"], axis=1),
+    ]
+    factors = {"weights": ["x", "wd"], "activations": ["xd", "w"], "before a Sigmoid": ["after", "wd"]}[which]
+    used = {"weights": nodes[3:], "activations": nodes[:2], "before a Sigmoid": nodes}[which]
+    return models.model(
+        [*used, node("MatMul", factors, ["y"])],
+        [value("x", ["batch", 64])], [value("y", ["batch", 64])],
+        [numpy_helper.from_array(item, name) for name, item in {
+            "w": weights, "wq": np.clip(np.round(weights * 30), -127, 127).astype(np.int8),
+            "ws": np.full(64, 1 / 30, np.float32), "s": np.array(0.05, np.float32), "z": np.array(0, np.int8),
+        }.items()], opset=21,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ["weights", "activations", "before a Sigmoid"])
+def test_a_layer_with_one_quantised_input_breaks_it_at_the_graph(which: str, tmp_path: Path) -> None:
+    proof = prove("int8", half_quantised(which))
+    assert not proof.kept and proof.found == {"fp32": 1.0}
+    place = "first" if which == "activations" else "second"
+    assert f"fp32 in the graph itself, where only its {place} input is int8" in proof.describe()
+    source = half_quantised(which)
+    assert not prove_engine("int8", source, source, {}, compiled=True).kept, "nor for a compiler that fuses pairs"
+
+
+@pytest.mark.parametrize("which", ["weights", "activations", "before a Sigmoid"])
+def test_build_says_that_half_a_layer_is_not_int8(which: str, tmp_path: Path, build: Build) -> None:
+    onnx.save(half_quantised(which), tmp_path / "m.onnx")
+    with pytest.raises(PrecisionError, match="where only"):
+        build(tmp_path / "m.onnx", precision="int8")
 
 
 def test_pairs_that_were_folded_away_break_it(tmp_path: Path) -> None:
@@ -155,7 +196,9 @@ def test_build_says_the_exact_command_when_calibration_data_is_missing(tmp_path:
     path = onnx_models.conv_net(tmp_path / "net.onnx")
     with pytest.raises(PrecisionError) as caught:
         build(path, precision="int8")
-    assert f"trt-engine quantize {path} --to int8 --calibrate DATA -o" in (caught.value.hint or "")
+    assert f"trt-engine quantize {path} --to int8 --target onnxruntime-cpu --calibrate DATA -o" in (
+        caught.value.hint or ""
+    )
     assert "`--calibrate DATA`" in (caught.value.hint or "")
 
 

@@ -215,3 +215,24 @@ def test_a_cast_behind_a_pair_keeps_the_type_it_states(tmp_path: Path) -> None:
     source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])}, weights, opset=19)
     x = np.linspace(-3, 3, 8, dtype=np.float32).reshape(2, 4)
     np.testing.assert_array_equal(run(emulate(source, tmp_path / "e.onnx"), {"x": x})[0], run(source, {"x": x})[0])
+
+
+@pytest.mark.parametrize("size", [64, 60], ids=["even", "uneven"])
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_vector_stored_in_blocks_is_emulated_as_onnx_runtime_computes_it(
+    tmp_path: Path, size: int, zero: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    stored: dict[str, Any] = {
+        "w": rng.integers(-127, 128, size).astype(np.int8),
+        "s": rng.random(4).astype(np.float32) + 0.5,
+        "z": np.array([1, -2, 3, 0], np.int8),
+    }
+    nodes = [
+        node("DequantizeLinear", "w s z" if zero else "w s", "d", axis=0, block_size=16), node("Add", "x d", "y"),
+    ]  # fmt: skip
+    sides = {"x": (FLOAT, [size])}, {"y": (FLOAT, [size])}
+    path = save(tmp_path / "blocks.onnx", nodes, *sides, stored, opset=21)
+    x = rng.normal(size=size).astype(np.float32)
+    emulated = emulate(path, tmp_path / "emulated.onnx")
+    np.testing.assert_allclose(run(emulated, {"x": x})[0], run(path, {"x": x}, "NONE")[0], rtol=1e-6)

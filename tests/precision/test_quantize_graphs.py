@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models import BF16, FLOAT, HALF, conv_net, node, save
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.graph.quant_target import METADATA_KEY
 from trt_engine.graph.trace import attributes
 from trt_engine.precision.formats import emulate, unpack
 from trt_engine.precision.opsets import raise_opset
@@ -611,7 +612,8 @@ def test_metadata_and_names_of_inputs_and_outputs_are_kept(tmp_path: Path) -> No
     onnx.save(model, source)
     quantize(source, "nvfp4", out=tmp_path / "q.onnx", data=feeds(8, 64))
     made = onnx.load(tmp_path / "q.onnx")
-    assert [(item.key, item.value) for item in made.metadata_props] == [("classes", "a,b")]
+    props = [(item.key, item.value) for item in made.metadata_props]
+    assert props == [("classes", "a,b"), (METADATA_KEY, "tensorrt")]
     assert list(made.graph.input) == list(model.graph.input) and list(made.graph.output) == list(model.graph.output)
 
 
@@ -810,10 +812,35 @@ def test_nodes_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
 def test_a_network_that_quantising_breaks_is_a_warning(tmp_path: Path) -> None:
     source, x = perceptron(tmp_path / "net.onnx"), feeds(8, 64)
     whole = quantize(source, "int8", out=tmp_path / "q.onnx", data=x)
-    assert not any("cosine" in item for item in whole.warnings)
+    assert not any("not the model's" in item for item in whole.warnings)
     weights = {"w": weight(64, 64)}
     sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}
     bare = save(tmp_path / "bare.onnx", [node("MatMul", "x w", "y", name="only")], *sides, weights)
     # a range a thousand times too wide rounds every input to zero, and there is no bias to hide it
     broken = quantize(bare, "int8", out=tmp_path / "broken.onnx", ranges={"x": 1e5}, bias_correction=False, heads=True)
-    assert any("`y` has a cosine of" in item for item in broken.warnings)
+    assert any("`y` is not the model's any more" in item for item in broken.warnings)
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 32), (2, 4, 64, 32)])
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_batched_weights_have_one_scale_which_every_kernel_takes(
+    tmp_path: Path, shape: tuple[int, ...], form: str
+) -> None:
+    nodes = [node("MatMul", "x w0", "h"), node("Relu", "h", "r"), node("MatMul", "r w1", "y")]
+    last = (*shape[:-2], shape[-1], 16)
+    rows = (3, 2, 4, 64) if len(shape) == 3 else (2, 4, 4, 64)
+    path = save(
+        tmp_path / "batched.onnx", nodes, {"x": (FLOAT, list(rows))}, {"y": (FLOAT, [*rows[:-1], 16])},
+        {"w0": weight(*shape), "w1": weight(*last)}, opset=21,
+    )  # fmt: skip
+    made = tmp_path / "q.onnx"
+    data = feeds(*rows)
+    report = quantize(path, form, out=made, data=data, heads=True)
+    assert len(report.quantized) == 2
+    assert all(item.weight == f"{form}, one scale" for item in report.quantized)
+    _, by_output, stored = by_name(made)
+    scales = [stored[item.input[1]] for item in by_output.values() if item.op_type == "DequantizeLinear"]
+    assert all(not list(scale.dims) for scale in scales)
+    if form == "int8":
+        for level in ("BASIC", "ALL"):
+            assert cosine(run(path, data[0])[0], run(made, data[0], level)[0]) > 0.995

@@ -492,8 +492,9 @@ def test_the_file_and_the_report_name_the_target_and_metadata_stays(tmp_path: Pa
     model = onnx.load(source)
     model.metadata_props.add(key="names", value="a,b")
     onnx.save(model, source)
-    report, made = quantized(source)
+    report, made = quantized(source, emulate=tmp_path / "e.onnx")
     assert {item.key: item.value for item in made.metadata_props} == {"names": "a,b", METADATA_KEY: CPU}
+    assert [item.key for item in onnx.load(tmp_path / "e.onnx").metadata_props] == ["names"], "nothing is placed there"
     assert report.target == CPU and report.method == "rtn"
 
 

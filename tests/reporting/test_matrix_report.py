@@ -14,7 +14,7 @@ import sample_matrix
 from sample_matrix import done, spec
 from test_report_claims import _Text, words
 
-from trt_engine.cells import CellResult
+from trt_engine.cells import CellResult, slower_than_float
 from trt_engine.comparisons import Gate
 from trt_engine.engine import OutputError
 from trt_engine.errors import UsageError
@@ -110,8 +110,8 @@ def test_warnings_of_many_cells_that_differ_in_a_figure_are_said_once(tmp_path: 
 def test_a_difference_of_rows_that_were_matched_first_is_said_to_be_that(tmp_path: Path) -> None:
     cells = [done(spec("m", "fp32", "fake", 8), 8.0), done(spec("m", "int8", "fake", 8), 7.0)]
     assert cells[1].parity is not None
-    how = "rows matched by value (the model sorts them; 10% may be others)"
-    parity = replace(cells[1].parity, inputs=f"seeded random, {how}", outputs={"y": OutputError(1.0, 0.1, 0.034, 0.99)})
+    how = "6 rows of y matched by value, 2 left out"
+    parity = replace(cells[1].parity, outputs={"y": OutputError(1.0, 0.1, 0.034, 0.99, rows_moved=6, rows_left_out=2)})
     told = said(sample_matrix.write(tmp_path / "run", [cells[0], replace(cells[1], parity=parity)]))
     assert f"on the same input. Of m-int8-fake-b8: {how}." in told
 
@@ -582,3 +582,46 @@ def test_a_format_that_is_none_is_told_with_those_that_are(tmp_path: Path, forma
     with pytest.raises(UsageError, match="there is no report format") as caught:
         report(sample_matrix.matrix(tmp_path / "run"), format)
     assert "html" in (caught.value.hint or "")
+
+
+# ------------------------------------------------------------------------------------------------ quantised and slower
+
+WHY = "ONNX Runtime's CPU provider fuses 0 of 20 convolutions and runs them in FP32"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_quantised_cell_slower_than_its_fp32_one_is_named_with_the_reason(tmp_path: Path, format: str) -> None:
+    cells = [
+        done(spec("m", "fp32", "onnxruntime", 8), 10.0),
+        done(spec("m", "int8", "onnxruntime", 8), 15.0, not_fused=WHY),
+        done(spec("m", "int8", "onnxruntime", 1), 9.0),
+        done(spec("other", "int8", "onnxruntime", 8), 20.0),
+    ]
+    told = said(sample_matrix.write(tmp_path / "run", cells), format)
+
+    assert re.search(
+        rf"m-int8-onnxruntime-b8`? is (49|50|51) % slower than `?m-fp32-onnxruntime-b8`?: {re.escape(WHY)}", told
+    )
+    assert told.count("% slower than") == 1
+
+
+def test_a_quantised_cell_that_is_faster_or_not_stable_is_not() -> None:
+    plain, faster = done(spec("m", "fp32", "onnxruntime", 8), 10.0), done(spec("m", "int8", "onnxruntime", 8), 5.0)
+    slower = done(spec("m", "int8", "onnxruntime", 8), 15.0)
+    assert slower.bench is not None
+    unsure = replace(slower, bench=replace(slower.bench, stable=False))
+
+    assert list(slower_than_float([plain, faster, unsure])) == []
+    assert len(list(slower_than_float([plain, slower]))) == 1
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_comparison_says_that_the_quantised_engine_is_slower_and_why(tmp_path: Path, format: str) -> None:
+    text = f"int8 (`digits_int8`) is 45 % slower than fp32 (`digits_fp32`): {WHY}"
+    made = sample_matrix.compare_report()
+    sides = (made.sides[0], replace(made.sides[1], precision="fp32", written="int8", not_fused=WHY), made.sides[2])
+    against = (replace(made.against[0], quantised_slower=text), made.against[1])
+    told = said(sample_matrix.write(tmp_path / "run", compare=replace(made, sides=sides, against=against)), format)
+
+    assert text.replace("`", "") in told.replace("`", "").replace("\\", "")
+    assert "fp32 (its graph is int8)" in told

@@ -81,7 +81,14 @@ def test_the_layer_that_suffers_is_left_in_float_and_the_command_makes_the_model
 ) -> None:
     val, cal = data
     report = search(
-        net, val, data=cal, budget=0.0, out=tmp_path / "found", subset=20, config=QuantizeConfig(heads=True)
+        net,
+        val,
+        data=cal,
+        budget=0.0,
+        out=tmp_path / "found",
+        subset=20,
+        target="tensorrt",
+        config=QuantizeConfig(heads=True),
     )
     assert report.baseline == report.found == 1.0
     assert set(report.quantized) == {"first", "third", "last"} and report.excluded == ("fragile",)
@@ -163,7 +170,7 @@ def test_the_verb_says_the_answer_and_what_to_type_next(
     tmp_path: Path, net: Path, data: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = ["search", str(net), "--dataset", str(data[0]), "--calibrate", str(data[1]), "-o", str(tmp_path / "found")]
-    assert run_cli([*typed, "--budget", "0"]) == 0
+    assert run_cli([*typed, "--budget", "0", "--target", "tensorrt"]) == 0
     out = capsys.readouterr().out
     assert "2 of 4 layers" in out
     assert "--exclude-node" in out and "float  fragile" in out
@@ -281,3 +288,15 @@ def test_names_to_exclude_may_come_from_a_file_and_one_that_is_not_there_is_said
     assert [item["node"] for item in told["quantized"]] == ["last"]
     assert run_cli([*typed, "--exclude-node", f"@{tmp_path / 'none.txt'}"]) == 2
     assert "cannot read names" in capsys.readouterr().err
+
+
+def test_layers_are_quantised_for_the_library_that_measures_unless_another_is_named(
+    tmp_path: Path, net: Path, data: tuple[Path, Path]
+) -> None:
+    def target(**given: Any) -> str:
+        return plan(net, data[0], data=data[1], out=tmp_path / "found", **given).mixture.config.target
+
+    assert target() == "onnxruntime-cpu"
+    assert target(target="tensorrt") == "tensorrt"
+    assert target(to="fp8") == "tensorrt"  # emulated, placed as for TensorRT
+    assert target(config=QuantizeConfig(target="onnxruntime-tensorrt")) == "onnxruntime-tensorrt"

@@ -381,17 +381,27 @@ def test_where_no_trtexec_is_it_is_said_how_to_get_one(
     assert done.code == 3 and "TRT_ENGINE_TRTEXEC" in done.err and "libnvinfer-bin" in done.err
 
 
-def test_a_trtexec_without_its_libraries_says_which(
-    build: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("$0: error while loading shared libraries: libnvinfer.so.10: cannot open shared object file: No such file or "
+         "directory", ("libnvinfer.so.10", "LD_LIBRARY_PATH")),
+        ("$0: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by $0)",
+         ("GLIBC_2.38", "package for this distribution")),
+        ("Cuda failure: CUDA driver version is insufficient for CUDA runtime version", ("CUDA driver", "nvidia-smi")),
+        ("what is this", ("what is this", "libnvinfer-bin")),
+    ],
+)  # fmt: skip
+def test_a_trtexec_that_does_not_start_says_why(
+    told: str, shown: tuple[str, ...], build: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = tmp_path / "trtexec"
-    broken.write_text(
-        "#!/bin/sh\necho 'error while loading shared libraries: libnvinfer.so.10: cannot open' >&2\nexit 127\n"
-    )
+    text = told.replace("`", "\\`")
+    broken.write_text(f'#!/bin/sh\necho "{text}" >&2\nexit 127\n')
     broken.chmod(0o755)
     monkeypatch.setenv("TRT_ENGINE_TRTEXEC", str(broken))
     done = build()
-    assert done.code == 3 and "libnvinfer.so.10" in done.err and "LD_LIBRARY_PATH" in done.err
+    assert done.code == 3 and all(part in done.err for part in shown), done.err
 
 
 # ------------------------------------------------------------------------------------------------ silence and Ctrl-C

@@ -56,6 +56,70 @@ def test_a_public_log_parses_to_what_stands_in_it(
     }  # fmt: skip
 
 
+NOT_OF_TRTEXEC = {"written_by": "trtexec", "device": None, "protocol": None, "batch": None, "compute_ms": None}
+"""The fields that only a log of `bench` has, and which tool wrote it."""
+BESIDE = {
+    "01": {"error_text": None, "workspace_mib": 8192.0},
+    "02": {"error_text": None},
+    "03": {
+        "error_text": '[6] creator && "Plugin not found, are the plugin name, version, and namespace correct?"',
+        "error_plugin": "AddScalar",
+    },
+    "04": {"error_text": None},
+    "05": {
+        "error_text": "Error[10]: IBuilder::buildSerializedNetwork: Error Code 10: Internal Error (Could not find any "
+        "implementation for node /model.23/EfficientIdxNMS_TRT.)"
+    },
+}
+"""What stands in each log beyond the fields of the expected values, read from the text by hand."""
+LAYERS = {
+    "02": (
+        ("__mye59_0_myl0_0", 31.40, 0.0017, 0.0018, 2.1), ("node_conv2d_myl0_1", 193.50, 0.0105, 0.0098, 12.7),
+        ("node_max_pool2d", 82.34, 0.0045, 0.0041, 5.4),
+        ("Reformatting CopyNode for Input Tensor 0 to {ForeignNode[node_conv2d_1...node_relu_1]}",
+         101.96, 0.0056, 0.0044, 6.7),
+        ("__mye59_0_myl3_0", 29.56, 0.0016, 0.0015, 1.9), ("node_conv2d_1_myl3_1", 209.98, 0.0114, 0.0113, 13.7),
+        ("node_max_pool2d_1", 82.36, 0.0045, 0.0044, 5.4), ("__mye260_0_myl5_0", 27.43, 0.0015, 0.0014, 1.8),
+        ("__myl_Resh_myl5_1", 77.66, 0.0042, 0.0042, 5.1), ("node_linear_myl5_2", 205.41, 0.0112, 0.0109, 13.4),
+        ("node_linear_1_2_myl5_3", 194.47, 0.0106, 0.0105, 12.7), ("__myl_MaxrSubExpSum_myl5_4", 81.39, 0.0044, 0.0044, 5.3),
+        ("__myl_DivMulTopk_myl5_5", 80.66, 0.0044, 0.0044, 5.3), ("__myl_CastReshCast_myl5_6", 65.50, 0.0036, 0.0036, 4.3),
+        ("__myl_Cast_myl5_7", 65.52, 0.0036, 0.0036, 4.3),
+    ),
+    "04": (
+        ("node_conv2d + node_relu", 177.11, 0.0070, 0.0069, 7.9), ("node_max_pool2d", 111.42, 0.0044, 0.0043, 4.9),
+        ("node_conv2d_1 + node_relu_1", 685.43, 0.0269, 0.0269, 30.4), ("node_max_pool2d_1", 99.74, 0.0039, 0.0039, 4.4),
+        ("__mye258_0_myl4_0", 34.23, 0.0013, 0.0013, 1.5), ("node_linear_myl4_1", 528.99, 0.0208, 0.0208, 23.5),
+        ("node_linear_1_2_myl4_2", 307.98, 0.0121, 0.0121, 13.7),
+        ("__myl_MaxrSubExpSum_myl4_3", 109.97, 0.0043, 0.0043, 4.9),
+        ("__myl_DivTopk_myl4_4", 108.39, 0.0043, 0.0043, 4.8), ("__myl_CastReshCast_myl4_5", 90.46, 0.0036, 0.0036, 4.0),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_every_field_of_a_public_log_is_what_stands_in_it(log: Path) -> None:
+    number, wanted = log.name[:2], expected_of(log)
+    for name in ("source", "error_text_contains"):
+        wanted.pop(name)
+    found = msgspec.to_builtins(parse(text_of(log), log.name).report)
+    assert json.loads(json.dumps(found)) == wanted | NOT_OF_TRTEXEC | BESIDE[number]
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_what_a_driver_asks_of_a_public_log_is_what_stands_in_it(log: Path) -> None:
+    number, text = log.name[:2], text_of(log)
+    found = parse(text)
+    rows = tuple((row.name, row.time_ms, row.average_ms, row.median_ms, row.share_pct) for row in layer_times(text))
+    assert rows == LAYERS.get(number, ())
+    assert not found.graph_refused
+    assert found.last_words == [line for line in text.splitlines() if line.strip()][-1]
+    asked = {name: found.banner.get(name) for name in ("Iterations", "Duration", "Percentiles", "Averages", "Device")}
+    printed = ("10", "3s (+ 200ms warm up)", "90,95,99", "10 inferences", "0")
+    assert tuple(asked.values()) == (printed if number != "05" else (None,) * 5)
+    streams = found.banner.get("Inference Streams", found.banner.get("Streams"))
+    assert streams == (None if number == "05" else "1")
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
 def test_a_log_redirected_by_powershell_is_read(encoding: str, tmp_path: Path) -> None:
     text = text_of(LOGS[3]).replace("\n", "\r\n")

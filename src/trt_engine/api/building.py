@@ -22,50 +22,55 @@ import msgspec
 
 from trt_engine.api.ladder import WORDS_ARE_IN, Attempt, climb
 from trt_engine.api.loading import load
+from trt_engine.api.parity import computes_in_tf32, own_settings, prove
 from trt_engine.api.preparing import (
     Prepared,
     check_calibration,
+    check_placement,
     data_digest,
+    placed_for,
     prepare,
     preprocess_digest,
     refuse_unpreparable,
 )
+from trt_engine.api.speed_check import alternate, slower_text
 from trt_engine.backend import Backend, backend, settled
 from trt_engine.config import BuildConfig, Profile, from_values, words
 from trt_engine.config import settings as settings_of
 from trt_engine.device import parse_device
 from trt_engine.engine import (
     PASSPORT_VERSION,
+    QUANT_TARGET,
     Build,
     Engine,
     Needs,
-    OutputError,
-    Parity,
     Passport,
     Precision,
     Source,
+    SpeedCheck,
     engine_path,
     passport_path,
     payload_of,
 )
 from trt_engine.environment import Environment
+from trt_engine.equivalence.tolerance import Tolerance, coarsest_format, tolerance_of
 from trt_engine.errors import (
-    AccuracyError,
     BuildError,
     EngineError,
-    MemoryExhausted,
     ModelError,
     PrecisionError,
     TrtEngineError,
     UsageError,
 )
-from trt_engine.evaluation.parity import BY_ROWS, parity, rounding, usual_tolerance, within
 from trt_engine.files import end_of_links, ensure_folder, explain, path_of, printable, staged_copy
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.quant_placement import PlacedGraph
+from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
 from trt_engine.precision.calibrate import RULES
 from trt_engine.precision.contract import prove_engine
 from trt_engine.protocols import BuildOutcome, BuildPlaces
+from trt_engine.runtime.feeds import random_feeds
 from trt_engine.store import Store, engine_key
 from trt_engine.vision.declaration import vision_of
 
@@ -74,6 +79,8 @@ __all__ = ["BuildPlan", "Built", "build", "carry_out", "plan"]
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 30.0
+_QUICKLY_BUILT = 512 << 20
+"""Bytes of a model up to which a second engine, in FP32, is built to time a quantised one beside."""
 _WIDE = 256
 """A profile whose largest shape has this many times the elements of its smallest is wide."""
 _AWAY = 8
@@ -96,6 +103,8 @@ class BuildPlan:
     """The payload's path outside the store, if one was asked for."""
     command: str
     warnings: tuple[str, ...] = ()
+    target: str | None = None
+    """The target whose kernels the quantised layers are for; None for a build without any."""
     log: Path | None = None
     """Where the builder's raw log goes; None for the store's place, of backends that write one."""
     source: Path | None = None
@@ -121,10 +130,9 @@ class BuildPlan:
         engine = self.store.get(self.key)
         return self.judged(engine) if engine is not None and self.objection(engine) is None else None
 
-    def limit(self, engine: Engine) -> float:
-        """The largest difference allowed: what somebody chose, else what the rounding of graph and engine comes to."""
-        chosen = self.config.parity_rtol
-        return usual_tolerance(self.rounding, tf32=_in_tf32(engine)) if chosen is None else chosen
+    def tolerance(self, engine: Engine) -> Tolerance:
+        """What is allowed: the limit that was chosen, else what the rounding of graph and engine comes to."""
+        return tolerance_of(self.rounding, tf32=computes_in_tf32(engine), chosen=self.config.parity_rtol)
 
     def objection(self, engine: Engine) -> str | None:
         """Why an engine of this key is not taken: a ladder nobody wants has made it, or it was not checked as it would be
@@ -133,20 +141,25 @@ class BuildPlan:
             return "the ladder made it"
         if not self.config.parity or "parity" in engine.passport.build.notes:
             return None
-        proved, limit = engine.passport.parity, self.limit(engine)
+        proved, tolerance = engine.passport.parity, self.tolerance(engine)
         if proved is None:
             return "it was never compared with plain ONNX Runtime"
-        if BY_ROWS in proved.inputs and limit < proved.tolerance:
-            return f"its rows were compared with {proved.tolerance:g} allowed, {limit:g} is allowed now"
-        far = [error.max_rel for error in proved.outputs.values() if not within(error, limit)]
-        return f"it differs from plain ONNX Runtime by {max(far):.3g}, {limit:g} is allowed now" if far else None
+        matched = any(error.rows_moved or error.rows_left_out for error in proved.outputs.values())
+        if matched and tolerance.limit < proved.tolerance:
+            return f"its rows were compared with {proved.tolerance:g} allowed, {tolerance.limit:g} is allowed now"
+        for name, error in proved.outputs.items():
+            if (objection := tolerance.objection(error, proved.sensitivity.get(name))) is not None:
+                return f"it differs from plain ONNX Runtime in `{name}`: {objection} now"
+        return None
 
     def judged(self, engine: Engine) -> Engine:
         """The same engine, its figures beside the limit they are judged by now."""
         proved = engine.passport.parity
         if not self.config.parity or proved is None:
             return engine
-        return Engine(engine.path, replace(engine.passport, parity=replace(proved, tolerance=self.limit(engine))))
+        return Engine(
+            engine.path, replace(engine.passport, parity=replace(proved, tolerance=self.tolerance(engine).limit))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +225,9 @@ def plan(
         except OSError as error:  # a name too long, a loop of links
             raise explain(error, Path(out)) from error
     refuse_unpreparable(opened, asked)
+    misplaced = check_placement(opened, asked)
     unused = check_calibration(opened, asked)
+    aimed = placed_for(opened, asked)
     resolved = replace(asked, profiles=asked.resolve(opened.signature), batch=None, shapes={})
     if unused is not None:
         resolved = replace(resolved, calibrate=None)
@@ -221,15 +236,17 @@ def plan(
         model=opened,
         config=resolved,
         identity=identity,
-        key=engine_key(opened.digest, _keyed(card, resolved), identity),
-        rounding=rounding(read_proto(opened.path), asked.precision),
+        # a model that is quantised for one target makes no engine for another
+        key=engine_key(opened.digest, _keyed(card, resolved), f"{identity} {aimed}" if aimed is not None else identity),
+        rounding=coarsest_format(read_proto(opened.path), asked.precision),
         store=store or Store(),
         out=target,
         command=command or _command(path, asked, target),
         warnings=(
-            *((unused,) if unused is not None else ()),
+            *(text for text in (misplaced, unused) if text is not None),
             *(_profile_warnings(resolved.profiles) if card.tuned else ()),
         ),
+        target=aimed,
         log=log_file,
     )
 
@@ -306,16 +323,11 @@ def _check_device(card: Backend, config: BuildConfig) -> None:
 
 def _check_options(card: Backend, config: BuildConfig) -> None:
     """`UsageError` for a `-O` the backend does not have."""
-    own = _own(card, config)
+    own = own_settings(card, config)
     if card.has("options"):
         from_values(card.half("options"), own)
     elif own:
         raise UsageError(f"the backend `{card.name}` has no settings of its own", hint="leave `-O` out")
-
-
-def _own(card: Backend, config: BuildConfig) -> dict[str, str]:
-    """The `-O` of the backend itself, without those of the providers under it."""
-    return {name: value for name, value in config.options.items() if not (card.providers and "." in name)}
 
 
 def _refuse_odd_name(path: Path) -> None:
@@ -428,15 +440,50 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         if not card.has("runtime"):
             log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", card.name)
             return engine
-        checked, note = _prove(engine, plan, prepared, attempt.model)
+        checked, note = prove(engine, plan.model, plan.config, plan.tolerance(engine), prepared, attempt.model)
+        speed = None
+        small = card.builds_in_seconds and not outcome.compiled and plan.model.nbytes <= _QUICKLY_BUILT
+        if prepared.notes.get(QUANT_TARGET) and small:
+            speed = _beside_float(engine, plan, card, folder / ".prepared" / "float")
     build = engine.passport.build
+    told = [note] if note else []
+    if speed is not None and speed.slower:
+        told.append(slower_text(str(plan.config.precision), speed, build.not_fused))
+        log.warning("%s", told[-1])
     build = replace(
         build,
         seconds=time.monotonic() - started,
-        warnings=(*build.warnings, note) if note else build.warnings,
+        warnings=(*build.warnings, *told),
         notes=build.notes | ({"parity": note} if note else {}),
     )
-    return Engine.seal(payload, replace(engine.passport, parity=checked, build=build))
+    return Engine.seal(payload, replace(engine.passport, parity=checked, speed=speed, build=build))
+
+
+def _beside_float(engine: Engine, plan: BuildPlan, card: Backend, folder: Path) -> SpeedCheck | None:
+    """The engine of a model that was quantised here beside one of the model as it was given, on the usual shapes; None
+    where that one does not build or run, or is too slow to say anything in seconds."""
+    config = replace(plan.config, precision=None, calibrate=None)
+    log.info("timing it beside an engine in fp32")
+    folder.mkdir(parents=True)
+    payload = folder / _payload_name(plan.model, card)
+    try:
+        outcome: BuildOutcome = card.half("builder")().build(plan.model, config, BuildPlaces(payload))
+        plain = Engine.seal(payload, _passport(plan, config, outcome, payload, 0.0))
+        shapes = {name: span.opt for name, span in engine.passport.profiles[0].ranges.items()}
+        feeds = random_feeds(engine.signature, shapes, 0)
+        with (
+            load(engine, verify=False, allow_fallback=config.allow_fallback) as quantised,
+            load(plain, verify=False, allow_fallback=config.allow_fallback) as other,
+        ):
+            return alternate(
+                lambda: quantised.infer(feeds),
+                lambda: other.infer(feeds),
+                against=f"an engine of the model as it was given ({outcome.precision.main or 'fp32'}), built alike",
+                shapes=shapes,
+            )
+    except TrtEngineError as error:  # an indication: the engine itself is proved without it
+        log.debug("the engine was not timed beside one in FP32: %s", error.message)
+        return None
 
 
 @contextlib.contextmanager
@@ -533,15 +580,23 @@ def _keep_the_contract(
         read_proto(prepared.model.path),
         read_proto(payload) if readable else None,
         outcome.precision.found,
-        providers=outcome.needs.providers or plan.config.providers or (parse_device(plan.config.device)[0],),
+        providers=_providers(plan, outcome),
         compiled=outcome.compiled,
         excluded=prepared.excluded,
         tf32="tf32" in outcome.precision.found,
+        not_fused={} if plan.target is None else PlacedGraph(read_proto(prepared.model.path)).refusals(plan.target),
     )
     for miss in proof.misses if proof.kept else ():
         log.debug("%s: `%s` (%s) is %s", asked, miss.node, miss.op, miss.reason)
     proof.require(_other_than_asked(plan, prepared))
     return None if proof.judged else f"the precision contract could not be proved: {proof.remark}"
+
+
+def _providers(plan: BuildPlan, outcome: BuildOutcome) -> tuple[str, ...]:
+    """As a miss names what computes: the target of a quantised graph, else the providers."""
+    if plan.target is not None:
+        return (quant_target(plan.target).title,)
+    return outcome.needs.providers or plan.config.providers or (parse_device(plan.config.device)[0],)
 
 
 def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
@@ -554,6 +609,8 @@ def _other_than_asked(plan: BuildPlan, prepared: Prepared) -> str:
         made = shlex.quote(str(path.with_suffix(f".{asked}.onnx")))
         cast = f"`trt-engine cast {shlex.quote(str(path))} --to {asked} -o {made}`"
         return f"build for a device that has {asked} kernels, or {cast} and {kernels}"
+    if plan.target is not None:  # kernels are there: it is the graph that they do not take whole
+        return kernels
     return f"build for a device that has {asked} kernels, or {kernels}"
 
 
@@ -597,132 +654,6 @@ def _declared(model: Model) -> dict[str, Any] | None:
         log.warning("the declared pre- and post-processing is left out: %s", error.message)
         return None
     return None if found is None else found.as_dict()
-
-
-def _prove(engine: Engine, plan: BuildPlan, prepared: Prepared, built: Model) -> tuple[Parity | None, str | None]:
-    """Parity with the model, or why it could not be judged; `AccuracyError` when the engine is wrong.
-
-    It is judged against the graph that was built: a cast or quantised copy, where the model was not what was asked for. How
-    far it lies from the model itself is measured too. `built` is what the builder was given in the end, where the ladder
-    changed the graph.
-    """
-    model = prepared.model
-    proto = read_proto(model.path)
-    card = backend(plan.config.backend)
-    options: dict[str, str] | str = card.call("proving")(built.path, plan.config) if card.has("proving") else {}
-    if isinstance(options, str):
-        note = f"parity was not judged: {options}"
-        log.warning("%s", note)
-        return None, note
-    with load(engine, verify=False, allow_fallback=plan.config.allow_fallback, options=options) as runner:
-
-        def run(feeds: Any) -> dict[str, Any]:
-            try:
-                return runner.infer(feeds)
-            except MemoryExhausted:
-                raise
-            except TrtEngineError as error:
-                raise _EngineFailed(error) from error
-
-        try:
-            found = parity(
-                model.path,
-                proto,
-                model.signature,
-                engine.passport.profiles[0],
-                run,
-                tolerance=plan.limit(engine),
-                tf32=_in_tf32(engine),
-                values=_sizes(card, plan.config),
-            )
-            if prepared.steps:
-                found = replace(
-                    found,
-                    reference=f"{found.reference}, of the model {prepared.steps[0].partition(':')[0]}",
-                    given=_from_given(plan, engine, model, found.tolerance, run),
-                )
-        except MemoryExhausted:
-            raise
-        except _EngineFailed as failed:
-            raise BuildError(
-                f"the engine was built and does not run: {failed.error.message}",
-                hint=failed.error.hint or "`--no-parity` builds without trying it",
-            ) from failed.error
-        except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
-            note = f"parity was not judged: plain ONNX Runtime does not run this model here ({error.message})"
-            log.warning("%s", note)
-            return None, note
-    if not found.passed:
-        milder = _milder(card, engine)
-        worst, errors = max(found.outputs.items(), key=lambda item: _or_infinite(item[1].max_rel))
-        raise AccuracyError(
-            f"output `{worst}` of the engine differs from plain ONNX Runtime by {errors.max_rel:.3g} of its largest "
-            f"value (cosine {errors.cosine:.4f}), allowed is {found.tolerance:g}",
-            hint="`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else ""),
-        )
-    largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
-    log.info("parity with plain ONNX Runtime: largest difference %.2g of the largest value", largest)
-    return found, None
-
-
-def _from_given(
-    plan: BuildPlan, engine: Engine, model: Model, tolerance: float, run: Callable[[Any], dict[str, Any]]
-) -> dict[str, OutputError]:
-    """How far the engine of a cast or quantised `model` lies from the one that was given, on the same input; nothing where
-    plain ONNX Runtime does not run that, or where it takes other inputs."""
-    given, card = plan.model, backend(plan.config.backend)
-    if [(spec.name, spec.dtype) for spec in given.signature] != [(spec.name, spec.dtype) for spec in model.signature]:
-        return {}
-    try:
-        return parity(
-            given.path,
-            read_proto(given.path),
-            given.signature,
-            engine.passport.profiles[0],
-            run,
-            tolerance=tolerance,
-            values=_sizes(card, plan.config),
-        ).outputs
-    except MemoryExhausted:
-        raise
-    except TrtEngineError as error:
-        log.debug("the engine was not compared with the model as it was given: %s", error.message)
-        return {}
-
-
-def _in_tf32(engine: Engine) -> bool:
-    return "tf32" in engine.passport.precision.found or engine.passport.build.notes.get("tf32") == "on"
-
-
-def _sizes(card: Backend, config: BuildConfig) -> dict[str, tuple[int, ...]]:
-    """The usual values of inputs that hold sizes, by a backend's setting of that name: drawn numbers are no sizes."""
-    if not card.has("options"):
-        return {}
-    given: Profile | None = getattr(from_values(card.half("options"), _own(card, config)), "shape_values", None)
-    return {name: span.opt for name, span in given.ranges.items()} if given is not None else {}
-
-
-def _milder(card: Backend, engine: Engine) -> str | None:
-    """The `-O` of a build that rewrites less than this engine's did; None when there is none."""
-    notes = engine.passport.build.notes
-    had = [
-        at
-        for at, setting in enumerate(card.milder)
-        if notes.get(setting.partition("=")[0]) == setting.partition("=")[2]
-    ]
-    return next(iter(card.milder[had[0] + 1 if had else 0 :]), None)
-
-
-class _EngineFailed(Exception):
-    """The engine, not the reference, raised."""
-
-    def __init__(self, error: TrtEngineError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
-def _or_infinite(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 @contextlib.contextmanager

@@ -15,8 +15,10 @@ from trt_engine.backends.onnxruntime.kernels import kernels_of
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.benchmark.child import memory_available
 from trt_engine.engine import Precision
+from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
+from trt_engine.equivalence.tolerance import tolerance_of
 from trt_engine.errors import MemoryExhausted, TrtEngineError
-from trt_engine.evaluation.parity import compare, compare_rows, is_sorting, tolerance_for
 from trt_engine.graph.census import census, layers_of
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
@@ -26,7 +28,7 @@ from trt_engine.precision.ranges import ranges
 from trt_engine.precision.rounding import with_rounding
 from trt_engine.precision.samples import open_samples
 from trt_engine.records import CastParity, CastReport, Finding, RangesReport
-from trt_engine.runtime.feeds import numpy_dtype, random_feeds, shapes_of
+from trt_engine.runtime.feeds import numpy_dtype, shapes_of
 from trt_engine.tensors import Shape
 
 __all__ = ["cast", "parity_of"]
@@ -37,8 +39,6 @@ _EMULATED_UP_TO = 900 << 20
 """Bytes of a model whose numbers are emulated: it is twice as large in FP32, and one protobuf ends at 2 GiB."""
 _EMULATED_IN = 13
 """Times its bytes that emulating a model takes of memory, at the peak: graphs in FP32 and the sessions of both."""
-_ROWS_REPLACED = 0.05
-"""Of the rows a model sorts and cuts off: near-equal ones change places, and those at the cut change."""
 
 
 def cast(
@@ -177,7 +177,7 @@ def parity_of(
         else:
             batch_axis = source.signature.batch_axis
             chosen = shapes_of(source.signature, None, batch=2 if batch_axis else None, overrides=shapes)
-            feeds, told = random_feeds(source.signature, chosen, seed), f"seeded random, seed {seed}"
+            feeds, told = random_inputs(source.path, source.signature, chosen, seed), f"seeded random, seed {seed}"
         expected = reference(source.path, source.signature).run(feeds)
         given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
         outputs, kernels, emulated, note = _run(result, to, given)
@@ -186,14 +186,10 @@ def parity_of(
     except TrtEngineError as error:
         log.warning("parity was not judged: %s", error.message)
         return CastParity("", {}, {}, False, f"not judged: {error.message}")
-    proto = read_proto(result.path)
-    errors = {name: compare(outputs[name], expected[name]) for name in expected}
-    if is_sorting(proto) and any(not error.max_rel <= tolerance_for(proto) for error in errors.values()):
-        errors = {name: compare_rows(outputs[name], expected[name], _ROWS_REPLACED) for name in expected}
-        told += f", rows matched by value (the model sorts them; {_ROWS_REPLACED:.0%} may be others)"
+    ranked = sorted_outputs(read_proto(result.path))
     return CastParity(
         inputs=told,
-        outputs=errors,
+        outputs=compare_outputs(outputs, expected, ranked, tolerance_of(to)),
         kernels=kernels,
         emulated=emulated,
         note=note,

@@ -41,14 +41,15 @@ from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.findings import few, ordered
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.graph.load import legible, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, with_modules
 from trt_engine.plans.verdict import plan_verdict
 from trt_engine.plans.verdict import verdict as engine_verdict
-from trt_engine.records import BundleState, EngineReport, Finding, ModelReport, RunReport
+from trt_engine.records import BundleState, EngineReport, Finding, ModelReport, QuantPlacement, RunReport
 from trt_engine.runfiles import COMPARE, PROFILE, RECORDS, RUN, SIZE, RunFiles, is_archive, no_run
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.tensors import Shape, Signature
 
-__all__ = ["inspect", "typing_findings"]
+__all__ = ["inspect", "placed_elsewhere", "typing_findings"]
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ def _model(path: Path, sizes: dict[str, Shape]) -> ModelReport:
     model = open_model(path)
     proto = read_proto(path)
     report = inspect_model(model, sizes, proto=proto)
-    typed = typing_findings(proto, path, {item.code for item in report.findings})
+    known = {item.code for item in report.findings}
+    typed = [] if placed_elsewhere(report.placement) else typing_findings(proto, path, known)
     return replace(report, findings=ordered([*report.findings, *typed])) if typed else report
 
 
@@ -109,7 +111,14 @@ def typing_findings(proto: ModelProto, path: Path, known: Collection[str]) -> li
     from trt_engine.precision.rules import check_strong_typing  # plain models do without it
 
     with legible(path):
-        return list(few(item for item in check_strong_typing(proto) if item.code not in known))
+        found = few(item for item in check_strong_typing(proto) if item.code not in known)
+        return list(with_modules(found, ModulePaths(proto), "where"))
+
+
+def placed_elsewhere(placement: QuantPlacement | None) -> bool:
+    """Whether a graph is quantised for a library that is not TensorRT: its typing rules say nothing of it then."""
+    targets = placement.targets if placement is not None else ()
+    return bool(targets) and not any("tensorrt" in name for name in targets)
 
 
 def _float_types(proto: ModelProto) -> set[int]:

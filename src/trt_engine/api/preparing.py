@@ -10,13 +10,17 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trt_engine.config import BuildConfig, is_preset
+from trt_engine.backend import quant_target_of
+from trt_engine.config import BuildConfig, QuantizeConfig, is_preset
+from trt_engine.engine import NOT_FUSED, QUANT_TARGET
 from trt_engine.errors import FeedError, PrecisionError
 from trt_engine.files import digest
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.findings import few
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.quant_placement import PlacedGraph
+from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
 from trt_engine.precision.contract import Proof, prove
 from trt_engine.precision.rules import check_strong_typing
@@ -26,7 +30,10 @@ __all__ = [
     "Prepared",
     "check_calibration",
     "check_data",
+    "check_placement",
     "data_digest",
+    "placed_for",
+    "placement_target",
     "prepare",
     "preprocess_digest",
     "refuse_unpreparable",
@@ -35,6 +42,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _CAST = ("fp16", "bf16")
+_FLOATS = ("fp32", "tf32", *_CAST)
 _WITHOUT_DATA = ("int4",)
 """Weights alone are quantised: nothing has to be calibrated."""
 
@@ -53,14 +61,20 @@ class Prepared:
 
 def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
     """`PrecisionError` for a precision that needs calibration data nobody gave, before anything is spent."""
-    asked = config.precision
-    if asked is None or asked in ("fp32", "tf32", *_CAST, *_WITHOUT_DATA) or config.calibrate:
+    asked, target = config.precision, quant_target_of(config)
+    if asked is None or asked in _FLOATS:
         return
     proof = _proof(model, asked)
-    if not proof.kept:
+    if not proof.kept and target is not None and asked not in quant_target(target).formats:
+        raise PrecisionError(
+            f"{proof.describe()}; {quant_target(target).title} has no {asked} kernels to quantise it for",
+            hint=f"build for a device that has {asked} kernels, or leave `--precision` out",
+        )
+    if not proof.kept and asked not in _WITHOUT_DATA and not config.calibrate:
         path = str(model.path)
         made = str(model.path.with_suffix(f".{asked}.onnx"))
-        command = shlex.join(["trt-engine", "quantize", path, "--to", asked, "--calibrate"])
+        aimed = ["--target", target] if target is not None else []
+        command = shlex.join(["trt-engine", "quantize", path, "--to", asked, *aimed, "--calibrate"])
         raise PrecisionError(
             proof.describe(),
             hint=f"give calibration data with `--calibrate DATA`, or quantise first: "
@@ -111,20 +125,59 @@ def check_calibration(model: Model, config: BuildConfig) -> str | None:
     unused = f"`--calibrate {data}` is not used"
     if asked is None:
         return f"{unused}: nothing is quantised unless `--precision` asks for it, as `--precision int8`"
-    if asked in ("fp32", "tf32", *_CAST):
+    if asked in _FLOATS:
         return f"{unused}: `--precision {asked}` quantises nothing"
     return f"{unused}: the graph is {asked} already" if _proof(model, asked).kept else None
 
 
+def placement_target(config: BuildConfig, to: str) -> str | None:
+    """The target that a model is quantised for where these settings build it; None where that is open, and where the
+    library has no kernels of that format, so that no placement is its own."""
+    target = quant_target_of(config)
+    return target if target is not None and to in quant_target(target).formats else None
+
+
+def placed_for(model: Model, config: BuildConfig) -> str | None:
+    """The target whose kernels the quantised layers of this build are for: of a graph that has some, or gets them; None for
+    others."""
+    asked = config.precision
+    quantises = asked is not None and asked not in _FLOATS
+    return quant_target_of(config) if quantises or PlacedGraph(read_proto(model.path)) else None
+
+
+def check_placement(model: Model, config: BuildConfig) -> str | None:
+    """What to say of a model whose quantised layers are placed for another library than will run them; `PrecisionError`
+    where `--precision` asks for what its kernels cannot compute then. Nothing is built."""
+    target, asked = quant_target_of(config), config.precision
+    if target is None or asked == "fp32":
+        return None
+    placed = PlacedGraph(read_proto(model.path))
+    said = placed.misfit(target)
+    if said is None:
+        return None
+    hint = placed.remedy(target)
+    if asked == placed.format and _proof(model, asked).kept:
+        raise PrecisionError(
+            f"asked for {asked}: {said}", hint=f"{hint}; or leave `--precision` out to build the graph as it is"
+        )
+    return f"{said} ({hint})"
+
+
 def prepare(model: Model, config: BuildConfig, folder: Path) -> Prepared:
     """The model in the precision asked for: itself where it is that already, else a copy in `folder`."""
-    _say_typing(model)
+    target = quant_target_of(config)
+    if target in _STRONGLY_TYPED:
+        _say_typing(model)
     asked = config.precision
     if asked is None or asked in ("fp32", "tf32") or _proof(model, asked).kept:
-        return Prepared(model)
+        said = PlacedGraph(read_proto(model.path)).misfit(target) if target is not None else None
+        return Prepared(model, notes={NOT_FUSED: said} if said is not None else {})
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / model.path.name
-    return _cast(model, asked, target) if asked in _CAST else _quantize(model, asked, config, target)
+    made = folder / model.path.name
+    return _cast(model, asked, made) if asked in _CAST else _quantize(model, asked, config, made, target)
+
+
+_STRONGLY_TYPED = ("tensorrt", "tensorrt-rtx")
 
 
 def _say_typing(model: Model) -> None:
@@ -154,19 +207,20 @@ def _cast(model: Model, to: str, target: Path) -> Prepared:
     return Prepared(made, (step, *report.notes), notes)
 
 
-def _quantize(model: Model, to: str, config: BuildConfig, target: Path) -> Prepared:
+def _quantize(model: Model, to: str, config: BuildConfig, out: Path, target: str | None) -> Prepared:
     from trt_engine.api.calibrating import quantize
 
-    report = quantize(model, to, out=target, data=config.calibrate, preprocess=config.preprocess)
-    made = open_model(target)
-    step = f"quantised to {to}: {len(report.quantized)} nodes, {len(report.left)} left as they were"
+    aimed = QuantizeConfig(target=target) if target is not None else None
+    report = quantize(model, to, out=out, data=config.calibrate, preprocess=config.preprocess, config=aimed)
+    made = open_model(out)
+    whom = f" for {quant_target(target).title}" if target is not None else ""
+    step = f"quantised to {to}{whom}: {len(report.quantized)} nodes, {len(report.left)} left as they were"
     log.info("the graph is not %s: %s", to, step)
     notes = {"prepared": step, "prepared_digest": made.digest, "calibrated_with": config.calibrate or "nothing"}
     if pixels := (report.calibration or {}).get("preprocess"):
         notes["preprocess"] = json.dumps(pixels)
-    return Prepared(
-        made,
-        (step,),
-        notes,
-        tuple(item.node for item in report.left),
-    )
+    if target is not None:
+        notes[QUANT_TARGET] = target
+        if (said := PlacedGraph(read_proto(out)).misfit(target)) is not None:
+            notes[NOT_FUSED] = said
+    return Prepared(made, (step,), notes, tuple(item.node for item in report.left))

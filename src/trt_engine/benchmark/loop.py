@@ -70,8 +70,8 @@ def measure(
     gpu = number if kind == "cuda" else None
     batch = batch_of(engine.signature, shapes)
     log.info(
-        "measuring `%s` at batch %d on %s: %g s after %g s of warm-up, protocol %s",
-        engine.path.name, batch, device, protocol.duration_s, protocol.warmup_s, protocol.name,
+        "measuring `%s` at batch %d on %s: warm-up: %g s, then %g s, protocol %s",
+        engine.path.name, batch, device, protocol.warmup_s, protocol.duration_s, protocol.name,
     )  # fmt: skip
     watch = _Watch(protocol, on_progress, should_stop)
     trace = _Trace(protocol)

@@ -58,8 +58,8 @@ def measure(engine: Engine, config: BenchConfig, runtime: RuntimeConfig) -> Benc
     shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
     batch = batch_of(engine.signature, shapes)
     log.info(
-        "measuring `%s` at batch %d on %s with trtexec %s: %g s after %g s of warm-up, protocol %s",
-        engine.path.name, batch, device, program.text, protocol.duration_s, protocol.warmup_s, protocol.name,
+        "measuring `%s` at batch %d on %s with trtexec %s: warm-up: %g s, then %g s, protocol %s",
+        engine.path.name, batch, device, program.text, protocol.warmup_s, protocol.duration_s, protocol.name,
     )  # fmt: skip
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     before = clocks(gpu)

@@ -112,5 +112,5 @@ def facts(engine: Engine) -> list[str]:
     told += [f"warning: {text}" for text in passport.build.warnings]
     if passport.parity is not None:
         worst = max((item.max_rel for item in passport.parity.outputs.values()), default=0.0)
-        told.append(f"parity with {passport.parity.reference}: {worst:.2g} of the largest value")
+        told.append(f"parity with {passport.parity.reference}: {worst:.2g} of the channel's scale")
     return [*told, f"engine {engine.path.name} {passport.payload[0].digest}"]

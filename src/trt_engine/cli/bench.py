@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trt_engine import figures
 from trt_engine.cli import options, output
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig, parse_size
 from trt_engine.errors import Interrupted, UsageError
@@ -209,6 +210,11 @@ def _log_text(report: LogReport) -> str:
     lines = [f"log         {report.log} ({report.written_by}, {what})", f"status      {report.status}"]
     if report.error_text is not None:
         lines.append(f"cause       {report.error_class or 'unknown'}: {report.error_text}")
+    lines += [
+        f"{name:<11} {text}" for name, text in (("plugin", report.error_plugin), ("node", report.error_node)) if text
+    ]
+    if report.requested_bytes:
+        lines.append(f"asked for   {figures.size(report.requested_bytes)} ({report.requested_bytes} bytes)")
     if report.gpu or report.device:
         lines.append(f"device      {report.gpu or report.device}")
     if report.throughput_qps is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,7 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import BuildConfig
-from trt_engine.engine import WRITTEN
+from trt_engine.engine import WRITTEN, OutputError
 from trt_engine.errors import UsageError
 from trt_engine.figures import percent, size
 
@@ -62,10 +64,23 @@ def command(
     target = _one(out, trtexec_save, "-o", "--saveEngine")
     told = f"{target}/" if target is not None and options.out_is_folder() else target
     planned = plan(source, out=told, config=config, yes=yes)
+    planned = replace(planned, warnings=(*_open_batch(planned, config), *planned.warnings))
     report = _planned(planned, force=force) if dry_run else _reported(planned, carry_out(planned, force=force))
     output.emit(
         talk, output.document("build", report, command=options.spelled_command()), _text(report, planned)
     )  # fmt: skip
+
+
+def _open_batch(planned: BuildPlan, config: BuildConfig) -> Iterator[str]:
+    """The warning for a model of any batch that is built for one alone because no batch was given."""
+    inputs = [
+        spec.name for spec in planned.model.signature.inputs if 0 in spec.dynamic and spec.name not in config.shapes
+    ]
+    if config.batch is None and not config.profiles and inputs:
+        yield (
+            f"the batch of `{inputs[0]}` is open and none was given: the engine takes batch 1 alone; "
+            "`--batch 1:8:64` builds it for 1 to 64, tuned for 8"
+        )
 
 
 def _one(ours: Path | None, theirs: Path | None, name: str, spelling: str) -> Path | None:
@@ -97,6 +112,8 @@ def _reported(planned: BuildPlan, built: Any) -> BuildReport:
         parity=passport.parity,
         environment=passport.environment,
         notes=passport.build.notes,
+        quant_target=planned.target,
+        speed=passport.speed,
         artifacts={name: str(path) for name, path in zip(names, engine.files, strict=True)}
         | {"passport": str(passport_path(engine.path))},
         warnings=built.warnings,
@@ -128,6 +145,8 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
         parity=there.passport.parity if there else None,
         environment=there.passport.environment if there else Environment.here(),
         notes=there.passport.build.notes if there else {},
+        quant_target=planned.target,
+        speed=there.passport.speed if there else None,
         artifacts={"engine": str(planned.out)} if planned.out else {},
         dry_run=True,
         warnings=planned.warnings,
@@ -136,6 +155,9 @@ def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
 
 def _text(report: BuildReport, planned: BuildPlan) -> str:
     """The report for a person, with what to type next."""
+    from trt_engine.api.speed_check import speed_text
+    from trt_engine.graph.quant_target import quant_target
+
     large = "" if report.payload_bytes is None else f" ({size(report.payload_bytes)})"
     lines = [("engine", f"{report.engine}{large}")] if report.engine else []
     lines += [("backend", f"{report.backend} on {report.device}"), ("key", report.key)]
@@ -150,13 +172,14 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
         aside = f" ({'; '.join(told)})" if told else ""
         lines.append(("precision", f"{shares}{aside}"))
     if report.parity:
-        worst = max((item.max_rel for item in report.parity.outputs.values()), default=0.0)
-        lines.append(
-            ("parity", f"largest difference {worst:.2g} of the largest value, allowed {report.parity.tolerance:g}")
-        )
+        allowed = f"allowed {report.parity.tolerance:g}{' RMS' if report.parity.judged == 'rms_rel' else ''}"
+        lines.append(("parity", f"{_worst(report.parity.outputs)}, {allowed}"))
         if report.parity.given:
-            apart = max(item.max_rel for item in report.parity.given.values())
-            lines.append(("", f"from the model as it was given: {apart:.2g} of the largest value (not judged)"))
+            lines.append(("", f"from the model as it was given: {_worst(report.parity.given)} (not judged)"))
+    if report.quant_target is not None:
+        lines.append(("target", f"{quant_target(report.quant_target).title} ({report.quant_target})"))
+    if report.speed is not None:
+        lines.append(("speed", speed_text(report.speed)))
     if report.dry_run:
         lines.append(("would", "take it from the store" if report.cached else "build it"))
         lines += [("and write", str(planned.out))] if planned.out else []
@@ -168,3 +191,11 @@ def _text(report: BuildReport, planned: BuildPlan) -> str:
 
 def _percent(share: Any) -> str:
     return percent(share.layers if share.macs is None else share.macs)
+
+
+def _worst(outputs: Mapping[str, OutputError]) -> str:
+    """The output that differs most, and where."""
+    if not outputs:
+        return "no output was compared"
+    name, error = max(outputs.items(), key=lambda item: item[1].max_rel)
+    return ", ".join(filter(None, (f"{name}: {error.summary}", error.spread)))

@@ -11,7 +11,7 @@ import click
 from trt_engine.cli import options, output
 from trt_engine.config import parse_shapes
 from trt_engine.errors import UsageError
-from trt_engine.figures import percent, size
+from trt_engine.figures import percent, size, with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import CastReport
@@ -26,7 +26,12 @@ _SHOWN = 12
 @click.option("--to", type=click.Choice(("fp16", "bf16")), required=True, help="The type to cast to.")
 @options.out_option("The .onnx file to write.")
 @click.option("--keep-io/--no-keep-io", default=True, help="Inputs and outputs stay FP32 [keep].")
-@click.option("--exclude-node", metavar="NAME", multiple=True, help="Leave this node in FP32 (repeatable).")
+@click.option(
+    "--exclude-node",
+    metavar="NAME",
+    multiple=True,
+    help="Leave this node, or PyTorch module (layer4.1), in FP32 (repeatable).",
+)
 @click.option("--exclude-type", metavar="OP", multiple=True, help="Leave this operator in FP32 (repeatable).")
 @click.option("--exclude-pattern", metavar="GLOB", multiple=True, help="Leave these nodes in FP32, as '/head/*'.")
 @click.option("--auto", is_flag=True, help="Leave in FP32 what leaves the type's range on --data.")
@@ -125,14 +130,14 @@ def _text(report: CastReport) -> str:
         )
         lines.append(("precision", shares))
     for index, item in enumerate(report.kept[:_SHOWN]):
-        lines.append(("kept" if not index else "", f"{item.node} ({item.op}): {item.reason}"))
+        lines.append(("kept" if not index else "", f"{with_module(item.node, item.module)} ({item.op}): {item.reason}"))
     if len(report.kept) > _SHOWN:
         lines.append(("", f"and {len(report.kept) - _SHOWN} more (`--json` lists them)"))
     if report.constants_clamped:
         lines.append(("clamped", ", ".join(report.constants_clamped)))
     lines += [("note" if not index else "", text) for index, text in enumerate(report.notes)]
     for index, finding in enumerate(report.findings):
-        lines.append(("rules" if not index else "", f"{finding.message} ({finding.where})"))
+        lines.append(("rules" if not index else "", finding.text))
     if not report.findings:
         lines.append(("rules", "nothing a strongly typed TensorRT build would refuse"))
     lines += _parity_lines(report)
@@ -148,8 +153,7 @@ def _parity_lines(report: CastReport) -> list[tuple[str, str]]:
     if found is None:
         return []
     lines = [
-        ("parity" if not index else "", f"{name}: largest difference {error.max_rel:.2g} of the largest value, "
-         f"cosine {error.cosine:.6f}")
+        ("parity" if not index else "", f"{name}: {error.summary}, cosine {error.cosine:.6f}")
         for index, (name, error) in enumerate(found.outputs.items())
     ]  # fmt: skip
     ran = ", ".join(f"{name} {count}" for name, count in found.kernels.items())

@@ -105,6 +105,7 @@ def _text(report: CompareReport) -> str:
         lines += [
             "",
             f"{side.label} against {report.sides[0].label}",
+            *([f"  slower      {side.quantised_slower}"] if side.quantised_slower else []),
             *_table(side),
             *_outputs(side),
             *_structure(side),
@@ -127,6 +128,7 @@ def _judged(gate: Gate) -> str:
 
 def _who(side: CompareSide) -> str:
     facts = [f"{side.backend} on {side.device}", side.precision]
+    facts += [f"its graph is {side.written}"] if side.written else []
     sizes = (("engine", side.engine_bytes), ("weights", side.weights_bytes), ("memory", side.memory_bytes))
     facts += [f"{name} {size(nbytes)}" for name, nbytes in sizes if nbytes]
     return f"{side.label} ({', '.join(facts)})"
@@ -153,10 +155,7 @@ def _row(item: MetricDifference) -> str:
 def _outputs(side: Compared) -> Iterator[str]:
     for name, error in zip(side.output_names, side.outputs, strict=True):
         top = f", best class the same in {percent(side.top1_same[name])} of rows" if name in side.top1_same else ""
-        yield (
-            f"  outputs   {name}: largest difference {error.max_abs:.3g} ({error.max_rel:.2g} of the largest value), "
-            f"mean {error.mean_abs:.3g}, cosine {error.cosine:.6f}{top}"
-        )
+        yield (f"  outputs   {name}: {error.summary}, mean {error.mean_abs:.3g}, cosine {error.cosine:.6f}{top}")
     if side.outputs_note:
         yield f"  outputs   {side.outputs_note}"
 

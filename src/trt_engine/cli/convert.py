@@ -14,7 +14,8 @@ from trt_engine.errors import Interrupted, UsageError
 from trt_engine.figures import size
 
 if TYPE_CHECKING:
-    from trt_engine.records import ConvertReport
+    from trt_engine.records import ConvertReport, DynamicAxis
+    from trt_engine.tensors import TensorSpec
 
 __all__ = ["command"]
 
@@ -38,6 +39,9 @@ _SHOWN = 10
 @click.option(
     "-O", "given", metavar="NAME=VALUE", multiple=True, help="An argument of the factory or of what loads the name."
 )
+@click.option("--allow-frozen-branches", is_flag=True,
+              help="A Python `if` on values keeps the branch of the example, with a warning.")  # fmt: skip
+@click.option("--all-outputs", is_flag=True, help="Keep the outputs of detectors that only training needs.")
 @click.option("--factory", metavar="REF", help="What makes the module of a state dict: file.py:factory.")
 @click.option("--simplify/--no-simplify", default=True, help="Fold and deduplicate, checked [yes].")
 @click.option("--tolerance", type=click.FLOAT, metavar="X", help="Largest difference over the largest value [1e-4].")
@@ -59,6 +63,8 @@ def command(
     target: str,
     exporter: str,
     given: tuple[str, ...],
+    allow_frozen_branches: bool,
+    all_outputs: bool,
     factory: str | None,
     simplify: bool,
     tolerance: float | None,
@@ -104,6 +110,8 @@ def command(
             cache=cache,
             external_data=external_data,
             python=python,
+            allow_frozen_branches=allow_frozen_branches,
+            all_outputs=all_outputs,
             yes=yes,
             dry_run=dry_run,
         )
@@ -128,10 +136,7 @@ def _text(report: ConvertReport) -> str:
         lines += [("inputs" if not index else "", str(spec)) for index, spec in enumerate(report.signature.inputs)]
         lines += [("outputs" if not index else "", str(spec)) for index, spec in enumerate(report.signature.outputs)]
     for index, axis in enumerate(report.dynamic):
-        span = f"{axis.low} to {'any' if axis.high is None else axis.high}" + (
-            f", step {axis.step}" if axis.step > 1 else ""
-        )
-        lines.append(("dynamic" if not index else "", f"{axis.symbol}: {span}"))
+        lines.append(("dynamic" if not index else "", f"{axis.symbol}: {_span(axis)}"))
     nodes = f"{report.nodes_before} as exported, {report.nodes} written"
     if report.operators_gone:
         nodes += f" ({', '.join(f'{count} {name}' for name, count in list(report.operators_gone.items())[:4])} gone)"
@@ -139,7 +144,10 @@ def _text(report: ConvertReport) -> str:
     lines.append(("size", size(report.nbytes or 0)))
     if report.worst is not None:
         lines.append(
-            ("agrees", f"within {report.worst:.2g} of the largest value at {len(report.agreement)} sets of shapes")
+            (
+                "agrees",
+                f"within {report.worst:.2g} of a channel's largest value at {len(report.agreement)} sets of shapes",
+            )
         )
         for item in report.agreement:
             sizes = ", ".join(f"{name} {steps}" for name, steps in item.sizes.items()) or "as given"
@@ -152,8 +160,51 @@ def _text(report: ConvertReport) -> str:
         lines.append(("lint" if not index else "", f"{finding.code}: {finding.message}"))
     if len(told) > _SHOWN:
         lines.append(("", f"and {len(told) - _SHOWN} more (`trt-engine lint {shlex.quote(report.out)}`)"))
-    lines.append(("next", f"trt-engine build {shlex.quote(report.out)}"))
+    lines.append(("next", f"trt-engine build {shlex.quote(report.out)}{_profile(report)}"))
     return _laid_out(lines)
+
+
+def _profile(report: ConvertReport) -> str:
+    """The sizes an engine is built for: without them, batch 1 alone."""
+    axes = {axis.symbol: axis for axis in report.dynamic}
+    batch = next(
+        (axis for axis in report.dynamic if all(positions == (0,) for positions in axis.inputs.values())), None
+    )
+    if not axes or report.signature is None or not all(axis.tried for axis in report.dynamic):
+        return ""
+    ends = {
+        symbol: (axis.low, _USUAL_BATCH, axis.high or _LARGEST_BATCH)
+        if axis is batch
+        else (min(axis.tried), max(axis.tried), axis.high or max(axis.tried))
+        for symbol, axis in axes.items()
+    }
+    ends = {symbol: (low, min(max(low, most), high), high) for symbol, (low, most, high) in ends.items()}
+    if batch is not None and len(axes) == 1:
+        return f" --batch {':'.join(map(str, ends[batch.symbol]))}"
+
+    def shape(spec: TensorSpec, at: int) -> str:
+        named = zip(spec.shape, spec.symbols, strict=True)
+        return "x".join(str(ends[name][at] if name in ends else size) for size, name in named)
+
+    inputs = [
+        f"{spec.name}:{','.join(shape(spec, at) for at in range(3))}"
+        for spec in report.signature.inputs
+        if spec.dynamic
+    ]
+    return f" --profile {shlex.quote(' '.join(inputs))}"
+
+
+_USUAL_BATCH, _LARGEST_BATCH = 8, 64
+
+
+def _span(axis: DynamicAxis) -> str:
+    """`tried 1, 2, 4; dynamic`, or with its range: `1 to 64; tried 1, 2, 4`."""
+    tried = f"tried {', '.join(map(str, axis.tried))}" if axis.tried else ""
+    step = f", step {axis.step}" if axis.step > 1 else ""
+    if axis.high is not None:
+        return "; ".join(filter(None, (f"{axis.low} to {axis.high}{step}", tried)))
+    least = f" from {axis.low}" if axis.low > 1 else ""
+    return "; ".join(filter(None, (tried, f"dynamic{least}{step}")))
 
 
 def _laid_out(lines: list[tuple[str, str]]) -> str:

@@ -89,9 +89,10 @@ def _text(report: EngineDiff, top: int) -> str:
 
 def _who(change: LayerChange, *, many: bool) -> str:
     """The layers' names; of many changes alike those of the first."""
+    module = f"{change.module}: " if change.module else ""
     one, other = (", ".join(f"`{name}`" for name in names[:4]) for names in (change.before, change.after))
     told = one or other if one == other or not one or not other else f"{one} -> {other}"
-    return f"{told}, ..." if many else told
+    return f"{module}{told}, ..." if many else f"{module}{told}"
 
 
 def _time(changes: Sequence[LayerChange]) -> str:

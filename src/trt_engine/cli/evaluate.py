@@ -134,9 +134,7 @@ def _text(report: EvaluateReport) -> str:
         *([f"  baseline  {_latency(report.baseline)}"] if report.baseline else []),
     ]
     for name, error in (report.parity or {}).items():
-        lines.append(
-            f"parity      {name}: largest difference {error.max_rel:.3g} of the largest value, mean {error.mean_abs:.3g}"
-        )
+        lines.append(f"parity      {name}: {error.summary}, mean {error.mean_abs:.3g}")
     if report.passed is not None:
         lines.append(f"gate        {'passed' if report.passed else 'FAILED'}: a drop of {report.max_drop:g} is allowed")
     lines += [f"written     {place}" for place in report.artifacts.values()]

@@ -15,7 +15,7 @@ from trt_engine.figures import figure, in_ms, percent, si, size
 
 if TYPE_CHECKING:
     from trt_engine.errors import EngineError
-    from trt_engine.records import EngineReport, Finding, ModelReport, RunReport
+    from trt_engine.records import EngineReport, Finding, ModelReport, QuantPlacement, RunReport
 
 __all__ = ["command"]
 
@@ -123,6 +123,7 @@ def _model(report: ModelReport) -> str:
         f"precision: {report.precision.main or 'no arithmetic'}",
         *_census_lines(report),
         f"quantized: {_quantized(report)}",
+        *_placement_lines(report.placement),
         f"external_data: {', '.join(report.external) or 'none'}",
         f"nodes: {report.nodes}",
         *_table((("operator", "nodes"), *list(report.operators.items())[:_OPERATORS])),
@@ -186,11 +187,24 @@ def _quantized(report: ModelReport) -> str:
     return f"yes ({report.q_nodes} quantize, {report.dq_nodes} dequantize nodes)"
 
 
+def _placement_lines(placement: QuantPlacement | None) -> list[str]:
+    """The targets that take the quantised layers, and what keeps the other two usual ones from it."""
+    if placement is None:
+        return []
+    names = ", ".join(placement.targets) or "no target as a whole"
+    stated = f"; the file states {placement.stated}" if placement.stated is not None else ""
+    lines = [f"Q/DQ placed for: {names} ({placement.style}{stated})"]
+    for fit in placement.fits:
+        if fit.target in ("tensorrt", "onnxruntime-cpu") and fit.target not in placement.targets:
+            reasons = ", ".join(f"{reason} ({number})" for reason, number in fit.reasons.items())
+            lines.append(f"  {fit.target} takes {fit.taken} of {fit.layers} {fit.what}: {reasons}")
+    return lines
+
+
 def _finding_lines(findings: Iterable[Finding]) -> list[str]:
     lines = []
     for item in findings:
-        where = f" (at `{item.where}`)" if item.where and item.where not in item.message else ""
-        lines.append(f"{item.severity}: {item.code}: {item.message}{where}")
+        lines.append(f"{item.severity}: {item.code}: {item.text}")
         if item.hint:
             lines.append(f"  hint: {item.hint}")
     return ["findings:", *(f"  {line}" for line in lines)] if lines else ["findings: none"]
@@ -219,6 +233,8 @@ def _engine(report: EngineReport) -> str:
 
 
 def _passport_lines(passport: Any) -> list[str]:
+    from trt_engine.api.speed_check import speed_text
+
     found = ", ".join(f"{name} {percent(share.layers)} of layers" for name, share in passport.precision.running.items())
     asked = f" (asked: {passport.precision.asked})" if passport.precision.asked else ""
     asked += f" (the graph is {passport.build.written})" if passport.build.written else ""
@@ -229,6 +245,9 @@ def _passport_lines(passport: Any) -> list[str]:
         *(f"output: {spec}" for spec in passport.signature.outputs),
         *(f"profile {index}: {profile}" for index, profile in enumerate(passport.profiles)),
         f"precision: {found or 'not known'}{asked}",
+        *([f"quantised_for: {passport.build.quant_target}"] if passport.build.quant_target else []),
+        *([f"not_fused: {passport.build.not_fused}"] if passport.build.not_fused else []),
+        *([f"speed: {speed_text(passport.speed)}"] if passport.speed is not None else []),
         f"model: {passport.model.name} ({passport.model.digest})",
         f"built_by: {passport.build.identity} in {passport.build.seconds:.1f} s",
         f"build_command: {passport.build.command}",
@@ -241,12 +260,12 @@ def _passport_lines(passport: Any) -> list[str]:
     if passport.parity is not None:
         worst = max((error.max_rel for error in passport.parity.outputs.values()), default=0.0)
         state = "passed" if passport.parity.passed else "failed"
-        lines.append(f"parity: {state} against {passport.parity.reference} (largest relative difference {worst:.2g})")
+        lines.append(
+            f"parity: {state} against {passport.parity.reference} (largest difference {worst:.2g} of a channel's scale)"
+        )
         if passport.parity.given:
             apart = max(error.max_rel for error in passport.parity.given.values())
-            lines.append(
-                f"parity_given: largest relative difference {apart:.2g} from the model as it was given, not judged"
-            )
+            lines.append(f"parity_given: largest difference {apart:.2g} from the model as it was given, not judged")
     lines += [f"warning: {text}" for text in passport.build.warnings]
     return lines
 

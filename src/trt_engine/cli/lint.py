@@ -9,6 +9,7 @@ import click
 
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit, spelled_out
+from trt_engine.config import QUANT_TARGETS
 from trt_engine.errors import ModelError
 
 if TYPE_CHECKING:
@@ -23,9 +24,9 @@ _RANK = {"info": 0, "warning": 1, "error": 2}
 @click.argument("model", metavar="MODEL", type=options.FILE)
 @click.option(
     "--target",
-    type=click.Choice(("all", "tensorrt", "onnxruntime")),
+    type=click.Choice(("all", "tensorrt", "onnxruntime", *(name for name in QUANT_TARGETS if name != "tensorrt"))),
     default="all",
-    help="Leave out what concerns the other runtime alone [all].",
+    help="Leave out what concerns other runtimes alone [all].",
 )
 @click.option(
     "--tensorrt", metavar="VERSION", help="The TensorRT release to judge for, as 10.16 [installed, else newest]."
@@ -88,8 +89,7 @@ def _text(report: LintReport) -> str:
     counts = ", ".join(f"{count} {_plural(severity, count)}" for severity, count in report.counts.items() if count)
     lines.append(f"findings: {counts or 'none'}")
     for item in report.findings:
-        where = f" (at `{item.where}`)" if item.where and f"`{item.where}`" not in item.message else ""
-        lines.append(f"  {item.severity}: {item.code}: {item.message}{where}")
+        lines.append(f"  {item.severity}: {item.code}: {item.text}")
         if item.hint:
             lines.append(f"    hint: {item.hint}")
     return "\n".join(map(spelled_out, lines))
@@ -102,9 +102,9 @@ def _plural(severity: str, count: int) -> str:
 def _runners(report: LintReport) -> list[str]:
     """One line for each that could run the model: whether it runs every operator, else which it does not."""
     runners = []
-    if report.target != "onnxruntime":
+    if not report.target.startswith("onnxruntime"):
         runners.append((f"TensorRT {report.tensorrt}", [row.tensorrt for row in report.operators]))
-    if report.target != "tensorrt":
+    if not report.target.startswith("tensorrt"):
         release = f" {report.onnxruntime}" if report.onnxruntime else ""
         runners.append((f"ONNX Runtime{release} CPU", [row.cpu for row in report.operators]))
         runners.append(("ONNX Runtime CUDA", [row.cuda for row in report.operators]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import re
 import shlex
 import sys
@@ -48,7 +49,11 @@ __all__ = [
     "yes_option",
 ]
 
+log = logging.getLogger(__name__)
+
 F = TypeVar("F", bound=Callable[..., Any])
+_LONG_WARMUP_S = 30.0
+"""Above this a number without a unit was more likely meant as trtexec's milliseconds."""
 
 
 def spelled_command() -> str:
@@ -253,7 +258,10 @@ def config_from(config: type[Any], values: dict[str, Any]) -> Any:
             flag = next(item.flags[0] for item in settings(config) if item.name == name)
             raise UsageError(f"`{flag}` and `{spelling}` say the same thing twice", hint=f"leave `{spelling}` out")
         given[name] = _joined(value) if name == "profiles" else value
-    return from_values(config, given)
+    made = from_values(config, given)
+    if (typed_s := str(given.get("warmup_s", ""))).replace(".", "", 1).isdecimal() and float(typed_s) > _LONG_WARMUP_S:
+        log.warning("`--warmup %s` is %s seconds; trtexec's `--warmUp=%s` is `--warmup %sms`", *(typed_s,) * 4)
+    return made
 
 
 def engine_configs(values: dict[str, Any]) -> tuple[RuntimeConfig, BuildConfig, dict[str, Any]]:

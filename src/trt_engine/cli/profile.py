@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,7 +14,7 @@ from trt_engine.cli.origin import installable
 from trt_engine.cli.output import Talk, document, emit, spelled_out
 from trt_engine.config import BenchConfig, BuildConfig, RuntimeConfig
 from trt_engine.errors import Interrupted
-from trt_engine.figures import figure, percent, scaled
+from trt_engine.figures import figure, percent, scaled, with_module
 from trt_engine.traces import ProfilePlan, RungName
 
 if TYPE_CHECKING:
@@ -220,14 +220,15 @@ def _table(report: ProfileReport, top: int) -> Iterator[str]:
         yield ""
         yield f"top {min(top, len(report.kernels))} of {len(report.kernels)} kernels"
         yield f"  {'share':>6} {'ms':>9} {'times':>7} {'mean us':>9}  kernel"
+        label = report.layers.label if report.layers is not None else str
         for kernel in report.kernels[:top]:
-            yield _kernel(kernel)
+            yield _kernel(kernel, label)
     if report.layers is not None and report.layers.rows:
         yield from _layers(report.layers, top)
 
 
-def _kernel(row: KernelRow) -> str:
-    where = f"  <- {_few(row.layers)}" if row.layers else ""
+def _kernel(row: KernelRow, label: Callable[[str], str]) -> str:
+    where = f"  <- {_few([label(name) for name in row.layers])}" if row.layers else ""
     figures = f"{row.share:>6.1%} {figure(row.ms):>9} {row.per_inference:>7.6g} {figure(row.mean_us):>9}"
     return f"  {figures}  {row.short} ({row.category}){where}"
 
@@ -265,7 +266,7 @@ def _layer(row: LayerRow, share: str, flops: str, rate: str) -> str:
     others = [name for name in row.onnx_nodes if name != row.name]
     made = f"  <- {_few(others)}" if others else ""
     figures = f"{share:>6} {figure(row.median_ms):>9} {row.calls:>6.6g} {flops:>8} {rate:>7}"
-    return f"  {figures}  {row.name} ({kind}){made}"
+    return f"  {figures}  {with_module(row.name, row.module)} ({kind}){made}"
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:

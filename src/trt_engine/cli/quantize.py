@@ -10,7 +10,7 @@ import click
 
 from trt_engine.cli import options, output
 from trt_engine.config import QuantizeConfig
-from trt_engine.figures import percent, size
+from trt_engine.figures import percent, size, with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import IntegerKernels, QuantizeReport
@@ -92,7 +92,7 @@ def _text(report: QuantizeReport) -> str:
     lines.append(("quantised", f"{len(report.quantized)} layers"))
     reasons: dict[str, list[str]] = {}
     for item in report.left if report.integer_kernels is None else ():  # else said with the kernels
-        reasons.setdefault(item.reason, []).append(item.node)
+        reasons.setdefault(item.reason, []).append(with_module(item.node, item.module))
     for index, (reason, nodes) in enumerate(reasons.items()):
         more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
         lines.append(("left" if not index else "", f"{len(nodes)}: {reason} ({', '.join(nodes[:3])}{more})"))
@@ -111,11 +111,11 @@ def _text(report: QuantizeReport) -> str:
         lines.append(
             (
                 "compared" if not index else "",
-                f"{name}: cosine {error.cosine:.6f}, largest difference {error.max_rel:.2g}",
+                f"{name}: {error.summary}, {error.spread}, cosine {error.cosine:.6f}",
             )
         )
     if report.parity:
-        lines.append(("", f"of the largest value, on {report.parity_inputs}, by {_measured(report)}"))
+        lines.append(("", f"on {report.parity_inputs}, by {_measured(report)}"))
     if report.integer_kernels is not None:
         lines += _kernels(report.integer_kernels)
     lines.append(("took", f"{report.seconds:.1f} s"))

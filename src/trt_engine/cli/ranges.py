@@ -11,6 +11,7 @@ from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.config import parse_shapes, parse_size
 from trt_engine.errors import UsageError
+from trt_engine.figures import with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import RangesReport, TensorRange
@@ -112,17 +113,20 @@ def text(report: RangesReport) -> str:
     quiet = len(report.findings) - len(told)
     lines.append(f"findings    {len(told)}" + (f", and {quiet} notes (`--json` has them)" if quiet else ""))
     for item in told:
-        lines.append(f"  {item.severity:<8} {item.code}: {item.message}")
+        lines.append(f"  {item.severity:<8} {item.code}: {item.text}")
         if item.hint:
             lines.append(f"  {'':<8} {item.hint}")
     if report.exclude:
         lines.append(f"keep FP32   {len(report.exclude)} nodes, when the rest goes to FP16")
-        lines += [f"  {item.node} ({item.operator}): {item.code} of `{item.tensor}`" for item in report.exclude]
+        lines += [
+            f"  {with_module(item.node, item.module)} ({item.operator}): {item.code} of `{item.tensor}`"
+            for item in report.exclude
+        ]
     else:
         lines.append("keep FP32   nothing: FP16 holds every tensor that was seen")
     largest = sorted(report.tensors, key=lambda item: -item.absmax)[:_SHOWN]
     if largest:
-        width = max(len(item.name) for item in largest)
+        width = max(len(with_module(item.name, item.module)) for item in largest)
         head = f"{'largest tensors':<{width}}  {'largest':>10}  of FP16  {'FP16 zero':>9}  {'FP8 zero':>8}"
         lines += [head, *(_row(item, width) for item in largest)]
     return "\n".join(lines)
@@ -130,6 +134,6 @@ def text(report: RangesReport) -> str:
 
 def _row(item: TensorRange, width: int) -> str:
     return (
-        f"{item.name:<{width}}  {item.absmax:>10.4g}  {item.absmax / 65504:>7.2%}  "
+        f"{with_module(item.name, item.module):<{width}}  {item.absmax:>10.4g}  {item.absmax / 65504:>7.2%}  "
         f"{item.fp16_vanishing:>9.2%}  {item.fp8_vanishing:>8.2%}"
     )

@@ -169,7 +169,9 @@ def _outlook_text(told: RunOutlook) -> str:
     for cell in told.cells:
         took = f", about {cell.seconds:.0f} s" if cell.seconds is not None else ""
         does = {"run": ", ".join(cell.spec.modes), "keep": "kept", "leave": "left out", "skip": "skipped"}[cell.does]
-        lines.append(f"  {cell.spec.label:<{width}}  {does} ({cell.reason}{took})")
+        target = cell.spec.settings.get("quantize", {}).get("target")
+        placed = f", quantised for {target}" if target is not None else ""
+        lines.append(f"  {cell.spec.label:<{width}}  {does} ({cell.reason}{placed}{took})")
     if told.seconds is not None:
         lines.append(f"about {told.seconds:.0f} s in all, by earlier records")
     lines += [f"warning: {text}" for text in told.warnings]

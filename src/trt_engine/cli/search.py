@@ -10,7 +10,7 @@ import click
 from trt_engine.cli import options
 from trt_engine.cli.output import Talk, document, emit
 from trt_engine.config import QuantizeConfig, RuntimeConfig
-from trt_engine.figures import MIB, figure, size
+from trt_engine.figures import MIB, figure, size, with_module
 
 if TYPE_CHECKING:
     from trt_engine.records import SearchReport
@@ -44,6 +44,8 @@ _SHOWN = 12
 @options.of(
     QuantizeConfig,
     leave_out=("method", "block", "weights_only", "convolutions", "high_precision", "parity"),
+    defaults={"target": None},
+    helps={"target": "The library that will run the model (default: the one that measures)"},
 )
 @options.of(RuntimeConfig, leave_out=("contexts", "streams"))
 @options.out_option("The folder for trials.jsonl, exclude.txt and search.json.")
@@ -76,6 +78,7 @@ def command(
       trt-engine search model.onnx --dataset val --budget 0.01 --calibrate train/ -o found
       trt-engine quantize model.onnx --to int8 --calibrate train/ --heads --exclude-node @found/exclude.txt -o q.onnx
     """
+    target = values.get("target")
     config = options.config_from(QuantizeConfig, values)
     runtime = options.config_from(RuntimeConfig, values)
 
@@ -94,6 +97,7 @@ def command(
         groups=groups,
         batch=batch,
         preprocess=preprocess,
+        target=target,
         config=config,
         runtime=runtime,
         command=typed,
@@ -114,6 +118,7 @@ def _plan(planned: Plan) -> tuple[dict[str, Any], str]:
     body = SearchPlan(
         model=str(planned.model.path),
         to=planned.to,
+        target=planned.mixture.config.target,
         dataset=str(planned.dataset.path),
         metric=planned.metric,
         budget=planned.budget,
@@ -125,8 +130,8 @@ def _plan(planned: Plan) -> tuple[dict[str, Any], str]:
     )
     layers = sum(len(group) for group in body.groups)
     lines = [
-        f"would measure {layers} layers in {len(body.groups)} groups of {body.model} in {body.to}: at most about "
-        f"{body.measurements} measurements,",
+        f"would measure {layers} layers in {len(body.groups)} groups of {body.model} in {body.to} for {body.target}: at "
+        f"most about {body.measurements} measurements,",
         f"the cost of each group on {body.subset} pictures of {body.dataset}, the answer on all {body.images}",
         f"would write {', '.join(body.writes)}",
     ]
@@ -150,8 +155,9 @@ def _text(report: SearchReport) -> str:
         lines += ["", f"what a layer costs alone, on {report.subset} pictures:"]
         for group in cost[:_SHOWN]:
             more = f" and {len(group.nodes) - 1} more" if len(group.nodes) > 1 else ""
+            first = with_module(group.nodes[0], group.modules[0] if group.modules else None)
             state = report.to if group.quantized else "float"
-            lines.append(f"  {group.drop:+.4f}  {group.macs:6.1%}  {state:<5}  {group.nodes[0]}{more}")
+            lines.append(f"  {group.drop:+.4f}  {group.macs:6.1%}  {state:<5}  {first}{more}")
         if len(cost) > _SHOWN:
             lines.append(f"  and {len(cost) - _SHOWN} that cost no more than {cost[_SHOWN].drop:+.4f}")
     lines += ["", *_table(report), ""]

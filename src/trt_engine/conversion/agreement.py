@@ -18,47 +18,29 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.conversion.axes import Axes, Axis, another, shapes_at, sizes_of, symbols_of, variants
-from trt_engine.conversion.examples import resized
 from trt_engine.conversion.exporting import Array, Exported
-from trt_engine.conversion.ranking import in_their_order, ranked
+from trt_engine.conversion.source_runs import Answer, Answers, feeds_at, same, told_sizes
+from trt_engine.conversion.tied_scores import tied_scores
 from trt_engine.engine import OutputError
-from trt_engine.errors import AccuracyError, ModelError, TrtEngineError
+from trt_engine.equivalence.compare import compare
+from trt_engine.equivalence.sorted_outputs import in_their_order, sorted_outputs
+from trt_engine.equivalence.tolerance import Tolerance
+from trt_engine.errors import AccuracyError, ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.frozen import describe, entered, misfits
 from trt_engine.graph.load import check, open_model, read_proto
 from trt_engine.graph.trace import Step, attributes, flatten, trace
-from trt_engine.precision.comparison import difference
 from trt_engine.records import ShapeAgreement
 from trt_engine.tensors import Shape, format_shape
 
-__all__ = ["Agreement", "Answers", "agree", "answers", "axes_of", "must_be_deterministic"]
+__all__ = ["Agreement", "agree", "must_be_deterministic"]
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Largest difference over the largest value of the output, and of every channel of it, in FP32."""
 _TOLERANCE_16_BIT = 2e-2
-_SEEDS_WITHOUT_AXES = 3
 _RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What the source says to one set of inputs."""
-
-    moved: tuple[str, ...]
-    """Symbols that do not have the example's size."""
-    sizes: dict[str, int]
-    feeds: dict[str, Array]
-    outputs: dict[str, Array]
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        return {name: array.shape for name, array in self.feeds.items()}
-
-
-Answers = list[Answer]
 
 
 @dataclass(frozen=True)
@@ -68,6 +50,8 @@ class Agreement:
     shapes: tuple[ShapeAgreement, ...]
     symbols: dict[str, dict[int, str | None]]
     """Output -> axis that moves -> the symbol it always equals; None for one that is worked out of others."""
+    sizes: dict[str, dict[int, int]]
+    """Output -> axis that had one size throughout, though every symbol moved -> that size."""
     tolerance: float
     notes: tuple[str, ...] = ()
     """What is to be said of how it was compared."""
@@ -76,95 +60,6 @@ class Agreement:
     def worst(self) -> float:
         """The largest relative error of all."""
         return max((error.max_rel for item in self.shapes for error in item.outputs.values()), default=0.0)
-
-
-def axes_of(exported: Exported) -> Axes:
-    """The dynamic axes of the export, with their ranges."""
-    return {
-        name: {at: exported.limits.get(symbol, Axis(symbol)) for at, symbol in positions.items()}
-        for name, positions in exported.symbols.items()
-    }
-
-
-# ------------------------------------------------------------------------------------------------ the source
-
-
-def answers(exported: Exported) -> Answers:
-    """The source run at every set of sizes it is to be compared at.
-
-    `ModelError` naming the axis when the source itself cannot move along it, or when it answers the same inputs twice
-    differently.
-    """
-    axes = axes_of(exported)
-    base = {name: array.shape for name, array in exported.example.items()}
-    first = exported.reference(exported.example)
-    again = exported.reference(exported.example)
-    for name, value in first.items():
-        if not _same(value, again[name]):
-            raise ModelError(
-                f"the source is not deterministic: output `{name}` differs between two runs on the same inputs",
-                hint="take random operators out, or seed them inside forward; dropout belongs to training alone",
-            )
-    found = []
-    if not symbols_of(axes):
-        for seed in range(_SEEDS_WITHOUT_AXES):
-            feeds = exported.example if not seed else _feeds(exported, base, seed)
-            found.append(Answer((), {}, dict(feeds), first if not seed else exported.reference(feeds)))
-        return found
-    sizes = sizes_of(axes, base)
-    for seed, (wanted, moved) in enumerate(variants(axes, sizes)):
-        if not moved:
-            found.append(Answer((), wanted, dict(exported.example), first))
-            continue
-        found.append(_moved(exported, axes, base, sizes, wanted, moved, seed))
-    return found
-
-
-def _moved(
-    exported: Exported, axes: Axes, base: Mapping[str, Shape], sizes: dict[str, int], wanted: dict[str, int],
-    moved: tuple[str, ...], seed: int,
-) -> Answer:  # fmt: skip
-    """One answer; another size is tried when the source cannot run at the first."""
-    refused: TrtEngineError | None = None
-    tried = [wanted]
-    if len(moved) == 1:
-        symbol = moved[0]
-        axis, size = symbols_of(axes)[symbol], sizes[symbol]
-        double = 2 * size if axis.holds(2 * size) else another(axis, size, avoid=(wanted[symbol],))
-        if double is not None and double != wanted[symbol]:
-            tried.append({**wanted, symbol: double})
-    for at in tried:
-        feeds = _feeds(exported, shapes_at(axes, dict(base), at), seed)
-        try:
-            return Answer(moved, at, feeds, exported.reference(feeds))
-        except ModelError as error:
-            refused = refused or error
-    assert refused is not None
-    symbol = moved[0]
-    raise ModelError(
-        f"the source itself does not follow `{symbol}`: it runs at {_told(sizes, moved)} and not at {_told(wanted, moved)}: "
-        f"{refused.message}",
-        hint=f"something in it is made for one size; leave `{symbol}` out of `--dynamic`, or name the sizes it takes, "
-        f"as `{symbol}@{sizes[symbol]}..{4 * sizes[symbol]}/{sizes[symbol]}`",
-    ) from refused
-
-
-def _told(sizes: Mapping[str, int], moved: tuple[str, ...]) -> str:
-    return ", ".join(f"{name} {sizes[name]}" for name in moved)
-
-
-def _feeds(exported: Exported, shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
-    if exported.feeds is not None:
-        return exported.feeds(shapes, seed)
-    return {name: resized(array, tuple(shapes[name])) for name, array in exported.example.items()}
-
-
-def _same(one: Array, two: Array) -> bool:
-    if one.shape != two.shape:
-        return False
-    if one.dtype.kind not in "fiub":
-        return bool(np.array_equal(one, two))
-    return bool(np.allclose(one.astype(np.float64), two.astype(np.float64), rtol=1e-6, atol=1e-7, equal_nan=True))
 
 
 # ------------------------------------------------------------------------------------------------ the graph
@@ -214,7 +109,9 @@ def agree(
     proto = read_proto(path)
     check(model, proto)
     _inputs_open(proto, exported, given)
-    trial = _Trial(_session(path), {spec.name for spec in model.signature.inputs}, ranked(proto), tolerance, what)
+    trial = _Trial(
+        _session(path), {spec.name for spec in model.signature.inputs}, sorted_outputs(proto), tolerance, what
+    )
     found, notes = [], []
     for at, answer in enumerate(given):
         result = trial.of(answer)
@@ -228,6 +125,13 @@ def agree(
                     )
                     break
         if isinstance(result, _Wrong):
+            tied = tied_scores(path, answer.feeds) if trial.ranked and result.failed is None else None
+            if tied is not None:
+                raise AccuracyError(
+                    f"{what} cannot be compared with its source: {tied}, so that the order of its rows is chance, in the "
+                    f"source as in any engine ({result.told})",
+                    hint="weights that were trained tell the rows apart, and so do random ones without a layer of zeros",
+                ) from result.cause
             raise _refused(proto, exported, given, answer, result, what) from result.cause
         errors, moved = result
         if moved:
@@ -240,7 +144,13 @@ def agree(
         found.append(
             ShapeAgreement({name: tuple(shape) for name, shape in answer.shapes.items()}, answer.sizes, errors)
         )
-    return Agreement(tuple(found), _symbols(given), tolerance if tolerance is not None else TOLERANCE, tuple(notes))
+    return Agreement(
+        tuple(found),
+        _symbols(given),
+        _sizes(proto, given),
+        tolerance if tolerance is not None else TOLERANCE,
+        tuple(notes),
+    )
 
 
 @dataclass(frozen=True)
@@ -264,7 +174,7 @@ class _Trial:
     """Outputs that come out of a sort."""
     tolerance: float | None
     what: str
-    noise: dict[str, dict[int, float]] = field(default_factory=dict)
+    rounding: dict[str, dict[int, float]] = field(default_factory=dict)
     """The rounding seen so far: output -> axis of channels -> what large ones were off, over the output's largest value."""
 
     def of(self, answer: Answer) -> tuple[dict[str, OutputError], int] | _Wrong:
@@ -278,7 +188,7 @@ class _Trial:
         result = self._compared(got, answer)
         if isinstance(result, _Wrong) and self.ranked:
             limit = self.tolerance if self.tolerance is not None else max(map(_tolerance, answer.outputs.values()))
-            ordered, moved = in_their_order(got, answer.outputs, self.ranked, limit)
+            ordered, moved = in_their_order(got, answer.outputs, self.ranked, Tolerance(limit))
             if moved and not isinstance(again := self._compared(ordered, answer), _Wrong):
                 return again, moved
         return result if isinstance(result, _Wrong) else (result, 0)
@@ -296,9 +206,12 @@ class _Trial:
             if got.shape != want.shape:
                 there = f"{format_shape(want.shape)} in the source"
                 return _Wrong(f"output `{name}` is {format_shape(got.shape)}, and {there}", name)
-            errors[name], place = _error(got, want, self.noise.setdefault(name, {}))
-            if not errors[name].max_rel <= limit:
-                apart = f"differs by {errors[name].max_rel:.2g} of its largest value, {limit:g} is allowed"
+            errors[name] = error = compare(got, want, self.rounding.setdefault(name, {}))
+            if not error.max_rel <= limit:
+                place = (
+                    "" if error.channel is None else f"channel {error.channel.index} (axis {error.channel.axis}) of "
+                )
+                apart = f"differs by {error.max_rel:.2g} of its largest value, {limit:g} is allowed"
                 return _Wrong(f"{place}output `{name}` {apart}", name)
         return errors
 
@@ -309,8 +222,8 @@ _DRAWS = 3
 def _drawn_again(exported: Exported, answer: Answer) -> Iterator[Answer]:
     """The source's answers to other inputs of the same shapes."""
     for seed in range(_DRAWS):
-        feeds = _feeds(exported, answer.shapes, 1000 + seed)
-        if all(_same(array, answer.feeds[name]) for name, array in feeds.items()):
+        feeds = feeds_at(exported, answer.shapes, 1000 + seed)
+        if all(same(array, answer.feeds[name]) for name, array in feeds.items()):
             return  # they come from a file
         try:
             yield replace(answer, feeds=feeds, outputs=exported.reference(feeds))
@@ -325,56 +238,6 @@ def _at(answer: Answer) -> str:
 
 def _tolerance(array: Array) -> float:
     return _TOLERANCE_16_BIT if array.dtype.itemsize == 2 and array.dtype.kind not in "iu" else TOLERANCE
-
-
-def _error(got: Array, want: Array, noise: dict[int, float]) -> tuple[OutputError, str]:
-    """As `difference`, its `max_rel` the worst of any channel; and which channel that is, where it is one.
-
-    What is infinite or no number in both at the same places is equal. `noise` is the rounding seen so far by axis, over the
-    largest value of the output; it grows.
-    """
-    if got.dtype.kind == "f" and got.shape == want.shape:
-        odd = ~np.isfinite(want)
-        if odd.any() and np.array_equal(got[odd], want[odd], equal_nan=True):
-            got, want = np.where(odd, 0, got), np.where(odd, 0, want)
-    whole = difference(got, want)
-    if want.dtype.kind not in "fiu" or want.ndim < 2 or not want.size or not np.isfinite(got).all():
-        return whole, ""
-    relative, place = _worst_channel(got, want, noise)
-    return (replace(whole, max_rel=relative), place) if relative > whole.max_rel else (whole, "")
-
-
-_LARGE = 0.125
-"""Of the output's largest value: channels from there on are of its scale, and show how its sums are rounded."""
-_SLACK = 4.0
-_EPSILONS = 32
-
-
-def _worst_channel(got: Array, want: Array, noise: dict[int, float]) -> tuple[float, str]:
-    """The largest difference over the largest value of its channel: scores beside coordinates in pixels have a scale of
-    their own.
-
-    Any axis but the first may be the one of the channels. Sums of large numbers leave their rounding in channels of next to
-    nothing too: what is not beyond a few times the rounding of the large channels is no difference.
-    """
-    apart, size = np.abs(got.astype(np.float64) - want.astype(np.float64)), np.abs(want.astype(np.float64))
-    largest = float(size.max())
-    least = _EPSILONS * float(np.finfo(want.dtype).eps) if want.dtype.kind == "f" else 0.0
-    worst, place = 0.0, ""
-    for axis in range(1, want.ndim):
-        others = tuple(at for at in range(want.ndim) if at != axis)
-        differences, scales = apart.max(axis=others), size.max(axis=others)
-        small = scales < _LARGE * largest
-        if not small.any():
-            continue
-        noise[axis] = max(noise.get(axis, 0.0), float(differences[~small].max()) / largest)
-        beyond = small & (differences > max(_SLACK * noise[axis], least) * largest)
-        with np.errstate(divide="ignore"):
-            relative = np.where(beyond, differences / np.where(beyond, scales, 1.0), 0.0)
-        at = int(relative.argmax())
-        if float(relative[at]) > worst:
-            worst, place = float(relative[at]), f"channel {at} (axis {axis}) of "
-    return worst, place
 
 
 def _session(path: Path) -> ort.InferenceSession:
@@ -407,6 +270,24 @@ def _symbols(given: Answers) -> dict[str, dict[int, str | None]]:
                     None,
                 )
     return found
+
+
+_SIZED_BY_VALUES = frozenset("NonZero NonMaxSuppression Unique Compress Loop If".split())
+
+
+def _sizes(proto: ModelProto, given: Answers) -> dict[str, dict[int, int]]:
+    """For every axis of an output that does not move: its size; nothing where values may decide sizes."""
+    still = any(len({answer.sizes[symbol] for answer in given}) < 2 for symbol in given[0].sizes)
+    if still or any(place.node.op_type in _SIZED_BY_VALUES for place in walk.nodes(proto)):
+        return {}
+    return {
+        name: {
+            at: size
+            for at, size in enumerate(first.shape)
+            if all(answer.outputs[name].shape[at : at + 1] == (size,) for answer in given)
+        }
+        for name, first in given[0].outputs.items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------ what froze
@@ -448,7 +329,7 @@ def _refused(
     at = ", ".join(str(base.sizes[name]) for name in moved)
     where = _where(proto, base, answer, wrong.output, wrong.failed)
     return AccuracyError(
-        f"{symbols} {'is' if len(moved) == 1 else 'are'} frozen at {at}: with {_told(answer.sizes, tuple(moved))}, {told}"
+        f"{symbols} {'is' if len(moved) == 1 else 'are'} frozen at {at}: with {told_sizes(answer.sizes, moved)}, {told}"
         + (f"; {where}" if where else ""),
         hint="take sizes from the tensor where they are used, not as constants; "
         f"or leave {symbols} out of `--dynamic`, or give {'its' if len(moved) == 1 else 'their'} range",

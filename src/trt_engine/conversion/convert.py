@@ -14,18 +14,11 @@ from typing import Any, Literal, get_args
 
 from trt_engine import files
 from trt_engine.conversion import outside
-from trt_engine.conversion.agreement import (
-    TOLERANCE,
-    Agreement,
-    Answers,
-    agree,
-    answers,
-    axes_of,
-    must_be_deterministic,
-)
+from trt_engine.conversion.agreement import TOLERANCE, Agreement, agree, must_be_deterministic
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
 from trt_engine.conversion.examples import Example, parse_inputs
 from trt_engine.conversion.exporting import Exported
+from trt_engine.conversion.source_runs import Answers, answers, axes_of, mixes_rows, tried_sizes
 from trt_engine.conversion.sources import Source, detect
 from trt_engine.conversion.tidy import name_outputs, tidy, without_traces
 from trt_engine.environment import Environment
@@ -80,6 +73,8 @@ class _Asked:
     cache: Path | None
     external_data: bool
     python: str | None
+    allow_frozen_branches: bool
+    all_outputs: bool
 
 
 @dataclass(frozen=True)
@@ -91,6 +86,9 @@ class _Made:
     agreement: Agreement | None
     attempts: tuple[ExportAttempt, ...]
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    mixed: tuple[str, ...] = ()
+    """Outputs whose rows depend on the other rows of the batch."""
 
 
 def convert(
@@ -110,6 +108,8 @@ def convert(
     cache: Path | str | None = None,
     external_data: bool = False,
     python: str | None = None,
+    allow_frozen_branches: bool = False,
+    all_outputs: bool = False,
     yes: bool = False,
     dry_run: bool = False,
 ) -> ConvertReport:
@@ -117,7 +117,9 @@ def convert(
 
     `inputs` are examples: `{"images": (2, 3, 640, 640)}`, arrays, `"images:2x3x640x640"`, or .npy and .npz files.
     `dynamic` names the axes that stay open: `{"images": {0: "batch@1..64", 2: "height"}}`, or as `--dynamic` spells it;
-    None opens the first axis of every input as `batch`, `{}` none. Factories run in this process.
+    None opens the first axis of every input as `batch`, `{}` none. Factories run in this process. With
+    `allow_frozen_branches` a Python `if` on values of tensors keeps the branch of the example, with a warning;
+    `all_outputs` keeps outputs that only training needs.
 
     Raises `AccuracyError` for a graph that is not its source, with what froze and where it entered; `ModelError` for a
     source that fails; `SetupError` naming the extra for a library that is not installed. Nothing is half-written.
@@ -127,7 +129,7 @@ def convert(
     _refuse_plan(found)
     asked = _asked(
         found, out, inputs, dynamic, opset, target, simplify, exporter, options, factory, tolerance, offline, cache,
-        external_data, python, yes=yes, dry_run=dry_run,
+        external_data, python, allow_frozen_branches, all_outputs, yes=yes, dry_run=dry_run,
     )  # fmt: skip
     log.info("`%s` is a %s source: %s", found.text, found.kind, found.seen)
     if dry_run:
@@ -156,7 +158,8 @@ def _refuse_plan(source: Source) -> None:
 def _asked(
     source: Source, out: Any, inputs: Any, dynamic: Any, opset: int | None, target: Target, simplify: bool, exporter: Any,
     options: Mapping[str, Any] | None, factory: str | None, tolerance: float | None, offline: bool, cache: Any,
-    external_data: bool, python: str | None, *, yes: bool, dry_run: bool,
+    external_data: bool, python: str | None, allow_frozen_branches: bool, all_outputs: bool, *,
+    yes: bool, dry_run: bool,
 ) -> _Asked:  # fmt: skip
     if target not in TARGETS:
         raise UsageError(f"there is no target `{target}`", hint=closest(str(target), TARGETS))
@@ -198,6 +201,8 @@ def _asked(
         cache=None if cache is None else files.path_of(cache, "`cache`"),
         external_data=external_data,
         python=python,
+        allow_frozen_branches=allow_frozen_branches,
+        all_outputs=all_outputs,
     )
 
 
@@ -249,23 +254,33 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
     loaded = torch_loading.load(
         source, factory=asked.factory, options=asked.options, offline=asked.offline, cache=asked.cache
     )
-    call = torch_export.bound(loaded, asked.inputs, asked.dynamic, text=source.text)
+    call = torch_export.bound(loaded, asked.inputs, asked.dynamic, text=source.text, all_outputs=asked.all_outputs)
     attempts: list[ExportAttempt] = []
     refused: list[TrtEngineError] = []
     given: Answers | None = None
+    mixed: tuple[str, ...] = ()
+    warnings: list[str] = []
     for name in asked.exporters:
         log.info("exporting with the %s exporter", name)
         started = time.monotonic()
         try:
+            if name == "torchscript" and (reads := torch_export.frozen_values(call)):  # a trace follows one branch
+                if not asked.allow_frozen_branches:
+                    raise torch_export.ExportFailed("; ".join(map(str, reads[:_SHOWN_READS])), reads[0])
+                warnings += [str(read).replace("would keep", "keeps") for read in reads]
             exported = torch_export.export(call, name, asked.opset, staging)
         except torch_export.ExportFailed as error:
             attempts.append(ExportAttempt(name, time.monotonic() - started, str(error)))
             log.info("the %s exporter failed: %s", name, error)
+            if error.read is not None:
+                refused.append(AccuracyError(str(error), hint=_hint_for_values(asked)))
             continue
         seconds = time.monotonic() - started
-        tidy(exported.path, exported.symbols, exported.roots)
+        tidy(exported.path, exported.symbols, exported.roots, modules=exported.modules)
         must_be_deterministic(exported.path)
-        given = given if given is not None else answers(exported)
+        if given is None:
+            given = answers(exported)
+            mixed = _mixed(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         try:
             agreement = agree(exported.path, exported, given, asked.tolerance, what=f"the {name} export")
@@ -274,19 +289,32 @@ def _from_torch(asked: _Asked, staging: Path) -> _Made:
             attempts.append(ExportAttempt(name, seconds, error.message))
             log.info("the %s export was refused: %s", name, error.message)
             continue
-        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)))
-    raise _no_exporter(source, attempts, refused)
+        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), (), tuple(warnings), mixed)
+    raise _no_exporter(source, attempts, refused, torch_export.recipe_of(call))
 
 
-def _no_exporter(source: Source, attempts: list[ExportAttempt], refused: list[TrtEngineError]) -> TrtEngineError:
+_SHOWN_READS = 3
+
+
+def _hint_for_values(asked: _Asked) -> str:
+    both = "`torch.where` (or `torch.cond`) keeps both branches"
+    if "torchscript" not in asked.exporters:
+        return both
+    return f"{both}; `--allow-frozen-branches` keeps what the example decides, with a warning"
+
+
+def _no_exporter(
+    source: Source, attempts: list[ExportAttempt], refused: list[TrtEngineError], recipe: str | None
+) -> TrtEngineError:
     """The error of a source that no exporter took: the first refusal, since it names what froze, else every reason."""
     others = [f"{item.exporter}: {item.reason}" for item in attempts]
     if refused:
         first = refused[0]
         rest = [text for text in others if first.message not in text]
         tail = f" (tried too: {'; '.join(rest)})" if rest else ""
-        return type(first)(first.message + tail, hint=first.hint)
-    hint = "control flow on values wants `torch.cond`; `-vv` shows the exporter's own words"
+        hint = first.hint if recipe is None else f"`{recipe}` converts this architecture; else {first.hint}"
+        return type(first)(first.message + tail, hint=hint)
+    hint = "`-vv` shows the exporter's own messages"
     if source.kind == "exported-program":
         hint = "convert the module itself (`file.py:factory`), or export it again with plain `torch.export.Dim`s"
     return ModelError(f"no exporter takes `{source.text}`: {'; '.join(others)}", hint=hint)
@@ -304,12 +332,25 @@ def _from_tensorflow(asked: _Asked, staging: Path) -> _Made:
     try:
         must_be_deterministic(exported.path)
         given = answers(exported)
+        mixed = _mixed(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         agreement = agree(exported.path, exported, given, asked.tolerance, what="the tf2onnx export")
     except BaseException:
         exported.close()
         raise
-    return _Made(exported, given, agreement, (ExportAttempt(exported.exporter, seconds),))
+    return _Made(exported, given, agreement, (ExportAttempt(exported.exporter, seconds),), mixed=mixed)
+
+
+def _mixed(exported: Exported, given: Answers) -> tuple[str, ...]:
+    """The outputs whose rows depend on each other; `ModelError` where that comes from statistics of the batch at hand."""
+    mixed = mixes_rows(exported, given)
+    if mixed and exported.batch_statistics is not None:
+        raise ModelError(
+            f"the source has a BatchNormalization in training mode at {exported.batch_statistics}: row 0 of "
+            f"`{mixed[0]}` changes with the other rows of its batch",
+            hint="export what inference needs alone: `training=self.training` for functional batch_norm",
+        )
+    return mixed
 
 
 def _from_onnx(asked: _Asked) -> _Made:
@@ -356,7 +397,7 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     without_traces(proto)
     if made.agreement is not None:
         notes += made.agreement.notes
-        notes += name_outputs(proto, made.agreement.symbols)
+        notes += name_outputs(proto, made.agreement.symbols, made.agreement.sizes)
     final: Agreement | None = None
 
     def prove(draft: Path) -> None:
@@ -368,13 +409,9 @@ def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> Conv
     target = files.end_of_links(asked.out)
     nbytes, beside = outside.save(proto, target, open_model(path), outside=asked.external_data, prove=prove)
     model = open_model(asked.out)
-    warnings += _fallback(made)
+    warnings += [*_fallback(made), *made.warnings, *_limits(made)]
     findings = _findings(model, asked, made)
-    warnings += [
-        f"{item.message} ({item.where})" if item.where and f"`{item.where}`" not in item.message else item.message
-        for item in findings
-        if item.severity == "error" or item.code == "batch-lost"
-    ]
+    warnings += [item.text for item in findings if item.severity == "error" or item.code == "batch-lost"]
     return _report(asked, made, model, final, findings, notes, warnings, before, gone, nbytes, beside, started)
 
 
@@ -410,6 +447,30 @@ def _fallback(made: _Made) -> list[str]:
     return [f"the {item.exporter} exporter was left: {item.reason}" for item in made.attempts if item.reason]
 
 
+def _limits(made: _Made) -> list[str]:
+    """The sizes the source itself does not run at, and outputs that batching changes."""
+    said = []
+    for symbol, size, why in dict.fromkeys(item for answer in made.answers for item in answer.failed):
+        least = tried_sizes(made.answers, symbol)[0]
+        rest = (
+            f"the smallest size that was compared is {least}" if size < least else f"compared at {_tried(made, symbol)}"
+        )
+        said.append(f"the source itself does not run at {symbol} {size}: {why}; {rest}")
+    batch = next((positions[0] for positions in made.exported.symbols.values() if 0 in positions), None)
+    symbols = made.agreement.symbols if made.agreement is not None else {}
+    mixed = [name for name in made.mixed if batch not in [s for at, s in symbols.get(name, {}).items() if at]]
+    if mixed:
+        names = ", ".join(f"`{name}`" for name in mixed)
+        said.append(
+            f"row 0 of {names} changes with the other rows of its batch: requests that share one are not independent"
+        )
+    return said
+
+
+def _tried(made: _Made, symbol: str) -> str:
+    return ", ".join(map(str, tried_sizes(made.answers, symbol)))
+
+
 def _findings(model: Model, asked: _Asked, made: _Made) -> tuple[Finding, ...]:
     known = _shapes_of(made)
     shapes = {spec.name: known[spec.name] for spec in model.signature.inputs if spec.name in known}
@@ -434,7 +495,7 @@ def _report(
         opset=model.opsets.get(""),
         ir_version=model.ir_version,
         signature=model.signature,
-        dynamic=_dynamic(axes_of(made.exported)),
+        dynamic=_dynamic(axes_of(made.exported), made.answers),
         agreement=final.shapes if final is not None else (),
         worst=final.worst if final is not None else None,
         tolerance=asked.tolerance if asked.tolerance is not None else TOLERANCE,
@@ -455,7 +516,7 @@ def _report(
     )
 
 
-def _dynamic(axes: Axes) -> tuple[DynamicAxis, ...]:
+def _dynamic(axes: Axes, given: Answers) -> tuple[DynamicAxis, ...]:
     return tuple(
         DynamicAxis(
             symbol,
@@ -464,12 +525,19 @@ def _dynamic(axes: Axes) -> tuple[DynamicAxis, ...]:
                 for name, positions in axes.items()
                 if any(axis.symbol == symbol for axis in positions.values())
             },
-            limits.low,
+            _low(symbol, limits.low, given),
             limits.high,
             limits.step,
+            tried_sizes(given, symbol) if given else (),
         )
         for symbol, limits in symbols_of(axes).items()
     )
+
+
+def _low(symbol: str, low: int, given: Answers) -> int:
+    """The range's own end, or the smallest size compared where the source does not run at that end."""
+    failed = {size for answer in given for name, size, _ in answer.failed if name == symbol}
+    return tried_sizes(given, symbol)[0] if low in failed else low
 
 
 def _plan(asked: _Asked, started: float) -> ConvertReport:
@@ -483,7 +551,7 @@ def _plan(asked: _Asked, started: float) -> ConvertReport:
         opset=asked.opset,
         ir_version=None,
         signature=None,
-        dynamic=_dynamic(asked.dynamic or {}),
+        dynamic=_dynamic(asked.dynamic or {}, []),
         agreement=(),
         worst=None,
         tolerance=asked.tolerance if asked.tolerance is not None else TOLERANCE,

@@ -54,3 +54,7 @@ class Exported:
     """The line of the source where an open size became a number, once that is known to have happened."""
     roots: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Names the exporter made up: `s35` -> (`height`, 32), where the height is 32 times it."""
+    modules: frozenset[str] = frozenset()
+    """Of PyTorch, by path: `layer2.0.conv1`; empty for other sources."""
+    batch_statistics: str | None = None
+    """The line of the source that normalises with the statistics of the inputs at hand, as in training."""

@@ -25,9 +25,9 @@ from trt_engine.conversion.simplify import ir_version_for, refuse_optimised, res
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.names import unique_names
 from trt_engine.graph.operators import beyond_onnxruntime
 from trt_engine.model import Model
-from trt_engine.precision.cast import unique_names
 from trt_engine.precision.opsets import LEAST, raise_opset
 from trt_engine.records import OpsetReport
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto, TensorProto
 
 from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.run import run_arrays
 from trt_engine.conversion.rewriting import false_constants, inline, is_random
-from trt_engine.errors import ShapeError, TrtEngineError
+from trt_engine.equivalence.compare import compare
+from trt_engine.equivalence.parity import open_exposing
+from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.sorted_outputs import compared_tensors
+from trt_engine.errors import ModelError, ShapeError, TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.trace import trace
 from trt_engine.model import Model
-from trt_engine.precision.cast import unique_names
-from trt_engine.precision.comparison import compared_tensors, difference
-from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, TensorSpec, format_shape
 
 __all__ = ["Apart", "Proof", "Prover", "Unprovable", "sorted_tensors"]
@@ -73,11 +74,12 @@ class Prover:
     """The model as it was, run once; `measure` runs what became of it on the same feeds."""
 
     def __init__(self, model: Model, inputs: Mapping[str, Any] | None, tolerance: float) -> None:
-        self._signature = model.signature
+        self._path, self._signature = model.path, model.signature
         self._given = _checked(model.signature, inputs or {})
         self._arrays = {name: item for name, item in self._given.items() if isinstance(item, np.ndarray)}
         proto, _ = inline(read_proto(model.path))
         self.tolerance = max(tolerance, _floor(proto))
+        self._rounding: dict[str, dict[int, float]] = {}
         off = false_constants(proto)
         self.random = any(is_random(node, off) for node in proto.graph.node)
         outputs = [spec.name for spec in self._signature.outputs]
@@ -87,7 +89,7 @@ class Prover:
         self._loose = [name for name in outputs if name in after]
         loaded = self._loaded(model)
         self._feeds = list(self._sets_that_run(loaded))
-        self._wanted = [_run(loaded, [*self._exact, *self._loose], feeds) for feeds in self._feeds]
+        self._wanted = [run_arrays(loaded, [*self._exact, *self._loose], feeds) for feeds in self._feeds]
 
     @property
     def shapes(self) -> tuple[dict[str, Shape], ...]:
@@ -98,14 +100,14 @@ class Prover:
         """How far the model at `path` lies from the first one; `Apart` when it is not the same."""
         names = [*self._exact, *self._loose]
         try:
-            loaded = _load(path, names)
+            loaded = open_exposing(path, names)
         except TrtEngineError as error:
             raise Apart(f"ONNX Runtime does not load it: {error.message}") from error
         largest = 0.0
         for feeds, wanted in zip(self._feeds, self._wanted, strict=True):
             at = ", ".join(f"{name}:{format_shape(array.shape)}" for name, array in feeds.items())
             try:
-                got = _run(loaded, names, feeds)
+                got = run_arrays(loaded, names, feeds)
             except session.ERRORS as error:
                 raise Apart(f"it does not run at {at}: {session.first_line(error)}") from error
             for name, mine, other in zip(names, got, wanted, strict=True):
@@ -122,10 +124,11 @@ class Prover:
             return 0.0
         if one.shape != two.shape:
             raise Apart(f"`{name}` is {format_shape(one.shape)} at {at}, and was {format_shape(two.shape)}")
-        found = difference(*_finite(one, two)).max_rel
-        if not found <= self.tolerance:
-            raise Apart(f"`{name}` is off by {found:.2g} at {at}, and {self.tolerance:.2g} is allowed")
-        return float(found)
+        found = compare(one, two, self._rounding.setdefault(name, {}))
+        if not found.max_rel <= self.tolerance:
+            where = f" in {found.channel}" if found.channel is not None else ""
+            raise Apart(f"`{name}` is off by {found.max_rel:.2g}{where} at {at}, and {self.tolerance:.2g} is allowed")
+        return found.max_rel
 
     def _free(self, name: str) -> bool:
         """True when the output's size follows data (NonMaxSuppression, NonZero): near-equal scores may change it."""
@@ -136,7 +139,7 @@ class Prover:
 
     def _loaded(self, model: Model) -> ort.InferenceSession:
         try:
-            return _load(model.path, [*self._exact, *self._loose])
+            return open_exposing(model.path, [*self._exact, *self._loose])
         except TrtEngineError as error:
             raise Unprovable(
                 f"ONNX Runtime does not run the model, so nothing can be compared: {error.message}"
@@ -149,7 +152,7 @@ class Prover:
         first: dict[str, Array] | None = None
         for feeds in self._tries(_BATCHES[0], 0):
             try:
-                _run(loaded, outputs, feeds)
+                run_arrays(loaded, outputs, feeds)
             except session.ERRORS as error:
                 said = said or session.first_line(error)
                 continue
@@ -162,11 +165,11 @@ class Prover:
         yield first
         shapes = {name: array.shape for name, array in first.items()}
         # where all sizes stand, or no others run: other numbers
-        for feeds in itertools.chain(self._second(shapes), (random_feeds(self._signature, shapes, 1),)):
+        for feeds in itertools.chain(self._second(shapes), (self._drawn(shapes, 1),)):
             kept = {name: item for name, item in self._arrays.items() if item.shape == feeds[name].shape}
             feeds = {**feeds, **kept}
             try:
-                _run(loaded, outputs, feeds)
+                run_arrays(loaded, outputs, feeds)
             except session.ERRORS:
                 continue
             yield feeds
@@ -175,7 +178,7 @@ class Prover:
 
     def _tries(self, batch: int, seed: int) -> Iterator[dict[str, Array]]:
         for other in _OTHERS:
-            yield {**random_feeds(self._signature, self._shapes(batch, other), seed), **self._arrays}
+            yield {**self._drawn(self._shapes(batch, other), seed), **self._arrays}
             if not self._others(self._given):
                 return
 
@@ -195,7 +198,13 @@ class Prover:
             itertools.product(moved, choices), ((item, {}) for item in moved), (({}, item) for item in choices)
         ):
             shapes = self._at({**sizes, **with_batch, **other})
-            yield random_feeds(self._signature, shapes, 1)
+            yield self._drawn(shapes, 1)
+
+    def _drawn(self, shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
+        try:
+            return random_inputs(self._path, self._signature, shapes, seed)
+        except ModelError as error:
+            raise Unprovable(f"{error.message}, so nothing can be compared") from error
 
     def _batch_key(self, spec: TensorSpec) -> list[str]:
         return [_key(spec, 0)] if spec.shape and spec.shape[0] < 0 else []
@@ -294,33 +303,4 @@ def _floor(proto: ModelProto) -> float:
     return max(found, default=0.0)
 
 
-def _finite(one: Array, two: Array) -> tuple[Array, Array]:
-    """Both with what is equally infinite, or equally no number, as zero."""
-    if one.dtype.kind != "f":
-        return one, two
-    same = (~np.isfinite(one)) & ((one == two) | (np.isnan(one) & np.isnan(two)))
-    return np.where(same, 0, one), np.where(same, 0, two)
-
-
 # ------------------------------------------------------------------------------------------------ running
-
-
-def _load(path: Path, names: Sequence[str]) -> ort.InferenceSession:
-    """A session that rewrites nothing and gives these tensors, weights read from where they lie."""
-    proto = read_proto(path)
-    unique_names(proto)
-    stated = {item.name for item in proto.graph.output}
-    proto.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in stated)
-    made = session.session_options(OnnxRuntimeOptions(arena=False), level="none")
-    made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent.resolve()))
-    try:
-        return ort.InferenceSession(
-            proto.SerializeToString(), made, providers=["CPUExecutionProvider"], enable_fallback=0
-        )
-    except session.ERRORS as error:
-        raise session.on_load(error, path) from error
-
-
-def _run(loaded: ort.InferenceSession, names: Sequence[str], feeds: Mapping[str, Array]) -> list[Any]:
-    results: list[Any] = loaded.run(list(names), dict(feeds))
-    return results

@@ -28,9 +28,10 @@ from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import carry
+from trt_engine.graph.names import unique_names
 from trt_engine.graph.trace import trace
 from trt_engine.model import Model
-from trt_engine.precision.cast import unique_names
 from trt_engine.records import SimplifyReport
 
 __all__ = ["refuse_optimised", "same_signature", "simplify"]
@@ -302,7 +303,7 @@ class _Job:
 
 
 def restore(proto: ModelProto, before: ModelProto, unwanted: set[str]) -> None:
-    """Inputs, outputs and the exporter's words of the model before, in place; `unwanted` outputs were for us alone.
+    """Inputs, outputs, modules and the exporter's words of the model before, in place; `unwanted` outputs were ours alone.
 
     An output whose rank the model before did not state keeps what is known of it now.
     """
@@ -323,6 +324,7 @@ def restore(proto: ModelProto, before: ModelProto, unwanted: set[str]) -> None:
     proto.graph.name, proto.doc_string = before.graph.name, before.doc_string
     proto.producer_name, proto.producer_version = before.producer_name, before.producer_version
     proto.domain, proto.model_version = before.domain, before.model_version
+    carry(proto, before)
 
 
 def ir_version_for(proto: ModelProto) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from onnx import ModelProto, NodeProto
 
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
+from trt_engine.graph.module_paths import KEY, name_module
 
 __all__ = ["name_outputs", "tidy", "without_traces"]
 
@@ -26,13 +27,17 @@ def tidy(
     roots: Mapping[str, tuple[str, int]] | None = None,
     *,
     prefix: str = "source",
+    modules: Collection[str] = (),
 ) -> None:
-    """Rewrite the graph at `path`: `prefix.` off its names, and the symbols asked for wherever their sizes stand.
+    """Rewrite the graph at `path`: `prefix.` off its names, the module of each node (of `modules`, those of the source)
+    written to it, and the symbols asked for wherever their sizes stand.
 
     `roots` are names that the exporter made up for parts of them. Weights are not touched, wherever they lie.
     """
     proto = read_proto(path)
     _strip(proto, (f"{prefix}.", f"/{prefix}/"))
+    for place in walk.nodes(proto):
+        name_module(place.node, prefix, modules)
     _name_sizes(proto, symbols, roots or {})
     path.write_bytes(proto.SerializeToString())
 
@@ -138,8 +143,13 @@ def _product(
     return f"{text}//{divisor}" if divisor > 1 else text
 
 
-def name_outputs(proto: ModelProto, symbols: Mapping[str, Mapping[int, str | None]]) -> tuple[str, ...]:
-    """Write the symbol at every axis of an output that was seen to be it; what was corrected, in words.
+def name_outputs(
+    proto: ModelProto,
+    symbols: Mapping[str, Mapping[int, str | None]],
+    sizes: Mapping[str, Mapping[int, int]],
+) -> tuple[str, ...]:
+    """Write the symbol at every axis of an output that was seen to be it, and the size of one that never moved; what was
+    corrected, in words.
 
     An axis that moves and is no symbol itself keeps the exporter's expression, or gets a name of its own.
     """
@@ -158,11 +168,14 @@ def name_outputs(proto: ModelProto, symbols: Mapping[str, Mapping[int, str | Non
                 if dim.HasField("dim_value"):
                     said.append(f"axis {at} of the output `{value.name}` was stated as {stated} and is `{wanted}`")
                 dim.dim_param = wanted
+        for at, size in sizes.get(value.name, {}).items():
+            if at < len(dims) and not dims[at].HasField("dim_value"):
+                dims[at].dim_value = size
     return tuple(said)
 
 
 def without_traces(proto: ModelProto) -> None:
-    """Take out what the exporter noted for debugging: stacks with paths of this machine, once for every node."""
+    """Take out what the exporter noted for debugging, stacks with paths of this machine; of a node its module stays."""
     for place in walk.nodes(proto):
         _clear(place.node)
     for graph in walk.graphs(proto):
@@ -174,5 +187,9 @@ def without_traces(proto: ModelProto) -> None:
 
 
 def _clear(node: NodeProto) -> None:
+    name_module(node)
+    kept = [item.value for item in node.metadata_props if item.key == KEY]
     del node.metadata_props[:]
+    for value in kept:
+        node.metadata_props.add(key=KEY, value=value)
     node.doc_string = ""

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -19,16 +20,18 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trt_engine.conversion.axes import Axes, Axis, axes_for, sizes_of, symbols_of
 from trt_engine.conversion.examples import Example, array_of, raised
 from trt_engine.conversion.exporting import Array, Exported
 from trt_engine.conversion.torch_loading import Loaded, own_code, place_of
+from trt_engine.conversion.value_reads import ValueRead, own_frame, read_at, value_reads
 from trt_engine.errors import MemoryExhausted, ModelError, UsageError
 from trt_engine.files import explain
 from trt_engine.tensors import Shape, closest, format_shape
 
-__all__ = ["Call", "ExportFailed", "bound", "export"]
+__all__ = ["Call", "ExportFailed", "bound", "export", "frozen_values", "recipe_of"]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,11 @@ _PREFIX = "source."
 
 class ExportFailed(Exception):
     """An exporter could not; the text says why, in one line."""
+
+    def __init__(self, reason: str, read: ValueRead | None = None) -> None:
+        super().__init__(reason)
+        self.read = read
+        """The line that depends on the values of a tensor, where that is why."""
 
 
 @dataclass
@@ -54,6 +62,8 @@ class Call:
     axes: Axes
     outputs: tuple[str, ...]
     notes: tuple[str, ...]
+    batch_statistics: str | None = None
+    """The line that normalises with the statistics of the inputs at hand."""
 
     def example(self) -> dict[str, Array]:
         """The inputs it is exported with."""
@@ -130,7 +140,9 @@ def _leaves(value: Any, name: str = "") -> list[tuple[str, Any]]:
 # ------------------------------------------------------------------------------------------------ binding
 
 
-def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, text: str) -> Call:
+def bound(
+    loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, text: str, all_outputs: bool = False
+) -> Call:
     """The source with its inputs: those given, else those it brings; run once, so that what it raises is told now."""
     notes: list[str] = []
     said: list[str] = []
@@ -145,13 +157,22 @@ def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, tex
         notes += said
         sizes_of(axes, {name: item.shape for name, item in examples.items()})
     call = Call(loaded, tuple(examples), keywords, examples, axes, (), ())
-    hint = _expected(loaded, examples)
-    if said:
-        hint = f"{'; '.join(said)}: `--fixed` keeps every size; else {hint}"
+
+    def hint(error: BaseException) -> str:
+        expected = _expected(loaded, examples, error)
+        return f"{'; '.join(said)}: `--fixed` keeps every size; else {expected}" if said else expected
+
+    statistics = _BatchStatistics()
     with own_code(f"running `{text}` on the example inputs", hint=hint), _calm():
         tensors = [_tensor(array) for array in call.example().values()]
-        result = _call(loaded.module, tensors, keywords)
-    outputs = [name for name, _ in _leaves(result)]
+        with statistics:
+            result = _call(loaded.module, tensors, keywords)
+    call.batch_statistics = statistics.place
+    leaves = _leaves(result)
+    if not all_outputs and len(leaves) > 1:
+        leaves, note = _in_export_mode(call, leaves)
+        notes += [note] if note else []
+    outputs = [name for name, _ in leaves]
     if not outputs:
         raise ModelError(
             f"`{text}` returns a {type(result).__name__} without tensors", hint="return tensors, or a dict of them"
@@ -160,13 +181,102 @@ def bound(loaded: Loaded, given: Sequence[Example], dynamic: Axes | None, *, tex
     return call
 
 
-def _expected(loaded: Loaded, examples: Mapping[str, Example]) -> str:
+class _BatchStatistics(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the first line that normalises with `training=True`, whatever an exporter writes it as."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place: str | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.place is None and "batch_norm" in func.__name__:
+            names = [item.name for item in func._schema.arguments]
+            given = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
+            if given.get("training") is True or given.get("train") is True:
+                frame = own_frame(sys._getframe(1))
+                self.place = (
+                    f"{frame.f_code.co_filename}:{frame.f_lineno} in `{frame.f_code.co_name}`"
+                    if frame is not None
+                    else "a line of TorchScript"
+                )
+        return func(*args, **(kwargs or {}))
+
+
+def _in_export_mode(call: Call, outputs: list[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], str | None]:
+    """The outputs without those of training, where the source has a mode for exporters, and a note that names the rest.
+
+    Detectors in the style of Ultralytics have an attribute `export` on their heads (and `dynamic`, for anchors made anew
+    at every size), which their own exporter sets.
+    """
+    heads = [
+        (name, item) for name, item in call.loaded.module.named_modules() if getattr(item, "export", None) is False
+    ]
+    before = [
+        (item, name, getattr(item, name)) for _, item in heads for name in ("export", "dynamic") if hasattr(item, name)
+    ]
+    for item, name, _ in before:
+        setattr(item, name, True)
+    kept: list[tuple[str, Any]] = []
+    with contextlib.suppress(Exception), _calm():
+        tensors = [_tensor(array) for array in call.example().values()]
+        kept = _leaves(_call(call.loaded.module, tensors, call.keywords)) if heads else []
+    if not 0 < len(kept) < len(outputs):
+        for item, name, value in before:
+            setattr(item, name, value)
+        return outputs, None
+    gone = [name for name, value in outputs if not any(_equal(value, other) for _, other in kept)]
+    where = ", ".join(f"`{name}` ({type(item).__name__})" for name, item in heads)
+    return kept, (
+        f"left out as outputs of training: {', '.join(f'`{name}`' for name in gone)} (`export` was set on {where}); "
+        "`--all-outputs` keeps them"
+    )
+
+
+def _equal(one: Any, two: Any) -> bool:
+    return bool(one.shape == two.shape and torch.allclose(one.float(), two.float(), rtol=1e-3, atol=1e-4))
+
+
+def _expected(loaded: Loaded, examples: Mapping[str, Example], error: BaseException) -> str:
     takes = ", ".join(loaded.parameters) or "tensors"
+    embedding = _embedding_of(error)
+    for at, (name, item) in enumerate(examples.items()):
+        parameter = name if name in loaded.parameters or at >= len(loaded.parameters) else loaded.parameters[at]
+        if embedding is not None and item.shape == embedding[0]:
+            typed = f"{parameter}:{format_shape(item.shape)}:int64@0..{embedding[1] - 1}"
+            return f"its forward takes ({takes}); an embedding of {embedding[1]} rows reads `{parameter}`: `--input {typed}`"
     first = next(iter(examples.items()), None)
-    typed = f"`--input {first[0]}:{format_shape(first[1].shape)}:float64`" if first is not None else "`--input`"
+    if first is None:
+        return f"its forward takes ({takes}); give shapes and types it can run with (`-vv` shows the whole stack)"
+    parameter = first[0] if first[0] in loaded.parameters or not loaded.parameters else loaded.parameters[0]
+    kind = (
+        "int64" if re.search(r"\b(Long|Int)\b", str(error)) and first[1].dtype.startswith("float") else first[1].dtype
+    )
+    typed = f"`--input {parameter}:{format_shape(first[1].shape)}:{kind}`"
     return (
         f"its forward takes ({takes}); give shapes and types it can run with, as {typed} (`-vv` shows the whole stack)"
     )
+
+
+def _embedding_of(error: BaseException) -> tuple[Shape, int] | None:
+    """The shape of what an embedding could not look up, and how many rows it has."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module, given = frame.f_locals.get("self"), frame.f_locals.get("input")
+        if isinstance(module, torch.nn.Embedding) and isinstance(given, torch.Tensor):
+            return tuple(given.shape), module.num_embeddings
+    return None
+
+
+_RECIPES = (("RTDetr", "rtdetr"), ("Detr", "detr"), ("Bert", "bert"), ("ViT", "vit"))
+
+
+def recipe_of(call: Call) -> str | None:
+    """The script of examples/recipes that converts this architecture."""
+    names = [type(item).__name__ for item in call.loaded.module.modules()]
+    for prefix, recipe in _RECIPES:
+        if any(name.startswith(prefix) for name in names):
+            return f"examples/recipes/{recipe}.py"
+    ours = any(type(item).__module__.startswith("ultralytics.") for item in call.loaded.module.modules())
+    return "examples/recipes/yolo.py" if ours else None
 
 
 def _distinct(names: Sequence[str], taken: set[str]) -> tuple[str, ...]:
@@ -325,7 +435,7 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
         for item in _chain(error):
             if isinstance(item, OSError) and item.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise explain(item, folder.parent) from error
-        raise ExportFailed(_reason(error)) from error
+        raise _failed(error) from error
     versions = dict(call.loaded.versions)
     with contextlib.suppress(ImportError):
         import onnxscript
@@ -344,6 +454,8 @@ def export(call: Call, exporter: str, opset: int, folder: Path) -> Exported:
         feeds=call.feeds,
         specialized=lambda: _where_specialized(call),
         roots=roots,
+        modules=frozenset(name for name, _ in call.loaded.module.named_modules() if name),
+        batch_statistics=call.batch_statistics,
     )
 
 
@@ -357,7 +469,7 @@ def _dynamo(call: Call, opset: int, path: Path) -> dict[str, tuple[str, int]]:
                 raise ExportFailed(
                     f"torch {torch.__version__} does not write a program that was saved with an axis in steps (`{size}`)"
                 )
-    with _silent(), _calm():
+    with _silent(), _calm(), _len_as_size(call.loaded.module):
         if call.loaded.program is not None:
             program = torch.onnx.export(
                 call.loaded.program, dynamo=True, input_names=list(call.names), output_names=list(call.outputs),
@@ -414,7 +526,7 @@ def _torchscript(call: Call, opset: int, path: Path) -> None:
         raise ExportFailed("it traces modules, and this is an exported program")
     args = tuple(_tensor(array) for array in call.example().values())
     dynamic = {name: {at: axis.symbol for at, axis in positions.items()} for name, positions in call.axes.items()}
-    with _silent(), _without_fd_1(), _calm():
+    with _silent(), _without_fd_1(), _calm(), _len_as_size(call.loaded.module):
         # a script is exported as it is: called inside a trace, its weights are not part of that trace
         module = call.loaded.module if call.loaded.scripted else _Flat(call).eval()
         torch.onnx.export(
@@ -422,6 +534,28 @@ def _torchscript(call: Call, opset: int, path: Path) -> None:
             output_names=list(call.outputs), dynamic_axes=dynamic, opset_version=min(opset, _HIGHEST_TORCHSCRIPT),
             do_constant_folding=True,
         )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _len_as_size(module: Any) -> Iterator[None]:
+    """`len(tensor)` must be a number in Python, `tensor.shape[0]` stays a size: the files of the source read the latter."""
+    files = {sys.modules.get(type(item).__module__) for item in module.modules()}
+    patched = [file for file in files if file is not None and "len" not in vars(file) and _own_file(file)]
+    for file in patched:
+        file.len = _rows  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for file in patched:
+            del file.len
+
+
+def _own_file(file: Any) -> bool:
+    return file.__name__.split(".")[0] not in ("torch", "trt_engine", "builtins")
+
+
+def _rows(value: Any) -> Any:
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.ndim else len(value)
 
 
 @contextlib.contextmanager
@@ -477,7 +611,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _reason(error: BaseException) -> str:
+def _failed(error: BaseException) -> ExportFailed:
     """One line: what the innermost error says, and the place in the user's file where it names one."""
     chain = _chain(error)
     told = next(
@@ -492,7 +626,30 @@ def _reason(error: BaseException) -> str:
     text = f"{type(told).__name__}: {lines[0] if lines else ''}"[:300]
     places = [match for match in _USER_LINE.finditer(str(told)) if not _of_a_library(match["file"])]
     place = f"{places[-1]['file']}:{places[-1]['line']} in `{places[-1]['function']}`" if places else place_of(told)
-    return text + (f" ({place})" if place else "")
+    guard = next((item for item in chain if _VALUE_GUARD.search(f"{type(item).__name__}: {item}")), None)
+    line = (_guarded_line(guard) or (places[-1] if places else None)) if guard is not None else None
+    read = read_at(line["file"], int(line["line"]), line["function"]) if line is not None else None
+    if read is not None:
+        return ExportFailed(str(read), read)
+    return ExportFailed(text + (f" ({place})" if place else ""))
+
+
+_VALUE_GUARD = re.compile(r"GuardOnDataDependent|data-dependent expression|[Dd]ata-dependent branching|item\(\) on")
+
+
+def _guarded_line(error: BaseException) -> re.Match[str] | None:
+    """The line of the source at which `torch.export` met a condition on values."""
+    lines = [match for match in _USER_LINE.finditer(str(error)) if "/torch/" not in match["file"]]
+    return lines[-1] if lines else None
+
+
+def frozen_values(call: Call) -> list[ValueRead]:
+    """The lines of the source that read values of tensors while it is traced: what they decide would be frozen."""
+    if call.loaded.scripted or call.loaded.program is not None:
+        return []
+    args = tuple(_tensor(array) for array in call.example().values())
+    with _silent(), _len_as_size(call.loaded.module):
+        return value_reads(_Flat(call).eval(), args)
 
 
 def _of_a_library(path: str) -> bool:
@@ -516,7 +673,7 @@ def _where_specialized(call: Call) -> str | None:
     args = tuple(_tensor(array) for array in call.example().values())
     before = logger.handlers[:], logger.propagate, logger.level
     try:
-        with _silent(), _calm():
+        with _silent(), _calm(), _len_as_size(call.loaded.module):
             logger.setLevel(logging.INFO)
             logger.handlers[:], logger.propagate = [ear], False
             torch.export.export(_Flat(call).eval(), args, dynamic_shapes=(_dims(call),), strict=False)

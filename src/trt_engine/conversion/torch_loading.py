@@ -117,7 +117,7 @@ def _talking() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_code(what: str, *, hint: str | None = None) -> Iterator[None]:
+def own_code(what: str, *, hint: str | Callable[[BaseException], str] | None = None) -> Iterator[None]:
     """Turns what the user's code raises into a `ModelError` with the place in their file."""
     try:
         with _talking():
@@ -129,7 +129,8 @@ def own_code(what: str, *, hint: str | None = None) -> Iterator[None]:
             f"{what} needs more memory than there is", hint="give a smaller example `--input`"
         ) from error
     except BaseException as error:  # their SystemExit is no wish to end this program
-        raise ModelError(f"{what} failed: {_told(error)}", hint=hint or "`-vv` shows the whole stack") from error
+        shown = hint(error) if callable(hint) else hint
+        raise ModelError(f"{what} failed: {_told(error)}", hint=shown or "`-vv` shows the whole stack") from error
 
 
 def _told(error: BaseException) -> str:
@@ -228,6 +229,8 @@ def _imported_file(path: Path) -> Any:
 
 def _lacks(text: str, error: ModuleNotFoundError) -> SetupError:
     where = place_of(error)
+    if error.name is None:  # a library that imports its parts late says what it lacks in a sentence of its own
+        return SetupError(f"`{text}` cannot be imported: {_told(error)}", hint="install what it names")
     return SetupError(
         f"`{text}` needs the package `{error.name}`, which is not installed" + (f" ({where})" if where else ""),
         hint=f"`pip install {str(error.name).split('.')[0].replace('_', '-')}`, or whatever brings it",

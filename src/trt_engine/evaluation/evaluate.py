@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_engine.engine import OutputError
+from trt_engine.equivalence.compare import worst_of
+from trt_engine.equivalence.sorted_outputs import compare_outputs
+from trt_engine.equivalence.tolerance import TOLERANCES
 from trt_engine.errors import ShapeError, UsageError
 from trt_engine.evaluation.classify import Hits, class_of_labels
-from trt_engine.evaluation.parity import compare, compare_rows
 from trt_engine.records import Evaluated, summarize
 from trt_engine.runtime.instance import InferenceEngine
 from trt_engine.vision.datasets import Batch, Dataset, Reader, Skip
@@ -76,8 +77,6 @@ def evaluate_runner(
     sides = [_Side(item, dataset, vision, mapping, size) for item in (runner, baseline) if item is not None]
     dtype = vision.input_of(runner.signature).dtype
     reader = Reader(dataset, Preprocessor(vision.preprocess, dtype), size)
-    # rows that a network sorts by score may change places between two engines
-    difference = compare_rows if vision.postprocess.decode == "yolov10" else compare
     worst: dict[str, list[OutputError]] = {}
     weights: list[int] = []
     total, said = len(dataset.items), time.monotonic()
@@ -86,9 +85,10 @@ def evaluate_runner(
         outputs = [side.take(group) for side in sides]
         if baseline is not None:
             weights.append(len(group))
-            for name in outputs[1]:
-                if name in outputs[0]:
-                    worst.setdefault(name, []).append(difference(outputs[0][name], outputs[1][name]))
+            # rows that a network sorts by score may change places between two engines
+            ranked = list(outputs[1]) if vision.postprocess.decode == "yolov10" else []
+            for name, error in compare_outputs(outputs[0], outputs[1], ranked, TOLERANCES["quantized"]).items():
+                worst.setdefault(name, []).append(error)
         image_ids += [item.image_id for item in group.items]
         if on_progress is not None:
             on_progress(reader.images, total)
@@ -105,7 +105,7 @@ def evaluate_runner(
     return Evaluation(
         engine=found[0],
         baseline=found[1] if baseline is not None else None,
-        parity={name: _worst(errors, weights) for name, errors in worst.items()} if baseline is not None else None,
+        parity={name: worst_of(errors, weights) for name, errors in worst.items()} if baseline is not None else None,
         images=reader.images,
         skipped=tuple(reader.skipped),
         digest=reader.digest,
@@ -149,16 +149,6 @@ def _mapping(dataset: Dataset, vision: Vision) -> dict[int, int]:
     if dataset.kind == "folders":
         return dict(enumerate(class_of_labels(dataset.labels, classes)))
     return {}
-
-
-def _worst(errors: Sequence[OutputError], weights: Sequence[int]) -> OutputError:
-    """The largest differences of any batch; the mean over all."""
-    return OutputError(
-        max_abs=max(item.max_abs for item in errors),
-        mean_abs=float(np.average([item.mean_abs for item in errors], weights=weights)),
-        max_rel=max((math.inf if math.isnan(item.max_rel) else item.max_rel) for item in errors),
-        cosine=min(item.cosine for item in errors),
-    )
 
 
 class _Side:

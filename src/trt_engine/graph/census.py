@@ -1,8 +1,10 @@
 """What a graph computes in: the share of layers, of parameters and of multiply-adds that each data type holds.
 
 An operator that reads DequantizeLinear counts as the quantized type: that is how a quantized graph is written, and what
-a backend that fuses the pair computes in. Of a graph whose pairs were fused already it is read `literal`ly: there such an
-operator computes in floating point. Names are those of `config.PRECISIONS`, and `fp64`, `int2` beyond them.
+a backend that fuses the pair computes in. A matrix operator needs both its inputs from there: no kernel multiplies a
+quantized matrix by a floating-point one. Weights of four bits and fewer count alone. A graph whose pairs were fused already
+is read `literal`ly: there such an operator computes in floating point. Names are those of `config.PRECISIONS`, and `fp64`,
+`int2` beyond them.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorPro
 _WEIGHTS_ALONE = ("int4", "int2")
 """Types that nothing computes in: they are weights' own, and a layer with such weights is told by them."""
 _E8M0 = 24
-_LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Cast Expand".split())
+_LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Cast Expand Slice Split MaxPool".split())
+"""What leaves every value a quantized one: builders move the pair behind it."""
 _LINEAR = frozenset(
     "Conv ConvTranspose Gemm MatMul FusedConv FusedMatMul FusedGemm Einsum DeformConv Attention".split()
 )
@@ -109,6 +112,8 @@ class Layer:
     step: Step
     kind: str
     macs: int
+    partly: str | None = None
+    """What of a floating-point layer is quantized all the same: `only its second input is int8`."""
 
 
 def layers_of(
@@ -128,7 +133,8 @@ def layers_of(
         if tf32 and kind == "fp32" and step.node.op_type in _LINEAR:
             kind = "tf32"
         if kind is not None:
-            yield Layer(step, kind, cost.per_node.get(step.key, (0, 0))[0])
+            partly = None if literal else _partly(step, kind, makers)
+            yield Layer(step, kind, cost.per_node.get(step.key, (0, 0))[0], partly)
 
 
 def precision_of(proto: ModelProto, cost: Cost | None = None) -> str | None:
@@ -159,26 +165,43 @@ def _layer(step: Step, makers: Mapping[str, Step], literal: bool) -> str | None:
     if op in _INTEGER_OPS or op.startswith("QLinear"):
         return "int8"
     linear = op in _LINEAR
-    considered = list(zip(node.input, step.inputs, strict=True))[: 2 if linear else None]
-    read: list[str | None] = []
-    for name, fact in considered:
-        if fact is None or (not linear and fact.stored):
-            continue
-        kind = _dequantized(name, makers)
-        if literal and kind not in _WEIGHTS_ALONE:
-            kind = None
-        if kind is not None or fact.elem in _FLOATS:
-            read.append(kind)
-    quantized = [kind for kind in read if kind is not None]
-    if quantized and (linear or len(quantized) == len(read)):
-        return quantized[0]
+    if linear:
+        factors = _factors(step, makers)
+        alone = next((kind for kind in factors if kind in _WEIGHTS_ALONE), None)
+        if all(factors) and not literal:
+            return factors[0]
+        if alone is not None:
+            return alone
+    else:
+        read = [
+            kind
+            for name, fact in zip(node.input, step.inputs, strict=True)
+            if fact is not None and not fact.stored
+            if (kind := _dequantized(name, makers)) is not None or fact.elem in _FLOATS
+        ]
+        if read and all(read) and (not literal or read[0] in _WEIGHTS_ALONE):
+            return read[0]
     elem = next((item.elem for item in step.outputs if item.elem in _FLOATS), 0)
     elem = elem or next((item.elem for item in step.inputs if item is not None and item.elem in _FLOATS), 0)
     return _NAMES.get(elem) if elem else None
 
 
+def _factors(step: Step, makers: Mapping[str, Step]) -> list[str | None]:
+    """The quantized types behind the two inputs of a matrix operator."""
+    return [_dequantized(name, makers) for name in step.node.input[:2]]
+
+
+def _partly(step: Step, kind: str, makers: Mapping[str, Step]) -> str | None:
+    if step.node.op_type not in _LINEAR or len(step.node.input) < 2:
+        return None
+    first, second = _factors(step, makers)
+    if (first is None) == (second is None) or kind in (first, second):
+        return None
+    return f"only its {'second' if first is None else 'first'} input is {first or second}"
+
+
 def _dequantized(name: str, makers: Mapping[str, Step]) -> str | None:
-    """The quantized type behind a tensor, through what only lays it out anew."""
+    """The quantized type behind a tensor, through what changes no value."""
     for _ in range(16):
         step = makers.get(name)
         if step is None:

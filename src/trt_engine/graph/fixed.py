@@ -17,6 +17,7 @@ from trt_engine.errors import ShapeError
 from trt_engine.files import write_whole
 from trt_engine.graph import walk
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.module_paths import carry
 from trt_engine.model import Model
 from trt_engine.tensors import Shape, format_shape
 
@@ -40,7 +41,11 @@ def fix_shapes(model: Model, shapes: Mapping[str, Shape], target: Path) -> Model
     _forget_shapes(proto)
     plain = target.with_name(f"{target.stem}.fixed.onnx")
     _save(proto, plain, model.nbytes)
-    if not _folded(plain, target, model):
+    if _folded(plain, target, model):
+        folded = read_proto(target)
+        if carry(folded, proto):
+            write_whole(target, folded.SerializeToString())
+    else:
         plain.replace(target)
         log.info("`%s` keeps its shape arithmetic: ONNX Runtime cannot fold it", model.path.name)
     return open_model(target)

@@ -16,6 +16,8 @@ from trt_engine.graph.census import census, is_dequantize, is_quantize, layers_o
 from trt_engine.graph.findings import findings, islands, ordered
 from trt_engine.graph.flops import count
 from trt_engine.graph.load import legible, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, with_modules
+from trt_engine.graph.quant_placement import PlacedGraph
 from trt_engine.model import Model
 from trt_engine.records import ModelReport
 from trt_engine.tensors import Shape, Signature
@@ -45,6 +47,7 @@ def inspect_model(
         found = findings(model, proto, cost.trace, sizes or {})
         if any(kind in shares for kind in ("fp16", "bf16")):
             found = (*found, *islands(layers_of(proto, cost), shares))
+        placed = PlacedGraph(proto, cost)
         return ModelReport(
             path=str(path),
             name=model.name,
@@ -62,6 +65,7 @@ def inspect_model(
             macs=cost.macs if sizes is not None else None,
             flops_shapes=sizes or {},
             flops_exact=cost.exact and sizes is not None,
+            placement=placed.report() if placed else None,
             uncounted=cost.uncounted if sizes is not None else {},
             precision=Precision(None, shares),
             quantized=dq_nodes > 0 or any(_is_quantized_operator(node.op_type) for node in places),
@@ -70,7 +74,7 @@ def inspect_model(
             dynamic={spec.name: spec.dynamic for spec in model.signature.inputs if spec.dynamic},
             external=tuple(item.location for item in model.external),
             domains=dict(Counter(walk.domain_of(node) or "ai.onnx" for node in places).most_common()),
-            findings=ordered(found),
+            findings=with_modules(ordered(found), ModulePaths(proto), "where"),
             metadata={item.key: item.value for item in proto.metadata_props},
         )
 

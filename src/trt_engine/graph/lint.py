@@ -25,15 +25,15 @@ from trt_engine.graph.coverage import Gap, element_name, gaps, given_of, support
 from trt_engine.graph.findings import Seen, image_input, look, ordered
 from trt_engine.graph.frozen import misfits
 from trt_engine.graph.inspect import inspect_model
+from trt_engine.graph.module_paths import ModulePaths, with_modules
 from trt_engine.graph.trace import Fact, Step, Trace, flatten, schema_of, trace
 from trt_engine.model import Model
 from trt_engine.records import Finding, OperatorSupport
 from trt_engine.tensors import Shape, Signature, TensorSpec, format_shape
 
-__all__ = ["TARGETS", "Linted", "Target", "lint"]
+__all__ = ["Linted", "Target", "lint"]
 
 Target = Literal["all", "tensorrt", "onnxruntime"]
-TARGETS: tuple[Target, ...] = ("all", "tensorrt", "onnxruntime")
 
 _IMAGE_SIZES = (320, 352, 640, 224, 416, 512, 608, 384, 480, 256, 800, 1024, 1280, 192, 160, 128, 96, 64, 32, 28, 16)
 _OTHER_SIZES = (16, 24, 32, 64, 77, 100, 128, 197, 256, 300, 384, 512, 1024, 8, 4)
@@ -98,7 +98,8 @@ def lint(
     found = [item for item in _once((*shared, *own)) if item.code not in _NOT_FOR[target]]
     if target == "onnxruntime":
         found = [replace(item, severity="error") if item.code in _REFUSED else item for item in found]
-    return Linted(ordered(found), support(seen.trace, found_gaps), dict(sizes), assumed, version)
+    found = list(with_modules(ordered(found), ModulePaths(proto), "where"))
+    return Linted(tuple(found), support(seen.trace, found_gaps), dict(sizes), assumed, version)
 
 
 def _broken(model: Model, proto: ModelProto) -> Iterator[Finding]:

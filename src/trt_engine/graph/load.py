@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import stat
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path, PureWindowsPath
 
 import onnx
@@ -19,6 +20,7 @@ from trt_engine.engine import plan_header
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import operators, walk
 from trt_engine.graph.operators import Beyond, trt_only
+from trt_engine.graph.roles import roles
 from trt_engine.graph.sound import check_sound
 from trt_engine.model import ExternalFile, Model
 from trt_engine.tensors import Signature, TensorSpec, dtype
@@ -395,8 +397,9 @@ def signature(proto: ModelProto, path: Path | str) -> Signature:
         outputs = _inferred(proto, outputs)
     if not outputs:
         raise ModelError(f"`{path}` has no outputs", hint="export the model again")
+    decided = roles(proto)
     return Signature(
-        inputs=tuple(_spec(item, "input", path) for item in inputs),
+        inputs=tuple(replace(_spec(item, "input", path), role=decided.get(item.name)) for item in inputs),
         outputs=tuple(_spec(item, "output", path) for item in outputs),
     )
 

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from trt_engine import files
+from trt_engine.api.preparing import placement_target
 from trt_engine.backend import backend
 from trt_engine.cells import CellSpec
-from trt_engine.config import PRECISIONS, is_preset
+from trt_engine.config import PRECISIONS, BuildConfig, is_preset
 from trt_engine.device import parse_device
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
@@ -276,7 +277,9 @@ def _cell(
     if fixed:
         settings["fixed_batch"] = True
     if calibrated:
-        settings["quantize"] = dict(file.quantize)
+        config = BuildConfig(backend=route.backend, device=device, providers=tuple(route.providers))
+        target = placement_target(config, variant.precision)
+        settings["quantize"] = ({} if target is None else {"target": target}) | file.quantize
         settings["calibrate"] = entry.calibrate or file.calibrate
         if preprocess is not None:
             settings["calibrate_preprocess"] = preprocess

@@ -75,7 +75,7 @@ def joined(before: CellResult | None, now: CellResult) -> CellResult:
         if now.state == "done" and before.evaluated is not None and before.evaluated.passed is False:
             fields |= {"state": "failed", "reason": before.reason, "exit_code": before.exit_code}
     if now.engine is None:  # it failed before there was one
-        of_engine = ("engine", "engine_bytes", "build_seconds", "found", "ran_in", "parity")
+        of_engine = ("engine", "engine_bytes", "build_seconds", "found", "ran_in", "not_fused", "parity")
         fields |= {name: getattr(before, name) for name in of_engine}
     steps = tuple(step for step in before.steps if step.name in ({"profile"} if PROFILED & kept else set()) | kept)
     again = {*now.spec.modes, *before.spec.left_out, *({"profile"} if PROFILED & {*now.spec.modes} else ())}

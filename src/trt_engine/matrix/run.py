@@ -14,7 +14,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trt_engine.cells import CellResult, CellSpec, PlannedCell, RunManifest, RunOutlook, RunSummary
+from trt_engine.cells import (
+    CellResult,
+    CellSpec,
+    PlannedCell,
+    RunManifest,
+    RunOutlook,
+    RunSummary,
+    slower_than_float,
+)
 from trt_engine.config import parse_duration
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
@@ -37,7 +45,7 @@ __all__ = ["exit_code", "outlook", "run_plan", "told_of"]
 log = logging.getLogger(__name__)
 
 _SHARED = ("cast", "quantize")
-"""Steps whose result all cells of a model and precision share: what failed once fails for all of them."""
+"""Steps whose result all cells of a model, precision and target share: what failed once fails for all of them."""
 
 
 def run_plan(
@@ -198,7 +206,7 @@ class _Run:
     on_end: Callable[[CellResult], None] | None
     results: dict[str, CellResult] = field(default_factory=dict)
     reused: int = 0
-    broken: dict[tuple[str, str], CellResult] = field(default_factory=dict)
+    broken: dict[tuple[str, str, str], CellResult] = field(default_factory=dict)
     """What the first cell of a model and precision said, whose cast or quantisation failed."""
     warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -320,7 +328,7 @@ class _Run:
 
     def _cell(self, spec: CellSpec, batch: int, number: int, count: int, *, halve: bool) -> CellResult:
         """The cell's result at that batch; where memory ran out and `halve` lets it, of half of it."""
-        shared = (spec.model, spec.precision)
+        shared = (spec.model, spec.precision, str(spec.settings.get("quantize", {}).get("target")))
         if not spec.own_file and (first := self.broken.get(shared)) is not None:
             return replace(first, spec=spec, steps=(), seconds=0.0, files={}, warnings=())
         asked = batch
@@ -400,6 +408,8 @@ class _Run:
     # -------------------------------------------------------------------------------- the end
 
     def _summary(self, manifest: RunManifest) -> RunSummary:
+        for text in slower_than_float(self.results[spec.label] for spec in self.specs if spec.label in self.results):
+            self._warn(text)
         artifacts: dict[str, str] = {}
         try:
             artifacts = {name: str(path) for name, path in write_reports(self.tree.folder).items()}

@@ -293,9 +293,10 @@ def _keep_from_onnxruntime(spec: CellSpec, model: Model) -> None:
 def _variant(cell: _Cell, model: Model) -> Path:
     """The model in the cell's precision, made once for all cells that share it."""
     spec = cell.spec
-    target = cell.run / MODELS / f"{spec.model}-{spec.precision}.onnx"
-    receipt = target.with_suffix(".json")
     quantise: dict[str, Any] = cell.asked("quantize", {})
+    whom = f"-{quantise['target']}" if "target" in quantise else ""
+    target = cell.run / MODELS / f"{spec.model}-{spec.precision}{whom}.onnx"
+    receipt = target.with_suffix(".json")
     data, preprocess = cell.asked("calibrate"), _preprocess(cell, "calibrate_preprocess")
     seen = None if data is None else [_listing(cell, data), preprocess_digest(preprocess), RULES]
     made_of = msgspec.json.encode([model.digest, spec.precision, quantise, seen], order="sorted").decode()
@@ -372,10 +373,11 @@ def _build(cell: _Cell, source: Path) -> None:
         try:
             made = building.carry_out(_planned(cell, source, config))
         except PrecisionError as error:
-            if (lacks := _without_kernels(spec)) is None:
+            if not _measured_anyway(spec):
                 raise
             log.warning("%s", error.message)
-            cell.warn(f"{spec.precision} is in the graph, and {lacks} has no kernels for it: {_found(error)}")
+            said = error.message.removeprefix(f"asked for {spec.precision}").lstrip(":, ")
+            cell.warn(f"{spec.precision} is in the graph and is not what runs: {said}")
             as_asked = False
             made = building.carry_out(_planned(cell, source, replace(config, precision=None)))
     except (SetupError, ModelError) as error:
@@ -390,10 +392,12 @@ def _build(cell: _Cell, source: Path) -> None:
         build_seconds=passport.build.seconds,
         found={name: share.layers for name, share in passport.precision.running.items()},
         ran_in=None if as_asked or passport.precision.main == spec.precision else passport.precision.main,
+        not_fused=passport.build.not_fused,
         parity=passport.parity,
     )
     for text in made.warnings:
-        cell.warn(text)
+        if as_asked or passport.build.not_fused is None or passport.build.not_fused not in text:  # told already
+            cell.warn(text)
 
 
 def _payload(cell: _Cell) -> Path:
@@ -435,22 +439,15 @@ def _from_plan(cell: _Cell, text: str) -> str:
     return ",".join(str(path) if path.is_file() else part for part, path in zip(parts, beside, strict=True))
 
 
-def _without_kernels(spec: CellSpec) -> str | None:
-    """What computes such a graph in FP32, as a CPU does most and ONNX Runtime's CUDA provider what is quantised: the cell
-    shows their accuracy and size, and says what ran. None where the engine is not what it was to be.
-    """
+def _measured_anyway(spec: CellSpec) -> bool:
+    """Whether an engine that computes in another type than its graph is measured, as of FP16 on a CPU and of pairs that ONNX
+    Runtime does not fuse: the cell shows accuracy and size, and says what ran. Elsewhere it is not what it was to be."""
     if spec.precision in _AS_GIVEN:
-        return None
+        return False
     if parse_device(spec.device)[0] == "cpu":
-        return "this processor"
+        return True
     compiled = any(name.lower().startswith(("tensorrt", "trt")) for name in spec.providers)
-    if "onnxruntime" in backend(spec.backend).modules and not compiled and spec.precision not in _CAST:
-        return "ONNX Runtime's CUDA provider"
-    return None
-
-
-def _found(error: PrecisionError) -> str:
-    return error.message.partition(": ")[0].partition(", ")[2] or error.message
+    return "onnxruntime" in backend(spec.backend).modules and not compiled and spec.precision not in _CAST
 
 
 # ------------------------------------------------------------------------------------------------ after it

@@ -9,13 +9,14 @@ look alike. Nothing is believed that the log does not show to its end: a build c
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trt_engine.engine import plan_header
-from trt_engine.plans.causes import Cause, cause_of
+from trt_engine.plans.causes import Cause, cause_of, errors_of, node_of, telling_error
 from trt_engine.plans.versions import Version
 from trt_engine.records import LoggedProfile, LoggedTimes, LogReport
 
@@ -150,8 +151,8 @@ def parse(text: str | Sequence[str], name: str = "log") -> TrtexecLog:
     """
     raw = split(text) if isinstance(text, str) else [part for line in text for part in split(line)]
     marks, outside = _outside_tasks(raw)
-    if len(starts := [at for at in outside if (mark := _BANNER.match(raw[at])) and mark["mark"] == "RUNNING"]) > 1:
-        raw = raw[starts[-1] :]
+    if len(begins := _begins(raw, outside)) > 1:
+        raw = raw[begins[-1] :]
         marks, outside = _outside_tasks(raw)
     lines = [read_line(line) for line in raw]
     own = [lines[at] for at in outside]
@@ -169,7 +170,7 @@ def parse(text: str | Sequence[str], name: str = "log") -> TrtexecLog:
     found.update(_banner(marks))
     report = LogReport(
         log=name,
-        written_by="trtexec" if marks or any(line.severity for line in lines) else None,
+        written_by="trtexec" if marks or any(line.severity or _died_at_start(line) for line in lines) else None,
         status="failed",
         perf_warnings=tuple(label for label, _ in _PERF if label in perf),
         warning_lines=sum(line.severity == "W" and line.stamped for line in lines),
@@ -178,8 +179,8 @@ def parse(text: str | Sequence[str], name: str = "log") -> TrtexecLog:
         **found,
     )
     banner = _options_read(own)
-    wrong = _wrong(report, own, raw)
-    cause = cause_of([raw[at] for at in outside]) if wrong is not None else None
+    wrong = _wrong(report, own)
+    cause = cause_of(_messages(own)) if wrong is not None else None
     spoken = [line.text for line in lines if line.text.strip()]
     return TrtexecLog(
         report=_judged(report, wrong, cause),
@@ -256,7 +257,7 @@ def misses(log: TrtexecLog, *, exit_code: int, engine: Path | None = None, measu
     if report.end_marker != "PASSED":
         found.append(f"its log ends with {report.end_marker or 'no marker'}, expected PASSED")
     if exit_code:
-        found.append(f"it ended with the exit code {exit_code}")
+        found.append(f"it ended with {_ending(exit_code)}")
     if report.status != "passed" and report.error_text and report.end_marker == "PASSED":
         found.append(f"it said PASSED after `{report.error_text}`")
     if engine is not None:
@@ -272,16 +273,16 @@ def misses(log: TrtexecLog, *, exit_code: int, engine: Path | None = None, measu
 _EMPTY = re.compile(r"^Created engine with size: 0(?:\.0*)? MiB")
 
 
-def _wrong(report: LogReport, own: Sequence[Line], raw: Sequence[str]) -> str | None:
+def _wrong(report: LogReport, own: Sequence[Line]) -> str | None:
     """Why the run did not succeed, by what tells it best; None when it did."""
-    errors = _errors(own)
+    ended = report.end_marker is not None
+    # an engine that could not be loaded passes with `--skipInference`
+    error = telling_error(errors_of(_messages(line for line in own if line.severity)), ended=ended)
+    if error is not None:
+        return error
     if report.end_marker not in ("PASSED", "WAIVED"):
-        if errors:
-            return errors[0]
-        bare = next((line for line in own if _bare_error(line)), None)
-        return bare.text.strip() if bare else "the log ends without a marker" if report.end_marker is None else "FAILED"
-    if errors:  # an engine that could not be loaded passes with `--skipInference`
-        return errors[0]
+        bare = telling_error(errors_of(_messages(own)), ended=ended)
+        return bare or (report.end_marker if ended else "the log ends without a marker")
     if any(line.severity == "I" and _EMPTY.match(line.text) for line in own):
         return "Created engine with size: 0 MiB"
     said = {line.text.strip() for line in own if line.severity == "I" and not line.from_library}
@@ -292,16 +293,37 @@ def _wrong(report: LogReport, own: Sequence[Line], raw: Sequence[str]) -> str | 
     return None
 
 
-def _errors(own: Sequence[Line]) -> list[str]:
-    """The errors that are no skipped tactics, the first first."""
-    return [line.text.strip() for line in own if line.severity in ("E", "F") and "Skipping tactic" not in line.text]
+_LOADER = re.compile(
+    r"^(?:\S*/)?trtexec: (?:error while loading shared libraries|symbol lookup error|\S+: version `\S+' not found)"
+)
+"""The dynamic loader ended the program before its banner."""
+_BARE = re.compile(
+    rf"{_LOADER.pattern}|^(?:Cuda failure|Cannot find (?:any available devices|device ID)|Assertion fail|terminate called"
+    r"|Killed|Could not load library|Uncaught exception|\s+what\(\):  |\[\d+\] |(?:\S+ )?Error Code:? \d+: )"
+    r"|(?:^|: line \d+: +\d+ )(?:Abort(?:ed)?|Killed|Segmentation fault|Illegal instruction|Bus error)\b"
+    r"|: Assertion [`\u2018][^`\u2018]*['\u2019] failed|-- assertion failed"
+)
+"""Errors without a prefix: of the loader, the C library, the shell and CUDA, and the parser's reason behind its own line."""
 
 
-_BARE = ("Cuda failure", "Assertion failure", "Aborted", "terminate called", "Segmentation fault", "Killed")
+def _messages(lines: Iterable[Line]) -> Iterator[str]:
+    """The lines as causes are looked for in them: a help text or a plugin's output is not an error."""
+    for line in lines:
+        yield f"[{line.severity or ('E' if _BARE.search(line.text) else 'V')}] {line.text}"
 
 
-def _bare_error(line: Line) -> bool:
-    return not line.severity and line.text.strip().startswith(_BARE)
+def _died_at_start(line: Line) -> bool:
+    """True for a line that only a program which could not begin ends with."""
+    return not line.severity and bool(
+        _LOADER.match(line.text) or line.text.startswith(("Cuda failure", "Cannot find any available devices"))
+    )
+
+
+def _ending(exit_code: int) -> str:
+    """An exit code in words: `the exit code 1`, `SIGABRT`."""
+    if exit_code >= 0:
+        return f"the exit code {exit_code}"
+    return signal.Signals(-exit_code).name if -exit_code in list(signal.Signals) else f"the signal {-exit_code}"
 
 
 def _judged(report: LogReport, wrong: str | None, cause: Cause | None) -> LogReport:
@@ -313,13 +335,17 @@ def _judged(report: LogReport, wrong: str | None, cause: Cause | None) -> LogRep
         known["error_class"] = cause.log_class
         for field, value in (
             ("error_node", cause.node),
+            ("error_plugin", cause.plugin),
             ("requested_bytes", cause.requested_bytes),
             ("unknown_options", cause.unknown_options),
         ):
             if value:
                 known[field] = value
-    elif report.end_marker is None:
-        known["error_class"] = "aborted"
+    else:
+        if node := node_of(wrong):
+            known["error_node"] = node
+        if report.end_marker is None:
+            known["error_class"] = "aborted"
     return replace(report, status="failed", **known)
 
 
@@ -341,6 +367,21 @@ def _outside_tasks(raw: Sequence[str]) -> tuple[list[re.Match[str]], list[int]]:
             marks.append(mark)
         outside.append(at)
     return marks, outside
+
+
+def _begins(raw: Sequence[str], outside: Sequence[int]) -> list[int]:
+    """Where runs begin: at their banners, or behind another run's end where the loader ended them before it."""
+    begins: list[int] = []
+    ended = False
+    for at in outside:
+        if mark := _BANNER.match(raw[at].rstrip()):
+            ended = mark["mark"] != "RUNNING"
+            if not ended:
+                begins.append(at)
+        elif ended and _LOADER.match(raw[at]):
+            begins.append(at)
+            ended = False
+    return begins
 
 
 def _banner(marks: Sequence[re.Match[str]]) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from fnmatch import translate
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from trt_engine.errors import ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, carry, names_of, with_modules
 from trt_engine.precision import elements, stored
 from trt_engine.precision.cast import refuse_target
 from trt_engine.precision.rules import check_strong_typing
@@ -93,6 +94,12 @@ def autocast(
     refuse_target(target, opened, yes=yes)
     before = read_proto(opened.path)
     check(opened, before)
+    inside = [
+        walk.label(place.node)
+        for place in walk.nodes(before)
+        if not {*exclude_nodes}.isdisjoint(names := names_of(place.node))
+        or any(fnmatchcase(name, pattern) for name in names for pattern in exclude_patterns)
+    ]
     with files.staging_folder(target) as staging:
         data = None
         if feeds is not None:
@@ -110,7 +117,7 @@ def autocast(
                 "options": {
                     "low_precision_type": to,
                     "keep_io_types": keep_io,
-                    "nodes_to_exclude": [*map(re.escape, exclude_nodes), *map(translate, exclude_patterns)] or None,
+                    "nodes_to_exclude": [re.escape(name) for name in dict.fromkeys((*exclude_nodes, *inside))] or None,
                     "op_types_to_exclude": list(exclude_types) or None,
                     "calibration_data": str(data) if data is not None else None,
                     "init_max": init_max,
@@ -122,6 +129,9 @@ def autocast(
         if not draft.is_file():
             raise ModelError("ModelOpt's AutoCast wrote no model", hint="`-v` shows its log; or leave `--careful` out")
         _must_be_valid(draft, opened.path)
+        after = read_proto(draft)
+        if carry(after, before):
+            draft.write_bytes(after.SerializeToString())
         report = _report(opened, before, draft, to, keep_io, version)
         try:
             weights = staging / beside.name
@@ -200,6 +210,7 @@ def _must_be_valid(path: Path, source: Path) -> None:
 def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io: bool, version: str) -> CastReport:
     """The report, from what stands in the two graphs."""
     after = read_proto(draft)
+    paths = ModulePaths(after)
     layers = list(layers_of(after))
     kept = [layer for layer in layers if layer.kind == "fp32"]
     operators = Counter(layer.step.node.op_type for layer in layers if layer.kind == to)
@@ -221,9 +232,12 @@ def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io:
         nodes=len(layers),
         nodes_cast=sum(operators.values()),
         operators_cast=dict(operators.most_common()),
-        kept=tuple(
-            KeptNode(walk.label(layer.step.node), layer.step.node.op_type, "careful", "AutoCast left it in FP32")
-            for layer in kept
+        kept=with_modules(
+            [
+                KeptNode(walk.label(layer.step.node), layer.step.node.op_type, "careful", "AutoCast left it in FP32")
+                for layer in kept
+            ],
+            paths,
         ),
         casts_added=max(casts[1] - casts[0], 0),
         casts_removed=max(casts[0] - casts[1], 0),
@@ -232,6 +246,6 @@ def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io:
         constants_clamped=(),
         nbytes_before=opened.nbytes,
         nbytes_after=None,
-        findings=check_strong_typing(after),
+        findings=with_modules(check_strong_typing(after), paths, "where"),
         notes=(f"by NVIDIA ModelOpt {version}, AutoCast",),
     )

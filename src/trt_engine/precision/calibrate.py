@@ -179,12 +179,21 @@ class HistogramCalibrator:
 
 
 class MseCalibrator(HistogramCalibrator):
-    """The range of the least squared error in INT8, where what is cut off counts twice."""
+    """The range of the least squared error in 8 bits, where what is cut off counts twice; `asymmetric` for types with a zero
+    point."""
 
     name = "mse"
 
+    def __init__(self, *, bins: int = 2048, asymmetric: bool = False) -> None:
+        super().__init__(bins=bins)
+        self.asymmetric = asymmetric
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return super().settings | ({"asymmetric": True} if self.asymmetric else {})
+
     def threshold_of(self, histogram: Histogram) -> float:
-        return mse_threshold(histogram)
+        return mse_threshold(histogram, asymmetric=self.asymmetric)
 
 
 class EntropyCalibrator(HistogramCalibrator):

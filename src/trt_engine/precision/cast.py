@@ -25,6 +25,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, version
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, carry, names_of, with_modules
+from trt_engine.graph.names import free_name, unique_names
 from trt_engine.graph.trace import attributes
 from trt_engine.model import Model
 from trt_engine.precision import elements, stored
@@ -73,6 +75,13 @@ _DTYPE = {
 """The attribute that says what an operator makes."""
 _FREE = frozenset((*_DTYPE, "Constant", "ConstantOfShape", "CastLike", *_BODIED))
 """Operators whose output type does not follow from their inputs alone."""
+_CAST_OPSET = 13
+"""Stated where a model states no version of the standard's operators: Cast has every type from here on."""
+_FP32_ALONE = {
+    "BitCast": "it reads the bits of its input",
+    "MeanVarianceNormalization": "its definition holds constants of FP32",
+}
+"""Operators that the schema lets take the low type, and that cannot."""
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
 _SCALE_ERROR = 0.01
 """A scale that the low type holds with a larger relative error stays in FP32."""
@@ -124,7 +133,7 @@ def cast(
         name=str(opened.path),
     )
     findings = check_strong_typing(proto)
-    report = changed.report(opened, to, keep_io, findings)
+    report = changed.report(opened, to, keep_io, findings, ModulePaths(proto))
     if target is not None and not dry_run:
         written = _write(proto, changed.sources, opened, target, changed)
         artifacts = {"model": str(target)}
@@ -165,7 +174,10 @@ def cast_proto(
     """
     work = ModelProto()
     work.CopyFrom(elements.inlined(proto))
-    changes = Changes(opset=(walk.opsets_of(proto).get("", 1),) * 2)
+    if "" not in walk.opsets_of(work):  # a model of other domains alone: Casts are of the standard's
+        work.opset_import.add(domain="", version=_CAST_OPSET)
+        work.ir_version = max(work.ir_version, helper.find_min_ir_version_for(work.opset_import, ignore_unknown=True))
+    changes = Changes(opset=(walk.opsets_of(work).get("", 1),) * 2)
     if proto.functions:
         changes.notes.append(f"{len(proto.functions)} local functions were written out where they are called")
     if renamed := unique_names(work):
@@ -178,6 +190,7 @@ def cast_proto(
     caster.keep_what_must()
     caster.rewrite()
     _fold_casts(work, changes)
+    carry(work, proto)
     return work, changes
 
 
@@ -200,7 +213,9 @@ class Changes:
     sources: list[stored.Source] = field(default_factory=list)
     """Weights in external files that are converted when the result is written."""
 
-    def report(self, model: Model, to: str, keep_io: bool, findings: tuple[Finding, ...]) -> CastReport:
+    def report(
+        self, model: Model, to: str, keep_io: bool, findings: tuple[Finding, ...], paths: ModulePaths
+    ) -> CastReport:
         return CastReport(
             model=str(model.path),
             out=None,
@@ -211,7 +226,7 @@ class Changes:
             nodes=self.nodes,
             nodes_cast=self.cast,
             operators_cast=dict(self.operators.most_common()),
-            kept=tuple(self.kept),
+            kept=with_modules(self.kept, paths),
             casts_added=self.casts_added,
             casts_removed=self.casts_removed,
             constants_converted=self.converted,
@@ -219,36 +234,12 @@ class Changes:
             constants_clamped=tuple(self.clamped),
             nbytes_before=model.nbytes,
             nbytes_after=None,
-            findings=findings,
+            findings=with_modules(findings, paths, "where"),
             notes=tuple(self.notes),
         )
 
 
 # ------------------------------------------------------------------------------------------------ before
-
-
-def unique_names(proto: ModelProto) -> int:
-    """Give every node a name of its own, as ONNX Runtime refuses two of one name; how many got a new one."""
-    names = Counter(place.node.name for place in walk.nodes(proto) if place.node.name)
-    taken, met = set(names), set()
-    renamed = 0
-    for place in walk.nodes(proto):
-        node = place.node
-        if node.name in met:
-            node.name = _fresh(node.name, taken)
-            renamed += 1
-        if node.name:
-            met.add(node.name)
-    return renamed
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    """The name, or the name with a number: one that nobody has."""
-    found, number = name, 2
-    while found in taken:
-        found, number = f"{name}_{number}", number + 1
-    taken.add(found)
-    return found
 
 
 def _raise_opset(proto: ModelProto, to: str, changes: Changes, name: str) -> ModelProto:
@@ -360,7 +351,8 @@ class _Caster:
 
     def keep_asked(self, nodes: Sequence[str], types: Sequence[str], patterns: Sequence[str]) -> None:
         """The nodes somebody excluded; `UsageError` for a name, operator or pattern that is nowhere in the model."""
-        labels = {op.label for op in self.ops} | {name for op in self.ops for name in op.node.output if name}
+        called = {op: {*names_of(op.node), *op.node.output} - {""} for op in self.ops}
+        labels = {name for names in called.values() for name in names}
         for name in nodes:
             if name not in labels:
                 raise UsageError(f"there is no node `{name}` to exclude", hint=closest(name, sorted(labels)))
@@ -369,18 +361,19 @@ class _Caster:
             if kind not in kinds:
                 raise UsageError(f"there is no operator `{kind}` in the model", hint=closest(kind, sorted(kinds)))
         for pattern in patterns:
-            if not any(fnmatchcase(op.label, pattern) for op in self.ops):
+            if not any(fnmatchcase(name, pattern) for op in self.ops for name in names_of(op.node)):
                 raise UsageError(
                     f"the pattern `{pattern}` fits no node's name", hint="`*` stands for anything, as in `/head/*`"
                 )
         chosen = set(nodes)
         for op in self.ops:
-            if op.label in chosen or not chosen.isdisjoint(op.node.output):
+            if not chosen.isdisjoint(called[op]):
                 self.mark_inside(op, "excluded", "excluded by name")
             elif op.type in types:
                 self.mark_inside(op, "excluded", f"excluded by operator `{op.type}`")
             else:
-                fitting = next((item for item in patterns if fnmatchcase(op.label, item)), None)
+                names = names_of(op.node)
+                fitting = next((item for item in patterns if any(fnmatchcase(name, item) for name in names)), None)
                 if fitting is not None:
                     self.mark_inside(op, "excluded", f"excluded by pattern `{fitting}`")
 
@@ -411,8 +404,13 @@ class _Caster:
         present = [tensor for tensor in (*op.inputs, *op.outputs) if tensor is not None]
         if not any("(float)" in tensor.kind or not tensor.kind for tensor in present):
             return None
+        if op.type in _FP32_ALONE:
+            return f"`{op.type}`: {_FP32_ALONE[op.type]}"
         if op.signature is None:
             return f"the types `{op.type}` takes are not known"
+        for item in op.node.attribute:
+            if item.t.data_type == TensorProto.FLOAT and op.type not in _FREE:
+                return f"its attribute `{item.name}` is FP32, and so is what it reads"
         if any("(float)" in tensor.kind and tensor.kind != FLOAT for tensor in present):
             return "sequences and optionals keep their type"
         unknown = next((tensor for tensor in present if not tensor.kind), None)
@@ -697,7 +695,7 @@ class _Caster:
         self.names[tensor, owner] = tensor.name
         if other in wanted:
             short = self.to if other == "low" else "fp32"
-            self.names[tensor, other] = _fresh(f"{tensor.name}_{short}", self.taken)
+            self.names[tensor, other] = free_name(f"{tensor.name}_{short}", self.taken)
 
     def scope(self, scope: Scope) -> None:
         graph = scope.graph
@@ -765,7 +763,7 @@ class _Caster:
             return
         target = self.names[tensor, other]
         elem = _ELEM[self.to] if other == "low" else TensorProto.FLOAT
-        name = _fresh(f"Cast_{self.names[tensor, home]}_to_{self.to if other == 'low' else 'fp32'}", self.taken)
+        name = free_name(f"Cast_{self.names[tensor, home]}_to_{self.to if other == 'low' else 'fp32'}", self.taken)
         self.changes.casts_added += 1
         yield helper.make_node("Cast", [self.names[tensor, home]], [target], name=name, to=elem)
 
@@ -824,7 +822,7 @@ class _Caster:
         for made, (_, name) in zip(self.stored_as(tensor, value), self.variants(tensor), strict=True):
             made.name = value.name
             node = helper.make_node("Constant", [], [name], value=made)
-            node.name = op.node.name if name == tensor.name else _fresh(f"{op.label}_{self.to}", self.taken)
+            node.name = op.node.name if name == tensor.name else free_name(f"{op.label}_{self.to}", self.taken)
             yield node
 
     def values(self, scope: Scope) -> None:

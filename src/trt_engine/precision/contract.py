@@ -1,9 +1,10 @@
 """The precision contract: is a graph, or an engine, what was asked for? With the share, and the nodes that are not.
 
 The source graph says what was meant, the engine's own graph what came of it. Where the engine's graph is ONNX Runtime's, it
-is read at its word: an operator between inserted Casts computes in FP32, one behind a DequantizeLinear that no fusion took
-in computes in FP32, whatever the source says. Of a TensorRT engine there are its layers, counted by data type
-(`plans.layers.census`): they are held against what the source writes, and where they tell too little, that is said.
+is read at its word: an operator between inserted Casts computes in FP32, one whose Q/DQ pairs were not fused computes in
+FP32, whatever the source says; why they were not fused follows from where they are placed (`graph.quant_placement`). Of a
+TensorRT engine there are its layers, counted by data type (`plans.layers.census`): they are held against what the source
+writes, and where they tell too little, that is said.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ _WEIGHTED = {
 }  # fmt: skip
 """Layers that can have weights, and the input where they stand."""
 _SHOWN = 4
+_BLOCKED = "_nchwc"
+"""How ONNX Runtime's names of convolutions in its blocked layout end."""
 _OWN_CAST = "InsertedPrecisionFreeCast_"
 """How ONNX Runtime names the Casts it puts around an operator without a kernel for the type."""
 
@@ -91,7 +94,8 @@ class Proof:
         for reason, misses in reasons.items():
             names = ", ".join(f"`{miss.node}` ({miss.op})" for miss in misses[:_SHOWN])
             more = f" and {len(misses) - _SHOWN} more" if len(misses) > _SHOWN else ""
-            parts.append(f"{reason}: {names}{more}")
+            count = f" ({len(misses)} layers)" if len(misses) > _SHOWN else ""
+            parts.append(f"{reason}{count}: {names}{more}")
         return "; ".join(parts)
 
     def require(self, hint: str) -> None:
@@ -120,7 +124,7 @@ def prove(
             layer.step.node.op_type,
             layer.kind,
             _weight(layer, by) / total if total else 0.0,
-            f"{layer.kind} in the graph itself",
+            f"{layer.kind} in the graph itself" + (f", where {layer.partly}" if layer.partly else ""),
         )
         for layer in counted
         if not _is(asked, layer.kind)
@@ -143,10 +147,12 @@ def prove_engine(
     compiled: bool = False,
     excluded: Collection[str] = (),
     tf32: bool = False,
+    not_fused: Mapping[str, str] | None = None,
 ) -> Proof:
     """Whether an engine computes in `asked`: by its own graph where it is one, else by the census its backend gives.
 
-    `compiled` says that the graph is handed to a compiler that fuses Q/DQ pairs itself (TensorRT's provider).
+    `compiled` says that the graph is handed to a compiler that fuses Q/DQ pairs itself (TensorRT's provider). `not_fused`
+    says by node why quantised layers of the source are not fused there (`PlacedGraph.refusals`).
     """
     if built is None:
         return _by_census(asked, found, source, excluded)
@@ -174,9 +180,8 @@ def prove_engine(
         elif asked in _QUANTIZED and not keeps_pairs:
             reason = f"runs in {layer.kind}: {where} folded the Q/DQ pairs away"
         elif asked in _QUANTIZED:
-            reason = (
-                f"runs in {layer.kind}: {where} has no {asked} kernel for it and computes what DequantizeLinear gives"
-            )
+            why = (not_fused or {}).get(name.removesuffix(_BLOCKED))
+            reason = f"runs in {layer.kind}: {where} did not fuse its Q/DQ pairs" + (f", {why}" if why else "")
         else:
             reason = f"runs in {layer.kind}: {where} has no {asked} kernel for it" + (
                 " and puts Casts around it" if widened else ""

@@ -151,7 +151,7 @@ class _Search:
         return True
 
     def _mixes_scores(self, node: NodeProto) -> bool:
-        """True for a Concat of probabilities with anything else: under one scale scores have few steps."""
+        """True for a Concat of probabilities with anything else: one scale leaves scores a few steps."""
         kinds = set()
         for name in node.input:
             maker = self.makers.get(name)
@@ -271,7 +271,7 @@ class _Search:
                 self._share_scale(node)
 
     def _share_scale(self, node: NodeProto) -> None:
-        """Give a Concat's scale to the parts that nothing else reads: rounded once in place of twice, and copied."""
+        """Give a Concat's scale to the parts that nothing else reads: each is rounded once, and copied."""
         found = self.found
         clipped = {clip.output[0] for clip in found.absorbed.values()}  # their zero point must stay 0
         for part in node.input:

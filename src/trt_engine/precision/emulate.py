@@ -22,6 +22,7 @@ from trt_engine.errors import ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
 from trt_engine.graph.load import read_proto
+from trt_engine.graph.module_paths import carry
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.graph.trace import Fact, attributes, trace
 from trt_engine.precision import stored
@@ -46,6 +47,7 @@ def emulate(model: Path | str, out: Path | str) -> Path:
     """Write the FP32 graph that computes what the quantised model would; `ModelError` for operators it does not know."""
     path, out = Path(model), Path(out)
     proto = emulated(read_proto(path), path.parent)
+    carry(proto, read_proto(path))
     external = any(item.data_location == TensorProto.EXTERNAL for item in walk.tensors(proto))
     stored.write(proto, out, (), path.parent, external=external, prove=_check)
     log.info("emulation: `%s`", out)
@@ -271,7 +273,7 @@ def _laid_over(scale: Array, values: Array, given: Mapping[str, Any]) -> Array:
     if scale.size == 1:
         return scale.reshape(())
     axis = given.get("axis", 1) % values.ndim
-    if scale.ndim == 1:
+    if scale.ndim == 1 and not (values.ndim == 1 and given.get("block_size")):
         shape = [1] * values.ndim
         shape[axis] = -1
         return scale.reshape(shape)

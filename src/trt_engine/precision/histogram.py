@@ -170,27 +170,32 @@ def _divergences(counts: Array, tried: Array, levels: int) -> Array:
     return np.where(np.isfinite(found) & ((last > 0) | (cut == 0)), found, math.inf)
 
 
-def mse_threshold(histogram: Histogram) -> float:
+def mse_threshold(histogram: Histogram, *, asymmetric: bool = False) -> float:
     """The range whose 127 equal steps from zero have the least squared error, that of what is cut off counted twice.
 
-    Rounding errs to both sides and averages out in the sums of a layer, cutting off errs to one. With twice, the squared
-    errors of eight distributions stay within 1.15 of the least, and the logits of the trained examples within 1.09 of the best
-    of max, entropy and percentile (benchmarks/calibration.py); once is 1.10 for the ViT, four times 1.18 for a ReLU's values.
-    Ranges from 1/256 of the largest
-    magnitude up to it are tried, each about 2 % wider than the one before. Values count as spread evenly over their bin, so
-    that a bin has an integral for its error, wherever steps fall in it.
+    `asymmetric` has 255 steps from the least to the greatest value within the range, as unsigned types with a zero point do.
+
+    Rounding errs to both sides and averages out in the sums of a layer, cutting off errs to one. With twice, squared errors of
+    eight distributions stay within 1.15 of the least, and the logits of the trained examples within 1.09 of the best of max,
+    entropy and percentile; once is 1.10 of it for the ViT, four times 1.18 of the best squared error of a ReLU's values
+    (benchmarks/calibration.py). Ranges from 1/256 of the largest magnitude up to it are tried, each about 2 % wider than the
+    one before. Values count as spread evenly over their bin, so that a bin has an integral for its error, wherever steps fall.
     """
     if histogram.seen.absmax == 0:
         return 0.0
     tried = histogram.seen.absmax * 2.0 ** (-np.arange(257) / 32)
     edges, counts = histogram.edges(), histogram.counts
-    errors = [float(np.diff(_squared_error(edges / reach)) @ counts) * reach**2 for reach in tried]
-    return float(tried[int(np.argmin(errors))])
+    below, above = max(-histogram.seen.least, 0.0), max(histogram.seen.greatest, 0.0)
+
+    def error(reach: float) -> float:
+        step = (min(below, reach) + min(above, reach)) / reach / 255 if asymmetric else 1 / 127
+        return float(np.diff(_squared_error(edges / reach, step)) @ counts) * reach**2
+
+    return float(min(tried, key=error))
 
 
-def _squared_error(upto: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Integral of the squared error from 0 to there, of values in units of the range."""
-    step = 1 / 127
+def _squared_error(upto: npt.NDArray[np.float64], step: float) -> npt.NDArray[np.float64]:
+    """Integral of the squared error from 0 to there, of values and steps in units of the range."""
     inside = np.minimum(upto, 1)
     near = np.rint(inside / step)
     rounded: npt.NDArray[np.float64] = near * step**3 / 12 + (inside - near * step) ** 3 / 3

@@ -20,6 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.run import run_arrays
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.trace import trace
@@ -115,7 +116,7 @@ class Probe:
                 group.loaded = loaded
             for batch in batches:
                 try:
-                    outputs = loaded.run(group.names, batch.feeds)
+                    outputs = run_arrays(loaded, group.names, batch.feeds)
                 except session.ERRORS as error:
                     raise session.on_run(error) from error
                 for at, name in enumerate(group.names):

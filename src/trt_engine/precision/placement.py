@@ -15,6 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from trt_engine.errors import UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.census import is_dequantize, is_quantize
+from trt_engine.graph.module_paths import names_of
 from trt_engine.graph.trace import Fact, attributes, trace
 from trt_engine.precision.formats import Format
 from trt_engine.precision.surgery import Weights
@@ -38,23 +39,23 @@ class Exclusions:
     nodes: Sequence[str] = ()
     types: Sequence[str] = ()
     patterns: Sequence[str] = ()
-    """Shell patterns over node names, as `/head/*`."""
+    """Shell patterns over the names of nodes and of their PyTorch modules, as `/head/*` and `layer4.*`."""
 
     def reason(self, node: NodeProto) -> str | None:
         """Why a node is left, or None."""
-        name = walk.label(node)
-        if name in self.nodes:
+        names = names_of(node)
+        if not set(self.nodes).isdisjoint(names):
             return "excluded by name"
         if node.op_type in self.types:
             return "excluded by type"
         for pattern in self.patterns:
-            if fnmatch.fnmatchcase(name, pattern):
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 return f"excluded by `{pattern}`"
         return None
 
     def check(self, proto: ModelProto) -> None:
         """`UsageError` for a name, type or pattern that fits nothing in the model: a typing error would go unseen."""
-        names = {walk.label(place.node) for place in walk.nodes(proto)}
+        names = {name for place in walk.nodes(proto) for name in names_of(place.node)}
         types = {place.node.op_type for place in walk.nodes(proto)}
         for given, known, flag in ((self.nodes, names, "node"), (self.types, types, "operator type")):
             for item in given:
@@ -90,6 +91,11 @@ class Site:
     def label(self) -> str:
         """What a person finds the node by."""
         return walk.label(self.node)
+
+    @property
+    def scaled(self) -> int | None:
+        """The weight's axis that can have a scale for each channel; None for batched weights, which no kernel takes so."""
+        return self.channel if self.node.op_type in CONVOLUTIONS or len(self.shape) == 2 else None
 
     @property
     def key(self) -> str:

@@ -238,7 +238,7 @@ class Writer:
         if self.form.name in ("nvfp4", "mxfp8"):
             name, made, error = self._matrix(site, values)
             return name, error, None
-        axis = site.reduced if self.form.name == "int4" else site.channel if self.form.name == "int8" else None
+        axis = site.reduced if self.form.name == "int4" else site.scaled if self.form.name == "int8" else None
         scale = self._scales.get(site.activation)
         if scale is not None:
             values = values * (scale[None, :] if site.reduced else scale[:, None])
@@ -308,7 +308,7 @@ class Writer:
         form = self.form.name
         if self.form.granularity == "block":
             return f"{form}, blocks of {site.block} along its {site.shape[site.reduced]} inputs"
-        if form == "int8":
+        if form == "int8" and site.scaled is not None:
             return f"int8, one scale for each of {site.shape[site.channel]} channels (axis {site.channel})"
         return f"{form}, one scale"
 

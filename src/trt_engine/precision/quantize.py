@@ -21,18 +21,21 @@ from onnx import ModelProto
 from trt_engine.config import QuantizeConfig
 from trt_engine.engine import Precision
 from trt_engine.environment import Environment
+from trt_engine.equivalence.tolerance import LOST
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.files import staging_folder
 from trt_engine.graph import walk
 from trt_engine.graph.census import census, is_dequantize, is_quantize
 from trt_engine.graph.load import check, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, carry, with_modules
+from trt_engine.graph.names import unique_names
 from trt_engine.graph.operators import is_trt_only
 from trt_engine.graph.quant_target import METADATA_KEY, QuantTarget, quant_target
 from trt_engine.model import Model
 from trt_engine.precision import awq, bias, stored
 from trt_engine.precision.batch_norm import fold_batch_norms
-from trt_engine.precision.calibrate import CalibrationResult, Calibrator, calibrate
-from trt_engine.precision.cast import cast_proto, refuse_target, unique_names
+from trt_engine.precision.calibrate import CalibrationResult, Calibrator, MseCalibrator, calibrate
+from trt_engine.precision.cast import cast_proto, refuse_target
 from trt_engine.precision.comparison import Comparison, Measured, open_batch
 from trt_engine.precision.convolutions import round_convolutions
 from trt_engine.precision.cpu_placement import fitting_sites, integer_graph
@@ -61,11 +64,7 @@ _KERNELS = ("int8", "fp8", "int4")
 """What ONNX Runtime runs on a CPU as it is written: in kernels of the type where it has them, else in FP32 from the
 same rounded numbers."""
 _CALIBRATOR = {"int8": "mse", "fp8": "minmax", "nvfp4": "minmax"}
-_CPU_CALIBRATOR = "percentile"
-"""The default for INT8 on a CPU: it keeps the accuracy of all three trained examples within 0.5 points."""
 _RANDOM = 16
-_LEAST_COSINE = 0.9
-"""Between the outputs before and after: below it a layer was put wrong, or rounding took the network away."""
 
 
 def quantize(
@@ -104,7 +103,7 @@ def quantize(
         config=config,
         out=_target(out, opened, yes),
         emulation=_target(emulate, opened, yes),
-        calibrator=calibrator or config.calibrator or _default_calibrator(form, quant_target(config.target)),
+        calibrator=_calibrator(calibrator or config.calibrator or _CALIBRATOR.get(form.name, "minmax"), form, config),
         ranges=ranges,
         cache=Path(cache) if cache is not None else None,
         preprocess=preprocess,
@@ -114,8 +113,10 @@ def quantize(
     return job.run(started, dry_run=dry_run)
 
 
-def _default_calibrator(form: Format, target: QuantTarget) -> str:
-    return _CPU_CALIBRATOR if form.name == "int8" and target.results else _CALIBRATOR.get(form.name, "minmax")
+def _calibrator(chosen: Calibrator | str, form: Format, config: QuantizeConfig) -> Calibrator | str:
+    """The calibrator itself where it must know that zero points are free."""
+    asymmetric = form.name == "int8" and not quant_target(config.target).symmetric
+    return MseCalibrator(asymmetric=True) if chosen == "mse" and asymmetric else chosen
 
 
 def _target(path: Path | str | None, model: Model, yes: bool) -> Path | None:
@@ -193,15 +194,12 @@ class _Job:
             writer.write(self._spans(amax), self._means(placement, samples))
         else:
             writer.write(amax, self._moments(placement, samples), self._means(placement, samples))
-        onnx.helper.set_model_props(
-            proto, {item.key: item.value for item in proto.metadata_props} | {METADATA_KEY: self.target.name}
-        )
         measured, files = self._written(proto, weights, alone, samples, amax)
         for name, error in (measured.outputs if measured is not None else {}).items():
-            if not error.cosine >= _LEAST_COSINE:
+            if not (error.noise or 0.0) <= LOST:
                 self._warn(
-                    f"`{name}` has a cosine of {error.cosine:.3f} with the model as it was: "
-                    "this is not the same network any more; `trt-engine search` finds the layers to leave out"
+                    f"`{name}` is not the model's any more: {error.noise_channel or 'the output'} differs by "
+                    f"{error.noise:.2g} of its variation; `trt-engine search` finds the layers to leave out"
                 )
         return draft.finished(walk.opsets_of(proto)[""], writer.written, files, measured, proto)
 
@@ -259,7 +257,7 @@ class _Job:
         config, signature = self.config, self.model.signature
         if isinstance(self.data, str) and self.data == "random":
             shapes = shapes_of(signature, None, batch=open_batch(signature, config.sample_batch))
-            made = random_samples(signature, shapes, _RANDOM)
+            made = random_samples(self.model, shapes, _RANDOM)
             self._warn("calibrated on random feeds: the ranges say little about real data")
             return made
         if self.data is not None:
@@ -368,6 +366,7 @@ class _Job:
     ) -> tuple[Measured | None, dict[str, Path]]:
         """The quantised model and its emulation at their places, compared with the model as it was."""
         folder, rest = self.model.path.parent, self.config.high_precision
+        carry(proto, read_proto(self.model.path))
         # what a CPU computes around 16-bit Q/DQ says little of the file: the emulation keeps the rest in FP32
         kernels = self.form.name in _KERNELS and not alone and rest == "fp32"
         compared = Comparison(self.model, samples) if self.config.parity else None
@@ -378,6 +377,7 @@ class _Job:
                 made = _copy(proto)
                 round_convolutions(made, weights, self.form, alone, None if self.config.weights_only else amax)
                 emulated(made, folder)
+                carry(made, proto)
                 target = self.emulation or stage / "emulation.onnx"
 
                 def prove(path: Path) -> None:
@@ -407,6 +407,8 @@ class _Job:
                     )  # fmt: skip
                     narrow(written)
                     sources = changes.sources
+                props = {item.key: item.value for item in written.metadata_props}
+                onnx.helper.set_model_props(written, props | {METADATA_KEY: self.target.name})
                 stored.write(written, self.out, sources, folder, external=external, prove=prove_model)
                 files["model"] = self.out
                 log.info("quantised model: `%s`", self.out)
@@ -566,6 +568,7 @@ class _Draft:
     ) -> QuantizeReport:
         """The report; of a dry run without `proto`."""
         job, config = self.job, self.job.config
+        paths = ModulePaths(read_proto(job.model.path))
         sizes = [files[name].stat().st_size for name in ("model", "weights") if name in files]
         lies = f"{job.form.name}, in the emulation alone"
         alone = [QuantizedNode(site.label, site.node.op_type, lies, site.activation, None, 0.0) for site in self.alone]
@@ -577,8 +580,8 @@ class _Draft:
             method="dynamic" if config.dynamic else "awq" if config.method == "awq" else "rtn",
             weights_only=config.weights_only or job.form.weights_only,
             high_precision=config.high_precision,
-            quantized=(*nodes, *alone),
-            left=tuple(LeftNode(item.node, item.op, item.reason) for item in self.placement.left),
+            quantized=with_modules((*nodes, *alone), paths),
+            left=with_modules([LeftNode(item.node, item.op, item.reason) for item in self.placement.left], paths),
             opset_before=self.opset,
             opset=opset,
             nbytes_before=job.model.nbytes,

@@ -22,6 +22,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.load import check_onnxruntime, legible, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, with_modules
 from trt_engine.graph.trace import Trace, attributes, trace
 from trt_engine.model import Model
 from trt_engine.precision.formats import FORMATS
@@ -75,7 +76,7 @@ def ranges(
     check_onnxruntime(model, proto)
     if data is None:
         wanted = shapes_of(model.signature, None, batch=batch if model.signature.batch_axis else None, overrides=shapes)
-        samples = random_samples(model.signature, wanted, _RANDOM_BATCHES, seed)
+        samples = random_samples(model, wanted, _RANDOM_BATCHES, seed)
         log.warning("no data given: the ranges are those of random inputs, and real ones may lie far from them")
     else:
         samples = open_samples(data, model.signature, batch=batch, limit=limit, preprocess=preprocess)
@@ -91,6 +92,7 @@ def ranges(
         judge.reduction(reduction)
     for item in constants:
         judge.constant(item)
+    paths = ModulePaths(proto)
     warnings = [*pass_.warnings(samples), *samples.say_what_was_left_out()]
     return RangesReport(
         model=str(model.path),
@@ -100,10 +102,12 @@ def ranges(
         batches=pass_.batches,
         rows=pass_.rows,
         margin=margin,
-        tensors=tuple(seen.range_of(name, wires.maker(name)) for name, seen in pass_.seen.items()),
-        constants=tuple(item.range_of() for item in constants),
-        findings=tuple(judge.findings),
-        exclude=tuple(judge.exclude.values()),
+        tensors=with_modules(
+            [seen.range_of(name, wires.maker(name)) for name, seen in pass_.seen.items()], paths, "name"
+        ),
+        constants=with_modules([item.range_of() for item in constants], paths, "name"),
+        findings=with_modules(judge.findings, paths, "where"),
+        exclude=with_modules(judge.exclude.values(), paths),
         wall_s=time.monotonic() - started,
         warnings=tuple(warnings),
         skipped=dict(samples.skipped),

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
+from trt_engine.model import Model
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds
 from trt_engine.tensors import Shape, Signature, TensorSpec, closest, dtype, format_shape
 
@@ -56,9 +58,8 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """Size of the first input's first dimension."""
-        first = next(iter(self.feeds.values()), None)
-        return int(first.shape[0]) if first is not None and first.shape else 1
+        """Size of the first dimension of the first input that has any."""
+        return next((int(array.shape[0]) for array in self.feeds.values() if array.ndim), 1)
 
     def digest(self, into: Any) -> None:
         """Add the arrays to a hash."""
@@ -150,12 +151,13 @@ def open_samples(
     return Samples(f"a Python {type(data).__name__}", lambda _: _items(data, signature, limit), not once, total)
 
 
-def random_samples(signature: Signature, shapes: Mapping[str, Shape], count: int, seed: int = 0) -> Samples:
+def random_samples(model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0) -> Samples:
     """Seeded random feeds: they run the model and say little about real values."""
 
     def make(_: Samples) -> Iterator[Batch]:
-        for index in range(count):
-            yield Batch(random_feeds(signature, shapes, seed + index), f"random feeds, seed {seed + index}")
+        yield Batch(random_inputs(model.path, model.signature, shapes, seed), f"random feeds, seed {seed}")
+        for index in range(seed + 1, seed + count):
+            yield Batch(random_feeds(model.signature, shapes, index), f"random feeds, seed {index}")
 
     described = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
     return Samples(f"{count} random feeds, seed {seed} ({described})", make, total=count, random=True)
@@ -211,7 +213,7 @@ def _fit(array: Array, spec: TensorSpec, source: str) -> Array:
             f"{source} is {format_shape(array.shape)} for input `{spec.name}`, expected {spec.describe()}",
             hint="resize and pad it to the input's size",
         )
-    return np.ascontiguousarray(array)
+    return np.asarray(array, order="C")  # `ascontiguousarray` makes one dimension of none
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -362,9 +364,20 @@ def _batches(
     waiting: list[tuple[dict[str, Array], str]] = []
     taken = 0
     for feeds, source in rows:
-        for row in _split(feeds, signature, source):
+        if _is_whole(feeds, signature):
+            signature.check(feeds)
+            yield Batch(feeds, f"`{source}`")
+            taken += 1
+            continue
+        for row in _split(feeds, source):
             if limit is not None and taken >= limit:
                 break
+            if waiting and not _go_together(waiting[-1][0], row):
+                if _batch_size(signature, 0):
+                    samples.dropped_rows += len(waiting)
+                else:
+                    yield _joined(waiting, signature)
+                waiting = []
             taken += 1
             waiting.append((row, source))
             if len(waiting) == size:
@@ -378,12 +391,23 @@ def _batches(
                 f"there are {taken} rows, and the model takes {size} at a time",
                 hint="give more data, or export the model with a dynamic batch",
             )
-        samples.dropped_rows = len(waiting)
+        samples.dropped_rows += len(waiting)
     elif waiting:
         yield _joined(waiting, signature)
 
 
-def _split(feeds: dict[str, Array], signature: Signature, source: str) -> Iterator[dict[str, Array]]:
+def _is_whole(feeds: dict[str, Array], signature: Signature) -> bool:
+    """Whether the feeds are one batch as they are: some inputs have a batch and others a size of their own in its place."""
+    counts = {array.shape[0] for array in feeds.values() if array.ndim}
+    return len(counts) > 1 and len({spec.shape[0] for spec in signature.inputs if spec.shape}) > 1
+
+
+def _go_together(one: dict[str, Array], other: dict[str, Array]) -> bool:
+    """Whether two rows may share a batch: inputs without dimensions are the same for all of it."""
+    return all(np.array_equal(one[name], array) for name, array in other.items() if not array.ndim)
+
+
+def _split(feeds: dict[str, Array], source: str) -> Iterator[dict[str, Array]]:
     counts = {array.shape[0] for array in feeds.values() if array.ndim}
     if len(counts) > 1:
         raise FeedError(

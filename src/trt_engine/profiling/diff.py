@@ -21,6 +21,7 @@ from trt_engine.engine import is_bare_model
 from trt_engine.errors import UsageError
 from trt_engine.figures import in_ms
 from trt_engine.files import path_of
+from trt_engine.graph.module_paths import common
 from trt_engine.profiling.structure import Part, Structure, read_structure
 from trt_engine.tensors import format_shape
 from trt_engine.traces import CATEGORIES
@@ -268,7 +269,16 @@ def _made(change: Change, first: Sequence[Part], second: Sequence[Part], text: s
         before_ms=_ms(first),
         after_ms=_ms(second),
         onnx_nodes=tuple(dict.fromkeys(node for part in (*first, *second) for node in part.onnx_nodes)),
+        module=_module(first, second),
     )
+
+
+def _module(first: Sequence[Part], second: Sequence[Part]) -> str | None:
+    """The module that the change is in, as the side with fewer layers has it: a fused layer is named by what multiplies."""
+    for side in sorted((second, first), key=len):
+        if paths := {part.module for part in side if part.module}:
+            return common(paths) or None
+    return None
 
 
 def _ms(parts: Sequence[Part]) -> float | None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnx import ModelProto
+
 from trt_engine.backend import Backend
 from trt_engine.config import RuntimeConfig
 from trt_engine.engine import Engine
@@ -16,6 +18,7 @@ from trt_engine.errors import TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.flops import Cost, count
 from trt_engine.graph.load import read_proto
+from trt_engine.graph.module_paths import ModulePaths
 from trt_engine.graph.trace import flatten
 from trt_engine.profiling.categories import of_operator
 from trt_engine.tensors import Shape, Tensors
@@ -45,7 +48,17 @@ def layer_profile(
     if any(row.flops is None for row in rows):
         shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
         rows = _with_flops(rows, _by_node(_counted(engine, shapes)))
+    paths = ModulePaths(_model_of(engine))
+    rows = tuple(dataclasses.replace(row, module=paths.of(*row.onnx_nodes)) for row in rows)
     return dataclasses.replace(found, rows=rows)
+
+
+def _model_of(engine: Engine) -> ModelProto | None:
+    """The model that the engine was built from, where it is still there."""
+    try:
+        return read_proto(Path(engine.passport.model.file))
+    except TrtEngineError:
+        return None
 
 
 def _with_category(row: LayerRow) -> LayerRow:

@@ -23,6 +23,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.flops import count
 from trt_engine.graph.load import read_proto
+from trt_engine.graph.module_paths import ModulePaths
 from trt_engine.graph.trace import flatten
 from trt_engine.plans.exports import read_profile
 from trt_engine.plans.layers import LayerInfo, kinds_of, read_layers
@@ -54,6 +55,8 @@ class Part:
     tactic: str | None = None
     onnx_nodes: tuple[str, ...] = ()
     ms: float | None = None
+    module: str | None = None
+    """The PyTorch module of its nodes; None where it is not known."""
 
     @property
     def moves(self) -> bool:
@@ -81,7 +84,8 @@ class Structure:
 
 def read_structure(path: Path | str, times: Path | str | None = None, *, model: Path | str | None = None) -> Structure:
     """The parts of what lies at `path`, with times by name from `times` where they are given (a `profile.json`, or what
-    trtexec's `--exportProfile` wrote). ONNX Runtime's nodes are traced back to those of `model`, else by their names.
+    trtexec's `--exportProfile` wrote). ONNX Runtime's nodes are traced back to those of `model`, else of the
+    model the engine was built from, else by their names.
 
     Raises `UsageError` for what has no layers to tell of, `EngineError` and `ModelError` for a damaged or missing file,
     `SetupError` where an engine's library is not here to tell.
@@ -98,12 +102,25 @@ def _read(path: Path, model: Path | None) -> Structure:
     if path.is_dir():
         raise UsageError(f"`{path}` is a folder without a `{PROFILE}`", hint=_EXPECTED)
     if engine_path(path) is not None:
-        return _of_engine(Engine.open(path), model)
+        engine = Engine.open(path)
+        model = model or _if_there(Path(engine.passport.model.file))
+        return _with_modules(_of_engine(engine, model), model)
     if is_bare_model(path):
-        return _of_graph(path, str(path), "onnx model")
+        return _with_modules(_of_graph(path, str(path), "onnx model"), path)
     if path.suffix.lower() == ".json":
-        return _of_json(path)
+        return _with_modules(_of_json(path), model)
     raise UsageError(f"`{path}` is not a file whose layers could be read", hint=_EXPECTED)
+
+
+def _if_there(path: Path) -> Path | None:
+    return path if path.is_file() else None
+
+
+def _with_modules(found: Structure, model: Path | None) -> Structure:
+    """The structure with the PyTorch modules that the model names; those of a profile stand in it."""
+    paths = ModulePaths(None if model is None else read_proto(model))
+    parts = (dataclasses.replace(part, module=part.module or paths.of(*part.onnx_nodes)) for part in found.parts)
+    return dataclasses.replace(found, parts=tuple(parts))
 
 
 # ------------------------------------------------------------------------------------------------ engines
@@ -219,6 +236,7 @@ def _of_profile(document: Mapping[str, Any], path: Path) -> Structure:
             None,
             row.onnx_nodes,
             row.median_ms,
+            row.module,
         )
         for row in layers.rows
     ]

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+from trt_engine.figures import with_module
 from trt_engine.files import json_bytes, write_whole
 from trt_engine.profiling.capture import Launch
 from trt_engine.profiling.categories import of_kernel, short
@@ -45,7 +47,8 @@ def write_timeline(
     sheet = _Sheet(base)
     _windows(sheet, windows)
     _host(sheet, asked)
-    _devices(sheet, activities, layers_of or {})
+    label = lru_cache(layers.label) if layers is not None else str
+    _devices(sheet, activities, {index: label(name) for index, name in (layers_of or {}).items()})
     _flows(sheet, activities, asked)
     if layers is not None:
         _layers(sheet, layers, min((start for start, _ in windows), default=base))
@@ -181,8 +184,8 @@ def _layers(sheet: _Sheet, layers: LayerProfile, start_ns: int) -> None:
     for row in layers.rows:
         end = reached + max(0, round(row.mean_ms * 1e6))
         told = {"kind": row.kind, "share": round(row.share, 4), "calls": row.calls, "device": row.device,
-                "provider": row.provider, "ONNX nodes": list(row.onnx_nodes) or None}  # fmt: skip
-        slices.append(_Slice(reached, end, row.name, row.category, told))
+                "provider": row.provider, "ONNX nodes": list(row.onnx_nodes) or None, "module": row.module}  # fmt: skip
+        slices.append(_Slice(reached, end, with_module(row.name, row.module), row.category, told))
         reached = end
     sheet.track(_LAYERS, 1, "layers", slices)
 

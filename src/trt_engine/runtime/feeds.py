@@ -6,7 +6,7 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from trt_engine.config import Profile
 from trt_engine.device import host
 from trt_engine.errors import FeedError, ShapeError, UsageError
 from trt_engine.files import write_whole
-from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
+from trt_engine.tensors import Role, Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
 
 __all__ = ["numpy_dtype", "random_feeds", "read_feeds", "shapes_of", "write_outputs"]
 
@@ -100,8 +100,8 @@ def random_feeds(
     """Seeded inputs of these shapes; the same name, shape and seed give the same array everywhere.
 
     Floats are uniform in [0, 1). `int32` and `int64` are 0 or 1, because they are often indices; other integers are
-    0 to 127 (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. `values` are given instead of drawn:
-    those of inputs that hold sizes, for which numbers out of the air are no sizes.
+    0 to 127 (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. An input with a role (sizes, steps, axes,
+    divisors) gets values that can be. `values` are given instead of drawn.
     """
     given = values or {}
     return {
@@ -122,7 +122,19 @@ def _given(spec: TensorSpec, shape: Shape, values: Sequence[int]) -> Array:
     return array.reshape(shape)
 
 
+_SIZE = 4
+_FILLS: dict[Role | None, Callable[[int], Array]] = {
+    "one": np.ones,
+    "size": lambda count: np.full(count, _SIZE),
+    "first": np.zeros,
+    "axes": np.arange,
+    "reshape": lambda count: np.array([-1] + [1] * (count - 1)),
+}
+
+
 def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:
+    if spec.role in _FILLS:
+        return np.resize(_FILLS[spec.role](math.prod(shape)), shape).astype(numpy_dtype(spec.dtype))
     rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])
     kind = dtype(spec.dtype)
     wanted = numpy_dtype(spec.dtype)
@@ -132,8 +144,9 @@ def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:
     if spec.dtype == "bool":
         return rng.integers(0, 2, size=shape, dtype=np.uint8).astype(np.bool_)
     if "int" in spec.dtype:
-        top = 2 if spec.dtype in ("int32", "int64") or kind.bits < 8 else 128
-        return rng.integers(0, top, size=shape, dtype=np.uint8).astype(wanted)
+        low = int(spec.role == "positive")
+        top = 2 + low if spec.dtype in ("int32", "int64") else 2 if kind.bits < 8 else 128
+        return rng.integers(low, top, size=shape, dtype=np.uint8).astype(wanted)
     if spec.dtype == "float64":
         return rng.random(shape, dtype=np.float64)
     return rng.random(shape, dtype=np.float32).astype(wanted, copy=False)

@@ -22,7 +22,8 @@ import msgspec
 
 from trt_engine.api.evaluating import declared_for
 from trt_engine.api.pictures import CalibrationInputs, Given, inputs_of
-from trt_engine.config import QuantizeConfig, RuntimeConfig, words
+from trt_engine.api.preparing import placement_target
+from trt_engine.config import BuildConfig, QuantizeConfig, RuntimeConfig, words
 from trt_engine.device import parse_device
 from trt_engine.environment import Environment, version_of
 from trt_engine.errors import Interrupted, UsageError
@@ -30,6 +31,7 @@ from trt_engine.files import ensure_folder, json_bytes, write_whole
 from trt_engine.graph import walk
 from trt_engine.graph.census import layers_of
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths
 from trt_engine.model import Model
 from trt_engine.precision.formats import format_named
 from trt_engine.precision.quantize import quantize
@@ -100,6 +102,7 @@ def plan(
     groups: int | None = None,
     batch: int | None = None,
     preprocess: Given | None = None,
+    target: str | None = None,
     config: QuantizeConfig | None = None,
     runtime: RuntimeConfig | None = None,
     command: str = "",
@@ -108,9 +111,13 @@ def plan(
     """What `search` with the same arguments would do; nothing is written.
 
     `data` is what calibration sees, `subset` how many pictures the cost of each layer is measured on, `groups` how many
-    parts of the model are told apart at most (default: every layer), `config` how to quantise.
+    parts of the model are told apart at most (default: every layer), `config` how to quantise, `target` the library that
+    will run the model (default: the one that measures here).
     """
-    config = config or QuantizeConfig()
+    config, runtime = config or QuantizeConfig(), runtime or RuntimeConfig()
+    if target is None and config.target == QuantizeConfig().target:
+        target = placement_target(BuildConfig(device=runtime.device or "", providers=runtime.providers), to)
+    config = dataclasses.replace(config, target=target or config.target)
     _check(to, budget, subset, groups, config)
     opened = open_model(model)
     vision = declared_for(opened.path, preprocess)
@@ -122,13 +129,13 @@ def plan(
             f"`{to}` needs the ranges of activations, and there is no data to find them in",
             hint="`--calibrate DATA` (a folder, .npy, .npz) of what the network was trained on, not of the dataset",
         )
-    layers = quantize(opened, to, config=QuantizeConfig(heads=True, parity=False), dry_run=True).quantized
+    every = QuantizeConfig(target=config.target, heads=True, parity=False)
+    layers = quantize(opened, to, config=every, dry_run=True).quantized
     wanted = {item.node for item in quantize(opened, to, config=config, dry_run=True).quantized}
     all_layers = tuple(dict.fromkeys(item.node for item in layers))
     shares = _shares(opened)
     parts = grouped([(name, shares.get(name, 0.0)) for name in all_layers if name in wanted], groups)
     settled = dataclasses.replace(config, exclude_nodes=(), exclude_types=(), exclude_patterns=(), heads=True)
-    runtime = runtime or RuntimeConfig()
     digest = digest_of(
         [
             version_of("trt-engine"), opened.digest, _digest_of_dataset(listed), vision.as_dict(), to,
@@ -272,6 +279,7 @@ def _report(
     paths = {
         "trials": str(trials.path), "exclude": str(planned.out / EXCLUDE), "report": str(planned.out / REPORT),
     }  # fmt: skip
+    modules = ModulePaths(read_proto(planned.model.path))
     warnings = []
     if not final.nodes:
         warnings.append(f"no layer can be quantised to {planned.to} without {planned.metric} dropping too far")
@@ -296,7 +304,13 @@ def _report(
         images=final.images,
         subset=min(planned.subset, len(planned.dataset.items)),
         groups=tuple(
-            SearchGroup(group.nodes, group.macs, found.drops.get(group), group in found.chosen)
+            SearchGroup(
+                group.nodes,
+                group.macs,
+                found.drops.get(group),
+                group in found.chosen,
+                tuple(map(modules.of, group.nodes)),
+            )
             for group in sorted(planned.groups, key=lambda item: -found.drops.get(item, 0.0))
         ),
         points=_points(trials.made),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from trt_engine.api.preparing import check_placement, placed_for
 from trt_engine.backend import Backend, settled
 from trt_engine.benchmark.child import memory_available
 from trt_engine.config import BuildConfig, SizeConfig
@@ -19,10 +20,11 @@ from trt_engine.device import info, parse_device
 from trt_engine.diagnosis import tensorrt as parts
 from trt_engine.engine import Engine, Passport, passport_path
 from trt_engine.environment import version_of
-from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.errors import MemoryExhausted, ModelError, PrecisionError, SetupError, TrtEngineError, UsageError
 from trt_engine.figures import size
 from trt_engine.files import explain
 from trt_engine.graph.load import check
+from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
 from trt_engine.plans.installed import Installed, installed
 from trt_engine.plans.versions import COMPUTE_CAPABILITY, Version, precision_since
@@ -139,6 +141,7 @@ class Preflight:
         self._versions()
         self._device()
         self._kernels()
+        self._placement()
         self._folder()
         guess = estimate(self.model, self.card.name, _earlier_passports(self.layout, Store()))
         self._disk(guess)
@@ -291,6 +294,18 @@ class Preflight:
             return
         if (error := self.card.call("lacking")(self.model, self.build)) is not None:
             self.fail("kernels", error)
+
+    def _placement(self) -> None:
+        """Whether quantised layers are placed for the library that runs them, or will be."""
+        try:
+            target, said = placed_for(self.model, self.build), check_placement(self.model, self.build)
+        except PrecisionError as error:
+            self.fail("quantisation", error)
+            return
+        if said is not None:
+            self.warn("quantisation", said)
+        elif target is not None:
+            self.ok("quantisation", f"for {quant_target(target).title}")
 
     def _folder(self) -> None:
         place = _existing(self.layout.folder)

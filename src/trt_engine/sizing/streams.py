@@ -16,6 +16,7 @@ import filelock
 import msgspec
 
 from trt_engine.api import building
+from trt_engine.api.speed_check import speed_text
 from trt_engine.backend import Backend, backend, settled
 from trt_engine.benchmark.child import measure_in_child
 from trt_engine.benchmark.log import render
@@ -470,6 +471,8 @@ class _Run:
         else:
             why = "as the graph is, on a CPU; engines for a GPU are usually FP16"
         self.notes.append(f"precision {main}: {why}")
+        if engine.passport.speed is not None:
+            self.notes.append(f"{main} is {speed_text(engine.passport.speed)}")
         self.notes.extend(_steps(engine.passport.build))
 
     def tell_best(self) -> None:

@@ -208,7 +208,7 @@ def test_an_engine_that_computes_as_it_is_written_says_nothing_of_it(tmp_path: P
 def test_pairs_that_the_cpu_only_dequantizes_are_an_error_when_their_type_was_asked_for(tmp_path: Path, build: Build):
     path = models.fp8_qdq(tmp_path / "net.onnx")
     assert build(path).passport.precision.asked is None
-    with pytest.raises(PrecisionError, match="runs in fp32: cpu has no fp8 kernel"):
+    with pytest.raises(PrecisionError, match="fuses 0 of 1 convolution and runs them in FP32: no FP8 kernels"):
         build(path, precision="fp8")
 
 
@@ -282,3 +282,60 @@ def test_every_error_of_a_build_is_one_of_ours(tmp_path: Path, build: Build):
         path.write_bytes(raw[:cut])
         with pytest.raises(TrtEngineError):
             build(path)
+
+
+def equal_defaults(path: Path, *, ir: int, location: str | None = None) -> Path:
+    """Convolutions whose weights are made of initializers that are inputs too, two of them equal."""
+    rng = np.random.default_rng(0)
+    nodes = []
+    inputs = {"x": [1, 8, 8]}
+    stored: dict[str, np.ndarray] = {"w": rng.normal(size=(16, 8, 3)).astype(np.float32)}
+    for number in (1, 2):
+        stored[f"s{number}"] = np.array([8, 8], np.int64)
+        nodes += [
+            helper.make_node("ConstantOfShape", [f"s{number}"], [f"m{number}"],
+                             value=helper.make_tensor("v", onnx.TensorProto.FLOAT, [1], [0.5])),
+            helper.make_node("MatMul", ["x" if number == 1 else "h1", f"m{number}"], [f"h{number}"]),
+        ]  # fmt: skip
+    nodes.append(helper.make_node("Conv", ["h2", "w"], ["y"], pads=[1, 1]))
+    values = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
+    values += [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(item.dtype), item.shape)
+        for name, item in stored.items()
+    ]
+    graph = helper.make_graph(
+        nodes, "g", values, [helper.make_tensor_value_info("y", 1, [1, 16, 8])],
+        [onnx.numpy_helper.from_array(item, name) for name, item in stored.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=ir)
+    outside = {"save_as_external_data": True, "location": location, "size_threshold": 100} if location else {}
+    onnx.save(model, path, **outside)
+    return path
+
+
+@pytest.mark.parametrize("level", ["all", "basic", "none"])
+@pytest.mark.parametrize(("ir", "location"), [(3, None), (8, None), (8, "weights.bin")])
+def test_initializers_that_are_inputs_too_are_constants_of_the_engine(
+    ir: int, location: str | None, level: str, tmp_path: Path, build: Build
+):
+    path = equal_defaults(tmp_path / "defaults.onnx", ir=ir, location=location)
+    engine = build(path, options={"graph_optimization": level})
+    assert [spec.name for spec in engine.signature] == ["x", "y"]
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+    graph = onnx.load(engine.path, load_external_data=False).graph
+    assert [value.name for value in graph.input] == ["x"]
+    if level != "none":
+        assert "ConstantOfShape" not in {node.op_type for node in graph.node}, "constants are folded"
+    x = np.random.default_rng(1).normal(size=(1, 8, 8)).astype(np.float32)
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    with te.load(engine) as runner:
+        np.testing.assert_allclose(runner.infer({"x": x})["y"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_are_inputs_too_are_cast_and_quantised(tmp_path: Path):
+    path = equal_defaults(tmp_path / "defaults.onnx", ir=3)
+    x = np.random.default_rng(1).normal(size=(1, 8, 8)).astype(np.float32)
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    te.cast(path, "fp16", out=tmp_path / "half.onnx")
+    half = ort.InferenceSession(tmp_path / "half.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    assert np.abs(half - expected).max() < 0.01 * np.abs(expected).max()

@@ -255,6 +255,34 @@ def test_a_fusion_that_kept_the_last_tensor_is_told_whole_without_any_name(tmp_p
     assert origins(built, model) == {"m": ("sig", "mul"), "y": ("relu",)}
 
 
+def test_a_blocked_convolution_named_after_its_result_is_found_beside_another_that_reads_the_same() -> None:
+    model = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("Relu", ["x"], ["relu_4"], name="node_relu_4"),
+                helper.make_node("Conv", ["relu_4", "w"], ["getitem_15"], name="node_Conv_157"),
+                helper.make_node("Relu", ["getitem_15"], ["relu_5"], name="node_relu_5"),
+                helper.make_node("Conv", ["relu_4", "v"], ["getitem_21"], name="node_Conv_161"),
+            ],
+            "g",
+            [],
+            [],
+        )
+    )
+    built = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node("Conv", ["relu_4", "wb"], ["reorder_1"], name="relu_5_nchwc"),
+                helper.make_node("Conv", ["relu_4", "vb"], ["reorder_2"], name="getitem_21_nchwc"),
+            ],
+            "g",
+            [],
+            [],
+        )
+    )
+    assert origins(built, model) == {"reorder_1": ("node_Conv_157", "node_relu_5"), "reorder_2": ("node_Conv_161",)}
+
+
 # ------------------------------------------------------------------------------------------------ for who watches kernels
 
 

@@ -98,6 +98,34 @@ def test_four_bit_feeds_of_odd_length_are_packed_and_unpacked(opened: Open):
     assert opened(identity, batch=5).run({"x": x})["y"].astype(int).tolist() == [-8, 7, -1, 0, 3]
 
 
+SMALL_TYPES = {
+    "int2": (26, [-2, 1, -1, 0, 1]),
+    "uint2": (25, [3, 1, 2, 0, 3]),
+    "int4": (22, [-8, 7, -1, 0, 3]),
+    "uint4": (21, [15, 7, 1, 0, 3]),
+    "float8_e4m3fn": (17, [448, -0.5, 1.5, 0, 3]),
+    "float8_e4m3fnuz": (18, [240, -0.5, 1.5, 0, 3]),
+    "float8_e5m2": (19, [57344, -0.5, 1.5, 0, 3]),
+    "float8_e5m2fnuz": (20, [57344, -0.5, 1.5, 0, 3]),
+}
+
+
+@pytest.mark.parametrize("name", SMALL_TYPES)
+def test_a_type_of_a_byte_or_less_goes_in_and_comes_out_of_an_engine(name: str, tmp_path: Path):
+    number, values = SMALL_TYPES[name]
+    path = models.save(
+        tmp_path / "net.onnx", [models.node("Cast", "x", "f", to=1), models.node("Cast", "f", "y", to=number)],
+        {"x": (number, [5])}, {"f": (1, [5]), "y": (number, [5])}, opset=25,
+    )  # fmt: skip
+    engine = te.build(path, store=te.Store(tmp_path / "store"))
+    x = np.array(values, getattr(ml_dtypes, name))
+    with te.load(engine) as runner:
+        outputs = runner.infer({"x": x})
+    assert outputs["f"].tolist() == values
+    assert outputs["y"].dtype == x.dtype
+    assert outputs["y"].astype(np.float32).tolist() == values
+
+
 def test_a_feed_of_no_elements_is_answered(opened: Open):
     outputs = opened(models.empty_input).run(
         {"none": np.zeros((0, 4), np.float32), "some": np.ones((1, 4), np.float32)}

@@ -31,7 +31,7 @@ class Rule:
     text: str
     metric: Literal["median", "mean", "p99", "error"]
     limit: float
-    """Per cent; of `error` a difference over the largest value."""
+    """Per cent; of `error` a difference over the scale of its channel."""
     maybe: bool = False
     """Fails when it cannot be excluded, not only when it was found."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from trt_engine.records import BenchRecord
 
 __all__ = ["Found", "Measured", "record_of", "report_of"]
 
+_FLOATS = ("fp32", "fp64", "tf32", "fp16", "bf16", "unknown")
 _DETECTABLE_LIMIT_PCT = 5.0
 """A comparison that would miss a difference of this size one time in five is no stable one."""
 
@@ -53,11 +55,19 @@ def record_of(side: CompareSide) -> BenchRecord:
 def report_of(asked: Asked, measured: Measured) -> CompareReport:
     """All that was found, judged by the rules."""
     told = list(measured.warnings)
-    for item in measured.found:
+    base = measured.base or measured.sides[0]
+    others = measured.sides if measured.base is not None else measured.sides[1:]
+    found = [
+        dataclasses.replace(item, compared=dataclasses.replace(item.compared, quantised_slower=text)) if text else item
+        for item, side in zip(measured.found, others, strict=True)
+        for text in (_quantised_slower(base, side, item.compared),)
+    ]
+    for item in found:
         side = item.compared
+        told += [side.quantised_slower] if side.quantised_slower else []
         told += [f"`{side.label}`: {text}" for text in item.said]
         told += [f"`{side.label}`: {side.outputs_note}"] if side.outputs_differ and side.outputs_note else []
-    against = tuple(item.compared for item in measured.found)
+    against = tuple(item.compared for item in found)
     if len(against) > 1:
         told.append(
             f"{len(against)} engines are compared with the first: each interval holds for itself alone, "
@@ -84,6 +94,29 @@ def report_of(asked: Asked, measured: Measured) -> CompareReport:
         started=records[0].started,
         complete=all(record.complete for record in records),
     )
+
+
+def _quantised_slower(base: CompareSide, side: CompareSide, compared: Compared) -> str:
+    """The sentence for the quantised one of two engines, where it is slower than the other, in floating point."""
+    median = next((item for item in compared.speed if item.metric == "median"), None)
+    kinds = [_quantised(item) for item in (base, side)]
+    if median is None or not median.slower_pct.excludes_zero or all(kinds) or not any(kinds):
+        return ""
+    pct = median.slower_pct.value
+    slow, other = (side, base) if pct > 0 else (base, side)
+    kind = _quantised(slow)
+    if kind is None:
+        return ""
+    pct = pct if pct > 0 else 100 * (1 / (1 + pct / 100) - 1)
+    why = slow.not_fused or (f"its graph is {kind}, and it runs in {slow.precision}" if slow.written else "")
+    which = f"{kind} (`{slow.label}`) is {pct:.0f} % slower than {other.precision} (`{other.label}`)"
+    return f"{which}: {why}" if why else which
+
+
+def _quantised(side: CompareSide) -> str | None:
+    """The quantised type a graph is written in; None for a floating-point one."""
+    kind = side.written or side.precision
+    return None if kind in _FLOATS else kind
 
 
 def _judged(rules: Sequence[Rule], found: Sequence[Found]) -> Iterator[Gate]:
@@ -118,15 +151,14 @@ def _slower(pct: float) -> str:
 def _judged_by_outputs(rule: Rule, against: Sequence[Compared]) -> Gate:
     texts, failed, judged = [], False, True
     for side in against:
-        worst = max((error.max_rel for error in side.outputs), default=None)
+        worst = max(side.outputs, key=lambda error: error.max_rel, default=None)
         if worst is None or side.outputs_differ:
             failed, judged = True, False
             texts.append(f"the outputs of `{side.label}` cannot be judged: {side.outputs_note}")
             continue
-        failed |= worst > rule.limit
-        texts.append(
-            f"the outputs of `{side.label}` differ by {worst:.2g} of the largest value, {rule.limit:g} is allowed"
-        )
+        failed |= not worst.max_rel <= rule.limit
+        name = side.output_names[side.outputs.index(worst)]
+        texts.append(f"the outputs of `{side.label}`: {name}: {worst.summary}, {rule.limit:g} is allowed")
     return Gate(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, judged=judged)
 
 

@@ -193,6 +193,8 @@ def _side(item: Contestant, index: int, terms: _Terms, taken: _Taken) -> Compare
         ),
         blocks_ms=tuple(turn.samples_ms for turn in turns),
         loads=tuple(map(len, taken.loads)),
+        written=passport.build.written,
+        not_fused=passport.build.not_fused,
     )
 
 

@@ -18,6 +18,8 @@ card = Backend(
     ignores=("workspace_mib",),
     accepts="trt_engine.graph.load:check_onnxruntime",
     lacking="trt_engine.backends.onnxruntime.kernels:lacking",
+    quant_target="trt_engine.backends.onnxruntime.target:quant_target",
+    builds_in_seconds=True,
     milder=("graph_optimization=basic", "graph_optimization=none"),
     verdict="trt_engine.backends.onnxruntime.verdict:verdict",
     profile="trt_engine.backends.onnxruntime.profile:profile",

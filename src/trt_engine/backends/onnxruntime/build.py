@@ -56,7 +56,8 @@ class OnnxRuntimeBuilder:
         check_onnxruntime(model, proto)
         level = _level(options, choice, proto)
         weights = _weights_file(self, model, config, payload)
-        choice = _optimise(model, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
+        graph = _without_defaults(proto)
+        choice = _optimise(model, graph, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
         reload_level = "all" if choice.compiles else "none"  # rewritten already; twice is slower to load and no faster
         _mark(payload)
         choice, placement = _reload(model, options, choice, reload_level, payload, allow_fallback=config.allow_fallback)
@@ -176,8 +177,28 @@ def _weights_file(builder: OnnxRuntimeBuilder, model: Model, config: BuildConfig
     return f"{payload.stem}.{key[:8]}.weights"
 
 
+def _without_defaults(proto: onnx.ModelProto) -> bytes | None:
+    """The graph without the inputs that initializers give values to, in place; None where it has none.
+
+    IR version 3 has every weight among the inputs, and ONNX Runtime folds none that a caller may replace: for an engine
+    they are constants.
+    """
+    values = proto.graph.initializer
+    stored = {item.name for item in values} | {item.values.name for item in proto.graph.sparse_initializer}
+    inputs = [item for item in proto.graph.input if item.name not in stored]
+    if len(inputs) == len(proto.graph.input):
+        return None
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    proto.ir_version = max(proto.ir_version, 4)
+    log.info("initializers that are inputs too are constants of the engine")
+    graph: bytes = proto.SerializeToString()
+    return graph
+
+
 def _optimise(
     model: Model,
+    graph: bytes | None,
     options: OnnxRuntimeOptions,
     choice: Choice,
     level: str,
@@ -192,7 +213,7 @@ def _optimise(
     target = Choice(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
     made = session.session_options(options, level=level, save=payload, weights=weights)
     try:
-        optimised = session.create(model.path, made, target)
+        optimised = session.create(model.path, made, target, graph=graph)
     except session.ERRORS as error:
         if session.is_write_failure(error):
             raise session.on_write(payload, model.nbytes) from error

@@ -89,7 +89,8 @@ class _Model:
         ends = [name for name in outputs if name in self.makers]
         maker = None
         if not ends:
-            maker = self.by_name.get(base_name(node.name)) or self._only_reader(inputs, node.op_type)
+            base = base_name(node.name)  # of a node, or of the tensor that a convolution in blocks replaced
+            maker = self.by_name.get(base) or self.makers.get(base) or self._only_reader(inputs, node.op_type)
             ends = [name for name in maker.output if name] if maker is not None else []
         stop = {name for name in inputs if name is not None}
         nodes = self._between(ends, stop)

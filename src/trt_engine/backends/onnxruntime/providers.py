@@ -20,13 +20,24 @@ from onnx import TensorProto, helper
 
 from trt_engine.backends.onnxruntime import hardware
 from trt_engine.backends.onnxruntime.options import provider_options
+from trt_engine.backends.onnxruntime.target import short_name
 from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.files import ensure_folder, json_bytes
 from trt_engine.store import Store
 from trt_engine.tensors import closest
 
-__all__ = ["Choice", "alone", "broken", "choose", "fix_for", "long_name", "read_back", "short_name", "unstarted"]
+__all__ = [
+    "Choice",
+    "alone",
+    "broken",
+    "choose",
+    "fix_for",
+    "long_name",
+    "read_back",
+    "short_name",
+    "unstarted",
+]
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +46,6 @@ _LONG = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-_ALIASES = {"trt": "tensorrt", "gpu": "cuda"}
 _ON_GPU = ("cuda", "tensorrt")
 _CAPTURE = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}
 _CACHE_ON, _CACHE_PATH = "trt_engine_cache_enable", "trt_engine_cache_path"
@@ -153,12 +163,6 @@ def long_name(name: str) -> str:
     return _LONG.get(name) or next(
         (item for item in ort.get_available_providers() if short_name(item) == name), f"{name}ExecutionProvider"
     )
-
-
-def short_name(name: str) -> str:
-    """Our name: `CUDAExecutionProvider` -> `cuda`."""
-    low = name.strip().lower().removesuffix("executionprovider")
-    return _ALIASES.get(low, low)
 
 
 def choose(

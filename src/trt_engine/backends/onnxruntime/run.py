@@ -22,7 +22,7 @@ from trt_engine.config import Profile, RuntimeConfig, check_shapes
 from trt_engine.device import Buffer, Device, Stream, info, open_device, parse_device
 from trt_engine.device.host import HostBuffer, HostStream
 from trt_engine.engine import Engine
-from trt_engine.errors import EngineError, FeedError, SetupError, UsageError
+from trt_engine.errors import EngineError, SetupError, UsageError
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, closest, dtype
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "in_numpy",
     "plain_run",
     "reference",
+    "run_arrays",
 ]
 
 Array = npt.NDArray[Any]
@@ -227,7 +228,16 @@ def _loaded(path: Path, options: OnnxRuntimeOptions, level: str, choice: Choice)
         raise session.on_load(error, path, choice) from error
 
 
-_TYPES = {"float32": "float", "float64": "double", "float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}
+_TYPES = {
+    "float32": "float",
+    "float64": "double",
+    "float8_e4m3fn": "float8e4m3fn",
+    "float8_e4m3fnuz": "float8e4m3fnuz",
+    "float8_e5m2": "float8e5m2",
+    "float8_e5m2fnuz": "float8e5m2fnuz",
+    "float4_e2m1fn": "float4e2m1",
+    "float8_e8m0fnu": "float8e8m0",
+}
 """ONNX Runtime's names of element types, where they are not ours."""
 
 
@@ -592,24 +602,28 @@ def _as_value(spec: TensorSpec, array: Any) -> Any:
         return ort.OrtValue.ortvalue_from_numpy(_contiguous(array))
     kind = dtype(spec.dtype)
     raw = np.ascontiguousarray(array).reshape(-1)
-    if kind.bits == 4:
-        raw = _packed(raw)
-    elif kind.bits < 8:
-        raise FeedError(
-            f"input `{spec.name}` is {spec.dtype}, which ONNX Runtime takes from no array", hint="feed int8"
-        )
+    if kind.bits < 8:
+        raw = _packed(raw, kind.bits)
     whole = raw.view(f"u{raw.dtype.itemsize}").reshape(np.shape(array))
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(whole, kind.onnx)
 
 
-def _packed(values: Array) -> Array:
-    """Two 4-bit elements to a byte, the first one low, at the front of an array of one byte for each element."""
-    nibbles = values.view(np.uint8) & 0xF
-    packed = np.zeros(values.size + values.size % 2, np.uint8)
-    packed[: values.size] = nibbles
-    low, high = packed[::2].copy(), packed[1::2].copy()
+def run_arrays(loaded: ort.InferenceSession, names: Sequence[str], feeds: Tensors) -> list[Any]:
+    """The outputs for arrays of any element type; ONNX Runtime's own exceptions pass."""
+    if all(in_numpy(array.dtype.name) for array in feeds.values()):
+        return list(loaded.run(list(names), dict(feeds)))
+    given = {name: _as_value(TensorSpec(name, array.dtype.name, ()), array) for name, array in feeds.items()}
+    values = loaded.run_with_ort_values(list(names), given)
+    return [as_array(TensorSpec("", dtype(value.element_type()).name, ()), value) for value in values]
+
+
+def _packed(values: Array, bits: int) -> Array:
+    """Elements of less than a byte together in bytes, the first one low, in front of an array of a byte for each element."""
+    each = 8 // bits
+    parts = np.zeros((-(-values.size // each), each), np.uint8)
+    parts.reshape(-1)[: values.size] = values.view(np.uint8) & (1 << bits) - 1
     whole = np.zeros(values.size, np.uint8)
-    whole[: low.size] = low | high << 4
+    whole[: len(parts)] = np.bitwise_or.reduce(parts << np.arange(0, 8, bits, dtype=np.uint8), axis=1)
     return whole
 
 
@@ -620,10 +634,12 @@ def as_array(spec: TensorSpec, value: Any) -> Array:
     kind, shape = dtype(spec.dtype), tuple(value.shape())
     wanted: np.dtype[Any] = np.dtype(getattr(ml_dtypes, spec.dtype))
     raw = np.frombuffer(ctypes.string_at(value.data_ptr(), kind.nbytes(shape)), np.uint8)
-    if kind.bits == 4:
-        both = np.stack([raw & 0xF, raw >> 4], axis=-1).reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
-        if spec.dtype == "int4":
-            signed: Array = np.where(both > 7, both.astype(np.int8) - 16, both).astype(wanted)
+    if kind.bits < 8:
+        parts = raw[:, None] >> np.arange(0, 8, kind.bits, dtype=np.uint8) & (1 << kind.bits) - 1
+        flat = parts.reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
+        if spec.dtype.startswith("int"):
+            sign = 1 << kind.bits - 1
+            signed: Array = ((flat.astype(np.int8) ^ sign) - sign).astype(wanted)
             return signed.reshape(shape)
-        return np.ascontiguousarray(both).view(wanted).reshape(shape)
+        return np.ascontiguousarray(flat).view(wanted).reshape(shape)
     return raw.view(wanted).reshape(shape).copy()

@@ -92,15 +92,20 @@ def session_options(
     return made
 
 
-def create(path: Path, made: ort.SessionOptions, choice: Choice) -> ort.InferenceSession:
-    """A session; ONNX Runtime's own exceptions pass (see `on_load`). Ctrl-C stops its work between two steps."""
+def create(path: Path, made: ort.SessionOptions, choice: Choice, *, graph: bytes | None = None) -> ort.InferenceSession:
+    """A session of the file, or of a changed `graph` whose external weights are those of the file; ONNX Runtime's own
+    exceptions pass (see `on_load`). Ctrl-C stops its work between two steps."""
+    if graph is not None:
+        made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     if choice.strict:
         made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 
     with alone(choice) as settled:
 
         def make() -> ort.InferenceSession:
-            return ort.InferenceSession(str(path), made, providers=settled.spelled(), enable_fallback=0)
+            return ort.InferenceSession(
+                str(path) if graph is None else graph, made, providers=settled.spelled(), enable_fallback=0
+            )
 
         if threading.current_thread() is not threading.main_thread():
             return make()
@@ -159,6 +164,9 @@ _OUT_OF_MEMORY = re.compile(
 )
 _ASKED = re.compile(r"(?:requested bytes of|requested buffer of size) (?P<nbytes>\d+)", re.IGNORECASE)
 _LEFT = re.compile(r"Available memory of (?P<nbytes>\d+)", re.IGNORECASE)
+_NODE_FAILED = re.compile(
+    r"returned while running (?P<op>\S+) node\. Name:'(?P<node>[^']*)' Status Message: (?P<why>.*)", re.DOTALL
+)
 _LOST = re.compile(
     r"illegal memory access|unspecified launch failure|misaligned address|uncorrectable ECC|device-side assert"
     r"|CUDA (?:failure|error) (?:214|700|702|710|715|716|717|718|719)\b",
@@ -328,6 +336,12 @@ def on_run(error: BaseException, device: str | None = None, *, captured: bool = 
     ):
         return FeedError(
             f"ONNX Runtime refuses the feeds: {first_line(error)}", hint="`trt-engine inspect` shows the inputs"
+        )
+    if (failed := _NODE_FAILED.search(text)) is not None:
+        where = f" (node `{failed['node']}`)" if failed["node"] else ""
+        return ModelError(
+            f"ONNX Runtime's `{failed['op']}`{where} fails on these inputs: {first_line(Exception(failed['why']))}",
+            hint="other inputs or other shapes; `-v` shows its own log",
         )
     return TrtEngineError(f"ONNX Runtime failed while running: {first_line(error)}", hint="`-v` shows its own log")
 

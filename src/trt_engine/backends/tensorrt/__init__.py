@@ -18,6 +18,7 @@ card = Backend(
     proving="trt_engine.plans.proving:proving",
     layers="trt_engine.backends.tensorrt.run:layers",
     profile="trt_engine.backends.tensorrt.profile:profile",
+    quant_target="tensorrt",
     builds_log=True,
     tuned=True,
 )

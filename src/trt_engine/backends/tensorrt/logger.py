@@ -18,7 +18,7 @@ import tensorrt as trt
 
 from trt_engine.errors import BuildError, TrtEngineError
 from trt_engine.files import explain
-from trt_engine.plans.causes import cause_of, error_of
+from trt_engine.plans.causes import cause_of, error_of, errors_of, telling_error
 
 __all__ = ["Message", "TensorRtLogger"]
 
@@ -151,8 +151,8 @@ class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
         cause = cause_of(texts)
         if cause is not None:
             return error_of(cause, subject)
-        errors = [text for text in texts if not text.startswith("[W]")]
-        reason = next((text.partition("] ")[2][:400] for text in reversed(errors or texts)), "TensorRT gave no reason")
+        warned = texts[-1].partition("] ")[2] if texts else "TensorRT gave no reason"
+        reason = (telling_error(errors_of(texts), ended=True) or warned)[:400]
         return kind(f"{subject} failed: {reason}", hint="`-v` shows all TensorRT said")
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from trt_engine.plans.causes import cause_of
 __all__ = ["complaints", "model_bytes", "objection", "parse"]
 
 _SHOWN = 3
+_OF_A_GRAPH = ("plugin_not_found", "onnx_parse_error", "out_of_memory")
 
 
 def parse(network: Any, path: Path, logger: TensorRtLogger, config: Any = None) -> Any:
@@ -32,8 +33,9 @@ def parse(network: Any, path: Path, logger: TensorRtLogger, config: Any = None) 
     if config is not None and not parser.set_builder_config(config):
         raise logger.failure("giving TensorRT's ONNX parser the settings")
     # by its whole path: external weights are looked for beside it, whatever the current folder
+    before = logger.said
     if not parser.parse(raw, str(path.absolute())):
-        raise objection(path, list(complaints(parser)), logger)
+        raise objection(path, list(complaints(parser)), logger, since=before)
     return parser
 
 
@@ -63,14 +65,18 @@ def complaints(parser: Any) -> Iterator[tuple[str, str]]:
 
 
 def objection(
-    path: Path, found: list[tuple[str, str]], logger: TensorRtLogger, doing: str = "cannot parse"
+    path: Path, found: list[tuple[str, str]], logger: TensorRtLogger, doing: str = "cannot parse", since: int = 0
 ) -> TrtEngineError:
-    """The error for a graph TensorRT does not take, with the first objections and the hint of a known cause."""
+    """The error for a graph TensorRT does not take, with the first objections and the hint of a known cause.
+
+    The hint is that of the objections: errors of a missing GPU or driver stand beside them and refuse no graph. The log,
+    from its message `since` on, is used only where there are none.
+    """
     texts = [text for _, text in found] or logger.errors()[-_SHOWN:] or ["no reason was given"]
     more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     message = f"TensorRT {trt.__version__} {doing} `{path}`: {'; '.join(texts[:_SHOWN])}{more}"
-    cause = cause_of([*texts, *logger.grave()])
+    cause = cause_of(texts if found else logger.grave(since))
     if any(name == "MEM_ALLOC_FAILED" for name, _ in found):
         return MemoryExhausted(message, hint="free memory on host and GPU; `nvidia-smi` shows who has it")
-    hint = cause.hint if cause is not None else ""
+    hint = cause.hint if cause is not None and (cause.name in _OF_A_GRAPH or not found) else ""
     return ModelError(message, hint=hint or f"`trt-engine inspect {path}` lists what in the model TensorRT cannot take")

@@ -20,6 +20,7 @@ card = Backend(
     proving="trt_engine.backends.trtexec.verdict:proving",
     measure="trt_engine.benchmark.trtexec:measure",
     profile="trt_engine.backends.trtexec.profile:profile",
+    quant_target="tensorrt",
     builds_log=True,
     tuned=True,
 )

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from trt_engine.errors import SetupError
 from trt_engine.files import explain
+from trt_engine.plans.causes import cause_of
 from trt_engine.plans.installed import TRTEXEC_VARIABLE, find_trtexec
 from trt_engine.plans.trtexec_log import Line, read_line, split
 from trt_engine.plans.versions import Version
@@ -162,9 +163,12 @@ def _probed(path: Path, mtime_ns: int) -> Program:
     said = done.stdout.decode(errors="replace")
     banner = _BANNER.search(said)
     if banner is None:
+        cause = cause_of(said.splitlines())
         first = next((line for line in said.splitlines() if line.strip()), f"nothing (exit code {done.returncode})")
-        hint = "put the folder of TensorRT's libraries into LD_LIBRARY_PATH" if "libnvinfer" in said else _INSTALL
-        raise SetupError(f"`{path}` does not start as trtexec does: {first.strip()}", hint=hint)
+        raise SetupError(
+            f"`{path}` does not start as trtexec does: {cause.text if cause else first.strip()}",
+            hint=cause.hint if cause else _INSTALL,
+        )
     return Program(
         path,
         Version.of_number(int(banner["version"])).parts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from trt_engine.comparisons import Compared, CompareReport, Gate, MetricDifference
+from trt_engine.comparisons import Compared, CompareReport, CompareSide, Gate, MetricDifference
 from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Chart, Forest, Limit, Span
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, clean
@@ -30,6 +30,7 @@ def figures(report: CompareReport) -> Iterator[Figure]:
 def notices(report: CompareReport) -> Iterator[Notice]:
     if not report.complete:
         yield Notice("The comparison was interrupted; what was measured until then stands below.")
+    yield from (Notice(clean(f"{other.quantised_slower}.")) for other in report.against if other.quantised_slower)
     yield from (Notice(clean(f"Gate {gate.rule}: {gate.text}")) for gate in report.gates if gate.failed)
     if not report.stable:
         yield Notice(clean(f"The comparison is not stable: {'; '.join(report.instability) or 'the samples moved'}"))
@@ -159,7 +160,7 @@ def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
         [
             ("backend", [clean(side.backend) for side in sides]),
             ("device", [clean(side.device) for side in sides]),
-            ("precision", [clean(side.precision) for side in sides]),
+            ("precision", [clean(_precision(side)) for side in sides]),
         ]
     )
     lead = len(columns)
@@ -173,6 +174,11 @@ def _sides(scene: Scene, report: CompareReport) -> Iterator[Block]:
     yield table("The engines", columns, words=lead)
 
 
+def _precision(side: CompareSide) -> str:
+    """What it computes in, and what its graph is written in where that is another."""
+    return f"{side.precision} (its graph is {side.written})" if side.written else side.precision
+
+
 def _outputs(report: CompareReport) -> Iterator[Block]:
     rows = [
         (other, other.output_names[index] if index < len(other.output_names) else str(index), error)
@@ -181,12 +187,14 @@ def _outputs(report: CompareReport) -> Iterator[Block]:
     ]
     if rows:
         names = [clean(other.label) for other, _, _ in rows]
+        worst = ["" if error.channel is None else str(error.channel) for _, _, error in rows]
         columns: list[tuple[str, Sequence[str]]] = [
             *varying([("engine", names)]),
             ("output", [clean(name) for _, name, _ in rows]),
+            *([("worst channel", worst)] if any(worst) else []),
             ("max abs", [f"{error.max_abs:.3g}" for _, _, error in rows]),
             ("mean abs", [f"{error.mean_abs:.3g}" for _, _, error in rows]),
-            ("max relative", [f"{error.max_rel:.3g}" for _, _, error in rows]),
+            ("of channel's scale", [f"{error.max_rel:.3g}" for _, _, error in rows]),
             ("cosine", [f"{error.cosine:.6f}" for _, _, error in rows]),
         ]
         lead = len(columns) - 4
@@ -224,7 +232,11 @@ def structure(report: CompareReport) -> Section | None:
         if shown:
             more = f", the first {_CHANGES} of {len(diff.changes)}" if len(diff.changes) > _CHANGES else ""
             timed = any(change.before_ms is not None or change.after_ms is not None for change in shown)
+            modules = (
+                [clean(change.module or "-") for change in shown] if any(change.module for change in shown) else []
+            )
             columns: list[tuple[str, Sequence[str]]] = [
+                *([("module", modules)] if modules else []),
                 ("layer", [_layer(change.before or change.after) for change in shown]),
                 ("change", [change.change for change in shown]),
                 ("what", [clean(change.text) for change in shown]),
@@ -234,7 +246,11 @@ def structure(report: CompareReport) -> Section | None:
                     ("before ms", column([change.before_ms for change in shown])),
                     ("after ms", column([change.after_ms for change in shown])),
                 ]
-            blocks.append(table(f"{label}: {plural(diff.same, 'layer')} the same; changed{more}", columns, words=3))
+            blocks.append(
+                table(
+                    f"{label}: {plural(diff.same, 'layer')} the same; changed{more}", columns, words=3 + bool(modules)
+                )
+            )
         blocks += [Notice(clean(sentence(text)), "info") for text in diff.warnings]
     return Section("structure", "What changed inside", tuple(blocks)) if blocks else None
 

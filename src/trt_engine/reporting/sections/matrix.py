@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from trt_engine.cells import CellResult
+from trt_engine.cells import CellResult, slower_than_float
 from trt_engine.figures import MIB, percent
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point, Scatter
 from trt_engine.reporting.contents import Block, Figure, Notice, Paragraph, Section, Table, clean
@@ -35,7 +35,6 @@ _TOLD = 4  # cells whose steps are told in words
 _STATES = {"failed": "failed", "skipped": "skipped", "interrupted": "interrupted", "waiting": "not reached"}
 _FUSED: tuple[Category, ...] = ("element-wise", "normalisation", "reduction", "control")
 _MOVES: tuple[Category, ...] = ("copy", "reformat")
-_ROWS = re.compile(r"rows matched by value(?: \([^)]*\))?")
 
 
 def figures(scene: Scene) -> Iterator[Figure]:
@@ -86,6 +85,7 @@ def notices(scene: Scene) -> Iterator[Notice]:
         label, slower = brief(nearest.other.spec.label), times(1 / nearest.factor)
         which = "the nearest" if len(explained) > 1 else "the other"
         yield Notice(clean(f"No cell is faster than the baseline of its model: {which}, {label}, is {slower} slower."))
+    yield from (Notice(clean(sentence(text))) for text in slower_than_float(found))
     for cell in found:
         ran = cell.bench.batch if cell.bench else cell.spec.batch
         if cell.asked_batch not in (None, ran):
@@ -222,8 +222,10 @@ def _matched(found: Sequence[CellResult]) -> dict[str, list[str]]:
     """How rows that a model sorts were matched before they were held against each other, and of which cells."""
     ways: dict[str, list[str]] = {}
     for cell in found:
-        if cell.parity is not None and (how := _ROWS.search(cell.parity.inputs)):
-            ways.setdefault(how[0], []).append(brief(cell.spec.label))
+        for name, error in cell.parity.outputs.items() if cell.parity is not None else ():
+            if error.rows_moved or error.rows_left_out:
+                how = f"{error.rows_moved} rows of {name} matched by value, {error.rows_left_out} left out"
+                ways.setdefault(how, []).append(brief(cell.spec.label))
     return ways
 
 

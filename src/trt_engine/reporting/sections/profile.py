@@ -216,8 +216,9 @@ def kernels(named: Named) -> Section | None:
             ("mean µs", column([row.mean_us for row in rows])),
             ("max µs", column([row.max_us for row in rows])),
         ]
+        label = profile.layers.label if profile.layers is not None else str
         if any(row.layers for row in rows):
-            columns.append(("launched by", [_few(row.layers) for row in rows]))
+            columns.append(("launched by", [_few([label(name) for name in row.layers]) for row in rows]))
         blocks.append(table(f"Kernels{which}{more}; ms in one inference", columns, words=2, also=("launched by",)))
     if len(shown) > _TABLES:
         blocks.append(Paragraph(f"Shown: {_TABLES} of {len(shown)} engines; each record has all its kernels."))
@@ -259,6 +260,7 @@ def layers(named: Named) -> Section | None:
         more = f", the {limit} longest of {len(found.rows)}" if len(found.rows) > limit else ""
         shares = [("share %", column([100 * row.share for row in rows], 2))] if found.clock != "launch" else []
         columns: list[tuple[str, Sequence[str]]] = [
+            *([("module", [_cut(row.module or "-") for row in rows])] if any(row.module for row in rows) else []),
             ("layer", [_cut(row.name) for row in rows]),
             ("kind", [_cut(row.kind) for row in rows]),
             ("category", [row.category for row in rows]),
@@ -268,7 +270,9 @@ def layers(named: Named) -> Section | None:
             ("calls", [per(row.calls) for row in rows]),
             *varying([("", [clean(" ".join([*row.dtypes, row.provider, row.device]).strip()) for row in rows])]),
         ]
-        blocks.append(table(f"Layers{which}{more}, by {clean(found.instrument)}", columns, words=3))
+        blocks.append(
+            table(f"Layers{which}{more}, by {clean(found.instrument)}", columns, words=3 + (columns[0][0] == "module"))
+        )
         blocks += [Notice(clean(sentence(note)), "info") for note in found.notes]
     if len(shown) > _TABLES:
         blocks.append(Paragraph(f"Shown: {_TABLES} of {len(shown)} engines; each record has all its layers."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +12,20 @@ import pytest
 import onnx_models as models
 from trt_engine.backends.onnxruntime.run import reference
 from trt_engine.config import BuildConfig
+from trt_engine.equivalence.compare import compare
+from trt_engine.equivalence.parity import measure_parity, parity_feeds, small_shapes
+from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
+from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_format, tolerance_of
 from trt_engine.errors import ModelError
-from trt_engine.evaluation.parity import (
-    compare,
-    compare_rows,
-    is_sorting,
-    parity,
-    rounding,
-    small_shapes,
-    tolerance_for,
-    usual_tolerance,
-)
 from trt_engine.graph.load import open_model, read_proto
 
 
 def of(path: Path, run, **settings):
     model = open_model(path)
     profile = BuildConfig(**settings).resolve(model.signature)[0]
-    return parity(path, read_proto(path), model.signature, profile, run)
+    feeds, described = parity_feeds(model.path, model.signature, profile)
+    tolerance = tolerance_of(coarsest_format(read_proto(path)))
+    return measure_parity(path, model.signature, run, feeds, described, tolerance)
 
 
 def test_the_model_itself_is_in_parity_with_itself(tmp_path: Path):
@@ -74,16 +71,16 @@ def stored_in_int8(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("make", "tolerance"),
+    ("make", "form"),
     [
-        (models.conv_net, 1e-3),
-        (lambda p: models.conv_net(p, half=True), 1e-2),
-        (models.int8_qdq, 0.1),
-        (stored_in_int8, 0.1),
+        (models.conv_net, "fp32"),
+        (lambda p: models.conv_net(p, half=True), "fp16"),
+        (models.int8_qdq, "quantized"),
+        (stored_in_int8, "quantized"),
     ],
 )
-def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, tolerance: float, tmp_path: Path):
-    assert tolerance_for(read_proto(make(tmp_path / "net.onnx"))) == tolerance
+def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, form: str, tmp_path: Path):
+    assert coarsest_format(read_proto(make(tmp_path / "net.onnx"))) == form
 
 
 @pytest.mark.parametrize(
@@ -93,9 +90,16 @@ def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, tolera
 def test_a_model_that_is_cast_or_quantised_first_is_judged_by_what_it_becomes(
     brought_to: str | None, kind: str, tmp_path: Path
 ):
-    assert rounding(read_proto(models.conv_net(tmp_path / "net.onnx")), brought_to) == kind
-    assert rounding(read_proto(models.int8_qdq(tmp_path / "quantised.onnx")), brought_to) == "quantized"
-    assert usual_tolerance(kind, tf32=True) == (1e-2 if kind == "fp32" else usual_tolerance(kind))
+    assert coarsest_format(read_proto(models.conv_net(tmp_path / "net.onnx")), brought_to) == kind
+    assert coarsest_format(read_proto(models.int8_qdq(tmp_path / "quantised.onnx")), brought_to) == "quantized"
+    assert tolerance_of(kind, tf32=True) == (TOLERANCES["tf32"] if kind == "fp32" else TOLERANCES[kind])
+
+
+def test_a_chosen_limit_stands_alone():
+    """Neither the noise of a format nor the sensitivity of a model changes it."""
+    chosen, far = tolerance_of("fp32", chosen=0.1), compare(np.array([1.0, 2.5, -4.0]), np.array([1.0, 2.0, -4.0]))
+    assert chosen.objection(far, sensitivity=replace(far, max_rel=9.0)) is not None
+    assert TOLERANCES["fp32"].objection(far, sensitivity=replace(far, max_rel=9.0)) is None
 
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -152,7 +156,7 @@ def detector(tmp_path: Path) -> Path:
 
 
 def test_near_equal_rows_may_change_places_in_a_model_that_sorts(detector: Path):
-    assert is_sorting(read_proto(detector))
+    assert sorted_outputs(read_proto(detector)) == ("found",)
     right = reference(detector, open_model(detector).signature)
 
     def swapped(feeds):
@@ -161,7 +165,8 @@ def test_near_equal_rows_may_change_places_in_a_model_that_sorts(detector: Path)
         return {"found": found}
 
     found = of(detector, swapped)
-    assert found.passed and "rows matched by value" in found.inputs
+    error = found.outputs["found"]
+    assert found.passed and error.rows_moved == 2 and error.rows_left_out == 0
 
 
 @pytest.mark.parametrize("spoil", ["one row stands for all", "many rows are others"])
@@ -189,21 +194,42 @@ def ranked(*, tied: int = 4, replace: slice = slice(0), rows: int = 40) -> np.nd
     return found
 
 
-def test_which_of_the_rows_tied_with_the_last_were_cut_off_is_nobodys_error():
-    assert compare_rows(ranked(replace=slice(-4, None)), ranked(), 0.01).max_rel > 1e-2
-    assert compare_rows(ranked(replace=slice(-4, None)), ranked(), 0.01, tied=1e-3).max_rel == 0
+STRICT = Tolerance(1e-3)
+
+
+def matched(got: np.ndarray, want: np.ndarray, tolerance: Tolerance = STRICT):
+    return compare_outputs({"y": got}, {"y": want}, ["y"], tolerance)["y"]
+
+
+def test_which_of_the_rows_tied_with_the_last_were_cut_off_is_not_an_error_and_is_counted():
+    assert matched(ranked(replace=slice(-4, None)), ranked(), replace(STRICT, ties=False)).max_rel > 1e-2
+    error = matched(ranked(replace=slice(-4, None)), ranked())
+    assert error.max_rel == 0 and error.rows_left_out == 4
 
 
 def test_scores_that_rounding_moved_widen_the_tie_by_so_much():
     moved = ranked(replace=slice(-4, None))
     moved[0, -4:, 4] += [3e-4, 2e-4, 1e-4, 0]
-    assert compare_rows(moved, ranked(), 0.01, tied=1e-3).max_rel < 1e-5
+    assert matched(moved, ranked()).max_rel < 1e-5
 
 
-@pytest.mark.parametrize("replace", [slice(0, 4), slice(10, 12), slice(0, 40)])
-def test_a_row_above_the_tie_is_not_excused(replace: slice):
-    assert compare_rows(ranked(replace=replace), ranked(), 0.01, tied=1e-3).max_rel > 1e-2
+@pytest.mark.parametrize("rows", [slice(0, 4), slice(10, 12), slice(0, 40)])
+def test_a_row_above_the_tie_is_not_excused(rows: slice):
+    assert matched(ranked(replace=rows), ranked()).max_rel > 1e-2
 
 
 def test_rows_that_all_tie_are_all_judged():
-    assert compare_rows(ranked(tied=40, replace=slice(3, 9)), ranked(tied=40), 0.01, tied=1e-3).max_rel > 1e-2
+    error = matched(ranked(tied=40, replace=slice(3, 9)), ranked(tied=40))
+    assert error.max_rel > 1e-2 and error.rows_left_out <= 1
+
+
+def test_rows_are_matched_only_behind_a_sort(detector: Path):
+    """All scores 0.95 against all 0.30: every row ties with the last, and nothing sorted them."""
+    want = np.full((1, 84, 40), 0.30)
+    want[:, :4] = np.sort(np.random.default_rng(0).uniform(5, 480, (1, 4, 40)), axis=1)[:, ::-1]
+    got = want.copy()
+    got[:, 4:] = 0.95
+    for names in ([], ["y"]):
+        error = compare_outputs({"y": got}, {"y": want}, names, TOLERANCES["quantized"])["y"]
+        assert not TOLERANCES["quantized"].accepts(error)
+    assert sorted_outputs(read_proto(detector)) == ("found",)

@@ -1,0 +1,129 @@
+"""What the values of a graph's inputs decide: sizes, steps, axes and divisors are no data, and not every number will do.
+
+ONNX Runtime refuses most values that are not valid; some end the process (an STFT with a frame length of 0 divides by it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from trt_engine.graph import walk
+from trt_engine.tensors import Role
+
+__all__ = ["roles"]
+
+_SLOTS: dict[str, dict[int, Role]] = {
+    "AffineGrid": {1: "size"},
+    "Attention": {6: "one"},
+    "BlackmanWindow": {0: "size"},
+    "CenterCropPad": {1: "size"},
+    "Col2Im": {1: "size", 2: "one"},
+    "ConstantOfShape": {0: "size"},
+    "CumSum": {1: "first"},
+    "CumProd": {1: "first"},
+    "DFT": {1: "size", 2: "one"},
+    "Expand": {1: "one"},
+    "GRU": {4: "one"},
+    "HammingWindow": {0: "size"},
+    "HannWindow": {0: "size"},
+    "LSTM": {4: "one"},
+    "Loop": {0: "size", 1: "data"},
+    "MaxUnpool": {2: "size"},
+    "MelWeightMatrix": {0: "size", 1: "size", 2: "size"},
+    "NonMaxSuppression": {2: "size"},
+    "OneHot": {1: "size"},
+    "Pad": {1: "data", 3: "axes"},
+    "RNN": {4: "one"},
+    "Range": {0: "first", 1: "size", 2: "one"},
+    "Reshape": {1: "reshape"},
+    "Resize": {1: "data", 2: "one", 3: "size"},
+    "ReverseSequence": {1: "one"},
+    "RoiAlign": {2: "first"},
+    "STFT": {1: "one", 3: "size"},
+    "Slice": {1: "first", 2: "size", 3: "axes", 4: "one"},
+    "Split": {1: "one"},
+    "SplitToSequence": {1: "one"},
+    "Squeeze": {1: "axes"},
+    "Tile": {1: "positive"},
+    "TopK": {1: "one"},
+    "Trilu": {1: "data"},
+    "Unsqueeze": {1: "axes"},
+    "Upsample": {1: "one"},
+}
+"""By operator of the ONNX standard and position: what the values of that input are."""
+_CRASHING = frozenset({"STFT"})
+"""Operators that can end the process: ONNX Runtime 1.31 divides by an STFT's frame length of 0."""
+_DIVISIONS = ("Div", "Mod")
+_SAME_VALUES = frozenset("Identity Cast Squeeze Unsqueeze Reshape Flatten".split())
+_OF_THE_FIRST = _SAME_VALUES | frozenset("Gather Slice Transpose Expand Tile".split())
+_OF_ALL = frozenset("Add Sub Mul Div Mod Neg Abs Min Max Sum Concat Where Ceil Floor Round Clip Pow Sqrt".split())
+_INTEGERS = frozenset(
+    (TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
+)  # fmt: skip
+
+_Flow = tuple[bool, bool]
+"""Whether a tensor has an input's very values, and whether they are integers still."""
+
+
+def roles(proto: ModelProto) -> dict[str, Role]:
+    """The inputs whose values decide more than numbers, and what; `data` are integers that reach an operator ONNX does not
+    define, and all other inputs of a graph with an operator that can crash."""
+    flows = {value.name: {value.name: flow} for value in proto.graph.input if (flow := _first(value)) is not None}
+    found: dict[str, Role] = {}
+    if flows:
+        _go_through(proto.graph.node, flows, found)
+    if any(place.node.op_type in _CRASHING and not walk.domain_of(place.node) for place in walk.nodes(proto)):
+        found = {value.name: found.get(value.name, "data") for value in proto.graph.input}
+    return found
+
+
+def _first(value: object) -> _Flow | None:
+    """How an input flows at first: every integer, and floating point of the rank that sizes and scales have."""
+    tensor = value.type.tensor_type  # type: ignore[attr-defined]
+    if tensor.elem_type in _INTEGERS or tensor.elem_type == TensorProto.BOOL:
+        return True, tensor.elem_type in _INTEGERS
+    return (True, False) if tensor.HasField("shape") and len(tensor.shape.dim) <= 1 else None
+
+
+def _go_through(nodes: Iterable[NodeProto], flows: dict[str, dict[str, _Flow]], found: dict[str, Role]) -> None:
+    for node in nodes:
+        for at, name in enumerate(node.input):
+            for source, flow in flows.get(name, {}).items():
+                if (role := _role(node, at, flow)) is not None and found.get(source, "data") == "data":
+                    found[source] = role
+        for _, body in walk.bodies(node):
+            skipped = 2 if node.op_type == "Loop" else 0
+            for name, inner in zip(node.input[skipped:], body.input[skipped:], strict=False):
+                if name in flows:
+                    flows[inner.name] = {source: (False, flow[1]) for source, flow in flows[name].items()}
+            _go_through(body.node, flows, found)
+        passed = dict(_passed(node, flows))
+        if passed:
+            flows.update({name: passed for name in node.output if name})
+
+
+def _role(node: NodeProto, at: int, flow: _Flow) -> Role | None:
+    same, integer = flow
+    if walk.domain_of(node):
+        return "data" if integer else None
+    role: Role | None = _SLOTS.get(node.op_type, {}).get(at)
+    if role is None and at == 1 and (node.op_type.startswith("Reduce")):
+        role = "axes"
+    if node.op_type in _DIVISIONS and at == 1 and integer:
+        role = "positive"
+    return role if role is None or same or role == "data" else "positive"
+
+
+def _passed(node: NodeProto, flows: dict[str, dict[str, _Flow]]) -> Iterator[tuple[str, _Flow]]:
+    """The inputs whose values are in the outputs."""
+    op = node.op_type
+    if walk.domain_of(node) or not (op in _OF_THE_FIRST or op in _OF_ALL or op.startswith("Reduce")):
+        return
+    read = node.input if op in _OF_ALL else node.input[:1]
+    whole = next((item.i in _INTEGERS for item in node.attribute if op == "Cast" and item.name == "to"), None)
+    for name in read:
+        for source, (same, integer) in flows.get(name, {}).items():
+            yield source, (same and op in _SAME_VALUES, integer if whole is None else whole)

@@ -1,0 +1,145 @@
+"""What `inspect`, `lint`, `build` and `size` say of graphs that ONNX Runtime's own tool quantised, and ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+from trt_engine.cli.main import run
+from trt_engine.precision.quantize import quantize
+
+ROOT = Path(__file__).parents[2]
+RESNET = ROOT / "examples" / "classifiers" / "resnet.onnx"
+
+
+class Pictures(CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left = [{"images": np.random.default_rng(0).random((4, 1, 32, 32), np.float32)}]
+
+    def get_next(self) -> dict[str, Any] | None:
+        return self.left.pop() if self.left else None
+
+
+@pytest.fixture(scope="module")
+def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cpu") / "cpu.onnx"
+    quantize_static(RESNET, path, Pictures(), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+    return path
+
+
+@pytest.fixture(scope="module")
+def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tensorrt") / "tensorrt.onnx"
+    quantize(RESNET, "int8", out=path, data="random", parity=False)
+    return path
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def made(*words: object) -> tuple[int, str, str]:
+        code = run([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return made
+
+
+def findings(call: Call, *words: object) -> dict[str, str]:
+    code, out, err = call("lint", *words, "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    jsonschema.validate(document, json.loads((ROOT / "docs/schemas/lint.json").read_bytes()))
+    return {item["code"]: item["severity"] for item in document["findings"]}
+
+
+def test_inspect_says_for_whom_the_pairs_are_placed(call: Call, for_the_cpu: Path, for_tensorrt: Path) -> None:
+    _, cpu, _ = call("inspect", for_the_cpu)
+    _, tensorrt, _ = call("inspect", for_tensorrt)
+    _, plain, _ = call("inspect", RESNET)
+
+    assert (
+        "Q/DQ placed for: onnxruntime-cpu (U8, results quantised)\n  tensorrt takes 0 of 16 layers: UINT8 pairs (16)"
+        in cpu
+    )
+    assert "asymmetric-zero-point" not in cpu and "findings: none" in cpu
+    assert (
+        "Q/DQ placed for: tensorrt, tensorrt-rtx, onnxruntime-tensorrt (S8 symmetric, results in float; "
+        "the file states tensorrt)\n  onnxruntime-cpu takes 0 of 15 convolutions: "
+    ) in tensorrt
+    assert "placed for" not in plain
+
+
+def test_the_document_has_every_target_with_its_reasons(call: Call, for_tensorrt: Path) -> None:
+    _, out, _ = call("inspect", for_tensorrt, "--json")
+    document = json.loads(out)
+    jsonschema.validate(document, json.loads((ROOT / "docs/schemas/inspect.json").read_bytes()))
+    fits = {item["target"]: item for item in document["placement"]["fits"]}
+
+    assert fits["tensorrt"]["taken"] == fits["tensorrt"]["layers"] == 15
+    assert sum(fits["onnxruntime-cpu"]["reasons"].values()) == 15
+    assert fits["onnxruntime-cuda"]["reasons"] == {"no CUDA kernels that take quantised layers": 15}
+
+
+def test_lint_judges_the_pairs_by_the_target(call: Call, for_the_cpu: Path, for_tensorrt: Path) -> None:
+    typed = {"asymmetric-zero-point", "quantized-type", "limited-in-tensorrt"}
+
+    assert findings(call, for_the_cpu) == {"quant-placement": "info"}
+    assert findings(call, for_the_cpu, "--target", "onnxruntime") == {}
+    assert findings(call, for_the_cpu, "--target", "onnxruntime-cpu") == {}
+    strict = findings(call, for_the_cpu, "--target", "tensorrt")
+    assert strict["quant-placement"] == "error" and typed <= set(strict)
+
+    assert findings(call, for_tensorrt) == {"quant-placement": "info"}
+    assert findings(call, for_tensorrt, "--target", "tensorrt") == {}
+    assert findings(call, for_tensorrt, "--target", "onnxruntime") == {"quant-placement": "warning"}
+    assert findings(call, for_tensorrt, "--target", "onnxruntime-cuda") == {"quant-placement": "warning"}
+
+
+def test_lint_says_what_to_type(call: Call, for_tensorrt: Path) -> None:
+    _, out, _ = call("lint", for_tensorrt, "--target", "onnxruntime")
+
+    assert "fuses 0 of 15 convolutions and runs them in FP32: result not quantised (" in out
+    assert (
+        "hint: quantise the plain model for it: `trt-engine quantize MODEL.onnx --to int8 --target onnxruntime-cpu"
+        in out
+    )
+
+
+def test_a_dry_build_shows_the_target_and_refuses_a_graph_placed_elsewhere(
+    call: Call, for_the_cpu: Path, for_tensorrt: Path
+) -> None:
+    _, out, err = call("build", for_the_cpu, "--precision", "int8", "--dry-run")
+    assert (
+        "target:    ONNX Runtime's CPU provider (onnxruntime-cpu)" in out
+        and "zero-point" not in err
+        and "Q/DQ" not in err
+    )
+    _, out, _ = call("build", for_the_cpu, "--dry-run", "--json")
+    assert json.loads(out)["quant_target"] == "onnxruntime-cpu"
+    _, out, _ = call("build", RESNET, "--dry-run", "--json")
+    assert json.loads(out)["quant_target"] is None
+
+    code, _, err = call("build", for_tensorrt, "--precision", "int8", "--dry-run")
+    assert code == 6 and "fuses 0 of 15 convolutions" in err
+
+
+def test_a_dry_size_shows_it_too(call: Call, for_the_cpu: Path, for_tensorrt: Path, tmp_path: Path) -> None:
+    for path, status, text in (
+        (for_the_cpu, "ok", "for ONNX Runtime's CPU provider"),
+        (for_tensorrt, "warn", "fuses 0 of 15 convolutions"),
+    ):
+        _, out, err = call("size", path, "--dry-run", "--json", "-o", tmp_path / path.stem)
+        check = next(item for item in json.loads(out)["preflight"] if item["name"] == "quantisation")
+        assert check["status"] == status and text in check["text"], err
+
+    code, _, err = call("size", for_tensorrt, "--precision", "int8", "--dry-run", "-o", tmp_path / "asked")
+    assert code == 6 and "fuses 0 of 15 convolutions" in err

@@ -1,0 +1,88 @@
+"""A detector's scores stand beside boxes in pixels: what is wrong with them is seen all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from trt_engine.equivalence.compare import compare
+from trt_engine.equivalence.tolerance import TOLERANCES
+
+Array = npt.NDArray[Any]
+
+
+def detections(low: float = 0.05, high: float = 0.95, *, items: int = 2, anchors: int = 84) -> Array:
+    """`[N, 84, anchors]`: boxes up to 480 pixels, 80 scores."""
+    rng = np.random.default_rng(0)
+    boxes = rng.uniform(5, 480, (items, 4, anchors))
+    return np.concatenate([boxes, rng.uniform(low, high, (items, 80, anchors))], axis=1).astype(np.float32)
+
+
+def higher(out: Array) -> None:
+    out[:, 4:] += 0.3
+
+
+def dead(out: Array) -> None:
+    out[:, 4:] = 0.30
+
+
+def zero(out: Array) -> None:
+    out[:, 4:] = 0
+
+
+def equal(out: Array) -> None:
+    out[:, 4:] = out[:, 4:].mean()
+
+
+def others(out: Array) -> None:
+    out[:, 4:] = np.random.default_rng(1).uniform(0.05, 0.95, out[:, 4:].shape)
+
+
+def one_wrong(out: Array) -> None:
+    out[:, 20] = out[:, 20, ::-1]
+
+
+def swapped(out: Array) -> None:
+    out[:, [10, 11]] = out[:, [11, 10]]
+
+
+DEFECTS = [higher, dead, zero, equal, others, one_wrong, swapped]
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["84 x N", "N x 84"])
+@pytest.mark.parametrize("plant", DEFECTS, ids=lambda item: item.__name__)
+@pytest.mark.parametrize("scores", [(0.05, 0.95), (0.4, 0.6), (0.005, 0.02)], ids=str)
+def test_a_defect_in_the_scores_fails_in_every_format(
+    plant: Callable[[Array], None], transposed: bool, scores: tuple[float, float]
+) -> None:
+    want = detections(*scores)
+    got = want.copy()
+    plant(got)
+    if transposed:
+        got, want = got.transpose(0, 2, 1), want.transpose(0, 2, 1)
+    error = compare(got, want)
+    assert not [form for form, tolerance in TOLERANCES.items() if tolerance.accepts(error)]
+
+
+def test_the_worst_channel_is_named_with_its_difference() -> None:
+    want = detections()
+    got = want.copy()
+    got[0, 17, 3] += 0.31
+    error = compare(got, want)
+    assert error.channel is not None and (error.channel.axis, error.channel.index, error.channel.size) == (1, 17, 84)
+    assert error.max_abs == error.channel.max_abs == pytest.approx(0.31) and error.max_rel == pytest.approx(0.326, 0.01)
+    assert error.summary == "channel 17 of 84 (axis 1): difference 0.31 (0.33 of the channel's scale)"
+
+
+@pytest.mark.parametrize("form", ["fp16", "bf16"])
+def test_what_a_16_bit_format_rounds_is_within_its_tolerance(form: str) -> None:
+    import ml_dtypes
+
+    kind = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}[form]
+    want = detections()
+    error = compare(want.astype(kind).astype(np.float32), want)
+    assert TOLERANCES[form].accepts(error) and error.noise is not None and error.noise < 0.01
