@@ -176,7 +176,7 @@ def mse_threshold(histogram: Histogram, *, asymmetric: bool = False) -> float:
     `asymmetric` has 255 steps from the least to the greatest value within the range, as unsigned types with a zero point do.
 
     Rounding errs to both sides and averages out in the sums of a layer, cutting off errs to one. With twice, squared errors
-    of eight distributions stay within 1.15 of the least, and the logits of the trained examples within 1.09 of the best of max,
+    of eight distributions stay within 1.15 of the least, the logits of the trained examples within 1.09 of the best of max,
     entropy and percentile; once is 1.10 of it for the ViT, four times 1.18 of the best squared error of a ReLU's values
     (benchmarks/calibration.py). Ranges from 1/256 of the largest magnitude up to it are tried, each about 2 % wider than the
     one before. Values count as spread evenly over their bin, so that a bin has an integral for its error wherever steps are.
