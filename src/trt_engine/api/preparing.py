@@ -75,10 +75,12 @@ def refuse_unpreparable(model: Model, config: BuildConfig) -> None:
         made = str(model.path.with_suffix(f".{asked}.onnx"))
         aimed = ["--target", target] if target is not None else []
         command = shlex.join(["trt-engine", "quantize", path, "--to", asked, *aimed, "--calibrate"])
+        without = target is not None and asked == "int8" and quant_target(target).dynamic
         raise PrecisionError(
             proof.describe(),
             hint=f"give calibration data with `--calibrate DATA`, or quantise first: "
-            f"`{command} DATA -o {shlex.quote(made)}`",
+            f"`{command} DATA -o {shlex.quote(made)}`"
+            + (" (`--dynamic` in place of `--calibrate DATA` needs no data, for MatMul and Gemm)" if without else ""),
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import re
 import shlex
 import sys
@@ -48,8 +47,6 @@ __all__ = [
     "spelled_command",
     "yes_option",
 ]
-
-log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LONG_WARMUP_S = 30.0
@@ -260,7 +257,11 @@ def config_from(config: type[Any], values: dict[str, Any]) -> Any:
         given[name] = _joined(value) if name == "profiles" else value
     made = from_values(config, given)
     if (typed_s := str(given.get("warmup_s", ""))).replace(".", "", 1).isdecimal() and float(typed_s) > _LONG_WARMUP_S:
-        log.warning("`--warmup %s` is %s seconds; trtexec's `--warmUp=%s` is `--warmup %sms`", *(typed_s,) * 4)
+        import logging  # not where `--help` is printed
+
+        logging.getLogger(__name__).warning(
+            "`--warmup %s` is %s seconds; trtexec's `--warmUp=%s` is `--warmup %sms`", *(typed_s,) * 4
+        )
     return made
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -52,7 +53,7 @@ def compare(output: Any, reference: Any, rounding: dict[int, float] | None = Non
     if not want.size:
         return _EQUAL
     exact = want.dtype.kind in "iub"
-    least = _EPSILONS * float(np.finfo(want.dtype).eps) if want.dtype.kind == "f" else 0.0
+    least = _EPSILONS * float(ml_dtypes.finfo(want.dtype).eps) if want.dtype.kind == "f" else 0.0
     got, want = _real(got), _real(want)
     odd = ~np.isfinite(want)
     if odd.any() or not np.isfinite(got).all():
