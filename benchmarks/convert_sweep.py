@@ -60,8 +60,8 @@ def one(name: str, folder: Path) -> dict[str, Any]:
         return {
             "outcome": "refused",
             "exit_code": error.exit_code,
-            "message": error.message,
-            "hint": error.hint,
+            "message": _here(error.message),
+            "hint": _here(error.hint or ""),
             "line": bool(_LINE.search(text)),
             "option": bool(_OPTION.search(text)),
             "convert_s": time.monotonic() - started,
@@ -80,6 +80,11 @@ def one(name: str, folder: Path) -> dict[str, Any]:
     if network.wrong:
         wrong.append("a planted defect was converted")
     return found | {"outcome": "WRONG" if wrong else "right", "wrong": wrong, "errors": errors}
+
+
+def _here(text: str) -> str:
+    """Without the folders of this machine."""
+    return re.sub(r"(/[\w.-]+)+/(?=[\w-]+\.py\b)", "", text)
 
 
 def _checked(module: Any, inputs: tuple[str, ...], out: Path, low: int | None) -> tuple[list[str], dict[int, float]]:

@@ -79,15 +79,17 @@ class Cell:
     to: str
     calibrator: str | None = None
     method: str = "rtn"
+    target: str = "tensorrt"
 
     @property
     def name(self) -> str:
-        return " ".join(filter(None, (self.to, self.calibrator, "" if self.method == "rtn" else self.method)))
+        target = "" if self.target == "tensorrt" else f"for {self.target}"
+        return " ".join(filter(None, (self.to, self.calibrator, "" if self.method == "rtn" else self.method, target)))
 
 
 CELLS = (
     Cell("fp32"), Cell("fp16"), Cell("bf16"), Cell("int8", "mse"), Cell("int8", "entropy"), Cell("int8", "minmax"),
-    Cell("int8", "percentile"),
+    Cell("int8", "percentile"), Cell("int8", "mse", target="onnxruntime-cpu"),
     Cell("fp8"), Cell("int4"), Cell("int4", method="awq"), Cell("nvfp4"), Cell("mxfp8"),
 )  # fmt: skip
 
@@ -160,7 +162,7 @@ def make(net: Net, cell: Cell, data: Path, folder: Path) -> Made:
     done = quantize(
         model, cell.to, out=None if alone else out, emulate=None if kernels else emulation, data=inputs.data,
         calibrator=cell.calibrator, preprocessing=inputs.preprocessing,
-        method=cell.method, convolutions=alone, parity=False,
+        method=cell.method, target=cell.target, convolutions=alone, parity=False,
     )  # fmt: skip
     note = "convolutions have no kernels in blocks: rounded in the emulation, no file to ship" if alone else None
     shares = None if alone else _builtin(done.precision.found)
@@ -214,7 +216,9 @@ def measure(net: Net, cell: Cell, dataset: Path, data: Path, latency_s: float) -
 
 def _lacking(cell: Cell, made: Made) -> str:
     if made.kernels:
-        return f"ONNX Runtime has {cell.to.upper()} kernels for none of these layers on this CPU: the file runs in FP32"
+        return (
+            "the Q/DQ pairs are placed for TensorRT: ONNX Runtime fuses none of them on this CPU, the file runs in FP32"
+        )
     return f"no {cell.to.upper()} kernels in ONNX Runtime on this CPU"
 
 
