@@ -84,7 +84,7 @@ def one(name: str, folder: Path) -> dict[str, Any]:
 
 def _here(text: str) -> str:
     """Without the folders of this machine."""
-    return re.sub(r"(/[\w.-]+)+/(?=[\w-]+\.py\b)", "", text)
+    return re.sub(r"(?<![\w.])/(?:[\w.-]+/)+(?=[\w-]+\.py\b)", "", text)
 
 
 def _checked(module: Any, inputs: tuple[str, ...], out: Path, low: int | None) -> tuple[list[str], dict[int, float]]:
