@@ -37,7 +37,7 @@ test: $(VENV)/.dev  ## core and light extras; what needs more is skipped, said a
 	$(PYTEST) -n 2 -m 'not gpu and not slow'
 
 # What needs PyTorch or TensorFlow runs in an environment of its own.
-FULL = tests/conversion
+FULL = tests/conversion tests/graph/test_module_paths.py
 
 test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
 	@tools/test-tools.sh
