@@ -34,7 +34,7 @@ LIMIT_S = 600.0
 TOLERANCE = 1e-3
 """Of the largest value of the output; ten times what `convert` allows, since inputs are others."""
 _LINE = re.compile(r"[\w.-]+\.py:\d+")
-_OPTION = re.compile(r"--[a-z][\w-]+|-O \w+|examples/recipes/\w+\.py")
+_OPTION = re.compile(r"--[a-z][\w-]+|-O \w+|\w+_implementation=|examples/recipes/\w+\.py")
 
 
 # ------------------------------------------------------------------------------------------------ one architecture

@@ -594,3 +594,16 @@ def _planted() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_product_that_onnx_lacks_names_the_setting_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacks(*_: Any, **__: Any) -> None:
+        raise ModelError("No ONNX function found for <OpOverload(op='transformers.grouped_mm_fallback')>")
+
+    monkeypatch.setattr("trt_engine.conversion.torch_export.export", lacks)
+    with pytest.raises(ModelError, match="no exporter takes") as caught:
+        convert("SizeReads", tmp_path)
+    assert 'experts_implementation="batched_mm"' in str(caught.value.hint)
+    assert written(tmp_path) == []

@@ -317,6 +317,11 @@ def _no_exporter(
     hint = "`-vv` shows the exporter's own messages"
     if source.kind == "exported-program":
         hint = "convert the module itself (`file.py:factory`), or export it again with plain `torch.export.Dim`s"
+    elif any("grouped_mm" in reason for reason in others):
+        hint = (
+            "ONNX has no grouped matrix product: give the mixture of experts of transformers "
+            '`experts_implementation="batched_mm"` (of `from_pretrained` and of the configuration)'
+        )
     return ModelError(f"no exporter takes `{source.text}`: {'; '.join(others)}", hint=hint)
 
 
