@@ -599,8 +599,10 @@ def _planted() -> Any:
 def test_a_product_that_onnx_lacks_names_the_setting_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from trt_engine.conversion.torch_export import ExportFailed
+
     def lacks(*_: Any, **__: Any) -> None:
-        raise ModelError("No ONNX function found for <OpOverload(op='transformers.grouped_mm_fallback')>")
+        raise ExportFailed("No ONNX function found for <OpOverload(op='transformers.grouped_mm_fallback')>")
 
     monkeypatch.setattr("trt_engine.conversion.torch_export.export", lacks)
     with pytest.raises(ModelError, match="no exporter takes") as caught:

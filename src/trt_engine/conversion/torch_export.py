@@ -184,6 +184,8 @@ def bound(
 class _BatchStatistics(TorchDispatchMode):  # type: ignore[misc]
     """Notes the first line that normalises with `training=True`, whatever an exporter writes it as."""
 
+    supports_higher_order_operators = True  # torch.cond runs as it does without the mode
+
     def __init__(self) -> None:
         super().__init__()
         self.place: str | None = None

@@ -53,7 +53,7 @@ def compare(output: Any, reference: Any, rounding: dict[int, float] | None = Non
     if not want.size:
         return _EQUAL
     exact = want.dtype.kind in "iub"
-    least = _EPSILONS * float(ml_dtypes.finfo(want.dtype).eps) if want.dtype.kind == "f" else 0.0
+    least = _EPSILONS * float(ml_dtypes.finfo(want.dtype).eps) if want.dtype.kind == "f" else 0.0  # type: ignore[no-untyped-call]
     got, want = _real(got), _real(want)
     odd = ~np.isfinite(want)
     if odd.any() or not np.isfinite(got).all():
