@@ -279,7 +279,7 @@ class _TracedGraph:
         if any(True for _ in node.blocks()):
             return _Dependence(True, True)  # a scripted function: what is inside may follow values
         values = any(item.values for item in known)
-        # a size is no tensor: `x.narrow(1, 0, n)`
+        # a size is not a tensor: `x.narrow(1, 0, n)`
         sizes = any(
             one.values for one, item in zip(known, inputs, strict=True) if item.type().kind() in ("IntType", "ListType")
             and not _of_tensors(item)

@@ -43,7 +43,7 @@ def compare(output: Any, reference: Any, rounding: dict[int, float] | None = Non
 
     `rounding` is for graphs that compute the same in FP32: the largest difference of the channels of the output's own scale,
     over its largest value, by axis. It grows over calls, and up to `_SLACK` times as much in a small channel (a sum of large
-    numbers that cancel) is no difference.
+    numbers that cancel) is not a difference.
     """
     got, want = np.asarray(output), np.asarray(reference)
     if got.shape != want.shape:

@@ -52,7 +52,7 @@ def names_of(node: NodeProto) -> tuple[str, ...]:
 
 
 def _last_module(scopes: str) -> str:
-    """`layer2.0.bn1` of `['', 'layer2', 'layer2.0', 'layer2.0.bn1', 'relu_5']`: what stands last is no module."""
+    """`layer2.0.bn1` of `['', 'layer2', 'layer2.0', 'layer2.0.bn1', 'relu_5']`: the last entry is not a module."""
     try:
         found = ast.literal_eval(scopes) if len(scopes) <= _LONGEST else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
