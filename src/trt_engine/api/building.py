@@ -53,6 +53,7 @@ from trt_engine.engine import (
     payload_of,
 )
 from trt_engine.environment import Environment
+from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.tolerance import Tolerance, coarsest_format, tolerance_of
 from trt_engine.errors import (
     BuildError,
@@ -70,7 +71,6 @@ from trt_engine.model import Model
 from trt_engine.precision.calibrate import RULES
 from trt_engine.precision.contract import prove_engine
 from trt_engine.protocols import BuildOutcome, BuildPlaces
-from trt_engine.runtime.feeds import random_feeds
 from trt_engine.store import Store, engine_key
 from trt_engine.vision.declaration import vision_of
 
@@ -470,7 +470,8 @@ def _beside_float(engine: Engine, plan: BuildPlan, card: Backend, folder: Path) 
         outcome: BuildOutcome = card.half("builder")().build(plan.model, config, BuildPlaces(payload))
         plain = Engine.seal(payload, _passport(plan, config, outcome, payload, 0.0))
         shapes = {name: span.opt for name, span in engine.passport.profiles[0].ranges.items()}
-        feeds = random_feeds(engine.signature, shapes, 0)
+        graph = engine.path if card.payload_suffix == ".onnx" else None
+        feeds = random_inputs(plan.model.path, engine.signature, shapes, engine=graph)
         with (
             load(engine, verify=False, allow_fallback=config.allow_fallback) as quantised,
             load(plain, verify=False, allow_fallback=config.allow_fallback) as other,

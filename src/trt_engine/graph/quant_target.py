@@ -30,8 +30,6 @@ class QuantTarget:
     name: str
     title: str
     """As in sentences: `ONNX Runtime's CPU provider`."""
-    activation: str
-    """The type of quantised activations: `int8` or `uint8`."""
     symmetric: bool
     """Zero points must be zeros."""
     results: bool
@@ -47,18 +45,18 @@ class QuantTarget:
 _TARGETS = {
     target.name: target
     for target in (
-        QuantTarget("tensorrt", "TensorRT", "int8", symmetric=True, results=False),
-        QuantTarget("tensorrt-rtx", "TensorRT-RTX", "int8", symmetric=True, results=False),
+        QuantTarget("tensorrt", "TensorRT", symmetric=True, results=False),
+        QuantTarget("tensorrt-rtx", "TensorRT-RTX", symmetric=True, results=False),
         QuantTarget(
-            "onnxruntime-cpu", "ONNX Runtime's CPU provider", "uint8", symmetric=False, results=True,
+            "onnxruntime-cpu", "ONNX Runtime's CPU provider", symmetric=False, results=True,
             formats=("int8", "int4"), dynamic=True, strong_typing=False,
         ),
         QuantTarget(
-            "onnxruntime-cuda", "ONNX Runtime's CUDA provider", "int8", symmetric=True, results=False,
+            "onnxruntime-cuda", "ONNX Runtime's CUDA provider", symmetric=True, results=False,
             formats=("int4",), strong_typing=False,
         ),
         QuantTarget(
-            "onnxruntime-tensorrt", "ONNX Runtime's TensorRT provider", "int8", symmetric=True, results=False,
+            "onnxruntime-tensorrt", "ONNX Runtime's TensorRT provider", symmetric=True, results=False,
             formats=_OPERATORS_OF_ONNX,
         ),
     )

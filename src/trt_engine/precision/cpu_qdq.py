@@ -143,7 +143,7 @@ class CpuWriter:
                 self._quantize_results(node)
                 nodes.extend(self.ops.taken())
         self.ops.put(self.proto, nodes)
-        made = {name for node in dropped_clips(graph) for name in node.input[1:]}
+        made = {name for node in graph.absorbed.values() for name in node.input[1:]}
         drop_unused(self.proto, [*(site.weight for site in self.placement.sites), *self._replaced, *made])
 
     # -------------------------------------------------------------------------------------------- activations
@@ -308,8 +308,3 @@ class CpuWriter:
     def _described(self, site: Site) -> str:
         bits = "int8" if self.bits == 8 else f"int8 (of {self.bits} bits)"
         return f"{bits}, one scale for each of {site.shape[site.channel]} channels (axis {site.channel})"
-
-
-def dropped_clips(graph: IntegerGraph) -> list[NodeProto]:
-    """The Relu and Clip nodes that are not written."""
-    return list(graph.absorbed.values())
