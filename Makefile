@@ -7,9 +7,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
 PYTEST = $(BIN)/python -m pytest
+# Two processes; each takes whole files while it can, so that what a file makes for its tests is made once.
+SPREAD = -n 2 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Empty is not set: the tests start the command hundreds of times, and without bytecode each start compiles it again.
+export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-full test-tensorrt check format schemas setup setup-core clean
+.PHONY: help demo rtx test test-full test-tensorrt check format schemas setup setup-core clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -31,37 +35,45 @@ setup-core: $(VENV)/.core  ## the command alone, in $(VENV)
 setup: $(VENV)/.dev  ## everything a developer needs
 
 demo: $(VENV)/.core  ## the main job: the example detector to an engine and a stream count
-	$(BIN)/trt-engine size examples/digits/model.onnx -o $(DEMO) --yes
+	$(BIN)/trt-engine size examples/digits/model.onnx -o $(DEMO) --overwrite
 
-test: $(VENV)/.dev  ## core and light extras; what needs more is skipped, said and counted
-	$(PYTEST) -n 2 -m 'not gpu and not slow'
+# TensorRT-RTX's parser and builder, 96 MB, under NVIDIA's licence; `make test RTX=0` does without.
+RTX ?= 1
+rtx: $(VENV)/.dev
+	@[ "$(RTX)" = 0 ] || tools/rtx-wheels.sh $(BIN)/python
+
+test: rtx  ## core and light extras, and TensorRT-RTX where NVIDIA has it; what needs more is skipped, said and counted
+	$(PYTEST) $(SPREAD) -m 'not gpu and not slow'
 
 # What needs PyTorch or TensorFlow runs in an environment of its own.
-FULL = tests/conversion tests/graph/test_module_paths.py
+FULL = tests/backends/inductor tests/contract tests/conversion tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py
 
-test-full: $(VENV)/.dev  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
+test-full: rtx  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
 	@tools/test-tools.sh
 	@tools/full-venv.sh $(VENV)-full $(BIN)/python
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
 	if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
-		$(PYTEST) -n 2 -m 'not gpu'
-	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest -n 2 -m 'full and not gpu' $(FULL); fi
+		$(PYTEST) $(SPREAD) -m 'not gpu'
+	@[ "$(RTX)" = 0 ] || [ ! -e $(VENV)-full/.ready ] || tools/rtx-wheels.sh $(VENV)-full/bin/python
+	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest $(SPREAD) -m 'full and not gpu' $(FULL); fi
 
 test-tensorrt: $(VENV)/.dev  ## what only a machine with TensorRT and a GPU can show: the checklist of docs/tensorrt.md
-	$(PYTEST) -v -m gpu tests/gpu/test_tensorrt_real.py
+	$(PYTEST) -v -m gpu tests/gpu/test_tensorrt_real.py tests/gpu/test_tensorrt_rtx_real.py tests/gpu/test_onnxruntime_rtx.py
 
-check: $(VENV)/.dev  ## format, lint, types, layers
+check: $(VENV)/.dev  ## format, lint, types, layers, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/words.py --limit 40
 
 format: $(VENV)/.dev  ## make `check`'s first two lines pass
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-schemas: $(VENV)/.dev  ## docs/schemas/ from the record types
+schemas: $(VENV)/.dev  ## docs/schemas/ from the record types, typed keyword arguments from config.py
 	$(BIN)/python tools/schemas.py
+	$(BIN)/python tools/settings_types.py
 
 clean:  ## remove the environment and the demo's results
 	rm -rf $(VENV) $(VENV)-modelopt $(VENV)-full $(DEMO)

@@ -34,8 +34,9 @@ import numpy as np
 
 import trt_engine as te
 from trt_engine.device.info import Clocks, clocks
-from trt_engine.environment import Environment, version_of
-from trt_engine.records import append, percentile
+from trt_engine.environment import Environment, distribution_version
+from trt_engine.records.base import append_record
+from trt_engine.records.summary import percentile
 from trt_engine.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -115,7 +116,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = asyncio.run(measured(args, Store(Path(folder) / "store")))
-    append(args.out, record)
+    append_record(args.out, record)
     print(told(record))
     return 8 if args.check and not record.met else 0
 
@@ -185,7 +186,7 @@ async def measured(args: argparse.Namespace, store: Store) -> BatcherRecord:
             )
             for way, ask in asks.items()
         }  # fmt: skip
-        facts = batched.facts
+        facts = batched.runtime_info
     ratio = ratio_of(parts["batcher"], parts["by hand"])
     # a batch beside another one takes as long as the throughput by hand says, not as long as one alone
     batch_ms = args.contexts * args.batch / median(part.rows_per_s for part in parts["by hand"]) * 1e3
@@ -203,7 +204,7 @@ async def measured(args: argparse.Namespace, store: Store) -> BatcherRecord:
         contexts=args.contexts,
         options=options,
         facts=facts,
-        environment=Environment.here(),
+        environment=Environment.detect(),
         peer=peer,
         clocks=(before, clocks()),
         batch_ms=median(alone_ms),
@@ -242,7 +243,7 @@ def peered(
         sizes.append(len(parts))
         return await asyncio.get_running_loop().run_in_executor(threads, batch_of, parts)
 
-    return joined, f"ray {version_of('ray')}"
+    return joined, f"ray {distribution_version('ray')}"
 
 
 def by_hand(batch_of: Callable[[list[Any]], object], rows: list[Any], threads: int, seconds: float) -> float:

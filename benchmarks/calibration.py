@@ -109,7 +109,7 @@ def images(count: int, size: int) -> Iterator[Any]:
 
 def ours(path: Path, name: str, count: int, size: int) -> dict[str, float]:
     from trt_engine.graph.load import read_proto
-    from trt_engine.precision.calibrate import calibrate
+    from trt_engine.precision.calibration import calibrate
 
     graph = read_proto(path).graph
     stored = {item.name for item in graph.initializer}
@@ -241,7 +241,7 @@ def modelopt_child(arguments: list[str]) -> None:
             found.append(published(histogram, float(values.abs().max())))
         print(json.dumps(found))
         return
-    from trt_engine.precision.calibrate import calibrate
+    from trt_engine.precision.calibration import calibrate
 
     class Theirs:
         def __init__(self) -> None:
@@ -269,7 +269,7 @@ def in_batches(feeds: Any) -> list[dict[str, Any]]:
 
 def distribution(kind: str, draws: list[tuple[int, int]], python: str) -> dict[str, Any]:
     """Squared errors of every calibrator's and ModelOpt's thresholds on these draws, over the least of any."""
-    from trt_engine.precision.calibrate import CALIBRATORS as OURS
+    from trt_engine.precision.calibrators import CALIBRATORS as OURS
 
     rows = []
     for (size, seed), theirs in zip(draws, modelopt(kind, json.dumps(draws), python=python), strict=True):
@@ -320,18 +320,18 @@ def example(name: str, work: Path, python: str) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parent))
     from precision_table import NETS, data_of
 
-    from trt_engine.api.pictures import inputs_of
     from trt_engine.graph.load import open_model
-    from trt_engine.precision.calibrate import calibrate
-    from trt_engine.precision.quantize import quantize
+    from trt_engine.precision.calibration import calibrate
+    from trt_engine.precision.quantize_model import quantize
     from trt_engine.precision.samples import open_samples
+    from trt_engine.verbs.calibration_images import images_as_inputs
 
     net = next(item for item in NETS if item.name == name)
     model, (held_out, seen) = open_model(net.path), data_of(net, work)
     held_out, few = (held_out / "images", 64) if held_out.is_dir() else (held_out, 512)
     arrays = {}
     for side, data, limit in (("seen", seen, min(few, 128)), ("held out", held_out, few)):
-        batches = open_samples(inputs_of(model, data).data, model.signature, batch=8, limit=limit)
+        batches = open_samples(images_as_inputs(model, data).calib_data, model.signature, batch=8, limit=limit)
         rows = [batch.feeds for batch in batches]
         np.savez(work / f"{name} {side}.npz", **{one: np.concatenate([row[one] for row in rows]) for one in rows[0]})
         arrays[side] = in_batches(np.load(work / f"{name} {side}.npz"))
@@ -346,7 +346,9 @@ def example(name: str, work: Path, python: str) -> dict[str, Any]:
     errors = {}
     for one, given in ranges.items():
         emulation = work / f"{name}.emulation.onnx"
-        quantize(model, "int8", emulate=emulation, ranges=given, data=arrays["seen"], parity=False, yes=True)
+        quantize(
+            model, "int8", emulate=emulation, ranges=given, calib_data=arrays["seen"], parity=False, overwrite=True
+        )
         found = logits(emulation, name, arrays["held out"])
         parts = [float(np.sqrt(np.mean((a - b) ** 2)) / np.std(b)) for a, b in zip(found, plain, strict=True)]
         errors[one] = float(np.mean(parts))
@@ -467,13 +469,13 @@ def main() -> int:
         return 0
 
     from trt_engine.environment import Environment
-    from trt_engine.records import append
+    from trt_engine.records.base import append_record
 
-    good, environment = True, Environment.here()
+    good, environment = True, Environment.detect()
     with tempfile.TemporaryDirectory() as folder:
         for record in records(given, Path(folder)):
             when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            append(given.out, record | {"when": when, "environment": environment})  # before the next one starts
+            append_record(given.out, record | {"when": when, "environment": environment})  # before the next one starts
             print(told(record), flush=True)
             good = good and record["passed"]
     print("passed" if good else "FAILED")

@@ -34,14 +34,17 @@ import numpy as np
 import numpy.typing as npt
 
 import trt_engine as te
-from trt_engine.backend import backend
-from trt_engine.benchmark.loop import Turn, feeds_for, in_force
-from trt_engine.benchmark.paired import METHOD, Difference, Load, Metric, Schedule, interleave, loaded, paired
-from trt_engine.config import BenchConfig, RuntimeConfig
+from trt_engine.backend import get_backend
+from trt_engine.benchmark.bench_inputs import feeds_for
+from trt_engine.benchmark.closed_loop import QueryBurst, effective_protocol
+from trt_engine.benchmark.interleaving import Schedule, measure_interleaved, open_in_process
+from trt_engine.benchmark.statistics import METHOD, Difference, Metric, Restart, paired_differences
+from trt_engine.config.bench import BenchConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device.info import clocks
 from trt_engine.environment import Environment
 from trt_engine.protocols import Session
-from trt_engine.records import append
+from trt_engine.records.base import append_record
 from trt_engine.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -152,7 +155,7 @@ def main() -> int:
         for kind in NOISE:
             for effect in (0.0, 3.0):
                 said = simulated(kind, effect, args.simulations)
-                append(args.out, said)
+                append_record(args.out, said)
                 tell(said)
     if not args.simulate_only:
         with tempfile.TemporaryDirectory() as folder:
@@ -195,7 +198,7 @@ def summary(kind: str, planted_pct: float, all_found: list[dict[Metric, Found]])
             name: round(median((item.high - item.low) / 2 for item in items), 3) for name, items in by_name.items()
         },
         method=METHOD,
-        environment=Environment.here(),
+        environment=Environment.detect(),
     )
 
 
@@ -207,8 +210,10 @@ def found_of(difference: Difference, planted_pct: float) -> Found:
 
 def power(difference: Difference, slower_pct: float, level: float = 0.95) -> float:
     """The share of comparisons like this one that would find a slowdown of so much."""
-    reach = float(np.quantile(difference.resampled, level))
-    return float(np.mean(math.log1p(slower_pct / 100) > reach * difference.errors - difference.moved))
+    reach = float(np.quantile(difference.resample_t, level))
+    return float(
+        np.mean(math.log1p(slower_pct / 100) > reach * difference.resample_errors - difference.resample_shifts)
+    )
 
 
 def now() -> str:
@@ -227,10 +232,10 @@ def real(planted_pct: float, count: int, args: argparse.Namespace, folder: Path)
         (path, options), run = engines[number % len(engines)], contests[number % len(engines)]
         before, began = clocks().load_average, time.perf_counter()
         loads = run(Schedule(args.duration, seed=number))
-        differences, said = paired(loads, 1)
+        differences, said = paired_differences(loads, 1)
         metrics = {item.metric: found_of(item, planted_pct) for item in differences}
         found.append(metrics)
-        append(
+        append_record(
             args.out,
             Comparison(
                 schema="trt-engine/compare-aa",
@@ -248,18 +253,20 @@ def real(planted_pct: float, count: int, args: argparse.Namespace, folder: Path)
             ),
         )
     said_of_all = summary("real A/A" if not planted_pct else "real, planted", planted_pct, found)
-    append(args.out, said_of_all)
+    append_record(args.out, said_of_all)
     tell(said_of_all)
     return said_of_all
 
 
-def contest(model: Path, options: dict[str, str], planted_pct: float, folder: Path) -> Callable[[Schedule], list[Load]]:
+def contest(
+    model: Path, options: dict[str, str], planted_pct: float, folder: Path
+) -> Callable[[Schedule], list[Restart]]:
     """The engine of a model against itself, the second one slowed."""
     engine = te.build(model, batch=(1, 1, 1), options=options, store=Store(folder / "store"))
-    runtime, config = backend(engine.passport.backend).half("runtime")(), RuntimeConfig(options=options)
+    runtime, config = get_backend(engine.passport.backend).load_component("runtime")(), RuntimeConfig(options=options)
     feeds, _ = feeds_for(engine, BenchConfig())
     first = runtime.load(engine, config)
-    _, protocol = in_force(first, BenchConfig())
+    _, protocol = effective_protocol(first, BenchConfig())
     first.close()
 
     def slowed(by_pct: float) -> Any:
@@ -268,8 +275,8 @@ def contest(model: Path, options: dict[str, str], planted_pct: float, folder: Pa
     plain = functools.partial(runtime.load, engine, config)
     # the wrapper costs a microsecond or two itself: a planted slowdown is one between two wrapped sides
     ways = [functools.partial(slowed, by_pct) for by_pct in (0.0, planted_pct)] if planted_pct else [plain, plain]
-    sides = [functools.partial(loaded, load, engine, feeds, protocol, []) for load in ways]
-    return functools.partial(interleave, sides)
+    sides = [functools.partial(open_in_process, load, engine, feeds, protocol, []) for load in ways]
+    return functools.partial(measure_interleaved, sides)
 
 
 # ------------------------------------------------------------------------------------------------ made up
@@ -315,7 +322,7 @@ def simulated(kind: str, effect_pct: float, count: int) -> Summary:
     rng = np.random.default_rng(seed_of(kind))
     found: list[dict[Metric, Found]] = []
     for _ in range(count):
-        differences, _ = paired(made_up(rng, machine(rng), apart, np.log1p(effect_pct / 100)), 1)
+        differences, _ = paired_differences(made_up(rng, machine(rng), apart, np.log1p(effect_pct / 100)), 1)
         found.append({item.metric: found_of(item, effect_pct) for item in differences})
     return summary(f"simulated: {kind}", effect_pct, found)
 
@@ -324,18 +331,18 @@ def seed_of(text: str) -> int:
     return int.from_bytes(text.encode()[-7:], "big")
 
 
-def made_up(rng: np.random.Generator, machine: Array, apart: float, effect: float) -> list[Load]:
+def made_up(rng: np.random.Generator, machine: Array, apart: float, effect: float) -> list[Restart]:
     """The loads of one comparison at 10 ms a query: single queries scatter by Student's t with three degrees of freedom."""
     turn = 0
-    loads: list[Load] = []
+    loads: list[Restart] = []
     for _ in range(LOADS):
         sides = rng.normal(0, apart, 2) + np.array([0.0, effect])
         rounds = []
         for _ in range(ROUNDS):
-            taken: list[Turn] = [Turn((), 0.0), Turn((), 0.0)]
+            taken: list[QueryBurst] = [QueryBurst((), 0.0), QueryBurst((), 0.0)]
             for side in rng.permutation(2):
                 times = 10 * np.exp(sides[side] + machine[turn] + 0.03 * rng.standard_t(3, QUERIES).clip(-8, 30))
-                taken[side] = Turn(tuple(times.tolist()), float(times.sum()) / 1e3)
+                taken[side] = QueryBurst(tuple(times.tolist()), float(times.sum()) / 1e3)
                 turn += 1
             rounds.append(tuple(taken))
         loads.append(tuple(rounds))

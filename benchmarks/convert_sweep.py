@@ -69,8 +69,8 @@ def one(name: str, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "convert_s": time.monotonic() - started,
         "exporter": report.exporter,
-        "worst": report.worst,
-        "dynamic": [[item.symbol, item.low, item.high, list(item.tried)] for item in report.dynamic],
+        "worst": report.max_rel,
+        "dynamic": [[item.symbol, item.low, item.high, list(item.tested_sizes)] for item in report.dynamic],
         "outputs": [str(spec) for spec in report.signature.outputs],
         "warnings": list(report.warnings),
         "notes": list(report.notes),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import trt_engine as te
-from trt_engine.records import ConvertReport
+from trt_engine.records.convert import ConvertReport
 
 HERE = Path(__file__).resolve().parent
 TABLE = HERE.parent / "docs" / "export-table.md"
@@ -112,11 +112,11 @@ def convert(name: str, folder: Path) -> ConvertReport:
 def row(name: str, report: ConvertReport) -> str:
     """One row in Markdown."""
     shapes = "; ".join(
-        ", ".join(f"{axis} {size}" for axis, size in item.sizes.items()) or "as given" for item in report.agreement
+        ", ".join(f"{axis} {size}" for axis, size in item.sizes.items()) or "as given" for item in report.verification
     )
     return (
         f"| {LINES[name].title} | {report.exporter} | {report.opset} | {report.export_s:.1f} | {report.nodes_before} | "
-        f"{report.nodes} | {len(report.agreement)}: {shapes} | {report.worst:.1g} |"
+        f"{report.nodes} | {len(report.verification)}: {shapes} | {report.max_rel:.1g} |"
     )
 
 

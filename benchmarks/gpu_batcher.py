@@ -144,7 +144,7 @@ def one(bench: Bench, args, model: str) -> bool:
                     ),
                     end="", flush=True,
                 )  # fmt: skip
-            facts = runner.facts
+            facts = runner.runtime_info
     settings = {
         "batch": args.batch, "callers": args.callers, "wait_ms": args.wait_ms,
         "contexts": args.contexts, "streams": args.streams, "buckets": list(buckets),

@@ -16,9 +16,9 @@ from pathlib import Path
 from trt_engine.device import info, parse_device
 from trt_engine.environment import Environment
 from trt_engine.errors import SetupError
-from trt_engine.profiling import gpu_ceilings, host_ceilings
-from trt_engine.profiling.gauge import Gauge
-from trt_engine.records import append
+from trt_engine.profiling.peaks import cpu, gpu
+from trt_engine.profiling.peaks.probe import PeakProbe
+from trt_engine.records.base import append_record
 
 RESULTS = Path(__file__).with_name("results") / "ceilings-h200.jsonl"
 
@@ -32,15 +32,15 @@ def main() -> int:
     _, number = parse_device(asked.device)
     for name in asked.by:
         started, begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.perf_counter()
-        gauge, share = Gauge(60.0), host_ceilings.busy_elsewhere()
+        gauge, share = PeakProbe(60.0), cpu.watch_other_load()
         try:
             if name == "host":
-                library = host_ceilings.INSTRUMENT
-                host_ceilings.measure(gauge)
+                library = cpu.LIBRARIES
+                cpu.measure_cpu(gauge)
             else:
-                made = gpu_ceilings.instrument(name, number)
+                made = gpu.find_library(name, number)
                 library = made.name
-                gpu_ceilings.measure(gauge, number, made)
+                gpu.measure_gpu(gauge, number, made)
         except SetupError as error:
             print(f"{name}: {error.message}", file=sys.stderr)
             continue
@@ -51,16 +51,16 @@ def main() -> int:
             "seconds": round(time.perf_counter() - begun, 2),
             "device": "cpu" if name == "host" else asked.device,
             "library": library,
-            "items": gauge.items,
+            "items": gauge.peaks,
             "skipped": gauge.skipped,
             "busy_elsewhere": round(share(), 3),
             "clocks": info.clocks(None if name == "host" else number),
-            "environment": Environment.here(number),
+            "environment": Environment.detect(number),
         }
-        append(asked.out, record)
+        append_record(asked.out, record)
         print(f"{library}: {record['seconds']} s")
-        for item in gauge.items:
-            print(f"  {item.name:<18} {item.value:>10.4g} {item.unit:<8} {item.how}")
+        for item in gauge.peaks:
+            print(f"  {item.name:<18} {item.value:>10.4g} {item.unit:<8} {item.method}")
         for text in gauge.skipped:
             print(f"  skipped {text}")
     return 0

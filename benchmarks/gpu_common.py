@@ -25,7 +25,8 @@ import onnxruntime as ort
 import trt_engine as te
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment
-from trt_engine.records import append, percentile
+from trt_engine.records.base import append_record
+from trt_engine.records.summary import percentile
 from trt_engine.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,15 +81,17 @@ class Bench:
         self.folder: Path = args.folder or Path(self._temporary.name)  # type: ignore[union-attr]
         self.folder.mkdir(parents=True, exist_ok=True)
 
-    def engine(self, model: str, most: int = 64, options: dict[str, str] | None = None) -> te.Engine:
-        """The network as an engine for batches of 1 to `most`."""
+    def engine(
+        self, model: str, most: int = 64, options: dict[str, str] | None = None, *, usual: int = 1, **settings: Any
+    ) -> te.Engine:
+        """The network as an engine for batches of 1 to `most`, built for `usual`."""
         small = {"size": 32} if model == "resnet50" else {"width": 64, "depth": 2, "heads": 4, "size": 32}
         path = self.folder / f"{model}-{'fp16' if self.on_gpu else 'small'}.onnx"
         if not path.exists():
             networks.NETWORKS[model](path, half=self.on_gpu, **({} if self.on_gpu else small))
         return te.build(
-            path, device=self.args.device, batch=(1, 1, most), options=self.options | (options or {}),
-            store=Store(self.folder / "store"),
+            path, device=self.args.device, batch=(1, usual, most), options=self.options | (options or {}),
+            store=Store(self.folder / "store"), **settings,
         )  # fmt: skip
 
     def feeds(self, engine: te.Engine, batch: int, seed: int = 0) -> dict[str, Any]:
@@ -141,7 +144,7 @@ class Bench:
 
     def same_session(self, runner: te.InferenceEngine) -> ort.InferenceSession | None:
         """The session of ONNX Runtime's that the first context runs on, to be used without us."""
-        streams = getattr(getattr(runner.runner, "_session", None), "_streams", None)
+        streams = getattr(getattr(runner.runner, "_session", None), "_stream_sessions", None)
         return streams[0].loaded if streams else None
 
     def resident(self, runner: te.InferenceEngine, feeds: dict[str, Any]) -> tuple[dict[str, Any], bool]:
@@ -168,7 +171,7 @@ class Bench:
               settings: dict[str, Any], samples: dict[str, Sequence[float]], results: dict[str, Any],
               met: bool | None) -> None:  # fmt: skip
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        append(self.out, Record(
+        append_record(self.out, Record(
             schema=f"trt-engine/{self.name.replace('_', '-')}",
             started=started,
             command=self._command(),
@@ -176,7 +179,7 @@ class Bench:
             model_digest=engine.passport.model.digest,
             facts=facts,
             settings=settings,
-            environment=Environment.here(self.gpu),
+            environment=Environment.detect(self.gpu),
             clocks=(before, clocks(self.gpu)),
             samples={name: tuple(round(float(value), 2) for value in values) for name, values in samples.items()},
             results=results,

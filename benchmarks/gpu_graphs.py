@@ -51,7 +51,7 @@ def main() -> int:
                         "raw_device_us": other, "raw_device_again_us": other, "no_graph_device_us": without,
                     }, args.seconds,
                 )  # fmt: skip
-                facts, stats = runner.facts, runner.stats().pool
+                facts, stats = runner.runtime_info, runner.stats().pool
             middle = {way: p(values, 50) for way, values in samples.items()}
             ratio = middle["ours_host_us"] / middle["raw_host_us"]
             device = middle["ours_device_us"] / middle["raw_device_us"]
@@ -61,7 +61,7 @@ def main() -> int:
                 "ratio_host": ratio, "ratio_device": device,
                 "a_a_host": middle["raw_host_again_us"] / middle["raw_host_us"],
                 "a_a_device": middle["raw_device_again_us"] / middle["raw_device_us"],
-                "captured": captured, "refused": stats.graphs.refused if stats else None, "largest_difference": same,
+                "captured": captured, "refused": stats.graphs.disabled_reason if stats else None, "largest_difference": same,
             }  # fmt: skip
             settings = {"batch": batch, "options": bench.options}
             bench.write(model, engine, before, started, facts, settings, samples, results, met)

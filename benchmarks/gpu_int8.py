@@ -21,8 +21,8 @@ import onnx
 from gpu_common import Bench, interleaved, parser
 
 import trt_engine as te
-from trt_engine.precision.cast import cast
-from trt_engine.precision.quantize import quantize
+from trt_engine.precision.cast_model import cast
+from trt_engine.precision.quantize_model import quantize
 from trt_engine.store import Store
 
 _SMALL = {"vit": {"width": 64, "depth": 2, "heads": 4, "size": 32}, "resnet50": {"size": 32}}
@@ -35,7 +35,7 @@ def variants(folder: Path, model: str, on_gpu: bool) -> dict[str, Path]:
     networks.NETWORKS[model](source, half=False, **({} if on_gpu else _SMALL[model]))
     made = {"fp32": source, "fp16": folder / f"{model}-fp16.onnx", "int8 Q/DQ": folder / f"{model}-int8.onnx"}
     cast(source, "fp16", out=made["fp16"])
-    quantize(source, "int8", out=made["int8 Q/DQ"], data="random", target="tensorrt", sample_batch=1, parity=False)
+    quantize(source, "int8", out=made["int8 Q/DQ"], calib_data="random", target="tensorrt", calib_batch=1, parity=False)
     if model == "vit":
         from onnxruntime.quantization.matmul_nbits_quantizer import (  # needs onnx_ir, which onnxscript brings
             DefaultWeightOnlyQuantConfig,
@@ -97,7 +97,7 @@ def main() -> int:
                     for name, runner in runners.items()
                 }
                 samples = interleaved(calls, args.seconds)
-                facts = runners["fp32"].facts
+                facts = runners["fp32"].runtime_info
             p50 = {name: median(values) for name, values in samples.items()}
             results = {"batch": batch, "p50_us": p50, "fused": fused}
             bench.write(model, engines["fp32"], before, started, facts, {"batch": batch, "options": bench.options},

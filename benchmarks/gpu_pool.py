@@ -85,7 +85,7 @@ def one(bench: Bench, args, model: str) -> bool:
                     f"{results[str(callers)]['of_all']:.3f}  {'kept' if ratio >= LEAST else 'NOT kept'}",
                     flush=True,
                 )
-            facts = runner.facts
+            facts = runner.runtime_info
         for crowd in crowds.values():
             crowd.close()
     settings = {"contexts": args.contexts, "graphs": graphs, "options": bench.options}

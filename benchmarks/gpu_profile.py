@@ -24,12 +24,12 @@ import onnxruntime as ort
 from gpu_common import Bench, Call, p, parser
 
 import trt_engine as te
-from trt_engine.config import BenchConfig
-from trt_engine.profiling.attribution import Attribution, attribute, carried_over, onnxruntime_spans
-from trt_engine.profiling.capture import Capture, ProfilerUnavailable, capture, instruments
-from trt_engine.profiling.kernels import busy_ns, category_shares, inferences_of, kernel_rows, split
+from trt_engine.config.bench import BenchConfig
+from trt_engine.profiling.attribution import Attribution, attribute, onnxruntime_node_spans, transfer_attribution
+from trt_engine.profiling.instruments.capture import Capture, ProfilerUnavailable, capture, instrument_status
+from trt_engine.profiling.kernels import busy_ns, category_shares, kernel_rows, split_by_inference, time_breakdown
 from trt_engine.profiling.timeline import write_timeline
-from trt_engine.traces import RungName
+from trt_engine.records.profile import ProfilerName
 
 ALLOWED_PCT = 5.0
 
@@ -43,7 +43,7 @@ def main() -> int:
     options.add_argument("--timeline", type=Path, help="where the timeline of CUPTI's capture goes")
     args = options.parse_args()
     bench, kept = Bench(args, "gpu_profile"), True
-    for rung in instruments():
+    for rung in instrument_status():
         print(f"{rung.name}: {rung.reason}" + (f" ({rung.fix})" if rung.fix else ""))
     if len(args.rungs) > 1:  # a process has one instrument
         codes = [subprocess.run([sys.executable, *sys.argv, "--rungs", rung]).returncode for rung in args.rungs]
@@ -55,7 +55,7 @@ def main() -> int:
     return 0 if kept else 8
 
 
-def one(bench: Bench, model: str, engine: te.Engine, rung: RungName, timeline: Path | None) -> bool:
+def one(bench: Bench, model: str, engine: te.Engine, rung: ProfilerName, timeline: Path | None) -> bool:
     args = bench.args
     feeds = bench.feeds(engine, args.batch)
     call = bench.bound(bench.raw(engine), feeds)
@@ -63,7 +63,7 @@ def one(bench: Bench, model: str, engine: te.Engine, rung: RungName, timeline: P
         wall_us = walls(call, args.seconds)
         events_ms = by_events(engine, feeds, bench)
         try:
-            found = capture(lambda: void(call), inferences=args.inferences, warmup=5, rung=rung)
+            found = capture(lambda: void(call), inferences=args.inferences, warmup=5, instrument=rung)
         except ProfilerUnavailable as error:
             print(f"{model:<6}{rung} is not to be had: {error}")
             return False
@@ -96,18 +96,18 @@ def by_events(engine: te.Engine, feeds: dict[str, Any], bench: Bench) -> list[fl
     """Milliseconds of the computation by the device's events, on a stream of ours; empty without a GPU."""
     if not bench.on_gpu:
         return []
-    from trt_engine.backend import backend
-    from trt_engine.benchmark.loop import in_force, parts
-    from trt_engine.config import RuntimeConfig
+    from trt_engine.backend import get_backend
+    from trt_engine.benchmark.closed_loop import effective_protocol, stage_times
+    from trt_engine.config.runtime import RuntimeConfig
 
-    session = backend("onnxruntime").half("runtime")().load(engine, RuntimeConfig(options=bench.options))
+    session = get_backend("onnxruntime").load_component("runtime")().load(engine, RuntimeConfig(options=bench.options))
     with contextlib.closing(session):
-        _, protocol = in_force(session, BenchConfig())
-        return [part.compute_ms for part in parts(session, engine, feeds, protocol, queries=100, warmup=10)]
+        _, protocol = effective_protocol(session, BenchConfig())
+        return [part.compute_ms for part in stage_times(session, engine, feeds, protocol, queries=100, warmup=10)]
 
 
 def layers_by_nodes(
-    bench: Bench, engine: te.Engine, feeds: dict[str, Any], known: Capture, rung: RungName
+    bench: Bench, engine: te.Engine, feeds: dict[str, Any], known: Capture, rung: ProfilerName
 ) -> Attribution:
     """The node of each kernel: ONNX Runtime's profiler and the capture watch the same inferences of another session."""
     loaded = bench.raw(engine)
@@ -119,12 +119,12 @@ def layers_by_nodes(
         options.enable_profiling, options.profile_file_prefix = True, str(Path(folder) / "nodes")
         watched = ort.InferenceSession(str(engine.path), options, providers=providers)
         call = bench.bound(watched, feeds)
-        both = capture(lambda: void(call), inferences=5, warmup=5, rung=rung)
+        both = capture(lambda: void(call), inferences=5, warmup=5, instrument=rung)
         profile = Path(watched.end_profiling())
-        spans = onnxruntime_spans(profile, both.inferences, both.launches)
+        spans = onnxruntime_node_spans(profile, both.inferences, both.launches)
     found = attribute(both, spans=spans)
-    carried = carried_over(both, found, known)
-    print(f"  nodes: {len(spans)} spans, {found.how} {found.share:.1%} {found.note}; carried over {carried.share:.1%}"
+    carried = transfer_attribution(both, found, known)
+    print(f"  nodes: {len(spans)} spans, {found.method} {found.share:.1%} {found.note}; carried over {carried.share:.1%}"
           f" {carried.note}")  # fmt: skip
     return carried
 
@@ -132,13 +132,13 @@ def layers_by_nodes(
 def told(bench: Bench, model: str, engine: te.Engine, before: Any, started: str, found: Capture, wall_us: list[float],
          wall_again_us: list[float], events_ms: list[float], named: Attribution) -> bool:  # fmt: skip
     args = bench.args
-    unions_ms = [busy_ns(items) / 1e6 for items in inferences_of(found)]
+    unions_ms = [busy_ns(items) / 1e6 for items in split_by_inference(found)]
     union, wall = statistics.median(unions_ms), p(wall_us, 50) / 1e3
     event = statistics.median(events_ms) if events_ms else None
     against = wall if event is None else event
     ratio = union / against
     rows = kernel_rows(found.activities, args.inferences, named.layers)
-    parted = split(found, wall_ms=wall, gpu_ms=event)
+    parted = time_breakdown(found, wall_ms=wall, gpu_ms=event)
     windows_ms = [(end - start) / 1e6 for start, end in found.inferences]
     met = abs(ratio - 1) * 100 <= ALLOWED_PCT
     print(
@@ -151,13 +151,13 @@ def told(bench: Bench, model: str, engine: te.Engine, before: Any, started: str,
     for share in category_shares(rows, args.inferences):
         print(f"  {share.category:<14}{share.ms:8.3f} ms {share.share:7.1%} {share.count:5d} kernels")
     for row in rows[:12]:
-        print(f"  {row.share:6.1%} {row.per_inference:6.1f} x {row.mean_us:8.1f} us  {row.category:<14}{row.short[:60]}"
+        print(f"  {row.share:6.1%} {row.per_inference:6.1f} x {row.mean_us:8.1f} us  {row.category:<14}{row.short_name[:60]}"
               f"  {', '.join(row.layers[:1])}")  # fmt: skip
     each = args.inferences
     results = {
         "instrument": found.instrument, "union_ms": union, "events_ms": event, "wall_ms": wall, "ratio": ratio,
         "union_over_wall": union / wall, "watched_ms": statistics.median(windows_ms),
-        "wall_after_ms": p(wall_again_us, 50) / 1e3, "named_share": named.share, "named_by": named.how,
+        "wall_after_ms": p(wall_again_us, 50) / 1e3, "named_share": named.share, "named_by": named.method,
         "warnings": list(found.warnings),
         "split": {name: getattr(parted, name) for name in (
             "wall_ms", "compute_ms", "busy_ms", "idle_ms", "launch_ms", "kernels", "overlap_ms", "gpu_ms")},

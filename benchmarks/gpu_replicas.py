@@ -59,7 +59,7 @@ def one(bench: Bench, args, model: str) -> bool:
         for _ in range(3):
             for count in sizes:
                 rows[count].append(rate(calls[count], args.seconds / (3 * len(sizes)), args.batch))
-        facts = runners[sizes[-1]].facts
+        facts = runners[sizes[-1]].runtime_info
     found = {count: median(values) for count, values in rows.items()}
     linear = {count: found[count] / (found[sizes[0]] / sizes[0] * count) for count in sizes}
     met = all(value >= LEAST for value in linear.values())

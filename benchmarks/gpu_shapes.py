@@ -46,7 +46,7 @@ def main() -> int:
                     runner.infer(feeds)
                 samples["in_turn_ms"].append((time.perf_counter() - start) * 1e3)
                 samples["again_ms"].append(again * 1e3)
-            facts = runner.facts
+            facts = runner.runtime_info
         again_ms, in_turn_ms = median(samples["again_ms"]), median(samples["in_turn_ms"])
         results = {
             "again_ms": again_ms, "in_turn_ms": in_turn_ms, "change_ms": (in_turn_ms - again_ms) / len(batches),

@@ -38,16 +38,19 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from precision_table import NETS, data_of
 
 import trt_engine as te
-from trt_engine.api.pictures import inputs_of
-from trt_engine.benchmark.loop import Turn
-from trt_engine.benchmark.paired import METHOD, Schedule, TakeTurn, interleave, paired
+from trt_engine.benchmark.closed_loop import QueryBurst
+from trt_engine.benchmark.interleaving import MeasureBurst, Schedule, measure_interleaved
+from trt_engine.benchmark.statistics import METHOD, paired_differences
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment
 from trt_engine.errors import ModelError
-from trt_engine.precision.quantize import quantize
-from trt_engine.records import MAIN_FIGURE, IntegerKernels, append
+from trt_engine.precision.quantize_model import quantize
+from trt_engine.records.base import append_record
+from trt_engine.records.evaluate import MAIN_METRIC
+from trt_engine.records.precision import IntegerKernels
 from trt_engine.store import Store
-from trt_engine.vision.declaration import vision_of
+from trt_engine.verbs.calibration_images import images_as_inputs
+from trt_engine.vision.spec import vision_of
 
 ROOT = Path(__file__).resolve().parents[1]
 ALLOWED_RATIO, ALLOWED_POINTS = 1.05, 0.5
@@ -128,13 +131,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         if args.accuracy or args.check:
             for accuracy in accuracies(Path(folder)):
-                append(args.out, accuracy)
+                append_record(args.out, accuracy)
                 ways = ", ".join(f"{way} {value:.4f}" for way, value in accuracy.int8.items())
                 print(f"{accuracy.model:<12} FP32 {accuracy.fp32:.4f}, {ways}", flush=True)
                 kept &= accuracy.points <= ALLOWED_POINTS
         for network in [] if args.accuracy else args.networks:
             speed = measured(network, args, Path(folder))
-            append(args.out, speed)
+            append_record(args.out, speed)
             print(line(speed), flush=True)
             kept &= speed.ratio <= ALLOWED_RATIO
     return 8 if args.check and not kept else 0
@@ -150,7 +153,7 @@ def measured(network: str, args: argparse.Namespace, folder: Path) -> Speed:
     files, failed, kernels = quantised(model, folder)
     data = feeds(model, 1)[0]
     sides = [opened(name, path, data, folder) for name, path in files.items()]
-    loads = interleave(sides, Schedule(args.duration, loads=args.loads))
+    loads = measure_interleaved(sides, Schedule(args.duration, restarts=args.loads))
     names = list(files)
     samples = {
         name: tuple(tuple(ms for turns in load for ms in turns[at].samples_ms) for load in loads)
@@ -159,7 +162,7 @@ def measured(network: str, args: argparse.Namespace, folder: Path) -> Speed:
     middle = {name: float(np.median(np.concatenate(of))) for name, of in samples.items()}
     best = min((name for name in names if name.startswith("ours")), key=middle.__getitem__)
     other = min((name for name in names if name.startswith("onnxruntime")), key=middle.__getitem__)
-    found, _ = paired(loads, names.index(best), base=names.index(other))
+    found, _ = paired_differences(loads, names.index(best), base=names.index(other))
     difference = next(item for item in found if item.metric == "median")
     interval = difference.interval()
     return Speed(
@@ -176,7 +179,7 @@ def measured(network: str, args: argparse.Namespace, folder: Path) -> Speed:
         speedup=middle["fp32"] / middle[best],
         kernels=kernels,
         method=METHOD,
-        environment=Environment.here(),
+        environment=Environment.detect(),
         clocks=(before, clocks()),
     )
 
@@ -186,7 +189,7 @@ def quantised(model: Path, folder: Path) -> tuple[dict[str, Path], dict[str, str
     data = feeds(model, CALIBRATION)
     files, failed = {"fp32": model}, {}
     at = lambda name: folder / f"{model.stem}.{name}.onnx"  # noqa: E731
-    report = quantize(model, "int8", target=TARGET, data=data, calibrator="minmax", out=at("ours-static"))
+    report = quantize(model, "int8", target=TARGET, calib_data=data, calibrator="minmax", out=at("ours-static"))
     files["ours-static"] = at("ours-static")
     try:
         quantize(model, "int8", target=TARGET, dynamic=True, out=at("ours-dynamic"))
@@ -230,12 +233,14 @@ def session(path: Path) -> ort.InferenceSession:
     return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def opened(name: str, path: Path, data: dict[str, Any], folder: Path) -> Callable[[], AbstractContextManager[TakeTurn]]:
+def opened(
+    name: str, path: Path, data: dict[str, Any], folder: Path
+) -> Callable[[], AbstractContextManager[MeasureBurst]]:
     """Loads a variant for as long as the context lasts: FP32 and ours by the public API."""
     if name.startswith("onnxruntime"):
 
         @contextmanager
-        def raw() -> Iterator[TakeTurn]:
+        def raw() -> Iterator[MeasureBurst]:
             loaded = session(path)
             yield turns(lambda: loaded.run(None, data))
 
@@ -243,15 +248,15 @@ def opened(name: str, path: Path, data: dict[str, Any], folder: Path) -> Callabl
     engine = te.build(path, backend="onnxruntime", batch=1, options=OPTIONS, store=Store(folder / "store"))
 
     @contextmanager
-    def ours() -> Iterator[TakeTurn]:
+    def ours() -> Iterator[MeasureBurst]:
         with te.load(engine, options=OPTIONS) as runner:
             yield turns(lambda: runner.infer(data))
 
     return ours
 
 
-def turns(call: Call) -> TakeTurn:
-    def take(seconds: float, queries: int, left_out: int) -> Turn:
+def turns(call: Call) -> MeasureBurst:
+    def take(seconds: float, queries: int, left_out: int) -> QueryBurst:
         for _ in range(left_out):
             call()
         clock, samples = time.perf_counter, []
@@ -260,7 +265,7 @@ def turns(call: Call) -> TakeTurn:
             start = clock()
             call()
             samples.append((clock() - start) * 1e3)
-        return Turn(tuple(samples), clock() - began)
+        return QueryBurst(tuple(samples), clock() - began)
 
     return take
 
@@ -282,14 +287,14 @@ def accuracies(folder: Path) -> Iterator[Accuracy]:
     for net in NETS:
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         dataset, images = data_of(net, folder)
-        inputs = inputs_of(net.path, str(images))
+        inputs = images_as_inputs(net.path, str(images))
         plain = score(net.path, net.path, dataset, folder)
         found: dict[str, float] = {}
         for way, settings in WAYS.items():
             out = folder / f"{net.name}.{way}.onnx"
-            data = None if settings.get("dynamic") else inputs.data
+            data = None if settings.get("dynamic") else inputs.calib_data
             try:
-                quantize(net.path, "int8", target=TARGET, data=data, out=out, **settings)
+                quantize(net.path, "int8", target=TARGET, calib_data=data, out=out, **settings)
             except ModelError:
                 continue  # nothing but convolutions, which are not quantised while running
             found[way] = score(out, net.path, dataset, folder)
@@ -301,7 +306,7 @@ def accuracies(folder: Path) -> Iterator[Accuracy]:
             fp32=plain,
             int8=found,
             points=100 * (plain - found["default"]),
-            environment=Environment.here(),
+            environment=Environment.detect(),
         )
 
 
@@ -309,7 +314,7 @@ def score(model: Path, declared: Path, dataset: Path, folder: Path) -> float:
     """AP of a detector, top-1 of a classifier, on the engine that ONNX Runtime runs on this CPU."""
     engine = te.build(model, backend="onnxruntime", batch=(1, 8, 8), parity=False, store=Store(folder / "store"))
     report = te.evaluate(engine, dataset, batch=8, preprocess=vision_of(declared))
-    return float(report.metrics[MAIN_FIGURE[report.task]])
+    return float(report.metrics[MAIN_METRIC[report.task]])
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def bert_base(path: Path, *, width: int = 768, depth: int = 12, heads: int = 12,
 
 def vit_tiny(path: Path) -> Path:
     """`images` batch x 3 x 224 x 224 to `logits` batch x 1000."""
-    return vit(path, half=False, width=192, heads=3)
+    return vit(path, half=False, width=192, quantize_outputs=3)
 
 
 NETWORKS: dict[str, Callable[[Path], Path]] = {

@@ -1,9 +1,9 @@
 """ViT-B/16 and ResNet-50 as ONNX graphs, written node by node with seeded random weights.
 
 What a GPU benchmark runs where no model hub can be reached: the architectures of the papers (Dosovitskiy et al. 2020; He
-et al. 2015, v1.5 with the stride in the 3x3 convolution), batch normalisation folded, FP16 throughout or
-FP32, the batch dynamic.
-Times do not depend on the weights' values; the values are scaled so that activations stay in FP16's range.
+et al. 2015, v1.5 with the stride in the 3x3 convolution), batch normalisation folded into weights and biases, FP16
+throughout or FP32, the batch dynamic.
+Times do not depend on the values of the weights, none of which is zero; they are scaled to keep activations in FP16's range.
 
     python benchmarks/networks.py vit out.onnx --fp16
     python benchmarks/networks.py resnet50 out.onnx --fp16
@@ -123,7 +123,7 @@ def resnet50(path: Path, *, half: bool = True, size: int = 224) -> Path:
         pad = kernel // 2
         return graph.add(
             "Conv", value, graph.random(after, before, kernel, kernel, fan_in=2 * before * kernel * kernel),
-            graph.constant(np.zeros(after, graph.type)), kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4,
+            graph.random(after, fan_in=100), kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=[pad] * 4,
         )  # fmt: skip
 
     def relu(value: str) -> str:

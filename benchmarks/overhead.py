@@ -32,7 +32,8 @@ from onnx import TensorProto, helper
 import trt_engine as te
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment
-from trt_engine.records import append, percentile
+from trt_engine.records.base import append_record
+from trt_engine.records.summary import percentile
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.store import Store
 
@@ -115,7 +116,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for path in (tiny(Path(folder)), args.model):
             record = measured(path, args, options, Path(folder))
-            append(args.out, record)
+            append_record(args.out, record)
             print(line(record), flush=True)
             kept &= record.latency.met
             # a call of a few microseconds has no room for 3 %: the ratio is asked of the real model
@@ -156,7 +157,7 @@ def measured(path: Path, args: argparse.Namespace, options: dict[str, str], fold
                 call()
         latency = timed(calls, args.rounds)
         throughput = tuple(counted(calls, threads, args.blocks, args.block_s) for threads in args.threads)
-        facts = runner.facts
+        facts = runner.runtime_info
     return Overhead(
         schema="trt-engine/overhead",
         started=started,
@@ -166,7 +167,7 @@ def measured(path: Path, args: argparse.Namespace, options: dict[str, str], fold
         batch=args.batch,
         options=options,
         facts=facts,
-        environment=Environment.here(),
+        environment=Environment.detect(),
         clocks=(before, clocks()),
         latency=latency,
         throughput=throughput,

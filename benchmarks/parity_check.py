@@ -32,19 +32,19 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from trt_engine.api.pictures import inputs_of
-from trt_engine.engine import OutputError
 from trt_engine.environment import Environment
-from trt_engine.equivalence.parity import open_exposing, perturbed
+from trt_engine.equivalence.parity import open_with_outputs, perturb_feeds
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
-from trt_engine.equivalence.tolerance import DEAD, TOLERANCES, Tolerance
+from trt_engine.equivalence.tolerance import DEAD_STD_RATIO, TOLERANCES, Tolerance
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph.load import open_model, read_proto
-from trt_engine.precision.cast import cast
-from trt_engine.precision.quantize import quantize
-from trt_engine.precision.rounding import with_rounding
+from trt_engine.precision.cast_model import cast
+from trt_engine.precision.emulate_half import emulate_half_precision
+from trt_engine.precision.quantize_model import quantize
 from trt_engine.precision.samples import open_samples
+from trt_engine.records.parity import OutputError
 from trt_engine.runtime.feeds import random_feeds, shapes_of
+from trt_engine.verbs.calibration_images import images_as_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "parity-cpu.jsonl"
@@ -68,7 +68,7 @@ Outputs = dict[str, Any]
 
 def run(path: Path, feeds: Feeds, level: str = "none") -> Outputs:
     names = [spec.name for spec in open_model(path).signature.outputs]
-    return dict(zip(names, open_exposing(path, names, level).run(names, feeds), strict=True))
+    return dict(zip(names, open_with_outputs(path, names, level).run(names, feeds), strict=True))
 
 
 def with_rounded_weights(path: Path, form: str) -> bytes:
@@ -88,25 +88,25 @@ def ways(
     """What to call the comparison, the outputs, what they are compared with, and that again on a perturbed input."""
 
     def again(roundoff: float) -> Outputs:
-        return run(target, perturbed(feeds, roundoff))
+        return run(target, perturb_feeds(feeds, roundoff))
 
     target = path
     if form == "fp32":
         yield "kernels", run(path, feeds, "all"), run(path, feeds), again
     elif form in ("tf32", "fp16", "bf16"):
         made, rounded = folder / f"{form}.onnx", folder / f"{form}-rounded.onnx"
-        cast(path, "bf16" if form == "bf16" else "fp16", out=made, keep_io=True, yes=True)
-        rounded.write_bytes(with_rounding(read_proto(made, weights=True), folder).SerializeToString())
+        cast(path, "bf16" if form == "bf16" else "fp16", out=made, keep_io=True, overwrite=True)
+        rounded.write_bytes(emulate_half_precision(read_proto(made, weights=True), folder).SerializeToString())
         target = folder / f"{form}-weights.onnx"
         target.write_bytes(with_rounded_weights(path, "bf16" if form == "bf16" else "fp16"))
         yield "rounded", run(rounded, feeds), run(target, feeds), again
     else:
         target = folder / f"{form}.onnx"
         into: Mapping[str, Any] = {"emulate": target} if form in ("nvfp4", "mxfp8") else {"out": target}
-        quantize(path, form, data=data, yes=True, config=None, parity=False, **into)
+        quantize(path, form, calib_data=data, overwrite=True, config=None, parity=False, **into)
         plain = run(target, feeds)
         yield "kernels", run(target, feeds, "basic" if form == "fp8" else "all"), plain, again
-        yield "jitter", run(target, perturbed(feeds, 1e-5, seed + 1)), plain, again
+        yield "jitter", run(target, perturb_feeds(feeds, 1e-5, seed + 1)), plain, again
         yield "given", plain, run(path, feeds), again
 
 
@@ -177,7 +177,9 @@ def inputs(net: str, path: Path, seed: int) -> tuple[Feeds, list[Feeds]]:
     """What is compared on, and what is calibrated with."""
     model = open_model(path)
     if net in TRAINED:
-        made = list(open_samples(inputs_of(model, TRAINED[net][1]).data, model.signature, batch=BATCH, limit=64))
+        made = list(
+            open_samples(images_as_inputs(model, TRAINED[net][1]).calib_data, model.signature, batch=BATCH, limit=64)
+        )
         if len(made) < 2:
             made *= 2
         return made[seed].feeds, [batch.feeds for batch in made[2:]] or [made[-1].feeds]
@@ -200,7 +202,7 @@ class Judge:
         if not self._moved and not all(self._tolerance.accepts(error) for error in seen.values()):
             moved = self._again(self._tolerance.roundoff)
             self._moved = compare_outputs(moved, self._want, self._ranked, self._tolerance)
-        said = {name: self._tolerance.objection(error, self._moved.get(name)) for name, error in seen.items()}
+        said = {name: self._tolerance.violation(error, self._moved.get(name)) for name, error in seen.items()}
         return {name: text for name, text in said.items() if text is not None}
 
 
@@ -223,7 +225,7 @@ def check(net: str, path: Path, seed: int, forms: tuple[str, ...]) -> Iterator[d
                 for way, got, want, again in ways(path, form, feeds, data, seed, Path(folder)):
                     errors = compare_outputs(got, want, ranked, tolerance)
                     if way == "given":
-                        alarm = any(error.variation < DEAD for error in errors.values())
+                        alarm = any(error.std_ratio < DEAD_STD_RATIO for error in errors.values())
                         yield found(net, seed, form, way, alarm, errors)
                         continue
                     judge = Judge(want, again, ranked, tolerance)
@@ -251,7 +253,7 @@ def main() -> int:
     out = given.out or (RESULTS if given.only is None and len(given.formats) == len(FORMATS) else None)
     records: list[dict[str, Any]] = []
     if out is not None:
-        out.write_text(json.dumps({"environment": asdict(Environment.here(None))}) + "\n")
+        out.write_text(json.dumps({"environment": asdict(Environment.detect(None))}) + "\n")
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.networks or Path(temporary)
         program = [sys.executable, str(Path(__file__).with_name("parity_networks.py")), str(folder)]

@@ -28,7 +28,7 @@ from overhead import block
 import trt_engine as te
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment
-from trt_engine.records import append
+from trt_engine.records.base import append_record
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.store import Store
 
@@ -75,7 +75,7 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         record = measured(args, Store(Path(folder) / "store"))
-    append(args.out, record)
+    append_record(args.out, record)
     print(f"{record.model}: calls/s")
     for item in record.callers:
         ways = "  ".join(f"{way} {median(values):.1f}" for way, values in item.per_s.items())
@@ -103,7 +103,7 @@ def measured(args: argparse.Namespace, store: Store) -> PoolRecord:
             for _ in range(10):
                 call()
         found = tuple(called(ways, callers, args) for callers in args.callers)
-        facts = ours.facts
+        facts = ours.runtime_info
     return PoolRecord(
         schema="trt-engine/pool",
         started=started,
@@ -112,7 +112,7 @@ def measured(args: argparse.Namespace, store: Store) -> PoolRecord:
         model_digest=engine.passport.model.digest,
         options=options,
         facts=facts,
-        environment=Environment.here(),
+        environment=Environment.detect(),
         clocks=(before, clocks()),
         callers=found,
         met=all(item.ratio >= LEAST_RATIO for item in found),

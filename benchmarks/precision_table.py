@@ -28,21 +28,25 @@ from typing import Any
 import msgspec
 
 import trt_engine as te
-from trt_engine.api import evaluating
-from trt_engine.api.casting import cast
-from trt_engine.api.pictures import inputs_of
-from trt_engine.backends.onnxruntime.kernels import kernels_of
+from trt_engine.backends.onnxruntime.cpu_kernels import kernel_dtypes
 from trt_engine.engine import Engine
-from trt_engine.environment import version_of
+from trt_engine.environment import distribution_version
 from trt_engine.errors import TrtEngineError, UsageError
-from trt_engine.graph.census import census
-from trt_engine.graph.load import open_model, read_proto
-from trt_engine.precision.calibrate import RULES
-from trt_engine.precision.quantize import quantize
-from trt_engine.precision.rounding import with_rounding
-from trt_engine.records import MAIN_FIGURE, BenchRecord, CastReport, append, summarize
+from trt_engine.graph.dtype_breakdown import dtype_shares
+from trt_engine.graph.load import open_model, read_graph, read_proto
+from trt_engine.precision.calibrators import CALIBRATION_VERSION
+from trt_engine.precision.emulate_half import emulate_half_precision
+from trt_engine.precision.quantize_model import quantize
+from trt_engine.records.base import append_record
+from trt_engine.records.bench import BenchRecord
+from trt_engine.records.evaluate import MAIN_METRIC
+from trt_engine.records.precision import CastReport
+from trt_engine.records.summary import summarize
 from trt_engine.store import Store
-from trt_engine.vision.declaration import vision_of
+from trt_engine.verbs import evaluate
+from trt_engine.verbs.calibration_images import images_as_inputs
+from trt_engine.verbs.cast import cast
+from trt_engine.vision.spec import vision_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "precision-table.jsonl"
@@ -145,14 +149,14 @@ def make(net: Net, cell: Cell, data: Path, folder: Path) -> Made:
     model = open_model(net.path)
     out = folder / f"{net.name}.{cell.to}.onnx"
     if cell.to == "fp32":
-        return Made(net.path, True, model.nbytes, _builtin(census(read_proto(net.path))))
+        return Made(net.path, True, model.nbytes, _builtin(dtype_shares(read_graph(net.path))))
     if cell.to in ("fp16", "bf16"):
         report = cast(net.path, cell.to, out=out)
         assert report.precision is not None and report.nbytes_after is not None
         rounded = folder / "rounded.onnx"
-        rounded.write_bytes(with_rounding(read_proto(out, weights=True), out.parent).SerializeToString())
-        return Made(rounded, False, report.nbytes_after, _builtin(report.precision.found), slow=_slow(report))
-    inputs = inputs_of(model, data)
+        rounded.write_bytes(emulate_half_precision(read_proto(out, weights=True), out.parent).SerializeToString())
+        return Made(rounded, False, report.nbytes_after, _builtin(report.precision.shares), slow=_slow(report))
+    inputs = images_as_inputs(model, data)
     blocks = cell.to in ("int4", "nvfp4", "mxfp8")
     alone = blocks and net.convolutions
     if alone and cell.method == "awq":
@@ -160,12 +164,12 @@ def make(net: Net, cell: Cell, data: Path, folder: Path) -> Made:
     emulation = folder / "emulation.onnx"
     kernels = cell.to == "int8" or (cell.to == "int4" and not alone)
     done = quantize(
-        model, cell.to, out=None if alone else out, emulate=None if kernels else emulation, data=inputs.data,
+        model, cell.to, out=None if alone else out, emulate=None if kernels else emulation, calib_data=inputs.calib_data,
         calibrator=cell.calibrator, preprocessing=inputs.preprocessing,
-        method=cell.method, target=cell.target, convolutions=alone, parity=False,
+        method=cell.method, target=cell.target, emulate_convs=alone, parity=False,
     )  # fmt: skip
     note = "convolutions have no kernels in blocks: rounded in the emulation, no file to ship" if alone else None
-    shares = None if alone else _builtin(done.precision.found)
+    shares = None if alone else _builtin(done.precision.shares)
     return Made(out if kernels else emulation, kernels, done.nbytes, shares, note)
 
 
@@ -173,7 +177,7 @@ def _slow(report: CastReport) -> str | None:
     """What ONNX Runtime makes of a cast model on this CPU; None where it does not load it at all."""
     assert report.out is not None
     try:
-        kernels = kernels_of(Path(report.out))
+        kernels = kernel_dtypes(Path(report.out))
     except TrtEngineError:
         return None
     layers, wide = sum(kernels.values()), kernels.get("fp32", 0)
@@ -193,13 +197,13 @@ def measure(net: Net, cell: Cell, dataset: Path, data: Path, latency_s: float) -
         folder = Path(name)
         made = make(net, cell, data, folder)
         engine = te.build(made.run, batch=(1, BATCH, BATCH), parity=False, store=Store(folder / "store"))
-        report = evaluating.run(engine, dataset, batch=BATCH, preprocess=vision)
+        report = evaluate.evaluate(engine, dataset, batch=BATCH, preprocess=vision)
         computes = engine.passport.precision
-        here = made.kernels and (cell.to == "fp32" or cell.to in computes.running)
+        here = made.kernels and (cell.to == "fp32" or cell.to in computes.compute_shares)
         record = bench(engine, latency_s) if here else None
     return {
         "task": report.task,
-        "metric": MAIN_FIGURE[report.task],
+        "metric": MAIN_METRIC[report.task],
         "metrics": report.metrics,
         "images": report.images,
         "dataset_digest": report.dataset_digest,
@@ -232,9 +236,9 @@ def bench(engine: Engine, seconds: float) -> BenchRecord:
 
 def key_of(net: Net, cell: Cell) -> str:
     """Changes with the model, the version and what the cell is made of."""
-    parts = [version_of("trt-engine"), open_model(net.path).digest, net.name, cell.name, SCENES, CALIBRATION]
+    parts = [distribution_version("trt-engine"), open_model(net.path).digest, net.name, cell.name, SCENES, CALIBRATION]
     if cell.calibrator is not None:
-        parts.append(RULES)
+        parts.append(CALIBRATION_VERSION)
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
@@ -275,7 +279,7 @@ def fill(
             "seconds": time.monotonic() - began,
             **body,
         }
-        append(given.out, record)
+        append_record(given.out, record)
         records[key] = msgspec.json.decode(msgspec.json.encode(record))
         figure = (
             f"{record['metric']} {record['metrics'][record['metric']]:.4f}" if "metric" in record else body["reason"]

@@ -38,12 +38,13 @@ import onnx
 from onnx import TensorProto, helper
 
 import trt_engine as te
-from trt_engine.backend import backends
-from trt_engine.config import RuntimeConfig
+from trt_engine.backend import list_backends
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.environment import Environment
 from trt_engine.errors import DeadlineExpired, FeedError, Overloaded, ProfileError, TrtEngineError, UsageError
-from trt_engine.records import append
-from trt_engine.runtime.assembly import over
+from trt_engine.protocols import RunnerBase
+from trt_engine.records.base import append_record
+from trt_engine.runtime.assemble import runner_for_session
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.replicas import Replicas
 from trt_engine.store import Store
@@ -145,24 +146,24 @@ class Faults:
             time.sleep(self._sleep_s)
 
 
-class FaultyRunner:
-    """A Runner that strikes, and refuses poisoned rows whoever is beside them."""
+class FaultyRunner(RunnerBase):
+    """A runner that strikes, and refuses poisoned rows whatever other rows are in the batch."""
 
-    def __init__(self, runner: Any, faults: Faults) -> None:
+    def __init__(self, runner: RunnerBase, faults: Faults) -> None:
         self._runner, self._faults = runner, faults
-        if hasattr(runner, "run_parts"):
-            self.run_parts = self._run_parts
+        self.signature, self.profiles, self.device = runner.signature, runner.profiles, runner.device
+        self.width, self.can_batch = runner.width, runner.can_batch
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+    def close(self) -> None:
+        self._runner.close()
 
     def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
         self._look([feeds])
-        return self._runner.run(feeds)  # type: ignore[no-any-return]
+        return self._runner.run(feeds)
 
-    def _run_parts(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def run_batched(self, parts: Sequence[dict[str, Any]], size: int | None = None) -> dict[str, Any]:
         self._look(parts)
-        return self._runner.run_parts(parts)  # type: ignore[no-any-return]
+        return self._runner.run_batched(parts, size)
 
     def _look(self, parts: Sequence[dict[str, Any]]) -> None:
         if any((feeds["x"] == POISON).any() for feeds in parts):
@@ -180,11 +181,12 @@ class FaultySession:
         found = getattr(self._session, name)
         return self._struck(found) if name == "run" else found
 
-    def context(self, profile: int = 0) -> Any:
-        context = self._session.context(profile)
+    def create_context(self, profile: int = 0) -> Any:
+        context = self._session.create_context(profile)
         context.enqueue = self._struck(context.enqueue)
-        if hasattr(context, "launch"):  # what is asked again goes this way on a GPU
-            context.launch = self._struck(context.launch)
+        if context.can_prebind:  # repeated requests on a GPU
+            prebind = context.prebind
+            context.prebind = lambda *args, **settings: self._struck(prebind(*args, **settings))
         return context
 
     def _struck(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,7 +217,7 @@ def main() -> int:
     few_arenas()
     with tempfile.TemporaryDirectory() as folder:
         record = soaked(args, Path(folder))
-    append(out, record)
+    append_record(out, record)
     print(told(record))
     return 0 if record.met else 8
 
@@ -240,7 +242,7 @@ def soaked(args: argparse.Namespace, folder: Path) -> Soak:
     with contextlib.suppress(KeyboardInterrupt):
         while time.monotonic() < until_s:
             loaded = stacks(engines, args.device, faults)
-            facts = {name: engine.facts for name, engine in loaded.items()}
+            facts = {name: engine.runtime_info for name, engine in loaded.items()}
             stop = threading.Event()
             crowd = [
                 threading.Thread(
@@ -278,7 +280,7 @@ def soaked(args: argparse.Namespace, folder: Path) -> Soak:
         cycles=cycles,
         faults={"raises": args.raises, "sleeps": args.sleeps, "sleep_ms": args.sleep_ms},
         facts=facts,
-        environment=Environment.here(),
+        environment=Environment.detect(),
         requests=ledger.requests,
         ends={name: dict(sorted(counts.items())) for name, counts in ledger.ends.items()},
         wrong=ledger.wrong,
@@ -320,12 +322,12 @@ def stacks(engines: dict[str, te.Engine], device: str, faults: Faults) -> dict[s
     options = {"intra_op_threads": "1"} if device == "cpu" else {}
 
     def session(engine: te.Engine, config: RuntimeConfig) -> Any:
-        return backends()[engine.passport.backend].half("runtime")().load(engine, config)
+        return list_backends()[engine.passport.backend].load_component("runtime")().load(engine, config)
 
     def runner(engine: te.Engine, **settings: Any) -> Any:
         own = options if engine is real else {}
         config = RuntimeConfig(device=engine.passport.device, options=own, **settings)
-        return over(FaultySession(session(engine, config), faults), profiles, config)  # type: ignore[arg-type]
+        return runner_for_session(FaultySession(session(engine, config), faults), profiles, config)  # type: ignore[arg-type]
 
     batched = Batcher(
         FaultyRunner(runner(real, contexts=2), faults), max_batch=MOST_ROWS, max_rows_waiting=256, profiles=profiles
@@ -436,7 +438,7 @@ def audit(loaded: dict[str, te.InferenceEngine], ledger: Ledger, base: set[int |
         if stats.in_flight:
             ledger.uncounted.append(f"{name}: {stats.in_flight} in flight after close")
         if (batching := stats.batching) is not None:
-            ends = batching.answered + batching.failed + batching.dropped + batching.expired
+            ends = batching.answered + batching.failed + batching.cancelled + batching.expired
             if ends != batching.requests or batching.waiting or batching.running or batching.rows_waiting:
                 ledger.uncounted.append(f"{name}: {batching}")
         if stats.pool is not None and (stats.pool.busy or stats.pool.waiting):
@@ -462,7 +464,7 @@ def sample(began_s: float, ledger: Ledger) -> Sample:
         at_s=round(time.monotonic() - began_s, 2),
         rss_mib=round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 2),
         threads=threading.active_count(),
-        files=len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - the names alone
+        files=len(os.listdir("/proc/self/fd")),  # noqa: PTH208
         requests=ledger.requests,
     )
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine.environment import Environment
-from trt_engine.records import append, percentile
+from trt_engine.records.base import append_record
+from trt_engine.records.summary import percentile
 
 RESULTS = Path(__file__).resolve().parent / "results" / "startup-cpu.jsonl"
 LIMIT_MS = 100.0
@@ -114,9 +115,9 @@ def main() -> int:
         "median_ms": {name: round(statistics.median(values), 3) for name, values in samples.items()},
         "samples_ms": {name: [round(value, 3) for value in values] for name, values in samples.items()},
         "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
-        "environment": Environment.here(),
+        "environment": Environment.detect(),
     }
-    append(RESULTS, record)
+    append_record(RESULTS, record)
     return 0 if holds else 1
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import plain_backend
-from trt_engine.backend import Backend, backends
+from trt_engine.backend import BackendSpec, list_backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
-from trt_engine.config import BuildConfig
+from trt_engine.config.build import BuildConfig
 from trt_engine.errors import BuildError
 from trt_engine.model import Model
 
@@ -28,9 +28,9 @@ class Tried:
     """Workspace, optimisation level, and whether the graph was fixed, of each try."""
 
 
-card = Backend(
+backend_spec = BackendSpec(
     "brittle", "fails as TensorRT does", ".onnx", (), "", builder=f"{__name__}:Brittle", runtime="plain_backend:Runs",
-    options="trt_engine.plans.settings:PlanSettings", builds_log=True,
+    options="trt_engine.trt.settings:PlanSettings", writes_log=True,
 )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def brittle(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fails], Tried]:
                 return super().build(model, replace(config, options={}), places)
 
         monkeypatch.setitem(globals(), "Brittle", Brittle)
-        monkeypatch.setitem(backends(), "brittle", card)
+        monkeypatch.setitem(list_backends(), "brittle", backend_spec)
         return tried
 
     return make

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
+import os
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -23,26 +26,71 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
         signal.signal(_number, _usual)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage is collected while the tests are, and none of them is visited afterwards: a measurement begins with a
+    collection, which would look at all of their objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def _stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("stores")
+    return (folder / str(number) / "store" for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def own_store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_store(_stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or fills the user's cache."""
-    folder = tmp_path_factory.mktemp("own") / "store"
+    folder = next(_stores)
     monkeypatch.setenv("TRT_ENGINE_STORE", str(folder))
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """What a power cut leaves of a file is not tested, and a busy disk takes long over thousands of small ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
-    """What was not shown of TensorRT here stands last of all: a skip among thousands of dots is not seen."""
+    """What of TensorRT was shown here and what was not stands last of all: a skip among thousands of dots is not seen."""
     yield
-    told = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped") if report.longrepr]
-    reasons = Counter(
-        text.removeprefix("Skipped: ") for text in told if "the bindings of TensorRT cannot be had" in text
-    )
+    skips = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped") if report.longrepr]
+    reasons = [text.removeprefix("Skipped: ") for text in skips]
+    _say_skipped(terminalreporter, "TensorRT's bindings", "of the tensorrt backend", [
+        text for text in reasons if "the bindings of TensorRT cannot be had" in text
+    ])  # fmt: skip
+    _say_skipped(terminalreporter, "TensorRT-RTX", "with TensorRT-RTX's own parser and builder", [
+        text for text in reasons if "TensorRT-RTX is not installed" in text or "import 'tensorrt_rtx'" in text
+    ])  # fmt: skip
+    noted = [item for report in terminalreporter.getreports("passed") for item in report.user_properties]
+    built = sum(int(str(value)) for name, value in noted if name == "rtx built")
+    refused = Counter(str(value) for name, value in noted if name == "rtx refused")
+    if built:
+        terminalreporter.section("TensorRT-RTX", sep="=", green=True)
+        terminalreporter.line(
+            f"{built} of {built + refused.total()} engines (network, format, GPU) were built by its own builder; refused "
+            f"before it started, for a type the GPU lacks: {refused.total()}"
+        )
+        for reason, count in refused.most_common():
+            terminalreporter.line(f"  {count} x {reason}")
+
+
+def _say_skipped(terminalreporter: pytest.TerminalReporter, title: str, which: str, reasons: list[str]) -> None:
     if reasons:
-        terminalreporter.section("TensorRT's bindings", sep="=", yellow=True)
-        terminalreporter.line(f"{sum(reasons.values())} tests of the tensorrt backend did NOT run here:")
-        for reason, count in reasons.most_common():
+        terminalreporter.section(title, sep="=", yellow=True)
+        terminalreporter.line(f"{len(reasons)} tests {which} did NOT run here:")
+        for reason, count in Counter(reasons).most_common():
             terminalreporter.line(f"  {count} x {reason}")
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import plain_backend
-from trt_engine.backend import Backend, backends
+from trt_engine.backend import BackendSpec, list_backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
-from trt_engine.config import opt
+from trt_engine.config.settings import opt
 from trt_engine.errors import BuildError, MemoryExhausted, SetupError
 
 BUILT = "MOODY_BUILT"
@@ -67,7 +67,7 @@ class Builds(OnnxRuntimeBuilder):
         return super().build(model, plain, places)
 
 
-card = Backend(
+backend_spec = BackendSpec(
     "moody", "builds as it feels", ".onnx", ("onnxruntime",), "", builder=f"{__name__}:Builds", runtime="plain_backend:Runs",
     options=f"{__name__}:Moods",
 )  # fmt: skip
@@ -76,7 +76,7 @@ card = Backend(
 def known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make it known here and to all that is started from here; the file its builds are listed in."""
     plain_backend.installed("moody", folder, monkeypatch)
-    monkeypatch.setitem(backends(), "moody", card)
+    monkeypatch.setitem(list_backends(), "moody", backend_spec)
     listed = folder / "built"
     listed.touch()
     monkeypatch.setenv(BUILT, str(listed))

@@ -22,9 +22,10 @@ class Runs(OnnxRuntime):
 
 
 def installed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the `card` of the module `name`, beside this one, known to the processes that are started from here."""
+    """Make the `backend_spec` of the module `name`, beside this one, known to the processes that are started from here."""
     about = folder / f"{name}-1.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (about / "entry_points.txt").write_text(f"[trt_engine.backends]\n{name} = {name}:card\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(folder), str(Path(__file__).parent))))
+    (about / "entry_points.txt").write_text(f"[trt_engine.backends]\n{name} = {name}:backend_spec\n")
+    paths = (str(folder), str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))

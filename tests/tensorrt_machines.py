@@ -6,10 +6,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from trt_engine.config import parse_profile
+from trt_engine.config.profiles import parse_profile
 from trt_engine.device.info import Gpu
-from trt_engine.engine import Build, Needs, Passport, Payload, PlanHeader, Precision, Share, Source
 from trt_engine.environment import Environment
+from trt_engine.plan_header import PlanHeader
+from trt_engine.records.passport import BuildInfo, DtypeShare, Passport, Payload, Precision, Requirements, Source
 from trt_engine.tensors import Signature, TensorSpec
 
 H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-1", 81559, "9.0", "580.159.03")
@@ -81,6 +82,39 @@ def plan_bytes(version: tuple[int, int, int, int] = (10, 16, 1, 11), nbytes: int
     return b"ftrt" + bytes(20) + bytes(version) + bytes(nbytes)
 
 
+def rtx_plan_bytes(
+    version: tuple[int, int, int, int] = (1, 7, 1, 116), gpu_bits: int = 0x18, nbytes: int = 4096, weights: int = 1024
+) -> bytes:
+    """As TensorRT-RTX writes one, weights and code left blank; the default is for 8.9 and 12.0."""
+    words = struct.pack("<4xQQ", 2, nbytes) + bytes(version) + b"vtrt" + struct.pack("<QQQQ", gpu_bits, 0, 0, weights)
+    return b"vtrt" + words + bytes(nbytes - 64)
+
+
+def rtx_header(version: tuple[int, int, int, int] = (1, 7, 1, 116), gpu_bits: int = 0x18) -> PlanHeader:
+    return PlanHeader(2, version, "TensorRT-RTX", file_nbytes=4096, gpu_bits=gpu_bits, weight_nbytes=1024)
+
+
+def rtx_wheels(folder: Path, version: str = "1.7.1.116", cuda: int = 13, libraries: str | None = None) -> Path:
+    """The bindings and libraries of TensorRT-RTX as pip leaves them; `libraries` are those of another version."""
+    for part, of in (("", version), ("-bindings", version), ("-libs", libraries or version)):
+        package(folder, f"tensorrt-rtx-cu{cuda}{part}", of)
+        info = f"tensorrt_rtx_cu{cuda}{part.replace('-', '_')}-{of}.dist-info"
+        write(folder, f"{info}/licenses/LICENSE.txt", "a licence")
+    for name in ("libtensorrt_rtx", "libtensorrt_onnxparser_rtx"):
+        write(folder, f"tensorrt_rtx_libs/{name}.so.1", "\x7fELF")
+    members = "__members__ = {'CURRENT': 1, 'SM89': 89, 'SM120': 120}"
+    module = f"__version__ = '{version}'\nclass Builder: pass\nclass ComputeCapability:\n    {members}\n"
+    write(folder, "tensorrt_rtx/__init__.py", module)
+    return folder
+
+
+def rtx_provider(folder: Path, libraries: str = "1.7.1", cuda: int = 13) -> Path:
+    """ONNX Runtime's provider for TensorRT-RTX, with libraries of its own."""
+    package(folder, f"onnxruntime-ep-nv-tensorrt-rtx-cu{cuda}", "0.5.0")
+    library(folder, "onnxruntime_ep_nv_tensorrt_rtx", libraries, "tensorrt_rtx")
+    return folder
+
+
 def header(version: tuple[int, int, int, int] = (10, 16, 1, 11)) -> PlanHeader:
     return PlanHeader(0, version)
 
@@ -102,7 +136,7 @@ def passport(
     **needs: Any,
 ) -> Passport:
     """The passport of a plan, built on `board`."""
-    here = Needs(
+    here = Requirements(
         "tensorrt",
         version,
         compute_capability=board.compute_capability if board else None,
@@ -117,11 +151,11 @@ def passport(
         model=Source("model", "sha256:1", 17, "model.onnx"),
         signature=Signature((TensorSpec("x", "float32", (-1, 3)),), (TensorSpec("y", "float32", (-1, 2)),)),
         profiles=(parse_profile("x:1x3,2x3,4x3"),),
-        precision=Precision("fp16", {name: Share(1.0, 1.0) for name in found}),
+        precision=Precision("fp16", {name: DtypeShare(1.0, 1.0) for name in found}),
         device="cuda:0",
-        build=Build(command, {"options": options or {}}, 1.0, f"tensorrt {version}"),
+        build=BuildInfo(command, {"options": options or {}}, 1.0, f"tensorrt {version}"),
         environment=environment(container),
-        needs=here,
+        requirements=here,
     )
 
 

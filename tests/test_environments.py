@@ -18,9 +18,10 @@ import pytest
 from patience import HANG_S
 from tensorrt_machines import write
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.cli.main import VERBS
-from trt_engine.plans.settings import PlanSettings
-from trt_engine.plans.versions import Version, cuda_majors, driver_floor, supports
+from trt_engine.cli.verbs_table import VERBS
+from trt_engine.trt.rtx_settings import RtxSettings
+from trt_engine.trt.settings import PlanSettings
+from trt_engine.trt.versions import Version, cuda_majors, min_driver_branch, supports
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "environments"
@@ -59,7 +60,7 @@ def test_the_pinned_tensorrt_runs_on_that_gpu_with_that_cuda(name: str) -> None:
     feature = PIXI["feature"][name]
     cuda, version = pinned(feature["tasks"]["setup-tensorrt"])
     assert supports(version, GPUS[name]) is True
-    assert cuda in cuda_majors(version) and driver_floor(version, cuda)
+    assert cuda in cuda_majors(version) and min_driver_branch(version, cuda)
     assert int(feature["system-requirements"]["cuda"].split(".")[0]) == cuda
 
 
@@ -180,7 +181,7 @@ def test_there_is_a_container_of_each_tensorrt_major(major: int) -> None:
     cuda, version = pinned(text)
     assert version.major == major and cuda in cuda_majors(version)
     assert re.search(rf"/cuda:{cuda}\.", text), "the image's CUDA is the wheel's"
-    assert f"driver {driver_floor(version, cuda)} or newer" in text
+    assert f"driver {min_driver_branch(version, cuda)} or newer" in text
 
 
 # ------------------------------------------------------------------------------------------------ documents
@@ -219,7 +220,7 @@ def test_every_command_on_a_page_is_a_verb_with_options_it_has(page: Path) -> No
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_setting_on_a_page_is_one_of_a_backend(page: Path) -> None:
-    known = {item.name for kind in (PlanSettings, OnnxRuntimeOptions) for item in fields(kind)}
+    known = {item.name for kind in (PlanSettings, RtxSettings, OnnxRuntimeOptions) for item in fields(kind)}
     for name in re.findall(r"-O ([a-z_]+)=", page.read_text()):
         assert name in known or name == "name", name
 
@@ -237,8 +238,8 @@ def test_every_file_and_extra_a_page_names_exists(page: Path) -> None:
 
 def test_every_setting_of_a_plan_is_on_the_page_of_the_backends() -> None:
     page = (ROOT / "docs" / "backends.md").read_text()
-    for item in fields(PlanSettings):
-        assert f"| `{item.name}` |" in page and item.metadata["help"].split(":")[0] in page, item.name
+    for item in (*fields(PlanSettings), *fields(RtxSettings)):
+        assert f"| `{item.name}` |" in page and item.metadata["setting"].help.split(":")[0] in page, item.name
 
 
 def test_every_setting_of_a_plan_is_on_the_page_of_trtexec() -> None:
@@ -284,7 +285,7 @@ def literals(path: Path) -> list[str]:
 
 def test_every_line_doctor_can_print_of_tensorrt_is_in_its_page() -> None:
     page = (ROOT / "docs" / "doctor.md").read_text()
-    for source in ("checks.py", "tensorrt.py"):
+    for source in ("doctor.py", "tensorrt_checks.py"):
         text = (ROOT / "src/trt_engine/diagnosis" / source).read_text()
         for name in re.findall(r'Diagnosis\(\s*f?"([a-z0-9-]+)', text):
             assert f"`{name.rstrip('-')}" in page, name

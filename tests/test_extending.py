@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 def test_a_backend_of_another_package_builds_measures_and_infers(tmp_path: Path) -> None:
     page = (ROOT / "docs/extending.md").read_text()
     code = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "my_backend.py" in block)
-    entry = re.search(r"(reference = \"my_backend:card\")", page)
+    entry = re.search(r"(reference = \"my_backend:spec\")", page)
     assert entry is not None
     (tmp_path / "my_backend.py").write_text(code)
     dist = tmp_path / "my_backend-1.0.dist-info"
@@ -41,7 +41,11 @@ with te.load(engine) as runner:
 record = te.bench(engine, duration_s=0.05, warmup_s=0.0, batch=2)
 assert record.backend == "reference" and record.queries > 0
 """
-    env = {"PYTHONPATH": str(tmp_path), "TRT_ENGINE_STORE": str(tmp_path / "store"), "PATH": "/usr/bin:/bin"}
+    env = {
+        "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}",
+        "TRT_ENGINE_STORE": str(tmp_path / "store"),
+        "PATH": "/usr/bin:/bin",
+    }
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert np.load(tmp_path / "y.npy").tolist() == [[0, 0, 2]]

@@ -13,7 +13,7 @@ import pytest
 import trt_engine as te
 from trt_engine.errors import SetupError, UsageError
 
-log = logging.getLogger("trt_engine.runtime.pool")
+log = logging.getLogger("trt_engine.runtime.context_pool")
 
 
 class Terminal(io.StringIO):
@@ -43,7 +43,7 @@ def test_a_line_tells_milliseconds_severity_and_speaker() -> None:
         log.warning("two\nlines")
         logging.getLogger("trt_engine.tensorrt").error("from TensorRT")
     first, second, third = stream.getvalue().splitlines()
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[W\] runtime\.pool: two", first)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \[W\] runtime\.context_pool: two", first)
     assert second == "    lines"
     assert third.endswith("[E] tensorrt: from TensorRT")
 
@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match="cannot write"):
         te.log_to(tmp_path / "file" / "run.log")
-    with pytest.raises(UsageError, match="no log level"):
+    with pytest.raises(UsageError, match="unknown log level"):
         te.log_to(level="loud")
 
 
@@ -135,5 +135,5 @@ def test_what_cannot_be_written_to_is_refused_at_once(target: object) -> None:
 
 
 def test_a_level_that_is_no_word_is_refused() -> None:
-    with pytest.raises(UsageError, match="there is no log level"):
+    with pytest.raises(UsageError, match="unknown log level"):
         te.log_to(level=["info"])  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 
 from trt_engine.environment import Environment
 from trt_engine.errors import Interrupted, SetupError
-from trt_engine.records import BenchRecord, BenchReport, Protocol, append, encode, percentile, summarize
+from trt_engine.records.base import append_record, encode_record
+from trt_engine.records.bench import BenchRecord, BenchReport, Protocol
+from trt_engine.records.summary import percentile, summarize
 
 PROTOCOL = Protocol("trt-engine", "closed", "host", False, False, False, 1, 1.0, 10.0, 10, 0.0, "trtexec")
 TIMES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=300)
@@ -24,7 +26,7 @@ TIMES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=300)
 def record(samples_ms: tuple[float, ...], **changes: object) -> BenchRecord:
     facts = {
         "engine": "m.engine.onnx", "backend": "onnxruntime", "device": "cpu", "batch": 8, "shapes": {"x": (8, 3)},
-        "protocol": PROTOCOL, "environment": Environment.here(), "compute_ms": samples_ms, "wall_s": 2.0,
+        "protocol": PROTOCOL, "environment": Environment.detect(), "compute_ms": samples_ms, "wall_s": 2.0,
         "started": "2026-01-02T03:04:05+00:00", "queries": len(samples_ms), "warmup_queries": 3,
     }  # fmt: skip
     return BenchRecord(**{**facts, **changes})  # type: ignore[arg-type]
@@ -97,11 +99,11 @@ def test_a_record_that_measured_nothing_has_no_rate() -> None:
 
 def test_a_record_comes_back_from_json_as_it_was() -> None:
     found = record((1.25, 2.5), percentiles=(50.0, 99.9), stable=False, instability=("moved",))
-    assert msgspec.json.decode(encode(found), type=BenchRecord) == found
+    assert msgspec.json.decode(encode_record(found), type=BenchRecord) == found
 
 
 def test_a_report_on_a_cpu_has_no_key_for_what_a_cpu_does_not_have() -> None:
-    keys = set(json.loads(encode(BenchReport.of(record((1.0,) * 20)))))
+    keys = set(json.loads(encode_record(BenchReport.of(record((1.0,) * 20)))))
     assert not keys & {"latency_ms", "enqueue_ms", "h2d_ms", "d2h_ms"}
     assert not any("gpu" in key for key in keys)
     assert {"device", "compute_ms", "qps", "images_per_s", "per_image_ms", "samples_ms", "protocol", "stable"} <= keys
@@ -115,20 +117,20 @@ def test_a_report_gives_the_percentiles_asked_for() -> None:
 
 def test_records_are_added_one_a_line(tmp_path: Path) -> None:
     for count in (1, 2):
-        append(tmp_path / "deep" / "records.jsonl", record((1.0,) * count))
+        append_record(tmp_path / "deep" / "records.jsonl", record((1.0,) * count))
     lines = (tmp_path / "deep" / "records.jsonl").read_text().splitlines()
     assert [len(json.loads(line)["compute_ms"]) for line in lines] == [1, 2]
 
 
 def test_a_record_that_does_not_fit_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    append(path, record((1.0,)))
+    append_record(path, record((1.0,)))
     before = path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, hard))
     try:
         with pytest.raises(SetupError, match="larger than this shell allows"):
-            append(path, record((1.0,) * 1000))
+            append_record(path, record((1.0,) * 1000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
@@ -142,6 +144,6 @@ def test_an_interruption_carries_what_was_finished() -> None:
 def test_a_record_after_a_torn_line_starts_on_its_own(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_bytes(b'{"engine": "cut o')
-    append(path, {"whole": 1})
-    append(path, {"whole": 2})
+    append_record(path, {"whole": 1})
+    append_record(path, {"whole": 2})
     assert path.read_bytes().splitlines() == [b'{"engine": "cut o', b'{"whole":1}', b'{"whole":2}']

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
-from trt_engine.config import Batching, RuntimeConfig
+from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.store import Store
 
 PAGE = (Path(__file__).parents[1] / "docs/runtime.md").read_text()
@@ -19,7 +19,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 def test_the_page_has_an_example_for_each_part() -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
     assert all(len(example.strip().splitlines()) <= 11 for example in EXAMPLES)
 
 
@@ -39,6 +39,7 @@ def test_an_example_runs(number: int, tmp_path: Path, monkeypatch: pytest.Monkey
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     names = {
         "te": te,
+        "np": np,
         "engine": te.build("m.onnx", backend="fake", device="fake", batch=(1, 2, 4), store=store),
         "x": x,
         "rows": [x[:1] + row for row in range(10)],

@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,15 +17,17 @@ from pathlib import Path
 import pytest
 
 from patience import HANG_S
-from trt_engine.config import BuildConfig, Profile, ShapeRange
-from trt_engine.engine import Build, Engine, Needs, Passport, Precision, Source, passport_path, payload_of
+from trt_engine.atomic_io import os_error
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.profiles import Profile, ShapeRange
+from trt_engine.engine import Engine, passport_path, payload_files
 from trt_engine.environment import Environment
 from trt_engine.errors import BuildError, SetupError, UsageError
-from trt_engine.files import explain
+from trt_engine.records.passport import BuildInfo, Passport, Precision, Requirements, Source
 from trt_engine.store import Store, engine_key
 from trt_engine.tensors import Signature
 
-KEY = "0123456789abcdef"
+KEY = "0123456789abcdef" * 2
 
 
 def write(folder: Path, content: bytes = b"payload") -> Engine:
@@ -33,15 +38,16 @@ def write(folder: Path, content: bytes = b"payload") -> Engine:
         schema="trt-engine/passport",
         schema_version=1,
         backend="onnxruntime",
-        payload=payload_of(payload),
+        payload=payload_files(payload),
         model=Source("net", "sha256:0", 20, "net.onnx"),
         signature=Signature((), ()),
         profiles=(),
         precision=Precision(None),
         device="cpu",
-        build=Build(command="trt-engine build net.onnx", config={}, seconds=0.0, identity="test"),
-        environment=Environment.here(),
-        needs=Needs("onnxruntime", "1.0"),
+        build=BuildInfo(command="trt-engine build net.onnx", config={}, seconds=0.0, identity="test"),
+        environment=Environment.detect(),
+        requirements=Requirements("onnxruntime", "1.0"),
+        key=parts[1] if len(parts := folder.name.split(".")) > 2 else KEY,
     )
     return Engine.seal(payload, passport)
 
@@ -92,9 +98,9 @@ def test_building_again_replaces_and_failing_to_keeps_what_was_there(store: Stor
         raise BuildError("no")
 
     with pytest.raises(BuildError):
-        store.get_or_build(KEY, fail, again=True)
+        store.get_or_build(KEY, fail, rebuild=True)
     assert store.get(KEY) is not None
-    engine, built = store.get_or_build(KEY, lambda folder: write(folder, b"newer"), again=True)
+    engine, built = store.get_or_build(KEY, lambda folder: write(folder, b"newer"), rebuild=True)
     assert built and engine.path.read_bytes() == b"newer"
     assert [item.name for item in (store.folder / "engines").iterdir()] == [KEY]
 
@@ -124,15 +130,97 @@ def test_looking_changes_nothing_even_where_something_is_damaged(store: Store):
 
 
 def test_what_a_dead_build_left_is_swept_by_the_next_one(store: Store):
-    dead = store.folder / "engines" / f".{KEY}.abc.tmp"
-    other = store.folder / "engines" / ".ffff.abc.tmp"
-    for folder in (dead, other):
-        folder.mkdir(parents=True)
-        (folder / "half.onnx").write_bytes(b"ha")
+    killed = f"""
+import os, signal, sys
+from pathlib import Path
+from trt_engine.store import Store
+
+def build(folder):
+    (folder / "half.onnx").write_bytes(b"ha")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Store(sys.argv[1]).get_or_build({KEY!r}, build)
+"""
+    done = subprocess.run([sys.executable, "-c", killed, str(store.folder)], check=False, timeout=HANG_S)
+    assert done.returncode == -signal.SIGKILL and list((store.folder / "engines").iterdir())
     store.get_or_build(KEY, write)
-    assert not dead.exists() and other.exists()  # the other key's build may be alive
-    store.prune()
-    assert not other.exists()
+    assert [item.name for item in (store.folder / "engines").iterdir()] == [KEY]
+
+
+def test_the_engine_of_another_key_or_model_is_built_again(store: Store, caplog: pytest.LogCaptureFixture):
+    engine, _ = store.get_or_build(KEY, write, model_digest="sha256:0")
+    assert store.get(KEY, "sha256:0") is not None
+    assert store.get(KEY, "sha256:1") is None and "another model" in caplog.text
+    Engine.seal(engine.path, replace(engine.passport, key="f" * 32))
+    assert store.get(KEY) is None and "ffff" in caplog.text
+    assert [entry.backend for entry in store.entries()] == ["damaged"]
+
+
+@pytest.mark.parametrize("what", ["", "engines", f"engines/{KEY}"])
+def test_a_store_that_others_may_write_to_gives_no_engine_unless_that_is_allowed(
+    what: str, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    store.get_or_build(KEY, write)
+    (store.folder / what).chmod(0o777)
+    if what == f"engines/{KEY}":
+        assert store.get(KEY) is None and store.entries() == []
+    else:
+        for use in (lambda: store.get(KEY), store.entries, store.prune, lambda: store.get_or_build(KEY, write)):
+            with pytest.raises(SetupError, match="others may write") as caught:
+                use()
+            assert "TRT_ENGINE_STORE_SHARED" in (caught.value.hint or "")
+    monkeypatch.setenv("TRT_ENGINE_STORE_SHARED", "1")
+    assert store.get(KEY) is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+def test_a_store_of_another_user_gives_no_engine(store: Store):
+    store.get_or_build(KEY, write)
+    os.chown(store.folder, 12345, 12345)
+    with pytest.raises(SetupError, match="belongs to another user"):
+        store.get(KEY)
+
+
+def test_a_new_store_is_writable_by_its_owner_alone_whatever_the_umask(store: Store):
+    before = os.umask(0)
+    try:
+        store.get_or_build(KEY, write)
+        assert store.get(KEY) is not None
+    finally:
+        os.umask(before)
+
+
+def test_no_link_in_a_store_is_followed(store: Store, tmp_path: Path):
+    engine, _ = store.get_or_build(KEY, write)
+    outside = tmp_path / "outside.onnx"
+    engine.path.rename(outside)
+    engine.path.symlink_to(outside)
+    assert store.get(KEY) is None
+    folder = store.folder / "engines" / KEY
+    folder.rename(tmp_path / KEY)
+    folder.symlink_to(tmp_path / KEY)
+    assert store.get(KEY) is None and store.entries() == []
+    assert store.prune(older_than_s=-1) == [] and (tmp_path / KEY).is_dir()
+    (store.folder / "engines").rename(tmp_path / "victim")
+    (store.folder / "engines").symlink_to(tmp_path / "victim")
+    for use in (store.entries, store.prune, lambda: store.get(KEY)):
+        with pytest.raises(SetupError, match="a link"):
+            use()
+    (store.folder / "engines").unlink()
+    (store.folder / "locks").rename(tmp_path / "elsewhere")
+    (store.folder / "locks").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SetupError, match="a link"):
+        store.get_or_build(KEY, write)
+
+
+def test_prune_removes_nothing_that_is_not_an_engine_of_the_store(store: Store):
+    store.get_or_build(KEY, write)
+    engines = store.folder / "engines"
+    (engines / "mine").mkdir()
+    (engines / "mine" / "thesis.txt").write_text("years")
+    (engines / ".x.tmp").mkdir()
+    assert [entry.key for entry in store.prune(older_than_s=-1)] == [KEY]
+    assert sorted(path.name for path in engines.iterdir()) == [".x.tmp", "mine"]
 
 
 def race(count: int, work: Callable[[], None]) -> None:
@@ -157,7 +245,7 @@ class Queue(logging.Handler):
 
 @pytest.fixture
 def queue() -> Iterator[Queue]:
-    logger, heard = logging.getLogger("trt_engine.store"), Queue()
+    logger, heard = logging.getLogger("trt_engine.atomic_io"), Queue()
     level = logger.level
     logger.addHandler(heard)
     logger.setLevel(logging.INFO)
@@ -179,7 +267,7 @@ def test_builds_of_one_key_at_once_are_one_build(again: bool, store: Store, queu
             assert queue.waiting.acquire(timeout=HANG_S)
         return write(folder, b"newest")
 
-    race(4, lambda: answers.append(store.get_or_build(KEY, build, again=again)))
+    race(4, lambda: answers.append(store.get_or_build(KEY, build, rebuild=again)))
     assert len(builds) == 1
     assert sorted(built for _, built in answers) == [False, False, False, True]
     assert all(engine.path.read_bytes() == b"newest" for engine, _ in answers)
@@ -190,8 +278,8 @@ def test_an_engine_that_appears_between_the_look_and_the_lock_is_not_built_again
 ):
     get, looks = store.get, []
 
-    def held_up(key: str) -> Engine | None:
-        found = get(key)
+    def held_up(key: str, model_digest: str | None = None) -> Engine | None:
+        found = get(key, model_digest)
         if not looks:
             looks.append(found)
             Store(store.folder).get_or_build(key, write)  # somebody else, while we are held up here
@@ -217,15 +305,15 @@ def test_a_store_that_cannot_be_written_still_serves_what_it_has(store: Store):
 
 def test_pruning_goes_by_last_use_until_the_rest_fits(store: Store):
     for index in range(3):
-        engine, _ = store.get_or_build(f"key{index}", lambda folder: write(folder, bytes(100)))
+        engine, _ = store.get_or_build(f"{index:032x}", lambda folder: write(folder, bytes(100)))
         os.utime(passport_path(engine.path), (1000 + index, 1000 + index))
-    store.get("key0")  # used just now
-    assert [entry.key for entry in store.entries()] == ["key0", "key2", "key1"]
-    assert [entry.key for entry in store.prune(max_bytes=250, dry_run=True)] == ["key1"]
+    store.get(f"{0:032x}")  # used just now
+    assert [entry.key for entry in store.entries()] == [f"{index:032x}" for index in (0, 2, 1)]
+    assert [entry.key for entry in store.prune(max_bytes=250, dry_run=True)] == [f"{1:032x}"]
     assert len(store.entries()) == 3
     store.prune(max_bytes=250)
-    assert [entry.key for entry in store.entries()] == ["key0", "key2"]
-    assert [entry.key for entry in store.prune(older_than_s=3600)] == ["key2"]
+    assert [entry.key for entry in store.entries()] == [f"{index:032x}" for index in (0, 2)]
+    assert [entry.key for entry in store.prune(older_than_s=3600)] == [f"{2:032x}"]
 
 
 def test_pruning_leaves_a_build_that_lives_alone(store: Store):
@@ -276,9 +364,9 @@ def test_a_value_that_prints_differently_each_time_is_refused():
 
 def test_an_engine_that_does_not_fit_is_built_again_and_one_that_does_is_not(store: Store):
     store.get_or_build(KEY, write)
-    engine, built = store.get_or_build(KEY, lambda folder: write(folder, b"proved"), fits=lambda engine: False)
+    engine, built = store.get_or_build(KEY, lambda folder: write(folder, b"proved"), accept=lambda engine: False)
     assert built and engine.path.read_bytes() == b"proved"
-    assert store.get_or_build(KEY, refuse, fits=lambda engine: True)[1] is False
+    assert store.get_or_build(KEY, refuse, accept=lambda engine: True)[1] is False
 
 
 def test_who_waited_for_an_engine_that_does_not_fit_builds_its_own(store: Store):
@@ -296,7 +384,7 @@ def test_who_waited_for_an_engine_that_does_not_fit_builds_its_own(store: Store)
 
     def wanting_proof() -> None:
         engine, _ = store.get_or_build(
-            KEY, lambda folder: write(folder, b"proved"), fits=lambda e: e.path.read_bytes() == b"proved"
+            KEY, lambda folder: write(folder, b"proved"), accept=lambda e: e.path.read_bytes() == b"proved"
         )
         found.append(engine.path.read_bytes())
 
@@ -309,12 +397,12 @@ def test_who_waited_for_an_engine_that_does_not_fit_builds_its_own(store: Store)
 
 
 def test_pruning_takes_the_least_recently_used_first_whatever_the_sizes(store: Store):
-    for age, (key, size) in enumerate([("aa", 5), ("bb", 5), ("cc", 2)]):
+    for age, (key, size) in enumerate([("a" * 32, 5), ("b" * 32, 5), ("c" * 32, 2)]):
         engine, _ = store.get_or_build(key, lambda folder, size=size: write(folder, b"x" * size))
         then = time.time() - 1000 * age
         os.utime(passport_path(engine.path), (then, then))
-    assert [entry.key for entry in store.prune(max_bytes=10)] == ["cc"]
-    assert {entry.key for entry in store.entries()} == {"aa", "bb"}
+    assert [entry.key for entry in store.prune(max_bytes=10)] == ["c" * 32]
+    assert {entry.key for entry in store.entries()} == {"a" * 32, "b" * 32}
 
 
 def test_a_damaged_engine_is_listed_and_pruned(store: Store):
@@ -334,7 +422,7 @@ def test_pruning_leaves_an_engine_that_is_being_built_anew(store: Store):
         removed[:] = store.prune(max_bytes=0)
         return write(folder, b"anew")
 
-    engine, _ = store.get_or_build(KEY, slow, again=True)
+    engine, _ = store.get_or_build(KEY, slow, rebuild=True)
     assert removed == [] and engine.path.read_bytes() == b"anew"
 
 
@@ -359,7 +447,7 @@ def test_a_store_in_a_bad_place_names_what_chooses_the_place(tmp_path: Path):
 
 def test_a_disk_that_fills_up_in_a_build_is_the_stores_disk(store: Store):
     def full(folder: Path) -> Engine:
-        raise explain(error, folder / "net.engine.onnx.json") from error
+        raise os_error(error, folder / "net.engine.onnx.json") from error
 
     error = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(SetupError, match="the disk is full") as caught:

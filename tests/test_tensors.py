@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trt_engine.errors import FeedError, UsageError
-from trt_engine.tensors import DTYPES, Signature, TensorSpec, closest, dtype, format_shape
+from trt_engine.tensors import DTYPES, Signature, TensorSpec, dtype, format_shape, suggest
 
 IMAGES = TensorSpec("images", "float32", (-1, 3, 8, 8), ("batch", None, None, None))
 MASK = TensorSpec("mask", "bool", (-1, 4), ("batch", None))
@@ -46,7 +46,7 @@ def test_what_fits_the_signature_passes_at_any_batch() -> None:
             "resize or pad dimension 3 to 8",
         ),
         ({"images": [[1.0]]}, "input `images` is a list, expected an array", "numpy.asarray"),
-        ({"imagse": np.zeros(1)}, "there is no input `imagse`", "did you mean `images`?"),
+        ({"imagse": np.zeros(1)}, "unknown input `imagse`", "did you mean `images`?"),
         (
             {"mask": np.zeros((3, 4), bool)},
             "`batch` is 2 in input `images` and 3 in input `mask`",
@@ -127,8 +127,8 @@ def test_an_unknown_element_type_lists_the_known_ones(value: str | int) -> None:
 
 def test_a_spec_reads_as_a_person_writes_it() -> None:
     assert str(IMAGES) == "images:batchx3x8x8 float32"
-    assert TensorSpec("x", "float32", (-1, -1)).describe() == "?x?"
-    assert TensorSpec("x", "float32", ()).describe() == format_shape(()) == "scalar"
+    assert TensorSpec("x", "float32", (-1, -1)).format_symbolic() == "?x?"
+    assert TensorSpec("x", "float32", ()).format_symbolic() == format_shape(()) == "scalar"
     assert IMAGES.dynamic == (0,)
 
 
@@ -140,6 +140,6 @@ def test_the_batch_can_move_only_where_every_first_dimension_is_dynamic() -> Non
 
 
 def test_the_nearest_name_is_offered_or_all_of_them() -> None:
-    assert closest("imagse", ["images", "mask"]) == "did you mean `images`?"
-    assert closest("zzz", ["images", "mask"]) == "expected one of `images`, `mask`"
-    assert closest("zzz", []) == "there are none"
+    assert suggest("imagse", ["images", "mask"]) == "did you mean `images`?"
+    assert suggest("zzz", ["images", "mask"]) == "expected one of `images`, `mask`"
+    assert suggest("zzz", []) == "there are none"

@@ -1,4 +1,4 @@
-"""Works out anew what follows from the facts of recorded profiles: kernels' short names, categories, verdict, reports.
+"""Works out anew what follows from the facts of recorded profiles: kernels' short names, categories, bottleneck, reports.
 
 For a change of the rules: what was measured stays as it is, and needs no GPU a second time.
 
@@ -15,28 +15,33 @@ from typing import Any
 
 import msgspec
 
-from trt_engine.profiling.categories import of_kernel, short
+from trt_engine.profiling.bottleneck import find_bottleneck
+from trt_engine.profiling.kernel_categories import kernel_category, short_name
 from trt_engine.profiling.kernels import category_shares
-from trt_engine.profiling.verdict import verdict
-from trt_engine.reporting.write import report
-from trt_engine.traces import ProfileReport
+from trt_engine.profiling.roofline import ProfileFacts
+from trt_engine.records.profile import ProfileReport
+from trt_engine.reporting.report import report
 
 __all__ = ["judged", "judged_in"]
 
 
 def judged(found: ProfileReport, *, typed: str | None = None) -> ProfileReport:
     """The same profile by the rules of today. `typed` is the model that was profiled, where none is its engine was."""
-    rows = tuple(replace(row, category=of_kernel(row.name), short=short(row.name)) for row in found.kernels)
-    named = shlex.split(found.verdict.command or "")[2:3]
-    flops, nbytes = (int(found.facts[name]) if name in found.facts else None for name in ("flops", "nbytes"))
-    said = verdict(
-        split=found.split, layers=found.layers, kernels=rows, ceilings=found.ceilings, batch=found.batch,
+    rows = tuple(
+        replace(row, category=kernel_category(row.name), short_name=short_name(row.name)) for row in found.kernels
+    )
+    named = shlex.split(found.bottleneck.command or "")[2:3]
+    flops, nbytes = (
+        int(found.runtime_info[name]) if name in found.runtime_info else None for name in ("flops", "nbytes")
+    )
+    facts = ProfileFacts(
+        split=found.time_breakdown, layers=found.layers, kernels=rows, device_peaks=found.peaks, batch=found.batch,
         device=found.device, precision=found.precision, engine=typed or found.engine,
         model=next((path for path in [typed, *named] if path and path != found.engine), "MODEL.onnx"),
-        flops=flops, nbytes=nbytes, most_batch=None if typed else found.batch,
+        flops=flops, nbytes=nbytes, max_batch=None if typed else found.batch,
     )  # fmt: skip
     shares = category_shares(rows, found.inferences) if rows else found.categories
-    return replace(found, kernels=rows, categories=shares, verdict=said)
+    return replace(found, kernels=rows, categories=shares, bottleneck=find_bottleneck(facts))
 
 
 def judged_in(document: dict[str, Any]) -> bool:
@@ -47,7 +52,7 @@ def judged_in(document: dict[str, Any]) -> bool:
         return False
     typed = None if cell else shlex.split(document["command"])[2]
     made = msgspec.json.decode(msgspec.json.encode(judged(msgspec.convert(place, ProfileReport), typed=typed)))
-    place.update({name: made[name] for name in ("kernels", "categories", "verdict")})
+    place.update({name: made[name] for name in ("kernels", "categories", "bottleneck")})
     return True
 
 

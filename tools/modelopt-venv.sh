@@ -1,5 +1,5 @@
 #!/bin/sh
-# An environment with NVIDIA ModelOpt for the tests of `cast --careful`, apart from ours: it patches ONNX Runtime in its
+# An environment with NVIDIA ModelOpt for the tests of `cast --autocast`, apart from ours: it patches ONNX Runtime in its
 # process. The tests say so when it is not there.
 #   tools/modelopt-venv.sh FOLDER PYTHON
 set -u

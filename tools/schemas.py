@@ -15,10 +15,29 @@ from typing import Any, Literal
 
 import msgspec
 
-from trt_engine import cells, comparisons, records, traces
-from trt_engine.engine import Passport
-from trt_engine.matrix.plan import plan_schema
+from trt_engine.records import (
+    bench,
+    build,
+    bundle,
+    compare,
+    convert,
+    diagnosis,
+    evaluate,
+    infer,
+    inspect,
+    lint,
+    loadtest,
+    migrate,
+    precision,
+    profile,
+    search,
+    serve,
+    size,
+    sweep,
+)
+from trt_engine.records.passport import Passport
 from trt_engine.reporting.pack import PackReport
+from trt_engine.sweep.plan_file import plan_schema
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 PLAN = FOLDER.parent / "run.schema.json"
@@ -49,19 +68,20 @@ class EngineDocument:
 
     path: str
     kind: Literal["engine", "plan"]
-    verdict: Literal["loads", "penalty", "rebuild", "refuse"]
+    verdict: Literal["loads", "penalty", "unknown", "rebuild", "refuse"]
     reason: str
     invocation: str
     """What was typed."""
     tensorrt_version: str | None = None
+    plan: inspect.PlanInfo | None = None
     nbytes: int = 0
     passport: Passport | None = None
     smoke: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogDocument(records.LogReport):
-    """What `bench --log` finds in a log; here `command` is trtexec's, as its banner has it."""
+class LogDocument(bench.LogReport):
+    """What `bench --parse-log` finds in a log; here `command` is trtexec's, as its banner has it."""
 
     invocation: str
     """What was typed."""
@@ -74,6 +94,33 @@ class Completion:
     shell: Literal["bash", "zsh", "fish"]
     script: str
     install: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """What `example` has written, and what to type next."""
+
+    model: str
+    image: str
+    next_command: str
+
+
+@dataclass(frozen=True)
+class DocsPage:
+    """One page: its name for `trt-engine docs NAME`, its first heading, its file."""
+
+    name: str
+    title: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Docs:
+    """The pages that `docs` lists, or the one it prints."""
+
+    pages: tuple[DocsPage, ...]
+    text: str | None
+    """Of the one page that was named."""
 
 
 @dataclass(frozen=True)
@@ -100,29 +147,35 @@ class Error:
 
 # document -> its types; several where a verb answers differently for different files
 DOCUMENTS: dict[str, tuple[type, ...]] = {
-    "size": (records.SizeReport, records.SizePlan),
-    "inspect": (records.ModelReport, EngineDocument, records.RunReport, records.BundleState),
-    "lint": (records.LintReport,),
-    "convert": (records.ConvertReport,),
-    "build": (records.BuildReport,),
-    "bundle": (records.BundleReport,),
-    "cast": (records.CastReport,),
-    "quantize": (records.QuantizeReport,),
-    "search": (records.SearchReport, records.SearchPlan),
-    "bench": (records.BenchReport, records.BenchPlan),
+    "size": (size.SizeReport, size.SizePlan),
+    "inspect": (inspect.ModelReport, EngineDocument, inspect.RunReport, bundle.BundleState),
+    "lint": (lint.LintReport,),
+    "migrate": (migrate.MigrateReport,),
+    "convert": (convert.ConvertReport,),
+    "build": (build.BuildReport, build.BuildEachReport),
+    "validate": (build.ValidateReport,),
+    "bundle": (bundle.BundleReport,),
+    "cast": (precision.CastReport,),
+    "quantize": (precision.QuantizeReport,),
+    "search": (search.SearchReport, search.SearchPlan),
+    "bench": (bench.BenchReport, bench.BenchPlan),
     "bench-log": (LogDocument,),
-    "profile": (traces.ProfileReport, traces.ProfilePlan),
-    "compare": (comparisons.CompareReport, comparisons.ComparePlan),
-    "diff": (comparisons.EngineDiff,),
-    "infer": (records.InferReport, records.InferPlan),
-    "evaluate": (records.EvaluateReport, records.EvaluatePlan),
-    "run": (cells.RunSummary, cells.RunOutlook),
-    "run-manifest": (cells.RunManifest,),
+    "profile": (profile.ProfileReport, profile.ProfilePlan),
+    "loadtest": (loadtest.LoadtestReport, loadtest.LoadtestPlan),
+    "compare": (compare.CompareReport, compare.ComparePlan),
+    "diff": (compare.EngineDiff,),
+    "infer": (infer.InferReport, infer.InferPlan),
+    "evaluate": (evaluate.EvaluateReport, evaluate.EvaluatePlan),
+    "serve": (serve.ServeReport,),
+    "run": (sweep.RunSummary, sweep.RunPlan),
+    "run-manifest": (sweep.RunManifest,),
     "report": (ReportDocument,),
     "pack": (PackDocument,),
-    "doctor": (records.DoctorReport,),
-    "cache": (records.CacheReport,),
-    "ranges": (records.RangesReport, records.RangesPlan),
+    "doctor": (diagnosis.DoctorReport,),
+    "cache": (build.CacheReport,),
+    "ranges": (precision.RangesReport, precision.RangesPlan),
+    "example": (Example,),
+    "docs": (Docs,),
     "completion": (Completion,),
     "error": (Error,),
 }

@@ -148,7 +148,7 @@ def make(out: Path, small: bool) -> None:
     }
     (out / "model_meta.json").write_text(json.dumps(meta, indent=2) + "\n")
     steps.run(
-        "bundle", out / "model_meta.json", "-o", out / "engines", "--dim", "joint.T=2:8:32", "--run", "--yes"
+        "bundle", out / "model_meta.json", "-o", out / "engines", "--dim", "joint.T=2:8:32", "--run", "--overwrite"
     )  # the encoder makes 2 to 32 frames of T = 16 to 256
     steps.size(out / "encoder.onnx", every["encoder"], small)
 

@@ -58,7 +58,7 @@ def guided(script: str, steps: Callable[[Path, bool], None]) -> int:
 
 def convert(script: str, recipe: Recipe, model: Path) -> None:
     """The network as `model`; what was compared stands in `MODEL.convert.json` beside it."""
-    run(*conversion(script, recipe), "-o", model, "--yes", "--json", into=model.with_suffix(".convert.json"))
+    run(*conversion(script, recipe), "-o", model, "--overwrite", "--json", into=model.with_suffix(".convert.json"))
 
 
 def conversion(script: str, recipe: Recipe) -> list[str]:
@@ -72,7 +72,7 @@ def conversion(script: str, recipe: Recipe) -> list[str]:
 
 def size(model: Path, recipe: Recipe, quick: bool) -> None:
     """How many items a second the CPU sustains, in the folder `size` beside the model."""
-    run("size", model, *recipe.shapes, *(QUICK if quick else USUAL), "-o", model.parent / "size", "--yes")
+    run("size", model, *recipe.shapes, *(QUICK if quick else USUAL), "-o", model.parent / "size", "--overwrite")
 
 
 def run(*arguments: str | Path, into: Path | None = None) -> None:

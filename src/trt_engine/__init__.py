@@ -1,4 +1,4 @@
-"""trt-engine: from a network to an engine that is built, proved, measured, profiled, sized and served.
+"""trt-engine: build, verify, measure, profile, size and serve inference engines.
 
 ::
 
@@ -13,138 +13,81 @@ Names are resolved on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # type checkers read it as true; `typing` takes longer to import than `--help` to answer
-if TYPE_CHECKING:
-    from typing import Any
-
-    from trt_engine.api.building import build
-    from trt_engine.api.calibrating import calibrate, quantize, ranges
-    from trt_engine.api.casting import cast
-    from trt_engine.api.comparing import compare
-    from trt_engine.api.evaluating import evaluate
-    from trt_engine.api.inspecting import inspect
-    from trt_engine.api.linting import lint
-    from trt_engine.api.loading import load
-    from trt_engine.api.measuring import bench
-    from trt_engine.api.profiling import profile
-    from trt_engine.bundling.build import bundle
-    from trt_engine.config import Batching, BenchConfig, BuildConfig, Profile, RuntimeConfig, ShapeRange, SizeConfig
-    from trt_engine.conversion.convert import convert
-    from trt_engine.diagnosis.checks import doctor
-    from trt_engine.engine import Engine, Passport
-    from trt_engine.environment import Environment
-    from trt_engine.errors import TrtEngineError
-    from trt_engine.logs import log_to
-    from trt_engine.matrix.run import run_plan
-    from trt_engine.profiling.diff import diff
-    from trt_engine.records import (
-        BenchRecord,
-        BundleReport,
-        EngineReport,
-        LintReport,
-        ModelReport,
-        Protocol,
-        SizeReport,
-    )
-    from trt_engine.reporting.pack import pack
-    from trt_engine.reporting.write import report
-    from trt_engine.runtime.instance import InferenceEngine, InferenceResult
-    from trt_engine.sizing.streams import size
-    from trt_engine.store import Store
-    from trt_engine.tensors import Signature, TensorSpec
-
-_HOMES = {
-    "api.building": ("build",),
-    "api.calibrating": ("calibrate", "quantize", "ranges"),
-    "api.casting": ("cast",),
-    "api.comparing": ("compare",),
-    "api.evaluating": ("evaluate",),
-    "api.inspecting": ("inspect",),
-    "api.linting": ("lint",),
-    "api.loading": ("load",),
-    "api.measuring": ("bench",),
-    "api.profiling": ("profile",),
-    "profiling.diff": ("diff",),
-    "bundling.build": ("bundle",),
-    "conversion.convert": ("convert",),
-    "sizing.streams": ("size",),
-    "diagnosis.checks": ("doctor",),
-    "reporting.pack": ("pack",),
-    "reporting.write": ("report",),
-    "config": ("Batching", "BenchConfig", "BuildConfig", "Profile", "RuntimeConfig", "ShapeRange", "SizeConfig"),
-    "engine": ("Engine", "Passport"),
-    "environment": ("Environment",),
-    "errors": ("TrtEngineError",),
-    "logs": ("log_to",),
-    "matrix.run": ("run_plan",),
-    "records": ("BenchRecord", "BundleReport", "EngineReport", "LintReport", "ModelReport", "Protocol", "SizeReport"),
-    "runtime.instance": ("InferenceEngine", "InferenceResult"),
-    "store": ("Store",),
-    "tensors": ("Signature", "TensorSpec"),
+# Module -> public names, separated by blanks. tools/settings_types.py writes `__init__.pyi` from it.
+_NAMES = {
+    "bundling.bundle": "bundle",
+    "config.bench": "BenchConfig",
+    "config.build": "BuildConfig",
+    "config.loadtest": "LoadtestConfig",
+    "config.migrate": "MigrateConfig",
+    "config.profiles": "Profile ShapeRange",
+    "config.runtime": "Batching RuntimeConfig",
+    "config.serve": "ServeConfig",
+    "config.size": "SizeConfig",
+    "diagnosis.doctor": "doctor",
+    "engine": "Engine",
+    "environment": "Environment",
+    "errors": "TrtEngineError",
+    "load_testing.loadtest": "loadtest",
+    "logs": "log_to",
+    "migration.migrate": "migrate",
+    "precision_search.search": "search",
+    "profiling.diff": "diff",
+    "progress": "Progress",
+    "records.bench": "BenchRecord Protocol",
+    "records.build": "ValidateReport",
+    "records.bundle": "BundleReport",
+    "records.inspect": "EngineReport ModelReport",
+    "records.lint": "LintReport",
+    "records.loadtest": "LoadtestRecord",
+    "records.migrate": "MigrateReport",
+    "records.passport": "Passport",
+    "records.size": "SizeReport",
+    "reporting.pack": "pack",
+    "reporting.report": "report",
+    "runtime.bound_call": "BoundCall",
+    "runtime.inference_engine": "InferenceEngine InferenceResult",
+    "serving.serve": "serve",
+    "sizing.size": "size",
+    "store": "Store",
+    "sweep.run": "run",
+    "tensors": "Signature TensorSpec",
+    "verbs.bench": "bench",
+    "verbs.build": "build",
+    "verbs.calibrate": "calibrate",
+    "verbs.cast": "cast",
+    "verbs.compare": "compare",
+    "verbs.convert": "convert",
+    "verbs.docs": "docs",
+    "verbs.evaluate": "evaluate",
+    "verbs.example": "example",
+    "verbs.infer": "infer",
+    "verbs.inspect": "inspect",
+    "verbs.lint": "lint",
+    "verbs.load": "load",
+    "verbs.profile": "profile",
+    "verbs.quantize": "quantize",
+    "verbs.ranges": "ranges",
+    "verbs.validate": "validate",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "Batching",
-    "BenchConfig",
-    "BenchRecord",
-    "BuildConfig",
-    "BundleReport",
-    "Engine",
-    "EngineReport",
-    "Environment",
-    "InferenceEngine",
-    "InferenceResult",
-    "LintReport",
-    "ModelReport",
-    "Passport",
-    "Profile",
-    "Protocol",
-    "RuntimeConfig",
-    "ShapeRange",
-    "Signature",
-    "SizeConfig",
-    "SizeReport",
-    "Store",
-    "TensorSpec",
-    "TrtEngineError",
-    "bench",
-    "build",
-    "bundle",
-    "calibrate",
-    "cast",
-    "compare",
-    "convert",
-    "diff",
-    "doctor",
-    "evaluate",
-    "inspect",
-    "lint",
-    "load",
-    "log_to",
-    "pack",
-    "profile",
-    "quantize",
-    "ranges",
-    "report",
-    "run_plan",
-    "size",
-]
+__all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
-        from trt_engine.environment import version_of
+        from trt_engine.environment import distribution_version
 
-        return version_of("trt-engine")
-    if name not in _HOME:
+        return distribution_version("trt-engine")
+    if name not in _HOMES:
         raise AttributeError(f"module 'trt_engine' has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"trt_engine.{_HOME[name]}"), name)
+    value: object = getattr(importlib.import_module(f"trt_engine.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return [*__all__, "__version__"]

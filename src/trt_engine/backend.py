@@ -1,7 +1,7 @@
-"""A backend's card: what it is called, what it needs, and the dotted names of its halves.
+"""A backend's spec: its name, requirements, and the dotted names of its components.
 
-A backend is one folder under `backends/` whose `__init__` defines `card`. Cards are light: reading all of them imports no
-library. A card that seems to need an `if name == ...` elsewhere lacks a field here.
+A backend is one folder under `backends/` whose `__init__` defines `spec`. Specs are light: reading all of them imports no
+library. A backend that seems to need an `if name == ...` elsewhere lacks a field here.
 """
 
 from __future__ import annotations
@@ -9,100 +9,139 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from trt_engine.config import BuildConfig
+from trt_engine.config.build import BuildConfig
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.tensors import closest
-
-__all__ = ["Backend", "backend", "backends", "quant_target_of", "runner_of", "settled"]
+from trt_engine.tensors import suggest
 
 log = logging.getLogger(__name__)
 
+_CODE_OPTIONS = frozenset(
+    {
+        "plugins",
+        "python_plugins",
+        "serialize_plugins",
+        "lean_runtime",
+        "allow_host_code",
+        "refit_from",
+        "build_route",
+        "trust_source",
+    }
+)
+_FILE_OPTION = re.compile(r"path|plugin|lib|dir|file|folder|cache|prefix|dump|profil")
+
+
+def code_options(options: Mapping[str, object]) -> list[str]:
+    """The options of a backend that load code, or name a file to read or write: not for a file to set unasked."""
+    found = []
+    for name, value in options.items():
+        own = name.replace("-", "_").lower()
+        of_provider = "." in own and _FILE_OPTION.search(own.partition(".")[2])
+        if own in _CODE_OPTIONS or of_provider or "/" in str(value) or "\\" in str(value):
+            found.append(name)
+    return found
+
 
 @dataclass(frozen=True, slots=True)
-class Backend:
-    """The card. Dotted names are `module:attribute`, imported only when called for."""
+class BackendSpec:
+    """Description of a backend. Dotted names are `module:attribute`, imported on demand."""
 
     name: str
     summary: str
     payload_suffix: str
-    """Of the payload file: `.onnx`, `.engine`, `.pt2`."""
+    """Suffix of the payload file: `.onnx`, `.engine`, `.pt2`."""
     modules: tuple[str, ...]
-    """What must be importable for the backend to work."""
+    """Modules the backend needs."""
     install: str
-    """What to type when it is not."""
+    """Install command."""
     builder: str | None
     runtime: str | None
     runtime_modules: tuple[str, ...] | None = None
-    """What must be importable to run an engine, where that is not what building one needs."""
-    run_by: tuple[str, ...] = ()
-    """Other backends whose runtime runs these engines, asked first where they are installed; then its own."""
+    """Modules needed to run an engine, where they differ from those for building."""
+    runtimes: tuple[str, ...] = ()
+    """Other backends whose runtime runs these engines, tried first if installed."""
     tools: tuple[str, ...] = ()
     """Programs it needs, found on PATH or in NVIDIA's folders: `trtexec`."""
-    builds_log: bool = False
-    """The builder writes `BuildPlaces.log` and uses `BuildPlaces.timing_cache`."""
+    writes_log: bool = False
+    """The builder writes `BuildPaths.log` and uses `BuildPaths.timing_cache`."""
+    keeps_cache: bool = False
+    """The builder's compiler keeps files between builds, in `BuildPaths.cache`."""
     devices: tuple[str, ...] = ("cpu",)
     options: str | None = None
     """A frozen dataclass of `opt` settings: what `-O name=value` may set."""
-    ignores: tuple[str, ...] = ()
+    ignored_settings: tuple[str, ...] = ()
     """Settings of `BuildConfig` that make no difference to its engines: their keys do not hold them."""
-    verdict: str | None = None
+    compatibility: str | None = None
     """`(engine: Engine, config: RuntimeConfig) -> Verdict`: can this engine be loaded here? From the passport alone:
-    whether the files are whole is the caller's question."""
-    accepts: str | None = None
-    """`(model: Model) -> None`: `ModelError` for a graph the builder cannot take, said before anything is spent."""
-    lacking: str | None = None
+    file integrity is the caller's check."""
+    check_model: str | None = None
+    """`(model: Model) -> None`: `ModelError` for an unsupported graph, before the build starts."""
+    unsupported_precision: str | None = None
     """`(model: Model, config: BuildConfig) -> PrecisionError | None`: the error a build would end with because the device
-    has no kernels for the precision asked for, as far as that is known without building."""
-    milder: tuple[str, ...] = ()
+    has no kernels for the requested precision, as far as known without building."""
+    safer_options: tuple[str, ...] = ()
     """Values of `-O` that rewrite less, each less than the one before, where an engine differs from its model. The note of
-    that name in the passport says which one a build had."""
-    proving: str | None = None
+    that name in the passport records the value used."""
+    parity_options: str | None = None
     """`(model: Path, config: BuildConfig) -> dict[str, str] | str`: the `-O` an engine just built from that graph is loaded
     with to be proved; or why it cannot be loaded here."""
     measure: str | None = None
-    """`(engine, BenchConfig, RuntimeConfig) -> BenchRecord`, for a backend that measures in a process of its own."""
+    """`(engine, BenchConfig, RuntimeConfig) -> BenchRecord`, for a backend that measures in a separate process."""
     layers: str | None = None
-    """`(engine: Engine, config: RuntimeConfig | None) -> tuple[LayerInfo, ...]`: what an engine tells of its layers."""
+    """`(engine: Engine, config: RuntimeConfig | None) -> tuple[LayerInfo, ...]`: the engine's layers."""
     profile: str | None = None
     """`(engine: Engine, feeds: Tensors, config: RuntimeConfig, *, inferences: int, warmup: int, keep: Path | None) ->
     LayerProfile`: how long each layer takes. `keep` is the folder for the raw file. The category of a row is filled in by
-    who calls it (`profiling.layers`), and its work too where the row tells none."""
-    traced: str | None = None
+    the caller (`profiling.layers`), and so is missing work."""
+    trace_nodes: str | None = None
     """`(engine: Engine, feeds: Tensors, config: RuntimeConfig, *, trace: Path) -> ContextManager[Callable[[], object]]`: one
     inference for each call while the backend writes down which node the host is at, as ONNX Runtime's profiler writes it.
     For a backend whose kernels carry no layer's name."""
+    tuning: str | None = None
+    """`(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]`: `-O` settings that are measured before the build,
+    beside the requested ones; empty where none can help this graph."""
     providers: bool = False
-    """It runs on providers with settings of their own, the `-O` with a dot: `cuda.gpu_mem_limit`."""
+    """Uses ONNX Runtime execution providers; provider options are `-O provider.name=value`."""
     quant_target: str | None = None
     """The quantisation target of its engines (`graph.quant_target`), or the dotted name of `(config: BuildConfig) -> str`
     where it depends on the device and the providers, in a module without heavy imports; None where that is open."""
-    builds_in_seconds: bool = False
+    fast_build: bool = False
     """Building takes about as long as loading a model: cheap enough for a second engine that only a check needs."""
-    tuned: bool = False
+    resolve_gpus: str | None = None
+    """`(names: Sequence[str]) -> tuple[str, ...]`: the compute capabilities (`8.9`) those names mean, in order; `UsageError`
+    listing the known ones. For a backend that builds for GPUs that are not in this machine; in a light module."""
+    plan_validity: str | None = None
+    """`(plan: Path) -> ValidityReport` (`trt.rtx_compatibility`): what the library reports about a plan by its first
+    bytes, where the library has such a query."""
+    profile_sensitive: bool = False
     """Kernels are chosen for the profile's shapes: a wide range, or an optimum far from its end, costs speed."""
+    nvinfer: bool = False
+    """DeepStream's `nvinfer` loads its engines."""
+    aliases: tuple[str, ...] = ()
+    """Common wrong names for it, for error hints."""
     hidden: bool = False
-    """Not offered to users in lists (the fake one)."""
+    """Not listed for users (the fake one)."""
 
-    def missing(self, which: str = "builder") -> tuple[str, ...]:
-        """The modules that half needs and that are not installed here."""
+    def missing_modules(self, component: str = "builder") -> tuple[str, ...]:
+        """The modules that this component needs and that are not installed."""
         modules = self.modules
-        if which == "runtime" and self.runtime_modules is not None:
+        if component == "runtime" and self.runtime_modules is not None:
             modules = self.runtime_modules
         return tuple(name for name in modules if importlib.util.find_spec(name) is None)
 
-    def half(self, which: str) -> Any:
-        """The object behind one of the dotted names; `SetupError` with the install line where it cannot be had."""
-        dotted: str | None = getattr(self, which)
+    def load_component(self, component: str) -> Any:
+        """The object behind one of the dotted names; `SetupError` with the install line where it is not available."""
+        dotted: str | None = getattr(self, component)
         if dotted is None:
-            raise UsageError(f"the backend `{self.name}` has no {which}", hint="choose another with `--backend`")
-        if missing := self.missing(which):
+            raise UsageError(f"the backend `{self.name}` has no {component}", hint="choose another with `--backend`")
+        if missing := self.missing_modules(component):
             raise SetupError(
                 f"the backend `{self.name}` needs {', '.join(f'`{name}`' for name in missing)}, not installed here",
                 hint=self.install,
@@ -115,67 +154,98 @@ class Backend:
                 f"the backend `{self.name}` cannot be loaded: {error}", hint="trt-engine doctor"
             ) from error
 
-    def has(self, which: str) -> bool:
-        """True when the card names that optional half."""
-        return getattr(self, which) is not None
+    def provides(self, component: str) -> bool:
+        """True when the backend has that optional component."""
+        return getattr(self, component) is not None
 
-    def call(self, which: str) -> Callable[..., Any]:
-        """The same as `half`, for halves that are functions."""
-        found: Callable[..., Any] = self.half(which)
+    def load_function(self, component: str) -> Callable[..., Any]:
+        """`load_component` for components that are functions."""
+        found: Callable[..., Any] = self.load_component(component)
         return found
 
 
 @cache
-def backends() -> dict[str, Backend]:
-    """The cards of all backends: those of the folder `backends/`, then those other packages bring.
+def list_backends() -> dict[str, BackendSpec]:
+    """Specs of all backends: those of the folder `backends/`, then those of other packages.
 
-    Another package brings one by an entry point of the group `trt_engine.backends` that names its card
+    Another package brings one by an entry point of the group `trt_engine.backends` that names its spec
     (docs/extending.md). It cannot take a name that is already there.
     """
     folder = Path(__file__).parent / "backends"
     names = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
-    cards: dict[str, Backend] = {name: importlib.import_module(f"trt_engine.backends.{name}").card for name in names}
+    own: list[BackendSpec] = [importlib.import_module(f"trt_engine.backends.{name}").spec for name in names]
+    backend_specs = {backend_spec.name: backend_spec for backend_spec in own}
     for point in metadata.entry_points(group="trt_engine.backends"):
         try:
-            card = point.load()
-        except Exception as error:  # somebody else's package must not take every verb down
+            backend_spec = point.load()
+        except Exception as error:  # a broken third-party package must not break every verb
             log.warning("the backend `%s` of another package cannot be loaded: %s", point.name, error)
             continue
-        if not isinstance(card, Backend) or card.name in cards:
-            log.warning("the entry point `%s` is not a card with a name of its own; left out", point.value)
+        if not isinstance(backend_spec, BackendSpec) or backend_spec.name in backend_specs:
+            log.warning("the entry point `%s` is not a backend spec with a unique name; ignored", point.value)
             continue
-        cards[card.name] = card
-    return cards
+        backend_specs[backend_spec.name] = backend_spec
+    return backend_specs
 
 
-def backend(name: str) -> Backend:
-    """The card of that name; `UsageError` naming the nearest one otherwise."""
-    cards = backends()
-    if name not in cards:
-        shown = [card.name for card in cards.values() if not card.hidden]
-        raise UsageError(f"unknown backend `{name}`", hint=closest(name, shown))
-    return cards[name]
+def get_backend(name: str) -> BackendSpec:
+    """The backend of that name; `UsageError` naming the nearest one otherwise."""
+    backend_specs = list_backends()
+    if name not in backend_specs:
+        meant = next(
+            (backend_spec.name for backend_spec in backend_specs.values() if name.lower() in backend_spec.aliases), None
+        )
+        hint = f"did you mean `{meant}`?" if meant else suggest(name, backend_names())
+        raise UsageError(f"unknown backend `{name}`", hint=hint)
+    return backend_specs[name]
 
 
-def runner_of(card: Backend) -> Backend:
-    """The backend whose runtime runs the engines of this one: another that is installed, where the card names some."""
-    known = backends()
-    return next((known[name] for name in card.run_by if name in known and not known[name].missing("runtime")), card)
+def backend_names() -> list[str]:
+    """The backends that are offered to users."""
+    return [backend_spec.name for backend_spec in list_backends().values() if not backend_spec.hidden]
 
 
-def quant_target_of(config: BuildConfig) -> str | None:
+def runtime_backend(spec: BackendSpec) -> BackendSpec:
+    """The backend whose runtime runs the engines of this one."""
+    known = list_backends()
+    return next(
+        (known[name] for name in spec.runtimes if name in known and not known[name].missing_modules("runtime")), spec
+    )
+
+
+def resolve_quant_target(config: BuildConfig) -> str | None:
     """The quantisation target of the engine these settings build: where its kernels want Q/DQ; None where that is open."""
-    card, config = backend(config.backend), settled(config)
-    if card.quant_target is None or ":" not in card.quant_target:
-        return card.quant_target
-    module, _, attribute = card.quant_target.partition(":")
+    backend_spec, config = get_backend(config.backend), with_default_device(config)
+    if backend_spec.quant_target is None or ":" not in backend_spec.quant_target:
+        return backend_spec.quant_target
+    module, _, attribute = backend_spec.quant_target.partition(":")
     found: str = getattr(importlib.import_module(module), attribute)(config)
     return found
 
 
-def settled(config: BuildConfig) -> BuildConfig:
-    """The settings with the device filled in: the first one of the backend's card where nobody named one."""
+def resolve_gpu_targets(spec: BackendSpec, names: Sequence[str], *, flag: str = "--gpus") -> tuple[str, ...]:
+    """The compute capabilities that `flag` names, in one order and spelling; `UsageError` for an unknown one, and for a
+    backend that builds for the device it runs on."""
+    if not names:
+        return ()
+    if spec.resolve_gpus is None:
+        others = [
+            f"`--backend {other.name}`"
+            for other in list_backends().values()
+            if other.provides("resolve_gpus") and not other.hidden
+        ]
+        raise UsageError(
+            f"the backend `{spec.name}` builds for the device it runs on: `{flag} {','.join(names)}` is not for it",
+            hint=f"{' or '.join(others)} builds for GPUs that are not here; else leave `{flag}` out",
+        )
+    module, _, attribute = spec.resolve_gpus.partition(":")
+    found: tuple[str, ...] = getattr(importlib.import_module(module), attribute)(names)
+    return found
+
+
+def with_default_device(config: BuildConfig) -> BuildConfig:
+    """The settings with the device filled in: the backend's first by default."""
     if config.device:
         return config
-    first = backend(config.backend).devices[0]
+    first = get_backend(config.backend).devices[0]
     return replace(config, device=first if first == "cpu" else f"{first}:0")

@@ -1,7 +1,8 @@
-"""Where something was made or measured: tool, libraries, processor, GPU, container."""
+"""Build or measurement environment: tool, libraries, processor, GPU, container."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -11,17 +12,29 @@ from importlib import metadata
 
 from trt_engine.device import info
 
-__all__ = ["Environment", "libraries", "version_of"]
+_ONNXRUNTIME = ("onnxruntime", "onnxruntime-gpu")
+"""They share a module."""
+_LIBRARIES = (
+    "numpy", "onnx", *_ONNXRUNTIME, "onnxruntime-ep-nv-tensorrt-rtx", "tensorrt", "tensorrt-rtx", "torch",
+)  # fmt: skip
+_FOR_CUDA = {
+    "tensorrt-rtx": ("tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
+    "onnxruntime-ep-nv-tensorrt-rtx": (
+        "onnxruntime-ep-nv-tensorrt-rtx-cu13", "onnxruntime-ep-nv-tensorrt-rtx-cu12",
+    ),
+}  # fmt: skip
+"""The distributions that bring a library under a name with its CUDA; a package of the plain name need not be there."""
 
-_LIBRARIES = ("numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "torch")
 
-
-def version_of(distribution: str) -> str | None:
+def distribution_version(distribution: str) -> str | None:
     """The installed version of a distribution, or None. Reads metadata; imports nothing."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+    for name in (distribution, *_FOR_CUDA.get(distribution, ())):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return _installed(name)
+    return None
+
+
+_installed = cache(metadata.version)  # a missing one is looked for again: it may be installed meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +59,17 @@ class Environment:
     container: str | None = None
 
     @classmethod
-    def here(cls, gpu: int | None = None) -> Environment:
+    def detect(cls, gpu: int | None = None) -> Environment:
         """This machine; with a number, that GPU's facts too."""
-        return replace(_here(gpu), libraries=libraries())  # what is loaded may have changed since
+        return replace(_detect(gpu), libraries=library_versions())  # what is loaded may have changed since
 
 
-def libraries() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions by distribution. Where two distributions share a module (`onnxruntime`, `onnxruntime-gpu`) and it is
-    loaded, only the one whose version the module tells is listed: the other's files were overwritten."""
-    found = {name: version for name in _LIBRARIES if (version := version_of(name))}
+    loaded, only the one whose version the module reports is listed: the other's files were overwritten."""
+    found = {name: version for name in _LIBRARIES if (version := distribution_version(name))}
     loaded = getattr(sys.modules.get("onnxruntime"), "__version__", None)
-    family = [name for name in found if name.startswith("onnxruntime")]
+    family = [name for name in found if name in _ONNXRUNTIME]
     if loaded is not None and len(family) > 1:
         for name in family:
             if found[name] != loaded:
@@ -65,12 +78,12 @@ def libraries() -> dict[str, str]:
 
 
 @cache
-def _here(gpu: int | None) -> Environment:
+def _detect(gpu: int | None) -> Environment:
     cpu = info.cpu()
     board = info.gpu(gpu) if gpu is not None else None
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Environment(
-        tool=version_of("trt-engine") or "unknown",
+        tool=distribution_version("trt-engine") or "unknown",
         python=".".join(map(str, sys.version_info[:3])),
         platform=f"{platform.system()} {platform.machine()}",
         cpu=cpu.name,

@@ -1,53 +1,32 @@
 """Every error of trt_engine, in one tree.
 
-The type says who must act, the text what was found and what was expected, the hint what to type next::
+The type shows who must act, the text what was found and expected, the hint what to type next::
 
     TrtEngineError                1   something unexpected happened inside
     ├── UsageError                2   the call was wrong: options, names
     │   ├── FeedError                 a feed does not fit the engine's signature or profile
     │   ├── ShapeError                a shape does not fit the model
+    │   ├── UnknownModel              a server has no model or version of that name
     │   └── ProfileError              a profile contradicts itself or the model
     ├── SetupError                3   the machine lacks something: package, tool, space, permission
     │   └── DeviceLost                a device stopped answering, or an illegal access ended its context
     ├── ModelError                4   the model is missing, broken or not for this backend
     ├── BuildError                5   the backend could not build
-    ├── PrecisionError            6   the engine does not compute in what was asked for
+    ├── PrecisionError            6   the engine does not compute in the requested precision
     ├── AccuracyError             7   outputs differ more than allowed
     ├── SpeedError                8   slower than allowed
     ├── UnstableError             9   the measurement cannot be trusted (`--strict`)
     ├── EngineError              10   the engine is foreign, changed, or not for this machine
     ├── MemoryExhausted          11   out of memory, on the host or on the device
-    ├── CapacityError            12   fewer streams than asked for
+    ├── CapacityError            12   fewer streams than required
     ├── Overloaded               13   too much is waiting already: the request was not taken
     ├── DeadlineExpired          14   the request's time was over before its turn came
-    └── Interrupted             130   somebody pressed Ctrl-C
+    └── Interrupted             130   interrupted with Ctrl-C
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
-
-__all__ = [
-    "AccuracyError",
-    "BuildError",
-    "CapacityError",
-    "DeadlineExpired",
-    "DeviceLost",
-    "EngineError",
-    "FeedError",
-    "Interrupted",
-    "MemoryExhausted",
-    "ModelError",
-    "Overloaded",
-    "PrecisionError",
-    "ProfileError",
-    "SetupError",
-    "ShapeError",
-    "SpeedError",
-    "TrtEngineError",
-    "UnstableError",
-    "UsageError",
-]
 
 
 class TrtEngineError(Exception):
@@ -55,18 +34,23 @@ class TrtEngineError(Exception):
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
-    not_here: bool = False
+    machine_specific: bool = False
     """The machine or a library on it lacks something, and another one would do: a run skips such a cell."""
 
-    def __init__(self, message: str, *, hint: str | None = None, not_here: bool | None = None) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, machine_specific: bool | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        if not_here is not None:
-            self.not_here = not_here
+        if machine_specific is not None:
+            self.machine_specific = machine_specific
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+    @property
+    def one_line(self) -> str:
+        """Message and hint without a line break, for protocols."""
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.hint), self.__dict__)
@@ -92,6 +76,12 @@ class ShapeError(UsageError):
     """A shape does not fit the model's signature."""
 
 
+class UnknownModel(UsageError):
+    """A server has no model or version of that name."""
+
+    http_status = 404
+
+
 class ProfileError(UsageError):
     """A profile contradicts itself (min > max) or the model."""
 
@@ -101,13 +91,13 @@ class SetupError(TrtEngineError):
 
     exit_code = 3
     http_status = 503
-    not_here = True
+    machine_specific = True
 
 
 class DeviceLost(SetupError):
     """A device stopped answering, or an illegal access ended its context: nothing more runs on it in this process."""
 
-    not_here = False
+    machine_specific = False
 
 
 class ModelError(TrtEngineError):
@@ -127,13 +117,13 @@ class BuildError(TrtEngineError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.cause = cause
-        """The class of the failure by the names of `trt_engine.plans.causes`: `no_implementation`; None for another."""
+        """The failure class, a name of `trt_engine.trt.failure_causes` (`no_implementation`); None for another."""
         self.node = node
         """The node of the graph it failed at, where the library names one."""
 
 
 class PrecisionError(TrtEngineError):
-    """The engine does not compute in the precision that was asked for."""
+    """The engine does not compute in the requested precision."""
 
     exit_code = 6
 
@@ -171,13 +161,13 @@ class MemoryExhausted(TrtEngineError):  # not `MemoryError`: that is the interpr
 
 
 class CapacityError(TrtEngineError):
-    """Fewer streams than were asked for."""
+    """Fewer streams than required."""
 
     exit_code = 12
 
 
 class Overloaded(TrtEngineError):
-    """Too much is waiting already; the request was not taken, and may be sent again later."""
+    """The wait queue is full; the request was rejected and may be retried later."""
 
     exit_code = 13
     http_status = 503
@@ -191,7 +181,7 @@ class DeadlineExpired(TrtEngineError):
 
 
 class Interrupted(TrtEngineError):
-    """Somebody pressed Ctrl-C; what was measured until then has been written."""
+    """Interrupted with Ctrl-C; completed measurements have been written."""
 
     exit_code = 130
     http_status = 499

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from trt_engine.atomic_io import os_errors
 from trt_engine.errors import UsageError
-from trt_engine.files import explain
-
-__all__ = ["LEVELS", "LogOutput", "log_to"]
+from trt_engine.format import escape_lines
 
 LEVELS = {
     "internal error": logging.CRITICAL,
@@ -23,9 +24,8 @@ LEVELS = {
     "info": logging.INFO,
     "verbose": logging.DEBUG,
 }
-"""TensorRT's five severities, the gravest first. What TensorRT itself says at INFO is in our `verbose`: it is that much."""
-
-_LETTERS = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (logging.INFO, "I"), (0, "V"))
+"""TensorRT's five severities, most severe first. TensorRT's INFO messages appear at `verbose`: they are that many."""
+_LEVEL_LETTERS = ((logging.CRITICAL, "F"), (logging.ERROR, "E"), (logging.WARNING, "W"), (logging.INFO, "I"), (0, "V"))
 _COLOURS = {"F": "\x1b[1;31m", "E": "\x1b[31m", "W": "\x1b[33m", "I": "", "V": "\x1b[2m"}
 _PACKAGE = logging.getLogger("trt_engine")
 
@@ -33,15 +33,13 @@ _PACKAGE = logging.getLogger("trt_engine")
 def log_to(target: Path | str | TextIO | None = None, *, level: str = "info", colour: bool | None = None) -> LogOutput:
     """Let the package's log, TensorRT's messages in it, go to a file or a stream (stderr unless named) until it is closed.
 
-    `level` is the least that is said: `internal error`, `error`, `warning`, `info`, `verbose`. Lines carry milliseconds, the
-    severity's letter and who speaks; a file is added to. Colour is for terminals and off with NO_COLOR. Several outputs may
-    be open at once, each at its own level. A library that imports this package hears nothing unless somebody asks.
+        `level` is the lowest severity written: `internal error`, `error`, `warning`, `info`, `verbose`. A line has
+    milliseconds, the severity's letter and the logger; files are appended to. Colour is for terminals and off with NO_COLOR.
+    Several outputs may be open at once, each at its own level. A library that imports this package logs nothing by default.
     """
     name = level.strip().lower().replace("_", " ") if isinstance(level, str) else level
     if not isinstance(name, str) or name not in LEVELS:
-        raise UsageError(
-            f"there is no log level {level!r}", hint="one of " + ", ".join(f"`{known}`" for known in LEVELS)
-        )
+        raise UsageError(f"unknown log level {level!r}", hint="one of " + ", ".join(f"`{known}`" for known in LEVELS))
     if target is not None and not isinstance(target, Path | str) and not hasattr(target, "write"):
         raise UsageError(
             f"the log cannot go to {target!r}",
@@ -51,11 +49,9 @@ def log_to(target: Path | str | TextIO | None = None, *, level: str = "info", co
         stream = target if target is not None else sys.stderr
         return LogOutput(stream, LEVELS[name], _wants_colour(stream) if colour is None else colour, ours=False)
     path = Path(target)
-    try:
+    with os_errors(path, by="log_to"):
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
-    except OSError as error:
-        raise explain(error, path, by="log_to") from error
     return LogOutput(stream, LEVELS[name], bool(colour), ours=True)
 
 
@@ -69,7 +65,7 @@ class LogOutput:
         _outputs.add(self._handler)
 
     def close(self) -> None:
-        """Say no more here; a file is closed, a stream of the caller's is left open. Twice is once."""
+        """Stop logging here; closes a file, leaves the caller's stream open. Idempotent."""
         if _outputs.remove(self._handler):
             self._handler.close()
             if self._ours and self._stream is not None:
@@ -84,8 +80,8 @@ class LogOutput:
         self.close()
 
 
-class _Outputs:
-    """The open outputs; the package's logger lets through what the most talkative of them wants, and is as it was when
+class _OutputRegistry:
+    """The open outputs; the package's logger has the most verbose of their levels, and its former one when
     the last is closed.
     """
 
@@ -100,7 +96,7 @@ class _Outputs:
                 self._before = _PACKAGE.level
             self._open.append(handler)
             _PACKAGE.addHandler(handler)
-            self._let_through()
+            self._update_level()
 
     def remove(self, handler: logging.Handler) -> bool:
         with self._lock:
@@ -108,24 +104,34 @@ class _Outputs:
                 return False
             self._open.remove(handler)
             _PACKAGE.removeHandler(handler)
-            self._let_through()
+            self._update_level()
             return True
 
-    def _let_through(self) -> None:
+    def _update_level(self) -> None:
         if not self._open:
             _PACKAGE.setLevel(self._before)
             return
         wanted = [handler.level for handler in self._open]
-        if self._before != logging.NOTSET:  # somebody has set one: it is not raised
+        if self._before != logging.NOTSET:  # a level set by the application is not raised
             wanted.append(self._before)
         _PACKAGE.setLevel(min(wanted))
 
 
-_outputs = _Outputs()
+_outputs = _OutputRegistry()
+
+
+@contextlib.contextmanager
+def attach_handler(handler: logging.Handler) -> Iterator[None]:
+    """The package's log also goes to `handler`, at its level, while this is open."""
+    _outputs.add(handler)
+    try:
+        yield
+    finally:
+        _outputs.remove(handler)
 
 
 class _Handler(logging.Handler):
-    """One line for a message; what is said in several lines is indented."""
+    """One line for a message; further lines are indented."""
 
     def __init__(self, stream: TextIO | None, colour: bool) -> None:
         super().__init__()
@@ -139,17 +145,17 @@ class _Handler(logging.Handler):
                 self._stream.flush()
         except (OSError, ValueError):  # the stream was closed under us, the disk is full: no reason to fail a request
             return
-        except Exception:  # a message that does not fit its arguments; logging has its own way to say so
+        except Exception:  # a message that does not fit its arguments; logging reports it
             self.handleError(record)
 
     def _line(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
-        letter = next(letter for least, letter in _LETTERS if record.levelno >= least)
+        letter = next(letter for least, letter in _LEVEL_LETTERS if record.levelno >= least)
         speaker = record.name.removeprefix("trt_engine").lstrip(".") or "trt_engine"
         text = record.getMessage()
         if record.exc_info:
             text += "\n" + logging.Formatter().formatException(record.exc_info)
-        text = text.replace("\n", "\n    ")
+        text = escape_lines(text, "    ")
         if self._colour and (paint := _COLOURS[letter]):
             return f"{at} {paint}[{letter}] {speaker}: {text}\x1b[0m"
         return f"{at} [{letter}] {speaker}: {text}"

@@ -1,13 +1,44 @@
-"""Where a network comes from: `Model`, its digest, its signature, its external data."""
+"""`Model`: an ONNX file with its graph, digest, signature and external data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from trt_engine.tensors import Signature
 
-__all__ = ["ExternalFile", "Model"]
+if TYPE_CHECKING:
+    from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+
+class NodeLocation(NamedTuple):
+    """A node and its location."""
+
+    node: NodeProto
+    owner: GraphProto | FunctionProto
+    opsets: dict[str, int]
+    """Opset imports there: a local function has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphIndex:
+    """A parsed model and what one walk over it finds, bodies of If, Loop and Scan and local functions included.
+
+    Made by `trt_engine.graph.walk.index_of`, for callers that do not modify the proto.
+    """
+
+    proto: ModelProto
+    """Without external weights."""
+    graphs: tuple[GraphProto, ...]
+    """The main graph first."""
+    nodes: tuple[NodeLocation, ...]
+    tensors: tuple[TensorProto, ...]
+    """Initializers and tensors in attributes."""
+    opsets: dict[str, int]
+    """Version by operator-set domain; the default domain is `""`."""
+    functions: frozenset[tuple[str, str]]
+    """Domain and name of the local functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +53,7 @@ class ExternalFile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An ONNX model on disk that was opened, found whole, and read. Made by `trt_engine.graph.load.open_model`."""
+    """An ONNX model on disk, opened and verified. Made by `trt_engine.graph.load.open_model`."""
 
     path: Path
     digest: str
@@ -33,9 +64,15 @@ class Model:
     opsets: dict[str, int]
     """Version by operator-set domain; the default domain is `""`."""
     ir_version: int
+    graph: GraphIndex = field(repr=False, compare=False)
     external: tuple[ExternalFile, ...] = ()
     optimised: str | None = None
     """How one sees that ONNX Runtime wrote this graph for one machine, and no exporter did; None for a plain model."""
+
+    @property
+    def proto(self) -> ModelProto:
+        """The parsed file without external weights, for callers that do not modify it."""
+        return self.graph.proto
 
     @property
     def name(self) -> str:

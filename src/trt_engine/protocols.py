@@ -1,168 +1,279 @@
 """The seams: a `Builder` turns a model into an engine's payload, a `Runtime` an engine into a `Session`, and everything
-else is written against `Runner`.
+else is written against `RunnerBase`. Sessions, contexts and runners inherit defaults and flags from their base class.
 
 `prepare`, `bind` and `enqueue` are apart because only `enqueue` is hot and only `enqueue` may be captured in a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
-from trt_engine.config import BuildConfig, RuntimeConfig
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.profiles import Profile
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Buffer, Device, Stream
-from trt_engine.engine import Engine, Needs, Precision
-from trt_engine.errors import TrtEngineError
+from trt_engine.engine import Engine
+from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.model import Model
-from trt_engine.tensors import Shape, Signature, Tensors
-
-__all__ = [
-    "BuildOutcome",
-    "BuildPlaces",
-    "Builder",
-    "Context",
-    "DirectSession",
-    "LaunchingContext",
-    "ResidentSession",
-    "Runner",
-    "Runtime",
-    "Session",
-]
+from trt_engine.records.passport import Precision, Requirements
+from trt_engine.tensors import Shape, Signature, Tensors, suggest
 
 
 @dataclass(frozen=True, slots=True)
 class BuildOutcome:
-    """What a backend reports about the payload it has just written."""
+    """A backend's report on the payload it has written."""
 
     signature: Signature
     precision: Precision
-    needs: Needs
+    requirements: Requirements
     files: tuple[Path, ...] = ()
     """Side files of the payload (external weights), in the payload's folder."""
     warnings: tuple[str, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
     """Facts of this backend worth keeping, by name: optimisation level, providers, node placement."""
-    ladder: tuple[str, ...] = ()
+    retries: tuple[str, ...] = ()
     """Steps tried after a known failure, in order."""
     compiled: bool = False
     """True when the payload is compiled further as it is loaded: its operators are not those that will run."""
     device: str | None = None
-    """The device the payload runs on, where the backend's settings decide it; None for the one asked for."""
+    """The device the payload runs on, where the backend's settings decide it; None for the requested one."""
 
 
 @dataclass(frozen=True, slots=True)
-class BuildPlaces:
-    """Where a build puts what it makes."""
+class BuildPaths:
+    """Output paths of a build."""
 
     payload: Path
     log: Path | None = None
-    """For what the library or tool says, raw and line by line as it is said; kept when the build fails. None: nowhere."""
+    """File for the raw output of the library or tool, line by line; kept when the build fails. None: not written."""
     timing_cache: Path | None = None
     """The file tactics' timings are kept in between builds; shared with other processes. None: nothing is kept."""
-    doing: Callable[[str], None] = field(default=lambda text: None, compare=False)
-    """Told what the builder is at, as often as it likes and from any thread; empty for nothing in particular."""
+    on_status: Callable[[str], None] = field(default=lambda text: None, compare=False)
+    """Receives the builder's current step, from any thread; empty for none."""
+    cache: Path | None = None
+    """Folder of this builder for what its compiler keeps between builds. None: nothing is kept."""
 
 
 class Builder(Protocol):
-    """A backend's first half."""
+    """The build side of a backend."""
 
     def identity(self, config: BuildConfig) -> str:
         """Who builds, exactly: `onnxruntime 1.31.1 CPUExecutionProvider avx2,avx512f`. Part of the engine's key."""
         ...
 
-    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
-        """Write the payload of `model` to `places.payload`; raise `ModelError`, `BuildError`, `SetupError` otherwise.
+    def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
+        """Write the payload of `model` to `paths.payload`; raise `ModelError`, `BuildError`, `SetupError` otherwise.
 
-        A `BuildError` whose `cause` is a known one (`trt_engine.plans.causes`) lets the ladder try again.
+        A `BuildError` whose `cause` is a known one (`trt_engine.trt.failure_causes`) allows a retry.
         """
         ...
 
 
 class Runtime(Protocol):
-    """A backend's second half (one backend may build and another run: trtexec builds, tensorrt runs)."""
+    """The run side of a backend (one backend may build and another run: trtexec builds, tensorrt runs)."""
 
     def load(self, engine: Engine, config: RuntimeConfig) -> Session: ...
 
 
-class Session(Protocol):
-    """An engine on one device. Makes contexts; refuses to close while one of them is open."""
+class Session:
+    """An engine on one device. Creates contexts; cannot be closed while one of them is open.
+
+    The base class of all sessions: the flags say which of the optional methods a subclass has.
+    """
 
     signature: Signature
     device: Device
+    runs_host_arrays: bool = False
+    """`run` exists: the library takes and gives host arrays itself and is safe from many threads. ONNX Runtime is one:
+    going through `Context` would add copies and a lock that the library does not need."""
+    runs_on_own_streams: bool = False
+    """`run` exists, and contexts on the device's streams are faster: a pool uses these."""
+    binds_resident: bool = False
+    """`bind_resident` exists."""
+    compiles_at_first_use: bool = False
+    """Creating a context and the first inference at a shape compile: benchmarks exclude both."""
 
-    def context(self, profile: int = 0) -> Context: ...
-    def facts(self) -> dict[str, str]:
-        """The truth about what runs: providers, precision, threads, by name."""
-        ...
+    def create_context(self, profile: int = 0) -> Context:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def stream(self) -> Stream:
+        """A stream for contexts of this session; the caller closes it before the session."""
+        return self.device.stream()
 
+    def run(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs as host arrays."""
+        raise NotImplementedError
 
-class DirectSession(Session, Protocol):
-    """A session whose library takes and gives host arrays itself and is safe from many threads.
-
-    ONNX Runtime is one: going through `Context` would add copies and a lock that the library does not need.
-    """
-
-    def run(self, feeds: Tensors) -> dict[str, Any]: ...
-
-
-class ResidentSession(DirectSession, Protocol):
-    """A direct session on a device with memory of its own, that can leave the copies out: so it is measured."""
-
-    def resident(self, feeds: Tensors, *, graph: bool = False) -> Callable[[], None]:
+    def bind_resident(self, feeds: Tensors, *, graph: bool = False) -> Callable[[], None]:
         """One inference for each call, on feeds copied to the device once, into outputs that stay there; it returns when
         the device is done. For one thread. With `graph` each call replays a graph captured now; raises where none can be.
         """
-        ...
+        raise NotImplementedError
+
+    def runtime_info(self) -> dict[str, str]:
+        """What actually runs: providers, precision, threads, by name."""
+        return {}
+
+    def close(self) -> None:
+        raise NotImplementedError
 
 
-class Context(Protocol):
+class Context:
     """One inference in flight, one thread."""
+
+    host_inputs: frozenset[str] = frozenset()
+    """Inputs whose values decide shapes: set by `set_values`, not bound to buffers."""
+    can_prebind: bool = False
+    """`prebind` exists."""
+
+    @property
+    def no_graph(self) -> str | None:
+        """Why an inference of this context cannot be captured in a graph; None where it can."""
+        return None
+
+    def set_values(self, name: str, value: Any) -> None:
+        """Set the values of one of `host_inputs` for the next `prepare`."""
+        raise NotImplementedError
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         """Set the input shapes; the output shapes, -1 where they depend on the data."""
-        ...
+        raise NotImplementedError
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
         """Inputs and outputs to use from now on. Outputs with a data-dependent shape are left out."""
-        ...
+        raise NotImplementedError
 
     def enqueue(self, stream: Stream) -> None:
         """Put one inference on the stream and return before the device is done; the only hot call."""
-        ...
+        raise NotImplementedError
+
+    def prebind(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
+        """A function that enqueues one inference on memory at these addresses, in the signature's order, of the sizes
+        that `prepare` returned; valid until the next `prepare`. With `waits` a call returns when the device is done: for an
+        exclusive stream. It skips validation and binding, for repeated requests.
+
+        What is bound stays bound, and is not used. The caller answers for the memory; no output's size depends on the data.
+        A call raises the library's errors: `translate_error` translates them.
+        """
+        raise NotImplementedError
+
+    def translate_error(self, error: BaseException) -> TrtEngineError | None:
+        """The actionable error for a library error; None for one that is not the library's."""
+        return None
 
     def outputs(self) -> dict[str, Any]:
         """Host arrays of the outputs `prepare` could not size; valid once the stream is done."""
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
 
 
-class LaunchingContext(Context, Protocol):
-    """A context with a shorter way for who asks for the same shapes again and again."""
+class CheckedContext(Context):
+    """A context that checks the order of its calls, for libraries that do not."""
 
-    def launching(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
-        """What enqueues one inference at each call on memory at these addresses, in the signature's order, of the sizes that
-        `prepare` told; good until `prepare` is called again. With `waits` a call returns when the device is done: for who
-        has the stream alone.
+    def __init__(self) -> None:
+        self._inputs: dict[str, Shape] | None = None
+        self._outputs: dict[str, Shape] = {}
+        self._dynamic_outputs: dict[str, Any] | None = None
+        """Outputs that `prepare` could not size, of the last inference."""
+        self._generation = 0
+        """Counts `prepare`, so that captured work can see that it is out of date."""
+        self._closed = False
 
-        What is bound stays bound, and is not used. The caller answers for the memory; no output's size depends on the data.
-        What a call raises is the library's: `explained` makes an error of ours of it.
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("the context is closed", hint="make another with `session.create_context()`")
+
+    def _check_buffers(self, buffers: Mapping[str, Buffer]) -> dict[str, Shape]:
+        """The shapes of the tensors to bind, each with a buffer."""
+        self._check_open()
+        if self._inputs is None:
+            raise UsageError("buffers were bound before the shapes were prepared", hint="call `prepare` first")
+        wanted = self._inputs | {name: shape for name, shape in self._outputs.items() if -1 not in shape}
+        for name in buffers:
+            if name not in wanted:
+                raise UsageError(f"there is no tensor `{name}` to bind", hint=suggest(name, list(wanted)))
+        for name in wanted:
+            if buffers.get(name) is None:
+                raise UsageError(f"no buffer is bound to `{name}`", hint="bind every input and every sized output")
+        return wanted
+
+    def outputs(self) -> dict[str, Any]:
+        self._check_open()
+        if all(-1 not in shape for shape in self._outputs.values()):
+            return {}
+        if self._dynamic_outputs is None:
+            raise UsageError("the outputs are not there yet", hint="synchronize the stream first")
+        late, self._dynamic_outputs = self._dynamic_outputs, None
+        return late
+
+
+def check_buffer_size(name: str, buffer: Buffer, need: int) -> None:
+    """`UsageError` for a buffer smaller than the `need` bytes of the tensor."""
+    if need > buffer.nbytes:
+        raise UsageError(f"`{name}` needs {need} bytes, its buffer has {buffer.nbytes}", hint="a larger buffer")
+
+
+class RunnerBase:
+    """Runs inference: feeds in, outputs out. Thread-safe; the caller owns the outputs.
+
+    A runner has `signature`, `run` and `close`; the rest has defaults.
+    """
+
+    signature: Signature
+    profiles: tuple[Profile, ...] = ()
+    device: Device | None = None
+    """The device whose arrays `run` takes; None: host arrays only."""
+    width: int = 1
+    """Concurrent inferences that are useful."""
+    can_batch: bool = False
+    """`run_batched` exists."""
+
+    def run(self, feeds: Tensors) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def run_batched(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
+        """The outputs of several requests, concatenated along the batch; the batch is padded to `size` with the last row,
+        and outputs exclude padding.
         """
-        ...
+        raise NotImplementedError
 
-    def explained(self, error: BaseException) -> TrtEngineError | None:
-        """The error a person can act on behind the library's; None for one that is not the library's."""
-        ...
+    def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs as device arrays with DLPack, owned by the caller."""
+        raise UsageError(
+            "device outputs need contexts on a single device and no batching", hint="leave `on_device` out"
+        )
 
+    def bind(self, inputs: Tensors, outputs: Tensors) -> Any:
+        """A `BoundCall` on this memory; outputs that are left out are allocated. Arrays are validated."""
+        raise UsageError(
+            "memory can be bound on a single device and without batching",
+            hint="`te.load(engine)` without these settings",
+        )
 
-class Runner(Protocol):
-    """Anything that answers feeds with outputs: thread-safe; the outputs belong to the caller."""
+    def run_timed(self, feeds: Tensors, *, on_device: bool = False) -> tuple[dict[str, Any], float]:
+        """The outputs, and the host time of the call in ms."""
+        run = self.run_on_device if on_device else self.run
+        before = perf_counter()
+        outputs = run(feeds)
+        return outputs, (perf_counter() - before) * 1e3
 
-    @property
-    def signature(self) -> Signature: ...
-    def run(self, feeds: Tensors) -> dict[str, Any]: ...
-    def close(self) -> None: ...
+    def warm_up(self, feeds: Tensors) -> None:
+        """Run once on every device and in every context."""
+        self.run(feeds)
+
+    def runtime_info(self) -> dict[str, str]:
+        """Device, providers, threads as actually in use, by name."""
+        return {}
+
+    def stats(self) -> Any:
+        """Statistics of this kind of runner; None without any."""
+        return None
+
+    def close(self) -> None:
+        raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Engines by key: built once, whole or not there, shared between processes.
+"""Engine cache by key: built once, stored atomically, shared between processes.
 
 A key is the digest of everything that makes two engines different: the model, the settings (all but those excluded by
-name), the builder's identity, and the schema of this store. Under a key lies a folder with payload and passport that was
+name), the builder's identity, and the schema of this store. A key is a folder with payload and passport that was
 filled aside and renamed into place; a lock per key makes two builds of the same engine one.
 """
 
@@ -12,9 +12,12 @@ import hashlib
 import json
 import logging
 import os
+import re
+import shlex
 import shutil
+import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +25,22 @@ from typing import Any
 import filelock
 import platformdirs
 
-from trt_engine.config import BuildConfig
+from trt_engine.atomic_io import ensure_folder, file_lock, os_error, os_errors, staging_folder, sweep_staged
+from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, SetupError, UsageError
-from trt_engine.files import ensure_folder, explain, staging_folder
-
-__all__ = ["Entry", "Store", "engine_key"]
 
 _SCHEMA = 1
-_BY = "TRT_ENGINE_STORE"
+_STORE_VARIABLE = "TRT_ENGINE_STORE"
 """What names another place for the store."""
+_SHARED_VARIABLE = "TRT_ENGINE_STORE_SHARED"
+"""`1` allows a store that other users may write to."""
+_KEY = re.compile(r"[0-9a-f]{32}")
 log = logging.getLogger(__name__)
 
 
 def _canonical(value: Any) -> Any:
-    """A value json writes the same way in every process; unknown types are refused, not printed."""
+    """A value that JSON encodes identically in every process; `UsageError` for unknown types."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, list | tuple):
@@ -56,7 +60,7 @@ def engine_key(model_digest: str, config: BuildConfig, identity: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoreEntry:
     """One engine of the store."""
 
     key: str
@@ -64,7 +68,7 @@ class Entry:
     backend: str
     model: str
     nbytes: int
-    used: float
+    last_used: float
     """Time of last use, seconds since the epoch."""
 
 
@@ -72,30 +76,57 @@ class Store:
     """A folder of engines. The default is the user's cache folder, or `$TRT_ENGINE_STORE`."""
 
     def __init__(self, folder: Path | str | None = None) -> None:
-        chosen = folder or os.environ.get(_BY) or platformdirs.user_cache_path("trt-engine") / "store"
+        chosen = folder or os.environ.get(_STORE_VARIABLE) or platformdirs.user_cache_path("trt-engine") / "store"
         self.folder = Path(chosen)
 
-    def get(self, key: str) -> Engine | None:
-        """The engine under this key if it is there and whole; a damaged one is said, and built again by whoever builds."""
-        for passport in (self.folder / "engines" / key).glob("*.json"):
+    def get(self, key: str, model_digest: str | None = None) -> Engine | None:
+        """The engine under this key if it exists and is intact and of this model; otherwise None with a warning.
+
+        `SetupError` for a store that other users may write to.
+        """
+        folder = self.folder / "engines" / key
+        if not self._exists() or not _is_own_folder(folder):
+            return None
+        for passport in folder.glob("*.json"):
             try:
-                engine = Engine.open(passport)
+                engine = _open_sealed(passport, key)
                 engine.verify()
+                if engine.reference is not None:
+                    engine.verify_reference()
             except (EngineError, OSError) as error:
                 log.warning("a damaged engine in the store is left out: %s", getattr(error, "message", error))
+                return None
+            if model_digest not in (None, engine.passport.model.digest):
+                log.warning("an engine of another model in the store is left out: `%s`", engine.path)
                 return None
             with contextlib.suppress(OSError):
                 os.utime(passport)  # last use, for `prune`
             return engine
         return None
 
+    def _exists(self) -> bool:
+        """Whether there is a store; `SetupError` where other users may write to it, or its folders are links."""
+        for folder in (self.folder, self.folder / "engines"):
+            try:
+                _check_owner(folder, folder.stat() if folder == self.folder else folder.lstat())
+            except FileNotFoundError:
+                if folder == self.folder:
+                    return False
+            except OSError as error:
+                raise os_error(error, self.folder, "use", by=_STORE_VARIABLE) from error
+        return True
+
     def timing_cache(self, identity: str) -> Path:
-        """Where the timings of the builder `identity` (library version, GPU) are kept; shared between engines."""
+        """Timing cache of the builder `identity` (library version, GPU), shared between engines."""
         digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
         return self.folder / "timing" / f"{digest}.cache"
 
+    def compiler_cache(self, identity: str) -> Path:
+        """Folder of what the compiler of the builder `identity` keeps between builds; made where it is missing."""
+        return self._ensure_folder("compilers") / hashlib.sha256(identity.encode()).hexdigest()[:16]
+
     def build_log(self, key: str) -> Path:
-        """Where the raw log of the latest build of this engine lies, failed or not."""
+        """Path of the raw log of the latest build of this engine, failed or not."""
         return self.folder / "logs" / f"{key}.log"
 
     def get_or_build(
@@ -103,82 +134,82 @@ class Store:
         key: str,
         build: Callable[[Path], Engine],
         *,
-        again: bool = False,
-        fits: Callable[[Engine], bool] = lambda engine: True,
+        model_digest: str | None = None,
+        rebuild: bool = False,
+        accept: Callable[[Engine], bool] = lambda engine: True,
     ) -> tuple[Engine, bool]:
         """The engine under `key`, made by `build(folder)` if it is not there; True when it was built now.
 
-        `build` fills the folder it is given and seals the engine in it. Whoever comes second for the same key waits and
-        takes what the first one made. An engine that is there and does not fit (it was never proved, say) is built
+        `build` fills the folder it is given and seals the engine in it. A second process with the same key waits and
+        uses the first one's engine. An engine that is there and does not fit (it was never checked, for example) is built
         again. When `build` raises, or the process dies, nothing is left under the key but what was there before.
         """
-        before = _identity(self.folder / "engines" / key)  # before we look: what appears after the look is new to us
-        if not again and (engine := self.get(key)) is not None and fits(engine):
+        before = _folder_id(self.folder / "engines" / key)  # before we look: what appears after the look is new to us
+        if not rebuild and (engine := self.get(key, model_digest)) is not None and accept(engine):
             return engine, False  # without the lock, so that a store on a read-only disk serves
-        target = ensure_folder(self.folder / "engines", by=_BY) / key
-        with self._lock(key):
+        target = self._ensure_folder("engines") / key
+        lock = self._ensure_folder("locks") / f"{key}.lock"
+        with file_lock(lock, busy="another process builds this engine; waiting for it", by=_STORE_VARIABLE):
             # an engine that appeared while we waited is as new as the one we would build
-            new = _identity(target) != before
-            if new and (engine := self.get(key)) is not None and fits(engine):
+            new = _folder_id(target) != before
+            if new and (engine := self.get(key, model_digest)) is not None and accept(engine):
                 return engine, False
-            self._sweep(key)
-            with staging_folder(target, by=_BY) as folder:
+            with staging_folder(target, by=_STORE_VARIABLE) as folder:
                 try:
                     engine = build(folder)
                 except SetupError as error:  # a write in here: `-o` would not help
                     if isinstance(error.__cause__, OSError) and str(folder) in error.message:
-                        raise explain(error.__cause__, self.folder, by=_BY) from error
+                        raise os_error(error.__cause__, self.folder, by=_STORE_VARIABLE) from error
                     raise
-                folder.chmod(0o777 & ~_umask())  # a staging folder is for its owner alone, a store may be shared
-                _swap(folder, target)
+                folder.chmod(
+                    0o777 & ~_umask() & ~(0 if _is_shared() else 0o022)
+                )  # a staging folder is its owner's alone
+                _replace_folder(folder, target)
             return Engine(target / engine.path.name, engine.passport), True
 
-    @contextlib.contextmanager
-    def _lock(self, key: str) -> Iterator[None]:
-        path = ensure_folder(self.folder / "locks", by=_BY) / f"{key}.lock"
-        lock = filelock.FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            log.info("another process builds this engine; waiting for it")
-            lock.acquire()
-        except OSError as error:
-            raise explain(error, path, by=_BY) from error
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[StoreEntry]:
         """The engines of the store, last used first; a folder without a readable passport has the backend `damaged`."""
         found = []
         for folder in self._folders():
-            if not folder.name.startswith("."):
-                with contextlib.suppress(OSError):  # removed while we look
-                    found.append(_entry(folder))
-        return sorted(found, key=lambda entry: entry.used, reverse=True)
+            with contextlib.suppress(OSError):  # removed while we look
+                found.append(_read_entry(folder))
+        return sorted(found, key=lambda entry: entry.last_used, reverse=True)
+
+    def _ensure_folder(self, name: str) -> Path:
+        """One of the store's folders, made if need be; a new store is writable by its owner alone, whatever the umask."""
+        new = [path for path in (self.folder, self.folder / name) if not path.exists()]
+        folder = ensure_folder(self.folder / name, by=_STORE_VARIABLE)
+        for made in () if _is_shared() else new:
+            with contextlib.suppress(OSError):
+                made.chmod(made.stat().st_mode & ~0o022)
+        for made in (self.folder, folder):
+            _check_owner(made, made.stat() if made == self.folder else made.lstat())
+        return folder
 
     def _folders(self) -> list[Path]:
-        """What lies under `engines/`; a store that is not there yet has nothing, one that cannot be read is an error."""
+        """The folders of engines: real ones, named by a key; all else under `engines/` is not ours."""
+        if not self._exists():
+            return []
         try:
-            return [folder for folder in (self.folder / "engines").iterdir() if folder.is_dir()]
+            found = [*(self.folder / "engines").iterdir()]
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise explain(error, self.folder, "use", by=_BY) from error
+            raise os_error(error, self.folder, "use", by=_STORE_VARIABLE) from error
+        return [folder for folder in found if _KEY.fullmatch(folder.name) and _is_own_folder(folder)]
 
     def prune(
         self, *, max_bytes: int | None = None, older_than_s: float | None = None, dry_run: bool = False
-    ) -> list[Entry]:
+    ) -> list[StoreEntry]:
         """Remove engines least recently used first until the store fits, and leftovers of dead builds; what was removed.
 
-        An engine that somebody builds anew at this moment is left alone.
+        An engine that another process is rebuilding is left alone.
         """
         now = time.time()
         entries = self.entries()
         total, chosen = sum(entry.nbytes for entry in entries), []
         for entry in reversed(entries):
-            too_old = older_than_s is not None and now - entry.used > older_than_s
+            too_old = older_than_s is not None and now - entry.last_used > older_than_s
             too_much = max_bytes is not None and total > max_bytes
             if too_old or too_much:
                 total -= entry.nbytes
@@ -186,39 +217,86 @@ class Store:
         if dry_run:
             return chosen
         removed = [entry for entry in chosen if self._remove_idle(self.folder / "engines" / entry.key, entry.key)]
-        for leftover in (self.folder / "engines").glob(".*.tmp"):
-            self._remove_idle(leftover, leftover.name.lstrip(".").partition(".")[0])
+        if entries or self._exists():
+            sweep_staged(self.folder / "engines")
         return removed
 
-    def _sweep(self, key: str) -> None:
-        """Remove what dead builds of this key left; called under its lock, so no living one is met."""
-        for leftover in (self.folder / "engines").glob(f".{key}.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-
     def _remove_idle(self, folder: Path, key: str) -> bool:
-        """Remove a folder unless a build of its key lives (it would hold the lock); whether it is gone."""
+        """Remove a folder unless a build of its key runs (it would hold the lock); whether it is gone."""
         with contextlib.suppress(filelock.Timeout, OSError):
-            lock = filelock.FileLock(ensure_folder(self.folder / "locks", by=_BY) / f"{key}.lock")
+            lock = filelock.FileLock(self._ensure_folder("locks") / f"{key}.lock")
             with lock.acquire(timeout=0):
                 shutil.rmtree(folder, ignore_errors=True)
         return not folder.exists()
 
 
-def _entry(folder: Path) -> Entry:
+def _is_shared() -> bool:
+    return os.environ.get(_SHARED_VARIABLE, "") not in ("", "0")
+
+
+def _check_owner(folder: Path, found: os.stat_result) -> None:
+    """`SetupError` for a folder whose engines another user may have put there: an engine is a program that is run."""
+    if not stat.S_ISDIR(found.st_mode):
+        what = "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+        raise SetupError(
+            f"`{folder}` in the store is {what}, expected a folder",
+            hint=f"name another place with `{_STORE_VARIABLE}`",
+        )
+    if _is_shared():
+        return
+    fix = f"or set `{_SHARED_VARIABLE}=1` if you trust everyone who may write there"
+    if found.st_uid not in (os.geteuid(), 0):
+        raise SetupError(
+            f"the store `{folder}` belongs to another user (uid {found.st_uid})",
+            hint=f"name one you own with `{_STORE_VARIABLE}`, {fix}",
+        )
+    if found.st_mode & 0o022:
+        raise SetupError(
+            f"others may write to the store `{folder}` (mode {stat.S_IMODE(found.st_mode):o})",
+            hint=f"{shlex.join(['chmod', 'go-w', str(folder)])}, {fix}",
+        )
+
+
+def _is_own_folder(folder: Path) -> bool:
+    """Whether it is a real folder, and by its owner and mode no other user's work."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    return _is_shared() or (found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022)
+
+
+def _open_sealed(passport: Path, key: str) -> Engine:
+    """The engine of a passport in the store; `EngineError` for another key's, or where a file of it is a link."""
+    if passport.is_symlink():
+        raise EngineError(f"`{passport}` is a link")
+    engine = Engine.open(passport)
+    if engine.passport.key != key:
+        raise EngineError(f"`{passport}` is the passport of the key `{engine.passport.key}`")
+    for file in (*engine.files, *([engine.reference] if engine.reference is not None else [])):
+        if file.is_symlink() or file.parent != passport.parent:
+            raise EngineError(f"`{file}` is a link")
+    return engine
+
+
+def _read_entry(folder: Path) -> StoreEntry:
     for passport in folder.glob("*.json"):
         with contextlib.suppress(EngineError):
-            engine = Engine.open(passport)
-            return Entry(
+            engine = _open_sealed(passport, folder.name)
+            reference = engine.passport.validation and engine.passport.validation.reference
+            return StoreEntry(
                 key=folder.name,
                 path=engine.path,
                 backend=engine.passport.backend,
                 model=engine.passport.model.name,
-                nbytes=sum(item.nbytes for item in engine.passport.payload),
-                used=passport.stat().st_mtime,
+                nbytes=sum(item.nbytes for item in (*engine.passport.payload, *([reference] if reference else []))),
+                last_used=passport.stat().st_mtime,
             )
-    files = [file.stat() for file in folder.iterdir()]
+    files = [file.lstat() for file in folder.iterdir()]
     used = max((file.st_mtime for file in files), default=folder.stat().st_mtime)
-    return Entry(folder.name, folder, "damaged", "?", sum(file.st_size for file in files), used)
+    return StoreEntry(folder.name, folder, "damaged", "?", sum(file.st_size for file in files), used)
 
 
 def _umask() -> int:
@@ -228,27 +306,25 @@ def _umask() -> int:
     return mask
 
 
-def _identity(folder: Path) -> int | None:
-    """Which folder this is, whatever its name; None where there is none."""
+def _folder_id(folder: Path) -> int | None:
+    """Inode of the folder; None where it does not exist."""
     try:
         return folder.stat().st_ino
     except OSError:
         return None
 
 
-def _swap(folder: Path, target: Path) -> None:
+def _replace_folder(folder: Path, target: Path) -> None:
     """Rename `folder` to `target`; what was there is put aside first and comes back if that fails."""
-    aside = folder.with_name(f"{folder.name}.old.tmp")
-    try:
-        had = target.exists()
-        if had:
-            target.rename(aside)
-        try:
-            folder.rename(target)
-        except BaseException:  # Ctrl-C too: what was there stays
-            if had and not target.exists():
-                aside.rename(target)
-            raise
-    except OSError as error:
-        raise explain(error, target, by=_BY) from error
-    shutil.rmtree(aside, ignore_errors=True)
+    with staging_folder(target, by=_STORE_VARIABLE) as aside:
+        before = aside / "before"
+        with os_errors(target, by=_STORE_VARIABLE):
+            had = target.exists()
+            if had:
+                target.rename(before)
+            try:
+                folder.rename(target)
+            except BaseException:  # Ctrl-C too: what was there stays
+                if had and not target.exists():
+                    before.rename(target)
+                raise

@@ -1,4 +1,4 @@
-"""What goes in and what comes out: `TensorSpec`, `Signature`, and the checks of feeds against them.
+"""`TensorSpec`, `Signature`, and the validation of feeds.
 
 Light on purpose: arrays of any library pass through by their `shape` and `dtype`; numpy is not imported here.
 """
@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trt_engine.errors import FeedError, UsageError
-
-__all__ = ["DTYPES", "Dtype", "Role", "Shape", "Signature", "TensorSpec", "Tensors", "closest", "dtype", "format_shape"]
 
 Shape = tuple[int, ...]
 """Sizes of the dimensions; -1 is a dynamic one."""
@@ -30,7 +28,7 @@ class Dtype:
     name: str
     bits: int
     onnx: int
-    wire: str | None
+    kserve_name: str | None
     """Name in the Open Inference Protocol v2; None where it has no such type."""
 
     def nbytes(self, shape: Sequence[int]) -> int:
@@ -86,7 +84,7 @@ def format_shape(shape: Sequence[int]) -> str:
     return "x".join(str(size) for size in shape) or "scalar"
 
 
-def closest(name: str, known: Sequence[str]) -> str:
+def suggest(name: str, known: Sequence[str]) -> str:
     """The end of a sentence: the nearest known name if there is one, else all of them."""
     from difflib import get_close_matches  # only errors need it
 
@@ -94,6 +92,16 @@ def closest(name: str, known: Sequence[str]) -> str:
     if match:
         return f"did you mean `{match[0]}`?"
     return "expected one of " + ", ".join(f"`{item}`" for item in known) if known else "there are none"
+
+
+_CHANNELS = (-1, 1, 3, 4)
+"""Sizes of the second of four dimensions that make a tensor an image."""
+
+
+def dtype_name(array: Any) -> str:
+    """The name of the element type of an array of any library; of its class where it is not an array."""
+    found = getattr(array, "dtype", type(array).__name__)
+    return str(getattr(found, "name", None) or found).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +124,20 @@ class TensorSpec:
         """Positions of the dynamic dimensions."""
         return tuple(index for index, size in enumerate(self.shape) if size < 0)
 
-    def __str__(self) -> str:
-        return f"{self.name}:{self.describe()} {self.dtype}"
+    def suggested_shape(self, batch: int = 1, known: Mapping[str, int] | None = None) -> Shape:
+        """A shape to suggest: fixed sizes, `known` ones by symbol, `batch` first, 640 for sides of an image, else 128."""
+        image = len(self.shape) == 4 and self.shape[1] in _CHANNELS
+        usual = (batch, 3, 640, 640) if image else (batch, *[128] * len(self.shape))
+        symbols = self.symbols or (None,) * len(self.shape)
+        return tuple(
+            have if have >= 0 else (known or {}).get(symbol or "", size)
+            for have, symbol, size in zip(self.shape, symbols, usual, strict=False)
+        )
 
-    def describe(self) -> str:
+    def __str__(self) -> str:
+        return f"{self.name}:{self.format_symbolic()} {self.dtype}"
+
+    def format_symbolic(self) -> str:
         """The shape with symbols where they are known: `batchx3x640x640`."""
         symbols = self.symbols or (None,) * len(self.shape)
         parts = [symbol or "?" if size < 0 else str(size) for size, symbol in zip(self.shape, symbols, strict=True)]
@@ -128,12 +146,9 @@ class TensorSpec:
     def check(self, array: Any) -> None:
         """`FeedError` unless the array's element type, rank and fixed sizes are the ones of this spec."""
         shape = getattr(array, "shape", None)
-        kind = getattr(getattr(array, "dtype", None), "name", None) or str(
-            getattr(array, "dtype", type(array).__name__)
-        )
+        kind = dtype_name(array)
         if shape is None:
             raise FeedError(f"input `{self.name}` is a {type(array).__name__}, expected an array", hint="numpy.asarray")
-        kind = kind.removeprefix("torch.")
         if kind != self.dtype and not (self.dtype == "string" and kind.startswith(("object", "str", "bytes"))):
             raise FeedError(
                 f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f'convert it: `.astype("{self.dtype}")`'
@@ -141,13 +156,13 @@ class TensorSpec:
         if len(shape) != len(self.shape):
             raise FeedError(
                 f"input `{self.name}` has {len(shape)} dimensions ({format_shape(shape)}), "
-                f"expected {len(self.shape)} ({self.describe()})",
+                f"expected {len(self.shape)} ({self.format_symbolic()})",
                 hint="a single image needs a batch dimension: `x[None]`" if len(shape) + 1 == len(self.shape) else None,
             )
         for position, (got, want) in enumerate(zip(shape, self.shape, strict=True)):
             if want >= 0 and got != want:
                 raise FeedError(
-                    f"input `{self.name}` is {format_shape(shape)}, expected {self.describe()}: "
+                    f"input `{self.name}` is {format_shape(shape)}, expected {self.format_symbolic()}: "
                     f"dimension {position} is fixed at {want}",
                     hint=f"resize or pad dimension {position} to {want}",
                 )
@@ -169,14 +184,14 @@ class Signature:
         for spec in self.inputs:
             if spec.name == name:
                 return spec
-        raise UsageError(f"there is no input `{name}`", hint=closest(name, [spec.name for spec in self.inputs]))
+        raise UsageError(f"unknown input `{name}`", hint=suggest(name, [spec.name for spec in self.inputs]))
 
     def check(self, feeds: Tensors) -> None:
         """`FeedError` unless exactly the inputs are fed, each with its type, rank and fixed sizes."""
         names = [spec.name for spec in self.inputs]
         for name in feeds:
             if name not in names:
-                raise FeedError(f"there is no input `{name}`", hint=closest(name, names))
+                raise FeedError(f"unknown input `{name}`", hint=suggest(name, names))
         for spec in self.inputs:
             if spec.name not in feeds:
                 raise FeedError(f"input `{spec.name}` is not fed", hint=f"expected {', '.join(map(str, self.inputs))}")

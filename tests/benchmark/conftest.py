@@ -10,12 +10,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_engine.backend import backend
-from trt_engine.config import BuildConfig
-from trt_engine.engine import Build, Engine, Passport, Source, payload_of
+from trt_engine.backend import get_backend
+from trt_engine.config.build import BuildConfig
+from trt_engine.engine import Engine, payload_files
 from trt_engine.environment import Environment
 from trt_engine.graph.load import open_model
-from trt_engine.protocols import BuildPlaces
+from trt_engine.protocols import BuildPaths
+from trt_engine.records.passport import BuildInfo, Passport, Source
 
 
 def write_model(path: Path, *, width: int = 8) -> Path:
@@ -41,27 +42,27 @@ def build_engine(
     model: Path, folder: Path, name: str, *, device: str, batch: tuple[int, int, int] = (1, 2, 4)
 ) -> Engine:
     """The engine of a model by one backend, sealed in `folder`."""
-    card = backend(name)
+    backend_spec = get_backend(name)
     opened = open_model(model)
     config = BuildConfig(backend=name, device=device, batch=batch)
-    builder = card.half("builder")()
-    payload = folder / f"{model.stem}{card.payload_suffix}"
+    builder = backend_spec.load_component("builder")()
+    payload = folder / f"{model.stem}{backend_spec.payload_suffix}"
     payload.parent.mkdir(parents=True, exist_ok=True)
     config = BuildConfig(backend=name, device=device, profiles=config.resolve(opened.signature))
-    outcome = builder.build(opened, config, BuildPlaces(payload))
+    outcome = builder.build(opened, config, BuildPaths(payload))
     passport = Passport(
         schema="trt-engine/passport",
         schema_version=1,
         backend=name,
-        payload=payload_of(payload, outcome.files),
+        payload=payload_files(payload, outcome.files),
         model=Source(opened.name, opened.digest, opened.opsets.get(""), model.name),
         signature=outcome.signature,
         profiles=config.profiles,
         precision=outcome.precision,
         device=device,
-        build=Build(command="trt-engine build", config={}, seconds=0.0, identity=builder.identity(config)),
-        environment=Environment.here(),
-        needs=outcome.needs,
+        build=BuildInfo(command="trt-engine build", config={}, seconds=0.0, identity=builder.identity(config)),
+        environment=Environment.detect(),
+        requirements=outcome.requirements,
     )
     return Engine.seal(payload, passport)
 

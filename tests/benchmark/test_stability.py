@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.benchmark.protocols import resolve
-from trt_engine.benchmark.stability import drift_pct, instability, interval_pct
-from trt_engine.config import BenchConfig
+from trt_engine.benchmark.measurement_protocols import resolve_protocol
+from trt_engine.benchmark.stability import advice, drift_pct, instability, interval_pct
+from trt_engine.config.bench import BenchConfig
+from trt_engine.device.info import Clocks
+from trt_engine.environment import Environment
+from trt_engine.records.bench import BenchRecord
 
-CPU = resolve(BenchConfig(), "cpu")
-GPU = resolve(BenchConfig(), "fake:0")
-TRTEXEC = resolve(BenchConfig(protocol="trtexec10"), "fake:0")
+CPU = resolve_protocol(BenchConfig(), "cpu")
+GPU = resolve_protocol(BenchConfig(), "fake:0")
+TRTEXEC = resolve_protocol(BenchConfig(protocol="trtexec10"), "fake:0")
 
 
 def noisy(count: int, mean: float = 5.0, spread: float = 0.05, seed: int = 1) -> list[float]:
@@ -103,3 +108,23 @@ def test_the_unit_of_time_does_not_matter(series: list[float], factor: float) ->
 
 def test_equal_times_have_no_width() -> None:
     assert interval_pct([2.0] * 100) == pytest.approx(0, abs=1e-9)
+
+
+def record(**changes: Any) -> BenchRecord:
+    made = BenchRecord(
+        engine="e", backend="onnxruntime", device="cpu", batch=1, shapes={}, protocol=CPU, environment=Environment.detect(),
+        compute_ms=(5.0,) * 40, wall_s=0.2, started="", queries=40, warmup_queries=1, runtime_info={"threads": "2"},
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def test_the_advice_for_an_unstable_measurement_goes_by_what_the_machine_shows() -> None:
+    two = replace(Environment.detect(), cpu_cores=2)
+    busy = advice(record(environment=two, clocks=(Clocks(load_average=7.5),)))
+    assert "load average 7.5 on 2 cores" in busy and "`-O intra_op_threads=1`" in busy and "`taskset -c 0" in busy
+    pinned = advice(record(environment=two, clocks=(Clocks(load_average=0.1),), runtime_info={"threads": "1"}))
+    assert "load average" not in pinned and "intra_op_threads" not in pinned and "taskset" in pinned
+    moved = advice(record(device="cuda:0", clocks=(Clocks(sm_mhz=1980), Clocks(sm_mhz=1410))))
+    assert "nvidia-smi -lgc" in moved and "taskset" not in moved
+    hot = advice(record(device="cuda:0", clocks=(Clocks(sm_mhz=900, throttled=("hw_thermal_slowdown",)),)))
+    assert "hw_thermal_slowdown" in hot and "-lgc" not in hot

@@ -186,6 +186,7 @@ _MADE_BY = (
     ("EngineInspector", "ICudaEngine", "create_engine_inspector", ()),
     ("ISerializationConfig", "ICudaEngine", "create_serialization_config", ()),
     ("IRuntimeConfig", "ICudaEngine", "create_runtime_config", ()),
+    ("IRuntimeCache", "IRuntimeConfig", "create_runtime_cache", ()),
     ("ITensor", "INetworkDefinition", "get_input", (0,)),
     ("ILayer", "INetworkDefinition", "get_layer", (0,)),
     ("IParserError", "OnnxParser", "get_error", (0,)),
@@ -267,7 +268,7 @@ class _Learner:
         for kind, owner, member, given in _MADE_BY:
             if kind == "ITensor":
                 self._objects["OnnxParser"] = trt.OnnxParser(self._objects["INetworkDefinition"], logger)
-            if not hasattr(self._objects[owner], member):
+            if owner not in self._objects or not hasattr(self._objects[owner], member):
                 continue
             arguments = [self._objects[item] if isinstance(item, str) else item for item in given]
             puppet.calls.clear()

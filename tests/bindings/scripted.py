@@ -81,22 +81,28 @@ class Faults:
 
 
 def plan_bytes(version: Sequence[int], facts: Mapping[str, Any], model: bytes) -> bytes:
-    """A plan: the header TensorRT's own begin with, what was built, the graph."""
+    """A plan: the header the library's own begin with, what was built, the graph."""
     described = json.dumps(facts).encode()
+    behind = struct.pack("<Q", len(described)) + described + model
+    if "gpu_bits" in facts:
+        from bindings import scripted_rtx
+
+        return scripted_rtx.header(version, facts, 64 + len(behind)) + behind
     numbers = bytes([*version, 0, 0, 0][:4])
-    header = b"ftrt" + struct.pack("<iiiii", 239, 0, 0, 0, 0) + numbers + bytes(4)
-    return header + struct.pack("<Q", len(described)) + described + model
+    return b"ftrt" + struct.pack("<iiiii", 239, 0, 0, 0, 0) + numbers + bytes(4) + behind
 
 
 def plan_facts(plan: bytes) -> dict[str, Any]:
     """What `plan_bytes` was given as `facts`; `ValueError` for what is cut."""
-    if len(plan) < 40:
+    at = 64 if plan.startswith(b"vtrt") else 32
+    if len(plan) < at + 8:
         raise ValueError("cut in its header")
-    (size,) = struct.unpack_from("<Q", plan, 32)
-    if len(plan) < 40 + size:
+    (size,) = struct.unpack_from("<Q", plan, at)
+    at += 8
+    if len(plan) < at + size:
         raise ValueError("cut in its description")
-    facts: dict[str, Any] = json.loads(plan[40 : 40 + size])
-    facts["model"] = plan[40 + size :]
+    facts: dict[str, Any] = json.loads(plan[at : at + size])
+    facts["model"] = plan[at + size :]
     if len(facts["model"]) != facts["model_bytes"]:
         raise ValueError("cut in its weights")
     return facts
@@ -365,6 +371,8 @@ class IBuilderConfig(Native):
         self.sources = sum(1 << int(item) for item in world.trt.TacticSource.__members__.values())
         self.previews: dict[int, bool] = {}
         self.serialized_plugins: list[str] = []
+        self.targets: list[int] = []
+        """Of TensorRT-RTX: the GPUs a plan is for, by the numbers of `ComputeCapability`."""
 
     def has(self, name: str) -> bool:
         flag = getattr(self.world.trt.BuilderFlag, name, None)
@@ -408,6 +416,26 @@ class IBuilderConfig(Native):
     def set_flags(self, call: Call) -> int:
         self.flag_bits = call.int32(0)
         return 0
+
+    @member("num_compute_capabilities")
+    def num_compute_capabilities(self, call: Call) -> int:
+        return len(self.targets)
+
+    @member("num_compute_capabilities=")
+    def set_num_compute_capabilities(self, call: Call) -> int:
+        self.targets = [0] * call.int32(0)
+        return 1
+
+    @member("set_compute_capability")
+    def set_compute_capability(self, call: Call) -> int:
+        if not 0 <= call.int32(1) < len(self.targets):
+            return 0
+        self.targets[call.int32(1)] = call.int32(0)
+        return 1
+
+    @member("get_compute_capability")
+    def get_compute_capability(self, call: Call) -> int:
+        return self.targets[call.int32(0)]
 
     @member("set_memory_pool_limit")
     def set_memory_pool_limit(self, call: Call) -> int:
@@ -850,8 +878,19 @@ class _Build:
             "aux_streams": max(config.values["max_aux_streams"], 0),
             "model_bytes": len(raw),
         }  # fmt: skip
+        if world.rtx:
+            facts["gpu_bits"] = self._gpu_bits()
         world.built.append(facts)
         return plan_bytes(world.version, facts, raw)
+
+    def _gpu_bits(self) -> int:
+        """The GPUs of a plan of TensorRT-RTX: those given; 8.0 and later where none is; `CURRENT` is this one."""
+        from bindings import scripted_rtx
+
+        if not self.config.targets:
+            return 0x7E
+        wanted = [divmod(item, 10) if item > 1 else self.world.gpu.compute_capability for item in self.config.targets]
+        return sum(scripted_rtx.GPU_BITS[item] for item in set(wanted))
 
 
 # ------------------------------------------------------------------------------------------------ running
@@ -860,7 +899,7 @@ class _Build:
 class Runtime(Native):
     plain: ClassVar = {
         "engine_host_code_allowed": False, "gpu_allocator": None, "max_threads": 1, "DLA_core": -1, "num_DLA_cores": 0,
-        "error_recorder": None, "temporary_directory": "", "tempfile_control_flags": 0,
+        "error_recorder": None, "temporary_directory": "", "tempfile_control_flags": 0, "defer_weights_loading": False,
     }  # fmt: skip
 
     def __init__(
@@ -882,7 +921,7 @@ class Runtime(Native):
     @member("deserialize_cuda_engine#0")
     def deserialize_cuda_engine(self, call: Call) -> int:
         plan = ctypes.string_at(call.address(0), call.address(1))
-        if not plan.startswith(b"ftrt"):
+        if not plan.startswith(b"vtrt" if self.world.rtx else b"ftrt"):
             return self._fail("Serialization assertion magicTagRead == kMAGIC_TAG failed.Magic tag does not match")
         try:
             facts = plan_facts(plan)
@@ -899,6 +938,12 @@ class Runtime(Native):
         if facts["windows"]:
             return self._fail("The engine plan file is generated for another platform: not compatible with this version"
                               " of TensorRT")  # fmt: skip
+        if self.world.rtx:
+            from bindings import scripted_rtx
+
+            if (text := scripted_rtx.refusal(self.world, plan)) is not None:
+                return self._fail(text)
+            facts["compute_capability"] = list(self.world.gpu.compute_capability)
         here = list(self.world.gpu.compute_capability)
         portable = facts["hardware_compatibility"] == "AMPERE_PLUS" and here >= [8, 0]
         if here != facts["compute_capability"] and not portable:
@@ -906,8 +951,21 @@ class Runtime(Native):
                               f"{here[0]}.{here[1]} got compute {facts['compute_capability'][0]}."
                               f"{facts['compute_capability'][1]}, please rebuild.")  # fmt: skip
         engine = ICudaEngine(self.world, self.logger, facts, self)
-        engine.alive = engine.hold()
+        engine.deferred = self.values["defer_weights_loading"]
+        engine.alive = engine.deferred or engine.hold()
         return engine.address if engine.alive else 0
+
+    @member("engine_header_size")
+    def engine_header_size(self, call: Call) -> int:
+        return 64
+
+    @member("get_engine_validity")
+    def get_engine_validity(self, call: Call) -> int:
+        from bindings import scripted_rtx
+
+        verdict, reasons = scripted_rtx.validity(self.world, ctypes.string_at(call.address(0), call.address(1)))
+        ctypes.c_uint64.from_address(call.address(2)).value = reasons
+        return verdict
 
     def _fail(self, text: str) -> int:
         self.say("ERROR", f"IRuntime::deserializeCudaEngine: Error Code 1: Serialization ({text})")
@@ -934,6 +992,8 @@ class ICudaEngine(Native):
         self.refitted = not facts["stripped"]
         self.budget = self.weights_bytes if "WEIGHT_STREAMING" in facts["flags"] else 0
         self.weights_at = 0
+        self.deferred = False
+        """Its weights are brought to the GPU by `load_weights`."""
 
     def hold(self) -> bool:
         """Take device memory for the weights through the user's allocator, if there is one."""
@@ -948,8 +1008,24 @@ class ICudaEngine(Native):
     def destroyed(self) -> None:
         if any(isinstance(item, IExecutionContext) and item.engine is self for item in self.world.alive()):
             self.world.violations.append("an engine was destroyed before its context")
-        if self.weights_at:
-            self.world.release(self.runtime.values["gpu_allocator"], self.weights_at)
+        self._give_weights_back()
+
+    def _give_weights_back(self) -> None:
+        address, self.weights_at = self.weights_at, 0
+        if address:
+            self.world.release(self.runtime.values["gpu_allocator"], address)
+
+    @member("weights_loaded")
+    def weights_loaded(self, call: Call) -> int:
+        return not self.deferred
+
+    @member("load_weights")
+    def load_weights(self, call: Call) -> int:
+        facts = plan_facts(ctypes.string_at(call.address(0), call.address(1)))
+        if not self.deferred or facts["model"] != self.facts["model"] or not self.hold():
+            return 0
+        self.deferred = False
+        return 1
 
     @property
     def names(self) -> list[str]:
@@ -1111,9 +1187,28 @@ class ICudaEngine(Native):
         if not self.refitted:
             self.say("ERROR", "ICudaEngine::createExecutionContext: Error Code 3: the engine has missing weights")
             return 0
-        context = IExecutionContext(self.world, self.logger, self, call.int32(0))
+        return self._context(IExecutionContext(self.world, self.logger, self, call.int32(0)))
+
+    @member("create_execution_context#1")
+    def create_context_of_config(self, call: Call) -> int:
+        config = self.world.known(call.address(0))
+        context = IExecutionContext(self.world, self.logger, self, config.allocation)
+        context.jit = config
+        return self._context(context)
+
+    def _context(self, context: IExecutionContext) -> int:
         context.alive = context.hold()
+        if context.alive and self.world.rtx:
+            from bindings import scripted_rtx
+
+            scripted_rtx.compile_kernels(context, None)
         return context.address if context.alive else 0
+
+    @member("create_runtime_config")
+    def create_runtime_config(self, call: Call) -> int:
+        from bindings import scripted_rtx
+
+        return scripted_rtx.IRuntimeConfig(self.world, self.logger, self).address
 
     @member("serialize")
     def serialize(self, call: Call) -> int:
@@ -1140,6 +1235,9 @@ class IExecutionContext(Native):
         self.given: tuple[int, int] = (0, 0)
         self.scratch = 0
         self.epoch = 0
+        self.jit: Any = None
+        """Of TensorRT-RTX: the runtime config it was made with."""
+        self.kernels: set[str] = set()
         for name, proto in engine.inputs.items():
             if -1 not in declared(proto):
                 self.shapes[name] = declared(proto)
@@ -1297,6 +1395,8 @@ class IExecutionContext(Native):
             self.say("ERROR", f"IExecutionContext::enqueueV3: Error Code 3: API Usage Error ({refusal})")
             return 0
         stream = self.world.stream(call.address(0))
+        if self.world.rtx:
+            self._specialise(capturing=stream._recording is not None)
         self.world.enqueued_on.append(call.address(0))
         sized = self.output_shapes()
         late = [name for name, shape in sized.items() if -1 in shape]
@@ -1331,7 +1431,22 @@ class IExecutionContext(Native):
             self._profile()
         return 1
 
+    def _specialise(self, *, capturing: bool) -> None:
+        """Compile for these shapes before they run (`EAGER`); a graph captured otherwise keeps kernels for any shape."""
+        from bindings import scripted_rtx
+
+        eager = self.jit is not None and self.jit.values["dynamic_shapes_kernel_specialization_strategy"] == 1
+        if eager and not capturing:
+            scripted_rtx.compile_kernels(self, self.shapes)
+
+    @member("is_stream_capturable")
+    def is_stream_capturable(self, call: Call) -> int:
+        self.world.stream(call.address(0))
+        return self.world.capturable
+
     def _refusal(self) -> str | None:
+        if self.engine.deferred:
+            return "the weights of the engine are not loaded"
         if missing := [name for name in self.engine.inputs if name not in self.shapes]:
             return f"input shapes are not specified: {missing}"
         for name in self.engine.names:
@@ -1603,8 +1718,10 @@ class ScriptedTensorRT:
         self.puppet, self.trt, self.slots = puppet, trt, slots
         self.version_text: str = trt.__version__
         self.version = tuple(int(part) for part in trt.__version__.split(".") if part.isdigit())
-        self.major = self.version[0]
-        self.gpu = Gpu()
+        self.rtx: bool = trt.__name__ == "tensorrt_rtx"
+        self.major = 11 if self.rtx else self.version[0]
+        """Of the interface: that of TensorRT-RTX 1.7 is TensorRT 11.4's."""
+        self.gpu = Gpu("NVIDIA GeForce RTX 4090", (8, 9)) if self.rtx else Gpu()
         self.faults = Faults()
         self.objects: dict[int, Native] = {}
         self.shape_tensors: set[str] = set()
@@ -1616,17 +1733,24 @@ class ScriptedTensorRT:
         self.cache_hits = self.tactics_timed = 0
         self.enqueued_on: list[int] = []
         """The stream handles `execute_async_v3` was called with."""
+        self.kernels_compiled: list[str] = []
+        """What no runtime cache held, in the order it was compiled; `compile_s` is what each takes."""
+        self.compile_s = 0.0
+        self.capturable = True
+        """What `is_stream_capturable` answers."""
         self.violations: list[str] = []
         """Manners the caller broke: an engine destroyed under its context."""
-        self.wide_values = self.version >= (10, 11)
+        self.wide_values = self.rtx or self.version >= (10, 11)
         """Values of shape tensors have 64 bits."""
         self.profiler_slot = VERSIONED if self.major >= 11 else 0
         self._install()
         self.registry = IPluginRegistry(self)
 
     def _install(self) -> None:
+        from bindings import scripted_rtx
+
         names = {key: name for name, keys in self.slots.items() for key in keys}
-        for kind in CLASSES:
+        for kind in (*CLASSES, *scripted_rtx.CLASSES):
             for name, keys in self.slots.items():
                 owner, _, short = name.partition(".")
                 if owner == kind.__name__:
@@ -1723,7 +1847,7 @@ class ScriptedTensorRT:
     # -------------------------------------------------------------------------------- the device
 
     def stream(self, handle: int) -> FakeStream:
-        return FakeDevice.stream_of(handle)
+        return FakeDevice.stream_by_handle(handle)
 
     def buffer(self, address: int) -> FakeBuffer:
         return FakeDevice.buffer_at(address)

@@ -55,7 +55,7 @@ class Mutation:
 
 READ = {
     "a wrong name of a method": Mutation(
-        "build", "_made(builder.create_builder_config,", "_made(builder.create_builder_configuration,",
+        "build", "_create(builder.create_builder_config,", "_create(builder.create_builder_configuration,",
         "`Builder.create_builder_configuration` is not in TensorRT 11.4",
     ),
     "a wrong name on an object two calls away": Mutation(
@@ -67,23 +67,26 @@ READ = {
         "`IExecutionContext.execute_async_v4` is not in TensorRT 11.4",
     ),
     "a parameter left out": Mutation(
-        "timing", "cache.combine(others, False)", "cache.combine(others)", "`ITimingCache.combine` is called with 1",
+        "timing_cache", "cache.combine(others, False)", "cache.combine(others)", "`ITimingCache.combine` is called with 1",
     ),
     "a parameter of another name": Mutation(
-        "timing", "cache.combine(others, False)", "cache.combine(others, ignore=False)", "`ITimingCache.combine` is called",
+        "timing_cache", "cache.combine(others, False)", "cache.combine(others, ignore=False)",
+        "`ITimingCache.combine` is called",
     ),
     "a precision flag": Mutation(
-        "configure", "    _Settings(builder, config, settings).apply()",
-        "    _Settings(builder, config, settings).apply()\n    config.set_flag(trt.BuilderFlag.FP16)",
+        "configure", "    _SettingsWriter(binding, builder, config, settings).apply()",
+        "    _SettingsWriter(binding, builder, config, settings).apply()\n    trt = binding.trt\n"
+        "    config.set_flag(binding.trt.BuilderFlag.FP16)",
         "`BuilderFlag.FP16` is not in TensorRT 11.4",
     ),
     "a precision flag, on 10 too": Mutation(
-        "configure", "    _Settings(builder, config, settings).apply()",
-        "    _Settings(builder, config, settings).apply()\n    config.set_flag(trt.BuilderFlag.FP16)",
-        "`BuilderFlag.FP16` is used and not in SURFACE", release="10.16.1",
+        "configure", "    _SettingsWriter(binding, builder, config, settings).apply()",
+        "    _SettingsWriter(binding, builder, config, settings).apply()\n    trt = binding.trt\n"
+        "    config.set_flag(binding.trt.BuilderFlag.FP16)",
+        "`BuilderFlag.FP16` is used and not in API_TABLE", release="10.16.1",
     ),
     "a flag by its number": Mutation(
-        "build", "builder.create_network(compat.strongly_typed())", "builder.create_network(1 << 1)",
+        "build", "builder.create_network(binding.strongly_typed_flags())", "builder.create_network(1 << 1)",
         "`Builder.create_network` is given a number",
     ),
     "a method that 11 took out": Mutation(
@@ -91,15 +94,16 @@ READ = {
         "engine.create_execution_context_without_device_memory()", "create_execution_context_without_device_memory",
     ),
     "a name of 10.1 on 10.0": Mutation(
-        "build", 'compat.has("ICudaEngine.device_memory_size_v2")', 'compat.has("ICudaEngine.device_memory_size_v3")',
-        '"ICudaEngine.device_memory_size_v3" is not in SURFACE', release="10.0.1",
+        "build", 'binding.has_api("ICudaEngine.device_memory_size_v2")',
+        'binding.has_api("ICudaEngine.device_memory_size_v3")',
+        '"ICudaEngine.device_memory_size_v3" is not in API_TABLE', release="10.0.1",
     ),
     "a callback that takes too little": Mutation(
-        "progress", "def phase_finish(self, phase_name: str)", "def phase_finish(self)",
-        "`Progress.phase_finish` does not take",
+        "build_progress", "def phase_finish(self, phase_name: str)", "def phase_finish(self)",
+        "`BuildProgress.phase_finish` does not take",
     ),
     "a callback TensorRT does not know": Mutation(
-        "progress", "def step_complete(", "def step_completed(", "has no `step_complete`",
+        "build_progress", "def step_complete(", "def step_completed(", "has no `step_complete`",
     ),
 }  # fmt: skip
 
@@ -107,7 +111,7 @@ _BUILD, _RUN = "test_bindings_build.py", "test_bindings_run.py"
 
 RUN = {
     "nothing is not looked for where an object is made": Mutation(
-        "build", "    if made is None:\n        raise logger.failure(doing, kind)\n", "",
+        "build", "    if made is None:\n        raise logger.make_error(action, kind)\n", "",
         test=(_BUILD, "test_nothing_where_an_object_was_expected_is_an_error_in_words"),
         arguments={"member": "Builder.create_network"},
     ),
@@ -117,7 +121,8 @@ RUN = {
         arguments={"member": "Builder.build_serialized_network"},
     ),
     "a parser's no is not heard": Mutation(
-        "parsing", "if not parser.parse(raw, str(path.absolute())):", "if parser.parse(raw, str(path.absolute())) is None:",
+        "onnx_parser", "if not parser.parse(raw, str(path.absolute())):",
+        "if parser.parse(raw, str(path.absolute())) is None:",
         test=(_BUILD, "test_parser_errors_name_node_operator_and_reason"), release="10.16.1",
     ),
     "two parameters are swapped": Mutation(
@@ -129,31 +134,33 @@ RUN = {
         test=(_BUILD, "test_a_build_is_strongly_typed_proved_and_sealed"), release="10.16.1",
     ),
     "a precision flag is set behind a name nobody reads": Mutation(
-        "configure", "    _Settings(builder, config, settings).apply()",
-        '    _Settings(builder, config, settings).apply()\n    config.set_flag(getattr(trt.BuilderFlag, "FP" + "16"))',
+        "configure", "(binding, builder, config, settings).apply()",
+        '(binding, builder, config, settings).apply()\n    trt = binding.trt\n'
+        '    config.set_flag(getattr(binding.trt.BuilderFlag, "FP" + "16"))',
         test=(_BUILD, "test_a_build_is_strongly_typed_proved_and_sealed"),
     ),
     "the same on 10": Mutation(
-        "configure", "    _Settings(builder, config, settings).apply()",
-        '    _Settings(builder, config, settings).apply()\n    config.set_flag(getattr(trt.BuilderFlag, "FP" + "16"))',
+        "configure", "(binding, builder, config, settings).apply()",
+        '(binding, builder, config, settings).apply()\n    trt = binding.trt\n'
+        '    config.set_flag(getattr(binding.trt.BuilderFlag, "FP" + "16"))',
         test=(_BUILD, "test_a_build_is_strongly_typed_proved_and_sealed"), release="10.16.1",
     ),
     "a setter is believed": Mutation(
-        "configure", "    if found != asked:", "    if False:",
+        "configure", "    if applied != requested:", "    if False:",
         test=(_BUILD, "test_a_setter_that_does_nothing_is_found_by_reading_back"),
         arguments={"member": "IBuilderConfig.max_aux_streams="},
     ),
     "a timing cache of another GPU is taken": Mutation(
-        "timing", "if self._ours is not None and config.set_timing_cache(self._ours, False):",
-        "if self._ours is not None and config.set_timing_cache(self._ours, True):",
+        "timing_cache", "if self._native is not None and config.set_timing_cache(self._native, False):",
+        "if self._native is not None and config.set_timing_cache(self._native, True):",
         test=(_BUILD, "test_a_cache_of_another_identity_is_refused_said_and_replaced"), arguments={"wrong": "device"},
     ),
     "others' timings are overwritten": Mutation(
-        "timing", "if others is not None and not cache.combine(others, False):", "if others is None:",
+        "timing_cache", "if now and (others is None or not cache.combine(others, False)):", "if now and others is None:",
         test=(_BUILD, "test_what_another_process_timed_meanwhile_is_kept"),
     ),
     "the monitor never says stop": Mutation(
-        "progress", "return not (self._stop.is_set() or self.error is not None)", "return True",
+        "build_progress", "return not (self._stop.is_set() or self.error is not None)", "return True",
         test=(_BUILD, "test_ctrl_c_ends_a_build_at_its_next_step_and_leaves_nothing"),
     ),
     "an inference goes to the default stream": Mutation(
@@ -166,12 +173,12 @@ RUN = {
         test=(_RUN, "test_shapes_are_refused_by_us_first_and_then_in_tensorrts_words"), release="10.16.1",
     ),
     "host code is allowed to everybody": Mutation(
-        "reading", "    runtime.engine_host_code_allowed = settings.allow_host_code",
+        "deserialize", "    runtime.engine_host_code_allowed = settings.allow_host_code",
         "    runtime.engine_host_code_allowed = True",
         test=(_RUN, "test_host_code_runs_only_after_an_explicit_yes"), release="10.16.1",
     ),
     "an error keeps the engine alive longer than its memory": Mutation(
-        "run", "            let_go(error)\n", "",
+        "run", "            clear_frames(error)\n", "",
         test=(_RUN, "test_a_plan_that_is_not_its_passports_is_found_before_it_computes"),
     ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 
 def profiled(folder: Path, feeds: dict[str, Any], **settings: Any) -> Any:
     from trt_engine.backends.tensorrt.profile import profile
-    from trt_engine.config import RuntimeConfig
+    from trt_engine.config.runtime import RuntimeConfig
 
     wanted = {"inferences": 3, "warmup": 1, "keep": None} | settings
     return profile(built(folder), feeds, RuntimeConfig(device="fake:0"), **wanted)

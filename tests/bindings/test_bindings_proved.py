@@ -12,7 +12,7 @@ BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
 
 
-def built(folder: Path, out: str = "net.engine", *, parity: bool = True, options: dict[str, str] | None = None) -> Any:
+def built(folder: Path, out: str = "net.engine", *, parity: bool = True, **settings: Any) -> Any:
     import onnx_models
     import trt_engine as te
 
@@ -20,9 +20,15 @@ def built(folder: Path, out: str = "net.engine", *, parity: bool = True, options
     if not model.exists():
         onnx_models.conv_net(model)
     return te.build(
-        model, backend="tensorrt", device="fake:0", profiles=(SPAN,), parity=parity, options=options or {},
-        out=folder / out, force=True,
-    )  # fmt: skip
+        model,
+        backend="tensorrt",
+        device="fake:0",
+        profiles=(SPAN,),
+        parity=parity,
+        out=folder / out,
+        rebuild=True,
+        **settings,
+    )
 
 
 def test_plans_that_hold_host_code_are_proved_by_their_own_build_and_by_no_other(world: Any, tmp_path: Path) -> None:
@@ -35,12 +41,32 @@ def test_plans_that_hold_host_code_are_proved_by_their_own_build_and_by_no_other
         te.load(engine)
 
 
-def test_a_plan_that_cannot_be_loaded_here_is_built_and_that_is_said(world: Any, tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_loaded_here_is_built_and_its_check_is_deferred(world: Any, tmp_path: Path) -> None:
+    import trt_engine as te
+    from trt_engine.engine import Engine
+    from trt_engine.errors import EngineError
+    from trt_engine.records.passport import NOT_VALIDATED
+
     lean = built(tmp_path, options={"version_compatible": "on", "exclude_lean_runtime": "on"})
     windows = built(tmp_path, "windows.engine", options={"runtime_platform": "windows_amd64"})
     for engine, words in ((lean, "without its lean runtime"), (windows, "windows_amd64")):
         assert engine.passport.parity is None and words in engine.passport.build.notes["parity"]
-        assert any("parity was not judged" in text for text in engine.passport.build.warnings)
+        assert any(NOT_VALIDATED in text for text in engine.passport.build.warnings)
+        assert engine.validation == NOT_VALIDATED and engine.verify_reference()
+        with pytest.raises(EngineError):
+            te.validate(engine)
+        assert Engine.open(engine.path).validation == NOT_VALIDATED
+    library = tmp_path / "libnvinfer_lean.so.10"
+    library.write_bytes(b"")
+    report = te.validate(lean, options={"allow_host_code": "on", "lean_runtime": str(library)})
+    assert report.state == "passed" and report.precision.main_dtype == "fp32" and report.checks == ("parity",)
+    assert Engine.open(lean.path).passport.parity == report.parity
+    asked = built(tmp_path, precision="fp32", options={"version_compatible": "on", "exclude_lean_runtime": "on"})
+    assert asked.passport.validation is not None and asked.passport.validation.checks == ("precision", "parity")
+    assert (
+        te.validate(asked, options={"allow_host_code": "on", "lean_runtime": str(library)}).precision.main_dtype
+        == "fp32"
+    )
 
 
 def test_tf32_is_allowed_its_own_rounding_though_no_kernels_name_tells_it(world: Any, tmp_path: Path) -> None:
@@ -54,7 +80,7 @@ def test_tf32_is_allowed_its_own_rounding_though_no_kernels_name_tells_it(world:
             model, backend="tensorrt", device="fake:0", profiles=(SPAN,), precision=precision,
             out=tmp_path / f"{precision}.engine",
         )  # fmt: skip
-        assert "tf32" not in engine.passport.precision.found
+        assert "tf32" not in engine.passport.precision.shares
         limits[precision] = engine.passport.parity.tolerance
     assert limits == {"fp32": 1e-3, "tf32": 2.0**-6}
 
@@ -68,10 +94,10 @@ def test_the_log_holds_every_attempt_of_this_build_and_none_of_the_last(world: A
     counts = []
     for _ in range(2):
         engine = te.build(
-            model, backend="tensorrt", device="fake:0", profiles=(SPAN,), parity=False, workspace_mib=1, force=True,
+            model, backend="tensorrt", device="fake:0", profiles=(SPAN,), parity=False, workspace_mib=1, rebuild=True,
             out=tmp_path / "net.engine",
         )  # fmt: skip
-        assert engine.passport.build.ladder
+        assert engine.passport.build.retries
         (log,) = (tmp_path / "store/logs").iterdir()
         said = log.read_text()
         assert "insufficient workspace" in said and "engine generation completed" in said
@@ -90,7 +116,7 @@ def test_weights_that_are_streamed_are_run_without_a_graph_and_the_reason_is_tol
             np.testing.assert_array_equal(runner.infer(feeds)["scores"], first)
             graphs = runner.stats().pool.graphs
             assert bool(graphs.captured) == captured
-            assert captured or "weights are streamed" in graphs.refused
+            assert captured or "weights are streamed" in graphs.disabled_reason
 
 
 def test_values_that_decide_shapes_go_through_a_pool(world: Any, tmp_path: Path) -> None:
@@ -140,7 +166,8 @@ def test_a_mapped_plan_is_read_in_pieces_as_the_bindings_ask_for_them(world: Any
     import mmap
     import subprocess
 
-    from trt_engine.backends.tensorrt.reading import _reader_class
+    from trt_engine.backends.tensorrt.binding import TENSORRT
+    from trt_engine.backends.tensorrt.deserialize import _StreamReader
 
     driver = tmp_path / "libcuda.so.1"
     source = "int cuPointerGetAttribute(void) { return 1; } int cuMemcpyHtoD_v2(void) { return 1; }"
@@ -160,14 +187,15 @@ def test_a_mapped_plan_is_read_in_pieces_as_the_bindings_ask_for_them(world: Any
         (tmp_path / "plan").open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan,
     ):
-        reader = _reader_class()(plan)
+        ours = _StreamReader(plan)
+        reader = TENSORRT.wrap_callback(ours)
         assert base.read(reader, there, 1000, 0) == 1000 and into.raw[:1000] == content[:1000]
         assert base.read(reader, there, 24, 0) == 24 and into.raw[:24] == content[1000:1024]
         assert base.seek(reader, 512, where.SET) and base.read(reader, there, 8, 0) == 8 and into.raw[:8] == content[:8]
         assert base.seek(reader, -4, where.END) and base.read(reader, there, 4, 0) == 4 and into.raw[:4] == content[-4:]
         assert base.seek(reader, -8, where.CUR) and not base.seek(reader, 1, where.END)
-        reader.plan = None
-        assert reader.error is None
+        ours.plan = None
+        assert ours.error is None
 
 
 def test_memory_is_freed_behind_the_work_that_uses_it(world: Any, tmp_path: Path) -> None:
@@ -189,6 +217,6 @@ def test_memory_is_freed_behind_the_work_that_uses_it(world: Any, tmp_path: Path
     assert waited == [(0, 3), (7, 2), (9, 1)], "everything is waited for, or the stream; then it is freed"
     assert device.memory().allocated_count == 0 and "a stream that failed" in str(allocator.error)
     assert not allocator.deallocate(first), "nothing is freed twice"
-    assert allocator.allocated.count == 3 and allocator.allocated.now == 0
+    assert allocator.stats.count == 3 and allocator.stats.current_bytes == 0
     allocator.close()
     device.close()

@@ -31,7 +31,7 @@ def built(folder: Path, model: Path | None = None, profiles: tuple[str, ...] = (
 
 def load(engine: Any, device: Any = None, **options: str) -> Any:
     from trt_engine.backends.tensorrt.run import TensorRtRuntime
-    from trt_engine.config import RuntimeConfig
+    from trt_engine.config.runtime import RuntimeConfig
     from trt_engine.device.fake import FakeDevice
 
     return TensorRtRuntime().load(engine, RuntimeConfig(options=options), device=device or FakeDevice(0))
@@ -41,7 +41,7 @@ def load(engine: Any, device: Any = None, **options: str) -> Any:
 def running(engine: Any, profile: int = 0, device: Any = None, **options: str) -> Iterator[tuple[Any, Any]]:
     """A session with one context; everything is given back at the end."""
     session = load(engine, device, **options)
-    context = session.context(profile)
+    context = session.create_context(profile)
     try:
         yield session, context
     finally:
@@ -100,7 +100,7 @@ def test_a_plan_gives_what_its_graph_gives_at_every_shape(world: Any, tmp_path: 
             feeds = images(batch)
             wanted = expected(tmp_path / "net.onnx", feeds)["scores"]
             np.testing.assert_allclose(answers(session, context, feeds)["scores"], wanted, rtol=1e-5)
-        facts = session.facts()
+        facts = session.runtime_info()
     assert facts["library"].startswith("tensorrt ") and facts["memory_strategy"] == "static"
     assert int(facts["scratch_bytes"]) > 0 and "allocations" in facts["allocated"]
 
@@ -109,7 +109,7 @@ def test_memory_that_is_not_to_be_counted_is_left_to_tensorrts_own_allocator(wor
     engine = built(tmp_path)
     with running(engine, count_allocations="off") as (session, context):
         assert answers(session, context, images(2))["scores"].shape == (2, 16)
-        assert "allocated" not in session.facts() and session.refusals() == 0
+        assert "allocated" not in session.runtime_info() and session.failed_allocations() == 0
         assert [item.values["gpu_allocator"] for item in world.alive() if item.kind == "Runtime"] == [None]
 
 
@@ -213,11 +213,11 @@ def test_each_profile_has_its_context_and_its_range(world: Any, tmp_path: Path) 
         )  # fmt: skip
         with pytest.raises(ProfileError, match="profile 1 spans"):
             context.prepare({"images": (1, 3, 8, 8)})
-        first = session.context(0)
+        first = session.create_context(0)
         first.prepare({"images": (1, 3, 8, 8)})
         first.close()
-        with pytest.raises(UsageError, match="there is no profile 2"):
-            session.context(2)
+        with pytest.raises(UsageError, match="profile 2 does not exist"):
+            session.create_context(2)
 
 
 def test_a_profile_that_tensorrt_does_not_switch_to_is_an_error(world: Any, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_profile_that_tensorrt_does_not_switch_to_is_an_error(world: Any, tmp_
     session = load(built(tmp_path, profiles=(SPAN, SPAN)))
     world.faults.refused.add("IExecutionContext.set_optimization_profile_async")
     with pytest.raises(EngineError, match="choosing profile 1 failed"):
-        session.context(1)
+        session.create_context(1)
     session.close()
 
 
@@ -402,7 +402,7 @@ def test_scratch_memory_of_ours_fits_the_shapes_in_use(world: Any, tmp_path: Pat
         small = answers(session, context, images(1))
         at_first = context.scratch_bytes
         large = answers(session, context, images(4))
-        assert 0 < at_first < context.scratch_bytes == int(session.facts()["scratch_bytes"])
+        assert 0 < at_first < context.scratch_bytes == int(session.runtime_info()["scratch_bytes"])
         for batch, found in ((1, small), (4, large)):
             np.testing.assert_allclose(
                 found["scores"], expected(tmp_path / "net.onnx", images(batch))["scores"], rtol=1e-5
@@ -437,11 +437,11 @@ def test_memory_refused_once_is_not_the_reason_of_everything_after(world: Any, t
     session, contexts = load(built(tmp_path), tight), []
     with pytest.raises(MemoryExhausted):
         for _ in range(64):
-            contexts.append(session.context())
+            contexts.append(session.create_context())
     contexts.pop().close()
     world.faults.nothing_from.add("ICudaEngine.create_execution_context")
     with pytest.raises(EngineError, match="gave no reason"):
-        session.context()
+        session.create_context()
     stream, context = tight.stream(), contexts[0]
     context.prepare({"images": (1, 3, 8, 8)})
     buffers = {"images": tight.allocate(768), "scores": tight.allocate(64)}
@@ -459,7 +459,7 @@ def test_an_engine_on_dla_is_not_captured(world: Any, tmp_path: Path) -> None:
     config = engine.passport.build.config | {"options": {"dla_core": "0"}}
     build = replace(engine.passport.build, config=config)
     with running(replace(engine, passport=replace(engine.passport, build=build))) as (session, context):
-        assert "DLA" in context.no_graph and "DLA" in session.facts()["graphs"]
+        assert "DLA" in context.no_graph and "DLA" in session.runtime_info()["graphs"]
 
 
 @ALL
@@ -476,7 +476,7 @@ def test_tensorrts_own_memory_is_counted_and_refused_as_out_of_memory(world: Any
     contexts = []
     with pytest.raises(MemoryExhausted):
         for _ in range(64):
-            contexts.append(session.context())
+            contexts.append(session.create_context())
     assert contexts, "one fits"
     for context in contexts:
         context.close()
@@ -495,7 +495,7 @@ def test_weights_on_the_device_are_bounded_and_read_back(world: Any, tmp_path: P
         return
     for asked, share in (("off", 1.0), ("50%", 0.5), ("auto", 0.5), ("0", 0.0)):
         with running(engine, weight_streaming_budget=asked) as (session, context):
-            streamable = int(session.facts()["weights_on_device"].split()[2])
+            streamable = int(session.runtime_info()["weights_on_device"].split()[2])
             assert session.budget_bytes == int(streamable * share)
             assert (context.no_graph is None) == (share == 1.0)
     world.faults.stubborn |= {"ICudaEngine.weight_streaming_budget_v2="}
@@ -509,7 +509,7 @@ def test_the_end_comes_in_order_and_not_under_an_open_context(world: Any, tmp_pa
     from trt_engine.errors import UsageError
 
     session = load(built(tmp_path))
-    contexts = [session.context(), session.context()]
+    contexts = [session.create_context(), session.create_context()]
     with pytest.raises(UsageError, match="2 open context"):
         session.close()
     for context in contexts:
@@ -520,7 +520,7 @@ def test_the_end_comes_in_order_and_not_under_an_open_context(world: Any, tmp_pa
     left = {item.kind for item in world.alive()} & {"IExecutionContext", "ICudaEngine", "Runtime"}
     assert not left and not world.violations
     with pytest.raises(UsageError, match="the session is closed"):
-        session.context()
+        session.create_context()
 
 
 # ------------------------------------------------------------------------------------------------ loading
@@ -535,7 +535,8 @@ def test_host_code_runs_only_after_an_explicit_yes(world: Any, tmp_path: Path) -
         load(engine)
     assert "allow_host_code" in (caught.value.hint or "") and caught.value.exit_code == 10
     silent = replace(
-        engine, passport=replace(engine.passport, needs=replace(engine.passport.needs, version_compatible=False))
+        engine,
+        passport=replace(engine.passport, requirements=replace(engine.passport.requirements, version_compatible=False)),
     )
     with pytest.raises(EngineError, match="holds code for the host") as caught:
         load(silent)
@@ -551,7 +552,7 @@ def test_a_plan_without_its_lean_runtime_says_which_one_to_bring(world: Any, tmp
     with pytest.raises(EngineError, match="needs the lean runtime of TensorRT") as caught:
         load(engine)
     assert "lean_runtime=" in (caught.value.hint or "")
-    with pytest.raises(SetupError, match="there is no lean runtime"):
+    with pytest.raises(SetupError, match=r"the lean runtime .* does not exist"):
         load(engine, lean_runtime=str(tmp_path / "nowhere.so"))
     library = tmp_path / "libnvinfer_lean.so"
     library.write_text(world.version_text)
@@ -575,7 +576,7 @@ def test_a_stripped_plan_gets_its_weights_back_before_it_runs(world: Any, tmp_pa
     elsewhere = model.rename(tmp_path / "moved.onnx")
     with pytest.raises(EngineError, match="stripped of its weights"):
         load(engine)
-    with pytest.raises(ModelError, match="there is no model"):
+    with pytest.raises(ModelError, match=r"the model .* does not exist"):
         load(engine, refit_from=str(model))
     with running(engine, refit_from=str(elsewhere)) as (session, context):
         assert answers(session, context, images(1))["scores"].shape == (1, 16)
@@ -601,7 +602,7 @@ def test_an_engine_that_is_not_whole_after_its_weights_came_back_is_not_run(worl
     with pytest.raises(EngineError, match="weights cannot be replaced"):
         load(built(tmp_path / "plain"), refit_from=str(model))
     world.faults.refused.add("Refitter.refit_cuda_engine")
-    with pytest.raises(EngineError, match="putting weights back into the engine failed"):
+    with pytest.raises(EngineError, match="refitting the engine failed"):
         load(engine)
     world.faults.nothing_from.add("Refitter.__init__")
     with pytest.raises(EngineError, match="preparing to put weights back failed"):
@@ -631,7 +632,7 @@ def test_damaged_and_foreign_plans_are_refused_with_tensorrts_reason(world: Any,
     older[24:27] = bytes((9, 9, 9))
     for raw, reason in (
         (b"", "is empty"), (b"PK\x03\x04" * 20, "Magic tag"), (whole[:-9], "cut in its weights"),
-        (whole[:36], "cut in its header"), (bytes(older), "kSERIALIZATION_VERSION"),
+        (whole[:36], "cut in its header"), (bytes(older), "Version tag does not match"),
     ):  # fmt: skip
         engine.path.write_bytes(raw)
         with pytest.raises(EngineError, match=reason) as caught:
@@ -657,7 +658,7 @@ def test_no_runtime_is_made_where_there_is_no_driver(world: Any, tmp_path: Path)
     import ctypes
 
     from trt_engine.backends.tensorrt.run import TensorRtRuntime
-    from trt_engine.config import RuntimeConfig
+    from trt_engine.config.runtime import RuntimeConfig
     from trt_engine.errors import SetupError
 
     with contextlib.suppress(OSError):
@@ -673,12 +674,13 @@ def test_no_runtime_is_made_where_there_is_no_driver(world: Any, tmp_path: Path)
 def test_a_library_of_another_release_than_its_bindings_is_refused_before_it_is_called(
     world: Any, tmp_path: Path
 ) -> None:
-    from trt_engine.backends.tensorrt import compat
+    from trt_engine.backends.tensorrt.binding import TENSORRT
     from trt_engine.errors import SetupError
 
     engine = built(tmp_path)
-    assert compat.library_version() == compat.VERSION[:3]
-    compat.VERSION = (*compat.VERSION[:2], compat.VERSION[2] + 1)
+    major, minor, patch, *_ = TENSORRT.version
+    assert TENSORRT.library_version() == (major, minor, patch)
+    TENSORRT.__dict__["version"] = (major, minor, patch + 1)
     for act in (lambda: load(engine), lambda: built(tmp_path / "another")):
         with pytest.raises(SetupError, match=r"the library they found is \d+") as caught:
             act()
@@ -708,7 +710,7 @@ def test_a_dla_core_that_is_not_there_is_refused(world: Any, tmp_path: Path) -> 
     from trt_engine.errors import SetupError
 
     engine = built(tmp_path)
-    with pytest.raises(SetupError, match="there is no DLA core 0, this machine has 0"):
+    with pytest.raises(SetupError, match="DLA core 0 does not exist, this machine has 0"):
         load(engine, dla_core="0")
 
 
@@ -729,7 +731,7 @@ def test_layers_are_read_at_shapes_and_cost_no_device_memory(world: Any, tmp_pat
     session = load(built(tmp_path), device)
     before = device.memory().peak_bytes
     found = session.layers()
-    assert any(layer.kind and layer.matrix for layer in found) and all(layer.name for layer in found)
+    assert any(layer.kind and layer.is_matmul for layer in found) and all(layer.name for layer in found)
     assert device.memory().peak_bytes == before
     session.close()
 
@@ -740,16 +742,16 @@ def test_one_name_with_quotation_marks_does_not_cost_the_other_layers(world: Any
     world.puppet.rules[key] = lambda call: '{"Layers": [{"Name": "the "odd" one"}]}'
     found = session.layers()
     session.close()
-    assert len(found) > 1 and any(layer.matrix for layer in found)
+    assert len(found) > 1 and any(layer.is_matmul for layer in found)
 
 
 @BOTH
 def test_layer_times_are_asked_for_after_the_inference(world: Any, tmp_path: Path) -> None:
-    from trt_engine.backends.tensorrt.context import LayerTimes
+    from trt_engine.backends.tensorrt.context import LayerProfiler
     from trt_engine.errors import UsageError
 
     with running(built(tmp_path)) as (session, context):
-        times = LayerTimes()
+        times = LayerProfiler()
         with pytest.raises(UsageError, match="no layer times"):
             times.report()
         context.profile_layers(times)
@@ -769,10 +771,10 @@ def test_layer_times_are_asked_for_after_the_inference(world: Any, tmp_path: Pat
 def test_a_profiler_somebody_keeps_does_not_keep_the_context(world: Any, tmp_path: Path) -> None:
     import gc
 
-    from trt_engine.backends.tensorrt.context import LayerTimes
+    from trt_engine.backends.tensorrt.context import LayerProfiler
     from trt_engine.errors import UsageError
 
-    times = LayerTimes()
+    times = LayerProfiler()
     for _ in range(2):
         with running(built(tmp_path)) as (_, context):
             context.profile_layers(times)
@@ -785,5 +787,5 @@ def test_a_profiler_somebody_keeps_does_not_keep_the_context(world: Any, tmp_pat
 def test_the_cards_layers_load_and_close_the_engine(world: Any, tmp_path: Path) -> None:
     from trt_engine.backends.tensorrt.run import layers
 
-    assert any(layer.matrix for layer in layers(built(tmp_path)))
+    assert any(layer.is_matmul for layer in layers(built(tmp_path)))
     assert not [item for item in world.alive() if item.kind == "ICudaEngine"]

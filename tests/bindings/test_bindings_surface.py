@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 from bindings.harness import RELEASES, SOURCE, Bindings
-from trt_engine.backends.tensorrt.surface import SURFACE
+from trt_engine.backends.tensorrt.api_table import API_TABLE
 
 BACKEND = SOURCE / "trt_engine/backends/tensorrt"
 LOOK = """
 import json, sys
 from pathlib import Path
 from bindings import uses
-folder = Path(sys.argv[1])
+folders = [Path(word) for word in sys.argv[1:]]
 print(json.dumps({
-    "version": uses.VERSION, "table": uses.surface_problems(), "found": uses.problems(folder),
-    "followed": uses.followed(folder), "present": [use.name for use in uses.SURFACE if use.present(uses.VERSION)],
-    "size": len(uses.SURFACE),
+    "version": uses.VERSION, "table": uses.surface_problems(), "found": uses.problems(*folders),
+    "followed": uses.followed(*folders), "present": [use.name for use in uses.TABLE if uses.present(use)],
+    "size": len(uses.TABLE),
 }))
 """
 REACHED = {
@@ -43,6 +43,14 @@ REACHED = {
     "IProfiler.report_layer_time",
 }  # fmt: skip
 """Uses that must have been seen, most of them on objects that other objects made: else nothing was looked at."""
+
+RTX_REACHED = {
+    "ICudaEngine.create_runtime_config", "ICudaEngine.load_weights", "ICudaEngine.weights_loaded",
+    "IRuntimeConfig.create_runtime_cache", "IRuntimeConfig.set_runtime_cache", "IRuntimeCache.deserialize",
+    "IRuntimeCache.serialize", "IRuntimeConfig.set_execution_context_allocation_strategy",
+    "IExecutionContext.is_stream_capturable", "IBuilderConfig.set_compute_capability",
+}  # fmt: skip
+"""Those of TensorRT-RTX beside them."""
 
 WHOLE = ("10.16.1", "11.4.0")
 LOOKED_AT = [item if item in WHOLE else pytest.param(item, marks=pytest.mark.slow) for item in RELEASES]
@@ -65,16 +73,20 @@ def look(bindings: Callable[[str], Bindings]) -> Look:
 
 
 def looked(bindings: Bindings, folder: Path) -> dict[str, Any]:
-    done = bindings.run(LOOK, str(folder))
+    rtx = [str(SOURCE / "trt_engine/backends/tensorrt_rtx")] if bindings.module == "tensorrt_rtx" else []
+    done = bindings.run(LOOK, str(folder), *rtx)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 @pytest.mark.parametrize("version", LOOKED_AT)
+@pytest.mark.slow
 def test_the_table_says_which_names_and_parameters_each_release_has(look: Look, version: str) -> None:
     seen = look(version)
-    assert ".".join(map(str, seen["version"][:3])) == version, "the release that was asked for answers"
+    assert ".".join(map(str, seen["version"][:3])) == version.removeprefix("rtx-"), (
+        "the release that was asked for answers"
+    )
     assert seen["table"] == []
     assert seen["size"] > 200
     assert len(seen["present"]) > 170
@@ -84,20 +96,20 @@ def test_the_table_says_which_names_and_parameters_each_release_has(look: Look, 
 def test_every_use_in_our_sources_exists_where_it_is_used(look: Look, version: str) -> None:
     seen = look(version)
     assert seen["found"] == []
-    assert set(seen["followed"]) >= REACHED
+    assert set(seen["followed"]) >= (REACHED | RTX_REACHED if version.startswith("rtx-") else REACHED)
     assert len(seen["followed"]) > 130
 
 
 def test_the_table_holds_no_name_that_nobody_reaches() -> None:
-    """By its word in the sources: what is an enum's is asked for by users too, all of those `compat.choices` lists."""
+    """By its word in the sources: what is an enum's is asked for by users too, all of those `Binding.choices` lists."""
     sources = {path.stem: path.read_text() for path in BACKEND.glob("*.py") if path.stem != "surface"}
     words = set(re.findall(r"\w+", "\n".join(sources.values())))
     listed = set(
-        re.findall(r'(?:choices|member|_signed)\((?:text, )?"(\w+)"', sources["configure"] + sources["compat"])
+        re.findall(r'(?:choices|member|_signed)\((?:[\w.]+, text, )?"(\w+)"', sources["configure"] + sources["binding"])
     )
     listed |= {"TacticSource", "PreviewFeature", "ExecutionContextAllocationStrategy"}
     dead = []
-    for use in SURFACE:
+    for use in API_TABLE:
         owner, _, short = use.name.rpartition(".")
         if owner not in listed and (owner.rpartition(".")[2] if short == "__init__" else short) not in words:
             dead.append(use.name)
@@ -128,9 +140,8 @@ def test_a_wrong_use_anywhere_in_a_module_is_found(
     folder = tmp_path / "backend"
     shutil.copytree(BACKEND, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "wrong.py").write_text(
-        "import tensorrt as trt\n"
-        "from trt_engine.backends.tensorrt import compat\n"
-        "def build(logger):\n"
+        "def build(binding, logger):\n"
+        "    trt = binding.trt\n"
         "    builder = trt.Builder(logger)\n"
         "    network = builder.create_network(1)\n"
         "    config = builder.create_builder_config()\n"
@@ -139,8 +150,9 @@ def test_a_wrong_use_anywhere_in_a_module_is_found(
         "    made = [builder.create_optimization_profile() for _ in range(2)]\n"
         "    made[0].set_shape('x', (1,), (1,))\n"
         "    config.set_timing_cache(cache=None, ignore=True)\n"
-        "    return network.get_inptu(0), compat.has('Builder.create_netwrok')\n"
-        "class Monitor(trt.IProgressMonitor):\n"
+        "    return network.get_inptu(0), binding.has('Builder.create_netwrok')\n"
+        "class Monitor:\n"
+        "    native_base = 'IProgressMonitor'\n"
         "    def phase_start(self, name, parent):\n"
         "        pass\n"
     )

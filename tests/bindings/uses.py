@@ -1,9 +1,9 @@
 """What our backend's sources use of TensorRT, held against the bindings that are imported here.
 
-`problems(folder)` reads every module of the backend and follows TensorRT's objects through it: what `trt.Builder(...)`
-makes, what its methods return by their published signatures, what our own functions hand on, and parameters without a
-type of ours by their names (`PARAMETERS`). Every name reached on such an object must exist in this release or be outside
-its range in `SURFACE`, must stand in `SURFACE`, and must be called with parameters it has.
+`problems(folder)` reads every module of the backend and follows TensorRT's objects through it: what
+`binding.trt.Builder(...)` makes, what its methods return by their published signatures, what our own functions hand on,
+and parameters without a type of ours by their names (`PARAMETERS`). Every name reached on such an object must exist in
+this release or be outside its range in `API_TABLE`, must stand in `API_TABLE`, and must be called with parameters it has.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import datetime
 import functools
+import importlib
 import inspect
 import io
 import logging
@@ -27,18 +28,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorrt as trt
 
-from trt_engine.backends.tensorrt.surface import SURFACE, Use
+from trt_engine.backends.tensorrt.api_table import API_TABLE, ApiEntry
+from trt_engine.backends.tensorrt.binding import TENSORRT, TENSORRT_RTX
 
 __all__ = ["followed", "problems", "surface_problems"]
 
-VERSION = tuple(int(part) for part in trt.__version__.split(".") if part.isdigit())
+trt: Any = importlib.import_module(os.environ.get("TRT_ENGINE_TEST_MODULE", "tensorrt"))
+
+BINDING = TENSORRT_RTX if trt.__name__ == TENSORRT_RTX.module else TENSORRT
+VERSION = BINDING.version
+TABLE = (*API_TABLE, *TENSORRT_RTX.extra_entries)
+"""Every name that some release of either library has; `present` says which of them this one has."""
 
 PARAMETERS = {
     "builder": "Builder", "network": "INetworkDefinition", "config": "IBuilderConfig", "parser": "OnnxParser",
     "engine": "ICudaEngine", "runtime": "Runtime", "refitter": "Refitter", "inspector": "EngineInspector",
-    "native": "IExecutionContext", "registry": "IPluginRegistry", "tensor": "ITensor",
+    "native": "IExecutionContext", "registry": "IPluginRegistry", "tensor": "ITensor", "runtime_config": "IRuntimeConfig",
 }  # fmt: skip
 """Classes of parameters that are annotated `Any`, or not at all."""
 
@@ -53,6 +59,11 @@ class Bound:
     kind: str
     """`object`, `class`, `method`, `list`, `module`, `call` (of a function of ours: its result)."""
     name: str = ""
+
+
+def present(use: ApiEntry) -> bool:
+    """True when the library that is imported here has the name."""
+    return (use not in TENSORRT_RTX.extra_entries or use in BINDING.extra_entries) and BINDING.has_api(use.name)
 
 
 # ------------------------------------------------------------------------------------------------ signatures
@@ -108,9 +119,12 @@ def is_enum(dotted: str) -> bool:
 def surface_problems() -> list[str]:
     """Entries of the table that are not in these bindings as it says."""
     bad = []
-    for use in SURFACE:
+    for use in (
+        *API_TABLE,
+        *BINDING.extra_entries,
+    ):  # some of TensorRT-RTX's are in TensorRT too, where nothing uses them
         obj = find(use.name)
-        expected = use.present(VERSION)
+        expected = present(use)
         if (obj is not None) != expected:
             bad.append(f"{use.name}: {'there' if obj is not None else 'not there'}, the table says the contrary")
         elif expected and use.parameters is not None:
@@ -123,19 +137,26 @@ def surface_problems() -> list[str]:
 # ------------------------------------------------------------------------------------------------ following objects
 
 
-def problems(folder: Path) -> list[str]:
-    """What the modules of a folder use that these bindings do not have, each with its place."""
-    reading = _read(folder)
+def problems(*folders: Path) -> list[str]:
+    """What the modules of these folders use that these bindings do not have, each with its place."""
+    reading = _read(*folders)
     return sorted({*reading.found, *_unknown_names(reading.modules), *_unknown_texts(reading.modules)})
 
 
-def followed(folder: Path) -> list[str]:
+def followed(*folders: Path) -> list[str]:
     """The names of the bindings those modules were seen to reach."""
-    return sorted(_read(folder).checked)
+    return sorted(_read(*folders).checked)
 
 
-def _read(folder: Path) -> _Reading:
-    reading = _Reading({path.stem: ast.parse(path.read_text()) for path in sorted(folder.glob("*.py"))})
+@functools.cache
+def _read(*folders: Path) -> _Reading:
+    reading = _Reading(
+        {
+            path.stem if folder == folders[0] else f"{folder.name}/{path.stem}": ast.parse(path.read_text())
+            for folder in folders
+            for path in sorted(folder.glob("*.py"))
+        }
+    )
     for _ in range(5):  # what a function hands on is known to those that call it in the next round
         reading.found.clear()
         for name, tree in reading.modules.items():
@@ -151,14 +172,25 @@ class _Reading:
     results: dict[str, Bound] = field(default_factory=dict)
     attributes: dict[tuple[str, str], Bound] = field(default_factory=dict)
     found: list[str] = field(default_factory=list)
-    surface: dict[str, Use] = field(default_factory=lambda: {use.name: use for use in SURFACE})
+    surface: dict[str, ApiEntry] = field(default_factory=lambda: {use.name: use for use in TABLE})
     arguments: dict[tuple[str, int | str], Bound] = field(default_factory=dict)
     """What a function of ours was called with, by its name and the parameter's place or name."""
     checked: set[str] = field(default_factory=set)
     defined: Counter[str] = field(default_factory=Counter)
     """How many functions of ours have a name: what two share tells nothing of their parameters."""
+    borrowed: dict[str, set[str]] = field(default_factory=dict)
+    """By module, the names it imports from outside the backends: functions of these modules may have them too."""
 
     def __post_init__(self) -> None:
+        self.borrowed = {
+            module: {
+                item.asname or item.name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("trt_engine.backends.")
+                for item in node.names
+            }
+            for module, tree in self.modules.items()
+        }
         every = (node for tree in self.modules.values() for node in ast.walk(tree))
         self.defined.update(node.name for node in every if isinstance(node, ast.FunctionDef))
 
@@ -172,7 +204,6 @@ class _Scope:
         self.result: Bound | None = None
 
     def module(self, tree: ast.Module) -> None:
-        self.names["trt"] = Bound("module")
         self.block(tree.body)
 
     def say(self, node: ast.AST, text: str) -> None:
@@ -194,6 +225,10 @@ class _Scope:
             inner.block(node.body)
             for base in node.bases:
                 self.overrides(node, self.type_of(base))
+            self.overrides(node, _stands_for(node))
+        elif isinstance(node, ast.Import):
+            if any(item.name == trt.__name__ for item in node.names):
+                self.names["trt"] = Bound("module")
         elif isinstance(node, ast.Assign):
             value = self.type_of(node.value)
             for target in node.targets:
@@ -256,7 +291,7 @@ class _Scope:
         for kind in [item.__name__ for item in find(base.name).__mro__]:
             for use in self.reading.surface.values():
                 owner, _, name = use.name.rpartition(".")
-                if owner != kind or name == "__init__" or use.parameters is None or not use.present(VERSION):
+                if owner != kind or name == "__init__" or use.parameters is None or not present(use):
                     continue
                 self.reading.checked.add(use.name)
                 if name not in own:
@@ -296,6 +331,8 @@ class _Scope:
                 return None
             case ast.Name():
                 return self.names.get(node.id)
+            case ast.Attribute(attr="trt"):  # `binding.trt`
+                return Bound("module")
             case ast.Attribute():
                 owner = self.type_of(node.value, quiet=quiet)
                 if owner is not None:
@@ -360,13 +397,13 @@ class _Scope:
         below = [use for name, use in self.reading.surface.items() if name.startswith(f"{dotted}.")]
         leads = known is not None or below
         if found is None:
-            if not leads or any(use.present(VERSION) for use in (known, *below) if use is not None):
+            if not leads or any(present(use) for use in (known, *below) if use is not None):
                 self.say(node, f"`{dotted}` is not in TensorRT {trt.__version__}")
             return None
         if is_enum(owner.name) and node.attr in ("name", "__members__"):
             return None
         if not leads and not _exception(found):
-            self.say(node, f"`{dotted}` is used and not in SURFACE")
+            self.say(node, f"`{dotted}` is used and not in API_TABLE")
         self.reading.checked.add(dotted)
         if owner.kind == "object" and isinstance(found, property):
             kind = returned(found.fget)
@@ -381,6 +418,10 @@ class _Scope:
         for argument in [*node.args, *(item.value for item in node.keywords)]:
             self.type_of(argument.value if isinstance(argument, ast.Starred) else argument)
         called = self.type_of(node.func)
+        if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
+            owner = self.type_of(node.args[0], quiet=True)  # `_set_checked(config, "max_aux_streams", ...)`
+            if owner is not None and owner.kind == "object" and ast.unparse(node.func) == "_set_checked":
+                self.reach(owner, ast.copy_location(ast.Attribute(node.args[0], node.args[1].value), node))
         if called is not None and called.kind == "method":
             self.fits(called.name, node, find(called.name))
             kind = returned(find(called.name))
@@ -406,7 +447,8 @@ class _Scope:
                 return Bound("list", kind) if kind else None
             return first if first.kind == "list" else None
         own = self.reading.results.get(f"{self.owner}.{name}") or self.reading.results.get(name)
-        if own is not None:
+        elsewhere = isinstance(node.func, ast.Name) and name in self.reading.borrowed[self.module_name]
+        if own is not None and not elsewhere:
             return own
         if first is not None and first.kind in ("method", "call"):  # a function of ours that calls what it is given
             kind = first.name if first.kind == "call" else returned(find(first.name))
@@ -444,6 +486,15 @@ class _Scope:
             self.say(value, f"`{dotted}` is given a number: enum values moved between majors")
 
 
+def _stands_for(node: ast.ClassDef) -> Bound | None:
+    """The class of the bindings whose calls are handed on to a class of ours; None where this release lacks it."""
+    for item in node.body:
+        if isinstance(item, ast.Assign) and getattr(item.targets[0], "id", "") == "native_base":
+            name = ast.literal_eval(item.value)
+            return Bound("class", name) if find(name) is not None else None
+    return None
+
+
 def _takes(parameters: list[Parameter], positional: int, keywords: set[str | None]) -> bool:
     """True when the overload can be called so: every parameter is known, and those without a default are given."""
     left = parameters[positional:]
@@ -467,9 +518,8 @@ def _exception(found: Any) -> bool:
 
 
 _LIBRARY = (
-    contextlib.ExitStack, ctypes.CDLL.__init__, ctypes.CFUNCTYPE(None), datetime.datetime, io.FileIO, logging.Logger,
-    mmap.mmap, np.ndarray,
-    os.stat_result, Path, threading.Event,
+    contextlib.ExitStack, ctypes.CDLL.__init__, ctypes.CFUNCTYPE(None), datetime.datetime, io.FileIO, logging.getLogger(),
+    logging.makeLogRecord({}), mmap.mmap, np.ndarray, os.stat_result, Path, threading.Event,
 )  # fmt: skip
 """Classes of objects our modules hold, beside those of Python's builtins."""
 _FOREIGN = re.compile(r"cu[A-Z]|getInferLibVersion$")
@@ -478,52 +528,64 @@ _FOREIGN = re.compile(r"cu[A-Z]|getInferLibVersion$")
 
 def _unknown_names(modules: dict[str, ast.Module]) -> list[str]:
     """Attributes that nobody has, a net under `_Scope`, for objects it lost sight of."""
-    known = _everybodys()
-    found = []
+    reached: list[tuple[str, ast.Attribute]] = []
     for name, tree in modules.items():
         imported = _imported(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr not in known and not _FOREIGN.match(node.attr):
+            if isinstance(node, ast.Attribute) and node.attr not in _libraries() and not _FOREIGN.match(node.attr):
                 root: ast.expr = node
                 while isinstance(root, ast.Attribute | ast.Call):
                     root = root.value if isinstance(root, ast.Attribute) else root.func
                 if not (isinstance(root, ast.Name) and root.id in imported):
-                    found.append(f"{name}.py:{node.lineno}: nobody has an attribute `{node.attr}`")
-    return found
+                    reached.append((name, node))
+    unknown = _nobodys({node.attr for _, node in reached})
+    return [f"{name}.py:{at.lineno}: nobody has an attribute `{at.attr}`" for name, at in reached if at.attr in unknown]
 
 
 @functools.cache
-def _everybodys() -> set[str]:
-    """Names of attributes: of the bindings of any release we know, of Python, of trt_engine."""
-    known = {part for use in SURFACE for part in use.name.split(".")}
+def _libraries() -> set[str]:
+    """Names of attributes: of the bindings of any release we know, and of Python."""
+    known = {part for use in TABLE for part in use.name.split(".")}
     for name in dir(trt):
         known.update(dir(getattr(trt, name)))
     for item in (*vars(builtins).values(), *_LIBRARY):
         known.update(dir(item))
-    for path in Path(inspect.getfile(Use)).parents[2].rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-                known.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                known.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-                known.add(node.attr)
     return known
 
 
+def _nobodys(names: set[str]) -> set[str]:
+    """Those of the names that no module of trt_engine defines."""
+    rest = set(names)
+    for path in sorted(
+        Path(inspect.getfile(ApiEntry)).parents[2].rglob("*.py"), key=lambda item: "tensorrt" not in str(item)
+    ):
+        if not rest:
+            break
+        text = path.read_text()
+        if rest.isdisjoint(re.findall(r"\w+", text)):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+                rest.discard(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                rest.discard(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                rest.discard(node.attr)
+    return rest
+
+
 def _unknown_texts(modules: dict[str, ast.Module]) -> list[str]:
-    """Names written as text, for `compat` to look up: those below a class of the table must stand in it."""
-    names = {use.name for use in SURFACE}
+    """Names written as text, for `binding` to look up: those below a class of the table must stand in it."""
+    names = {use.name for use in TABLE}
     owners = {name.partition(".")[0] for name in names if "." in name}
     found = []
     for module, tree in modules.items():
-        for node in ast.walk(tree) if module != "surface" else ():
+        for node in ast.walk(tree) if module != "api_table" else ():
             if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
                 continue
             owner, dot, rest = node.value.partition(".")
             if dot and owner in owners and re.fullmatch(r"[\w.]*\w", rest) and node.value not in names:
-                found.append(f'{module}.py:{node.lineno}: "{node.value}" is not in SURFACE')
+                found.append(f'{module}.py:{node.lineno}: "{node.value}" is not in API_TABLE')
     return found
 
 

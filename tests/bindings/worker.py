@@ -65,7 +65,7 @@ class Worker:
 
 
 def _serve(library: Path, folder: Path) -> None:
-    import tensorrt as trt
+    trt = importlib.import_module(os.environ["TRT_ENGINE_TEST_MODULE"])
 
     from bindings.puppet import Puppet, learned
     from bindings.scripted import ScriptedTensorRT
@@ -81,21 +81,22 @@ def _serve(library: Path, folder: Path) -> None:
 
 
 _EVERYBODYS = (
-    "pytest", "onnxruntime", "onnx.reference.ops", "onnx_models", "bindings.on_fake", "trt_engine.api.building",
-    "trt_engine.api.inspecting", "trt_engine.api.loading", "trt_engine.backends.tensorrt.build", "trt_engine.cli.main",
+    "pytest", "onnxruntime", "onnx.reference.ops", "onnx_models", "bindings.on_fake", "trt_engine.verbs.build",
+    "trt_engine.verbs.inspect", "trt_engine.verbs.load", "trt_engine.backends.tensorrt.build", "trt_engine.cli.main",
 )  # fmt: skip
 
 
 def _warm() -> None:
-    """What every test imports, imported once; and the card of TensorRT with the fake device on it."""
+    """What every test imports, imported once; and the cards of both libraries with the fake device on them."""
     for name in _EVERYBODYS:
         importlib.import_module(name)
-    from trt_engine.backend import backends
+    from trt_engine.backend import list_backends
 
-    cards = backends()
-    cards["tensorrt"] = dataclasses.replace(
-        cards["tensorrt"], devices=("fake", "cuda"), runtime="bindings.on_fake:RuntimeOnFake"
-    )
+    backend_specs = list_backends()
+    for name, runtime in (("tensorrt", "RuntimeOnFake"), ("tensorrt-rtx", "RtxRuntimeOnFake")):
+        backend_specs[name] = dataclasses.replace(
+            backend_specs[name], devices=("fake", "cuda"), runtime=f"bindings.on_fake:{runtime}"
+        )
 
 
 def _in_a_child(world: Any, job: dict[str, Any]) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from patience import HANG_S
-from trt_engine.reporting.write import write_reports
+from trt_engine.reporting.report import write_reports
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "reporting"))
+sys.path.insert(0, str(Path(__file__).parent))
 
+import layout
 import sample_matrix
 import sample_runs
 
@@ -123,7 +125,12 @@ def page_of(run: str, folder: Path) -> Path:
     return write_reports((sample_runs.RUNS | sample_matrix.MATRICES)[run](folder / run))["report.html"]
 
 
-@pytest.mark.parametrize("run", ["gpu", "hostile", "bench", "failed", *sample_matrix.MATRICES])
+def runs(*names: str) -> list[Any]:
+    """A browser starts for each: the richest page and the most hostile one always, the others with what is slow."""
+    return [name if name in ("gpu", "hostile_matrix") else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("run", runs("gpu", "hostile", "bench", "failed", *sample_matrix.MATRICES))
 def test_the_page_fits_every_width_and_asks_for_nothing(run: str, tmp_path: Path) -> None:
     seen = look(page_of(run, tmp_path), tmp_path, widths=(320, 360, 768, 1200))
     assert seen.console == []
@@ -143,13 +150,13 @@ def test_charts_of_a_run_of_cells_can_be_read_on_the_smallest_phone(tmp_path: Pa
 
 def test_charts_are_drawn_with_text_that_can_be_read_on_a_phone(tmp_path: Path) -> None:
     told = look(page_of("gpu", tmp_path), tmp_path, widths=(390,)).widths[390]
-    assert len(told["charts"]) == 9
+    assert len(told["charts"]) == 10
     assert min(told["charts"]) > 100
     assert told["smallest"] >= 9
 
 
 @pytest.mark.parametrize(("scheme", "flags"), [("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))])
-@pytest.mark.parametrize("run", ["gpu", "gpu_matrix", "compared"])
+@pytest.mark.parametrize("run", runs("gpu", "gpu_matrix", "compared"))
 def test_text_stands_out_in_light_and_in_dark(tmp_path: Path, scheme: str, flags: tuple[str, ...], run: str) -> None:
     told = look(page_of(run, tmp_path), tmp_path, *flags, widths=(1200,)).widths[1200]
     red = int(re.findall(r"\d+", told["background"])[0])
@@ -169,7 +176,9 @@ def test_a_script_or_a_request_in_the_page_would_be_seen(tmp_path: Path) -> None
     assert seen.widths[390]["title"] != "owned"  # the page's own policy holds even then
 
 
-@pytest.mark.parametrize("run", ["gpu", "matrix", "gpu_matrix", "compared", "profiled", "everything", "hostile_matrix"])
+@pytest.mark.parametrize(
+    "run", runs("gpu", "matrix", "gpu_matrix", "compared", "profiled", "everything", "hostile_matrix")
+)
 def test_nothing_is_cut_off_on_paper(tmp_path: Path, run: str) -> None:
     """The page in its print rules at the width of A4 between the margins."""
     page = page_of(run, tmp_path)
@@ -188,3 +197,33 @@ def test_the_page_prints_on_paper(tmp_path: Path, run: str, sheets: tuple[int, i
     subprocess.run(command, capture_output=True, timeout=HANG_S, check=True)
     raw = paper.read_bytes()
     assert raw.startswith(b"%PDF") and sheets[0] <= len(re.findall(rb"/Type\s*/Page\b", raw)) <= sheets[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", layout.WIDTHS)
+@pytest.mark.parametrize("run", ["cpu", "gpu", "gpu_matrix", "compared", "profiled"])
+def test_nothing_is_clipped_covered_or_out_of_sight(tmp_path: Path, run: str, width: int) -> None:
+    """By the boxes of all text in the charts, the widths of tables at 1280 px, and every text's contrast in the dark too."""
+    page = page_of(run, tmp_path).read_text()
+    assert [text for dark in (False, True) for text in layout.measure(page, width, dark=dark)["wrong"]] == []
+
+
+@pytest.mark.slow
+def test_text_that_is_covered_clipped_or_pale_would_be_seen(tmp_path: Path) -> None:
+    """The measuring itself: a page with what ours must not have."""
+    svg = '<figure><svg role="img" viewBox="0 0 480 40"><title>t</title><line class="zero" x1="20" x2="20" y1="0" y2="40"/>'
+    svg += '<text x="2" y="20">median</text><text x="12" y="20">mean</text><text x="470" y="20">beyond</text></svg></figure>'
+    wide = (
+        '<div class="scroll" aria-label="wide"><div style="width:3000px">.</div></div><p style="color:#ddd">`pale`</p>'
+    )
+    page = page_of("cpu", tmp_path).read_text().replace("</main>", f"{svg}{wide}</main>")
+    wrong = " ".join(layout.measure(page, 1280)["wrong"])
+    for what in (
+        "text over text",
+        "text on a line",
+        "outside its chart",
+        "scrolls sideways: wide",
+        "contrast",
+        "backticks",
+    ):
+        assert what in wrong

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import rnnt_models as rnnt
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
-from trt_engine.api.bundles import inspect_bundle, is_bundle
-from trt_engine.api.inspecting import inspect
-from trt_engine.bundling.build import carry_out, plan
+from trt_engine.bundling.bundle import execute
+from trt_engine.bundling.bundle_plan import plan
+from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import (
     EngineError,
@@ -29,7 +30,10 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
-from trt_engine.records import BundleReport
+from trt_engine.records.bundle import BundleReport
+from trt_engine.records.passport import NOT_VALIDATED
+from trt_engine.verbs.inspect import inspect
+from trt_engine.verbs.inspect_bundle import inspect_bundle, is_bundle
 
 NAMES = ("encoder", "predictor", "joint")
 
@@ -83,6 +87,22 @@ def test_three_models_with_side_files_become_one_folder(exported: Path, tmp_path
     assert {"gpu", "cpu", "libraries"} <= set(document["environment"])
 
 
+def test_engines_for_another_gpu_carry_their_references(exported: Path, tmp_path: Path) -> None:
+    out = tmp_path / "engines"
+    report = te.bundle(exported, out, backend="fake", gpus="sm89")
+    for name in NAMES:
+        engine = Engine.open(out / f"{name}.engine.fake")
+        assert (
+            engine.validation == NOT_VALIDATED
+            and str(engine.verify_reference()) == report.artifacts[f"{name}_reference"]
+        )
+    assert te.validate(out / "joint.engine.fake").state == "passed"
+    (out / "encoder.engine.fake.reference.npz").unlink()
+    again = te.bundle(exported, out, backend="fake", gpus="8.9")
+    assert states(again) == {"encoder": "stored", "predictor": "kept", "joint": "kept"}
+    assert Engine.open(out / "encoder.engine.fake").verify_reference()
+
+
 def test_the_engines_of_a_bundle_answer_as_their_models_do(exported: Path, tmp_path: Path) -> None:
     te.bundle(exported, tmp_path / "engines")
     rng = np.random.default_rng(3)
@@ -122,7 +142,7 @@ def test_the_profiles_are_the_sources_and_fixed_sizes_are_the_signatures(exporte
 
 def test_a_range_meant_for_one_component_wins_over_that_of_all_in_any_order(exported: Path, tmp_path: Path) -> None:
     for dims in (["joint.T=2:8:64", "T=16:64:512"], ["T=16:64:512", "joint.T=2:8:64"]):
-        planned = plan(exported, tmp_path / "engines", dims=dims)
+        planned = plan(exported, tmp_path / "engines", BundleConfig(dims=dims), BuildConfig())
         ranges = {item.name: item.resolved.profile.ranges for item in planned.components}
         assert ranges["joint"]["encoder_output"].max == (1, rnnt.HEARD, 64)
         assert ranges["encoder"]["audio_signal"].max == (1, rnnt.MELS, 512)
@@ -131,7 +151,7 @@ def test_a_range_meant_for_one_component_wins_over_that_of_all_in_any_order(expo
 def test_what_feeds_what_is_inferred_and_the_chain_runs_in_sizes_that_fit(exported: Path, tmp_path: Path) -> None:
     report = te.bundle(exported, tmp_path / "engines", run=True)
     assert {
-        (f"{x.producer}.{x.output}", f"{x.consumer}.{x.input}", x.held, x.declared) for x in report.connections
+        (f"{x.producer}.{x.output}", f"{x.consumer}.{x.input}", x.matches, x.declared) for x in report.connections
     } == {
         ("encoder.encoder_output", "joint.encoder_output", True, False),
         ("predictor.g", "joint.predictor_output", True, False),
@@ -144,20 +164,20 @@ def test_what_feeds_what_is_inferred_and_the_chain_runs_in_sizes_that_fit(export
     assert first.inputs["audio_signal"]["shape"] == [1, 128, 256]
     assert third.inputs["encoder_output"] == first.outputs["encoder_output"]
     assert third.inputs["predictor_output"] == second.outputs["g"]
-    assert third.fed == {"encoder_output": "encoder.encoder_output", "predictor_output": "predictor.g"}
-    assert again.inputs["h"] == second.outputs["h_out"] and again.fed == {
+    assert third.sources == {"encoder_output": "encoder.encoder_output", "predictor_output": "predictor.g"}
+    assert again.inputs["h"] == second.outputs["h_out"] and again.sources == {
         "h": "predictor.h_out",
         "c": "predictor.c_out",
     }
     assert first.inputs["length"]["min"] == 256  # as many frames as there are, no random number
     for item in report.components:
-        assert item.smoke is not None and item.smoke["outputs"] and item.smoke["second_ms"] > 0
-        assert all(told.get("not_finite", 0) == 0 for told in item.smoke["outputs"].values())
+        assert item.smoke_run is not None and item.smoke_run["outputs"] and item.smoke_run["second_ms"] > 0
+        assert all(told.get("not_finite", 0) == 0 for told in item.smoke_run["outputs"].values())
 
 
 def test_a_log_begins_with_the_command_that_builds_this_engine_alone(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
-    with _talk():
+    with _InfoLog():
         report = te.bundle(exported, out)
     for item in report.components:
         text = (out / "build_logs" / f"{item.name}.log").read_text()
@@ -167,7 +187,7 @@ def test_a_log_begins_with_the_command_that_builds_this_engine_alone(exported: P
         assert "joint" not in text or item.name == "joint"
 
 
-class _talk:  # noqa: N801 - reads as a statement
+class _InfoLog:
     """The package's log on, as the command line has it."""
 
     def __enter__(self) -> None:
@@ -223,8 +243,8 @@ def test_a_new_folder_takes_its_engines_from_the_store_and_says_so(exported: Pat
     second = te.bundle(exported, tmp_path / "two")
     assert states(second) == dict.fromkeys(NAMES, "stored") and second.complete
     assert [item.digest for item in second.components] == [item.digest for item in first.components]
-    assert "taken from the store" in (tmp_path / "two" / "build_logs" / "joint.log").read_text()
-    assert states(te.bundle(exported, tmp_path / "two", force=True)) == dict.fromkeys(NAMES, "built")
+    assert "from the store" in (tmp_path / "two" / "build_logs" / "joint.log").read_text()
+    assert states(te.bundle(exported, tmp_path / "two", rebuild=True)) == dict.fromkeys(NAMES, "built")
 
 
 def test_an_engine_that_was_changed_is_not_kept(exported: Path, tmp_path: Path) -> None:
@@ -314,7 +334,7 @@ def test_a_declared_connection_that_does_not_hold_is_refused_with_its_line(expor
     rnnt.meta(exported.parent, connections=["encoder.encoder_outputs -> joint.encoder_output"])
     assert "`encoder_output`" in str(refused(exported, tmp_path / "engines").hint)
     rnnt.meta(exported.parent, connections=["encoder.encoder_output -> joint.encoder_output"] * 2)
-    assert "fed by" in refused(exported, tmp_path / "engines").message
+    assert "already connected by" in refused(exported, tmp_path / "engines").message
 
 
 def test_types_that_differ_are_refused(exported: Path, tmp_path: Path) -> None:
@@ -329,7 +349,7 @@ def test_an_encoder_the_other_way_round_is_turned_or_the_remedy_is_said(exported
         {"out": (FLOAT, ["batch", "frames", 32])}, {"w": np.ones((32, 128, 8), np.float32) / 1024},
     )  # fmt: skip
     report = te.bundle(exported, tmp_path / "engines", run=True)
-    assert report.connections[0].transpose == (0, 2, 1) and report.connections[0].held
+    assert report.connections[0].transpose == (0, 2, 1) and report.connections[0].matches
     joined = next(step for step in report.chain if step.component == "joint")
     assert joined.inputs["encoder_output"]["shape"] == [1, 32, 32]
     rnnt.meta(exported.parent, connections=["encoder.out -> joint.encoder_output"])
@@ -400,7 +420,7 @@ class _Interrupting(logging.Handler):
 def test_an_interrupted_bundle_leaves_a_true_report_and_goes_on_where_it_was(exported: Path, tmp_path: Path) -> None:
     out, hand = tmp_path / "engines", _Interrupting("optimising `predictor.onnx`")
     logger = logging.getLogger("trt_engine")
-    with _talk():
+    with _InfoLog():
         logger.addHandler(hand)
         with pytest.raises(KeyboardInterrupt):
             te.bundle(exported, out)
@@ -414,19 +434,20 @@ def test_an_interrupted_bundle_leaves_a_true_report_and_goes_on_where_it_was(exp
 
 
 def test_what_a_killed_bundle_left_is_swept(exported: Path, tmp_path: Path) -> None:
-    leftover = tmp_path / "engines" / ".staged.abc123.tmp" / "encoder"
-    leftover.mkdir(parents=True)
-    (leftover / "encoder.onnx").write_bytes(b"half")
+    leftover = tmp_path / "engines" / ".staged.00000000-1-1.tmp"
+    (leftover / "encoder").mkdir(parents=True)
+    (leftover / "encoder" / "encoder.onnx").write_bytes(b"half")
+    os.utime(leftover, (0, 0))
     te.bundle(exported, tmp_path / "engines")
-    assert not leftover.parent.exists()
+    assert not leftover.exists()
 
 
 def test_a_model_that_changes_while_it_is_staged_is_not_built(exported: Path, tmp_path: Path) -> None:
-    planned = plan(exported, tmp_path / "engines")
+    planned = plan(exported, tmp_path / "engines", BundleConfig(), BuildConfig())
     data = bytearray((exported.parent / "encoder.onnx.data").read_bytes())
     data[100] ^= 1
     (exported.parent / "encoder.onnx.data").write_bytes(data)
-    made = carry_out(planned)
+    made = execute(planned)
     assert isinstance(made.error, ModelError) and "changed while" in made.error.message
     assert states(made.report) == {"encoder": "failed", "predictor": "built", "joint": "built"}
 
@@ -435,13 +456,13 @@ def test_files_that_are_not_ours_are_left_alone_without_a_yes(exported: Path, tm
     out = tmp_path / "engines"
     out.mkdir()
     (out / "joint.engine.onnx").write_text("mine")
-    with pytest.raises(UsageError, match="--yes"):
+    with pytest.raises(UsageError, match="--overwrite"):
         te.bundle(exported, out)
     (out / "build_report.json").write_text('{"tests": "mine"}')
-    with pytest.raises(UsageError, match="no report of ours"):
+    with pytest.raises(UsageError, match="not a report of `bundle`"):
         te.bundle(exported, out)
     assert files_in(out) == {"joint.engine.onnx", "build_report.json"}
-    assert te.bundle(exported, out, yes=True).complete
+    assert te.bundle(exported, out, overwrite=True).complete
     with pytest.raises(UsageError, match="is a file"):
         te.bundle(exported, exported)
 
@@ -489,8 +510,8 @@ def test_sizes_come_from_the_command_line_before_the_component_before_the_file(e
         ({"dims": ["T=::32"]}, ProfileError, "16:64:32"),
         ({"profiles": ["audio_signal:1x128x16"]}, UsageError, "cannot read the profile"),
         ({"profiles": ["decoder:x:1"]}, UsageError, "no component `decoder`"),
-        ({"profiles": ["encoder:x:1"]}, UsageError, "no input `x`"),
-        ({"profiles": ["encoder:audio_signal:1x80x16"]}, ShapeError, "does not fit"),
+        ({"profiles": ["encoder:x:1"]}, UsageError, "unknown input `x`"),
+        ({"profiles": ["encoder:audio_signal:1x80x16"]}, ShapeError, "does not match input"),
         ({"profiles": ["joint:encoder_output:1x32x16"] * 2}, UsageError, "two profiles"),
         ({"batch": "1:2:4"}, UsageError, "named dimensions"),
         ({"presicion": "fp16"}, UsageError, "presicion"),
@@ -562,7 +583,7 @@ def test_a_dimension_without_a_name_or_a_range_says_how_to_give_one(pair: Path, 
     document["dimensions"] = {"items": 3}
     pair.write_text(json.dumps(document))
     error = refused(pair, tmp_path / "engines", ShapeError)
-    assert "dimension 1 must be given" in error.message and "--profile tower:x:" in str(error.hint)
+    assert "dimension 1 has no range" in error.message and "--profile tower:x:" in str(error.hint)
 
 
 def test_the_onnx_files_may_lie_elsewhere(pair: Path, tmp_path: Path) -> None:
@@ -597,15 +618,15 @@ def test_a_bundle_that_was_moved_is_whole_and_runs(exported: Path, tmp_path: Pat
     assert is_bundle(tmp_path / "moved") and not is_bundle(exported.parent) and not is_bundle(tmp_path / "none")
     state = look(tmp_path / "moved", run=True)
     assert state.complete and state.problems == () and set(state.engines) == set(NAMES)
-    assert all(link.held for link in state.connections) and len(state.chain) == 4
-    assert all(engine.smoke["outputs"] for engine in state.engines.values())
+    assert all(link.matches for link in state.connections) and len(state.chain) == 4
+    assert all(engine.smoke_run["outputs"] for engine in state.engines.values())
     assert state.nbytes == sum(path.stat().st_size for path in (tmp_path / "moved").rglob("*") if path.is_file())
 
 
 def test_what_is_wrong_with_a_bundle_is_said(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
     te.bundle(exported, out)
-    te.build(exported.parent / "joint.onnx", out=out / "joint.engine.onnx", yes=True, parity=False,
+    te.build(exported.parent / "joint.onnx", out=out / "joint.engine.onnx", overwrite=True, parity=False,
              profiles=["encoder_output:1x32x2,1x32x4,1x32x8 predictor_output:1x16x1"],
              options={"graph_optimization": "none"})  # fmt: skip
     (out / "encoder.engine.onnx").unlink()
@@ -613,7 +634,7 @@ def test_what_is_wrong_with_a_bundle_is_said(exported: Path, tmp_path: Path) -> 
     assert not state.complete
     text = "\n".join(state.problems)
     assert "`joint.engine.onnx` is not the engine of the report" in text and "component `encoder`" in text
-    assert {link.held for link in state.connections if link.producer == "encoder"} == {None}
+    assert {link.matches for link in state.connections if link.producer == "encoder"} == {None}
     with pytest.raises(EngineError, match="cannot be run as a whole"):
         look(out, run=True)
 
@@ -633,13 +654,13 @@ def test_a_report_that_is_damaged_says_so(exported: Path, tmp_path: Path) -> Non
 def test_the_sources_are_never_written_over_not_even_with_yes(exported: Path, tmp_path: Path) -> None:
     folder = exported.parent
     shutil.copy(exported, folder / "build_report.json")
-    with pytest.raises(UsageError, match="is read for this bundle"):
-        te.bundle(folder / "build_report.json", folder, yes=True)
+    with pytest.raises(UsageError, match="would overwrite its input"):
+        te.bundle(folder / "build_report.json", folder, overwrite=True)
     (folder / "joint.onnx").rename(folder / "encoder.engine.onnx")
     rnnt.meta(folder, components={"encoder": {}, "predictor": {}, "joint": {"file": "encoder.engine.onnx"}})
     before = (folder / "encoder.engine.onnx").read_bytes()
-    with pytest.raises(UsageError, match=r"encoder\.engine\.onnx` is read for this bundle"):
-        te.bundle(exported, folder, yes=True)
+    with pytest.raises(UsageError, match=r"would overwrite its input .*encoder\.engine\.onnx`"):
+        te.bundle(exported, folder, overwrite=True)
     assert (folder / "encoder.engine.onnx").read_bytes() == before
     assert te.bundle(exported, tmp_path / "engines").complete
 
@@ -669,7 +690,7 @@ def test_a_name_that_is_no_utf8_does_not_break_the_report(exported: Path, tmp_pa
 def test_an_input_that_is_filled_must_be_there_and_hold_the_number(exported: Path, tmp_path: Path) -> None:
     for inputs, said in (
         ({"lengths": {"fill": 3}}, "`encoder.onnx` has no input `lengths`"),
-        ({"length": {"fill": 1 << 63}}, "no int64 is"),
+        ({"length": {"fill": 1 << 63}}, "not a valid int64"),
         ({"length": {"fill": "Q"}}, "no dimension `Q`"),
     ):
         rnnt.meta(exported.parent, components={"encoder": {"inputs": inputs}, "predictor": {}, "joint": {}})
@@ -684,7 +705,7 @@ def test_an_input_that_is_filled_must_be_there_and_hold_the_number(exported: Pat
         },
     )
     report = te.bundle(exported, tmp_path / "engines", run=True)
-    smokes = {item.name: item.smoke for item in report.components}
+    smokes = {item.name: item.smoke_run for item in report.components}
     assert smokes["encoder"] and smokes["encoder"]["inputs"]["length"]["max"] == 24
     assert smokes["predictor"] and smokes["predictor"]["inputs"]["y"]["min"] == 7
 
@@ -748,11 +769,12 @@ def test_what_was_never_renamed_and_weights_of_no_engine_are_swept(exported: Pat
     out = tmp_path / "engines"
     te.bundle(exported, out)
     whole = files_in(out)
-    ours = [".build_report.json.12.34.tmp", ".joint.engine.onnx.json.12.34.tmp", "build_logs/.joint.log.12.34.tmp",
+    ours = [".build_report.json.00000000-12-3.tmp", "build_logs/.joint.log.00000000-12-3.tmp",
             "joint.engine.00000000.weights"]  # fmt: skip
     theirs = [".notes.12.34.tmp", "joint.weights", "jointed.engine.00000000.weights"]
     for name in (*ours, *theirs):
         (out / name).write_bytes(b"half")
+        os.utime(out / name, (0, 0))
     te.bundle(exported, out)
     assert files_in(out) == whole | set(theirs)
 
@@ -770,7 +792,7 @@ def test_the_log_of_a_build_is_whole_however_quiet_the_package_is(
 
 def test_a_range_no_tensor_can_have_is_refused(exported: Path, tmp_path: Path) -> None:
     huge = [f"{name}={(1 << 31) - 1}" for name in "TB"]
-    assert "no tensor has" in refused(exported, tmp_path / "engines", ProfileError, dims=huge).message
+    assert "is too large" in refused(exported, tmp_path / "engines", ProfileError, dims=huge).message
     refused(exported, tmp_path / "engines", UsageError, dims=["T=" + "9" * 5000])
 
 

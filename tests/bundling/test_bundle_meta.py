@@ -10,13 +10,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trt_engine.bundling.meta import Meta, read_meta
+from trt_engine.bundling.model_meta import ModelMeta, read_meta
 from trt_engine.errors import ModelError
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "model_meta.schema.json").read_text())
 
 
-def read(folder: Path, document: Any) -> Meta:
+def read(folder: Path, document: Any) -> ModelMeta:
     path = folder / "model_meta.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document, indent=1))
     return read_meta(path)
@@ -27,7 +27,7 @@ def test_a_file_without_components_is_an_rnnt_tdt_and_the_exporters_keys_are_its
     assert [(item.name, item.file) for item in found.components] == [
         ("encoder", "encoder.onnx"), ("predictor", "predictor.onnx"), ("joint", "joint.onnx"),
     ]  # fmt: skip
-    assert (found.name, found.mels, found.rnnt, found.folder) == ("parakeet", 128, True, tmp_path)
+    assert (found.name, found.n_mels, found.is_rnnt, found.folder) == ("parakeet", 128, True, tmp_path)
 
 
 FULL = {
@@ -59,7 +59,7 @@ def test_everything_the_schema_names_is_read(tmp_path: Path) -> None:
     assert [(str(link), link.transpose) for link in found.links] == [
         ("a.y -> b.v2.x", ()), ("a.n.out -> b.v2.n", (1, 0)),
     ]  # fmt: skip
-    assert not found.rnnt
+    assert not found.is_rnnt
 
 
 def test_lists_of_components_and_tensors_are_read_too(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_lists_of_components_and_tensors_are_read_too(tmp_path: Path) -> None:
 WRONG = [
     ({"components": 3}, "components", "expected an object"),
     ({"components": {}}, "components", "empty"),
-    ({"components": {"a/b": "x.onnx"}}, "components.a/b", "cannot be a component's name"),
+    ({"components": {"a/b": "x.onnx"}}, "components.a/b", "is not valid as a component"),
     ({"components": {"a": {"file": 3}}}, "components.a.file", "expected a file name"),
     ({"components": {"a": {"inputs": {"x": "N"}}}}, "components.a.inputs.x", "expected its dimensions"),
     ({"components": {"a": {"inputs": {"x": ["N", 2.5]}}}}, "components.a.inputs.x[1]", "expected a size or a name"),
@@ -81,22 +81,22 @@ WRONG = [
     ({"components": {"a": {"inputs": {"x": [-2]}}}}, "components.a.inputs.x[0]", "negative"),
     ({"components": {"a": {"inputs": {"x": {"fill": [1]}}}}}, "components.a.inputs.x.fill", "a whole number or a dimension"),
     ({"components": ["a", {"file": "b.onnx"}]}, "components[1]", "no name"),
-    ({"dimensions": {"T": [1, 2]}}, "dimensions.T", "is no range"),
-    ({"dimensions": {"T": "1:x:3"}}, "dimensions.T", "is no range"),
+    ({"dimensions": {"T": [1, 2]}}, "dimensions.T", "is not a range"),
+    ({"dimensions": {"T": "1:x:3"}}, "dimensions.T", "is not a range"),
     ({"dimensions": []}, "dimensions", "a list, expected an object"),
     ({"connections": {"a": "b"}}, "connections", "expected a list"),
-    ({"connections": ["encoder.y"]}, "connections[0]", "what feeds what"),
-    ({"connections": [{"from": "encoder.y", "to": 3}]}, "connections[0]", "what feeds what"),
-    ({"name": 3}, "name", "expected a text"),
-    ({"dimensions": {"T": 1 << 31}}, "dimensions.T", "no dimension has the size"),
-    ({"dimensions": {"T": "9" * 5000}}, "dimensions.T", "is no range"),
-    ({"dimensions": {"T": 1.5}}, "dimensions.T", "is no range"),
-    ({"components": {"a": {"inputs": {"x": [10**30]}}}}, "components.a.inputs.x[0]", "no dimension has the size"),
+    ({"connections": ["encoder.y"]}, "connections[0]", "is not a connection"),
+    ({"connections": [{"from": "encoder.y", "to": 3}]}, "connections[0]", "is not a connection"),
+    ({"name": 3}, "name", "expected a string"),
+    ({"dimensions": {"T": 1 << 31}}, "dimensions.T", "is too large"),
+    ({"dimensions": {"T": "9" * 5000}}, "dimensions.T", "is not a range"),
+    ({"dimensions": {"T": 1.5}}, "dimensions.T", "is not a range"),
+    ({"components": {"a": {"inputs": {"x": [10**30]}}}}, "components.a.inputs.x[0]", "is too large"),
     ({"components": {"a": {"inputs": {"x": {"fill": 0.5}}}}}, "components.a.inputs.x.fill", "it is 0.5"),
-    ({"connections": [{"from": "encoder.y", "to": "joint.x", "transpose": 3}]}, "connections[0].transpose", "no axes"),
-    ({"connections": [{"from": "encoder.y", "to": "joint.x", "transpose": None}]}, "connections[0].transpose", "no axes"),
+    ({"connections": [{"from": "encoder.y", "to": "joint.x", "transpose": 3}]}, "connections[0].transpose", "not axes"),
+    ({"connections": [{"from": "encoder.y", "to": "joint.x", "transpose": None}]}, "connections[0].transpose", "not axes"),
     ({"connections": [{"from": "encoder.y", "to": "joint.x", "transpose": [False, True]}]},
-     "connections[0].transpose", "no axes"),
+     "connections[0].transpose", "not axes"),
 ]  # fmt: skip
 
 
@@ -119,22 +119,24 @@ def test_what_the_schema_refuses_is_refused_with_its_key_and_line(
 
 BEYOND = [  # what JSON Schema cannot say
     ({"dimensions": {"T": [3, 2, 4]}}, "dimensions.T", "min <= opt <= max"),
-    ({"components": {"a": "../a.onnx"}}, "components.a.file", "leaves the folder"),
-    ({"components": {"a": {"file": "/a.onnx"}}}, "components.a.file", "leaves the folder"),
-    ({"components": {"a": {"file": "C:\\a.onnx"}}}, "components.a.file", "leaves the folder"),
-    ({"components": {"a": {"file": "\ud800.onnx"}}}, "components.a.file", "no file's name"),
-    ({"components": {"a": "a.onnx", "A": "b.onnx"}}, "components.A", "twice"),
+    ({"components": {"a": "../a.onnx"}}, "components.a.file", "is outside the folder"),
+    ({"components": {"a": {"file": "/a.onnx"}}}, "components.a.file", "is outside the folder"),
+    ({"components": {"a": {"file": "C:\\a.onnx"}}}, "components.a.file", "is outside the folder"),
+    ({"components": {"a": {"file": "\ud800.onnx"}}}, "components.a.file", "is not a file name"),
+    ({"components": {"a": "a.onnx", "A": "b.onnx"}}, "components.A", "duplicate"),
     ({"components": {"a": {"build": {"backend": "fake"}}}}, "components.a.build.backend", "cannot set this"),
     ({"components": {"a": {"build": {"precision": "fp17"}}}}, "components.a.build.precision", "fp17"),
     ({"components": {"a": {"build": {"workspace_mib": "many"}}}}, "components.a.build.workspace_mib", "many"),
     ({"components": {"a": {"build": {"parity": "no"}}}}, "components.a.build.parity", "true or false"),
     ({"components": {"a": {"build": {"parity": 0}}}}, "components.a.build.parity", "true or false"),
     ({"components": {"a": {"build": {"parity_rtol": [1]}}}}, "components.a.build.parity_rtol", "expected a number"),
-    ({"components": {"a": {"build": {"calibrate": 3}}}}, "components.a.build.calibrate", "expected a text"),
+    ({"components": {"a": {"build": {"calib_data": 3}}}}, "components.a.build.calib_data", "expected a string"),
     ({"components": {"a": {"build": {"providers": "cpu"}}}}, "components.a.build.providers", "a list of names"),
     ({"components": {"a": {"build": {"providers": [{}]}}}}, "components.a.build.providers", "a list of names"),
     ({"components": {"a": {"build": {"options": None}}}}, "components.a.build.options", "it is null"),
     ({"components": {"a": {"build": {"options": {"x": [1]}}}}}, "components.a.build.options", "names and values"),
+    ({"components": {"a": {"build": {"options": {"plugins": "p.so"}}}}}, "components.a.build.options.plugins", "loads code"),
+    ({"components": {"a": {"build": {"options": {"own": "/x"}}}}}, "components.a.build.options.own", "names a file"),
     ({"components": {"a": {"build": {"workspace_mib": 10**40}}}}, "components.a.build.workspace_mib", "a size"),
     ({"connections": ["decoder.y -> joint.x"]}, "connections[0]", "does not begin with a component"),
     ({"connections": [{"from": "encoder.y", "to": "joint.x", "transpose": [0, 2]}]}, "connections[0].transpose", "axes"),
@@ -154,12 +156,12 @@ def test_what_contradicts_itself_is_refused_with_its_key(tmp_path: Path, documen
     ("text", "said"),
     [
         ('{"name": "a",\n "dimensions": {,}}', "line 2, column 17"),
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("[]", "it is a list, expected an object"),
         ("[" * 100_000, "nested too deeply"),
         ('{"blank_id": ' + "9" * 5000 + "}", "thousands of digits"),
-        ('{"dimensions": {"T": NaN}}', "`nan` is no range"),
-        ('{"dimensions": {"T": [1, 2, Infinity]}}', "is no range"),
+        ('{"dimensions": {"T": NaN}}', "`nan` is not a range"),
+        ('{"dimensions": {"T": [1, 2, Infinity]}}', "is not a range"),
     ],
 )
 def test_a_file_that_is_no_description_says_where_it_breaks(tmp_path: Path, text: str, said: str) -> None:
@@ -172,7 +174,7 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> N
     text = '{"components": {\n "a": {"file": "x.onnx"},\n "b": "b.onnx",\n "a": {"file": "y.onnx"}}}'
     with pytest.raises(ModelError) as told:
         read(tmp_path, text)
-    assert "`components.a`" in told.value.message and "(line 2): line 4 says it once more" in told.value.message
+    assert "`components.a`" in told.value.message and "(line 2): duplicate key in line 4" in told.value.message
     with pytest.raises(ModelError, match=r"dimensions\.T"):
         read(tmp_path, '{"dimensions": {"T": 8, "U": 2, "T": 16}}')
     found = read(

@@ -17,10 +17,10 @@ import rnnt_models as rnnt
 
 import trt_engine as te
 from patience import text_of, until
+from trt_engine.atomic_io import file_digest
 from trt_engine.backends.trtexec import program
 from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted, PrecisionError, SetupError
-from trt_engine.files import digest
 from trtexec.stand_in import V10, V11, write_trtexec
 
 NAMES = ("encoder", "predictor", "joint")
@@ -69,12 +69,12 @@ def test_the_sources_command_makes_the_sources_folder(
         assert text.startswith(f"# {item['command']}\n") and "--fp16" not in text.partition("&&&&")[0]
         assert "&&&& RUNNING TensorRT.trtexec" in text and "&&&& PASSED" in text and "Engine built in" in text
         assert f"--minShapes={next(iter(item['profiles'][0]['ranges']))}:" in text
-        assert item["library"] == f"tensorrt {'.'.join(map(str, version))}" and item["precision"]["asked"] == "fp16"
+        assert item["library"] == f"tensorrt {'.'.join(map(str, version))}" and item["precision"]["requested"] == "fp16"
         assert (
-            item["digest"] == digest(out / item["engine"])
+            item["digest"] == file_digest(out / item["engine"])
             and item["payload_bytes"] == (out / item["engine"]).stat().st_size
         )
-        assert item["parity"]["passed"] and item["smoke"]["outputs"]
+        assert item["parity"]["passed"] and item["smoke_run"]["outputs"]
     assert [step["component"] for step in report["chain"]] == ["encoder", "predictor", "joint", "predictor"]
 
 
@@ -102,7 +102,7 @@ def test_a_workspace_read_as_32_kib_stops_every_component_before_a_tactic_runs(
     tactics = tmp_path / "tactics"
     installed(monkeypatch, tmp_path / "tool", workspace_as_bytes=True, tacticsFile=str(tactics))
     out = tmp_path / "engines"
-    with pytest.raises(SetupError, match=r"component `encoder`: .*`workspace` as 0.03125 MiB, 32768 MiB was asked for"):
+    with pytest.raises(SetupError, match=r"component `encoder`: .*`workspace` as 0.03125 MiB, 32768 MiB was requested"):
         te.bundle(exported, out, backend="trtexec")
     assert not tactics.exists()
     report = on_disk(out)
@@ -118,9 +118,9 @@ def test_a_foreign_node_climbs_the_ladder_and_the_report_names_the_models_not_th
     report = te.bundle(exported, tmp_path / "engines", backend="trtexec", parity=False)
     assert report.complete
     for item in report.components:
-        assert item.notes["ladder"].startswith("optimisation level 2")
-        convert = next(step for step in item.ladder if "trt-engine convert" in step)
-        assert f"-o {exported.parent / item.name}.dynamo.onnx" in convert and ".staged" not in " ".join(item.ladder)
+        assert item.notes["retry"].startswith("optimisation level 2")
+        convert = next(step for step in item.retries if "trt-engine convert" in step)
+        assert f"-o {exported.parent / item.name}.dynamo.onnx" in convert and ".staged" not in " ".join(item.retries)
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_minutes_of_silence_in_a_bundle_are_said_and_no_hang(
         """The tool goes on once it was called alive."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            if "is alive" in record.getMessage():
+            if "running without output" in record.getMessage():
                 with told.open("a") as file:
                     file.write(".")
 
@@ -147,8 +147,8 @@ def test_minutes_of_silence_in_a_bundle_are_said_and_no_hang(
             assert te.bundle(exported, tmp_path / "engines", backend="trtexec", parity=False).complete
     finally:
         program.log.removeHandler(listener)
-    assert "trtexec is alive and has said nothing for" in caplog.text
-    assert "is alive" in (tmp_path / "engines" / "build_logs" / "joint.log").read_text()
+    assert "trtexec is running without output for" in caplog.text
+    assert "running without output" in (tmp_path / "engines" / "build_logs" / "joint.log").read_text()
 
 
 @pytest.mark.slow

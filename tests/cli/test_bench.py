@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 import trt_engine as te
 from patience import HANG_S
 from trt_engine.cli.main import run
-from trt_engine.records import BenchReport
+from trt_engine.records.bench import BenchReport
 
 QUICK = ["--duration", "0", "--warmup", "0", "--iterations", "12"]
 
@@ -59,7 +59,7 @@ def test_the_document_has_the_common_keys_and_the_figures(place: Path, capsys: p
     assert doc["per_image_ms"] == pytest.approx(doc["compute_ms"]["mean"] / 8)
     assert doc["protocol"]["name"] == "trt-engine"
     assert "transfers" in doc["protocol"]["not_applicable"]
-    assert doc["environment"]["cpu"] and doc["facts"] and len(doc["clocks"]) == 2
+    assert doc["environment"]["cpu"] and doc["runtime_info"] and len(doc["clocks"]) == 2
     assert {name: Path(path).exists() for name, path in doc["artifacts"].items()} == {"records": True, "log": True}
     assert not {"latency_ms", "h2d_ms", "d2h_ms", "enqueue_ms"} & set(doc)
     assert not any("gpu_compute" in key for key in doc)
@@ -104,8 +104,8 @@ def test_trtexecs_spellings_are_understood_and_echoed(place: Path, capsys: pytes
     assert bench(f"--loadEngine={place / 'm.engine.onnx'}", *flags, "--best", "--exposeDMA", "--avgRuns=5") == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["protocol"]["warmup_s"] == 0.05
-    for part in ("--warmUp=50", "--best changes nothing", "45 % less throughput", "--infStreams=4 seldom helps",
-                 "--avgRuns has no effect"):  # fmt: skip
+    for part in ("--warmUp=50", "`--best`: changes nothing", "45 % less throughput", "`--streams 4` seldom helps",
+                 "`--avgRuns`: every sample is kept"):  # fmt: skip
         assert part in told.err
 
 
@@ -132,7 +132,7 @@ def test_a_precision_the_engine_does_not_have_ends_with_6(
 ) -> None:
     assert bench(place / "m.engine.onnx", *QUICK, "--precision", "fp16", *more) == 6
     told = capsys.readouterr().err
-    assert "asked for fp16, found fp32 100 %" in told and "hint: leave `--precision` out" in told
+    assert "requested fp16, found fp32 100 %" in told and "hint: leave `--precision` out" in told
     assert bench(place / "m.engine.onnx", *QUICK, "--precision", "fp32", *more) == 0
 
 
@@ -147,19 +147,19 @@ def test_trtexecs_switch_for_a_precision_changes_nothing_of_an_engine(
 def test_calibration_data_that_is_not_there_is_no_data_to_measure_with(
     place: Path, thing: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench(place / thing, "--calibrate", place / "nothing", "--dry-run") == 2
+    assert bench(place / thing, "--calib-data", place / "nothing", "--dry-run") == 2
     assert "no such file or folder" in capsys.readouterr().err
     for verb in ("profile", "compare", "infer"):
-        named = [place / thing, "--calibrate", place / "nothing", *(["--random"] if verb == "infer" else [])]
+        named = [place / thing, "--calib-data", place / "nothing", *(["--random"] if verb == "infer" else [])]
         assert run([verb, *map(str, named), "--dry-run"]) == 2
-    assert bench(place / thing, "--calibrate", place, "--dry-run") == 0
+    assert bench(place / thing, "--calib-data", place, "--dry-run") == 0
     assert "is not used" in capsys.readouterr().err
 
 
 def test_a_dry_run_measures_and_writes_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(place / "m.engine.onnx", "--batch", "4", "--dry-run", "-o", tmp_path / "out") == 0
     doc = json.loads(capsys.readouterr().out)
-    assert (doc["dry_run"], doc["shapes"], doc["builds"]) == (True, {"x": [4, 3, 8, 8]}, False)
+    assert (doc["dry_run"], doc["shapes"], doc["needs_build"]) == (True, {"x": [4, 3, 8, 8]}, False)
     assert not (tmp_path / "out").exists()
 
 
@@ -177,10 +177,10 @@ def test_a_dry_run_measures_and_writes_nothing(place: Path, tmp_path: Path, caps
         (["m.engine.onnx", "--no-such-flag"], 2),
         (["m.engine.onnx", "--backend", "nope"], 2),
         (["m.engine.onnx", "--loadEngine=m.engine.onnx"], 2),
-        (["m.engine.onnx", "--log", "x.log"], 2),
+        (["m.engine.onnx", "--parse-log", "x.log"], 2),
         (["m.engine.onnx", "--isolate", "--memory-limit", "much"], 2),
         ([], 2),
-        (["--log", "absent.log"], 2),
+        (["--parse-log", "absent.log"], 2),
         (["absent.onnx"], 4),
         (["text.onnx"], 4),
         (["foreign.engine"], 10),
@@ -211,8 +211,9 @@ def test_out_of_memory_in_a_child_is_exit_code_11(place: Path, capsys: pytest.Ca
 
 
 TALKATIVE = """
-from trt_engine.cli import bench, main
-bench.said_now_and_then.__defaults__ = (0.0,)  # as soon as something is measured, and not after ten seconds
+from trt_engine import progress
+from trt_engine.cli import main
+progress.LOG_EVERY_S = 0.0  # as soon as something is measured, and not after ten seconds
 main.main()
 """
 
@@ -253,7 +254,7 @@ def test_a_log_is_read_and_answered_whatever_it_says(
         "[08/27/2026-12:19:38] [E] Engine set up failed\n"
         "&&&& FAILED TensorRT.trtexec [TensorRT v110100] [b106] # trtexec --onnx=m.onnx\n"
     )
-    assert bench("--log", log) == 0
+    assert bench("--parse-log", log) == 0
     doc = json.loads(capsys.readouterr().out)
     assert (doc["schema"], doc["status"], doc["trt_version"]) == ("trt-engine/bench-log", "failed", "11.1.0")
     assert (doc["throughput_qps"], doc["error_lines"]) == (None, 1)
@@ -264,7 +265,7 @@ def test_a_log_of_ours_says_what_the_record_says(
 ) -> None:
     bench(place / "m.engine.onnx", *QUICK, "-o", tmp_path)
     record = json.loads(capsys.readouterr().out)
-    assert bench("--log", tmp_path / "bench.log") == 0
+    assert bench("--parse-log", tmp_path / "bench.log") == 0
     log = json.loads(capsys.readouterr().out)
     assert log["throughput_qps"] == pytest.approx(record["qps"], rel=1e-5)
     assert log["compute_ms"]["p99"] == pytest.approx(record["compute_ms"]["p99"], rel=1e-5)

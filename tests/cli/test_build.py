@@ -32,23 +32,10 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, environment: Mapping[str, str]) -> Run:
-    """`run("net.onnx", "--json")` in a process and folder of its own."""
-
-    def build(*args: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", MAIN, "build", *args],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S, preexec_fn=before,
-        )  # fmt: skip
-
-    return build
-
-
-@pytest.fixture
 def here(
     tmp_path: Path, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """The same in this process: exit code, stdout, stderr (with what a library writes past Python)."""
+    """`here("net.onnx", "--json")` in this process: exit code, stdout, stderr (with what a library writes past Python)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRT_ENGINE_STORE", environment["TRT_ENGINE_STORE"])
     logger = logging.getLogger("trt_engine")
@@ -61,6 +48,21 @@ def here(
     yield build
     logger.handlers, logger.propagate = before[:2]
     logger.setLevel(before[2])
+
+
+@pytest.fixture
+def run(tmp_path: Path, environment: Mapping[str, str], here: Callable[..., tuple[int, str, str]]) -> Run:
+    """The same as an ended process; it is one of its own where something is set `before` it starts."""
+
+    def build(*args: str, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+        if before is None:
+            return subprocess.CompletedProcess(args, *here(*args))
+        return subprocess.run(
+            [sys.executable, "-c", MAIN, "build", *args],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=HANG_S, preexec_fn=before,
+        )  # fmt: skip
+
+    return build
 
 
 @pytest.fixture
@@ -91,7 +93,7 @@ def test_what_a_precision_costs_stands_beside_what_is_judged(
         r"^parity: .*, allowed 0\.1 RMS\n +from the model as it was given: y: .* \(not judged\)$", out, re.M
     )
     assert main.run(["inspect", "rows.engine.onnx"]) == 0
-    assert re.search(r"difference \S+ from the model as it was given, not judged", capfd.readouterr().out)
+    assert re.search(r"difference \S+ from the source model, not judged", capfd.readouterr().out)
 
 
 def test_a_limit_the_stored_engine_does_not_keep_ends_with_7(here: Callable[..., tuple[int, str, str]], tmp_path: Path):
@@ -101,7 +103,7 @@ def test_a_limit_the_stored_engine_does_not_keep_ends_with_7(here: Callable[...,
     stored = Engine.open(next((tmp_path / "store" / "engines").rglob("*.onnx"))).passport.parity
     assert stored is not None and stored.tolerance == 0.1
     worst = stored.outputs["y"].rms_rel
-    assert worst is not None and stored.judged == "rms_rel"
+    assert worst is not None and stored.metric == "rms_rel"
     code, out, _ = here(*typed, "--parity-rtol", f"{2 * worst:.3g}")
     assert code == 0 and f"allowed {2 * worst:.3g}" in out and "from the store" in out
     assert here(*typed, "--parity-rtol", f"{worst / 2:.3g}")[0] == 7
@@ -114,9 +116,9 @@ def test_data_that_nothing_is_done_with_is_said_by_a_dry_run_too(
 ):
     np.savez(tmp_path / "data.npz", images=np.zeros((1, 3, 8, 8), np.float32))
     for more in (("--dry-run",), ()):
-        code, _, err = here("net.onnx", "--calibrate", "data.npz", *more)
-        assert code == 0 and err.count("`--calibrate data.npz` is not used") == 1
-    assert here("net.onnx", "--calibrate", "nothing.npz", "--dry-run")[0] == 2
+        code, _, err = here("net.onnx", "--calib-data", "data.npz", *more)
+        assert code == 0 and err.count("`--calib-data data.npz` is not used") == 1
+    assert here("net.onnx", "--calib-data", "nothing.npz", "--dry-run")[0] == 2
 
 
 @pytest.mark.usefixtures("net")
@@ -130,7 +132,7 @@ def test_one_document_on_stdout_and_the_talk_on_stderr(run: Run, tmp_path: Path)
     assert told["payload_bytes"] == engine.path.stat().st_size
     assert told["profiles"][0]["ranges"]["images"]["max"] == [4, 3, 8, 8]
     assert told["parity"]["passed"] is True and told["cached"] is False and told["warnings"] == []
-    assert told["precision"]["found"]["fp32"]["layers"] == 1
+    assert told["precision"]["shares"]["fp32"]["layers"] == 1
     assert set(told["artifacts"]) == {"engine", "passport"}
     assert {"environment", "seconds", "device", "backend", "identity", "command"} <= set(told)
     assert "building `net.onnx`" in done.stderr
@@ -165,7 +167,7 @@ def test_the_spellings_of_trtexec_are_read(run: Run, tmp_path: Path):
     span = Engine.open(tmp_path / "net.engine.onnx").passport.profiles[0].ranges["images"]
     assert (span.min[0], span.opt[0], span.max[0]) == (1, 2, 4)
     refused = run("net.onnx", "--fp16")
-    assert refused.returncode == 6 and "asked for fp16" in refused.stderr
+    assert refused.returncode == 6 and "requested fp16" in refused.stderr
 
 
 BAD: dict[str, tuple[list[str], int]] = {
@@ -313,7 +315,7 @@ def test_a_folder_that_is_not_there_yet_is_a_folder(run: Run, tmp_path: Path, wo
 @pytest.mark.usefixtures("net")
 def test_a_pipe_is_not_overwritten_even_with_yes(run: Run, tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    done = run("net.onnx", "-o", "pipe", "--yes")
+    done = run("net.onnx", "-o", "pipe", "--overwrite")
     assert done.returncode == 2 and "`pipe` is a pipe, expected a file" in done.stderr and "hint: " in done.stderr
     assert (tmp_path / "pipe").is_fifo() and not (tmp_path / "store").exists()
 

@@ -126,7 +126,7 @@ def _contract(folder: Path) -> None:
         (_no_side_file, "joint.onnx.data"),
         (_another_export, "`features.n_mels`"),
         (_wrong_dimension, "dimension 2 is fixed at 32"),
-        (_contract, "`encoder.outputs -> joint.decoder_outputs` does not hold"),
+        (_contract, "`encoder.outputs -> joint.decoder_outputs` does not match"),
     ],
 )
 def test_what_does_not_fit_stops_with_4_and_a_hint_before_anything_is_built(
@@ -173,7 +173,7 @@ def test_inspect_says_of_a_folder_that_was_moved_whether_it_is_whole(typed: Type
     code, out, _ = typed("inspect", "moved", "--run", "--json")
     told = document(out)
     assert code == 0 and told["kind"] == "bundle" and told["complete"] and told["warnings"] == []
-    assert len(told["chain"]) == 4 and all(engine["smoke"] for engine in told["engines"].values())
+    assert len(told["chain"]) == 4 and all(engine["smoke_run"] for engine in told["engines"].values())
     (tmp_path / "moved" / "joint.engine.onnx.json").unlink()
     code, out, _ = typed("inspect", "moved", "--json")
     told = document(out)
@@ -192,6 +192,7 @@ def repository(tmp_path: Path, own_store: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+@pytest.mark.slow
 def test_the_commands_and_the_program_of_the_page_do_what_it_shows(repository: Path) -> None:
     console = next(iter(re.findall(r"```console\n(.*?)```", PAGE, re.S)))
     program = next(iter(re.findall(r"```python\n(.*?)```", PAGE, re.S)))
@@ -213,7 +214,7 @@ def test_the_commands_and_the_program_of_the_page_do_what_it_shows(repository: P
 
 
 def test_the_meta_file_of_the_page_is_one(tmp_path: Path) -> None:
-    from trt_engine.bundling.meta import read_meta
+    from trt_engine.bundling.model_meta import read_meta
 
     text = next(iter(re.findall(r"```json\n(.*?)```", PAGE, re.S)))
     jsonschema.validate(json.loads(text), json.loads((ROOT / "docs" / "model_meta.schema.json").read_text()))

@@ -15,10 +15,10 @@ import pytest
 from onnx import TensorProto
 
 import onnx_models
-from trt_engine.api import casting
 from trt_engine.cli import main
 from trt_engine.errors import SetupError
 from trt_engine.precision import autocast
+from trt_engine.verbs import cast
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -26,7 +26,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(autocast.PYTHON, raising=False)
+    monkeypatch.delenv(autocast.PYTHON_VARIABLE, raising=False)
 
     def do(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["trt-engine", "cast", *args])
@@ -48,11 +48,11 @@ def document(run: Run, *args: str) -> Any:
 
 def test_the_report_says_what_was_cast_and_how_far_it_lies_from_fp32(run: Run, tmp_path: Path) -> None:
     told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx", "--exclude-type", "Flatten")
-    assert told["schema"] == "trt-engine/cast" and told["path"] == "light" and told["out"] == "half.onnx"
+    assert told["schema"] == "trt-engine/cast" and told["method"] == "built-in" and told["out"] == "half.onnx"
     assert (told["nodes"], told["nodes_cast"], told["casts_added"]) == (6, 5, 2)
-    assert [(item["op"], item["code"]) for item in told["kept"]] == [("Flatten", "excluded")]
+    assert [(item["op"], item["code"]) for item in told["fp32_nodes"]] == [("Flatten", "excluded")]
     assert told["nbytes_after"] == (tmp_path / "half.onnx").stat().st_size < told["nbytes_before"]
-    assert told["findings"] == [] and told["precision"]["found"]["fp16"]["macs"] == 1
+    assert told["findings"] == [] and told["precision"]["shares"]["fp16"]["macs"] == 1
     parity = told["parity"]
     assert 0 <= parity["outputs"]["scores"]["max_rel"] < 1e-2 and parity["outputs"]["scores"]["cosine"] > 0.999
     assert sum(parity["kernels"].values()) >= 4 and parity["emulated"] is bool(parity["kernels"].get("fp32"))
@@ -68,7 +68,7 @@ def test_a_type_without_kernels_is_compared_by_rounding_and_that_is_said(run: Ru
 def test_the_text_reads_well(run: Run) -> None:
     code, out, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "-q")
     assert code == 0 and err == ""
-    assert "6 of 6 nodes to fp16" in out and "trt-engine build half.onnx" in out and "parity:" in out
+    assert "6 of 6 nodes to fp16" in out and "trt-engine build half.onnx --batch 1:8:64\n" in out and "parity:" in out
 
 
 def test_a_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
@@ -79,24 +79,26 @@ def test_a_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
 
 def test_data_decides_what_auto_keeps(run: Run, tmp_path: Path) -> None:
     np.savez(tmp_path / "huge.npz", images=np.full((1, 3, 8, 8), 60000, np.float32))
-    told = document(run, "net.onnx", "--to", "fp16", "--auto", "--data", "huge.npz", "-o", "half.onnx")
-    assert {item["code"] for item in told["kept"]} >= {"range"}
+    told = document(run, "net.onnx", "--to", "fp16", "--auto-exclude", "--calib-data", "huge.npz", "-o", "half.onnx")
+    assert {item["code"] for item in told["fp32_nodes"]} >= {"range"}
     np.savez(tmp_path / "small.npz", images=np.full((1, 3, 8, 8), 0.5, np.float32))
-    told = document(run, "net.onnx", "--to", "fp16", "--auto", "--data", "small.npz", "-o", "half.onnx", "--yes")
-    assert told["kept"] == []
+    told = document(
+        run, "net.onnx", "--to", "fp16", "--auto-exclude", "--calib-data", "small.npz", "-o", "half.onnx", "--overwrite"
+    )
+    assert told["fp32_nodes"] == []
 
 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["net.onnx", "--to", "fp16"], 2, "no place for the result"),
+        (["net.onnx", "--to", "fp16"], 2, "no output file is given"),
         (["net.onnx", "--to", "int8", "-o", "x.onnx"], 2, "int8"),
         (["net.onnx", "--to", "fp16", "-o", "net.onnx"], 2, "the model itself"),
         (["none.onnx", "--to", "fp16", "-o", "x.onnx"], 4, "no such file"),
-        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--exclude-node", "nope"], 2, "there is no node `nope`"),
-        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--init-max", "-1"], 2, "above 0"),
-        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--careful", "--auto"], 2, "leave one of them out"),
-        (["net.onnx", "--to", "fp16", "--careful", "--dry-run"], 2, "without doing it"),
+        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--exclude-node", "nope"], 2, "no node `nope`"),
+        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--max-constant", "-1"], 2, "more than 0"),
+        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--autocast", "--auto-exclude"], 2, "leave one of them out"),
+        (["net.onnx", "--to", "fp16", "--autocast", "--dry-run"], 2, "has no dry run"),
     ],
 )
 def test_wrong_calls_end_with_a_hint(args: list[str], code: int, words: str, run: Run, tmp_path: Path) -> None:
@@ -123,21 +125,23 @@ def python(tmp_path: Path, body: str) -> str:
 
 CASTS = """
 import onnx
-from trt_engine.precision.cast import cast_proto
+from trt_engine.config.precision import CastConfig
+from trt_engine.precision.cast_model import cast_proto
 from pathlib import Path
 def convert_to_mixed_precision(onnx_path, low_precision_type, keep_io_types, **more):
     assert not more or set(more) <= {"nodes_to_exclude", "calibration_data", "init_max"}, more
     print("a line that a library prints")
-    return cast_proto(onnx.load(onnx_path), low_precision_type, folder=Path("."), keep_io=keep_io_types)[0]
+    config = CastConfig(keep_io=keep_io_types)
+    return cast_proto(onnx.load(onnx_path), low_precision_type, folder=Path("."), config=config)[0]
 """
 
 
 def test_the_careful_path_goes_through_the_same_checks(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(autocast.PYTHON, python(tmp_path, CASTS))
-    told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx", "--careful")
-    assert told["path"] == "careful" and told["notes"] == ["by NVIDIA ModelOpt 0.0.test, AutoCast"]
+    monkeypatch.setenv(autocast.PYTHON_VARIABLE, python(tmp_path, CASTS))
+    told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx", "--autocast")
+    assert told["method"] == "autocast" and told["notes"] == ["by NVIDIA ModelOpt 0.0.test, AutoCast"]
     assert told["nodes_cast"] == 5 and told["parity"]["outputs"]["scores"]["cosine"] > 0.999
 
 
@@ -152,8 +156,8 @@ def test_the_careful_path_goes_through_the_same_checks(
 def test_a_modelopt_that_fails_is_told_and_leaves_nothing(
     body: str, code: int, words: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(autocast.PYTHON, python(tmp_path, body))
-    got, _, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "--careful")
+    monkeypatch.setenv(autocast.PYTHON_VARIABLE, python(tmp_path, body))
+    got, _, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "--autocast")
     assert got == code and words in err and "hint:" in err
     assert not (tmp_path / "half.onnx").exists()
 
@@ -171,8 +175,8 @@ def test_a_missing_modelopt_names_the_extra(tmp_path: Path, net: Path) -> None:
 @pytest.mark.slow
 def test_modelopt_itself_casts_the_net(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = os.environ.get("TRT_ENGINE_TEST_MODELOPT_PYTHON", sys.executable)
-    monkeypatch.setenv(autocast.PYTHON, interpreter)
-    code, out, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "--careful", "--json")
+    monkeypatch.setenv(autocast.PYTHON_VARIABLE, interpreter)
+    code, out, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "--autocast", "--json")
     if code == 3 and "ModelOpt" in err:
         pytest.skip("NVIDIA ModelOpt is not installed (extra `quant`, or TRT_ENGINE_TEST_MODELOPT_PYTHON)")
     assert code == 0, err
@@ -197,7 +201,7 @@ def test_numbers_that_leave_the_range_of_fp16_on_the_data_are_found_whatever_the
     np.save(tmp_path / "x.npy", x)
     told = document(run, "big.onnx", "--to", "fp16", "-o", "unseen.onnx")
     assert not any("infinite" in item for item in told["warnings"]), "drawn numbers stay small"
-    told = document(run, "big.onnx", "--to", "fp16", "-o", "half.onnx", "--data", "x.npy")
+    told = document(run, "big.onnx", "--to", "fp16", "-o", "half.onnx", "--calib-data", "x.npy")
     assert [item["code"] for item in told["findings"]] == codes
     assert any("FP16's largest number" in item for item in told["warnings"]) is bool(codes)
 
@@ -208,7 +212,7 @@ def test_data_that_leaves_the_range_of_fp16_shows_in_the_parity(run: Run, tmp_pa
     sides = {"x": (onnx_models.FLOAT, ["n", 32])}, {"y": (onnx_models.FLOAT, ["n", 32])}
     onnx_models.save(tmp_path / "over.onnx", nodes, *sides, weights)
     np.save(tmp_path / "x.npy", np.full((4, 32), 100, np.float32))
-    told = document(run, "over.onnx", "--to", "fp16", "-o", "half.onnx", "--data", "x.npy")
+    told = document(run, "over.onnx", "--to", "fp16", "-o", "half.onnx", "--calib-data", "x.npy")
     assert told["parity"]["outputs"]["y"]["max_rel"] is None, "infinite"
     assert "in fp16 `y` is infinite or no number where FP32 is not" in told["warnings"]
 
@@ -225,7 +229,7 @@ def test_parity_of_fp16_is_that_of_fp16_where_the_kernels_are_fp32(run: Run, tmp
     onnx_models.save(tmp_path / "cancel.onnx", nodes, *sides, weights)
     x = rng.standard_normal((8, 32)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    parity = document(run, "cancel.onnx", "--to", "fp16", "-o", "half.onnx", "--data", "x.npy")["parity"]
+    parity = document(run, "cancel.onnx", "--to", "fp16", "-o", "half.onnx", "--calib-data", "x.npy")["parity"]
     exact = x @ weights["w"]
     half = np.float16(x).astype(np.float32) @ np.float16(weights["w"]).astype(np.float32)
     half = (np.float16(half) + np.float16(2000)) - np.float16(2000)
@@ -239,7 +243,7 @@ def test_parity_of_fp16_is_that_of_fp16_where_the_kernels_are_fp32(run: Run, tmp
 def test_a_model_that_is_too_large_to_be_emulated_says_whose_numbers_its_parity_has(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(casting, "_EMULATED_UP_TO", 16)
+    monkeypatch.setattr(cast, "_MAX_EMULATED_BYTES", 16)
     told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx")
     assert told["parity"]["emulated"] is False
     if told["parity"]["kernels"].get("fp32"):

@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from trt_engine.cli.main import VERBS, run
+from trt_engine.cli import click_app
+from trt_engine.cli.main import run
+from trt_engine.cli.verbs_table import VERBS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -47,29 +50,52 @@ def test_the_script_comes_as_json_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert told["shell"] == "bash" and told["script"].strip() and told["install"]
 
 
-def complete(words: str, position: int) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "trt_engine"],
-        env=os.environ | {"COMP_WORDS": words, "COMP_CWORD": str(position), "_TRT_ENGINE_COMPLETE": "bash_complete"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+Complete = Callable[[str, int], list[str]]
 
 
-def test_the_beginning_of_a_verb_gives_the_verb() -> None:
+@pytest.fixture
+def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Complete:
+    """The answers to bash's function, given in this process; that of bash itself is the last test's."""
+
+    def answers(words: str, position: int) -> list[str]:
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(position))
+        assert click_app.complete("bash_complete") == 0
+        return [line.partition(",")[2] for line in capsys.readouterr().out.splitlines()]
+
+    return answers
+
+
+def test_the_beginning_of_a_verb_gives_the_verb(complete: Complete) -> None:
     assert complete("trt-engine si", 1) == ["size"]
 
 
-def test_nothing_typed_yet_gives_every_verb() -> None:
+def test_nothing_typed_yet_gives_every_verb(complete: Complete) -> None:
     assert complete("trt-engine ", 1) == list(VERBS)
 
 
-def test_options_choices_and_actions_complete() -> None:
+def test_options_choices_and_actions_complete(complete: Complete) -> None:
     assert complete("trt-engine cache prune --o", 3) == ["--older-than"]
     assert complete("trt-engine cache p", 2) == ["prune"]
     assert complete("trt-engine build x.onnx --precision bf", 4) == ["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("trt-engine build x.onnx --backend t", ["tensorrt", "tensorrt-rtx", "trtexec"]),
+        ("trt-engine build x.onnx -b onn", ["onnxruntime"]),
+        ("trt-engine bench x.onnx --device cu", ["cuda:0"]),
+        ("trt-engine bench x.onnx --protocol trtexec", ["trtexec10", "trtexec11"]),
+        ("trt-engine bench x.onnx --providers t", ["tensorrt", "tensorrt-rtx"]),
+        ("trt-engine build x.onnx --preprocess y", ["yolo"]),
+        ("trt-engine quantize x.onnx --to nv", ["nvfp4"]),
+        ("trt-engine quantize x.onnx --target onnxruntime-c", ["onnxruntime-cpu", "onnxruntime-cuda"]),
+        ("trt-engine report run --format m", ["md"]),
+    ],
+)
+def test_values_complete(words: str, found: list[str], complete: Complete) -> None:
+    assert complete(words, len(words.split()) - 1) == found
 
 
 def test_bash_itself_completes_the_verb(tmp_path: Path) -> None:

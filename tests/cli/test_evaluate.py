@@ -24,7 +24,7 @@ pytest.importorskip("faster_coco_eval", reason="faster-coco-eval works out COCO'
 
 from PIL import Image
 
-from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
+from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
@@ -89,7 +89,7 @@ def data(folder: Path) -> Path:
 
 def test_the_figures_are_printed_in_cocos_order_and_written(call: Callable[..., Told], tmp_path: Path) -> None:
     code, out, err = call(
-        "evaluate", DIGITS / "model.onnx", "--dataset", DIGITS / "val", "--limit", 8, "-o", "run",
+        "evaluate", DIGITS / "model.onnx", "--dataset", DIGITS / "val", "--max-samples", 8, "-o", "run",
         "--save-predictions", "p.json",
     )  # fmt: skip
     assert code == 0
@@ -97,7 +97,7 @@ def test_the_figures_are_printed_in_cocos_order_and_written(call: Callable[..., 
     start = names.index("AP")
     assert names[start : start + 12] == "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split()
     assert "is a model: its engine is built into the store first" in err
-    assert "written     run/metrics.json" in out
+    assert "written:   run/metrics.json" in out
     written = fits_its_schema((tmp_path / "run" / "metrics.json").read_text())
     assert written["command"].startswith("trt-engine evaluate")  # type: ignore[attr-defined]
     assert json.loads((tmp_path / "p.json").read_text())
@@ -117,16 +117,16 @@ def test_json_is_one_document_that_fits_its_schema_also_when_the_gate_fails(
     assert "a drop of 1.0000, allowed is 0.01\nhint: " in err
     code, out, _ = call(*args[:-1])
     assert code == 7
-    assert "gate        FAILED" in out
-    assert "top1        0.0000   baseline 1.0000   drop +1.0000" in out
+    assert "gate:      FAILED" in out
+    assert ["top1", "0.0000", "1.0000", "+1.0000"] in [line.split() for line in out.splitlines()]
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(call: Callable[..., Told], tmp_path: Path) -> None:
     model = brightness(tmp_path / "net.onnx")
     before = sorted(tmp_path.iterdir())
-    code, out, _ = call("evaluate", model, "--dataset", DIGITS / "val", "--limit", 3, "-o", "run", "--dry-run")
+    code, out, _ = call("evaluate", model, "--dataset", DIGITS / "val", "--max-samples", 3, "-o", "run", "--dry-run")
     assert code == 0
-    assert "over 3 pictures of" in out
+    assert "over 3 images of" in out
     assert "would build its engine into the store first" in out
     assert "would write run/metrics.json" in out
     assert sorted(tmp_path.iterdir()) == before
@@ -187,7 +187,7 @@ def test_a_model_goes_by_the_name_that_was_typed_whoever_was_stored_first(
 def test_calibration_data_that_is_not_there_is_found_before_anything_is_evaluated(
     call: Callable[..., Told], tmp_path: Path
 ) -> None:
-    asked = (brightness(tmp_path / "net.onnx"), "--dataset", data(tmp_path / "data"), "--calibrate", "nothing")
+    asked = (brightness(tmp_path / "net.onnx"), "--dataset", data(tmp_path / "data"), "--calib-data", "nothing")
     for more in ((), ("--dry-run",)):
         code, _, err = call("evaluate", *asked, *more)
         assert code == 2 and "no such file or folder `nothing`" in err
@@ -197,7 +197,7 @@ def test_an_engine_cannot_be_given_build_settings(call: Callable[..., Told], tmp
     engine = te.build(brightness(tmp_path / "net.onnx"), out=tmp_path / "net.engine.onnx")
     code, _, err = call("evaluate", engine.path, "--dataset", data(tmp_path / "data"), "--precision", "fp16")
     assert code == 2
-    assert "is built already: `--precision` cannot change it" in err
+    assert "is already built: `--precision` cannot change it" in err
 
 
 # ------------------------------------------------------------------------------------------------ infer --image
@@ -224,13 +224,13 @@ def test_a_picture_in_and_boxes_out_in_its_own_pixels(call: Callable[..., Told],
     with Image.open(tmp_path / "out.png") as drawn, Image.open(PICTURE) as given:
         assert drawn.size == given.size
         assert drawn.tobytes() != given.tobytes()
-    assert f"found       {found[0]['name']} {found[0]['score']:.4f} at " in out
+    assert f"found:     {found[0]['name']} {found[0]['score']:.4f} at " in out
 
 
 def test_a_threshold_nothing_reaches_finds_nothing_and_says_so(call: Callable[..., Told]) -> None:
     code, out, _ = call("infer", DIGITS / "model.onnx", "--image", PICTURE, "--min-score", "1")
     assert code == 0
-    assert "found       nothing" in out
+    assert "found:     nothing" in out
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])
@@ -254,17 +254,17 @@ def test_outputs_of_a_picture_can_be_arrays_too(call: Callable[..., Told], tmp_p
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (["--image", "none.jpg"], 2, "cannot read the picture `none.jpg`: no such file"),
-        (["--image", "net.onnx"], 2, "is no picture that can be read"),
+        (["--image", "none.jpg"], 2, "cannot read the image `none.jpg`: no such file"),
+        (["--image", "net.onnx"], 2, "is not a readable image"),
         (["--image", "x.png", "--random"], 2, "both `--image` and `--random` are given"),
-        (["--image", "x.png", "--batch", "2"], 2, "`--batch` is for `--random`"),
-        (["--random", "--draw", "y.png"], 2, "`--draw` is for `--image`"),
-        (["--random", "--min-score", "0.5"], 2, "`--min-score` is for `--image`"),
+        (["--image", "x.png", "--batch", "2"], 2, "`--batch` needs `--random`"),
+        (["--random", "--draw", "y.png"], 2, "`--draw` needs `--image`"),
+        (["--random", "--min-score", "0.5"], 2, "`--min-score` needs `--image`"),
         (["--random", "-o", "y.json"], 2, "ends in .npz or .npy"),
         (["--image", "x.png", "--draw", "y.gif"], 2, "a drawing cannot be written to `y.gif`"),
         (["--image", "x.png", "--draw", "x.png"], 2, "`x.png` exists"),
         (["--image", "x.png", "-o", "y.txt"], 2, "ends in .json, .npz or .npy"),
-        (["--image", "x.png", "--preprocess", "wrong.json"], 2, "`sise`, which is no setting"),
+        (["--image", "x.png", "--preprocess", "wrong.json"], 2, "`sise`, which is not a setting"),
     ],
 )
 def test_a_picture_that_cannot_be_run_is_said(
@@ -286,11 +286,11 @@ def test_a_model_that_declares_nothing_says_how_to_declare(call: Callable[..., T
     Image.new("RGB", (4, 4), (0, 0, 255)).save(tmp_path / "x.png")
     code, _, err = call("infer", model, "--image", "x.png")
     assert code == 2
-    assert "does not declare how pictures go into it" in err
+    assert "does not declare how images become its inputs" in err
     assert "`--preprocess imagenet`" in err
     given = {"preprocess": {"size": [8, 8]}, "postprocess": {"decode": "classify", "classes": ["r", "g", "b"]}}
     (tmp_path / "vision.json").write_text(json.dumps(given))
     code, out, _ = call("infer", model, "--image", "x.png", "--preprocess", "vision.json")
     assert code == 0
-    assert out.index("class       b") < out.index("class       r")
+    assert out.index("class:     b") < out.index("           r")
     assert not onnx.load(model).metadata_props

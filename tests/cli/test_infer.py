@@ -64,10 +64,10 @@ def test_an_array_in_and_arrays_out(infer: Callable[..., Told], engine: Path, x:
     with np.load(tmp_path / "y.npz") as outputs:
         assert outputs["minus"].tolist() == [[-1, 0, -1]]
         assert outputs["log"].tolist() == [[0, -np.inf, 0]]
-    assert "input       x 1x3 (x.npy)" in out
-    assert "output      minus 1x3 float32, min -1, max 0, mean -0.666667" in out
-    assert "output      log 1x3 float32, min 0, max 0, mean 0, 1 values are NaN or infinite" in out
-    assert f"written     {tmp_path / 'y.npz'}" in out
+    assert "input:     x 1x3 (x.npy)" in out
+    assert "output:    minus 1x3 float32, min -1, max 0, mean -0.666667" in out
+    assert "           log 1x3 float32, min 0, max 0, mean 0, 1 values are NaN or infinite" in out
+    assert f"written:   {tmp_path / 'y.npz'}" in out
 
 
 def test_json_is_one_document_with_the_common_keys(
@@ -85,7 +85,7 @@ def test_json_is_one_document_with_the_common_keys(
     assert [item["name"] for item in document["outputs"]] == ["minus", "log"]
     assert document["outputs"][1]["not_finite"] == 1
     assert document["artifacts"] == {"outputs": str(tmp_path / "y.npz")}
-    assert document["facts"]["providers"]
+    assert document["runtime_info"]["providers"]
 
 
 def test_one_output_goes_to_an_npy(infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_random_inputs_are_seeded(infer: Callable[..., Told], engine: Path, tmp_
 
 
 def test_without_a_batch_random_inputs_have_the_profiles_usual_shape(infer: Callable[..., Told], engine: Path) -> None:
-    assert "input       x 2x3 (seeded random, seed 0)" in infer(engine, "--random")[1]
+    assert "input:     x 2x3 (seeded random, seed 0)" in infer(engine, "--random")[1]
 
 
 def test_a_model_is_built_into_the_store_first_and_that_is_said(
@@ -113,7 +113,7 @@ def test_a_model_is_built_into_the_store_first_and_that_is_said(
 ) -> None:
     code, out, err = infer(model, "--input", x)
     assert code == 0
-    assert "is a model: its engine is built into the store first" in err
+    assert "is a model: building its engine" in err
     assert str(store) in out
     assert len(list((store / "engines").iterdir())) == 1
     infer(model, "--input", x)
@@ -124,7 +124,7 @@ def test_any_backend_answers(infer: Callable[..., Told], model: Path, x: Path) -
     code, out, _ = infer(model, "--input", x, "--backend", "fake", "--device", "fake")
     assert code == 0
     assert "(fake on fake:0)" in out
-    assert "output      minus 1x3 float32, min -1, max 0, mean -0.666667" in out
+    assert "output:    minus 1x3 float32, min -1, max 0, mean -0.666667" in out
 
 
 def test_a_dry_run_writes_nothing(
@@ -145,9 +145,9 @@ def test_a_file_that_is_there_is_kept_unless_yes(
     target.write_text("mine")
     code, out, err = infer(engine, "--input", x, "-o", target)
     assert (code, out) == (2, "")
-    assert "exists\nhint: `--yes` overwrites it" in err
+    assert "exists\nhint: `--overwrite` overwrites it" in err
     assert target.read_text() == "mine"
-    assert infer(engine, "--input", x, "-o", target, "--yes")[0] == 0
+    assert infer(engine, "--input", x, "-o", target, "--overwrite")[0] == 0
     assert np.load(target)["minus"].shape == (1, 3)
 
 
@@ -161,14 +161,14 @@ def save(path: Path, array: np.ndarray) -> Path:
     [
         ([], 2, "no inputs are given"),
         (["--input", "x.npy", "--random"], 2, "both `--input` and `--random`"),
-        (["--input", "x.npy", "--batch", "2"], 2, "`--batch` is for `--random`"),
-        (["--input", "x.npy", "--shapes", "x:1x3"], 2, "`--shapes` is for `--random`"),
+        (["--input", "x.npy", "--batch", "2"], 2, "`--batch` needs `--random`"),
+        (["--input", "x.npy", "--shapes", "x:1x3"], 2, "`--shapes` needs `--random`"),
         (["--input", "none.npy"], 2, "cannot read the inputs `none.npy`: no such file"),
         (["--input", "text.npy"], 2, "neither .npy nor .npz"),
         (["--input", "wide.npy"], 2, "dimension 1 is fixed at 3"),
         (["--input", "double.npy"], 2, "is float64, expected float32"),
         (["--input", "many.npy"], 2, "profile 0 spans 1x3 to 4x3"),
-        (["--input", "named.npz"], 2, "holds `z`, which is no input"),
+        (["--input", "named.npz"], 2, "contains `z`, which is not an input"),
         (["--random", "--batch", "9"], 2, "profile 0 spans 1x3 to 4x3"),
         (["--random", "--batch", "0"], 2, "0"),
         (["--random", "--repeat", "0"], 2, "0"),
@@ -177,7 +177,7 @@ def save(path: Path, array: np.ndarray) -> Path:
         (["--random", "-o", "y.csv"], 2, "ends in .npz or .npy"),
         (["--random", "-o", "x.npy/y.npz"], 3, "a file is in the way"),
         (["--random", "--device", "tpu"], 2, "unknown device `tpu`"),
-        (["--random", "--precision", "fp16"], 2, "is built already: `--precision` cannot change it"),
+        (["--random", "--precision", "fp16"], 2, "is already built: `--precision` cannot change it"),
         (["--random", "-O", "nonsense=1"], 2, "nonsense"),
     ],
 )

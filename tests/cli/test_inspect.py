@@ -188,31 +188,33 @@ def test_help_imports_nothing_heavy() -> None:
 def engine(tmp_path: Path) -> Any:
     """A detector sealed as an engine of the fake backend, which needs no library but ONNX's."""
     from trt_engine.backends.fake.build import FakeBuilder
-    from trt_engine.config import BuildConfig, parse_profile
-    from trt_engine.engine import Build, Engine, Passport, Source, payload_of
+    from trt_engine.config.build import BuildConfig
+    from trt_engine.config.profiles import parse_profile
+    from trt_engine.engine import Engine, payload_files
     from trt_engine.environment import Environment
     from trt_engine.graph.load import open_model
-    from trt_engine.protocols import BuildPlaces
+    from trt_engine.protocols import BuildPaths
+    from trt_engine.records.passport import BuildInfo, Passport, Source
 
     model = open_model(models.save(models.detector(height=8, width=8), tmp_path))
     payload = tmp_path / "model.fake"
     config = BuildConfig(backend="fake", device="fake", profiles=(parse_profile("images:1x3x8x8,2x3x8x8,4x3x8x8"),))
-    outcome = FakeBuilder().build(model, config, BuildPlaces(payload))
+    outcome = FakeBuilder().build(model, config, BuildPaths(payload))
     return Engine.seal(
         payload,
         Passport(
             schema="trt-engine/passport",
             schema_version=1,
             backend="fake",
-            payload=payload_of(payload, outcome.files),
+            payload=payload_files(payload, outcome.files),
             model=Source(model.name, model.digest, model.opsets.get(""), model.path.name),
             signature=outcome.signature,
             profiles=config.profiles,
             precision=outcome.precision,
             device=outcome.device or "fake",
-            build=Build("trt-engine build model.onnx --backend fake", {}, 0.1, FakeBuilder().identity(config)),
-            environment=Environment.here(),
-            needs=outcome.needs,
+            build=BuildInfo("trt-engine build model.onnx --backend fake", {}, 0.1, FakeBuilder().identity(config)),
+            environment=Environment.detect(),
+            requirements=outcome.requirements,
         ),
     )
 
@@ -256,19 +258,19 @@ def test_a_backend_without_its_package_says_what_to_install(
 ) -> None:
     import dataclasses
 
-    from trt_engine.api import inspecting
+    from trt_engine.verbs import inspect
 
-    real = inspecting.backends()["fake"]
-    card = dataclasses.replace(real, modules=("a_package_nobody_has",), install="pip install a-package")
-    monkeypatch.setattr(inspecting, "backends", lambda: {"fake": card})
-    report = inspecting.inspect(engine.path)
-    assert report.verdict.verdict == "refuse"  # type: ignore[union-attr]
-    assert report.verdict.command == "pip install a-package"  # type: ignore[union-attr]
+    real = inspect.list_backends()["fake"]
+    backend_spec = dataclasses.replace(real, modules=("a_package_nobody_has",), install="pip install a-package")
+    monkeypatch.setattr(inspect, "list_backends", lambda: {"fake": backend_spec})
+    report = inspect.inspect(engine.path)
+    assert report.compatibility.status == "refuse"  # type: ignore[union-attr]
+    assert report.compatibility.command == "pip install a-package"  # type: ignore[union-attr]
 
 
 def test_a_smoke_run_tells_what_went_in_and_came_out(cli: Run, engine: Any) -> None:
     code, out, _ = cli(engine.path, "--run", "--json", "--shapes", "images:3x3x8x8")
-    smoke = json.loads(out)["smoke"]
+    smoke = json.loads(out)["smoke_run"]
     assert code == 0
     assert smoke["inputs"]["images"]["shape"] == [3, 3, 8, 8]
     scores = smoke["outputs"]["scores"]
@@ -278,9 +280,11 @@ def test_a_smoke_run_tells_what_went_in_and_came_out(cli: Run, engine: Any) -> N
 
 
 def test_a_smoke_run_of_one_seed_repeats(cli: Run, engine: Any) -> None:
-    outputs = [json.loads(cli(engine.path, "--run", "--json", "--seed", 3)[1])["smoke"]["outputs"] for _ in range(2)]
+    outputs = [
+        json.loads(cli(engine.path, "--run", "--json", "--seed", 3)[1])["smoke_run"]["outputs"] for _ in range(2)
+    ]
     assert outputs[0] == outputs[1]
-    assert json.loads(cli(engine.path, "--run", "--json")[1])["smoke"]["outputs"] != outputs[0]
+    assert json.loads(cli(engine.path, "--run", "--json")[1])["smoke_run"]["outputs"] != outputs[0]
 
 
 def test_a_smoke_run_outside_the_profile_is_a_usage_error(cli: Run, engine: Any) -> None:
@@ -307,7 +311,7 @@ def record(batch: int, samples: list[float]) -> dict[str, Any]:
 
 def run_folder(folder: Path, *, torn: bool = False) -> Path:
     folder.mkdir()
-    said = {"schema": "trt-engine/size", "model": "m.onnx", "peak_streams": 12, "stopped_because": "max_batch"}
+    said = {"schema": "trt-engine/size", "model": "m.onnx", "peak_streams": 12, "stop_reason": "max_batch"}
     (folder / "size.json").write_text(json.dumps(said))
     lines = [json.dumps(record(batch, [1.0, 3.0])) for batch in (1, 8)]
     (folder / "records.jsonl").write_text("\n".join(lines) + ("\n" + lines[0][:40] if torn else "\n"))
@@ -468,5 +472,5 @@ def test_an_island_in_a_wider_type_is_named(cli: Run, tmp_path: Path) -> None:
         code, out, err = cli(models.save(halves(third), tmp_path, f"{third}.onnx"), "--json")
         assert code == 0, err
         found = [item for item in json.loads(out)["findings"] if item["code"] == "mixed-precision-island"]
-        assert [item["where"] for item in found] == wanted
+        assert [item["location"] for item in found] == wanted
         assert all("`middle` (MatMul)" in item["message"] and item["severity"] == "warning" for item in found)

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph import models
-from tensorrt_machines import package, passport, plan_bytes, trtexec, wheels
-from trt_engine.api.inspecting import inspect
+from tensorrt_machines import package, passport, plan_bytes, rtx_plan_bytes, rtx_wheels, trtexec, wheels
 from trt_engine.cli import main
-from trt_engine.engine import Engine, payload_of
+from trt_engine.engine import Engine, payload_files
 from trt_engine.errors import TrtEngineError
+from trt_engine.records.passport import Validation
+from trt_engine.verbs.inspect import inspect
 
-VERDICTS = ("loads", "penalty", "rebuild", "refuse")
+VERDICTS = ("loads", "penalty", "unknown", "rebuild", "refuse")
 RELEASES = [
     (8, 6, 0, 12), (8, 6, 1, 6), (9, 0, 1, 4), (9, 3, 0, 1), (10, 0, 1, 6), (10, 3, 0, 26), (10, 7, 0, 23), (10, 8, 0, 43),
     (10, 13, 2, 6), (10, 16, 0, 72), (10, 16, 1, 11), (11, 0, 0, 114), (11, 1, 0, 106), (11, 4, 0, 106),
@@ -43,9 +45,9 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Run:
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without TensorRT, whatever this one has."""
-    from trt_engine.plans.installed import installed
+    from trt_engine.trt.installation import detect_installation
 
-    if installed(ask_trtexec=False).anything:
+    if detect_installation(probe_trtexec=False).is_present:
         pytest.skip("TensorRT is installed here")
     monkeypatch.setenv("PATH", "")
 
@@ -139,10 +141,11 @@ def test_a_plan_is_recognised_under_any_name(cli: Run, tmp_path: Path) -> None:
         (b"", "is empty"),
         (b"ftrt" + bytes(8), "ends after 12 bytes"),
         (plan_bytes()[:27], "ends after 27 bytes"),
+        (rtx_plan_bytes()[:63], "begins as a plan of TensorRT-RTX and ends after 63 bytes"),
         (b"\x00\x01\x02\x03" + bytes(500), "begins with `00 01 02 03`"),
         (models.detector().SerializeToString(), "is an ONNX model"),
     ],
-    ids=["empty", "cut", "cut before the version", "foreign", "model"],
+    ids=["empty", "cut", "cut before the version", "cut in the header", "foreign", "model"],
 )
 @pytest.mark.parametrize("suffix", [".engine", ".plan", ".trt"])
 def test_an_engine_by_name_that_is_no_plan_ends_with_ten_and_is_refused(
@@ -171,7 +174,7 @@ def test_a_version_no_tensorrt_wrote_is_refused_as_damage(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    head=st.sampled_from([b"", b"ftrt", b"ftr", b"trtf"]),
+    head=st.sampled_from([b"", b"ftrt", b"vtrt", b"ftr", b"trtf"]),
     rest=st.binary(max_size=80),
     suffix=st.sampled_from([".engine", ".plan", ".trt"]),
 )
@@ -185,11 +188,12 @@ def test_whatever_the_bytes_are_inspect_answers_or_raises_one_of_our_errors(
     except TrtEngineError as error:
         assert error.exit_code == 10 and error.hint
     else:
-        assert report.verdict.verdict in VERDICTS and report.verdict.reason and report.verdict.command
+        assert report.compatibility.status in VERDICTS and report.compatibility.reason and report.compatibility.command
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(at=st.integers(0, 4123), value=st.integers(0, 255), cut=st.integers(0, 4124))
+@pytest.mark.slow
 def test_a_flipped_byte_or_a_cut_never_breaks_inspect(tmp_path: Path, at: int, value: int, cut: int) -> None:
     raw = bytearray(plan_bytes())
     raw[at] = value
@@ -200,9 +204,10 @@ def test_a_flipped_byte_or_a_cut_never_breaks_inspect(tmp_path: Path, at: int, v
     except TrtEngineError as error:
         assert error.exit_code == 10 and error.hint
     else:
-        assert report.kind == "plan" and report.verdict.command
+        assert report.kind == "plan" and report.compatibility.command
 
 
+@pytest.mark.slow
 def test_a_plan_cut_at_every_length_is_answered_or_refused(tmp_path: Path) -> None:
     whole = plan_bytes((10, 16, 1, 11), nbytes=40)
     path = tmp_path / "model.engine"
@@ -213,26 +218,28 @@ def test_a_plan_cut_at_every_length_is_answered_or_refused(tmp_path: Path) -> No
                 inspect(path)
             assert caught.value.exit_code == 10 and caught.value.hint
             assert (
-                "is empty" if not length else "no TensorRT plan" if length < 4 else f"ends after {length} bytes"
+                "is empty" if not length else "is not a plan" if length < 4 else f"ends after {length} bytes"
             ) in str(caught.value)
         else:
             report: Any = inspect(path)
             assert (report.kind, report.tensorrt_version) == ("plan", "10.16.1.11")
-            assert report.verdict.verdict in VERDICTS and report.verdict.command
+            assert report.compatibility.status in VERDICTS and report.compatibility.command
 
 
 def test_a_sealed_plan_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> None:
     whole = plan_bytes((10, 16, 1, 11), nbytes=40)
     path = tmp_path / "model.engine"
     path.write_bytes(whole)
-    Engine.seal(path, passport(payload=payload_of(path)))
+    Engine.seal(path, passport(payload=payload_files(path)))
     for length in range(len(whole)):
         for content in (whole[:length], whole[:length] + b"\xff" + whole[length + 1 :], whole[:length] + b"more"):
             if content == whole:
                 continue
             path.write_bytes(content)
             report: Any = inspect(path)
-            assert report.verdict.verdict == "refuse" and report.verdict.reason and report.verdict.command
+            assert (
+                report.compatibility.status == "refuse" and report.compatibility.reason and report.compatibility.command
+            )
 
 
 # ------------------------------------------------------------------------------------------------ engines with passports
@@ -241,7 +248,7 @@ def test_a_sealed_plan_cut_or_changed_anywhere_is_refused(tmp_path: Path) -> Non
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
     path = plan(tmp_path / "model.engine")
-    return Engine.seal(path, passport(payload=payload_of(path)))
+    return Engine.seal(path, passport(payload=payload_files(path)))
 
 
 @pytest.mark.usefixtures("bare")
@@ -278,6 +285,87 @@ def test_a_passport_without_its_plan_names_the_plan_to_build(cli: Run, engine: E
 def test_a_plan_that_lost_its_passport_is_a_bare_one(cli: Run, engine: Engine, tmp_path: Path) -> None:
     copied = shutil.copy(engine.path, tmp_path / "copied.engine")
     assert told(cli, Path(copied))["kind"] == "plan"
+
+
+# ------------------------------------------------------------------------------------------------ TensorRT-RTX
+
+
+@pytest.fixture
+def rtx(tmp_path: Path) -> Path:
+    path = tmp_path / "model.engine"
+    path.write_bytes(rtx_plan_bytes())
+    return path
+
+
+@pytest.fixture
+def with_rtx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with TensorRT-RTX's packages and no GPU: nothing there can be loaded."""
+    monkeypatch.syspath_prepend(str(rtx_wheels(tmp_path / "site")))
+    monkeypatch.setattr("trt_engine.trt.installation.info.gpus", tuple)
+
+
+@pytest.mark.usefixtures("with_rtx")
+def test_a_plan_of_tensorrt_rtx_is_named_with_its_gpus(cli: Run, rtx: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = told(cli, rtx)
+    assert document["kind"] == "plan" and document["tensorrt_version"] is None
+    assert document["plan"] == {
+        "product": "TensorRT-RTX", "version": "1.7.1.116", "compute_capabilities": ["8.9", "12.0"], "has_ptx": False,
+        "weight_nbytes": 1024,
+    }  # fmt: skip
+    assert document["verdict"] == "refuse" and document["reason"].startswith(
+        "it is a plan of TensorRT-RTX 1.7.1.116 for 8.9 and 12.0, and neither an NVIDIA GPU nor its driver is here"
+    )
+    _, out, _ = cli(rtx)
+    lines = {line.partition(":")[0]: line.partition(": ")[2] for line in out.splitlines()}
+    assert lines["kind"] == "TensorRT-RTX plan without a passport" and lines["tensorrt_rtx"] == "1.7.1.116"
+    assert lines["gpus"] == "8.9, 12.0" and lines["weights"] == "1.0 KiB"
+
+
+def test_a_plan_of_tensorrt_rtx_cut_at_any_length_is_answered_or_refused(rtx: Path) -> None:
+    whole = rtx_plan_bytes(nbytes=100)
+    for length in (1, 4, 30, 63, 64, 99):
+        rtx.write_bytes(whole[:length])
+        if length < 64:
+            with pytest.raises(TrtEngineError) as caught:
+                inspect(rtx)
+            assert caught.value.exit_code == 10 and caught.value.hint
+        else:
+            report: Any = inspect(rtx)
+            assert (
+                report.compatibility.status == "refuse"
+                and f"100 bytes and the file has {length}" in report.compatibility.reason
+            )
+
+
+@pytest.mark.parametrize("name", ["model.bin", "model"])
+def test_a_file_that_is_cut_within_the_header_of_a_plan_is_no_model_under_any_name(
+    cli: Run, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(rtx_plan_bytes()[:40])
+    code, out, err = cli(path, "--json")
+    document = json.loads(out)
+    assert code == 10 and "begins as a plan of TensorRT-RTX and ends after 40 bytes" in err
+    assert document["command"] == f"trt-engine build MODEL.onnx --backend tensorrt-rtx -o {path}"
+
+
+def test_an_engine_of_tensorrt_rtx_shows_its_passport_and_its_header(cli: Run, rtx: Path) -> None:
+    gpus = ("8.9", "12.0")
+    made = passport("1.7.1.116", None, backend="tensorrt-rtx", payload=payload_files(rtx), compute_capabilities=gpus)
+    needs = replace(made.requirements, library="tensorrt-rtx")
+    Engine.seal(rtx, replace(made, requirements=needs, validation=Validation("deferred", "no GPU")))
+    document = told(cli, rtx)
+    assert document["kind"] == "engine" and document["plan"]["compute_capabilities"] == ["8.9", "12.0"]
+    _, out, _ = cli(rtx)
+    assert "needs: tensorrt-rtx 1.7.1.116, a GPU of 8.9, 12.0" in out and "gpus: 8.9, 12.0" in out
+    assert "validation: not validated on a GPU" in out
+
+
+def test_measuring_a_bare_plan_of_tensorrt_rtx_says_what_it_is(rtx: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", str(rtx)]) == 10
+    told_to = capsys.readouterr().err
+    assert "has no passport" in told_to and "it is a plan of TensorRT-RTX 1.7.1.116 for 8.9 and 12.0" in told_to
+    assert "--backend tensorrt-rtx" in told_to
 
 
 # ------------------------------------------------------------------------------------------------ --run

@@ -53,7 +53,7 @@ def test_the_document_fits_its_schema_and_says_the_same(frozen: Path, capsys: py
     told = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schemas/lint.json").read_text())).validate(told)
     assert told["schema"] == "trt-engine/lint"
-    assert [(item["code"], item["severity"], item["where"]) for item in told["findings"]] == [
+    assert [(item["code"], item["severity"], item["location"]) for item in told["findings"]] == [
         ("frozen-batch", "warning", "x"),
         ("random-operator", "warning", "noise"),
     ]
@@ -121,3 +121,77 @@ def test_a_name_cannot_write_to_the_terminal(tmp_path: Path, frozen: Path, capsy
     assert "\x1b" not in out
     assert "\nerror: not ours" not in out
     assert "unprintable-name" in out
+
+
+# ------------------------------------------------------------------------------------------------ a parser, and --reduce
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parser that refuses RandomNormalLike, without the library."""
+    from trt_engine.backends.tensorrt.parser_check import ParserCheck, ParserProcess
+    from trt_engine.trt.parser_messages import ParserError
+    from trt_engine.verbs import parser_lint
+
+    def check(process: ParserProcess, model: Path, *, weights_beside: Path | None = None) -> ParserCheck:
+        nodes = onnx.load(model).graph.node
+        at = next((index for index, item in enumerate(nodes) if item.op_type == "RandomNormalLike"), None)
+        if at is None:
+            return ParserCheck("1.7.1", parsed=True)
+        refusal = ParserError("false", "UNSUPPORTED_NODE", at, nodes[at].name, nodes[at].op_type, "checkRandom")
+        return ParserCheck("1.7.1", (refusal,))
+
+    monkeypatch.setattr(parser_lint, "installed_version", lambda library: "1.7.1")
+    monkeypatch.setattr(ParserProcess, "check", check)
+
+
+def test_the_text_says_who_judged_what_is_supported_and_what_was_reduced(
+    frozen: Path, judged: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = frozen.with_name("small.onnx")
+    assert run(["lint", str(frozen), "--target", "tensorrt-rtx", "--reduce", str(out), "--fail-on", "error"]) == 4
+    text = capsys.readouterr().out
+    assert "\nTensorRT-RTX: not: RandomNormalLike (1)\nsupport from: tensorrt-rtx 1.7.1 parser\n" in text
+    assert "\nsupported subgraphs, of 3 nodes: 2 (`sum` to `head`)\n" in text
+    assert (
+        "  error: not-in-tensorrt: RandomNormalLike (1 node): TensorRT-RTX's parser does not have this operator" in text
+    )
+    assert f"\nreduced: {out}, 1 of 3 nodes (RandomNormalLike), 1 candidate\n" in text
+    assert "  refused by tensorrt-rtx 1.7.1 parser: node 0 `noise` (RandomNormalLike): TensorRT-RTX's parser" in text
+    assert [item.name for item in onnx.load(out).graph.node] == ["noise"]
+
+
+def test_the_document_has_judge_subgraphs_and_the_reduced_model(
+    frozen: Path, judged: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = frozen.with_name("small.onnx")
+    assert run(["lint", str(frozen), "--target", "tensorrt-rtx", "--reduce", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schemas/lint.json").read_text())).validate(told)
+    assert told["checked_by"] == "tensorrt-rtx 1.7.1 parser"
+    assert told["subgraphs"] == [{"nodes": 2, "first": "sum", "last": "head", "start": 1, "end": 2}]
+    assert (told["reduced"]["nodes"], told["reduced"]["original_nodes"], told["reduced"]["complete"]) == (1, 3, True)
+
+
+def test_a_file_in_the_way_needs_yes_and_what_needs_no_reducing_ends_with_2(
+    frozen: Path, judged: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = frozen.with_name("small.onnx")
+    out.write_bytes(b"mine")
+    asked = ["lint", str(frozen), "--target", "tensorrt-rtx", "--reduce", str(out)]
+    assert run(asked) == 2
+    assert "`--overwrite` overwrites it" in capsys.readouterr().err and out.read_bytes() == b"mine"
+    assert run([*asked, "--overwrite"]) == 0
+    assert onnx.load(out).graph.node[0].name == "noise"
+    assert run(["lint", str(frozen), "--gpus", "sm89"]) == 2
+    assert "`--reduce`" in capsys.readouterr().err
+
+
+def test_a_parser_that_is_demanded_and_not_there_ends_with_3(
+    frozen: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trt_engine.verbs import parser_lint
+
+    monkeypatch.setattr(parser_lint, "installed_version", lambda library: None)
+    assert run(["lint", str(frozen), "--target", "tensorrt-rtx", "--support-from", "parser"]) == 3
+    assert "[rtx]'` (x86-64 Linux, no GPU needed)" in capsys.readouterr().err

@@ -18,9 +18,10 @@ import pytest
 
 from patience import HANG_S
 from trt_engine.cli import options
-from trt_engine.cli.main import VERBS, help_text, run
-from trt_engine.cli.output import Talk, document, emit
-from trt_engine.cli.shell import cli
+from trt_engine.cli.click_app import cli
+from trt_engine.cli.main import run
+from trt_engine.cli.output import OutputOptions, document, emit
+from trt_engine.cli.verbs_table import VERBS, help_text
 from trt_engine.errors import AccuracyError, UnstableError
 
 PYTHON = [sys.executable, "-m", "trt_engine"]
@@ -34,15 +35,21 @@ PYTHON = [sys.executable, "-m", "trt_engine"]
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]))
 @click.option("--max-batch", type=int)
 @options.common
-def fails(talk: Talk, how: str, batch: int | None, precision: str | None, max_batch: int | None) -> int | None:
+def fails(
+    output_options: OutputOptions, how: str, batch: int | None, precision: str | None, max_batch: int | None
+) -> int | None:
     """Raises what it is told to."""
     if how == "code":
         return 9
     if how == "says":
-        emit(talk, document("fails", {"batch": max_batch}, command=options.spelled_command()), f"batch {max_batch}")
+        emit(
+            output_options,
+            document("fails", {"batch": max_batch}, command=options.command_line()),
+            f"batch {max_batch}",
+        )
         return None
     if how == "says and fails":
-        emit(talk, document("fails", {"a": 1}, command="x"), "a 1")
+        emit(output_options, document("fails", {"a": 1}, command="x"), "a 1")
         raise UnstableError("the samples vary by 30 %", hint="lock the clocks")
     raise {
         "own": AccuracyError("off by 3, expected 1", hint="type `this`"),
@@ -76,7 +83,7 @@ def failing_verb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("nothing", 1, "unexpected RuntimeError", "`-vv` shows where"),
         ("end of file", 1, "unexpected EOFError: truncated", "`-vv` shows where"),
         ("memory", 11, "out of memory", "a smaller `--batch` or `--max-batch`"),
-        ("interrupt", 130, "interrupted", "what was finished is kept; run the same command to go on"),
+        ("interrupt", 130, "interrupted", "finished work is kept; run the same command to resume"),
         ("full", 3, "cannot write: the disk is full", "free some space, or name another disk with `-o`"),
         ("locked", 3, "cannot use `/there`: permission denied", "choose a folder you may write to with `-o`"),
         (
@@ -151,9 +158,9 @@ def test_the_reader_of_stdout_leaving_is_no_error(capfd: pytest.CaptureFixture[s
         (
             ["model.onnx", "--json"],
             "unknown verb `model.onnx`",
-            "a verb comes first: `trt-engine size model.onnx --json`",
+            "the verb is missing: `trt-engine size model.onnx --json`",
         ),
-        (["a b.engine"], "unknown verb `a b.engine`", "a verb comes first: `trt-engine inspect 'a b.engine'`"),
+        (["a b.engine"], "unknown verb `a b.engine`", "the verb is missing: `trt-engine inspect 'a b.engine'`"),
         (["--versoin"], "`trt-engine` has no option `--versoin`", "did you mean `--version`?"),
         (["fails", "x", "--bacth", "2"], "`trt-engine fails` has no option `--bacth`", "did you mean `--batch`?"),
         (
@@ -184,10 +191,10 @@ def test_the_reader_of_stdout_leaving_is_no_error(capfd: pytest.CaptureFixture[s
         ),
         (["build", "x", "--workspace", "0"], "`--workspace` is 0, expected 1 or more", None),
         (["size", "x", "--memory-limit", "0"], "`--memory-limit` is 0, expected 1 or more", None),
-        (["build", "x", "-o", ""], "`-o ''` names no file or folder", "name a file or a folder, as `-o results`"),
-        (["report", "x", "-o", "-"], "`-o -` names no file or folder", "leave `-o` out: it goes to stdout"),
-        (["report", "x", "-o", "/dev/stdout", "--yes"], "`-o /dev/stdout` names no file or folder", None),
-        (["build", "x", "-o", "a", "--outdir", "b"], "`--out` and `--outdir` say the same thing twice", None),
+        (["build", "x", "-o", ""], "`-o ''` is not a file or folder", "name a file or a folder, as `-o results`"),
+        (["report", "x", "-o", "-"], "`-o -` is not a file or folder", "leave out `-o` to print to stdout"),
+        (["report", "x", "-o", "/dev/stdout", "--overwrite"], "`-o /dev/stdout` is not a file or folder", None),
+        (["build", "x", "-o", "a", "--outdir", "b"], "`--out` and `--outdir` are the same option", None),
         (["cache", "purne"], "`trt-engine cache` has no `purne`", "did you mean `prune`?"),
     ],
 )
@@ -261,17 +268,17 @@ def test_every_verb_with_a_file_says_that_a_missing_one_is_missing_and_exits_wit
 @pytest.mark.parametrize(
     ("args", "talk"),
     [
-        (["size", "x"], Talk(False, 0)),
-        (["size", "--json", "-q"], Talk(True, -1)),
-        (["size", "-vv"], Talk(False, 2)),
-        (["size", "-v", "--verbose"], Talk(False, 2)),
-        (["size", "-qv"], Talk(False, -1)),
-        (["size", "--", "--json", "-vv"], Talk(False, 0)),
-        (["size", "-o", "v"], Talk(False, 0)),
+        (["size", "x"], OutputOptions(False, 0)),
+        (["size", "--json", "-q"], OutputOptions(True, -1)),
+        (["size", "-vv"], OutputOptions(False, 2)),
+        (["size", "-v", "--verbose"], OutputOptions(False, 2)),
+        (["size", "-qv"], OutputOptions(False, -1)),
+        (["size", "--", "--json", "-vv"], OutputOptions(False, 0)),
+        (["size", "-o", "v"], OutputOptions(False, 0)),
     ],
 )
-def test_how_to_talk_is_known_before_the_arguments_are_parsed(args: list[str], talk: Talk) -> None:
-    assert Talk.from_args(args) == talk
+def test_how_to_talk_is_known_before_the_arguments_are_parsed(args: list[str], talk: OutputOptions) -> None:
+    assert OutputOptions.from_args(args) == talk
 
 
 def test_a_document_has_the_common_keys_first_and_loses_no_warning_of_the_verb() -> None:
@@ -286,7 +293,7 @@ def test_talk_is_coloured_on_a_terminal_alone_and_never_under_no_color(no_colour
 
     reader, writer = pty.openpty()
     program = (
-        "import logging; from trt_engine.cli.output import Talk; Talk().start(); "
+        "import logging; from trt_engine.cli.output import OutputOptions; OutputOptions().start_log(); "
         "logging.getLogger('trt_engine.x').warning('slow')"
     )
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"NO_COLOR": no_colour}
@@ -320,14 +327,14 @@ def test_what_was_still_in_the_buffer_when_the_reader_left_is_dropped_without_a_
     program = tmp_path / "leaves.py"
     program.write_text(
         "import sys, types, click\n"
-        "from trt_engine.cli import main, options\n"
+        "from trt_engine.cli import main, options, output, verbs_table\n"
         "@click.command()\n"
         "@options.common\n"
-        "def command(talk):\n"
-        "    print('not flushed yet')\n"
+        "def command(output_options):\n"
+        "    print('not flushed yet', file=output.result_stream())\n"
         "    raise BrokenPipeError(32, 'Broken pipe')\n"
         "sys.modules['trt_engine.cli.leaves'] = types.SimpleNamespace(command=command)\n"
-        "main.VERBS['leaves'] = ('leaves', 'leaves')\n"
+        "verbs_table.VERBS['leaves'] = ('leaves', 'leaves')\n"
         "main.main()\n"
     )
     reader, writer = os.pipe()
@@ -362,26 +369,26 @@ def test_a_full_stdout_is_an_error_of_the_environment(args: list[str], buffered:
         )
     assert done.returncode == 3
     assert done.stderr == (
-        "error: cannot write to stdout: the disk is full\nhint: free some space, or send it elsewhere with `>`\n"
+        "error: cannot write to stdout: the disk is full\nhint: free some space, or redirect it with `>`\n"
     )
 
 
 _VERB = """
 import signal, sys, time, types, click
-from trt_engine.cli import main, options
-main._ONE_BURST_S = 600.0  # however long this process or who sends the signals is held up in between
+from trt_engine.cli import main, options, output, signals, verbs_table
+signals.INTERRUPT_INTERVAL_S = signals.PRESS_WINDOW_S = 600.0  # however long this process or the sender is held up
 @click.command()
 @options.common
-def command(talk):
+def command(output_options):
     try:
-        print('ready', flush=True)
+        print('ready', flush=True, file=output.result_stream())
         while True:  # a signal just before one long sleep would be heard after it
             time.sleep(0.05)
     finally:
         time.sleep({ending})
         print('whole', file=sys.stderr, flush=True)
 sys.modules['trt_engine.cli.waits'] = types.SimpleNamespace(command=command)
-main.VERBS['waits'] = ('waits', 'waits')
+verbs_table.VERBS['waits'] = ('waits', 'waits')
 main.main()
 """
 
@@ -413,7 +420,7 @@ def test_being_told_to_stop_ends_with_130_and_no_trace(number: signal.Signals, t
     assert err.splitlines() == [
         "whole",
         "error: interrupted",
-        "hint: what was finished is kept; run the same command to go on",
+        "hint: finished work is kept; run the same command to resume",
     ]
     assert json.loads(out)["error"]["exit_code"] == 130
 
@@ -439,11 +446,40 @@ def test_an_interrupt_that_the_parent_ignores_stays_ignored(tmp_path: Path) -> N
     assert process.returncode == 130
 
 
+_LOUD = """
+import ctypes, os, subprocess, sys, types, click
+from trt_engine.cli import main, options, output, verbs_table
+@click.command()
+@options.common
+def command(output_options):
+    library = ctypes.CDLL(None)
+    library.puts(b'in the C library until the process ends')
+    os.write(1, b'native\\n')
+    print('python')
+    subprocess.run(['echo', 'child'], check=True)
+    output.emit(output_options, output.document('loud', {'value': 'caf\u00e9'}, command='loud'), 'value')
+    os.write(1, b'late\\n')
+sys.modules['trt_engine.cli.loud'] = types.SimpleNamespace(command=command)
+verbs_table.VERBS['loud'] = ('loud', 'loud')
+main.main()
+"""
+
+
+def test_what_native_code_and_children_print_on_stdout_is_not_part_of_the_result() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOUD, "loud", "--json"],
+        capture_output=True, check=True, encoding="utf-8", env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    assert json.loads(done.stdout)["value"] == "caf\u00e9"
+    printed = ["child", "in the C library until the process ends", "late", "native", "python"]
+    assert sorted(done.stderr.splitlines()) == printed
+
+
 def test_a_closed_stdout_is_said_before_anything_is_done(tmp_path: Path) -> None:
     command = f'exec "{sys.executable}" -m trt_engine doctor >&-'
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 3
-    assert done.stderr == "error: stdout is closed, the result has nowhere to go\nhint: `> /dev/null` drops it\n"
+    assert done.stderr == "error: stdout is closed\nhint: `> /dev/null` discards the result\n"
 
 
 def test_a_closed_stderr_costs_the_talk_alone() -> None:
@@ -511,3 +547,12 @@ def test_a_model_that_may_not_be_read_is_a_model_error(
     monkeypatch.chdir(tmp_path)
     assert run([verb, str(model)]) == 4
     assert "permission denied" in capsys.readouterr().err
+
+
+def test_a_path_of_a_thousand_folders_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    deep = "/".join("d" for _ in range(1000))
+    assert run(["example", "-o", deep]) in (2, 3)
+    assert "unexpected" not in capsys.readouterr().err

@@ -43,7 +43,7 @@ def following(text: str) -> list[str]:
         (("build", "net.onnx"), "bench"),
         (("cast", "net.onnx", "--to", "fp16"), "build"),
         (("convert", "net.onnx"), "build"),
-        (("quantize", "net.onnx", "--to", "int8", "--calibrate", "data.npz"), "evaluate"),
+        (("quantize", "net.onnx", "--to", "int8", "--calib-data", "data.npz"), "evaluate"),
     ],
 )
 def test_the_next_command_can_be_pasted_whatever_the_file_is_called(

@@ -61,8 +61,8 @@ def test_a_file_of_somebody_else_stays_unless_yes(
 ) -> None:
     (tmp_path / "x.zip").write_bytes(b"mine")
     assert run(["pack", "run", "-o", "x.zip"]) == 2
-    assert "is no archive of ours" in capsys.readouterr().err and (tmp_path / "x.zip").read_bytes() == b"mine"
-    assert run(["pack", "run", "-o", "x.zip", "--yes"]) == 0
+    assert "was not written by trt-engine" in capsys.readouterr().err and (tmp_path / "x.zip").read_bytes() == b"mine"
+    assert run(["pack", "run", "-o", "x.zip", "--overwrite"]) == 0
     assert run(["pack", "run", "-o", "x.zip"]) == 0  # ours now
 
 
@@ -76,7 +76,7 @@ def test_a_folder_gets_the_archive_by_the_runs_name(folder: Path, tmp_path: Path
     [
         (["nowhere"], "no such folder"),
         (["."], "is not a run folder"),
-        (["run", "-o", "x.rar"], "no name of an archive"),
+        (["run", "-o", "x.rar"], "not an archive name"),
         (["run/run.json"], "is a file, expected the folder of a run"),
         ([], "RUN"),
     ],

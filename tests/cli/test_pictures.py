@@ -15,7 +15,7 @@ from PIL import Image
 import onnx_models as models
 import trt_engine as te
 from trt_engine.cli import main
-from trt_engine.vision import declaration
+from trt_engine.vision import spec
 
 Say = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -46,23 +46,26 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def test_ranges_sees_pictures(say: Say) -> None:
-    code, out, _ = say("ranges", DIGITS, "--data", "imgs", "--json")
+    code, out, _ = say("ranges", DIGITS, "--calib-data", "imgs", "--json")
     told = json.loads(out)
-    assert code == 0 and (told["rows"], told["random"], told["data"]) == (4, False, "4 files of `imgs`")
+    assert code == 0 and (told["rows"], told["random"], told["calib_data"]) == (4, False, "4 files of `imgs`")
     largest = {item["name"]: item["absmax"] for item in told["tensors"]}
     assert 0.5 < largest["images"] <= 1  # scaled as declared, not 0 to 255
 
 
 def test_cast_sees_pictures(say: Say) -> None:
-    code, out, _ = say("cast", DIGITS, "--to", "fp16", "--auto", "--data", "imgs", "-o", "c.onnx", "--json")
+    code, out, _ = say(
+        "cast", DIGITS, "--to", "fp16", "--auto-exclude", "--calib-data", "imgs", "-o", "c.onnx", "--json"
+    )
     assert code == 0 and ".jpg" in json.loads(out)["parity"]["inputs"]
 
 
+@pytest.mark.slow
 def test_build_and_size_see_pictures(say: Say, tmp_path: Path) -> None:
-    asked = ("--precision", "int8", "--calibrate", "imgs")
+    asked = ("--precision", "int8", "--calib-data", "imgs")
     code, out, err = say("build", VIT, *asked, "-o", "v.engine.onnx", "--json")
     assert code == 0, err
-    assert json.loads(out)["precision"]["asked"] == "int8" and "4 samples of 4 files of `imgs`" in err
+    assert json.loads(out)["precision"]["requested"] == "int8" and "4 samples of 4 files of `imgs`" in err
     quick = ("--duration", "100ms", "--warmup", "0", "--max-batch", "1")
     code, _, err = say("size", VIT, *asked, *quick, "-o", "sized")
     assert code == 0, err
@@ -70,14 +73,18 @@ def test_build_and_size_see_pictures(say: Say, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model", "data", "count"),
-    [(DIGITS, "imgs", 4), (DIGITS, VAL, 6), (DIGITS, VAL / "annotations.json", 6), (VIT, ROWS, 6)],
-    ids=["pictures", "COCO folder", "annotations", "labelled arrays"],
+    [
+        pytest.param(DIGITS, "imgs", 4, id="pictures"),
+        pytest.param(DIGITS, VAL, 6, id="COCO folder"),
+        pytest.param(DIGITS, VAL / "annotations.json", 6, id="annotations", marks=pytest.mark.slow),
+        pytest.param(VIT, ROWS, 6, id="labelled arrays"),
+    ],
 )
 def test_quantize_takes_what_evaluate_takes_and_its_cache_needs_no_data(
     say: Say, tmp_path: Path, model: Path, data: object, count: int
 ) -> None:
-    shared = ("quantize", model, "--to", "int8", "--calibrator", "minmax", "--samples", "6", "--cache", "c.json")
-    code, out, err = say(*shared, "--calibrate", data, "-o", "a.onnx", "--json")
+    shared = ("quantize", model, "--to", "int8", "--calibrator", "minmax", "--max-samples", "6", "--cache", "c.json")
+    code, out, err = say(*shared, "--calib-data", data, "-o", "a.onnx", "--json")
     assert code == 0, err
     assert json.loads(out)["calibration"]["samples"] == count
     code, out, err = say(*shared, "-o", "b.onnx", "--json")
@@ -95,7 +102,7 @@ def test_labelled_arrays_are_preprocessed_as_pictures_of_the_same_pixels_are(say
     np.savez(tmp_path / "same.npz", images=images, labels=np.arange(3))
     found = []
     for data in ("same", "same.npz"):
-        code, out, err = say("ranges", VIT, "--data", data, "--json")
+        code, out, err = say("ranges", VIT, "--calib-data", data, "--json")
         assert code == 0, err
         found.append(json.loads(out)["tensors"])
     assert found[0] == found[1] and found[0]
@@ -105,21 +112,21 @@ def test_damaged_pictures_of_a_dataset_are_counted_and_not_one_readable_is_refus
     for name in ("a", "b"):
         (tmp_path / "classes" / name).mkdir(parents=True)
         (tmp_path / "classes" / name / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
-    code, _, err = say("ranges", VIT, "--data", "classes")
-    assert code == 2 and "not one of 2 pictures could be read" in err
+    code, _, err = say("ranges", VIT, "--calib-data", "classes")
+    assert code == 2 and "none of 2 images could be read" in err
     shutil.copy(tmp_path / "imgs" / "val_0_0000.jpg", tmp_path / "classes" / "b")
-    code, out, _ = say("ranges", VIT, "--data", "classes", "--json")
+    code, out, _ = say("ranges", VIT, "--calib-data", "classes", "--json")
     assert code == 0 and json.loads(out)["rows"] == 1 and len(json.loads(out)["skipped"]) == 2
 
 
 @pytest.mark.parametrize(
     "verb",
     [
-        ("ranges", "net.onnx", "--data", "imgs"),
-        ("cast", "net.onnx", "--to", "fp16", "--auto", "--data", "imgs", "-o", "c.onnx"),
-        ("build", "net.onnx", "--precision", "int8", "--calibrate", "imgs", "-o", "e.onnx"),
-        ("quantize", "net.onnx", "--to", "int8", "--calibrate", "imgs", "-o", "q.onnx"),
-        ("quantize", "net.onnx", "--to", "int8", "--calibrate", VAL, "-o", "q.onnx"),
+        ("ranges", "net.onnx", "--calib-data", "imgs"),
+        ("cast", "net.onnx", "--to", "fp16", "--auto-exclude", "--calib-data", "imgs", "-o", "c.onnx"),
+        ("build", "net.onnx", "--precision", "int8", "--calib-data", "imgs", "-o", "e.onnx"),
+        ("quantize", "net.onnx", "--to", "int8", "--calib-data", "imgs", "-o", "q.onnx"),
+        ("quantize", "net.onnx", "--to", "int8", "--calib-data", VAL, "-o", "q.onnx"),
     ],
     ids=lambda verb: f"{verb[0]} {Path(verb[-3]).name}",
 )
@@ -154,10 +161,10 @@ def dense_net(path: Path) -> Path:
 
 
 CALIBRATING = {
-    "ranges": ("ranges", "net.onnx", "--data", "imgs"),
-    "cast": ("cast", "net.onnx", "--to", "fp16", "--auto", "--data", "imgs", "-o", "c.onnx"),
-    "quantize": ("quantize", "net.onnx", "--to", "int8", "--calibrate", "imgs", "-o", "q.onnx"),
-    "build": ("build", "net.onnx", "--precision", "int8", "--calibrate", "imgs", "-o", "e.onnx"),
+    "ranges": ("ranges", "net.onnx", "--calib-data", "imgs"),
+    "cast": ("cast", "net.onnx", "--to", "fp16", "--auto-exclude", "--calib-data", "imgs", "-o", "c.onnx"),
+    "quantize": ("quantize", "net.onnx", "--to", "int8", "--calib-data", "imgs", "-o", "q.onnx"),
+    "build": ("build", "net.onnx", "--precision", "int8", "--calib-data", "imgs", "-o", "e.onnx"),
 }
 
 
@@ -174,9 +181,10 @@ def test_a_model_that_declares_nothing_sees_pictures_by_a_preset_and_the_report_
     assert found["mean"] == [0.485, 0.456, 0.406]
 
 
+@pytest.mark.slow
 def test_build_and_size_calibrate_with_the_preprocessing_that_is_given(say: Say, tmp_path: Path) -> None:
     (tmp_path / "raw.json").write_text('{"preprocess": {"size": [32, 32], "channels": "L", "resize": "stretch"}}')
-    asked = ("--precision", "int8", "--calibrate", "imgs", "--preprocess", "raw.json")
+    asked = ("--precision", "int8", "--calib-data", "imgs", "--preprocess", "raw.json")
     code, out, err = say("build", VIT, *asked, "-o", "v.engine.onnx", "--json")
     assert code == 0, err
     found = json.loads(json.loads(out)["notes"]["preprocess"])
@@ -190,7 +198,7 @@ def test_a_given_file_wins_over_what_is_declared_and_changes_the_ranges(say: Say
     (tmp_path / "raw.json").write_text('{"preprocess": {"size": [32, 32], "channels": "L", "scale": 1.0}}')
     largest = []
     for more in ((), ("--preprocess", "raw.json")):
-        code, out, err = say("ranges", VIT, "--data", "imgs", *more, "--json")
+        code, out, err = say("ranges", VIT, "--calib-data", "imgs", *more, "--json")
         assert code == 0, err
         told = json.loads(out)
         largest.append(next(item["absmax"] for item in told["tensors"] if item["name"] == "images"))
@@ -200,16 +208,16 @@ def test_a_given_file_wins_over_what_is_declared_and_changes_the_ranges(say: Say
 
 def test_a_preset_makes_the_numbers_that_python_makes_of_it(say: Say, tmp_path: Path) -> None:
     dense_net(tmp_path / "net.onnx")
-    code, out, err = say("ranges", "net.onnx", "--data", "imgs", "--preprocess", "yolo", "--json")
+    code, out, err = say("ranges", "net.onnx", "--calib-data", "imgs", "--preprocess", "yolo", "--json")
     assert code == 0, err
     shell = {item["name"]: item["absmax"] for item in json.loads(out)["tensors"]}
-    for given in ("yolo", declaration.Preprocess(size=(8, 8))):
+    for given in ("yolo", spec.Preprocess(size=(8, 8))):
         found = te.ranges(tmp_path / "net.onnx", tmp_path / "imgs", preprocess=given)
         assert {item.name: item.absmax for item in found.tensors} == shell
     made = te.calibrate(tmp_path / "net.onnx", tmp_path / "imgs", "minmax", preprocess="yolo")
     assert made.amax["images"] == shell["images"]
     report = te.quantize(
-        tmp_path / "net.onnx", "int8", out=tmp_path / "q.onnx", data=tmp_path / "imgs", preprocess="yolo"
+        tmp_path / "net.onnx", "int8", out=tmp_path / "q.onnx", calib_data=tmp_path / "imgs", preprocess="yolo"
     )
     assert report.calibration is not None and report.calibration["preprocess"]["source"] == "yolo"
 
@@ -219,8 +227,8 @@ def test_a_preset_makes_the_numbers_that_python_makes_of_it(say: Say, tmp_path: 
     ("given", "said", "hint"),
     [
         ("nowhere.json", "cannot read `nowhere.json`", "`imagenet`"),
-        ("yolo:16", "declared picture is 3x16x16", "size"),
-        ("broken.json", "is no declaration", "least"),
+        ("yolo:16", "declared image is 3x16x16", "size"),
+        ("broken.json", "is not a declaration", "minimum"),
     ],
 )
 def test_preprocessing_that_does_not_fit_is_refused_by_every_verb(
@@ -239,17 +247,17 @@ def test_preprocessing_without_pictures_is_an_error_or_a_warning(say: Say, tmp_p
     np.save(tmp_path / "x.npy", np.zeros((4, 3, 8, 8), np.float32))
     for verb in (("ranges", "net.onnx"), ("cast", "net.onnx", "--to", "fp16", "-o", "c.onnx")):
         code, _, err = say(*verb, "--preprocess", "yolo")
-        assert code == 2 and "there are none" in err
-        code, _, err = say(*verb, "--preprocess", "yolo", "--data", "x.npy")
-        assert code == 0 and "`--preprocess yolo` is not used: the data is not pictures" in err
+        assert code == 2 and "needs images" in err
+        code, _, err = say(*verb, "--preprocess", "yolo", "--calib-data", "x.npy")
+        assert code == 0 and "`--preprocess yolo` is not used: the data is not images" in err
     code, _, err = say("build", "net.onnx", "--preprocess", "yolo", "--dry-run")
-    assert code == 0 and "`--preprocess yolo` is not used without `--calibrate`" in err
+    assert code == 0 and "`--preprocess yolo` is not used without `--calib-data`" in err
 
 
 def test_another_preprocessing_is_another_cache_and_another_engine(say: Say, tmp_path: Path) -> None:
     dense_net(tmp_path / "net.onnx")
-    shared = ("quantize", "net.onnx", "--to", "int8", "--cache", "c.json", "--yes", "-o", "q.onnx")
-    assert say(*shared, "--calibrate", "imgs", "--preprocess", "yolo")[0] == 0
+    shared = ("quantize", "net.onnx", "--to", "int8", "--cache", "c.json", "--overwrite", "-o", "q.onnx")
+    assert say(*shared, "--calib-data", "imgs", "--preprocess", "yolo")[0] == 0
     assert say(*shared, "--preprocess", "yolo")[0] == 0
     code, _, err = say(*shared, "--preprocess", "imagenet")
     assert code == 2 and "its inputs were preprocessed otherwise" in err

@@ -18,8 +18,10 @@ import onnx_models as models
 import trt_engine as te
 from patience import HANG_S
 from trt_engine.cli.main import run
-from trt_engine.cli.profile import _layers, _split
-from trt_engine.traces import LayerProfile, LayerRow
+from trt_engine.cli.output import result_text
+from trt_engine.records.profile import LayerProfile, LayerRow, ProfileReport
+from trt_engine.reporting.document import Section, Table
+from trt_engine.reporting.results import result_blocks
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "profile.json"
 QUICK = ["--duration", "0", "--inferences", "4", "--warmup", "1"]
@@ -41,13 +43,22 @@ def test_the_text_begins_with_the_verdict_and_says_what_each_number_is(
 ) -> None:
     assert profile(engine, *QUICK, "-o", tmp_path / "out", "--top", "2") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("verdict     ")
     text = "\n".join(lines)
+    assert lines[0].startswith("The slowest layer is ")
     for said in (
-        "next        ", "by the host's clock, no profiler", "the sum of their medians over 4 inferences", "top 2 of ",
-        "GFLOP/s", "layers  used: onnxruntime profiler", "nsys    passed over: there is no GPU", "open timeline with: ",
-    ):  # fmt: skip
-        assert said in text, said
+        "Next: ",
+        "by the host's clock, no profiler",
+        "Milliseconds per inference by category",
+        "With the layers' profiler on",
+        "Layers, the 2 longest of ",
+        "GFLOP/s",
+        "onnxruntime profiler",
+        "no GPU to profile: `cpu` runs the engine",
+        "open timeline with: ",
+    ):
+        assert " ".join(said.split()) in " ".join(text.split()), said
+    (row,) = [line for line in lines if line.split()[:1] == ["*"] and "layers" in line]
+    assert row.split()[1:3] == ["layers", "used"]
 
 
 def test_median_and_p99_stand_beside_the_time_they_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,22 +69,35 @@ def test_median_and_p99_stand_beside_the_time_they_are_of(tmp_path: Path, capsys
     assert profile(tmp_path / "net.fake", *QUICK, "-o", tmp_path / "out", "--json") == 0
     compute = json.loads(capsys.readouterr().out)["compute_ms"]
     assert profile(tmp_path / "net.fake", *QUICK, "-o", tmp_path / "again") == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
-    assert compute["median"] and lines["whole"].endswith("(mean)"), (
-        "the events' times are not those of the host's clock"
-    )
-    assert "one inference enqueued ahead" in lines["whole"] and "host's clock" not in lines["whole"]
-    assert "(median " in lines["compute"]
+    text = " ".join(capsys.readouterr().out.split())
+    assert compute["median"] and "Wall time is the mean from one end to the next, one inference enqueued ahead" in text
+    assert "by the host's clock" not in text, "the events' times are not those of the host's clock"
+    assert "compute: median " in text and ", p99 " in text
 
 
 def test_the_text_says_how_long_it_measured_and_not_how_long_it_should_have(engine: Path, tmp_path: Path) -> None:
     report = te.profile(engine, out=tmp_path, duration_s=0, warmup_s=0, inferences=4, warmup=1)
     for wall_s, told in ((report.wall_s, f"{report.wall_s:.3g} s after"), (2.5, "2.5 s after"), (None, "20 s after")):
         cut = replace(report, protocol=replace(report.protocol, duration_s=20.0), wall_s=wall_s)
-        assert list(_split(cut))[-1].startswith(f"  measured {told}")
+        (line,) = [line for line in result_text(cut).splitlines() if line.startswith("measured:")]
+        assert line.removeprefix("measured:").lstrip().startswith(told)
 
 
-def test_rates_of_layers_are_in_the_unit_that_suits_the_largest_and_never_in_powers_of_ten() -> None:
+def layer_table(report: ProfileReport, layers: LayerProfile) -> tuple[list[str], list[list[str]]]:
+    """The heading and the rows of the layer table."""
+    (section,) = [
+        part
+        for part in result_blocks(replace(report, layers=layers))
+        if isinstance(part, Section) and part.key == "layers"
+    ]
+    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    return list(table.columns), [list(row) for row in table.rows]
+
+
+def test_rates_of_layers_are_in_the_unit_that_suits_the_largest_and_never_in_powers_of_ten(
+    engine: Path, tmp_path: Path
+) -> None:
+    report = te.profile(engine, out=tmp_path, duration_s=0, warmup_s=0, inferences=4, warmup=1)
     rows = tuple(
         LayerRow(name, "Conv", "matrix", ms, ms, 0.5, calls, flops=flops, nbytes=nbytes)
         for name, ms, calls, flops, nbytes in (
@@ -81,32 +105,36 @@ def test_rates_of_layers_are_in_the_unit_that_suits_the_largest_and_never_in_pow
             ("small", 0.5, 12345, 10**9, None),
         )
     )
-    _, heading, *table = _layers(LayerProfile(rows, 10, "IProfiler"), 5)
-    assert heading.startswith("top 2 of 2 layers")
-    assert [line.split()[:5] for line in table] == [
-        ["share", "ms", "times", "TFLOP/s", "GB/s"],
-        ["50.0%", "2.00", "1", "376", "4.00"],
-        ["50.0%", "0.500", "12345", "2.00", "-"],
+    columns, table = layer_table(report, LayerProfile(rows, 10, "IProfiler"))
+    assert columns == ["layer", "kind", "median ms", "mean ms", "share %", "TFLOP/s", "GB/s", "calls"]
+    assert [[*row[:3], *row[4:]] for row in table] == [
+        ["large", "Conv", "2.000", "50", "376.00", "4.00", "1"],
+        ["small", "Conv", "0.500", "50", "2.00", "–", "12,345"],
     ]
 
 
-def test_times_of_launching_have_no_shares() -> None:
+def test_times_of_launching_have_no_shares(engine: Path, tmp_path: Path) -> None:
+    report = te.profile(engine, out=tmp_path, duration_s=0, warmup_s=0, inferences=4, warmup=1)
     row = LayerRow("conv", "Conv", "matrix", 2.0, 2.0, 0.5, 1.0, "cuda:0", "cuda", (), (), ("conv",))
-    for clock, share in (("device", "50.0%"), ("launch", "-")):
-        *_, line = _layers(LayerProfile((row,), 1, "by hand", None, None, clock=clock), top=1)  # type: ignore[arg-type]
-        assert line.split()[0] == share
+    for clock, shared in (("device", True), ("launch", False)):
+        columns, _ = layer_table(report, LayerProfile((row,), 1, "by hand", None, None, clock=clock))  # type: ignore[arg-type]
+        assert ("share %" in columns) == shared
 
 
 def test_a_computation_that_is_longer_than_the_whole_says_how_that_can_be(engine: Path, tmp_path: Path) -> None:
     report = te.profile(engine, out=tmp_path, duration_s=0, warmup_s=0, inferences=4, warmup=1)
     on_gpu = replace(report, device="cuda:0", protocol=replace(report.protocol, graph=True))
-    split = replace(report.split, wall_ms=1.06, compute_ms=2.0, gpu_ms=2.0, overlap_ms=1.8e-05)
-    told = {line.split()[0]: line for line in _split(replace(on_gpu, split=split)) if line}
-    assert told["compute"].endswith("one query at a time; longer than the whole, in which a graph is replayed")
-    assert told["overlap"].split()[1] == "0"
+    split = replace(report.time_breakdown, wall_ms=1.06, compute_ms=2.0, gpu_ms=2.0, overlap_ms=1.8e-05)
+    told = result_text(replace(on_gpu, time_breakdown=split))
+    assert (
+        "one query at a time, no profiler; such a computation can be longer than the wall time, in which"
+        in " ".join(told.split())
+    )
+    lines = told.splitlines()
+    start = lines.index("One inference, in ms:")
+    assert "side by side" in lines[start + 1] and "0" in lines[start + 2].split()
     split = replace(split, compute_ms=1.0, gpu_ms=1.0)
-    told = {line.split()[0]: line for line in _split(replace(on_gpu, split=split)) if line}
-    assert told["compute"].endswith("one query at a time")
+    assert "longer than the wall time" not in result_text(replace(on_gpu, time_breakdown=split))
 
 
 def test_names_a_file_has_cannot_drive_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,15 +154,15 @@ def test_the_document_fits_its_schema_and_is_the_file(
     said = json.loads(capsys.readouterr().out)
     jsonschema.validate(said, json.loads(SCHEMA.read_text()))
     assert json.loads((tmp_path / "out" / "profile.json").read_text()) == said
-    assert any(row["onnx_nodes"] for row in said["layers"]["rows"]) and said["verdict"]["sentence"]
+    assert any(row["onnx_nodes"] for row in said["layers"]["rows"]) and said["bottleneck"]["summary"]
 
 
 def test_a_rung_that_is_not_to_be_had_ends_with_3_and_the_next_is_taken_without_it(
     engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert profile(engine, *QUICK, "-o", tmp_path / "out", "--rung", "nsys") == 3
+    assert profile(engine, *QUICK, "-o", tmp_path / "out", "--profiler", "nsys") == 3
     told = capsys.readouterr().err
-    assert "error: the rung `nsys` is not to be had here" in told and "hint: " in told
+    assert "error: the profiler `nsys` is not available here" in told and "hint: " in told
     assert not (tmp_path / "out").exists()
 
 
@@ -166,14 +194,14 @@ def test_a_dry_run_refuses_what_the_profile_refuses(
         assert profile(engine, "--dry-run", *asked) == profile(engine, *QUICK, *asked) == 2
         first, _, second, _ = capsys.readouterr().err.splitlines()
         assert first == second
-    assert profile(engine, "--dry-run", "-o", tmp_path, "--yes") == 0
+    assert profile(engine, "--dry-run", "-o", tmp_path, "--overwrite") == 0
 
 
 @pytest.mark.parametrize(
     ("args", "code"),
     [
         (["missing.engine"], 4), (["--batch", "9"], 2), (["--shapes", "other:1"], 2), (["--device", "cuda:0"], 10),
-        (["--rung", "gprof"], 2), (["--inferences", "0"], 2), (["--backend", "fake"], 2),
+        (["--profiler", "gprof"], 2), (["--inferences", "0"], 2), (["--backend", "fake"], 2),
     ],
     ids=str,
 )  # fmt: skip
@@ -190,14 +218,14 @@ def test_bad_input_ends_with_its_code_a_hint_and_nothing_written(
 
 TALKATIVE = """
 import sys
-from trt_engine.benchmark import loop
+from trt_engine.benchmark import closed_loop
 from trt_engine.cli import main
-look = loop._Watch.look
-def told(self, done_s):
+poll = closed_loop.ProgressMonitor.poll
+def report(self, done_s):
     if done_s > 1:  # after the warm-up
         print("at work", file=sys.stderr, flush=True)
-    return look(self, done_s)
-loop._Watch.look = told
+    return poll(self, done_s)
+closed_loop.ProgressMonitor.poll = report
 main.main()
 """
 

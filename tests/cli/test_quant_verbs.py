@@ -13,7 +13,7 @@ import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from trt_engine.cli.main import run
-from trt_engine.precision.quantize import quantize
+from trt_engine.precision.quantize_model import quantize
 
 ROOT = Path(__file__).parents[2]
 RESNET = ROOT / "examples" / "classifiers" / "resnet.onnx"
@@ -37,7 +37,7 @@ def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tensorrt") / "tensorrt.onnx"
-    quantize(RESNET, "int8", out=path, data="random", parity=False)
+    quantize(RESNET, "int8", out=path, calib_data="random", parity=False)
     return path
 
 
@@ -82,11 +82,11 @@ def test_the_document_has_every_target_with_its_reasons(call: Call, for_tensorrt
     _, out, _ = call("inspect", for_tensorrt, "--json")
     document = json.loads(out)
     jsonschema.validate(document, json.loads((ROOT / "docs/schemas/inspect.json").read_bytes()))
-    fits = {item["target"]: item for item in document["placement"]["fits"]}
+    support = {item["target"]: item for item in document["placement"]["support"]}
 
-    assert fits["tensorrt"]["taken"] == fits["tensorrt"]["layers"] == 15
-    assert sum(fits["onnxruntime-cpu"]["reasons"].values()) == 15
-    assert fits["onnxruntime-cuda"]["reasons"] == {"no CUDA kernels that take quantised layers": 15}
+    assert support["tensorrt"]["supported_layers"] == support["tensorrt"]["layers"] == 15
+    assert sum(support["onnxruntime-cpu"]["reasons"].values()) == 15
+    assert support["onnxruntime-cuda"]["reasons"] == {"no CUDA kernels that take quantised layers": 15}
 
 
 def test_lint_judges_the_pairs_by_the_target(call: Call, for_the_cpu: Path, for_tensorrt: Path) -> None:
@@ -95,11 +95,11 @@ def test_lint_judges_the_pairs_by_the_target(call: Call, for_the_cpu: Path, for_
     assert findings(call, for_the_cpu) == {"quant-placement": "info"}
     assert findings(call, for_the_cpu, "--target", "onnxruntime") == {}
     assert findings(call, for_the_cpu, "--target", "onnxruntime-cpu") == {}
-    strict = findings(call, for_the_cpu, "--target", "tensorrt")
+    strict = findings(call, for_the_cpu, "--target", "tensorrt", "--support-from", "static")
     assert strict["quant-placement"] == "error" and typed <= set(strict)
 
     assert findings(call, for_tensorrt) == {"quant-placement": "info"}
-    assert findings(call, for_tensorrt, "--target", "tensorrt") == {}
+    assert findings(call, for_tensorrt, "--target", "tensorrt", "--support-from", "static") == {}
     assert findings(call, for_tensorrt, "--target", "onnxruntime") == {"quant-placement": "warning"}
     assert findings(call, for_tensorrt, "--target", "onnxruntime-cuda") == {"quant-placement": "warning"}
 

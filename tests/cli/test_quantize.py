@@ -15,7 +15,7 @@ from PIL import Image
 import onnx_models as models
 from trt_engine.cli import main
 from trt_engine.graph.quant_target import METADATA_KEY
-from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
+from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -40,11 +40,11 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def test_one_json_document_says_what_was_quantised_and_what_was_left(say: Say, tmp_path: Path) -> None:
-    code, out, _ = say("net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "q.onnx", "--json")
+    code, out, _ = say("net.onnx", "--to", "int8", "--calib-data", "data.npz", "-o", "q.onnx", "--json")
     told = json.loads(out)
     assert code == 0 and told["schema"] == "trt-engine/quantize"
     assert (told["to"], told["measured_on"], told["calibration"]["samples"]) == ("int8", "kernels", 16)
-    assert [item["op"] for item in told["quantized"]] == ["Conv"] and told["left"][0]["reason"].startswith(
+    assert [item["op"] for item in told["quantized"]] == ["Conv"] and told["unquantized"][0]["reason"].startswith(
         "it is the last"
     )
     assert told["nbytes"] < told["nbytes_before"]
@@ -52,7 +52,7 @@ def test_one_json_document_says_what_was_quantised_and_what_was_left(say: Say, t
 
 
 def test_the_text_names_the_target_and_for_a_cpu_what_was_fused(say: Say) -> None:
-    common = ("net.onnx", "--to", "int8", "--calibrate", "data.npz")
+    common = ("net.onnx", "--to", "int8", "--calib-data", "data.npz")
     _, out, _ = say(*common, "-o", "a.onnx")
     assert "tensorrt (Q/DQ placed for TensorRT; `--target onnxruntime-cpu` for a CPU)" in out
     assert "integer kernels" not in out
@@ -63,7 +63,7 @@ def test_the_text_names_the_target_and_for_a_cpu_what_was_fused(say: Say) -> Non
 
 
 def test_the_text_says_where_how_much_and_what_next(say: Say) -> None:
-    code, out, err = say("net.onnx", "--to", "fp8", "--calibrate", "data.npz", "-o", "q.onnx", "--emulate", "e.onnx")
+    code, out, err = say("net.onnx", "--to", "fp8", "--calib-data", "data.npz", "-o", "q.onnx", "--emulate", "e.onnx")
     assert code == 0
     for said in ("q.onnx", "e.onnx", "opset 20", "cosine", "1 layers", "calibrated:"):
         assert said in out
@@ -77,26 +77,30 @@ def test_what_only_tensorrt_runs_is_not_sent_to_another_backend(say: Say, tmp_pa
     nodes = [models.node("MatMul", f"x{index} w{index}", f"x{index + 1}") for index in range(3)]
     sides = {"x0": (1, ["batch", 64])}, {"x3": (1, ["batch", 64])}
     models.save(tmp_path / "blocks.onnx", nodes, *sides, weights)
-    code, out, _ = say("blocks.onnx", "--to", to, "--calibrate", "random", "-o", "q.onnx")
+    code, out, _ = say("blocks.onnx", "--to", to, "--calib-data", "random", "-o", "q.onnx")
     told = out[out.index("next:") :]
-    assert code == 0 and "trt-engine build q.onnx --backend tensorrt" in told and "`--emulate FILE`" in told
-    code, out, _ = say("blocks.onnx", "--to", to, "--calibrate", "random", "-o", "p.onnx", "--emulate", "e.onnx")
+    assert (
+        code == 0
+        and "trt-engine build q.onnx --backend tensorrt --batch 1:8:64\n" in told
+        and "`--emulate FILE`" in told
+    )
+    code, out, _ = say("blocks.onnx", "--to", to, "--calib-data", "random", "-o", "p.onnx", "--emulate", "e.onnx")
     assert code == 0 and "trt-engine evaluate e.onnx" in out[out.index("next:") :]
 
 
 def test_without_data_it_says_what_to_type(say: Say) -> None:
     code, _, err = say("net.onnx", "--to", "int8", "-o", "q.onnx")
-    assert code == 2 and "--calibrate" in err and not Path("q.onnx").exists()
+    assert code == 2 and "--calib-data" in err and not Path("q.onnx").exists()
 
 
 def test_random_data_is_used_when_asked_for_and_never_hidden(say: Say) -> None:
-    code, out, err = say("net.onnx", "--to", "int8", "--calibrate", "random", "-o", "q.onnx")
+    code, out, err = say("net.onnx", "--to", "int8", "--calib-data", "random", "-o", "q.onnx")
     assert code == 0 and "RANDOM" in out and "random feeds" in err
 
 
 def test_a_cache_takes_the_place_of_data(say: Say, tmp_path: Path) -> None:
     shared = ("net.onnx", "--to", "int8", "--cache", "ranges.json")
-    assert say(*shared, "--calibrate", "data.npz", "-o", "a.onnx")[0] == 0
+    assert say(*shared, "--calib-data", "data.npz", "-o", "a.onnx")[0] == 0
     code, out, _ = say(*shared, "-o", "b.onnx")
     assert code == 0 and "from the cache" in out
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
@@ -110,28 +114,28 @@ def test_a_dry_run_writes_nothing(say: Say, tmp_path: Path) -> None:
 
 def test_what_is_there_is_overwritten_with_yes_alone(say: Say, tmp_path: Path) -> None:
     (tmp_path / "q.onnx").write_bytes(b"mine")
-    arguments = ("net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "q.onnx")
+    arguments = ("net.onnx", "--to", "int8", "--calib-data", "data.npz", "-o", "q.onnx")
     code, _, err = say(*arguments)
-    assert code == 2 and "--yes" in err and (tmp_path / "q.onnx").read_bytes() == b"mine"
-    assert say(*arguments, "--yes")[0] == 0
+    assert code == 2 and "--overwrite" in err and (tmp_path / "q.onnx").read_bytes() == b"mine"
+    assert say(*arguments, "--overwrite")[0] == 0
 
 
 def test_a_convolution_net_in_a_block_format_is_refused_as_a_model(say: Say) -> None:
-    code, _, err = say("net.onnx", "--to", "nvfp4", "--calibrate", "data.npz", "-o", "q.onnx")
+    code, _, err = say("net.onnx", "--to", "nvfp4", "--calib-data", "data.npz", "-o", "q.onnx")
     assert code == 4 and "no kernels for convolutions" in err and "--to int8" in err
 
 
 def test_exclusions_and_settings_are_flags(say: Say) -> None:
     code, out, _ = say(
-        "net.onnx", "--to", "int8", "--calibrate", "data.npz", "-o", "q.onnx", "--json", "--heads",
-        "--calibrator", "percentile", "--samples", "8", "--exclude-node", "c0",
+        "net.onnx", "--to", "int8", "--calib-data", "data.npz", "-o", "q.onnx", "--json", "--quantize-outputs",
+        "--calibrator", "percentile", "--max-samples", "8", "--exclude-node", "c0",
     )  # fmt: skip
     told = json.loads(out)
     assert code == 0 and [item["node"] for item in told["quantized"]] == ["c1"]
     assert told["calibration"]["calibrator"] == "percentile" and told["calibration"]["samples"] == 8
 
 
-@pytest.mark.parametrize("arguments", [("--to", "int9"), ("--to", "int4", "--block", "33"), ()])
+@pytest.mark.parametrize("arguments", [("--to", "int9"), ("--to", "int4", "--block-size", "33"), ()])
 def test_what_cannot_be_is_refused_as_usage(say: Say, arguments: tuple[str, ...]) -> None:
     assert say("net.onnx", *arguments, "-o", "q.onnx")[0] == 2
 
@@ -148,7 +152,7 @@ def pictures(folder: Path) -> Path:
 def test_pictures_become_inputs_as_the_model_declares_and_a_damaged_one_is_counted(say: Say, tmp_path: Path) -> None:
     folder = pictures(tmp_path)
     (folder / "2.png").write_bytes(b"\x89PNG\r\n\x1a\nno more")
-    arguments = ("--to", "int8", "--calibrate", "pictures", "-o", "q.onnx", "--json")
+    arguments = ("--to", "int8", "--calib-data", "pictures", "-o", "q.onnx", "--json")
     code, _, err = say("net.onnx", *arguments)
     assert code == 2 and "does not declare" in err
     vision = Vision(

@@ -87,9 +87,9 @@ def test_a_file_of_somebody_else_stays_unless_yes(
     target.write_text("mine\n")
     assert run(["report", str(folder), "-o", str(target)]) == 2
     told = capsys.readouterr()
-    assert "is there and is no report of ours" in told.err and "hint:" in told.err
+    assert "exists and was not written by trt-engine" in told.err and "hint:" in told.err
     assert target.read_text() == "mine\n"
-    assert run(["report", str(folder), "-o", str(target), "--yes"]) == 0
+    assert run(["report", str(folder), "-o", str(target), "--overwrite"]) == 0
     assert target.read_text().startswith("<!--")
 
 
@@ -113,7 +113,7 @@ def test_reading_a_run_writes_nothing_into_it(folder: Path, tmp_path: Path) -> N
         (["."], 2, "is not a run folder"),
         (["run/size.json"], 2, "is a file, expected the folder of a run"),
         (["run", "--format", "pdf"], 2, "pdf"),
-        (["run", "--format", "html", "--json"], 2, "both want stdout"),
+        (["run", "--format", "html", "--json"], 2, "both use stdout"),
         (["run", "-o", "run/size.json/x.md"], 3, "a file is in the way"),
         ([], 2, "RUN"),
     ],
@@ -135,7 +135,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("more", [[], ["--yes"], ["--yes", "--dry-run"]])
+@pytest.mark.parametrize("more", [[], ["--overwrite"], ["--overwrite", "--dry-run"]])
 def test_a_pipe_in_the_place_of_a_report_stays_a_pipe(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:

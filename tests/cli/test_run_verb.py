@@ -44,7 +44,7 @@ def fits(text: str, name: str = "run") -> Any:
 def test_the_result_is_on_stdout_and_the_talk_on_stderr(typed: Typed) -> None:
     code, out, err = typed("plan.yaml", "-o", "out")
     assert code == 0
-    assert "net-as-is-onnxruntime-b1  median " in out and "cells       1 done" in out
+    assert "net-as-is-onnxruntime-b1: median " in out and "cells:     1 done" in out
     assert "cell 1 of 1: net-as-is-onnxruntime-b1" in err and "Traceback" not in err
     assert typed("plan.yaml", "-o", "out", "-q")[2] == ""
 
@@ -56,27 +56,22 @@ def test_the_document_fits_its_schema_and_so_does_the_manifest(typed: Typed, tmp
     fits((tmp_path / "out" / "run.json").read_text(), "run-manifest")
     assert te.inspect(tmp_path / "out").verb == "run"
     planned = fits(typed("plan.yaml", "-o", "out", "--json", "--dry-run")[1])
-    assert [cell["does"] for cell in planned["cells"]] == ["keep"]
+    assert [cell["action"] for cell in planned["cells"]] == ["keep"]
 
 
 def test_without_a_folder_it_makes_one_by_the_time(typed: Typed, tmp_path: Path) -> None:
-    code, out, _ = typed("plan.yaml")
+    code, out, _ = typed("plan.yaml", "--modes", "build")
     (folder,) = (tmp_path / "runs").iterdir()
-    assert code == 0 and f"folder      runs/{folder.name}" in out
+    assert code == 0 and f"folder:    runs/{folder.name}" in out
     assert folder.name.replace("_", "").isdigit() and (folder / "run.json").exists()
 
 
-def test_a_failed_cell_ends_the_command_with_its_code(typed: Typed, tmp_path: Path) -> None:
+def test_a_failed_cell_ends_the_command_with_its_code_and_stands_in_the_report(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("models: [gone.onnx, net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
     code, out, err = typed("plan.yaml", "-o", "out")
     assert code == 4
-    assert "gone-as-is-onnxruntime-b1  FAILED: no such file" in out and "1 done, 1 FAILED" in out
+    assert "gone-as-is-onnxruntime-b1: FAILED: no such file" in out and "1 done, 1 FAILED" in out
     assert "gone-as-is-onnxruntime-b1 failed: no such file" in err
-
-
-def test_the_report_of_the_folder_has_the_failed_cell_and_its_reason(typed: Typed, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("models: [gone.onnx, net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
-    typed("plan.yaml", "-o", "out")
     assert "gone-as-is-onnxruntime-b1" in (text := te.report(tmp_path / "out")) and "No such file `gone.onnx`" in text
 
 
@@ -84,13 +79,13 @@ def test_the_report_of_the_folder_has_the_failed_cell_and_its_reason(typed: Type
     ("words", "found", "hint"),
     [
         (["none.yaml"], "cannot read `none.yaml`: no such file or directory", "a plan in YAML"),
-        (["plan.yaml", "--only", "nothing"], "`--only nothing` fits no cell", "net-as-is-onnxruntime-b1"),
-        (["plan.yaml", "--modes", "bech"], "no mode `bech`", "did you mean `bench`?"),
+        (["plan.yaml", "--cells", "nothing"], "`--cells nothing` matches no cell", "net-as-is-onnxruntime-b1"),
+        (["plan.yaml", "--modes", "bech"], "unknown mode `bech`", "did you mean `bench`?"),
         (["plan.yaml", "--modes", ","], "names no mode", "--modes bench,evaluate"),
         (["plan.yaml", "--nsys", "--modes", "bench"], "`--nsys` and `--modes` are both given", "leave one"),
         (["plan.yaml", "-o", "plan.yaml"], "is a file, expected a folder", "-o"),
-        (["plan.yaml", "-o", "."], "holds other files", "new folder"),
-        (["plan.yaml", "--container-facts", "[1"], "is no JSON", "--container"),
+        (["plan.yaml", "-o", "."], "contains other files", "new folder"),
+        (["plan.yaml", "--container-facts", "[1"], "is not JSON", "--container"),
         (["net.onnx"], "net.onnx:", ""),
     ],
 )
@@ -102,12 +97,13 @@ def test_a_wrong_call_is_told_in_one_line_with_a_hint(typed: Typed, words: list[
 
 def test_the_words_of_the_scripts_a_plan_takes_the_place_of_are_modes(typed: Typed, tmp_path: Path) -> None:
     for word, modes in (("--benchmark", "build, bench"), ("--build", "build")):
-        assert f"net-as-is-onnxruntime-b1  {modes} (new" in typed("plan.yaml", word, "--dry-run")[1]
+        assert f"net-as-is-onnxruntime-b1: {modes} (new" in typed("plan.yaml", word, "--dry-run")[1]
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_verb_is_a_function_of_the_package(typed: Typed, tmp_path: Path) -> None:
-    summary = te.run_plan("plan.yaml", "out")
+    (tmp_path / "plan.yaml").write_text("models: [net.onnx]\nmodes: build\n")
+    summary = te.run("plan.yaml", "out")
     assert (summary.done, summary.folder) == (1, "out")
 
 
@@ -121,7 +117,7 @@ def test_the_digits_plan_says_how_good_fast_and_large_each_precision_is(typed: T
     for precision in ("fp32", "fp16", "int8"):
         for batch in (1, 8):
             cell = cells[f"digits-{precision}-onnxruntime-b{batch}"]
-            assert cell["evaluated"]["metrics"]["AP"] > 0.9
+            assert cell["evaluation"]["metrics"]["AP"] > 0.9
             assert len(cell["bench"]["compute_ms"]) == 100 and cell["bench"]["warmup_queries"] == 50
             assert cell["profile"]["layers"]["rows"]
     assert len({cell["images_digest"] for cell in cells.values()}) == 1
@@ -144,7 +140,7 @@ def test_the_words_of_older_scripts_are_taken_together(typed: Typed) -> None:
     code, out, _ = typed("plan.yaml", "-o", "out", "--benchmark", "--nsys", "--ncu", "--dry-run", "--json")
     assert code == 0
     (cell,) = json.loads(out)["cells"]
-    assert cell["spec"]["modes"] == ["build", "bench"], "Nsight looks at GPUs, and `bench` is not lost beside it"
+    assert cell["spec"]["modes"] == ["build", "bench"], "Nsight profiles GPUs, and `bench` is not lost beside it"
 
 
 def test_the_dry_run_of_a_container_starts_what_the_run_would(

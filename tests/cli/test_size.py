@@ -56,9 +56,10 @@ def test_json_is_one_document_with_the_keys_of_the_contract(
     made: dict[str, Any] = json.loads(out)
     for name in (
         "schema", "schema_version", "tool", "command", "warnings", "model", "engine", "peak_streams", "images_per_s",
-        "batches", "stopped_because", "engines_built", "measurements", "steps", "protocol", "environment", "artifacts",
+        "batches", "stop_reason", "engines_built", "measurements", "steps", "protocol", "environment", "artifacts",
     ):  # fmt: skip
         assert name in made
+    assert "capacity" not in made, "without a deadline"
     assert [batch["batch"] for batch in made["batches"]] == [1, 2]
     for batch in made["batches"]:
         assert batch["images_per_s"] == pytest.approx(batch["qps"] * batch["batch"])
@@ -78,7 +79,7 @@ def test_the_last_line_is_the_stream_count_and_the_logs_answer_the_sources_grep(
     assert run(["size", str(model), *QUICK, "-q", "-o", str(tmp_path / "out")]) == 0
     out, _ = told(capsys)
     last = out.rstrip("\n").splitlines()[-1]
-    assert re.fullmatch(r"PEAK_GPU_STREAMS: \d+ streams @30fps \(measured on the CPU: no GPU's count\)", last)
+    assert re.fullmatch(r"PEAK_GPU_STREAMS: \d+ streams @30fps \(measured on the CPU, not a GPU\)", last)
     assert "cluster-mode=4" in out
     log = (tmp_path / "out" / "b2" / "trtexec_b2.log").read_text()
     qps = re.findall(r"Throughput:\s*([0-9.]+)", log)[-1]
@@ -141,11 +142,11 @@ def test_bad_input_has_its_exit_code_and_a_hint_and_no_trace(
 def test_a_gate_keeps_the_document_and_has_its_own_exit_code(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["size", str(model), *QUICK, "--fps", "1e9", "--need-streams", "1", "--json", "-o", str(tmp_path / "out")]
+    args = ["size", str(model), *QUICK, "--fps", "1e9", "--min-streams", "1", "--json", "-o", str(tmp_path / "out")]
     assert run(args) == 12
     out, err = told(capsys)
     assert json.loads(out)["peak_streams"] == 0
-    assert "0 streams at 1e+09 fps, 1 are needed" in err
+    assert "0 streams at 1e+09 fps, 1 required" in err
 
 
 def test_ctrl_c_ends_with_130_a_partial_record_and_no_trace(model: Path, tmp_path: Path) -> None:
@@ -170,4 +171,4 @@ def test_ctrl_c_ends_with_130_a_partial_record_and_no_trace(model: Path, tmp_pat
     assert "interrupted during measure b1" in err
     assert "Traceback" not in err + talk
     made = json.loads((out / "size.json").read_text())
-    assert (made["complete"], made["stopped_because"], made["engines_built"]) == (False, "interrupted", 1)
+    assert (made["complete"], made["stop_reason"], made["engines_built"]) == (False, "interrupted", 1)

@@ -9,27 +9,38 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trt_engine.api.building import build
-from trt_engine.api.loading import load
-from trt_engine.backend import Backend, backends
+from trt_engine.backend import BackendSpec, list_backends
 from trt_engine.engine import Engine
-from trt_engine.runtime.instance import InferenceEngine
+from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.store import Store
+from trt_engine.verbs.build import build
+from trt_engine.verbs.load import load
 
 HERE = ("cpu", "fake")
 """Kinds of device that are on every machine."""
 
 
-def _works_here(card: Backend) -> bool:
-    return card.builder is not None and card.runtime is not None and not card.missing() and card.devices[0] in HERE
+def _works_here(backend_spec: BackendSpec) -> bool:
+    return (
+        backend_spec.builder is not None
+        and backend_spec.runtime is not None
+        and not backend_spec.missing_modules()
+        and backend_spec.devices[0] in HERE
+    )
 
 
-WORKING = [card for card in backends().values() if _works_here(card)]
+WORKING = [backend_spec for backend_spec in list_backends().values() if _works_here(backend_spec)]
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 
 
-@pytest.fixture(params=WORKING, ids=lambda card: card.name)
-def card(request: pytest.FixtureRequest) -> Backend:
+def _param(backend_spec: BackendSpec) -> object:
+    """A backend over PyTorch compiles for half a minute: `make test-full` runs it, where PyTorch is."""
+    marks = [pytest.mark.full, pytest.mark.slow] if "torch" in backend_spec.modules else []
+    return pytest.param(backend_spec, id=backend_spec.name, marks=marks)
+
+
+@pytest.fixture(params=[_param(backend_spec) for backend_spec in WORKING])
+def backend_spec(request: pytest.FixtureRequest) -> BackendSpec:
     return request.param
 
 
@@ -87,7 +98,7 @@ def shelf() -> dict[tuple[str, str], Engine]:
 
 @pytest.fixture
 def built(
-    card: Backend,
+    backend_spec: BackendSpec,
     models: dict[str, Path],
     shelf: dict[tuple[str, str], Engine],
     tmp_path_factory: pytest.TempPathFactory,
@@ -95,17 +106,17 @@ def built(
     """`built("net")`: that model built by the backend, for batches of 1 to 4. Shared: change a copy, not the thing."""
 
     def make(name: str) -> Engine:
-        if (card.name, name) not in shelf:
-            folder = tmp_path_factory.mktemp(card.name)
-            shelf[card.name, name] = build(
+        if (backend_spec.name, name) not in shelf:
+            folder = tmp_path_factory.mktemp(backend_spec.name)
+            shelf[backend_spec.name, name] = build(
                 models[name],
-                backend=card.name,
-                device=card.devices[0],
+                backend=backend_spec.name,
+                device=backend_spec.devices[0],
                 batch=(1, 2, 4),
-                out=folder / f"{name}.engine{card.payload_suffix}",
+                out=folder / f"{name}.engine{backend_spec.payload_suffix}",
                 store=Store(folder / "store"),
             )
-        return shelf[card.name, name]
+        return shelf[backend_spec.name, name]
 
     return make
 

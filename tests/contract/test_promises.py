@@ -12,12 +12,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from trt_engine.backend import Backend
-from trt_engine.config import RuntimeConfig
+from trt_engine.backend import BackendSpec
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine, passport_path
 from trt_engine.errors import EngineError, FeedError, ProfileError, TrtEngineError, UsageError
 from trt_engine.protocols import Context, Session
-from trt_engine.runtime.instance import InferenceEngine
+from trt_engine.runtime.inference_engine import InferenceEngine
 
 Built = Callable[[str], Engine]
 Loaded = Callable[..., InferenceEngine]
@@ -45,31 +45,31 @@ def close_to(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> boo
 # ------------------------------------------------------------------------------------------------ building
 
 
-def test_an_engine_is_whole_and_its_passport_tells_what_it_is(built: Built, card: Backend) -> None:
+def test_an_engine_is_whole_and_its_passport_tells_what_it_is(built: Built, backend_spec: BackendSpec) -> None:
     engine = built("net")
-    assert engine.path.name.endswith(card.payload_suffix)
+    assert engine.path.name.endswith(backend_spec.payload_suffix)
     engine.verify()
     passport = json.loads(passport_path(engine.path).read_bytes())
-    assert passport["backend"] == card.name
-    assert passport["needs"]["library"]
-    assert passport["needs"]["version"]
+    assert passport["backend"] == backend_spec.name
+    assert passport["requirements"]["library"]
+    assert passport["requirements"]["version"]
     assert [spec["name"] for spec in passport["signature"]["inputs"]] == ["images"]
     assert passport["profiles"][0]["ranges"]["images"]["max"] == [4, 3, 8, 8]
     assert passport["model"]["digest"].startswith("sha256:")
     assert msgspec.json.encode(Engine.open(engine.path).passport) == msgspec.json.encode(engine.passport)
 
 
-def test_an_engine_just_built_loads_here(built: Built, card: Backend) -> None:
-    assert card.call("verdict")(built("net"), RuntimeConfig()).verdict == "loads"
+def test_an_engine_just_built_loads_here(built: Built, backend_spec: BackendSpec) -> None:
+    assert backend_spec.load_function("compatibility")(built("net"), RuntimeConfig()).status == "loads"
 
 
-def test_the_builder_says_who_builds(card: Backend) -> None:
-    from trt_engine.config import BuildConfig
+def test_the_builder_says_who_builds(backend_spec: BackendSpec) -> None:
+    from trt_engine.config.build import BuildConfig
 
-    config = BuildConfig(backend=card.name, device=card.devices[0])
-    builder = card.half("builder")
+    config = BuildConfig(backend=backend_spec.name, device=backend_spec.devices[0])
+    builder = backend_spec.load_component("builder")
     assert builder().identity(config) == builder().identity(config)
-    assert card.name in builder().identity(config)
+    assert backend_spec.name in builder().identity(config)
 
 
 # ------------------------------------------------------------------------------------------------ answering
@@ -151,10 +151,10 @@ def test_futures_are_answered_in_full_when_the_engine_closes(loaded: Loaded) -> 
     assert [future.result(0)["product"][0, 0] for future in futures] == list(range(20))
 
 
-def test_facts_tell_what_runs(loaded: Loaded, card: Backend) -> None:
-    facts = loaded("net").facts
-    assert facts["backend"] == card.name
-    assert facts["device"].startswith(card.devices[0])
+def test_facts_tell_what_runs(loaded: Loaded, backend_spec: BackendSpec) -> None:
+    facts = loaded("net").runtime_info
+    assert facts["backend"] == backend_spec.name
+    assert facts["device"].startswith(backend_spec.devices[0])
     assert all(isinstance(value, str) for value in facts.values())
 
 
@@ -166,7 +166,7 @@ def test_facts_tell_what_runs(loaded: Loaded, card: Backend) -> None:
     [
         ({"image": images(1)}, "did you mean `images`"),
         ({}, "is not fed"),
-        ({"images": images(1), "more": images(1)}, "no input `more`"),
+        ({"images": images(1), "more": images(1)}, "unknown input `more`"),
         ({"images": images(1).astype(np.float64)}, "expected float32"),
         ({"images": images(1)[0]}, "3 dimensions"),
         ({"images": images(1)[:, :2]}, "fixed at 3"),
@@ -190,7 +190,7 @@ def test_a_feed_outside_the_profile_is_refused_with_the_profile_to_build(loaded:
 
 
 def test_a_changed_payload_is_refused(built: Built, tmp_path: Path) -> None:
-    from trt_engine.api.loading import load
+    from trt_engine.verbs.load import load
 
     engine = built("net").copy_to(tmp_path / built("net").path.name)
     raw = bytearray(engine.path.read_bytes())
@@ -200,12 +200,12 @@ def test_a_changed_payload_is_refused(built: Built, tmp_path: Path) -> None:
         load(engine.path)
 
 
-def test_an_unknown_option_names_the_right_ones(built: Built, card: Backend) -> None:
-    from trt_engine.api.loading import load
+def test_an_unknown_option_names_the_right_ones(built: Built, backend_spec: BackendSpec) -> None:
+    from trt_engine.verbs.load import load
 
-    if card.options is None:
-        pytest.skip(f"the backend `{card.name}` has no options")
-    with pytest.raises(UsageError, match="no setting `nonsense`"):
+    if backend_spec.options is None:
+        pytest.skip(f"the backend `{backend_spec.name}` has no options")
+    with pytest.raises(UsageError, match="unknown setting `nonsense`"):
         load(built("net"), options={"nonsense": "1"})
 
 
@@ -228,14 +228,14 @@ def test_use_after_close_is_refused(loaded: Loaded) -> None:
 
 
 @pytest.fixture
-def session(built: Built, card: Backend) -> Iterator[Session]:
-    made = card.half("runtime")().load(built("net"), RuntimeConfig())
+def session(built: Built, backend_spec: BackendSpec) -> Iterator[Session]:
+    made = backend_spec.load_component("runtime")().load(built("net"), RuntimeConfig())
     yield made
     made.close()
 
 
 def test_a_session_refuses_to_close_under_a_context(session: Session) -> None:
-    context = session.context()
+    context = session.create_context()
     with pytest.raises(UsageError, match="open context"):
         session.close()
     context.close()
@@ -243,7 +243,7 @@ def test_a_session_refuses_to_close_under_a_context(session: Session) -> None:
     session.close()
     session.close()
     with pytest.raises(TrtEngineError):
-        session.context()
+        session.create_context()
 
 
 # ------------------------------------------------------------------------------------------------ contexts
@@ -256,7 +256,7 @@ class Lane:
         self.session, self.device = session, session.device
         self.stream = self.device.stream()
         self.buffers = {"images": self.device.allocate(4 * 768), "scores": self.device.allocate(4 * 16)}
-        self.context: Context = session.context()
+        self.context: Context = session.create_context()
 
     def prepare(self, rows: int) -> None:
         assert dict(self.context.prepare({"images": (rows, 3, 8, 8)})) == {"scores": (rows, 4)}
@@ -320,7 +320,7 @@ def test_a_context_refuses_a_buffer_that_is_missing_or_small(lane: Lane) -> None
 
 
 def test_a_closed_context_refuses(session: Session) -> None:
-    context = session.context()
+    context = session.create_context()
     context.close()
     with pytest.raises(UsageError, match="closed"):
         context.prepare({"images": (1, 3, 8, 8)})

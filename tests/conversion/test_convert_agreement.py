@@ -17,17 +17,17 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from patience import HANG_S, runs, until
-from trt_engine.conversion import outside
-from trt_engine.conversion.agreement import Agreement, agree, must_be_deterministic
 from trt_engine.conversion.axes import Axis
-from trt_engine.conversion.examples import resized
-from trt_engine.conversion.exporting import Array, Exported
+from trt_engine.conversion.cleanup import clean_export
+from trt_engine.conversion.examples import resize_example
+from trt_engine.conversion.exported import Array, Exported
+from trt_engine.conversion.reference_runs import batch_dependent_outputs, compared_sizes, run_references
 from trt_engine.conversion.simplify import simplify
-from trt_engine.conversion.source_runs import answers, mixes_rows, tried_sizes
-from trt_engine.conversion.tidy import tidy
+from trt_engine.conversion.verify_export import ExportVerification, check_deterministic, verify
 from trt_engine.errors import AccuracyError, ModelError, UsageError
+from trt_engine.graph import external_data
 from trt_engine.graph.load import open_model
-from trt_engine.processes import reap
+from trt_engine.workers.process import wait_or_kill
 
 ROOT = Path(__file__).parents[2]
 HAS_ONNXSLIM = importlib.util.find_spec("onnxslim") is not None
@@ -47,7 +47,7 @@ def detector(folder: Path, scales: Array) -> Path:
     return path
 
 
-def compared(folder: Path, scales: Array, change: Callable[[Array], Array]) -> Agreement:
+def compared(folder: Path, scales: Array, change: Callable[[Array], Array]) -> ExportVerification:
     """The graph against a source that answers as it does, but for `change`."""
 
     def source(feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -55,7 +55,7 @@ def compared(folder: Path, scales: Array, change: Callable[[Array], Array]) -> A
 
     example = {"x": np.random.default_rng(0).random((2, 5, *scales.shape[1:]), dtype=np.float32) + 0.1}
     exported = Exported(detector(folder, scales), source, "dynamo", example, {"x": {0: "batch"}})
-    return agree(exported.path, exported, answers(exported))
+    return verify(exported.path, exported, run_references(exported))
 
 
 # ------------------------------------------------------------------------------------------------ the comparison
@@ -74,7 +74,7 @@ def wrong_scores(axis: int) -> Callable[[Array], Array]:
 def test_scores_beside_pixels_are_compared_at_their_own_scale(tmp_path: Path, scales: Array) -> None:
     """One hundredth of a score is 16 millionths of 640 pixels."""
     right = compared(tmp_path, scales, lambda array: array)
-    assert right.worst == 0
+    assert right.max_error == 0
     with pytest.raises(AccuracyError, match=r"channel 4 \(axis 1\) of output `y` differs by 0\.0\d+ of its largest"):
         compared(tmp_path, scales, wrong_scores(1))
 
@@ -83,7 +83,7 @@ def test_rounding_in_a_channel_of_next_to_nothing_is_not_a_difference(tmp_path: 
     """A sum of large numbers that ends near zero has their rounding; far more than theirs is a difference."""
     tiny = np.array([1, 1, 1, 1, 1e-7], np.float32)
     noise = np.array([3e-5, 0, 0, 0, 5e-5], np.float32)
-    assert compared(tmp_path, tiny, lambda array: array + noise).worst < 1e-4
+    assert compared(tmp_path, tiny, lambda array: array + noise).max_error < 1e-4
     alone = np.array([0, 0, 0, 0, 5e-5], np.float32)
     with pytest.raises(AccuracyError, match="channel 4"):
         compared(tmp_path, tiny, lambda array: array + alone)
@@ -102,9 +102,9 @@ def test_a_single_value_near_zero_is_no_channel_of_another_scale(tmp_path: Path)
 
     example = {"x": rng.standard_normal((2, 1000), dtype=np.float32)}
     exported = Exported(tmp_path / "a.onnx", source, "dynamo", example, {"x": {0: "batch"}})
-    agreement = agree(exported.path, exported, answers(exported))
+    agreement = verify(exported.path, exported, run_references(exported))
     assert [item.sizes["batch"] for item in agreement.shapes] == [2, 4, 1]
-    assert 1e-5 < agreement.worst <= 1e-4
+    assert 1e-5 < agreement.max_error <= 1e-4
 
 
 def test_a_difference_is_never_less_than_that_of_the_whole_output(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_an_output_without_a_finite_value_is_said_to_be_compared_with_nothing(tm
 
 
 def test_a_scalar_stays_a_scalar_at_another_shape() -> None:
-    assert resized(np.float32(3).reshape(()), ()).shape == ()
-    assert resized(np.arange(6).reshape(2, 3), (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
+    assert resize_example(np.float32(3).reshape(()), ()).shape == ()
+    assert resize_example(np.arange(6).reshape(2, 3), (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
 
 
 def sorting(folder: Path, rows: int = 6) -> Path:
@@ -146,7 +146,7 @@ def sorting(folder: Path, rows: int = 6) -> Path:
     return path
 
 
-def ranked_otherwise(folder: Path, scores: Array, nudge: float, *, largest: bool = True) -> Agreement:
+def ranked_otherwise(folder: Path, scores: Array, nudge: float, *, largest: bool = True) -> ExportVerification:
     """The graph against a source whose second score is higher by `nudge`, as another order of sums would make it."""
 
     def source(feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -165,7 +165,7 @@ def ranked_otherwise(folder: Path, scores: Array, nudge: float, *, largest: bool
     example = {"x": np.tile(scores, (2, 1)), "boxes": rng.random((2, 8, 4), dtype=np.float32)}
     symbols = {"x": {0: "batch"}, "boxes": {0: "batch"}}
     exported = Exported(sorting(folder), source, "dynamo", example, symbols, feeds=feeds)
-    return agree(exported.path, exported, answers(exported))
+    return verify(exported.path, exported, run_references(exported))
 
 
 TIED = np.array([0.5, 0.5, 0.9, 0.8, 0.7, 0.6, 0.2, 0.1], np.float32)
@@ -173,7 +173,7 @@ TIED = np.array([0.5, 0.5, 0.9, 0.8, 0.7, 0.6, 0.2, 0.1], np.float32)
 
 def test_near_equal_scores_may_change_places_and_their_boxes_go_with_them(tmp_path: Path) -> None:
     agreement = ranked_otherwise(tmp_path, TIED, 1e-6)
-    assert agreement.worst <= 1e-5
+    assert agreement.max_error <= 1e-5
     assert agreement.notes[0] == (
         "4 rows of `scores`, `best` changed places at batch 2: the graph sorts, and near-equal scores have no order"
     )
@@ -182,7 +182,7 @@ def test_near_equal_scores_may_change_places_and_their_boxes_go_with_them(tmp_pa
 def test_where_near_equal_scores_contend_for_the_last_place_other_inputs_are_drawn(tmp_path: Path) -> None:
     contend = np.array([0.5, 0.5, 0.9, 0.8, 0.7, 0.6, 0.55, 0.1], np.float32)
     agreement = ranked_otherwise(tmp_path, contend, 1e-6)
-    assert agreement.worst <= 1e-5 and len(agreement.shapes) == 3
+    assert agreement.max_error <= 1e-5 and len(agreement.shapes) == 3
     assert any(note.startswith("other inputs were drawn at batch 2") for note in agreement.notes)
 
 
@@ -198,7 +198,7 @@ def test_scores_that_tie_are_said_to_be_the_reason(tmp_path: Path) -> None:
 
     exported = Exported(raw, source, "dynamo", example, {"x": {0: "batch"}, "boxes": {0: "batch"}})
     with pytest.raises(AccuracyError, match=r"6 of the 6 best scores that TopK .* but for rounding") as refused:
-        agree(raw, exported, answers(exported))
+        verify(raw, exported, run_references(exported))
     assert "trained" in str(refused.value.hint)
     assert [item.name for item in tmp_path.iterdir()] == ["raw.onnx"]
 
@@ -224,7 +224,7 @@ def test_what_trains_or_rolls_dice_is_refused_whatever_exporter_wrote_it(tmp_pat
     graph = helper.make_graph([nodes[kind]], "g", values[:1], values[1:], [*weights, *stored])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
     with pytest.raises(ModelError, match="`dice`"):
-        must_be_deterministic(tmp_path / "a.onnx")
+        check_deterministic(tmp_path / "a.onnx")
 
 
 # ------------------------------------------------------------------------------------------------ sizes that were tried
@@ -265,22 +265,22 @@ def source_of(
 def test_a_size_is_compared_once_and_those_the_source_fails_at_are_named(
     rows: int, refuses: set[int], tried: tuple[int, ...], failed: list[int]
 ) -> None:
-    given = answers(source_of(lambda x: x * 2, rows, refuses=refuses))
-    assert tried_sizes(given, "batch") == tried
+    given = run_references(source_of(lambda x: x * 2, rows, refuses=refuses))
+    assert compared_sizes(given, "batch") == tried
     assert len({answer.sizes["batch"] for answer in given}) == len(given), "no size stands for another"
     assert sorted(size for answer in given for _, size, _ in answer.failed) == failed
 
 
 def test_a_range_that_was_named_is_refused_where_the_source_fails_at_its_end() -> None:
     with pytest.raises(ModelError, match="runs at batch 2 and not at batch 1: more than 1 rows are needed") as refused:
-        answers(source_of(lambda x: x, limits={"batch": Axis("batch", 1, 64)}, refuses={1}))
+        run_references(source_of(lambda x: x, limits={"batch": Axis("batch", 1, 64)}, refuses={1}))
     assert "`batch@2..`" in str(refused.value.hint)
 
 
 def test_rows_that_depend_on_each_other_are_found_by_the_numbers_alone() -> None:
     def mixed(answer: Callable[[Array], Array]) -> tuple[str, ...]:
         source = source_of(answer, 4)
-        return mixes_rows(source, answers(source))
+        return batch_dependent_outputs(source, run_references(source))
 
     assert mixed(lambda x: x * 3 + 1) == ()
     assert mixed(lambda x: x / len(x)) == (), "the size of a batch is not what the other rows hold"
@@ -302,7 +302,7 @@ def test_sizes_in_steps_carry_the_name_asked_for_wherever_they_stand(tmp_path: P
     )  # fmt: skip
     path = tmp_path / "a.onnx"
     path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)]).SerializeToString())
-    tidy(path, {"x": {0: "batch", 2: "height", 3: "width"}}, {"s56": ("height", 32), "s34": ("width", 32)})
+    clean_export(path, {"x": {0: "batch", 2: "height", 3: "width"}}, {"s56": ("height", 32), "s34": ("width", 32)})
     found = onnx.load(path).graph
 
     def sizes(value: onnx.ValueInfoProto) -> list[str | int]:
@@ -326,13 +326,13 @@ def test_weights_of_another_convert_into_the_same_place_are_not_written_over(tmp
 
     proto = onnx.load(model.path)
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(100_000, np.float32), "large"))
-    with pytest.raises(UsageError, match="by somebody else meanwhile"):
-        outside.save(proto, target, model, outside=True, prove=meanwhile)
+    with pytest.raises(UsageError, match="by another process meanwhile"):
+        external_data.save_model(proto, target, model, external=True, check=meanwhile)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["out.onnx.data", "raw.onnx"]
     assert (tmp_path / "out.onnx.data").read_bytes() == b"theirs"
     proto = onnx.load(model.path)
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(100_000, np.float32), "large"))
-    _, beside = outside.save(proto, target, model, outside=True, prove=lambda draft: None)
+    _, beside = external_data.save_model(proto, target, model, external=True, check=lambda draft: None)
     assert beside == tmp_path / "out.onnx.2.data" and beside.stat().st_size == 400_000
 
 
@@ -355,14 +355,14 @@ def test_a_process_that_does_not_end_is_killed_with_what_it_started(tmp_path: Pa
     process = subprocess.Popen(["sh", "-c", program], cwd=tmp_path, start_new_session=True)
     while not (tmp_path / "inner").exists() or not (tmp_path / "inner").read_text().strip():
         assert process.poll() is None
-    ended = reap(process, 0.0)
+    ended = wait_or_kill(process, 0.0)
     assert ended.code == -signal.SIGKILL == process.returncode and ended.peak_bytes > 0
     inner = int((tmp_path / "inner").read_text())
     until(lambda: not runs(inner), "what it started was left behind")
 
 
 def test_a_process_that_ends_by_itself_is_left_to() -> None:
-    ended = reap(subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True), HANG_S)
+    ended = wait_or_kill(subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True), HANG_S)
     assert ended.code == 7
 
 

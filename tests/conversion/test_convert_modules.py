@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 import trt_engine as te
-from trt_engine.backend import backend
-from trt_engine.config import QuantizeConfig, RuntimeConfig
+from trt_engine.backend import get_backend
+from trt_engine.config.precision import QuantizeConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.module_paths import module_of
-from trt_engine.precision.quantize import quantize
-from trt_engine.precision.ranges import ranges
+from trt_engine.precision.quantize_model import quantize
+from trt_engine.precision.tensor_ranges import ranges
 from trt_engine.profiling.diff import diff
-from trt_engine.profiling.layers import layer_profile
+from trt_engine.profiling.layer_profile import profile_layers
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,8 +53,8 @@ def test_the_networks_own_names_go_through_every_step(network: Path, tmp_path: P
     assert b"planted" not in network.read_bytes() and b"pkg.torch" not in network.read_bytes()
     te.cast(network, "fp16", out=tmp_path / "half.onnx")
     data = {"x": np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)}
-    config = QuantizeConfig(parity=False, heads=True)
-    quantize(network, "int8", out=tmp_path / "int8.onnx", data=data, config=config)
+    config = QuantizeConfig(parity=False, quantize_outputs=True)
+    quantize(network, "int8", out=tmp_path / "int8.onnx", calib_data=data, config=config)
     for name in ("half.onnx", "int8.onnx"):
         assert modules(tmp_path / name) == LAYERS | OTHERS
     store = te.Store(tmp_path / "store")
@@ -64,8 +65,8 @@ def test_the_networks_own_names_go_through_every_step(network: Path, tmp_path: P
         engines.append(Engine.open(out))
     feeds = {"x": np.zeros((1, *SHAPE[1:]), np.float32)}
     for engine in engines:
-        found = layer_profile(
-            backend("onnxruntime"), engine, feeds, RuntimeConfig(), inferences=2, warmup=1, keep=None
+        found = profile_layers(
+            get_backend("onnxruntime"), engine, feeds, RuntimeConfig(), inferences=2, warmup=1, keep=None
         )  # fmt: skip
         assert {row.module for row in found.rows} >= LAYERS
     seen = ranges(network, data)

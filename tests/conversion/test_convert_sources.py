@@ -18,9 +18,9 @@ from onnx import TensorProto, helper
 
 import trt_engine as te
 from trt_engine.cli.main import run
-from trt_engine.conversion.axes import Axis, another, axes_for, parse_dynamic, sizes_of, variants
-from trt_engine.conversion.examples import Example, array_of, parse_inputs, raised
-from trt_engine.conversion.sources import detect
+from trt_engine.conversion.axes import Axis, alternate_size, axes_for, parse_dynamic, size_variants, sizes_of
+from trt_engine.conversion.examples import Example, array_of, parse_inputs, with_batch_2
+from trt_engine.conversion.sources import detect_source
 from trt_engine.errors import AccuracyError, FeedError, MemoryExhausted, ModelError, SetupError, UsageError
 
 TORCH = importlib.util.find_spec("torch") is not None
@@ -69,9 +69,9 @@ def test_files_are_told_by_their_content_and_not_by_their_suffix(tmp_path: Path)
         "state-dict": archive(tmp_path / "c", {"m/data.pkl": tensors, "m/data/0": bytes(4)}).read_bytes(),
         "keras": archive(tmp_path / "d", {"metadata.json": b"{}", "config.json": b"{}"}).read_bytes(),
     }
-    for kind, raw in cases.items():
+    for kind, raw in (*cases.items(), ("tensorrt-plan", b"vtrt" + bytes(64))):
         odd.write_bytes(raw)
-        assert detect(odd).kind == kind
+        assert detect_source(odd).kind == kind
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_files_are_told_by_their_content_and_not_by_their_suffix(tmp_path: Path)
         (" ", "names no source", "file.py:factory"),
         ("net\0.onnx", "names no source", "file.py:factory"),
         ("https://example.com/net.onnx", "is an address", "download"),
-        ("net.py", "nothing says what to call", "`net.py:factory`"),
+        ("net.py", "without a function to call", "`net.py:factory`"),
         ("saved_modle", "no such file", "did you mean `saved_model`? (a name on a hub is written `hf:saved_modle`)"),
         ("nett.onnx", "no such file", "did you mean `net.onnx`?"),
         ("zzz_weights.pt", "no such file", "in that folder: "),
@@ -97,7 +97,7 @@ def test_what_names_nothing_says_what_would(
     (tmp_path / "saved_model").mkdir()
     (tmp_path / "cut.pt").write_bytes(b"\x80\x02garbage")
     with pytest.raises((ModelError, UsageError), match=message) as refused:
-        detect(text)
+        detect_source(text)
     assert hint in str(refused.value.hint)
 
 
@@ -108,13 +108,13 @@ def test_a_pickled_module_is_refused_without_being_opened(tmp_path: Path) -> Non
 
     path = archive(tmp_path / "whole.pt", {"m/data.pkl": pickle.dumps(Bomb(), protocol=2)})
     with pytest.raises(ModelError, match="whole pickled object") as refused:
-        detect(path)
+        detect_source(path)
     assert "--factory" in str(refused.value.hint)
     legacy = tmp_path / "legacy.pt"
     parts = (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, Bomb())
     legacy.write_bytes(b"".join(pickle.dumps(part, protocol=2) for part in parts))
     with pytest.raises(ModelError, match="whole pickled object"):
-        detect(legacy)
+        detect_source(legacy)
     assert not (tmp_path / "ran").exists()
 
 
@@ -130,7 +130,7 @@ def test_a_pickled_module_is_refused_without_being_opened(tmp_path: Path) -> Non
     ],
 )
 def test_names_are_told_by_how_they_are_written(text: str, kind: str, name: str) -> None:
-    found = detect(text)
+    found = detect_source(text)
     assert (found.kind, found.name) == (kind, name)
 
 
@@ -138,11 +138,11 @@ def test_folders_are_told_by_what_lies_in_them(tmp_path: Path) -> None:
     for name, inside, kind in (("a", "saved_model.pb", "saved-model"), ("b", "config.json", "huggingface")):
         (tmp_path / name).mkdir()
         (tmp_path / name / inside).write_text("{}")
-        assert detect(tmp_path / name).kind == kind
+        assert detect_source(tmp_path / name).kind == kind
     (tmp_path / "c").mkdir()
     relu(tmp_path / "c" / "net.onnx")
     with pytest.raises(ModelError, match="is a folder") as refused:
-        detect(tmp_path / "c")
+        detect_source(tmp_path / "c")
     assert "net.onnx" in str(refused.value.hint)
 
 
@@ -154,7 +154,7 @@ def test_a_file_that_is_not_there_is_never_looked_up_on_a_hub(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ModelError, UsageError), match=r"no such file|names no function"):
-        detect(text)
+        detect_source(text)
 
 
 @pytest.mark.parametrize("raw", [b"", b"<html>", b"PK\x03\x04broken", b"\x08", bytes(100), b"\x89PNG\r\n"])
@@ -162,7 +162,7 @@ def test_what_is_no_model_is_refused_in_words(raw: bytes, tmp_path: Path) -> Non
     path = tmp_path / "thing.onnx"
     path.write_bytes(raw)
     with pytest.raises(ModelError):
-        detect(path)
+        detect_source(path)
 
 
 def test_a_plan_is_refused_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_a_plan_is_refused_with_what_to_do(tmp_path: Path, capsys: pytest.Captur
     plan.write_bytes(b"ftrt" + bytes(64))
     assert run(["convert", str(plan), "-o", str(tmp_path / "o.onnx")]) == 4
     told = capsys.readouterr().err
-    assert "TensorRT plan" in told and "trt-engine inspect" in told
+    assert "plan of TensorRT)" in told and "trt-engine inspect" in told
 
 
 # ------------------------------------------------------------------------------------------------ axes
@@ -209,13 +209,13 @@ def test_one_symbol_of_two_sizes_or_outside_its_range_is_refused() -> None:
 
 def test_every_symbol_moves_alone_and_then_all_together() -> None:
     axes = parse_dynamic("x:0=batch,2=height@64..640/32,3=fixed@5..5")
-    found = variants(axes, {"batch": 2, "height": 96, "fixed": 5})
+    found = size_variants(axes, {"batch": 2, "height": 96, "fixed": 5})
     assert [moved for _, moved in found] == [(), ("batch",), ("height",), ("batch", "height")]
     assert found[1][0]["batch"] != 2 and found[1][0]["height"] == 96
     assert found[2][0]["height"] % 32 == 0 and found[2][0]["height"] != 96
     assert found[3][0]["batch"] == 1, "a batch of one is what most engines are built for"
-    assert another(Axis("side"), 96) == 128, "a second size divides as the first does"
-    assert another(Axis("side", 5, 5), 5) is None
+    assert alternate_size(Axis("side"), 96) == 128, "a second size divides as the first does"
+    assert alternate_size(Axis("side", 5, 5), 5) is None
 
 
 # ------------------------------------------------------------------------------------------------ examples
@@ -263,10 +263,10 @@ def test_a_mask_marks_the_beginning_of_every_row_and_never_nothing() -> None:
 
 def test_a_batch_of_one_is_raised_and_that_is_said() -> None:
     given = {"x": Example("x", (1, 3), array=np.ones((1, 3), np.float32))}
-    found, said = raised(given, parse_dynamic("x:0=batch"))
+    found, said = with_batch_2(given, parse_dynamic("x:0=batch"))
     assert found["x"].shape == (2, 3) and found["x"].array is not None and found["x"].array.shape == (2, 3)
     assert said == ["`batch` of the example `x` was raised from 1 to 2"]
-    assert raised(given, parse_dynamic("x:0=batch@1..1"))[1] == []
+    assert with_batch_2(given, parse_dynamic("x:0=batch@1..1"))[1] == []
 
 
 # ------------------------------------------------------------------------------------------------ ONNX in
@@ -275,7 +275,7 @@ def test_a_batch_of_one_is_raised_and_that_is_said() -> None:
 def test_onnx_is_simplified_compared_and_moved_to_the_opset_asked_for(tmp_path: Path) -> None:
     report = te.convert(relu(tmp_path / "a.onnx"), out=tmp_path / "b.onnx", opset=20)
     assert (report.kind, report.exporter, report.opset) == ("onnx", "onnx", 20)
-    assert report.worst == 0 and [item.sizes["batch"] for item in report.agreement] == [2, 4, 1]
+    assert report.max_rel == 0 and [item.sizes["batch"] for item in report.verification] == [2, 4, 1]
     assert te.inspect(tmp_path / "b.onnx").opsets[""] == 20
     kept = te.convert(relu(tmp_path / "a.onnx"), out=tmp_path / "c.onnx")
     assert kept.opset == 17, "an opset nobody asked for is left as it is"
@@ -297,7 +297,7 @@ def test_nothing_is_overwritten_unasked_and_a_dry_run_writes_nothing(tmp_path: P
     source = relu(tmp_path / "a.onnx")
     before = source.read_bytes()
     with pytest.raises(UsageError, match="is the source itself"):
-        te.convert(source, out=source, yes=True)
+        te.convert(source, out=source, overwrite=True)
     taken = tmp_path / "b.onnx"
     taken.write_text("mine")
     with pytest.raises(UsageError, match="exists"):
@@ -320,7 +320,7 @@ def test_nothing_is_overwritten_unasked_and_a_dry_run_writes_nothing(tmp_path: P
         ({"target": "tpu"}, "target"),
         ({"tolerance": 0}, "tolerance"),
         ({"tolerance": float("inf")}, "tolerance"),
-        ({"dynamic": {}}, "`--fixed` closes axes"),
+        ({"dynamic": {}}, "`--static` closes axes"),
         ({"inputs": {"x": (2, 5)}}, "is 2x5, and the model takes batchx4"),
         ({"inputs": {"x": (2, 4, 1)}}, "is 2x4x1, and the model takes batchx4"),
     ],
@@ -342,7 +342,7 @@ def test_an_example_larger_than_the_memory_names_the_option_that_asked_for_it(tm
         with pytest.raises(MemoryExhausted, match="an example of `x`") as refused:
             te.convert(relu(tmp_path / "a.onnx"), out=tmp_path / "b.onnx", inputs=f"x:{size}x4")
         assert "--input" in str(refused.value.hint)
-    with pytest.raises(UsageError, match=r"300 in .* is no uint8"):
+    with pytest.raises(UsageError, match=r"300 in .* is not a valid uint8"):
         parse_inputs("x:2:uint8@0..300")
 
 
@@ -407,8 +407,8 @@ def test_reading_an_onnx_source_loads_none_of_the_heavy_libraries(tmp_path: Path
     program = (
         "import sys, json\n"
         "import trt_engine.conversion.convert, trt_engine.conversion.sources\n"
-        "from trt_engine.conversion.sources import detect\n"
-        "detect(sys.argv[1])\n"
+        "from trt_engine.conversion.sources import detect_source\n"
+        "detect_source(sys.argv[1])\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
     done = subprocess.run(

@@ -20,9 +20,11 @@ import pytest
 import trt_engine as te
 from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.conversion.examples import parse_inputs
-from trt_engine.conversion.exporting import Exported
-from trt_engine.conversion.sources import detect
-from trt_engine.conversion.tensorflow import PYTHON, TensorFlowOptions, export, opened, written
+from trt_engine.conversion.exported import Exported
+from trt_engine.conversion.sources import detect_source
+from trt_engine.conversion.tensorflow.tensorflow_export import export_opened, export_tensorflow
+from trt_engine.conversion.tensorflow.tensorflow_source import TensorFlowOptions, open_source
+from trt_engine.conversion.tensorflow.worker_process import PYTHON
 from trt_engine.errors import FeedError, ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 
@@ -52,8 +54,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def converted(
     path: Path, folder: Path, *, inputs: Any = None, dynamic: Any = None, opset: int = 18, **options: Any
 ) -> Exported:
-    return export(
-        detect(path),
+    return export_tensorflow(
+        detect_source(path),
         parse_inputs(inputs),
         None if dynamic is None else parse_dynamic(dynamic),
         opset,
@@ -93,7 +95,7 @@ def shapes(path: Path) -> dict[str, list[int | str]]:
 
 def child_of(exported: Exported) -> int:
     call: Any = exported.reference
-    return int(call.__self__._child._process.pid)
+    return int(call.__self__._child._child.process.pid)
 
 
 SOURCES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -158,7 +160,7 @@ def test_axes_that_nobody_names_get_the_example_s_size_and_are_told(made: Path, 
     exported = converted(made / "cnn", tmp_path, inputs="images:2x32x40x3", dynamic="images:0=batch")
     exported.close()
     assert shapes(exported.path)["images"] == ["batch", 32, 40, 3]
-    assert [note for note in exported.notes if "axis 1 of `images`" in note and "fixed at 32" in note]
+    assert [note for note in exported.notes if "axis 1 of `images`" in note and "static at 32" in note]
 
 
 def test_inputs_as_nchw_are_transposed_in_the_graph_and_in_the_reference(made: Path, tmp_path: Path) -> None:
@@ -176,8 +178,8 @@ def test_inputs_as_nchw_are_transposed_in_the_graph_and_in_the_reference(made: P
 
 
 def test_large_weights_lie_beside_the_graph_and_it_still_agrees(made: Path, tmp_path: Path) -> None:
-    with opened(made / "sequential.keras", "keras", [], None, TensorFlowOptions(python=_PYTHON)) as call:
-        exported = written(call, 17, tmp_path, large_nbytes=100)
+    with open_source(made / "sequential.keras", "keras", [], None, TensorFlowOptions(python=_PYTHON)) as call:
+        exported = export_opened(call, 17, tmp_path, large_nbytes=100)
         beside = tmp_path / "tf2onnx.onnx.data"
         assert beside.stat().st_size == 4 * 16 * 96
         for feeds, wanted in truths(made, "sequential"):
@@ -207,7 +209,7 @@ def test_a_frozen_graph_is_cut_where_it_is_named(made: Path, tmp_path: Path) -> 
 
 
 def test_an_input_of_unknown_rank_takes_the_example_s(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="how many dimensions `b` has"):
+    with pytest.raises(UsageError, match="declare the rank of `b`"):
         converted(made / "signatures", tmp_path, signature="ranks", inputs="a:2x5")
     exported = converted(
         made / "signatures", tmp_path, signature="ranks", inputs="a:2x5 b:2x3x4", dynamic="a:0=n,1=m b:0=n"
@@ -225,7 +227,7 @@ def test_an_input_of_unknown_rank_takes_the_example_s(made: Path, tmp_path: Path
 def refusals() -> dict[str, tuple[str, dict[str, Any], type[Exception], str]]:
     return {
         "no variables": ("no-variables", {}, ModelError, "cannot load the SavedModel"),
-        "a damaged SavedModel": ("no-saved-model", {}, ModelError, "is no SavedModel"),
+        "a damaged SavedModel": ("no-saved-model", {}, ModelError, "is not a SavedModel"),
         "a signature that is not there": (
             "signatures", {"signature": "doubel"}, UsageError, "no signature `doubel`; it has: `beyond`, `double`"),
         "several signatures": ("signatures", {}, UsageError, "several signatures"),
@@ -255,9 +257,9 @@ def test_what_cannot_be_converted_is_refused_in_words(what: str, made: Path, tmp
 )
 def test_damaged_files_end_the_child_at_most(file: str, kind: str, made: Path, tmp_path: Path) -> None:
     """TFLite's parser may crash on such a file: then the child is gone, and we are not."""
-    source = replace(detect(made / "lite.tflite"), text=file, kind=kind, path=made / file)  # type: ignore[arg-type]
+    source = replace(detect_source(made / "lite.tflite"), text=file, kind=kind, path=made / file)  # type: ignore[arg-type]
     with pytest.raises(ModelError) as caught:
-        export(source, [], None, 18, tmp_path, python=_PYTHON).close()
+        export_tensorflow(source, [], None, 18, tmp_path, python=_PYTHON).close()
     assert file in str(caught.value)
 
 

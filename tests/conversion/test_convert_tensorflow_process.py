@@ -11,6 +11,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,10 +24,12 @@ from patience import HANG_S, text_of, until
 from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.conversion.examples import parse_inputs
 from trt_engine.conversion.sources import Source
-from trt_engine.conversion.tensorflow import PYTHON, TensorFlowOptions, export, opened
+from trt_engine.conversion.tensorflow.tensorflow_export import export_tensorflow
+from trt_engine.conversion.tensorflow.tensorflow_source import TensorFlowOptions, open_source
+from trt_engine.conversion.tensorflow.worker_process import PYTHON
 from trt_engine.errors import FeedError, MemoryExhausted, ModelError, SetupError, UsageError
 
-SPEC = importlib.util.find_spec("trt_engine.conversion.tensorflow_child")
+SPEC = importlib.util.find_spec("trt_engine.conversion.tensorflow.tensorflow_worker")
 assert SPEC is not None and SPEC.origin is not None
 CHILD = Path(SPEC.origin)
 
@@ -61,7 +64,7 @@ def program(tmp_path: Path):
 
 
 def read(options: TensorFlowOptions, path: Path = Path("net.pb")):
-    return opened(path, "frozen-graph", [], None, options)
+    return open_source(path, "frozen-graph", [], None, options)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="this interpreter has TensorFlow")
@@ -69,7 +72,7 @@ def test_an_interpreter_without_tensorflow_is_told_the_extra_and_the_variable(mo
     monkeypatch.delenv(PYTHON, raising=False)
     source = Source("net.pb", "frozen-graph", "", tmp_path / "net.pb")
     with pytest.raises(SetupError, match="has no `tensorflow`") as caught:
-        export(source, [], None, 18, tmp_path)
+        export_tensorflow(source, [], None, 18, tmp_path)
     assert "trt-engine[tf]" in str(caught.value.hint) and PYTHON in str(caught.value.hint)
 
 
@@ -106,7 +109,7 @@ def test_a_program_that_is_no_interpreter_is_a_setup_error(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("end", "kind", "text"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", ModelError, "SIGSEGV while reading `net.pb`; its last lines: .*third"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ModelError, "SIGSEGV while reading `net.pb`; last lines: .*third"),
         ("os.kill(os.getpid(), signal.SIGKILL)", SetupError, r"SIGKILL while reading .*\(it had \d+ MiB\)"),
         ("sys.stderr.write('std::bad_alloc\\n'); os.abort()", MemoryExhausted, "SIGABRT"),
         ("sys.exit(7)", SetupError, "exit code 7"),
@@ -178,13 +181,13 @@ def test_what_tensorflow_prints_goes_to_the_debug_log_alone(program, caplog, cap
         ([None, 16], "x:2x16:int64", None, FeedError, "is int64, and the source takes float32"),
         ([None, 16], "z:2x16", None, UsageError, "no input `z`"),
         ([None, 16], "x:2x16 y:2x2", None, UsageError, "2 inputs are given, and the source has 1"),
-        ([None, 16], None, "z:0=batch", UsageError, "names `z`, which is no input"),
+        ([None, 16], None, "z:0=batch", UsageError, "names `z`, which is not an input"),
         (
             [None, 16],
             None,
             "x:1=width",
             ModelError,
-            "in the source itself axis 1 of `x` is 16",
+            "in the source axis 1 of `x` is 16",
         ),
         (
             [1, 16],
@@ -193,7 +196,7 @@ def test_what_tensorflow_prints_goes_to_the_debug_log_alone(program, caplog, cap
             ModelError,
             "`batch` was to be dynamic, .* axis 0 of `x` is 1",
         ),
-        (None, None, None, UsageError, "does not say how many dimensions `x` has"),
+        (None, None, None, UsageError, "does not declare the rank of `x`"),
     ],
 )
 def test_sizes_the_source_cannot_have_are_refused(program, shape, inputs, dynamic, kind, text) -> None:
@@ -206,7 +209,7 @@ def test_sizes_the_source_cannot_have_are_refused(program, shape, inputs, dynami
     """
     asked = None if dynamic is None else parse_dynamic(dynamic)
     with pytest.raises(kind, match=text) as caught:
-        opened(Path("net.pb"), "frozen-graph", parse_inputs(inputs), asked, program(body))
+        open_source(Path("net.pb"), "frozen-graph", parse_inputs(inputs), asked, program(body))
     assert caught.value.hint
 
 
@@ -231,7 +234,7 @@ def test_sizes_and_symbols_follow_the_source_and_what_is_asked(program, shape, i
     asked()
     """
     asked = None if dynamic is None else parse_dynamic(dynamic)
-    with opened(Path("net.pb"), "frozen-graph", parse_inputs(inputs), asked, program(body)) as call:
+    with open_source(Path("net.pb"), "frozen-graph", parse_inputs(inputs), asked, program(body)) as call:
         assert call.examples["x"].shape == example
         assert {at: axis.symbol for at, axis in call.axes.get("x", {}).items()} == axes
 
@@ -246,8 +249,8 @@ def test_ctrl_c_ends_the_child(program, tmp_path) -> None:
     """
     code = (
         "from pathlib import Path\n"
-        "from trt_engine.conversion.tensorflow import opened, TensorFlowOptions\n"
-        f"opened(Path('net.pb'), 'frozen-graph', [], None, TensorFlowOptions(python={program(body).python!r}))\n"
+        "from trt_engine.conversion.tensorflow.tensorflow_source import open_source, TensorFlowOptions\n"
+        f"open_source(Path('net.pb'), 'frozen-graph', [], None, TensorFlowOptions(python={program(body).python!r}))\n"
     )
     ours = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, start_new_session=True)
     try:
@@ -263,10 +266,9 @@ def test_ctrl_c_ends_the_child(program, tmp_path) -> None:
 def test_the_child_does_not_outlive_a_parent_that_is_killed(tmp_path) -> None:
     """The child's own program, its libraries aside: it ends with its stdin."""
     script = CHILD.read_text().replace("import tensorflow as tf", "tf = type('tf', (), {'__version__': '0'})")
-    for line in ("    import tf2onnx\n", "    from tf2onnx import optimizer, tf_loader\n"):
-        assert line in script
-        script = script.replace(line, "    tf2onnx = tf\n")
-    script = script.replace("    from tf2onnx.tfonnx import process_tf_graph\n", "")
+    assert "    import tf2onnx\n" in script
+    script = script.replace("    import tf2onnx\n", "    tf2onnx = tf\n")
+    script = re.sub(r"    (from tf2onnx|import tensorflow_readers).*\n", "", script)
     path = tmp_path / "child.py"
     path.write_text(script)
     ours, theirs = os.pipe()
@@ -294,20 +296,21 @@ def test_options_are_read_as_they_are_typed_and_refused_by_name() -> None:
             TensorFlowOptions.parse({"timeout_s": value})
 
 
-def test_the_child_is_a_plain_file_for_python_3_9() -> None:
-    tree = ast.parse(CHILD.read_text(), feature_version=(3, 9))
+def test_the_child_is_plain_files_for_python_3_9() -> None:
     names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(item.name.partition(".")[0] for item in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level
-            names.add(str(node.module).partition(".")[0])
-        assert not isinstance(node, ast.Match)
-    assert names - set(sys.stdlib_module_names) == {"numpy", "onnx", "tensorflow", "tf2onnx"}
+    siblings = {"tensorflow_readers", "tensorflow_checks"}
+    for path in (CHILD, *(CHILD.with_name(f"{name}.py") for name in siblings)):
+        for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 9))):
+            if isinstance(node, ast.Import):
+                names.update(item.name.partition(".")[0] for item in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level
+                names.add(str(node.module).partition(".")[0])
+            assert not isinstance(node, ast.Match)
+    assert names - set(sys.stdlib_module_names) - siblings == {"h5py", "numpy", "onnx", "tensorflow", "tf2onnx"}
 
 
 def test_importing_our_side_imports_no_tensorflow() -> None:
     look = "print([m for m in sys.modules if m in ('tensorflow', 'tf2onnx', 'torch')])"
-    code = f"import sys, trt_engine.conversion.tensorflow; {look}"
+    code = f"import sys, trt_engine.conversion.tensorflow.tensorflow_source; {look}"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

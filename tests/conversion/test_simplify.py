@@ -15,12 +15,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models import FLOAT, INT64, node, save
-from trt_engine.conversion import outside, rewriting
+from trt_engine.conversion import rewrite
 from trt_engine.conversion import simplify as simplifying
 from trt_engine.conversion.simplify import simplify
 from trt_engine.errors import ModelError, ShapeError, UsageError
-from trt_engine.graph.load import ENGINE_MARK, open_model, read_proto
-from trt_engine.records import SimplifyReport
+from trt_engine.graph import external_data
+from trt_engine.graph.load import ENGINE_MAGIC, open_model, read_proto
+from trt_engine.records.convert import SimplifyReport
 
 HAS_ONNXSLIM = importlib.util.find_spec("onnxslim") is not None
 _ABSENT = pytest.mark.skipif(not HAS_ONNXSLIM, reason="onnxslim is not installed here: the full environment has it")
@@ -73,12 +74,12 @@ def exporters_graph(path: Path, **more: Any) -> Path:
 def test_what_exporters_write_around_a_reshape_goes_and_the_sizes_stay_open(tmp_path: Path, tool: str) -> None:
     source = exporters_graph(tmp_path / "m.onnx")
     report = simplify(source, tmp_path / "small.onnx")
-    assert report.by is not None
+    assert report.simplifier is not None
     assert operators(tmp_path / "small.onnx") == {"MatMul": 2, "Reshape": 2, "Add": 2}
     assert (report.nodes_before, report.nodes_after) == (19, 6)
-    assert report.operators_gone["Gather"] == 2 and not report.operators_new
-    assert report.nodes_shared and report.constants_folded and report.weights_shared == 1
-    assert report.largest is not None and report.largest <= 1e-5
+    assert report.operators_removed["Gather"] == 2 and not report.operators_added
+    assert report.nodes_deduplicated and report.constants_folded and report.weights_deduplicated == 1
+    assert report.max_rel is not None and report.max_rel <= 1e-5
     first, second = (shapes["x"] for shapes in report.shapes)
     assert first[0] != second[0] and first[1] != second[1]
     assert open_model(tmp_path / "small.onnx").signature == open_model(source).signature
@@ -103,7 +104,7 @@ def test_shapes_are_inferred_into_the_file_with_the_symbols_of_the_inputs(tmp_pa
 def test_a_simplified_model_is_not_changed_by_simplifying_it_again(tmp_path: Path, tool: str) -> None:
     simplify(exporters_graph(tmp_path / "m.onnx"), tmp_path / "one.onnx")
     report = simplify(tmp_path / "one.onnx", tmp_path / "two.onnx")
-    assert not report.operators_gone and not report.operators_new
+    assert not report.operators_removed and not report.operators_added
     assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
 
 
@@ -145,7 +146,7 @@ def test_a_quantised_model_keeps_every_quantize_and_dequantize(tmp_path: Path, t
     report = simplify(source, tmp_path / "small.onnx")
     found = operators(tmp_path / "small.onnx")
     assert (found["QuantizeLinear"], found["DequantizeLinear"]) == (2, 3)
-    assert report.by is not None and report.largest is not None
+    assert report.simplifier is not None and report.max_rel is not None
     stored = {item.name: item.data_type for item in onnx.load(tmp_path / "small.onnx").graph.initializer}
     assert TensorProto.INT8 in stored.values()
 
@@ -174,7 +175,7 @@ def test_random_numbers_are_drawn_anew_after_simplifying(tmp_path: Path, tool: s
         {"noisy": (FLOAT, ["n", 8]), "plain": (FLOAT, ["n", 8])}, {"w": weights(8, 8)},
     )  # fmt: skip
     report = simplify(path, tmp_path / "small.onnx")
-    assert report.by == "trt-engine" and report.unchecked == ("noisy",)
+    assert report.simplifier == "trt-engine" and report.unchecked == ("noisy",)
     assert operators(tmp_path / "small.onnx") == {"RandomNormal": 1, "Add": 1, "MatMul": 1}
     loaded = ort.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
     x = weights(1, 8)
@@ -193,7 +194,7 @@ def test_a_random_operator_inside_a_local_function_is_seen(tmp_path: Path, tool:
     proto.functions.append(helper.make_function("mine", "Noisy", ["a"], ["b"], body, [helper.make_opsetid("", 20)]))
     onnx.save(proto, path)
     report = simplify(path, tmp_path / "small.onnx")
-    assert report.by == "trt-engine" and report.unchecked == ("y",)
+    assert report.simplifier == "trt-engine" and report.unchecked == ("y",)
     assert operators(tmp_path / "small.onnx") == {"RandomUniformLike": 1, "Add": 1, "MatMul": 1}
 
 
@@ -205,7 +206,7 @@ def test_a_dropout_goes_unless_it_drops(tmp_path: Path, tool: str, training: boo
         {"ratio": np.float32(0.5), "training": np.array(training)},
     )  # fmt: skip
     report = simplify(path, tmp_path / "small.onnx")
-    assert report.by == "trt-engine" and report.unchecked == (("y",) if training else ())
+    assert report.simplifier == "trt-engine" and report.unchecked == (("y",) if training else ())
     assert ("Dropout" in operators(tmp_path / "small.onnx")) == training
 
 
@@ -234,7 +235,7 @@ def test_what_a_body_reads_from_around_it_stays(tmp_path: Path, tool: str) -> No
         {"w": weights(4), "limit": np.float32(9)},
     )  # fmt: skip
     report = simplify(path, tmp_path / "small.onnx")
-    assert report.by is not None and "Identity" not in operators(tmp_path / "small.onnx")
+    assert report.simplifier is not None and "Identity" not in operators(tmp_path / "small.onnx")
     for scale in (0.01, 100):
         x = np.full((2, 4), scale, np.float32)
         np.testing.assert_allclose(run(tmp_path / "small.onnx", x=x)[0], run(path, x=x)[0], rtol=1e-6)
@@ -265,7 +266,7 @@ def test_a_batch_that_only_might_equal_another_size_is_not_taken_for_it(tmp_path
         {"rest": np.array([3, -1])},
     )  # fmt: skip
     report = simplify(path, tmp_path / "small.onnx", inputs={"a": (2, 2), "b": (4, 6)})
-    assert report.by is not None
+    assert report.simplifier is not None
     a, b = weights(2, 2), weights(4, 6)
     assert run(tmp_path / "small.onnx", a=a, b=b)[0].shape == (2, 3, 4)
 
@@ -275,14 +276,14 @@ def test_a_batch_that_only_might_equal_another_size_is_not_taken_for_it(tmp_path
 
 def damaged(monkeypatch: pytest.MonkeyPatch, harm: Any) -> None:
     """Our own pass with a fault in it, and no onnxslim."""
-    real = rewriting.rewrite
+    real = rewrite.rewrite
 
-    def faulty(proto: onnx.ModelProto, *args: Any, **more: Any) -> rewriting.Counts:
+    def faulty(proto: onnx.ModelProto, *args: Any, **more: Any) -> rewrite.RewriteCounts:
         counts = real(proto, *args, **more)
         harm(proto)
         return counts
 
-    monkeypatch.setattr(rewriting, "rewrite", faulty)
+    monkeypatch.setattr(rewrite, "rewrite", faulty)
     monkeypatch.setattr(simplifying, "find_spec", lambda name: None)
 
 
@@ -321,8 +322,8 @@ def test_a_wrong_simplification_leaves_the_model_as_it_was_and_says_so(
     source = exporters_graph(tmp_path / "m.onnx")
     damaged(monkeypatch, harm)
     report = simplify(source, tmp_path / "out.onnx")
-    assert report.by is None and report.largest is None and report.nodes_after == report.nodes_before
-    assert any("thrown away" in note for note in report.notes)
+    assert report.simplifier is None and report.max_rel is None and report.nodes_after == report.nodes_before
+    assert any("discarded" in note for note in report.notes)
     import re
 
     assert re.search(said, " ".join(report.notes))
@@ -339,10 +340,10 @@ def test_an_onnxslim_that_fails_hangs_or_writes_rubbish_leaves_our_own_pass(
 ) -> None:
     child = tmp_path / "child.py"
     child.write_text(program)
-    monkeypatch.setattr(simplifying, "_CHILD", child)
+    monkeypatch.setattr(simplifying, "_WORKER", child)
     monkeypatch.setattr(simplifying, "find_spec", lambda name: object())
     report = simplify(exporters_graph(tmp_path / "m.onnx"), tmp_path / "out.onnx", timeout_s=2)
-    assert report.by == "trt-engine" and report.nodes_after == 6
+    assert report.simplifier == "trt-engine" and report.nodes_after == 6
     assert any("onnxslim" in note for note in report.notes)
 
 
@@ -358,11 +359,11 @@ def test_a_wrong_onnxslim_is_found_out_and_our_own_pass_stands_in(
         "del model.graph.value_info[:]\n"
         "onnx.save(model, sys.argv[2])\n"
     )
-    monkeypatch.setattr(simplifying, "_CHILD", child)
+    monkeypatch.setattr(simplifying, "_WORKER", child)
     monkeypatch.setattr(simplifying, "find_spec", lambda name: object())
     report = simplify(exporters_graph(tmp_path / "m.onnx"), tmp_path / "out.onnx")
-    assert report.by == "trt-engine"
-    assert any("what onnxslim made was thrown away" in note and "is off by" in note for note in report.notes)
+    assert report.simplifier == "trt-engine"
+    assert any("the result of onnxslim was discarded" in note and "is off by" in note for note in report.notes)
 
 
 def test_a_model_that_cannot_be_run_here_stays_as_it_was(tmp_path: Path, tool: str) -> None:
@@ -371,7 +372,7 @@ def test_a_model_that_cannot_be_run_here_stays_as_it_was(tmp_path: Path, tool: s
         {"x": (FLOAT, ["n", 4])}, {"y": (FLOAT, ["n", 4])},
     )  # fmt: skip
     report = simplify(path, tmp_path / "out.onnx")
-    assert report.by is None and "does not run the model" in report.notes[0]
+    assert report.simplifier is None and "does not run the model" in report.notes[0]
     assert operators(tmp_path / "out.onnx") == operators(path)
 
 
@@ -382,7 +383,7 @@ def test_sizes_that_cannot_be_guessed_are_asked_for_and_can_be_given(tmp_path: P
     )  # fmt: skip
     assert "--input" in simplify(path, tmp_path / "out.onnx").notes[0]
     report = simplify(path, tmp_path / "out.onnx", inputs={"x": (2, 77)})
-    assert report.by is not None and report.shapes[0] == {"x": (2, 77)} and report.shapes[1]["x"][0] != 2
+    assert report.simplifier is not None and report.shapes[0] == {"x": (2, 77)} and report.shapes[1]["x"][0] != 2
     array = np.ones((3, 77), np.float32)
     assert simplify(path, tmp_path / "out.onnx", inputs={"x": array}).shapes[0] == {"x": (3, 77)}
 
@@ -394,7 +395,7 @@ def test_near_equal_scores_that_change_places_in_a_sort_refuse_nothing(tmp_path:
         {"w": np.ones((8, 16), np.float32), "k": np.array([3])},
     )  # fmt: skip
     report = simplify(path, tmp_path / "out.onnx")
-    assert report.by is not None and set(report.unchecked) == {"top", "at"}
+    assert report.simplifier is not None and set(report.unchecked) == {"top", "at"}
     assert [item.name for item in onnx.load(tmp_path / "out.onnx").graph.output] == ["top", "at"]
 
 
@@ -422,7 +423,7 @@ def test_a_model_that_runs_at_one_size_alone_is_compared_on_two_feeds(tmp_path: 
 def test_a_graph_that_onnx_runtime_wrote_is_refused(tmp_path: Path) -> None:
     path = exporters_graph(tmp_path / "m.onnx")
     proto = onnx.load(path)
-    proto.metadata_props.add(key=ENGINE_MARK, value="1")
+    proto.metadata_props.add(key=ENGINE_MAGIC, value="1")
     onnx.save(proto, path)
     with pytest.raises(ModelError, match="optimised by ONNX Runtime"):
         simplify(path, tmp_path / "out.onnx")
@@ -437,7 +438,7 @@ def test_places_that_cannot_take_the_result_are_refused(tmp_path: Path) -> None:
         simplify(path, tmp_path / "weights.bin")
     with pytest.raises(ShapeError, match="does not fit"):
         simplify(path, tmp_path / "out.onnx", inputs={"x": (2, 3)})
-    with pytest.raises(UsageError, match="no input"):
+    with pytest.raises(UsageError, match="unknown input `z`"):
         simplify(path, tmp_path / "out.onnx", inputs={"z": (2, 3)})
 
 
@@ -471,7 +472,7 @@ def test_a_constant_that_would_grow_the_file_is_not_folded(tmp_path: Path, tool:
         {"one": np.float32(2), "size": np.array([1, 1 << 20])},
     )  # fmt: skip
     report = simplify(path, tmp_path / "out.onnx")
-    assert report.nbytes_after < 1 << 16 or report.by == "onnxslim"
+    assert report.nbytes_after < 1 << 16 or report.simplifier == "onnxslim"
 
 
 @needs_onnxslim
@@ -483,9 +484,9 @@ def test_onnxslim_fuses_a_batch_normalization_into_its_convolution(tmp_path: Pat
         {"w": weights(4, 3, 3, 3), "g": weights(4), "b": weights(4), "m": weights(4), "v": np.ones(4, np.float32)},
     )  # fmt: skip
     report = simplify(path, tmp_path / "out.onnx")
-    assert report.by == "onnxslim" and operators(tmp_path / "out.onnx") == {"Conv": 1}
-    assert report.operators_gone == {"BatchNormalization": 1}
-    assert report.largest is not None and 0 < report.largest <= 1e-5
+    assert report.simplifier == "onnxslim" and operators(tmp_path / "out.onnx") == {"Conv": 1}
+    assert report.operators_removed == {"BatchNormalization": 1}
+    assert report.max_rel is not None and 0 < report.max_rel <= 1e-5
     assert "onnxslim" not in sys.modules
 
 
@@ -513,7 +514,7 @@ def test_weights_that_lay_outside_lie_outside_again_under_a_name_of_their_own(tm
     assert report.nbytes_after == open_model(tmp_path / "out.onnx").nbytes
     assert (tmp_path / "m.data").exists()
     again = simplify(source, tmp_path / "out.onnx")
-    assert again.by == report.by and taken.exists()
+    assert again.simplifier == report.simplifier and taken.exists()
 
 
 def test_the_weights_of_the_model_before_go_with_it_unless_somebody_reads_them(tmp_path: Path) -> None:
@@ -548,15 +549,15 @@ def test_weights_too_many_for_one_message_are_never_read_into_it(
         tmp_path / "m.onnx", nodes, {"x": (FLOAT, ["n", 200])}, {"y": (FLOAT, ["n", 200])},
         {**stored, "little": weights(200)}, location="m.data",
     )  # fmt: skip
-    monkeypatch.setattr(outside, "INLINE_UP_TO", 100_000)
+    monkeypatch.setattr(external_data, "MAX_INLINE_NBYTES", 100_000)
     read: list[str] = []
-    real = outside.external_data_helper.load_external_data_for_tensor
+    real = external_data.external_data_helper.load_external_data_for_tensor
     monkeypatch.setattr(
-        outside.external_data_helper, "load_external_data_for_tensor",
+        external_data.external_data_helper, "load_external_data_for_tensor",
         lambda tensor, folder: (read.append(tensor.name), real(tensor, folder))[1],
     )  # fmt: skip
     report = simplify(path, tmp_path / "out.onnx")
-    assert report.by is not None and report.weights_shared == 1 and read == ["little"]
+    assert report.simplifier is not None and report.weights_deduplicated == 1 and read == ["little"]
     assert operators(tmp_path / "out.onnx") == {"MatMul": 3, "Add": 1}
     assert (tmp_path / "out.onnx").stat().st_size < 10_000
     assert report.nbytes_after < report.nbytes_before - 100_000
@@ -573,9 +574,9 @@ def test_weights_that_grew_too_many_for_one_file_go_beside_it(tmp_path: Path, mo
     for name, value in (("from", [0, 0]), ("to", [8, 8]), ("axes", [0, 1])):
         proto.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
     onnx.save(proto, path)
-    monkeypatch.setattr(outside, "INLINE_UP_TO", 100)
+    monkeypatch.setattr(external_data, "MAX_INLINE_NBYTES", 100)
     report = simplify(path, tmp_path / "out.onnx")
-    assert report.by is not None and report.artifacts["weights"] == str(tmp_path / "out.onnx.data")
+    assert report.simplifier is not None and report.artifacts["weights"] == str(tmp_path / "out.onnx.data")
     assert open_model(tmp_path / "out.onnx").external[0].location == "out.onnx.data"
 
 
@@ -589,9 +590,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     def full(*args: Any, **more: Any) -> None:
         raise OSError(28, "no space")
 
-    monkeypatch.setattr(outside, "_copy_range", full)
-    monkeypatch.setattr(outside, "_raw", full)
-    monkeypatch.setattr(outside.os, "fsync", full)
+    monkeypatch.setattr(external_data, "_write_sparse", full)
+    monkeypatch.setattr(external_data.os, "fsync", full)
     with pytest.raises(SetupError, match="disk is full"):
         simplify(source, tmp_path / "out.onnx")
     assert {item.name: item.read_bytes() for item in tmp_path.iterdir()} == before
@@ -626,7 +626,7 @@ def test_a_model_of_more_than_two_gibibytes_is_simplified_with_its_weights_in_th
     )  # fmt: skip
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "m.onnx")
     report = simplify(tmp_path / "m.onnx", tmp_path / "out.onnx")
-    assert report.by is not None and report.weights_shared == 3
+    assert report.simplifier is not None and report.weights_deduplicated == 3
     assert report.nbytes_after < report.nbytes_before * 0.51 and (tmp_path / "out.onnx").stat().st_size < 10_000
     assert (tmp_path / "out.onnx.data").stat().st_blocks * 512 < 64 << 20, "a sparse file stays one"
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 12 << 20

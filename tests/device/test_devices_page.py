@@ -24,13 +24,13 @@ def test_the_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None
             pytest.skip(f"no GPU here: {error.message}")
         pytest.importorskip("torch")
     blocks = re.findall(r"^```python( gpu)?\n(.*?)^```", PAGE.read_text(), re.M | re.S)
-    assert len(blocks) == 9 and sum(bool(gpu) for gpu, _ in blocks) == 1
+    assert len(blocks) == 8 and sum(bool(gpu) for gpu, _ in blocks) == 1
     names: dict[str, Any] = {}
     for gpu, code in blocks:
         if not gpu or name == "cuda:0":
             exec(compile(code.replace('"cuda:0"', f'"{name}"'), str(PAGE), "exec"), names)
     said = capsys.readouterr().out
-    assert re.search(r"was asked for 31457280 bytes and has 25165776 of \d+ left \(its limit is 67108864\)", said), said
+    assert re.search(r"cannot allocate 31457280 bytes: 25165776 of \d+ are free \(its limit is 67108864\)", said), said
     left = names["device"].memory()
     assert (left.allocated_bytes, left.pinned_bytes) == (0, 0)
 

@@ -110,7 +110,7 @@ def test_failed_work_takes_the_work_behind_it_with_it(device: FakeDevice) -> Non
 
 def test_memory_ends_and_says_what_was_asked(device: FakeDevice) -> None:
     first = device.allocate(600)
-    with pytest.raises(MemoryExhausted, match="asked for 500 bytes and has 400 of 1000 left"):
+    with pytest.raises(MemoryExhausted, match="cannot allocate 500 bytes: 400 of 1000 are free"):
         device.allocate(500)
     first.close()
     device.allocate(1000)

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from trt_engine.device.ledger import Ledger, Ranges
+from trt_engine.device.accounting import AddressRanges, MemoryAccounting
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="interrupts are sent by an interval timer")
 
 
 def test_what_is_given_back_is_counted_whatever_falls_in_between() -> None:
-    ledger, ranges, draw, armed = Ledger(), Ranges[str](), random.Random(0), False
+    ledger, ranges, draw, armed = MemoryAccounting(), AddressRanges[str](), random.Random(0), False
 
     def interrupt(*_: object) -> None:
         if armed:
@@ -27,7 +27,7 @@ def test_what_is_given_back_is_counted_whatever_falls_in_between() -> None:
                 armed = True
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-6, 1e-4))
                 for _ in range(400):
-                    ledger.give(0)
+                    ledger.release(0)
                     ranges.remove(1)
                 armed = False
             except KeyboardInterrupt:
@@ -37,4 +37,4 @@ def test_what_is_given_back_is_counted_whatever_falls_in_between() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     ranges.add(0, 8, "mine")
-    assert ranges.find(4) == (0, "mine") and ledger.take(8) is None
+    assert ranges.find(4) == (0, "mine") and ledger.charge(8) is None

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.device import dlpack, open_device, setup
+from trt_engine.device import dlpack, open_device
+from trt_engine.device.cuda import availability
 from trt_engine.device.fake import FakeDevice
 from trt_engine.device.host import HostDevice
 from trt_engine.errors import SetupError, UsageError
@@ -60,7 +61,7 @@ def test_a_capsule_nobody_takes_keeps_nothing() -> None:
     del capsule
     gc.collect()
     assert device.memory().allocated_count == 0
-    assert not [held for held in dlpack._lent.values() if held[-1].buffer.device is device]
+    assert not [held for held in dlpack._exports.values() if held[-1].buffer.device is device]
 
 
 def test_a_copy_or_another_device_is_refused_as_dlpack_says() -> None:
@@ -82,7 +83,7 @@ def test_the_interface_says_address_type_and_shape_and_refuses_what_it_cannot_sa
 
 
 def test_a_type_nobody_knows_and_a_shape_that_does_not_fit_are_usage_errors() -> None:
-    with pytest.raises(UsageError, match="an array of string cannot be lent"):
+    with pytest.raises(UsageError, match="an array of string cannot be exported"):
         lend("string", (1,), 8)
     with pytest.raises(UsageError, match="takes 12 bytes, the buffer has 8"):
         lend("float32", (3,), 8)
@@ -101,14 +102,14 @@ class Interface:
 
 
 def test_an_interface_is_read_with_its_stream_and_no_device() -> None:
-    lent = dlpack.read(Interface(stream=7), None)
+    lent = dlpack.import_array(Interface(stream=7), None)
     assert (lent.pointer, lent.nbytes, lent.dtype, lent.shape) == (0x7000, 24, "float32", (2, 3))
     assert (lent.device_type, lent.device_id, lent.stream) == (dlpack.CUDA, None, 7)
-    assert dlpack.read(Interface(strides=(12, 4)), None).nbytes == 24
+    assert dlpack.import_array(Interface(strides=(12, 4)), None).nbytes == 24
     with pytest.raises(UsageError, match="strided"):
-        dlpack.read(Interface(strides=(4, 8)), None)
-    with pytest.raises(UsageError, match="type `<U4` is not known"):
-        dlpack.read(Interface(typestr="<U4"), None)
+        dlpack.import_array(Interface(strides=(4, 8)), None)
+    with pytest.raises(UsageError, match="type `<U4` is not supported"):
+        dlpack.import_array(Interface(typestr="<U4"), None)
 
 
 def test_a_strided_array_is_refused_by_every_device_that_borrows() -> None:
@@ -145,14 +146,14 @@ def test_a_lender_that_refuses_is_a_usage_error() -> None:
             raise BufferError("it requires grad")
 
     device = open_device("cpu")
-    with pytest.raises(UsageError, match="an array of Refusing does not lend its memory: it requires grad"):
+    with pytest.raises(UsageError, match="an array of Refusing cannot be exported: it requires grad"):
         device.borrow(Refusing(), device.stream())
 
 
 # ------------------------------------------------------------------------------------------------ a machine without
 
 
-@pytest.mark.skipif(setup._is_here("cuda.core"), reason="this machine has cuda-core")
+@pytest.mark.skipif(availability._is_importable("cuda.core"), reason="this machine has cuda-core")
 def test_a_gpu_without_its_packages_is_a_setup_error_that_says_what_to_install() -> None:
     with pytest.raises(SetupError, match=r"memory on `cuda:1` needs `cuda\.core`.* not installed") as caught:
         open_device("cuda:1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trt_engine.device.info import visible
+from trt_engine.device.info import visible_indices
 
 GPUS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
 
@@ -26,4 +26,4 @@ GPUS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
     ],
 )
 def test_cuda_visible_devices_hides_and_orders(asked: str | None, seen: list[int]) -> None:
-    assert visible(GPUS, asked) == seen
+    assert visible_indices(GPUS, asked) == seen

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorrt_machines import elf_bytes, write
-from trt_engine.diagnosis.elf import needed
+from trt_engine.diagnosis.elf import needed_libraries
 
 NAMES = ("libnvinfer.so.10", "libcudart.so.12", "libc.so.6")
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_the_names_come_in_the_files_order(tmp_path: Path, order: str) -> None:
-    assert needed(write(tmp_path, "some.so", elf_bytes(*NAMES, order=order))) == NAMES
-    assert needed(write(tmp_path, "none.so", elf_bytes(order=order))) == ()
+    assert needed_libraries(write(tmp_path, "some.so", elf_bytes(*NAMES, order=order))) == NAMES
+    assert needed_libraries(write(tmp_path, "none.so", elf_bytes(order=order))) == ()
 
 
 def test_a_real_library_is_read_as_readelf_reads_it(tmp_path: Path) -> None:
@@ -33,19 +33,19 @@ def test_a_real_library_is_read_as_readelf_reads_it(tmp_path: Path) -> None:
 
     first, second = linked("libnvinfer.so.10"), linked("libcudart.so.12")
     provider = linked("provider.so", "-Wl,--no-as-needed", "-x", "none", str(first), str(second))
-    assert needed(provider) == ("libnvinfer.so.10", "libcudart.so.12")
+    assert needed_libraries(provider) == ("libnvinfer.so.10", "libcudart.so.12")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"\x7fELF\x01" + bytes(200), b"MZ" + bytes(200), bytes(4096)])
 def test_what_is_no_64_bit_library_links_nothing(tmp_path: Path, content: bytes) -> None:
-    assert needed(write(tmp_path, "some.so", content)) == ()
-    assert needed(tmp_path / "missing.so") == needed(tmp_path) == ()
+    assert needed_libraries(write(tmp_path, "some.so", content)) == ()
+    assert needed_libraries(tmp_path / "missing.so") == needed_libraries(tmp_path) == ()
 
 
 def test_every_cut_of_a_library_links_nothing_or_what_it_has(tmp_path: Path) -> None:
     whole = elf_bytes(*NAMES)
     for length in range(len(whole)):
-        assert set(needed(write(tmp_path, "some.so", whole[:length]))) <= set(NAMES)
+        assert set(needed_libraries(write(tmp_path, "some.so", whole[:length]))) <= set(NAMES)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -53,4 +53,4 @@ def test_every_cut_of_a_library_links_nothing_or_what_it_has(tmp_path: Path) -> 
 def test_a_damaged_library_breaks_nothing(tmp_path: Path, at: int, raw: bytes) -> None:
     whole = bytearray(elf_bytes(*NAMES))
     whole[at : at + len(raw)] = raw
-    assert isinstance(needed(write(tmp_path, "some.so", bytes(whole))), tuple)
+    assert isinstance(needed_libraries(write(tmp_path, "some.so", bytes(whole))), tuple)

@@ -70,13 +70,6 @@ def test_a_tool_is_found_on_the_path_and_where_nvidias_packages_put_it(tmp_path:
     assert machine.tool("ncu") is None
 
 
-def test_what_a_program_prints_is_taken_from_both_streams_and_a_broken_one_says_nothing(tmp_path: Path) -> None:
-    good = write(tmp_path, "good", "#!/bin/sh\necho out; echo err >&2; exit 3\n", 0o755)
-    broken = write(tmp_path, "broken", "no program", 0o755)
-    assert Machine().said(good) == "out\nerr\n"
-    assert Machine().said(broken) == Machine().said(tmp_path / "none") == ""
-
-
 @pytest.mark.parametrize(
     ("files", "limit"),
     [
@@ -118,14 +111,14 @@ def test_the_memory_limit_is_the_smallest_of_the_control_groups_above(
 )
 def test_a_library_that_breaks_its_process_breaks_nothing_here(source: str, error: str, tmp_path: Path) -> None:
     write(tmp_path, "broken_library.py", source)
-    told = Machine(packages=(str(tmp_path),)).probe("broken_library")
+    told = Machine(packages=(str(tmp_path),)).probe_import("broken_library")
     assert told["error"].startswith(error)
 
 
 def test_a_library_that_talks_while_it_is_imported_is_still_heard(tmp_path: Path) -> None:
     write(tmp_path, "talks.py", "print('hello'); __version__ = '3.1'\nimport atexit; atexit.register(print, 'bye')")
-    assert Machine(packages=(str(tmp_path),)).probe("talks") == {"version": "3.1"}
+    assert Machine(packages=(str(tmp_path),)).probe_import("talks") == {"version": "3.1"}
 
 
 def test_our_own_modules_are_not_in_the_way_of_the_library_that_is_asked_for() -> None:
-    assert "error" in Machine().probe("checks"), "the probe's folder is not on the module path"
+    assert "error" in Machine().probe_import("checks"), "the probe's folder is not on the module path"

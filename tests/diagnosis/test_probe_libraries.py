@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from patience import HANG_S
-from trt_engine.diagnosis import probe
+from trt_engine.diagnosis import import_probe
 
 PACKAGE = """
 loaded = False
@@ -43,8 +44,25 @@ def test_a_provider_runs_whose_libraries_are_found_by_onnx_runtimes_own_search(t
     (capi.parent / "__init__.py").write_text(PACKAGE)
     shutil.copy(library, capi / "libonnxruntime_providers_cuda.so")
     done = subprocess.run(
-        [sys.executable, "-P", str(probe.__file__), "onnxruntime"], env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-P", str(import_probe.__file__), "onnxruntime"], env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
-    told = json.loads(done.stdout.strip().removeprefix(probe.MARK))
+    told = json.loads(done.stdout.strip().removeprefix(import_probe.RESULT_MARK))
     assert told["providers"] == {"CUDAExecutionProvider": {"runs": True, "reason": None}}
+
+
+def test_a_plugin_provider_is_asked_in_its_package_for_what_it_lacks(tmp_path: Path, monkeypatch) -> None:
+    name, module = next(iter(import_probe.PLUGINS.items()))
+    (tmp_path / f"{module}.py").write_text("def get_library_path():\n    return '/x.so'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refusals = ["Failed to load library /x.so with error: libcuda.so.1: cannot open shared object file", ""]
+
+    def register(provider: str, path: str) -> None:
+        if text := refusals.pop(0):
+            raise RuntimeError(text)
+
+    ort = SimpleNamespace(register_execution_provider_library=register, get_ep_devices=list)
+    reason = "libcuda.so.1: cannot open shared object file"
+    assert import_probe.plugin_status(ort, name, module) == {"runs": False, "reason": reason}
+    assert "needs an RTX GPU" in import_probe.plugin_status(ort, name, module)["reason"]
+    del sys.modules[module]

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-import trt_engine.diagnosis.checks as checks
+import trt_engine.diagnosis.doctor as checks
 from tensorrt_machines import (
     A10,
     H100,
@@ -29,9 +29,9 @@ from tensorrt_machines import (
     write,
 )
 from trt_engine.device.info import Gpu
-from trt_engine.diagnosis.checks import Findings, doctor
+from trt_engine.diagnosis.doctor import doctor
 from trt_engine.diagnosis.machine import Machine
-from trt_engine.records import Diagnosis
+from trt_engine.records.diagnosis import Diagnosis
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "doctor.json"
 TYPED = re.compile(r"^(pip |sudo |export |unset |docker |trt-engine )")
@@ -42,7 +42,7 @@ def machine(root: Path, board: Gpu | None = H100, library_path: str = "", **vari
         root=root,
         packages=(str(root / "site"),),
         path="",
-        folder=root,
+        working_folder=root,
         store=root / "store",
         library_path=library_path,
         variables=variables,
@@ -52,9 +52,8 @@ def machine(root: Path, board: Gpu | None = H100, library_path: str = "", **vari
 
 def said(where: Machine) -> dict[str, Diagnosis]:
     """What the checks of TensorRT, its tools and containers say, by name."""
-    found = Findings(where)
     looks = (checks.container, checks.tensorrt, checks.tensorrt_together, checks.tools)
-    every = [item for look in looks for item in look(found)]
+    every = [item for look in looks for item in look(where)]
     assert len({item.name for item in every}) == len(every)
     for item in every:
         assert item.status in ("ok", "note") or (item.fix and TYPED.match(item.fix)), item
@@ -70,20 +69,20 @@ def test_a_machine_where_all_is_of_one_release_is_told_in_full(tmp_path: Path) -
     debian(tmp_path, "10.16.1.11-1+cuda13.0", "libnvinfer-bin")
     trtexec(tmp_path, "101601", 11)
     found = said(machine(tmp_path))
-    assert found["tensorrt"].status == "ok" and "10.16.1.11, for CUDA 13" in found["tensorrt"].found
+    assert found["tensorrt"].status == "ok" and "10.16.1.11, for CUDA 13" in found["tensorrt"].message
     together = found["tensorrt-versions"]
     assert together.status == "ok"
     for part in ("`tensorrt-cu13-bindings`", "the libnvinfer under them", "trtexec", "the package `libnvinfer-bin`"):
-        assert f"{part} 10.16.1.11" in together.found
+        assert f"{part} 10.16.1.11" in together.message
     assert found["tensorrt-driver"].status == found["tensorrt-gpu-0"].status == found["tensorrt-plugins"].status == "ok"
-    assert found["trtexec"].status == "ok" and "10.16.1.11" in found["trtexec"].found
+    assert found["trtexec"].status == "ok" and "10.16.1.11" in found["trtexec"].message
 
 
 def test_bindings_and_trtexec_of_two_releases_are_a_warning_with_the_wheel_of_trtexec(tmp_path: Path) -> None:
     wheels(tmp_path / "site", "11.4.0.106")
     trtexec(tmp_path, "101601", 11)
     item = said(machine(tmp_path))["tensorrt-versions"]
-    assert item.status == "warning" and "11.4.0.106" in item.found and "10.16.1.11" in item.found
+    assert item.status == "warning" and "11.4.0.106" in item.message and "10.16.1.11" in item.message
     assert item.fix and item.fix.startswith('pip install "tensorrt-cu13==10.16.1.*"')
 
 
@@ -91,7 +90,7 @@ def test_a_trtexec_that_is_not_of_its_package_is_a_warning(tmp_path: Path) -> No
     debian(tmp_path, "10.13.3.9-1+cuda13.0", "libnvinfer-bin")
     trtexec(tmp_path, "101601", 11)
     item = said(machine(tmp_path))["tensorrt-versions"]
-    assert item.status == "warning" and "`libnvinfer-bin` 10.13.3.9" in item.found
+    assert item.status == "warning" and "`libnvinfer-bin` 10.13.3.9" in item.message
     assert item.fix and "apt-get install 'libnvinfer-bin=10.16.1*'" in item.fix
 
 
@@ -99,7 +98,7 @@ def test_bindings_over_the_library_of_another_release_are_installed_again(tmp_pa
     package(tmp_path / "site", "tensorrt-cu12-bindings", "10.3.0.26")
     library(tmp_path, "opt/other/lib", "10.16.1")
     item = said(machine(tmp_path, library_path="/opt/other/lib"))["tensorrt-versions"]
-    assert item.status == "warning" and "the libnvinfer under them 10.16.1" in item.found
+    assert item.status == "warning" and "the libnvinfer under them 10.16.1" in item.message
     assert item.fix == 'pip install --force-reinstall "tensorrt-cu12==10.3.0.*"'
 
 
@@ -107,7 +106,7 @@ def test_wheels_of_two_cudas_in_one_folder_are_a_problem_with_the_swap(tmp_path:
     for cuda in (12, 13):
         wheels(tmp_path / "site", "10.16.1.11", cuda)
     item = said(machine(tmp_path))["tensorrt-cuda"]
-    assert item.status == "problem" and "CUDA 12 and 13" in item.found
+    assert item.status == "problem" and "CUDA 12 and 13" in item.message
     assert item.fix and item.fix.endswith('pip install "tensorrt-cu13==10.16.1.*"')
     assert all(f"tensorrt-cu{cuda}-{part}" in item.fix for cuda in (12, 13) for part in ("bindings", "libs"))
 
@@ -129,7 +128,7 @@ def test_without_tensorrt_the_line_that_brings_the_one_for_this_gpu_is_named(tmp
 def test_libraries_without_bindings_get_the_bindings_of_their_release(tmp_path: Path) -> None:
     library(tmp_path, "usr/lib/x86_64-linux-gnu", "10.16.1")
     item = said(machine(tmp_path))["tensorrt"]
-    assert "the library 10.16.1 is in" in item.found and item.fix == 'pip install "tensorrt-cu13==10.16.1.*"'
+    assert "the library 10.16.1 is in" in item.message and item.fix == 'pip install "tensorrt-cu13==10.16.1.*"'
 
 
 def test_bindings_that_miss_a_library_which_lies_off_the_path_get_the_export(tmp_path: Path) -> None:
@@ -158,14 +157,14 @@ def test_a_trtexec_that_misses_its_library_gets_the_package_or_the_export(tmp_pa
 def test_the_plugin_library_is_looked_for_beside_libnvinfer(tmp_path: Path) -> None:
     library(tmp_path, "usr/lib/x86_64-linux-gnu", "10.16.1")
     item = said(machine(tmp_path))["tensorrt-plugins"]
-    assert item.status == "warning" and "could not find plugin" in item.found
+    assert item.status == "warning" and "could not find plugin" in item.message
     assert item.fix == "sudo apt-get install libnvinfer-plugin10"
     library(tmp_path, "opt/old/lib", "10.3.0", "nvinfer_plugin")
     item = said(machine(tmp_path, library_path="/opt/old/lib"))["tensorrt-plugins"]
-    assert item.status == "warning" and "libnvinfer_plugin is 10.3.0" in item.found and "10.16.1" in item.found
+    assert item.status == "warning" and "libnvinfer_plugin is 10.3.0" in item.message and "10.16.1" in item.message
     library(tmp_path, "usr/lib/x86_64-linux-gnu", "10.16.1", "nvinfer_plugin")
     item = said(machine(tmp_path))["tensorrt-plugins"]
-    assert item.status == "ok" and "-O plugins=" in item.found
+    assert item.status == "ok" and "-O plugins=" in item.message
 
 
 # ------------------------------------------------------------------------------------------------ GPUs and drivers
@@ -187,7 +186,13 @@ def test_the_plugin_library_is_looked_for_beside_libnvinfer(tmp_path: Path) -> N
         ),
         (V100, "10.4.0.26", "ok", "fp16, int8; not tf32, bf16", None),
         (V100, "10.16.1.11", "problem", "does not run on Tesla V100", 'pip install "tensorrt-cu12<10.5"'),
-        (replace(H100, compute_capability="15.0"), "11.4.0.106", "note", "no source says", "trt-engine build"),
+        (
+            replace(H100, compute_capability="15.0"),
+            "11.4.0.106",
+            "note",
+            "NVIDIA does not list this GPU",
+            "trt-engine build",
+        ),
     ],
 )
 def test_each_gpu_is_held_against_this_tensorrt_and_every_precision(
@@ -195,14 +200,14 @@ def test_each_gpu_is_held_against_this_tensorrt_and_every_precision(
 ) -> None:
     wheels(tmp_path / "site", version, 12)
     item = said(machine(tmp_path, board))["tensorrt-gpu-0"]
-    assert item.status == status and words in item.found
+    assert item.status == status and words in item.message
     assert (item.fix is None) if fix is None else (item.fix or "").startswith(fix)
 
 
 def test_a_driver_below_the_floor_of_the_wheels_cuda_is_a_problem(tmp_path: Path) -> None:
     wheels(tmp_path / "site", "10.16.1.11", 13)
     item = said(machine(tmp_path, replace(H100, driver="550.54.15")))["tensorrt-driver"]
-    assert item.status == "problem" and "needs driver 580" in item.found
+    assert item.status == "problem" and "needs driver 580" in item.message
     assert item.fix and item.fix.startswith("pip uninstall -y tensorrt-cu13-bindings tensorrt-cu13-libs && pip install")
     assert '"tensorrt-cu12==10.16.1.*"' in item.fix
     item = said(machine(tmp_path, replace(H100, driver="470.1")))["tensorrt-driver"]
@@ -214,7 +219,7 @@ def test_debians_cuda_is_held_against_the_driver_too(tmp_path: Path) -> None:
     debian(tmp_path, "10.16.1.11-1+cuda13.0", "libnvinfer10")
     write(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.1.2  Tue\n")
     item = said(machine(tmp_path, None))["tensorrt-driver"]
-    assert item.status == "problem" and "for CUDA 13 needs driver 580, here is 535.1.2" in item.found
+    assert item.status == "problem" and "for CUDA 13 needs driver 580, here is 535.1.2" in item.message
 
 
 # ------------------------------------------------------------------------------------------------ the loader's path
@@ -224,7 +229,7 @@ def test_two_tensorrts_on_one_path_name_the_winner_and_the_symptom(tmp_path: Pat
     library(tmp_path, "opt/a", "10.3.0")
     library(tmp_path, "opt/b", "10.16.1")
     item = said(machine(tmp_path, library_path="/opt/a:/opt/b"))["tensorrt-twice"]
-    assert item.status == "warning" and "10.3.0 in" in item.found.split("wins")[0] and "0 % GPU" in item.found
+    assert item.status == "warning" and "10.3.0 in" in item.message.split("wins")[0] and "0 % GPU" in item.message
     assert item.fix and item.fix.startswith(f"export LD_LIBRARY_PATH={tmp_path}/opt/a ")
 
 
@@ -234,7 +239,7 @@ def test_stubs_and_folders_that_are_gone_are_taken_out_of_the_path(tmp_path: Pat
     found = said(machine(tmp_path, library_path="/usr/local/cuda/lib64/stubs:/opt/lib:/none"))
     assert found["library-path-stubs"].status == "problem"
     assert found["library-path-stubs"].fix == "export LD_LIBRARY_PATH=/opt/lib:/none"
-    assert found["library-path"].status == "note" and "`/none`, which is not there" in found["library-path"].found
+    assert found["library-path"].status == "note" and "`/none`, which is not there" in found["library-path"].message
     assert said(machine(tmp_path, library_path="/none"))["library-path"].fix == "unset LD_LIBRARY_PATH"
     assert said(machine(tmp_path, library_path="/opt/lib"))["library-path"].status == "ok"
     assert "library-path" not in said(machine(tmp_path))
@@ -243,7 +248,7 @@ def test_stubs_and_folders_that_are_gone_are_taken_out_of_the_path(tmp_path: Pat
 def test_lean_runtimes_are_listed(tmp_path: Path) -> None:
     library(tmp_path, "opt/lean", "10.3.0", "nvinfer_lean")
     item = said(machine(tmp_path, library_path="/opt/lean"))["tensorrt-lean"]
-    assert "10.3.0 in" in item.found
+    assert "10.3.0 in" in item.message
 
 
 # ------------------------------------------------------------------------------------------------ ONNX Runtime's provider
@@ -255,7 +260,7 @@ def test_the_provider_is_held_against_the_tensorrt_it_links(tmp_path: Path) -> N
     assert (item.status, item.fix) == ("note", 'pip install "tensorrt-cu12==10.*"')
     wheels(site, "11.4.0.106", 12)
     item = said(machine(tmp_path))["onnxruntime-tensorrt"]
-    assert item.status == "warning" and "links `libnvinfer.so.10`, and the TensorRT here is 11.4.0.106" in item.found
+    assert item.status == "warning" and "links `libnvinfer.so.10`, and the TensorRT here is 11.4.0.106" in item.message
     assert item.fix and 'pip install "tensorrt-cu12==10.*"' in item.fix
 
 
@@ -269,21 +274,21 @@ def test_a_wheel_the_provider_can_use_comes_with_the_export_or_the_right_cuda(
     if status == "ok":
         assert f"export LD_LIBRARY_PATH={tmp_path}/site/tensorrt_libs:$LD_LIBRARY_PATH" in item.fix
     else:
-        assert "CUDA 12, and the wheel here is TensorRT 10.16.1.11 for CUDA 13" in item.found
+        assert "CUDA 12, and the wheel here is TensorRT 10.16.1.11 for CUDA 13" in item.message
         assert item.fix.endswith('pip install "tensorrt-cu12==10.16.1.*"')
 
 
 def test_a_provider_nobody_can_read_is_a_note(tmp_path: Path) -> None:
     write(tmp_path, "site/onnxruntime/capi/libonnxruntime_providers_tensorrt.so", elf_bytes("libc.so.6"))
     item = said(machine(tmp_path))["onnxruntime-tensorrt"]
-    assert item.status == "note" and "does not say" in item.found
+    assert item.status == "note" and "has no libnvinfer dependency" in item.message
 
 
 def test_onnx_runtimes_cuda_is_held_against_the_driver(tmp_path: Path) -> None:
     onnxruntime_gpu(tmp_path / "site", cuda=13)
     assert said(machine(tmp_path))["onnxruntime-cuda"].status == "ok"
     item = said(machine(tmp_path, V100))["onnxruntime-cuda"]
-    assert item.status == "problem" and "CUDA 13, which needs driver 580; here is 550.54.15" in item.found
+    assert item.status == "problem" and "CUDA 13, which needs driver 580; here is 550.54.15" in item.message
 
 
 # ------------------------------------------------------------------------------------------------ containers
@@ -295,7 +300,7 @@ def test_a_container_lists_what_it_already_has(tmp_path: Path) -> None:
     program = trtexec(tmp_path, "101100")
     found = said(machine(tmp_path, CUDA_VERSION="12.9.1.010", NVIDIA_PYTORCH_VERSION="25.06"))
     item = found["container"]
-    assert item.status == "note" and item.found.endswith(
+    assert item.status == "note" and item.message.endswith(
         f"it has TensorRT 10.11.0.33, `{program}`, CUDA 12.9.1.010, NVIDIA's PyTorch 25.06"
     )
     assert "container-gpu" not in found
@@ -349,6 +354,7 @@ def _many(root: Path) -> Machine:
     return replace(machine(root, V100, "/opt/a:/opt/b:/none"), path=str(root / "bin"))
 
 
+@pytest.mark.slow
 def test_doctor_json_holds_to_its_schema_on_every_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import onnx_models as models
-from trt_engine.backends.onnxruntime.run import reference
-from trt_engine.config import BuildConfig
-from trt_engine.equivalence.compare import compare
+from trt_engine.backends.onnxruntime.host_session import reference_session
+from trt_engine.config.build import BuildConfig
+from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.parity import measure_parity, parity_feeds, small_shapes
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
-from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_format, tolerance_of
+from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_dtype, select_tolerance
 from trt_engine.errors import ModelError
 from trt_engine.graph.load import open_model, read_proto
 
@@ -23,21 +23,21 @@ from trt_engine.graph.load import open_model, read_proto
 def of(path: Path, run, **settings):
     model = open_model(path)
     profile = BuildConfig(**settings).resolve(model.signature)[0]
-    feeds, described = parity_feeds(model.path, model.signature, profile)
-    tolerance = tolerance_of(coarsest_format(read_proto(path)))
-    return measure_parity(path, model.signature, run, feeds, described, tolerance)
+    feeds, described = parity_feeds(model, profile)
+    tolerance = select_tolerance(coarsest_dtype(model.graph))
+    return measure_parity(model, run, feeds, described, tolerance)
 
 
 def test_the_model_itself_is_in_parity_with_itself(tmp_path: Path):
     path = models.conv_net(tmp_path / "net.onnx")
-    found = of(path, reference(path, open_model(path).signature).run, batch=(1, 4, 8))
+    found = of(path, reference_session(path, open_model(path).signature).run, batch=(1, 4, 8))
     assert found.passed and found.outputs["scores"].max_abs == 0 and found.outputs["scores"].cosine == pytest.approx(1)
     assert "images:2x3x8x8" in found.inputs and "seed 0" in found.inputs
 
 
 def test_a_wrong_output_is_found_whichever_row_it_is_in(tmp_path: Path):
     path = models.conv_net(tmp_path / "net.onnx")
-    right = reference(path, open_model(path).signature)
+    right = reference_session(path, open_model(path).signature)
 
     def wrong(feeds):
         outputs = right.run(feeds)
@@ -80,7 +80,7 @@ def stored_in_int8(path: Path) -> Path:
     ],
 )
 def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, form: str, tmp_path: Path):
-    assert coarsest_format(read_proto(make(tmp_path / "net.onnx"))) == form
+    assert coarsest_dtype(open_model(make(tmp_path / "net.onnx")).graph) == form
 
 
 @pytest.mark.parametrize(
@@ -90,23 +90,26 @@ def test_a_model_that_rounds_coarsely_is_judged_by_its_own_rounding(make, form: 
 def test_a_model_that_is_cast_or_quantised_first_is_judged_by_what_it_becomes(
     brought_to: str | None, kind: str, tmp_path: Path
 ):
-    assert coarsest_format(read_proto(models.conv_net(tmp_path / "net.onnx")), brought_to) == kind
-    assert coarsest_format(read_proto(models.int8_qdq(tmp_path / "quantised.onnx")), brought_to) == "quantized"
-    assert tolerance_of(kind, tf32=True) == (TOLERANCES["tf32"] if kind == "fp32" else TOLERANCES[kind])
+    assert coarsest_dtype(open_model(models.conv_net(tmp_path / "net.onnx")).graph, brought_to) == kind
+    assert coarsest_dtype(open_model(models.int8_qdq(tmp_path / "quantised.onnx")).graph, brought_to) == "quantized"
+    assert select_tolerance(kind, tf32=True) == (TOLERANCES["tf32"] if kind == "fp32" else TOLERANCES[kind])
 
 
 def test_a_chosen_limit_stands_alone():
     """Neither the noise of a format nor the sensitivity of a model changes it."""
-    chosen, far = tolerance_of("fp32", chosen=0.1), compare(np.array([1.0, 2.5, -4.0]), np.array([1.0, 2.0, -4.0]))
-    assert chosen.objection(far, sensitivity=replace(far, max_rel=9.0)) is not None
-    assert TOLERANCES["fp32"].objection(far, sensitivity=replace(far, max_rel=9.0)) is None
+    chosen, far = (
+        select_tolerance("fp32", explicit=0.1),
+        compare_output(np.array([1.0, 2.5, -4.0]), np.array([1.0, 2.0, -4.0])),
+    )
+    assert chosen.violation(far, sensitivity=replace(far, max_rel=9.0)) is not None
+    assert TOLERANCES["fp32"].violation(far, sensitivity=replace(far, max_rel=9.0)) is None
 
 
 # ------------------------------------------------------------------------------------------------ figures
 
 
 def test_errors_are_worked_out_as_they_are_named():
-    found = compare(np.array([1.0, 2.0, -4.0]), np.array([1.0, 2.5, -4.0]))
+    found = compare_output(np.array([1.0, 2.0, -4.0]), np.array([1.0, 2.5, -4.0]))
     assert found.max_abs == 0.5 and found.mean_abs == pytest.approx(0.5 / 3) and found.max_rel == 0.5 / 4
     assert found.cosine == pytest.approx(22 / (21 * 23.25) ** 0.5)
 
@@ -122,19 +125,19 @@ def test_errors_are_worked_out_as_they_are_named():
     ],
 )
 def test_what_cannot_be_equal_is_infinitely_far(got, want):
-    assert compare(np.array(got), np.array(want)).max_rel == math.inf
+    assert compare_output(np.array(got), np.array(want)).max_rel == math.inf
 
 
 @pytest.mark.parametrize("values", [[math.nan, 1.0], [math.inf, -math.inf], [], [0.0, 0.0]])
 def test_equal_values_are_equal_however_odd(values):
-    found = compare(np.array(values), np.array(values))
+    found = compare_output(np.array(values), np.array(values))
     assert found.max_abs == 0 and found.max_rel == 0 and found.cosine == 1
 
 
 def test_whole_numbers_and_strings_are_compared_too():
-    assert compare(np.array([250], np.uint8), np.array([5], np.uint8)).max_abs == 245
-    assert compare(np.array(["a"], object), np.array(["b"], object)).max_rel == math.inf
-    assert compare(np.array([True]), np.array([False])).max_rel == math.inf
+    assert compare_output(np.array([250], np.uint8), np.array([5], np.uint8)).max_abs == 245
+    assert compare_output(np.array(["a"], object), np.array(["b"], object)).max_rel == math.inf
+    assert compare_output(np.array([True]), np.array([False])).max_rel == math.inf
 
 
 # ------------------------------------------------------------------------------------------------ models that sort
@@ -157,7 +160,7 @@ def detector(tmp_path: Path) -> Path:
 
 def test_near_equal_rows_may_change_places_in_a_model_that_sorts(detector: Path):
     assert sorted_outputs(read_proto(detector)) == ("found",)
-    right = reference(detector, open_model(detector).signature)
+    right = reference_session(detector, open_model(detector).signature)
 
     def swapped(feeds):
         found = right.run(feeds)["found"]
@@ -166,12 +169,12 @@ def test_near_equal_rows_may_change_places_in_a_model_that_sorts(detector: Path)
 
     found = of(detector, swapped)
     error = found.outputs["found"]
-    assert found.passed and error.rows_moved == 2 and error.rows_left_out == 0
+    assert found.passed and error.rows_moved == 2 and error.rows_skipped == 0
 
 
 @pytest.mark.parametrize("spoil", ["one row stands for all", "many rows are others"])
 def test_other_rows_are_not_excused_by_sorting(spoil: str, detector: Path):
-    right = reference(detector, open_model(detector).signature)
+    right = reference_session(detector, open_model(detector).signature)
 
     def wrong(feeds):
         found = right.run(feeds)["found"]
@@ -202,9 +205,9 @@ def matched(got: np.ndarray, want: np.ndarray, tolerance: Tolerance = STRICT):
 
 
 def test_which_of_the_rows_tied_with_the_last_were_cut_off_is_not_an_error_and_is_counted():
-    assert matched(ranked(replace=slice(-4, None)), ranked(), replace(STRICT, ties=False)).max_rel > 1e-2
+    assert matched(ranked(replace=slice(-4, None)), ranked(), replace(STRICT, allow_ties=False)).max_rel > 1e-2
     error = matched(ranked(replace=slice(-4, None)), ranked())
-    assert error.max_rel == 0 and error.rows_left_out == 4
+    assert error.max_rel == 0 and error.rows_skipped == 4
 
 
 def test_scores_that_rounding_moved_widen_the_tie_by_so_much():
@@ -220,7 +223,7 @@ def test_a_row_above_the_tie_is_not_excused(rows: slice):
 
 def test_rows_that_all_tie_are_all_judged():
     error = matched(ranked(tied=40, replace=slice(3, 9)), ranked(tied=40))
-    assert error.max_rel > 1e-2 and error.rows_left_out <= 1
+    assert error.max_rel > 1e-2 and error.rows_skipped <= 1
 
 
 def test_rows_are_matched_only_behind_a_sort(detector: Path):

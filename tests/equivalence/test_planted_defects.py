@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from trt_engine.equivalence.compare import compare
+from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.tolerance import TOLERANCES
 
 Array = npt.NDArray[Any]
@@ -64,7 +64,7 @@ def test_a_defect_in_the_scores_fails_in_every_format(
     plant(got)
     if transposed:
         got, want = got.transpose(0, 2, 1), want.transpose(0, 2, 1)
-    error = compare(got, want)
+    error = compare_output(got, want)
     assert not [form for form, tolerance in TOLERANCES.items() if tolerance.accepts(error)]
 
 
@@ -72,7 +72,7 @@ def test_the_worst_channel_is_named_with_its_difference() -> None:
     want = detections()
     got = want.copy()
     got[0, 17, 3] += 0.31
-    error = compare(got, want)
+    error = compare_output(got, want)
     assert error.channel is not None and (error.channel.axis, error.channel.index, error.channel.size) == (1, 17, 84)
     assert error.max_abs == error.channel.max_abs == pytest.approx(0.31) and error.max_rel == pytest.approx(0.326, 0.01)
     assert error.summary == "channel 17 of 84 (axis 1): difference 0.31 (0.33 of the channel's scale)"
@@ -84,14 +84,14 @@ def test_what_a_16_bit_format_rounds_is_within_its_tolerance(form: str) -> None:
 
     kind = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}[form]
     want = detections()
-    error = compare(want.astype(kind).astype(np.float32), want)
+    error = compare_output(want.astype(kind).astype(np.float32), want)
     assert TOLERANCES[form].accepts(error) and error.noise is not None and error.noise < 0.01
 
 
 def test_denormal_numbers_that_another_library_flushes_are_no_difference() -> None:
     reference = np.random.default_rng(0).normal(size=(2, 640, 2, 2)).astype(np.float32) * np.float32(1e-40)
     assert reference.any()
-    assert compare(np.zeros_like(reference), reference).max_rel == 0
-    assert compare(np.float32(0), np.float32(1e-40)).max_rel == 0
+    assert compare_output(np.zeros_like(reference), reference).max_rel == 0
+    assert compare_output(np.float32(0), np.float32(1e-40)).max_rel == 0
     normal = reference * np.float32(1e10)
-    assert compare(np.zeros_like(normal), normal).max_rel == 1
+    assert compare_output(np.zeros_like(normal), normal).max_rel == 1

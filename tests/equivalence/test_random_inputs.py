@@ -173,7 +173,7 @@ def test_a_constant_that_crashes_does_not_end_the_caller_of_a_model_of_floats(tm
 
 def test_only_inputs_that_decide_something_cost_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
-    monkeypatch.setattr(module, "_try", tried.append)
+    monkeypatch.setattr(module, "_run_trial", tried.append)
     plain = open_model(saved(tmp_path, [helper.make_node("Relu", ["x"], ["y"])], {"x": (F32, [2, 2])}))
     random_inputs(plain.path, plain.signature, {"x": (2, 2)})
     assert not tried
@@ -186,7 +186,7 @@ def test_a_crash_is_an_error_with_the_signal(tmp_path: Path) -> None:
     model = open_model(stft(tmp_path, length="zero"))
     with pytest.raises(ModelError, match=r"crashes \(SIGFPE\) on random inputs") as caught:
         random_inputs(model.path, model.signature, {"x": (1, 128, 1), "step": (), "n": ()})
-    assert caught.value.hint == "give inputs of your own"
+    assert caught.value.hint == "provide real inputs"
 
 
 def test_an_engine_keeps_what_its_inputs_decide(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,12 +15,12 @@ from onnx import numpy_helper
 
 import onnx_models as models
 import trt_engine as te
-import trt_engine.precision.quantize as quantizing
-from trt_engine.backend import backends
+import trt_engine.precision.quantize_model as quantizing
+from trt_engine.backend import list_backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
 from trt_engine.errors import AccuracyError
 from trt_engine.graph.load import open_model
-from trt_engine.precision.quantize import quantize
+from trt_engine.precision.quantize_model import quantize
 
 ANCHORS, CLASSES, WIDTH = 40, 80, 16
 
@@ -90,60 +91,82 @@ class Planted(OnnxRuntimeBuilder):
 
 @pytest.fixture
 def plant_in_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    card = replace(backends()["onnxruntime"], builder=f"{__name__}:Planted")
-    monkeypatch.setitem(backends(), "onnxruntime", card)
+    backend_spec = replace(list_backends()["onnxruntime"], builder=f"{__name__}:Planted")
+    monkeypatch.setitem(list_backends(), "onnxruntime", backend_spec)
     return lambda defect: monkeypatch.setattr(Planted, "defect", defect)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("defects")
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Path:
     rng = np.random.default_rng(1)
-    np.save(tmp_path / "data.npy", rng.standard_normal((32, WIDTH, ANCHORS)).astype(np.float32))
-    return tmp_path / "data.npy"
+    np.save(folder / "data.npy", rng.standard_normal((32, WIDTH, ANCHORS)).astype(np.float32))
+    return folder / "data.npy"
 
 
-@pytest.mark.parametrize("precision", [None, "int8"])
+@pytest.fixture(scope="module")
+def models_by_precision(folder: Path, data: Path) -> dict[str, Path]:
+    """The detector as it is and in INT8, which `quantize` calls right."""
+    path = detector(folder / "net.onnx")
+    report = quantize(path, "int8", out=folder / "int8.onnx", calib_data=data, quantize_outputs=True)
+    assert not [text for text in report.warnings if "not the model's" in text]
+    return {"as is": path, "int8": folder / "int8.onnx"}
+
+
+@pytest.fixture(scope="module")
+def right(folder: Path, models_by_precision: dict[str, Path]) -> dict[str, te.Engine]:
+    """Their engines by the same builder with nothing planted, which `build` calls right."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            list_backends(), "onnxruntime", replace(list_backends()["onnxruntime"], builder=f"{__name__}:Planted")
+        )
+        return {
+            precision: te.build(
+                path, batch=(1, 2, 2), out=folder / f"{precision}.engine.onnx", store=te.Store(folder / "s")
+            )
+            for precision, path in models_by_precision.items()
+        }
+
+
+@pytest.mark.parametrize("precision", ["as is", "int8"])
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_builds_parity_fails(
-    defect: str, precision: str | None, plant_in_engine: Callable[[str], None], data: Path, tmp_path: Path
-) -> None:
-    path = detector(tmp_path / "net.onnx")
-    if precision is not None:
-        quantize(path, precision, out=tmp_path / "made.onnx", data=data, heads=True)
-        path = tmp_path / "made.onnx"
-    plant_in_engine("")
-    assert te.build(path, batch=(1, 2, 2), out=tmp_path / "right.onnx").passport.parity.passed  # type: ignore[union-attr]
+    defect: str, precision: str, plant_in_engine: Callable[[str], None], models_by_precision: dict[str, Path],
+    right: dict[str, te.Engine], tmp_path: Path,
+) -> None:  # fmt: skip
+    assert right[precision].passport.parity.passed  # type: ignore[union-attr]
     plant_in_engine(defect)
     with pytest.raises(AccuracyError, match=r"output `output0` of the engine differs .* channel \d+ of 84"):
-        te.build(path, batch=(1, 2, 2), out=tmp_path / "wrong.onnx", force=True)
+        te.build(models_by_precision[precision], batch=(1, 2, 2), out=tmp_path / "wrong.onnx", rebuild=True)
     assert not (tmp_path / "wrong.onnx").exists()
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_compares_gate_fails_and_names_the_channel(
-    defect: str, plant_in_engine: Callable[[str], None], tmp_path: Path
-) -> None:
-    path, made = detector(tmp_path / "net.onnx"), []
-    for planted in ("", defect):
-        plant_in_engine(planted)
-        made.append(
-            te.build(path, out=tmp_path / f"engine-{len(made)}.onnx", batch=(1, 2, 2), parity=False, force=True)
-        )
+    defect: str, plant_in_engine: Callable[[str], None], models_by_precision: dict[str, Path],
+    right: dict[str, te.Engine], tmp_path: Path,
+) -> None:  # fmt: skip
+    plant_in_engine(defect)
+    path = models_by_precision["as is"]
+    wrong = te.build(path, out=tmp_path / "engine.onnx", batch=(1, 2, 2), parity=False, rebuild=True)
     with pytest.raises(AccuracyError, match=r"output0: channel \d+ of 84 \(axis 1\): difference"):
-        te.compare(*made, fail_if=["error:0.05"], duration_s=0.3, loads=6)
+        te.compare(right["as is"], wrong, fail_if=["error:0.05"], duration_s=0.2, restarts=6)
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_quantizes_report_says_so(defect: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, copy = detector(tmp_path / "net.onnx"), quantizing._copy
-    right = quantize(path, "int8", out=tmp_path / "right.onnx", data=data, heads=True)
-    assert not [text for text in right.warnings if "not the model's" in text]
-    monkeypatch.setattr(quantizing, "_copy", lambda proto: plant(defect, copy(proto)))
-    out = tmp_path / "wrong.onnx"
+def test_quantizes_report_says_so(
+    defect: str, data: Path, models_by_precision: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = models_by_precision["as is"], tmp_path / "wrong.onnx"
+    monkeypatch.setattr(quantizing, "deepcopy", lambda proto: plant(defect, deepcopy(proto)))
     if defect in ("dead class head", "all scores equal"):
         with pytest.raises(AccuracyError, match=r"channel \d+ of 84 \(axis 1\) of `output0` is dead"):
-            quantize(path, "int8", out=out, data=data, heads=True)
+            quantize(path, "int8", out=out, calib_data=data, quantize_outputs=True)
         assert not out.exists()
     else:
-        report = quantize(path, "int8", out=out, data=data, heads=True)
-        assert any("`output0` is not the model's any more: channel" in text for text in report.warnings)
+        report = quantize(path, "int8", out=out, calib_data=data, quantize_outputs=True)
+        assert any("`output0` no longer matches the model: channel" in text for text in report.warnings)

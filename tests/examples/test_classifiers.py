@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from trt_engine.vision.declaration import vision_of
+from trt_engine.vision.spec import vision_of
 
 CLASSIFIERS = Path(__file__).parents[2] / "examples" / "classifiers"
 NAMES = ("vit", "resnet")

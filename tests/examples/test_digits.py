@@ -123,6 +123,7 @@ def test_no_validation_digit_was_trained_on(scenes: ModuleType, annotations: dic
     assert not used & train
 
 
+@pytest.mark.slow
 def test_no_validation_scene_shows_a_piece_of_a_photograph_trained_on(
     scenes: ModuleType, annotations: dict[str, Any]
 ) -> None:
@@ -135,6 +136,7 @@ def test_no_validation_scene_shows_a_piece_of_a_photograph_trained_on(
         assert {digit.index for digit in item.digits} <= set(scenes.digit_indices("train"))
 
 
+@pytest.mark.slow
 def test_the_same_seed_writes_the_same_scenes_in_another_process(scenes: ModuleType, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     scenes.write("val", 3, 4, here)

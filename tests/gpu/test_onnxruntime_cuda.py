@@ -12,13 +12,15 @@ import pytest
 from onnx import helper
 
 import trt_engine as te
-from trt_engine.backend import backend
+from trt_engine.backend import get_backend
 from trt_engine.backends.onnxruntime import providers
-from trt_engine.backends.onnxruntime.providers import choose
-from trt_engine.benchmark.log import render
-from trt_engine.benchmark.loop import feeds_for, measure
-from trt_engine.benchmark.paired import LEAST_LOADS
-from trt_engine.config import BenchConfig, RuntimeConfig
+from trt_engine.backends.onnxruntime.providers import select_providers
+from trt_engine.benchmark.bench_inputs import feeds_for
+from trt_engine.benchmark.closed_loop import measure
+from trt_engine.benchmark.log_writer import render_log
+from trt_engine.benchmark.statistics import MIN_RESTARTS
+from trt_engine.config.bench import BenchConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info
 from trt_engine.engine import Engine
 from trt_engine.errors import PrecisionError, SetupError, TrtEngineError, UsageError
@@ -33,8 +35,8 @@ SHORT = BenchConfig(duration_s=0.0, warmup_s=0.0, iterations=20, batch=4)
 def cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
     """Digits engines on `cuda:0`, each built once; skipped where the CUDA provider does not start."""
     try:
-        choice = choose((), "cuda:0")
-        if (dead := providers.unstarted(choice)) is not None:
+        choice = select_providers((), "cuda:0")
+        if (dead := providers.start_error(choice)) is not None:
             raise dead
     except TrtEngineError as error:
         pytest.skip(f"no GPU for ONNX Runtime here: {error.message}")
@@ -43,7 +45,9 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
 
     def engine(precision: str | None = None) -> Engine:
         if precision not in made:
-            made[precision] = te.build(DIGITS, device="cuda:0", precision=precision, batch=(1, 4, 8), store=store)
+            made[precision] = te.build(
+                DIGITS, device="cuda:0", precision=precision, batch=(1, 4, 8), store=store, tuning_s=0
+            )
         return made[precision]
 
     return engine
@@ -57,50 +61,57 @@ def worst(engine: Engine) -> float:
 @pytest.mark.parametrize("precision", [None, "fp32"])
 def test_an_fp32_graph_runs_in_fp32_on_a_gpu(cuda: Callable[..., Engine], precision: str | None) -> None:
     engine = cuda(precision)
-    assert engine.passport.precision.main == "fp32"
-    assert "tf32" not in engine.passport.precision.found
+    assert engine.passport.precision.main_dtype == "fp32"
+    assert "tf32" not in engine.passport.precision.shares
     assert engine.passport.build.notes["tf32"] == "off"
     assert worst(engine) <= 1e-3
     with te.load(engine) as runner:
-        assert (runner.facts["precision"], runner.facts["tf32"], runner.facts["device"]) == ("fp32", "off", "cuda:0")
+        assert (runner.runtime_info["precision"], runner.runtime_info["tf32"], runner.runtime_info["device"]) == (
+            "fp32",
+            "off",
+            "cuda:0",
+        )
 
 
 def test_tf32_is_asked_for_found_and_told(cuda: Callable[..., Engine]) -> None:
     engine = cuda("tf32")
-    assert engine.passport.precision.main == "tf32"
-    assert engine.passport.parity is not None and engine.passport.parity.tolerance == 1e-2
+    assert engine.passport.precision.main_dtype == "tf32"
+    assert engine.passport.parity is not None and engine.passport.parity.tolerance == 32 * 2**-11
     assert worst(engine) > worst(cuda("fp32"))  # it did cut mantissas
     with te.load(engine) as runner:
-        assert (runner.facts["precision"], runner.facts["tf32"]) == ("tf32", "on")
+        assert (runner.runtime_info["precision"], runner.runtime_info["tf32"]) == ("tf32", "on")
     with te.load(engine, options={"cuda.use_tf32": "0"}) as runner:
-        assert runner.facts["precision"] == "fp32"
+        assert runner.runtime_info["precision"] == "fp32"
 
 
 def test_tf32_by_an_option_breaks_a_contract_on_fp32(cuda: Callable[..., Engine], tmp_path: Path) -> None:
     cuda()
     store, options = te.Store(tmp_path / "store"), {"cuda.use_tf32": "1"}
     with pytest.raises(PrecisionError, match="found tf32"):
-        te.build(DIGITS, device="cuda:0", precision="fp32", options=options, store=store)
-    free = te.build(DIGITS, device="cuda:0", options=options, store=store)
-    assert free.passport.precision.main == "tf32"
+        te.build(DIGITS, device="cuda:0", precision="fp32", options=options, store=store, tuning_s=0)
+    free = te.build(DIGITS, device="cuda:0", options=options, store=store, tuning_s=0)
+    assert free.passport.precision.main_dtype == "tf32"
 
 
 def test_the_passport_names_the_gpu_and_not_the_processor(cuda: Callable[..., Engine]) -> None:
     passport, board = cuda().passport, info.gpus()[0]
     assert f"sm_{board.compute_capability.replace('.', '')}" in passport.build.identity
     assert not any(feature in passport.build.identity for feature in info.cpu().features)
-    assert (passport.needs.gpu, passport.needs.compute_capability) == (board.name, board.compute_capability)
-    assert passport.needs.cpu_features == ()
-    assert te.inspect(cuda().path).verdict.verdict == "loads"
+    assert (passport.requirements.gpu, passport.requirements.compute_capability) == (
+        board.name,
+        board.compute_capability,
+    )
+    assert passport.requirements.cpu_features == ()
+    assert te.inspect(cuda().path).compatibility.status == "loads"
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_resident_run_gives_what_a_run_with_copies_gives(cuda: Callable[..., Engine], graph: bool) -> None:
     engine = cuda()
-    session = backend("onnxruntime").half("runtime")().load(engine, RuntimeConfig())
+    session = get_backend("onnxruntime").load_component("runtime")().load(engine, RuntimeConfig())
     feeds, _ = feeds_for(engine, SHORT)
     expected = session.run(feeds)
-    run = session.resident(feeds, graph=graph)
+    run = session.bind_resident(feeds, graph=graph)
     for _ in range(3):
         run()
         for name, value in run.outputs().items():
@@ -116,13 +127,13 @@ def test_a_record_of_a_gpu_says_what_was_inside(
     cuda: Callable[..., Engine], config: dict[str, object], transfers: bool, graph: bool
 ) -> None:
     engine = cuda()
-    session = backend("onnxruntime").half("runtime")().load(engine, RuntimeConfig())
+    session = get_backend("onnxruntime").load_component("runtime")().load(engine, RuntimeConfig())
     record = measure(session, engine, dataclasses.replace(SHORT, **config))  # type: ignore[arg-type]
     session.close()
     assert (record.device, record.protocol.clock, record.queries) == ("cuda:0", "host", 20)
     assert (record.protocol.transfers, record.protocol.graph) == (transfers, graph)
     assert record.environment.gpu == info.gpus()[0].name
-    first = render(record).splitlines()[0]
+    first = render_log(record).splitlines()[0]
     assert record.environment.gpu in first and ("no copies" in first) is not transfers
 
 
@@ -137,8 +148,8 @@ def test_a_graph_that_cannot_be_captured_is_said(cuda: Callable[..., Engine], tm
     store = te.Store(tmp_path / "store")
     with pytest.raises(SetupError, match="would fall back to the CPU"):
         te.build(tmp_path / "det.onnx", device="cuda:0", store=store)
-    engine = te.build(tmp_path / "det.onnx", device="cuda:0", providers=("cuda", "cpu"), store=store)
-    session = backend("onnxruntime").half("runtime")().load(engine, RuntimeConfig())
+    engine = te.build(tmp_path / "det.onnx", device="cuda:0", providers=("cuda", "cpu"), store=store, tuning_s=0)
+    session = get_backend("onnxruntime").load_component("runtime")().load(engine, RuntimeConfig())
     record = measure(session, engine, dataclasses.replace(SHORT, batch=None))
     session.close()
     assert not record.protocol.graph and "graph" in record.protocol.not_applicable
@@ -146,7 +157,7 @@ def test_a_graph_that_cannot_be_captured_is_said(cuda: Callable[..., Engine], tm
 
 
 def test_a_gpu_that_is_not_there_is_a_usage_error_that_names_those_that_are(cuda: Callable[..., Engine]) -> None:
-    with pytest.raises(UsageError, match="no device `cuda:63`, here is `cuda:0`"):
+    with pytest.raises(UsageError, match="no device `cuda:63`, available: `cuda:0`"):
         te.build(DIGITS, device="cuda:63")
     with pytest.raises(UsageError, match="no device `cuda:63`"):
         te.load(cuda(), device="cuda:63")
@@ -154,7 +165,7 @@ def test_a_gpu_that_is_not_there_is_a_usage_error_that_names_those_that_are(cuda
 
 def test_a_provider_whose_libraries_are_missing_is_an_error_of_the_machine(cuda: Callable[..., Engine]) -> None:
     cuda()
-    if providers.broken("tensorrt") is None:
+    if providers.load_error("tensorrt") is None:
         pytest.skip("TensorRT's libraries are here")
     with pytest.raises(SetupError, match=r"`tensorrt` was asked for and does not run: lib\S+"):
         te.build(DIGITS, device="cuda:0", providers=("tensorrt",))
@@ -174,7 +185,7 @@ def conv(cuda: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) 
 
     folder = tmp_path_factory.mktemp("conv")
     path = models.conv_net(folder / "conv.onnx", width=64, size=32)
-    return te.build(path, device="cuda:0", batch=(1, 8, 64), store=te.Store(folder / "store"))
+    return te.build(path, device="cuda:0", batch=(1, 8, 64), store=te.Store(folder / "store"), tuning_s=0)
 
 
 def images(count: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -184,7 +195,7 @@ def images(count: int, seed: int = 0) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def expected(conv: Engine) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     """ONNX Runtime's own answer on the same provider."""
-    session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
+    session = get_backend("onnxruntime").load_component("runtime")().load(conv, RuntimeConfig())
     return lambda feeds: session.run(feeds)["scores"]
 
 
@@ -214,9 +225,9 @@ def test_many_callers_get_their_own_rows_from_contexts_on_streams(
                     close(found["scores"], right)
         graphed = runner.stats().pool.graphs
         if graphs and contexts == streams:
-            assert graphed.refused is None and graphed.captured and graphed.replayed
+            assert graphed.disabled_reason is None and graphed.captured and graphed.replayed
         elif graphs:
-            assert "stream" in (graphed.refused or "")
+            assert "stream" in (graphed.disabled_reason or "")
 
 
 def test_a_graph_gives_what_a_run_gives_whatever_ran_in_between(
@@ -228,7 +239,7 @@ def test_a_graph_gives_what_a_run_gives_whatever_ran_in_between(
                 feeds = images(count, 10 * turn + count)
                 close(runner.infer(feeds)["scores"], expected(feeds))
         graphs = runner.stats().pool.graphs
-    assert (graphs.captured, graphs.refused) == (3, None) and graphs.replayed >= 15
+    assert (graphs.captured, graphs.disabled_reason) == (3, None) and graphs.replayed >= 15
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -276,16 +287,16 @@ def test_an_output_dropped_while_torch_still_reads_it_is_not_written_before(
 def test_the_memory_an_engine_has_on_the_gpu_is_in_a_comparison(cuda: Callable[..., Engine]) -> None:
     if info.memory_used(0) is None:
         pytest.skip("NVML does not tell how much memory is taken")
-    report = te.compare(cuda(), cuda("fp16"), config=dataclasses.replace(SHORT, duration_s=0.2), loads=LEAST_LOADS)
+    report = te.compare(cuda(), cuda("fp16"), config=dataclasses.replace(SHORT, duration_s=0.2), restarts=MIN_RESTARTS)
     for side in report.sides:
         assert side.memory_bytes is not None and side.weights_bytes is not None
         assert side.memory_bytes >= side.weights_bytes
 
 
 def test_a_session_on_a_stream_really_launches_there(conv: Engine) -> None:
-    session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
+    session = get_backend("onnxruntime").load_component("runtime")().load(conv, RuntimeConfig())
     stream = session.stream()
-    options = session.home_of(stream).loaded.get_provider_options()["CUDAExecutionProvider"]
+    options = session.session_for_stream(stream).loaded.get_provider_options()["CUDAExecutionProvider"]
     assert (options["has_user_compute_stream"], int(options["user_compute_stream"])) == ("1", stream.handle)
     stream.close()
     session.close()
@@ -294,9 +305,9 @@ def test_a_session_on_a_stream_really_launches_there(conv: Engine) -> None:
 def test_enqueue_returns_before_the_gpu_is_done(conv: Engine) -> None:
     import time
 
-    session = backend("onnxruntime").half("runtime")().load(conv, RuntimeConfig())
+    session = get_backend("onnxruntime").load_component("runtime")().load(conv, RuntimeConfig())
     torch = pytest.importorskip("torch")
-    stream, context = session.stream(), session.context()
+    stream, context = session.stream(), session.create_context()
     sized = {"images": (64, 3, 32, 32)} | dict(context.prepare({"images": (64, 3, 32, 32)}))
     held = {name: session.device.allocate(4 * int(np.prod(shape))) for name, shape in sized.items()}
     context.bind(held)
@@ -321,11 +332,11 @@ def test_a_limit_on_the_arena_is_an_error_that_names_what_was_asked_and_smaller_
 ) -> None:
     with te.load(conv, options={"cuda.gpu_mem_limit": str(8 << 20)}) as runner:
         close(runner.infer(images(1))["scores"], expected(images(1)))
-        with pytest.raises(te.errors.MemoryExhausted, match=r"asked for \d+ bytes of `cuda:0`") as caught:
+        with pytest.raises(te.errors.MemoryExhausted, match=r"could not allocate \d+ bytes of `cuda:0`") as caught:
             runner.infer(images(64))
         print(f"\n{caught.value}")
         close(runner.infer(images(1))["scores"], expected(images(1)))
-        assert runner.facts["provider_options"] == f"cuda.gpu_mem_limit={8 << 20}"
+        assert runner.runtime_info["provider_options"] == f"cuda.gpu_mem_limit={8 << 20}"
 
 
 @pytest.mark.parametrize("options", [
@@ -339,7 +350,7 @@ def test_settings_of_the_provider_reach_it_and_change_no_answer(
         for _ in range(3):
             close(runner.infer(images(8))["scores"], expected(images(8)))
         session = runner.runner._session
-        found = session._streams[0].loaded.get_provider_options()["CUDAExecutionProvider"]
+        found = session._stream_sessions[0].loaded.get_provider_options()["CUDAExecutionProvider"]
         assert {name: found[name.removeprefix("cuda.")] for name in options} == options
         assert runner.is_captured(images(8))
 
@@ -359,8 +370,8 @@ def test_an_operator_on_the_cpu_refuses_graphs_by_its_name_and_inference_goes_on
         for value in (1.0, 2.0, 3.0):
             found = runner.infer(np.stack([np.eye(3, dtype=np.float32) * value] * 2))["y"]
             np.testing.assert_allclose(found, [value**3] * 2, rtol=1e-5)
-        print(f"\n{runner.facts['graphs']}")
-        assert "the CPU runs `Det`" in runner.facts["graphs"]
+        print(f"\n{runner.runtime_info['graphs']}")
+        assert "the CPU runs `Det`" in runner.runtime_info["graphs"]
 
 
 def test_a_bad_request_on_a_gpu_breaks_nobody_elses(conv: Engine, expected: Callable[..., np.ndarray]) -> None:
@@ -375,7 +386,7 @@ def test_a_bad_request_on_a_gpu_breaks_nobody_elses(conv: Engine, expected: Call
 def test_closing_gives_back_every_buffer(conv: Engine) -> None:
     runner = te.load(conv, contexts=4, graphs=True)
     runner.warmup(2, batch=64)
-    ledger = runner.runner.device._ledger
-    assert ledger.read().count > 0
+    ledger = runner.runner.device._accounting
+    assert ledger.usage().count > 0
     runner.close()
-    assert ledger.read().count == 0
+    assert ledger.usage().count == 0

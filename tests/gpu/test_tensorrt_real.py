@@ -35,11 +35,11 @@ SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
 @pytest.fixture(scope="module", autouse=True)
 def machine() -> None:
     """A GPU, and TensorRT's bindings with their libraries; the skip says what lacks."""
-    from trt_engine.backends.tensorrt.driver import check_driver
+    from trt_engine.backends.tensorrt.cuda_driver import find_gpu
     from trt_engine.device import open_device
 
     try:
-        check_driver(DEVICE)
+        find_gpu(DEVICE)
         open_device(DEVICE).close()  # our own CUDA calls need a package of their own
     except TrtEngineError as error:
         pytest.skip(f"no GPU for TensorRT here: {error.message} ({error.hint})")
@@ -85,26 +85,26 @@ def test_real_the_example_is_built_proved_and_agrees_with_onnx_runtime(tmp_path:
     engine = built(tmp_path, DIGITS, batch=(1, 4, 8))
     passport = engine.passport
     assert passport.parity is not None and passport.parity.passed
-    assert set(passport.precision.found) <= {"fp32", "tf32"} and passport.precision.found
+    assert set(passport.precision.shares) <= {"fp32", "tf32"} and passport.precision.shares
     assert passport.build.notes["typing"] == "strong" and int(passport.build.notes["layers"]) > 0
     seen = te.inspect(engine.path)
-    assert seen.verdict is not None and seen.verdict.verdict == "loads"
+    assert seen.compatibility is not None and seen.compatibility.status == "loads"
 
 
 def test_real_fp16_is_found_in_the_layers_and_not_only_asked_for(tmp_path: Path) -> None:
     engine = built(tmp_path, precision="fp16")
-    assert engine.passport.precision.main == "fp16"
+    assert engine.passport.precision.main_dtype == "fp16"
     assert engine.passport.parity is not None and engine.passport.parity.passed
 
 
 def test_real_int8_of_the_graph_is_int8_in_the_engine(tmp_path: Path) -> None:
     engine = built(tmp_path, onnx_models.int8_qdq(tmp_path / "q.onnx"), precision="int8")
-    assert engine.passport.precision.main == "int8"
+    assert engine.passport.precision.main_dtype == "int8"
 
 
 def test_real_a_second_build_reads_the_timings_of_the_first(tmp_path: Path) -> None:
     first = built(tmp_path)
-    second = built(tmp_path, out="second.engine", force=True)
+    second = built(tmp_path, out="second.engine", rebuild=True)
     assert first.passport.build.notes["timing_cache"].startswith("new, kept")
     assert second.passport.build.notes["timing_cache"].startswith("read")
     assert not any("timing cache" in text for text in second.passport.build.warnings)
@@ -116,10 +116,10 @@ def test_real_the_memory_tensorrt_takes_is_counted(tmp_path: Path) -> None:
 
 def until_stopped() -> None:
     """Send ourselves Ctrl-C, and come back once the build under way has heard of it."""
-    from trt_engine.backends.tensorrt.progress import Progress
+    from trt_engine.backends.tensorrt.build_progress import BuildProgress
 
     os.kill(os.getpid(), signal.SIGINT)
-    builds = [item for item in gc.get_objects() if isinstance(item, Progress)]
+    builds = [item for item in gc.get_objects() if isinstance(item, BuildProgress)]
     for _ in range(6000):
         if any(build.cancelled for build in builds):
             return
@@ -129,9 +129,9 @@ def until_stopped() -> None:
 def test_real_ctrl_c_stops_a_build(tmp_path: Path) -> None:
     """The first phase TensorRT reports is answered with a signal to ourselves."""
     from trt_engine.backends.tensorrt.build import TensorRtBuilder
-    from trt_engine.config import BuildConfig
+    from trt_engine.config.build import BuildConfig
     from trt_engine.graph.load import open_model
-    from trt_engine.protocols import BuildPlaces
+    from trt_engine.protocols import BuildPaths
 
     told: list[str] = []
 
@@ -144,7 +144,7 @@ def test_real_ctrl_c_stops_a_build(tmp_path: Path) -> None:
     profiles = BuildConfig(batch=(1, 2, 4)).resolve(model.signature)
     config = BuildConfig(backend="tensorrt", device=DEVICE, profiles=profiles)
     with pytest.raises(KeyboardInterrupt):
-        TensorRtBuilder().build(model, config, BuildPlaces(tmp_path / "net.engine", doing=interrupt))
+        TensorRtBuilder().build(model, config, BuildPaths(tmp_path / "net.engine", on_status=interrupt))
     assert told and not (tmp_path / "net.engine").exists()
 
 
@@ -212,15 +212,15 @@ def test_real_a_model_that_is_told_sizes_takes_them_from_the_host(tmp_path: Path
 
 
 def test_real_layers_are_told_by_both_majors_inspectors(tmp_path: Path) -> None:
-    from trt_engine.backend import backend
-    from trt_engine.config import RuntimeConfig
+    from trt_engine.backend import get_backend
+    from trt_engine.config.runtime import RuntimeConfig
 
-    session = backend("tensorrt").half("runtime")().load(built(tmp_path), RuntimeConfig())
+    session = get_backend("tensorrt").load_component("runtime")().load(built(tmp_path), RuntimeConfig())
     try:
         found = session.layers()
     finally:
         session.close()
-    assert any(layer.matrix for layer in found) and all(layer.name for layer in found)
+    assert any(layer.is_matmul for layer in found) and all(layer.name for layer in found)
 
 
 # ------------------------------------------------------------------------------------------------ kinds of plans
@@ -245,7 +245,7 @@ def test_real_streamed_weights_give_the_same_answers(tmp_path: Path) -> None:
 
 def test_real_a_version_compatible_plan_needs_an_explicit_yes(tmp_path: Path) -> None:
     engine = built(tmp_path, options={"version_compatible": "on"}, parity=False)
-    with pytest.raises(EngineError, match="code for the host"):
+    with pytest.raises(EngineError, match="carries host code"):
         te.load(engine)
     agrees(engine, tmp_path / "net.onnx", options={"allow_host_code": "on"})
 
@@ -283,7 +283,7 @@ def test_real_trtexec_loads_our_plan_and_both_times_are_read_from_its_log(tmp_pa
     log = tmp_path / "trtexec.log"
     log.write_text(done.stdout + done.stderr)
     said = subprocess.run(
-        [sys.executable, "-m", "trt_engine", "bench", "--log", str(log), "--json"],
+        [sys.executable, "-m", "trt_engine", "bench", "--parse-log", str(log), "--json"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert json.loads(said.stdout), "one object"

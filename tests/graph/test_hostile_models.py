@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from trt_engine.cli.main import run
+from trt_engine.errors import ModelError
 
 from . import models
 from .models import graph, model, node, value, weight
@@ -209,6 +210,18 @@ def hidden(kind: str, location: str) -> onnx.ModelProto:
             helper.make_function("my.company", "Hide", ["x"], ["y"], inner, [helper.make_opsetid("", 20)])
         )
         proto.opset_import.append(helper.make_opsetid("my.company", 1))
+    elif kind == "default of a function":
+        proto.functions.append(
+            helper.make_function(
+                "my.company", "Hide", ["x"], ["y"], [node("Identity", ["x"], ["y"])], [helper.make_opsetid("", 20)],
+                attribute_protos=[helper.make_attribute("k", stored)],
+            )
+        )  # fmt: skip
+        proto.opset_import.append(helper.make_opsetid("my.company", 1))
+    elif kind in ("attribute of type INT", "attribute without a type"):
+        made = node("Constant", [], ["unused"], value=stored)
+        made.attribute[0].type = onnx.AttributeProto.INT if "INT" in kind else onnx.AttributeProto.UNDEFINED
+        proto.graph.node.insert(0, made)
     elif kind == "sparse":
         sparse = proto.graph.sparse_initializer.add(dims=[8, 3, 3, 3])
         sparse.values.CopyFrom(stored)
@@ -219,7 +232,11 @@ def hidden(kind: str, location: str) -> onnx.ModelProto:
 
 
 @verbs
-@pytest.mark.parametrize("kind", ["attribute", "body", "function", "sparse", "training"])
+@pytest.mark.parametrize(
+    "kind",
+    ["attribute", "body", "function", "sparse", "training", "default of a function", "attribute of type INT",
+     "attribute without a type"],
+)  # fmt: skip
 def test_external_data_is_found_wherever_it_hides(
     places: tuple[Path, Path, Path], watch: Watch, capsys: pytest.CaptureFixture[str], verb: str, kind: str
 ) -> None:
@@ -227,6 +244,20 @@ def test_external_data_is_found_wherever_it_hides(
     path = models.save(hidden(kind, "../outside/w.bin"), folder)
     watch.add(outside)
     assert "leaves the model's folder" in refuse(verb, path, out, capsys)
+    assert watch.seen() == []
+
+
+@verbs
+def test_a_tensor_with_two_places_is_refused(
+    places: tuple[Path, Path, Path], watch: Watch, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    """One reader takes the first, another the last."""
+    folder, outside, out = places
+    (folder / "w.bin").write_bytes(bytes(NBYTES))
+    proto = models.external(models.detector(), "w", location="../outside/w.bin")
+    proto.graph.initializer[0].external_data.add(key="location", value="w.bin")
+    watch.add(outside)
+    assert "twice" in refuse(verb, models.save(proto, folder), out, capsys)
     assert watch.seen() == []
 
 
@@ -302,15 +333,30 @@ def negative_size() -> onnx.ModelProto:
     return proto
 
 
+def dots(equation: str) -> onnx.ModelProto:
+    return model([node("Einsum", ["x"], ["y"], equation=equation)], [value("x", [2, 3])], [value("y", None)])
+
+
+@pytest.mark.parametrize("equation", ["......->", "...a...->a", "....->", "ij,.->ij", "ij->.."])
+def test_an_equation_that_shape_inference_reads_forever_is_refused(equation: str) -> None:
+    from trt_engine.graph.structure_check import check_structure
+    from trt_engine.graph.walk import index_of
+
+    with pytest.raises(ModelError, match="at most one"):
+        check_structure(index_of(dots(equation)))
+    for honest in ("...ij,...jk->...ik", "ij -> ji", "b...d, d...e", "ii", "...", ""):
+        check_structure(index_of(dots(honest)))
+
+
 BROKEN: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
-    "circle": (circle, "in a circle"),
-    "circle through a body": (circle_through_a_body, "in a circle"),
-    "a node that waits for itself": (to_itself, "in a circle"),
-    "made twice": (made_twice, "`y` is made twice, by node `second` (Neg) and by node `first`"),
-    "over an input": (over_an_input, "made twice"),
-    "function that calls itself": (lambda: calling(("A", ["A"])), "call each other in a circle"),
+    "circle": (circle, "cycle"),
+    "circle through a body": (circle_through_a_body, "cycle"),
+    "a node that waits for itself": (to_itself, "cycle"),
+    "produced twice": (made_twice, "`y` is produced twice, by node `second` (Neg) and by node `first`"),
+    "over an input": (over_an_input, "produced twice"),
+    "function that calls itself": (lambda: calling(("A", ["A"])), "call each other in a cycle"),
     "functions that call each other": (lambda: calling(("A", ["B"]), ("B", ["A"])), "`A` -> `B` -> `A`"),
-    "functions that explode": (bomb, "once its local functions are written out"),
+    "functions that explode": (bomb, "once its local functions are inlined"),
     "functions nested without end": (endless_chain, "200 deep"),
     "no nodes": (lambda: model([], [], []), "empty graph"),
     "no output": (lambda: model([node("Relu", ["x"], ["y"])], [value("x", [1])], []), "no outputs"),

@@ -14,12 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import trt_engine as te
 from trt_engine.errors import TrtEngineError, UsageError
-from trt_engine.graph.load import open_model, read_proto
-from trt_engine.records import Finding, LintReport
+from trt_engine.graph.load import open_graph
+from trt_engine.records.base import Finding
+from trt_engine.records.lint import LintReport
 
 from . import models
 from .models import graph, ints, model, node, value, weight
-from .test_findings import mask
+from .test_inspect_rules import mask
 
 FLOAT, HALF, INT32, INT64, BOOL = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL,
@@ -292,7 +293,7 @@ def test_a_planted_defect_is_found_and_named_and_its_clean_twin_has_none(
 ) -> None:  # fmt: skip
     one = found(bad(), tmp_path)
     assert code in one, f"{planted}: found {sorted(one)}"
-    assert one[code].where == where
+    assert one[code].location == where
     expected = {"dynamic-height-width"} if code == "baked-size" else set()  # true of both
     assert warned(clean(), tmp_path) == expected
 
@@ -314,7 +315,7 @@ def test_a_time_major_output_has_not_lost_its_batch(tmp_path: Path) -> None:
 def test_an_output_without_axes_that_follows_the_batch_has_lost_it(tmp_path: Path) -> None:
     proto = model([node("ReduceMax", ["x"], ["y"], keepdims=0)], [value("x", ["batch", 4])], [value("y", [])])
     message = found(proto, tmp_path)["batch-lost"].message
-    assert "`ReduceMax_y` (ReduceMax) makes one result of the whole batch" in message
+    assert "`ReduceMax_y` (ReduceMax) reduces the whole batch to one result" in message
     assert "baked" not in message, "no constant is to be looked for"
 
 
@@ -340,7 +341,7 @@ def mixing(target: tuple[int, ...]) -> onnx.ModelProto:
 
 def test_images_laid_in_one_row_are_said_although_every_shape_fits(tmp_path: Path) -> None:
     one = found(mixing((1, -1, 6)), tmp_path)
-    assert (one["batch-folded"].severity, one["batch-folded"].where) == ("info", "Reshape_f")
+    assert (one["batch-folded"].severity, one["batch-folded"].location) == ("info", "Reshape_f")
     assert "1x8x6 at 2" in one["batch-folded"].message
     assert found(mixing((-1, 4, 6)), tmp_path) == {}
 
@@ -376,9 +377,9 @@ def test_anchors_of_one_size_name_it(tmp_path: Path) -> None:
 def test_sizes_that_are_given_are_the_ones_looked_at(tmp_path: Path) -> None:
     report = linted(anchored(None), tmp_path, shapes="images:1x3x64x96")
     assert report.shapes == {"images": (1, 3, 64, 96)}
-    assert not report.assumed
+    assert not report.shapes_assumed
     conflict = found(anchored(400), tmp_path, shapes="images:1x3x64x96")["shape-conflict"]
-    assert conflict.where == "Add_boxes"
+    assert conflict.location == "Add_boxes"
 
 
 def test_an_overflow_names_the_batch_it_begins_at(tmp_path: Path) -> None:
@@ -424,7 +425,7 @@ def test_what_leads_nowhere_is_counted(tmp_path: Path) -> None:
     proto.graph.node.append(node("MatMul", ["x", "left"], ["nowhere"]))
     proto.graph.initializer.append(weight("left", 4, 8))
     codes = found(proto, tmp_path)
-    assert codes["dead-nodes"].where == "MatMul_nowhere"
+    assert codes["dead-nodes"].location == "MatMul_nowhere"
     assert f"{4 * 8 * 4} bytes" in codes["unused-initializer"].message
 
 
@@ -443,7 +444,7 @@ def test_an_output_that_is_the_input_is_said(tmp_path: Path) -> None:
         [value("x", ["batch", 4])],
         [value("y", ["batch", 4]), value("same", ["batch", 4])],
     )
-    assert found(proto, tmp_path)["passthrough-output"].where == "same"
+    assert found(proto, tmp_path)["passthrough-output"].location == "same"
 
 
 def test_nodes_out_of_order_are_said(tmp_path: Path) -> None:
@@ -452,7 +453,7 @@ def test_nodes_out_of_order_are_said(tmp_path: Path) -> None:
     turned = [onnx.NodeProto.FromString(item.SerializeToString()) for item in (first, second)]
     del proto.graph.node[:]
     proto.graph.node.extend(turned)
-    assert found(proto, tmp_path)["not-sorted"].where == "act2"
+    assert found(proto, tmp_path)["not-sorted"].location == "act2"
 
 
 @pytest.mark.parametrize("name", ["a b", "-x", "..", "x\ny", "x" * 200, "a,b", "dir/x"])
@@ -512,7 +513,7 @@ def test_lint_finds_all_that_inspect_finds(tmp_path: Path) -> None:
 def test_no_code_is_said_twice_of_one_place(tmp_path: Path) -> None:
     for _, _, bad, clean, _ in PLANTED:
         for proto in (bad(), clean()):
-            said = [(item.code, item.where) for item in linted(proto, tmp_path).findings]
+            said = [(item.code, item.location) for item in linted(proto, tmp_path).findings]
             assert len(said) == len(set(said))
 
 
@@ -575,12 +576,12 @@ def test_an_unknown_target_and_an_old_tensorrt_are_usage_errors(tmp_path: Path) 
 
 def test_the_graph_is_the_same_afterwards(tmp_path: Path) -> None:
     path = models.save(channels_last(True), tmp_path)
-    proto = read_proto(path)
-    before = proto.SerializeToString(deterministic=True)
-    from trt_engine.graph.lint import lint
+    opened = open_graph(path)
+    before = opened.model.proto.SerializeToString(deterministic=True)
+    from trt_engine.graph.lint import lint_model
 
-    lint(open_model(path), proto)
-    assert proto.SerializeToString(deterministic=True) == before
+    lint_model(opened)
+    assert opened.model.proto.SerializeToString(deterministic=True) == before
 
 
 def test_a_node_of_a_function_counts_by_what_it_is_made_of(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import trt_engine as te
-from trt_engine.graph import coverage
-from trt_engine.records import Finding, LintReport
+from trt_engine.graph import operator_support, tensorrt_operators
+from trt_engine.records.base import Finding
+from trt_engine.records.lint import LintReport
 
 from . import models
 from .models import ints, model, node, value, weight
@@ -25,7 +26,7 @@ IMAGE: list[int | str | None] = ["batch", 4, 16, 16]
 
 
 def linted(proto: onnx.ModelProto, folder: Path, **how: Any) -> LintReport:
-    return te.lint(models.save(proto, folder), **how)
+    return te.lint(models.save(proto, folder), **({"support_from": "static"} | how))
 
 
 def codes(report: LintReport) -> dict[str, Finding]:
@@ -49,30 +50,31 @@ def one(
 
 
 def test_the_lists_name_operators_of_the_standard_alone() -> None:
-    parser = coverage._parser()
+    parser = tensorrt_operators._load_operator_list()
     standard = {item.name for item in onnx.defs.get_all_schemas_with_history() if item.domain == ""}
     before_the_standard = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "DynamicSlice", "Affine", "Crop",
                            "SimplifiedLayerNormalization"}  # fmt: skip
     assert set(parser.types) - standard <= before_the_standard
     assert parser.unsupported <= standard
-    assert set(coverage._cuda()) - standard <= before_the_standard
+    assert set(operator_support._cuda_type_table()) - standard <= before_the_standard
     assert not set(parser.types) & parser.unsupported
     assert set(parser.since) <= set(parser.types)
     assert set(parser.limits) <= set(parser.types) | parser.unsupported
-    assert set(coverage._LIMITS) <= set(parser.limits)
+    assert set(tensorrt_operators._LIMITS) <= set(parser.limits)
+    assert set().union(*(ops for _, _, ops in parser.types_since)) <= set(parser.types)
+    assert set(tensorrt_operators.RTX_ABSENT) <= set(parser.types)
     assert len(parser.types) > 150
 
 
 def test_every_limit_is_judged_or_is_about_what_a_graph_does_not_say() -> None:
     not_in_the_graph = {
         "RandomNormal",
-        "RandomNormalLike",
         "RandomUniform",
-        "RandomUniformLike",
         "DynamicQuantizeLinear",
     }
-    by_the_builder = {"If", "Loop", "DeformConv", "Hardmax", "RotaryEmbedding", "STFT"}
-    assert set(coverage._parser().limits) - set(coverage._LIMITS) == not_in_the_graph | by_the_builder
+    by_the_builder = {"If", "Loop", "DeformConv", "Hardmax", "RotaryEmbedding"}
+    rules = set(tensorrt_operators._LIMITS)
+    assert set(tensorrt_operators._load_operator_list().limits) - rules == not_in_the_graph | by_the_builder
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_every_limit_is_judged_or_is_about_what_a_graph_does_not_say() -> None:
     ],
 )
 def test_the_opsets_of_a_release(release: str, opsets: tuple[int, int]) -> None:
-    assert coverage.tensorrt_opsets(release) == opsets
+    assert tensorrt_operators.tensorrt_opsets(release) == opsets
 
 
 def test_an_opset_beyond_the_release_is_said_with_its_limit(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_an_opset_beyond_the_release_is_said_with_its_limit(tmp_path: Path) -> N
 
 
 def test_the_installed_kernels_are_asked_and_not_looked_up() -> None:
-    known = coverage._kernels()
+    known = operator_support._cpu_kernel_table()
     assert len(known) > 200
     assert ("", "Conv") in known
     assert ("com.microsoft", "FusedConv") in known
@@ -114,8 +116,8 @@ def test_what_the_parser_lacks_is_an_error_when_it_alone_is_asked(tmp_path: Path
     if op == "Det":
         report = linted(one("Det", shape=["batch", 4, 4]), tmp_path, target="tensorrt")
         assert codes(report)["not-in-tensorrt"].severity == "error"
-        assert codes(report)["not-in-tensorrt"].where == "the_node"
-        assert "`-O plugins=" in str(codes(report)["not-in-tensorrt"].hint)
+        assert codes(report)["not-in-tensorrt"].location == "the_node"
+        assert "-O plugins=" in str(codes(report)["not-in-tensorrt"].hint)
         assert codes(linted(one("Det", shape=["batch", 4, 4]), tmp_path))["not-in-tensorrt"].severity == "warning"
         assert report.operators[0].tensorrt == "no"
     else:
@@ -134,8 +136,9 @@ def test_equal_on_booleans_is_what_integer_division_was_and_the_hint_says_so(tmp
         [value("y", ["batch", 4], TensorProto.BOOL)],
         [weight("zero", 1)],
     )
-    finding = codes(linted(proto, tmp_path))["type-not-in-tensorrt"]
+    finding = codes(linted(proto, tmp_path, tensorrt="10.16"))["type-not-in-tensorrt"]
     assert "Equal" in finding.message and "rounding_mode='trunc'" in (finding.hint or "")
+    assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path, tensorrt="11.4"))
 
 
 def test_an_operator_of_a_later_release_names_it(tmp_path: Path) -> None:
@@ -166,14 +169,68 @@ LIMITED: list[tuple[str, onnx.ModelProto, onnx.ModelProto]] = [
     ),
     ("K is 4000", one("TopK", [ints("k", 4000)], out=["y", "i"], shape=["batch", 5000]),
      one("TopK", [ints("k", 40)], out=["y", "i"], shape=["batch", 5000])),
-    ("not sorted", one("TopK", [ints("k", 4)], out=["y", "i"], sorted=0), one("TopK", [ints("k", 4)], out=["y", "i"])),
     (
-        "mode is cubic",
-        one("Resize", [scalar("s", np.array([1, 1, 2, 2], np.float32))], names=["x", "", "s"], mode="cubic"),
-        one("Resize", [scalar("s", np.array([1, 1, 2, 2], np.float32))], names=["x", "", "s"], mode="linear"),
+        "K is 3841",
+        one("TopK", [ints("k", 3841)], out=["y", "i"], shape=["batch", 5000]),
+        one("TopK", [ints("k", 3840)], out=["y", "i"], shape=["batch", 5000], sorted=0),
     ),
     (
-        "antialiasing",
+        "p is 3",
+        one("LpPool", kernel_shape=[2, 2], p=3),
+        one("LpPool", kernel_shape=[2, 2], p=1),
+    ),
+    (
+        "its input has 6 dimensions",
+        one("MaxPool", kernel_shape=[2, 2, 2, 2], shape=["batch", 4, 8, 8, 8, 8]),
+        one("MaxPool", kernel_shape=[2], shape=["batch", 4, 8]),
+    ),
+    (
+        "scales are for the axes [2, 3] only",
+        one("Resize", [scalar("s", np.array([2, 2], np.float32))], names=["x", "", "s"], axes=[2, 3]),
+        one("Resize", [scalar("s", np.array([1, 1, 2, 2], np.float32))], names=["x", "", "s"], mode="cubic"),
+    ),
+    (
+        "reduction is max",
+        one("ScatterElements", [ints("i", 0), weight("u")], names=["x", "i", "u"], shape=[4], reduction="max"),
+        one("ScatterElements", [ints("i", 0), weight("u")], names=["x", "i", "u"], shape=[4]),
+    ),
+    (
+        "mode is circular",
+        one("TensorScatter", [weight("u", 1, 4, 1, 16), ints("w", 0)], shape=[1, 4, 16, 16], opset=24, mode="circular"),
+        one("TensorScatter", [weight("u", 1, 4, 1, 16), ints("w", 0)], shape=[1, 4, 16, 16], opset=24),
+    ),
+    (
+        "training mode",
+        one("BatchNormalization", [weight(name, 4) for name in "abmv"], training_mode=1),
+        one("BatchNormalization", [weight(name, 4) for name in "abmv"]),
+    ),
+    (
+        "a vector by 3 dimensions",
+        one("MatMul", [weight("w", 2, 4, 3)], shape=[4]),
+        one("MatMul", [weight("w", 4, 3)], shape=[4]),
+    ),
+    (
+        "a mask and is_causal",
+        one("Attention", [weight("m", 16, 16)], names=["x", "x", "x", "m"], is_causal=1, opset=23),
+        one("Attention", [weight("m", 16, 16)], names=["x", "x", "x", "m"], opset=23),
+    ),
+    (
+        "keys have 16 channels, its values 8",
+        one("Attention", [weight("v", 1, 4, 16, 8)], names=["x", "x", "v"], shape=[1, 4, 16, 16], opset=23),
+        one("Attention", names=["x", "x", "x"], shape=[1, 4, 16, 16], opset=23),
+    ),
+    (
+        "fmod is 0",
+        one("Mod", [weight("w", 16)]),
+        one("Mod", [weight("w", 16)], fmod=1),
+    ),
+    (
+        "12 parts of 16 leave -6 for the last",
+        one("Split", out=["y", "b", "c", *"defghijkl"], axis=3, num_outputs=12),
+        one("Split", out=["y", "b"], axis=3, num_outputs=2),
+    ),
+    (
+        "uses antialiasing",
         one("Resize", [scalar("s", np.array([1, 1, 0.5, 0.5], np.float32))], names=["x", "", "s"], mode="linear",
             antialias=1),
         one("Resize", [scalar("s", np.array([1, 1, 0.5, 0.5], np.float32))], names=["x", "", "s"], mode="linear"),
@@ -205,12 +262,12 @@ def test_a_broken_rule_of_the_parser_is_said_and_a_kept_one_is_not(
             if item.name in ("q",):
                 stored = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
                 item.type.tensor_type.elem_type = stored["z"]
-            if item.name == "mean":
+            if item.name == "mean" or (len(item.name) == 1 and item.name in "bcdefghijkl"):
                 item.type.tensor_type.elem_type = FLOAT
     report = linted(bad, tmp_path)
     finding = codes(report)["limited-in-tensorrt"]
     assert words in finding.message
-    assert finding.where == "the_node"
+    assert finding.location == "the_node"
     assert next(row for row in report.operators if row.op == bad.graph.node[0].op_type).tensorrt == "limited"
     assert "limited-in-tensorrt" not in codes(linted(clean, tmp_path))
 
@@ -229,6 +286,82 @@ def test_a_type_the_list_does_not_have_is_said(tmp_path: Path) -> None:
     proto = one("Transpose", kind=UINT8, perm=[0, 2, 3, 1])
     assert "uint8" in codes(linted(proto, tmp_path))["type-not-in-tensorrt"].message
     assert "type-not-in-tensorrt" not in codes(linted(one("Transpose", perm=[0, 2, 3, 1]), tmp_path))
+
+
+NOT_TYPES = {
+    "its output is float8e5m2": one("Cast", to=TensorProto.FLOAT8E5M2),
+    "the input `x` is uint16": one("Cast", kind=TensorProto.UINT16, to=FLOAT),
+    "produces uint8 inside the graph": model(
+        [node("Cast", ["x"], ["b"], name="the_node", to=UINT8), node("Cast", ["b"], ["y"], to=FLOAT)],
+        [value("x", IMAGE)], [value("y", IMAGE)],
+    ),
+    "here it reads int32": one("Relu", kind=TensorProto.INT32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", NOT_TYPES)
+def test_a_type_tensorrt_lacks_is_found_at_casts_and_at_the_edges(tmp_path: Path, words: str) -> None:
+    proto = NOT_TYPES[words]
+    if proto.graph.node[0].op_type == "Cast" and len(proto.graph.node) == 1:
+        proto.graph.output[0].type.tensor_type.elem_type = proto.graph.node[0].attribute[0].i
+    finding = codes(linted(proto, tmp_path))["type-not-in-tensorrt"]
+    assert words in finding.message and finding.location == "the_node"
+
+
+@pytest.mark.parametrize("kind", [TensorProto.INT8, TensorProto.BOOL, UINT8])
+def test_a_cast_to_a_type_of_tensorrt_at_an_output_is_taken(tmp_path: Path, kind: int) -> None:
+    proto = one("Cast", to=kind)
+    proto.graph.output[0].type.tensor_type.elem_type = kind
+    assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path))
+
+
+def test_int8_arithmetic_is_taken_since_the_release_of_which_it_is_known(tmp_path: Path) -> None:
+    proto = one("Mul", names=["x", "x"], kind=TensorProto.INT8)
+    assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path, tensorrt="11.4"))
+    assert "int8" in codes(linted(proto, tmp_path, tensorrt="10.16"))["type-not-in-tensorrt"].message
+
+
+def test_the_size_of_a_window_is_an_integer(tmp_path: Path) -> None:
+    proto = model([node("HannWindow", ["n"], ["y"])], [value("n", [], INT64)], [value("y", ["w"])])
+    assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path))
+
+
+@pytest.mark.parametrize(("opset", "found"), [(6, True), (7, False), (28, False)])
+def test_before_opset_7_operators_of_two_inputs_are_refused(tmp_path: Path, opset: int, found: bool) -> None:
+    report = codes(linted(one("Add", names=["x", "x"], opset=opset), tmp_path, target="tensorrt", tensorrt="11.4"))
+    assert ("limited-in-tensorrt" in report) == found
+    assert report["opset-beyond-tensorrt"].severity == "warning"
+
+
+ABSENT = {
+    "NonZero": ("not-in-tensorrt", one("NonZero")),
+    "Attention": ("no-tensorrt-kernel", one("Attention", names=["x", "x", "x"], opset=23)),
+}
+
+
+@pytest.mark.parametrize("op", ABSENT)
+def test_what_tensorrt_rtx_alone_lacks_is_said_for_it_alone(tmp_path: Path, op: str) -> None:
+    code, proto = ABSENT[op]
+    if op == "NonZero":
+        proto.graph.output[0].type.tensor_type.elem_type = INT64
+    assert "TensorRT-RTX" in codes(linted(proto, tmp_path, target="tensorrt-rtx"))[code].message
+    assert code not in codes(linted(proto, tmp_path, target="tensorrt"))
+
+
+def test_tensorrt_rtx_converts_narrow_types_in_qdq_pairs_alone(tmp_path: Path) -> None:
+    proto = one("Cast", to=TensorProto.FLOAT8E4M3FN)
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT8E4M3FN
+    found = codes(linted(proto, tmp_path, target="tensorrt-rtx"))
+    assert "float8e4m3fn in Q/DQ pairs" in found["no-tensorrt-kernel"].message
+    assert "type-not-in-tensorrt" not in found
+
+
+def test_attention_in_16_bits_has_kernels_in_tensorrt_rtx(tmp_path: Path) -> None:
+    half = one("Attention", names=["x", "x", "x"], kind=HALF, opset=23)
+    assert "no-tensorrt-kernel" not in codes(linted(half, tmp_path, target="tensorrt-rtx"))
+    narrow = one("Attention", names=["x", "x", "x"], kind=HALF, opset=23, shape=[1, 4, 16, 8])
+    found = codes(linted(narrow, tmp_path, target="tensorrt-rtx"))
+    assert "8 channels" in found["no-tensorrt-kernel"].message
 
 
 def test_a_plugin_is_no_gap_of_the_parser(tmp_path: Path) -> None:

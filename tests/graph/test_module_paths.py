@@ -17,20 +17,21 @@ from onnx import NodeProto, helper
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backend import backend
+from trt_engine.backend import get_backend
 from trt_engine.cli.main import run
-from trt_engine.config import QuantizeConfig, RuntimeConfig
-from trt_engine.conversion.opsets import to_opset
+from trt_engine.config.precision import QuantizeConfig
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.conversion.change_opset import change_opset
 from trt_engine.conversion.simplify import simplify
 from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
-from trt_engine.graph.fixed import fix_shapes
 from trt_engine.graph.load import open_model, read_proto
-from trt_engine.graph.module_paths import KEY, ModulePaths, carry, module_of, name_module
+from trt_engine.graph.module_paths import KEY, ModulePaths, carry_module_paths, module_of, name_module
+from trt_engine.graph.static_shapes import set_static_shapes
 from trt_engine.precision.emulate import emulate
-from trt_engine.precision.quantize import quantize
+from trt_engine.precision.quantize_model import quantize
 from trt_engine.profiling.diff import diff
-from trt_engine.profiling.layers import layer_profile
+from trt_engine.profiling.layer_profile import profile_layers
 
 LAYERS = ["layer1.0.conv1", "layer1.0.conv2", "head.proj", "fc"]
 """What multiplies, in the order of the graph."""
@@ -177,21 +178,21 @@ def test_a_wrapper_and_the_number_of_a_second_call_are_taken_off() -> None:
 
 def test_a_layer_made_of_several_nodes_has_the_path_of_what_multiplies_in_it(tmp_path: Path) -> None:
     paths = ModulePaths(read_proto(net(tmp_path / "net.onnx")))
-    assert paths.of("node_Conv_2", "node_BatchNormalization_3", "node_Relu_5") == "layer1.0.conv2"
-    assert paths.of("node_Add_4", "node_Relu_5") == "layer1.0"
-    assert paths.of("node_Conv_0", "node_Conv_2") == "layer1.0"
-    assert paths.of("node_Conv_0", "node_Gemm_11") is None  # the whole network in one layer
-    assert paths.of("node_GlobalAveragePool_6", "nobody") is None
-    assert paths.of("node_of_getitem") == "layer1.0.conv1"  # TensorRT's name of a node without one
-    assert paths.of("getitem_3") == "layer1.0.bn2" and paths.of("fc.weight") == "fc"
+    assert paths.path_of("node_Conv_2", "node_BatchNormalization_3", "node_Relu_5") == "layer1.0.conv2"
+    assert paths.path_of("node_Add_4", "node_Relu_5") == "layer1.0"
+    assert paths.path_of("node_Conv_0", "node_Conv_2") == "layer1.0"
+    assert paths.path_of("node_Conv_0", "node_Gemm_11") is None  # the whole network in one layer
+    assert paths.path_of("node_GlobalAveragePool_6", "nobody") is None
+    assert paths.path_of("node_of_getitem") == "layer1.0.conv1"  # TensorRT's name of a node without one
+    assert paths.path_of("getitem_3") == "layer1.0.bn2" and paths.path_of("fc.weight") == "fc"
 
 
 # ------------------------------------------------------------------------------------------------ rewrites
 
 
 def quantized(path: Path, out: Path, to: str, **more: Any) -> None:
-    given = QuantizeConfig(parity=False, heads=True, **more)
-    quantize(path, to, out=out, data=None if more.get("weights_only") else {"x": np.ones((2, 8, 8, 8), np.float32)},
+    given = QuantizeConfig(parity=False, quantize_outputs=True, **more)
+    quantize(path, to, out=out, calib_data=None if more.get("weights_only") else {"x": np.ones((2, 8, 8, 8), np.float32)},
              config=given)  # fmt: skip
 
 
@@ -205,15 +206,15 @@ REWRITES: dict[str, Callable[[Path, Path], Any]] = {
     "convert, not simplified": lambda path, out: te.convert(path, out=out, simplify=False),
     "convert, weights outside": lambda path, out: te.convert(path, out=out, external_data=True),
     "simplify": simplify,
-    "a newer opset": lambda path, out: to_opset(path, out, 23),
-    "an older opset": lambda path, out: to_opset(path, out, 14),
+    "a newer opset": lambda path, out: change_opset(path, out, 23),
+    "an older opset": lambda path, out: change_opset(path, out, 14),
     "cast to fp16": lambda path, out: te.cast(path, "fp16", out=out),
     "cast to bf16": lambda path, out: te.cast(path, "bf16", out=out),
     "quantize to int8": lambda path, out: quantized(path, out, "int8"),
     "quantize to fp8": lambda path, out: quantized(path, out, "fp8"),
     "quantize, the rest in fp16": lambda path, out: quantized(path, out, "fp8", high_precision="fp16"),
     "emulate": emulation,
-    "fixed shapes": lambda path, out: fix_shapes(open_model(path), {"x": (2, 8, 8, 8)}, out),
+    "fixed shapes": lambda path, out: set_static_shapes(open_model(path), {"x": (2, 8, 8, 8)}, out),
 }
 """Every rewrite of ours, from a model to a file."""
 
@@ -238,7 +239,7 @@ def test_a_rewrite_keeps_the_paths(rewrite: str, make: Callable[..., Path], tmp_
 @pytest.mark.skipif(find_spec("onnxslim") is None, reason="onnxslim is in the full environment")
 def test_a_normalisation_that_onnxslim_fuses_leaves_the_path_of_the_convolution(tmp_path: Path) -> None:
     report = simplify(net(tmp_path / "net.onnx"), tmp_path / "out.onnx")
-    assert report.by == "onnxslim" and "BatchNormalization" in report.operators_gone
+    assert report.simplifier == "onnxslim" and "BatchNormalization" in report.operators_removed
     assert multiplying(tmp_path / "out.onnx") == LAYERS
 
 
@@ -260,7 +261,7 @@ def test_what_is_put_in_has_the_path_of_the_layer_it_serves(tmp_path: Path) -> N
 def test_a_model_without_paths_stays_without_them(tmp_path: Path) -> None:
     path = net(tmp_path / "net.onnx", told=False)
     proto = read_proto(path)
-    assert not carry(proto, read_proto(path)) and proto == read_proto(path)
+    assert not carry_module_paths(proto, read_proto(path)) and proto == read_proto(path)
     te.cast(path, "fp16", out=tmp_path / "out.onnx")
     assert not any(node.metadata_props for node in read_proto(tmp_path / "out.onnx").graph.node)
 
@@ -285,12 +286,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 def test_a_profile_names_the_modules_of_onnx_runtimes_layers(built: Engine) -> None:
     feeds = {"x": np.zeros((1, 8, 8, 8), np.float32)}
-    found = layer_profile(
-        backend("onnxruntime"), built, feeds, RuntimeConfig(), inferences=2, warmup=1, keep=None
+    found = profile_layers(
+        get_backend("onnxruntime"), built, feeds, RuntimeConfig(), inferences=2, warmup=1, keep=None
     )  # fmt: skip
     known = {row.module: row for row in found.rows}
     assert set(LAYERS) <= set(known)
-    assert found.label(known["layer1.0.conv2"].name).startswith("layer1.0.conv2 [")
+    assert found.layer_label(known["layer1.0.conv2"].name).startswith("layer1.0.conv2 [")
 
 
 def test_a_difference_names_its_module(built: Engine, tmp_path: Path) -> None:
@@ -321,8 +322,8 @@ def cli(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ("words", "lists"),
     [
         (("ranges",), ("tensors", "constants")),
-        (("quantize", "--to", "int8", "--dry-run", "--exclude-type", "Gemm"), ("quantized", "left")),
-        (("cast", "--to", "fp16", "--dry-run", "--exclude-node", "node_Conv_0"), ("kept",)),
+        (("quantize", "--to", "int8", "--dry-run", "--exclude-type", "Gemm"), ("quantized", "unquantized")),
+        (("cast", "--to", "fp16", "--dry-run", "--exclude-node", "node_Conv_0"), ("fp32_nodes",)),
     ],
     ids=lambda value: value[0],
 )
@@ -353,7 +354,7 @@ def test_findings_name_modules(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_record_written_before_there_were_modules_is_read(tmp_path: Path) -> None:
     import msgspec
 
-    from trt_engine.traces import LayerRow
+    from trt_engine.records.profile import LayerRow
 
     old = dataclasses.asdict(LayerRow("conv", "Conv", "matrix", 1.0, 1.0, 1.0, 1.0))
     del old["module"]
@@ -376,10 +377,10 @@ def test_what_is_left_out_can_be_called_by_its_module(
     exclude: dict[str, tuple[str, ...]], left: set[str], tmp_path: Path
 ) -> None:
     model = net(tmp_path / "net.onnx")
-    report = quantize(model, "int8", config=QuantizeConfig(heads=True, **exclude), dry_run=True)  # type: ignore[arg-type]
-    assert {item.module for item in report.left} == left
+    report = quantize(model, "int8", config=QuantizeConfig(quantize_outputs=True, **exclude), dry_run=True)  # type: ignore[arg-type]
+    assert {item.module for item in report.unquantized} == left
     cast = te.cast(model, "fp16", **exclude)  # type: ignore[arg-type]
-    kept = {item.module for item in cast.kept if item.code == "excluded"}
+    kept = {item.module for item in cast.fp32_nodes if item.code == "excluded"}
     assert left <= kept and kept <= {*left, "layer1.0", "layer1.0.relu", "layer1.0.bn2"}
 
 

@@ -15,8 +15,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 
 from trt_engine.graph.load import read_proto
-from trt_engine.graph.quant_placement import PlacedGraph
-from trt_engine.precision.quantize import quantize
+from trt_engine.graph.quant_placement import QuantizedGraph
+from trt_engine.graph.walk import index_of
+from trt_engine.precision.quantize_model import quantize
 
 RESNET = Path(__file__).parents[2] / "examples" / "classifiers" / "resnet.onnx"
 FUSED = ("QLinearConv", "QLinearMatMul", "QGemm", "MatMulIntegerToFloat", "MatMulNBits")
@@ -153,10 +154,10 @@ def test_what_the_cpu_takes_is_what_onnx_runtime_fuses(name: str, tmp_path: Path
     outputs = NETS[name](net)
     proto = net.model(*((outputs,) if isinstance(outputs, str) else outputs))
 
-    fit = PlacedGraph(proto).fit("onnxruntime-cpu")
+    fit = QuantizedGraph(index_of(proto)).coverage("onnxruntime-cpu")
 
-    assert (fit.taken, fit.layers) == fused_by_onnxruntime(proto, tmp_path)
-    assert sum(fit.reasons.values()) == fit.layers - fit.taken
+    assert (fit.supported_layers, fit.layers) == fused_by_onnxruntime(proto, tmp_path)
+    assert sum(fit.reasons.values()) == fit.layers - fit.supported_layers
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="which signed pairs are taken differs on ARM")
@@ -167,9 +168,9 @@ def test_a_gemm_wants_its_bias_or_its_result_quantised(biased: bool, closed: boo
     result = gemm(net, *([net.const(np.ones(8, np.float32))] if biased else []))
     proto = net.model(net.pair(result, U8, 128) if closed else result, shape=(4, 8))
 
-    fit = PlacedGraph(proto).fit("onnxruntime-cpu")
+    fit = QuantizedGraph(index_of(proto)).coverage("onnxruntime-cpu")
 
-    assert (fit.taken, 1) == fused_by_onnxruntime(proto, tmp_path)
+    assert (fit.supported_layers, 1) == fused_by_onnxruntime(proto, tmp_path)
     assert fit.reasons == ({"bias and result not quantised": 1} if biased and not closed else {})
 
 
@@ -209,7 +210,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelProto
             return read_proto(RESNET)
         else:
             model = RESNET.with_name("vit.onnx") if name == "int4" else RESNET
-            quantize(model, name, out=path, data="random", target="tensorrt", parity=False)
+            quantize(model, name, out=path, calib_data="random", target="tensorrt", parity=False)
         return read_proto(path)
 
     return make
@@ -234,15 +235,15 @@ def test_a_graph_is_known_by_its_pairs_whatever_tool_quantised_it(
     proto = made(name)
     del proto.metadata_props[:]
 
-    report = PlacedGraph(proto).report()
+    report = QuantizedGraph(index_of(proto)).report()
 
-    assert (report.targets, report.style, report.stated) == (targets, style, None)
+    assert (report.targets, report.style, report.declared_target) == (targets, style, None)
 
 
 def test_signed_pairs_with_quantised_results_suit_neither_whole(made: Callable[[str], ModelProto]) -> None:
-    placed = PlacedGraph(made("s8s8"))
+    placed = QuantizedGraph(index_of(made("s8s8")))
 
-    assert placed.fit("tensorrt").reasons == {"zero points other than 0": 16}
+    assert placed.coverage("tensorrt").reasons == {"zero points other than 0": 16}
     assert placed.report().style == "S8 asymmetric, results quantised"
 
 
@@ -250,14 +251,14 @@ def test_weights_alone_are_no_matter_of_a_target(made: Callable[[str], ModelProt
     net = Net()
     alone = net.model(net.conv("x"))
     for proto, style in ((alone, "S8 weights alone"), (made("int4"), "INT4 weights alone")):
-        placed = PlacedGraph(proto)
+        placed = QuantizedGraph(index_of(proto))
 
         assert placed.weights_alone and placed.style == style
-        assert all(placed.misfit(target) is None for target in ("tensorrt", "onnxruntime-cpu", "onnxruntime-cuda"))
+        assert all(placed.mismatch(target) is None for target in ("tensorrt", "onnxruntime-cpu", "onnxruntime-cuda"))
 
 
 def test_a_plain_graph_has_no_placement(made: Callable[[str], ModelProto]) -> None:
-    assert not PlacedGraph(made("plain"))
+    assert not QuantizedGraph(index_of(made("plain")))
 
 
 def test_a_graph_quantised_in_part_is_judged_by_that_part() -> None:
@@ -266,20 +267,20 @@ def test_a_graph_quantised_in_part_is_judged_by_that_part() -> None:
     plain = net.node("Conv", first, net.const(np.ones((8, 8, 1, 1), np.float32)))
     last = net.conv(net.pair(plain, U8, 128))
 
-    fit = PlacedGraph(net.model(last)).fit("onnxruntime-cpu")
+    fit = QuantizedGraph(index_of(net.model(last))).coverage("onnxruntime-cpu")
 
-    assert fit.reasons == {"weights not quantised": 1, "result not quantised": 1} and fit.taken == 1
+    assert fit.reasons == {"weights not quantised": 1, "result not quantised": 1} and fit.supported_layers == 1
 
 
 def test_the_sentence_names_both_libraries_and_every_reason(made: Callable[[str], ModelProto]) -> None:
-    said = PlacedGraph(made("int8")).misfit("onnxruntime-cpu")
+    said = QuantizedGraph(index_of(made("int8"))).mismatch("onnxruntime-cpu")
 
     assert said is not None
     assert said.startswith(
         "these Q/DQ pairs are placed for TensorRT (S8 symmetric, results in float): ONNX Runtime's CPU provider fuses 0 of "
         "15 convolutions and runs them in FP32: result not quantised (6), "
     )
-    assert PlacedGraph(made("u8s8")).misfit("tensorrt") == (
+    assert QuantizedGraph(index_of(made("u8s8"))).mismatch("tensorrt") == (
         "these Q/DQ pairs are placed for ONNX Runtime's CPU provider (U8, results quantised): TensorRT takes 0 of 16 "
         "layers: UINT8 pairs (16)"
     )
@@ -289,4 +290,4 @@ def test_what_the_file_states_is_told(made: Callable[[str], ModelProto]) -> None
     proto = made("u8s8")
     proto.metadata_props.add(key="trt_engine.quant_target", value="onnxruntime-cpu")
 
-    assert PlacedGraph(proto).report().stated == "onnxruntime-cpu"
+    assert QuantizedGraph(index_of(proto)).report().declared_target == "onnxruntime-cpu"

@@ -66,7 +66,7 @@ class Tool:
     def answer_of(self, program: list[str]) -> dict[str, Any]:
         """What the watched program told of itself."""
         request = json.loads(Path(program[-1]).read_text())
-        found: dict[str, Any] = json.loads(Path(request["answer"]).read_text())
+        found: dict[str, Any] = json.loads(Path(request["outcome_path"]).read_text())
         return found
 
     def place(self, name: str) -> str:
@@ -118,7 +118,7 @@ class Nsys(Tool):
             self.exit(
                 "usage: nsys profile [<args>] [application]", *(f"\t{name}=" for name in self.PROFILE if self.has(name))
             )
-        {"profile": self.profile, "export": self.export, "stats": self.stats}[verb]()
+        {"profile": self.profile, "export": self.export}[verb]()
         raise SystemExit(0)
 
     def parse(self) -> tuple[dict[str, str], list[str]]:
@@ -170,28 +170,6 @@ class Nsys(Tool):
         if target.exists() and given.get("-f") != "true":
             self.exit(f"Failed to create '{target}': File exists.", code=1)
         fill(target, json.loads(Path(words[-1]).read_text()), self.on)
-
-    def stats(self) -> None:
-        """Reads the export that lies there unless it is told not to, as the real one does."""
-        report = Path(self.arguments[-1])
-        target = report.with_suffix(".sqlite")
-        if not target.exists() or "--force-export=true" in self.arguments:
-            target.unlink(missing_ok=True)
-            fill(target, json.loads(report.read_text()), self.on)
-            print(f"Generating SQLite file {target} from {report}")
-        print(f"Processing [{target}] with [/opt/nvidia/reports/cuda_gpu_kern_sum.py]... ")
-        print("\nTime (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name")
-        sql = (
-            "SELECT s.value, COUNT(*), SUM(k.end - k.start), MIN(k.end - k.start), MAX(k.end - k.start) FROM "
-            "CUPTI_ACTIVITY_KIND_KERNEL k JOIN StringIds s ON s.id = k.demangledName GROUP BY s.value ORDER BY 3 DESC"
-        )
-        with sqlite3.connect(target) as database:
-            rows = list(database.execute(sql))
-        whole = sum(row[2] for row in rows)
-        for name, count, total, least, most in rows:
-            quoted = f'"{name}"' if "," in name else name
-            mean = f"{total / count:.1f}"
-            print(f"{100 * total / whole:.1f},{total},{count},{mean},{mean},{least},{most},0.0,{quoted}")
 
 
 def fill(path: Path, report: dict[str, Any], on: dict[str, Any]) -> None:

@@ -18,12 +18,11 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 import onnx_models
 from graph import models
 from trt_engine.errors import ModelError, TrtEngineError, UsageError
-from trt_engine.graph import walk
-from trt_engine.precision import elements
-from trt_engine.precision.cast import cast
-from trt_engine.precision.rounding import with_rounding
-from trt_engine.precision.rules import check_strong_typing
-from trt_engine.records import CastReport
+from trt_engine.graph import typed_graph, walk
+from trt_engine.graph.typing_rules import check_strong_typing
+from trt_engine.precision.cast_model import cast
+from trt_engine.precision.emulate_half import emulate_half_precision
+from trt_engine.records.precision import CastReport
 
 FLOAT, HALF, BRAIN, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "model.onnx"
@@ -48,7 +47,7 @@ def casting(tmp_path: Path) -> Callable[..., tuple[CastReport, ModelProto]]:
 
     def do(proto: ModelProto, to: str = "fp16", **asked: Any) -> tuple[CastReport, ModelProto]:
         source = models.save(proto, tmp_path)
-        report = cast(source, to, out=tmp_path / "cast.onnx", yes=True, **asked)
+        report = cast(source, to, out=tmp_path / "cast.onnx", overwrite=True, **asked)
         made = onnx.load(tmp_path / "cast.onnx")
         onnx.checker.check_model(made, full_check=True)
         assert check_strong_typing(made) == report.findings
@@ -62,7 +61,7 @@ Casting = Callable[..., tuple[CastReport, ModelProto]]
 
 
 def kept(report: CastReport) -> dict[str, str]:
-    return {item.node: item.code for item in report.kept}
+    return {item.node: item.code for item in report.fp32_nodes}
 
 
 def close(source: ModelProto, made: ModelProto, feeds: dict[str, Any], tolerance: float = 1e-2) -> None:
@@ -98,7 +97,7 @@ def test_bf16_raises_the_opset_to_where_convolutions_take_it(opset: int, casting
     assert report.opset == (opset, 22) and report.nodes_cast == 5
     assert bool(report.notes) == (opset < 22)
     feeds = {"images": np.random.default_rng(0).random((2, 3, 32, 32), np.float32)}
-    close(proto, with_rounding(made, Path()), feeds, 3e-2)
+    close(proto, emulate_half_precision(made, Path()), feeds, 3e-2)
 
 
 def test_what_no_raise_can_bring_to_bf16_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -148,7 +147,7 @@ def test_nothing_is_overwritten_without_being_told_and_the_model_never(tmp_path:
     with pytest.raises(UsageError, match="exists"):
         cast(path, "fp16", out=tmp_path / "x.onnx")
     with pytest.raises(UsageError, match="the model itself"):
-        cast(path, "fp16", out=path, yes=True)
+        cast(path, "fp16", out=path, overwrite=True)
     assert (tmp_path / "x.onnx").read_text() == "mine"
 
 
@@ -186,7 +185,7 @@ def test_a_weight_both_sides_read_is_stored_in_both_types(casting: Casting) -> N
         [value("x", [4])], [value("y", [4])], [weight("w", 4)],
     )  # fmt: skip
     report, made = casting(proto, exclude_nodes=["high"])
-    assert report.constants_in_both_types == ("w",)
+    assert report.duplicated_constants == ("w",)
     assert sorted(item.data_type for item in made.graph.initializer) == [FLOAT, HALF]
     close(proto, made, {"x": np.ones(4, np.float32)})
 
@@ -196,7 +195,7 @@ def test_a_weight_both_sides_read_is_stored_in_both_types(casting: Casting) -> N
     [
         ({"exclude_nodes": ["Conv_x"]}, "no node `Conv_x`"),
         ({"exclude_types": ["Convv"]}, "no operator `Convv`"),
-        ({"exclude_patterns": ["/head/*"]}, "fits no node"),
+        ({"exclude_patterns": ["/head/*"]}, "no node name matches the pattern"),
     ],
 )
 def test_an_exclusion_that_is_nowhere_is_an_error(asked: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -205,8 +204,8 @@ def test_an_exclusion_that_is_nowhere_is_an_error(asked: dict[str, Any], words: 
 
 
 def test_reasons_of_a_ranges_report_are_kept_with_their_nodes(casting: Casting) -> None:
-    report, _ = casting(models.detector(), auto={"Gemm_scores": "reaches 1e6"})
-    assert [(item.code, item.reason) for item in report.kept] == [("range", "reaches 1e6")]
+    report, _ = casting(models.detector(), ranges={"Gemm_scores": "reaches 1e6"})
+    assert [(item.code, item.reason) for item in report.fp32_nodes] == [("range", "reaches 1e6")]
 
 
 # ------------------------------------------------------------------------------------------------ constants
@@ -235,7 +234,7 @@ def test_a_mask_beyond_the_range_stays_fp32_with_all_that_reads_it(fill: float, 
 
 def test_a_mask_is_moved_when_the_user_agrees(casting: Casting) -> None:
     report, made = casting(masked(-1e9), clamp_masks=True)
-    assert not report.kept and report.constants_clamped == ("fill",)
+    assert not report.fp32_nodes and report.constants_clamped == ("fill",)
     stored = next(item for item in made.graph.initializer if item.name == "fill")
     assert numpy_helper.to_array(stored) == np.float16(-65504)
     close(masked(-1e9), made, {"m": np.eye(2, 4, dtype=bool), "x": np.ones((2, 4), np.float32)})
@@ -243,7 +242,7 @@ def test_a_mask_is_moved_when_the_user_agrees(casting: Casting) -> None:
 
 def test_an_infinite_mask_is_infinite_in_fp16_too(casting: Casting) -> None:
     report, made = casting(masked(-np.inf))
-    assert not report.kept
+    assert not report.fp32_nodes
     close(masked(-np.inf), made, {"m": np.eye(2, 4, dtype=bool), "x": np.ones((2, 4), np.float32)})
 
 
@@ -253,7 +252,7 @@ def test_a_bound_beyond_the_range_binds_nothing_and_keeps_nothing(casting: Casti
         [const("low", 0.0), const("high", 3.4e38)],
     )  # fmt: skip
     report, made = casting(proto)
-    assert not report.kept
+    assert not report.fp32_nodes
     close(proto, made, {"x": np.array([-1, 0, 1, 60000], np.float32)})
 
 
@@ -274,13 +273,13 @@ def test_a_guard_that_would_become_zero_stays_with_the_root_and_the_division(cas
     close(proto, made, {"x": np.random.default_rng(0).random((2, 4), np.float32)})
 
 
-def test_weights_beyond_init_max_keep_their_layer(casting: Casting) -> None:
+def test_weights_beyond_max_constant_keep_their_layer(casting: Casting) -> None:
     proto = models.detector()
     big = numpy_helper.to_array(proto.graph.initializer[0]).copy()
     big[0, 0, 0, 0] = 1000
     proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(big, "w"))
-    assert kept(casting(proto, init_max=500)[0]) == {"Conv_c": "constant"}
-    assert not casting(proto)[0].kept
+    assert kept(casting(proto, max_constant=500)[0]) == {"Conv_c": "constant"}
+    assert not casting(proto)[0].fp32_nodes
 
 
 # ------------------------------------------------------------------------------------------------ indices
@@ -336,7 +335,7 @@ def test_resize_keeps_its_scales_in_fp32(casting: Casting) -> None:
         [const("scales", [1, 1, 2, 2]), const("scales2", [1, 1, 2, 2, 1, 1, 2, 2])],
     )  # fmt: skip
     report, made = casting(proto)
-    assert not report.kept
+    assert not report.fp32_nodes
     assert {item.name: item.data_type for item in made.graph.initializer} == {"scales": FLOAT, "scales2": HALF}
     close(proto, made, {"x": np.random.default_rng(0).random((1, 2, 4, 4), np.float32)})
 
@@ -365,7 +364,7 @@ def test_layer_normalization_keeps_its_statistics_in_the_type_its_attribute_says
         [value("x", [2, 4])], [value("y", [2, 4])], [weight("s", 4), weight("b", 4)],
     )  # fmt: skip
     report, made = casting(proto)
-    assert not report.kept and [item.name for item in casts(made)] and report.casts_added == 3
+    assert not report.fp32_nodes and [item.name for item in casts(made)] and report.casts_added == 3
     close(proto, made, {"x": np.random.default_rng(0).random((2, 4), np.float32)})
 
 
@@ -378,9 +377,9 @@ def test_the_region_of_resize_stays_fp32(casting: Casting) -> None:
         [value("x", [1, 1, 4, 4]), value("r", [8])], [value("y", [1, 1, 8, 8])], [models.ints("sizes", 1, 1, 8, 8)],
     )  # fmt: skip
     _, made = casting(proto)
-    kinds = {tensor.name: tensor.kind for tensor in elements.read(made).tensors.values()}
+    kinds = {tensor.name: tensor.type_str for tensor in typed_graph.build_typed_graph(made).tensors.values()}
     resize = next(item for item in made.graph.node if item.op_type == "Resize")
-    assert kinds[resize.input[0]] == elements.HALF and kinds[resize.input[1]] == elements.FLOAT
+    assert kinds[resize.input[0]] == typed_graph.FLOAT16 and kinds[resize.input[1]] == typed_graph.FLOAT
 
 
 @pytest.mark.parametrize("domain", ["", "trt"])
@@ -409,7 +408,7 @@ def test_operators_without_the_type_stay_fp32_and_say_so(casting: Casting) -> No
         [value("x", [4])], [value("y", [4])],
     )  # fmt: skip
     report, made = casting(proto)
-    assert kept(report) == {"celu": "type"} and "opset 20" in report.kept[0].reason
+    assert kept(report) == {"celu": "type"} and "opset 20" in report.fp32_nodes[0].reason
     close(proto, made, {"x": np.array([-1, 0, 1, 2], np.float32)})
 
 
@@ -430,7 +429,7 @@ def test_attributes_that_say_a_type_say_the_new_one(casting: Casting) -> None:
         [value("x", [4, 4]), value("flag", [4, 4], TensorProto.BOOL)], [value("y", [4, 4])],
     )  # fmt: skip
     report, made = casting(proto)
-    assert not report.kept and report.casts_added == 2
+    assert not report.fp32_nodes and report.casts_added == 2
     close(proto, made, {"x": np.ones((4, 4), np.float32), "flag": np.eye(4, dtype=bool)})
 
 
@@ -478,7 +477,7 @@ def test_a_scale_too_small_for_fp16_keeps_its_pair(casting: Casting, tmp_path: P
     scale = next(item for item in proto.graph.initializer if item.name == "sw")
     scale.CopyFrom(numpy_helper.from_array(np.float32(2.1e-7), "sw"))
     report, _ = casting(proto)
-    assert [(item.code, item.op) for item in report.kept] == [("scale", "DequantizeLinear")]
+    assert [(item.code, item.op) for item in report.fp32_nodes] == [("scale", "DequantizeLinear")]
 
 
 def test_operators_of_other_domains_keep_their_types(casting: Casting) -> None:
@@ -521,7 +520,7 @@ def test_both_branches_of_if_give_one_type(exclude: list[str], to: str, casting:
     proto = branching()
     report, made = casting(proto, to, exclude_nodes=exclude)
     assert not report.findings
-    made = made if to == "fp16" else with_rounding(made, Path())
+    made = made if to == "fp16" else emulate_half_precision(made, Path())
     for sign in (1, -1):
         x = sign * np.random.default_rng(0).random(4, np.float32)
         close(proto, made, {"x": x}, 1e-2 if to == "fp16" else 5e-2)
@@ -562,7 +561,7 @@ def test_a_scan_is_cast_with_its_body(casting: Casting) -> None:
         [value("x", [5, 3])], [value("total", [3]), value("y", [5, 3])], [const("zero", [0, 0, 0])],
     )  # fmt: skip
     report, made = casting(proto)
-    assert not report.kept and not report.findings
+    assert not report.fp32_nodes and not report.findings
     close(proto, made, {"x": np.random.default_rng(0).random((5, 3), np.float32)})
 
 
@@ -716,16 +715,21 @@ def test_any_graph_casts_to_a_valid_one_that_agrees(
     source, exclude = made
     onnx.checker.check_model(source, full_check=True)
     report, result = casting(source, to, keep_io=keep_io, exclude_nodes=exclude)
-    kinds = {tensor.name: tensor.kind for tensor in elements.read(result).tensors.values()}
+    kinds = {tensor.name: tensor.type_str for tensor in typed_graph.build_typed_graph(result).tensors.values()}
     for item in (*result.graph.input, *result.graph.output):
         low = HALF if to == "fp16" else BRAIN
         assert item.type.tensor_type.elem_type == (FLOAT if keep_io else low)
     assert all(kinds.values()), "every type is known"
-    assert report.nodes_cast + len(report.kept) <= report.nodes
+    assert report.nodes_cast + len(report.fp32_nodes) <= report.nodes
     if keep_io and not has_thresholds(source):
         rng = np.random.default_rng(0)
         feeds = {name: rng.standard_normal((3, 4)).astype(np.float32) for name in ("x0", "x1")}
-        agree(source, result if to == "fp16" else with_rounding(result, Path()), feeds, 2e-2 if to == "fp16" else 2e-1)
+        agree(
+            source,
+            result if to == "fp16" else emulate_half_precision(result, Path()),
+            feeds,
+            2e-2 if to == "fp16" else 2e-1,
+        )
 
 
 def has_thresholds(proto: ModelProto) -> bool:
@@ -791,7 +795,7 @@ def test_a_tensor_in_an_attribute_keeps_what_reads_it_in_fp32(casting: Any) -> N
         [value("x", ["n", 1])], [value("y", ["n", 1])], domains={"ai.onnx.ml": 5},
     )  # fmt: skip
     report, made = casting(proto)
-    assert {item.node: item.reason for item in report.kept}["trees"].startswith("its attribute `")
+    assert {item.node: item.reason for item in report.fp32_nodes}["trees"].startswith("its attribute `")
     x = np.array([[1.0], [2.0]], np.float32)
     np.testing.assert_allclose(run(made, {"x": x})[0], [[2.25], [6.25]], rtol=1e-3)
 
@@ -808,7 +812,7 @@ def test_bits_read_as_another_type_are_those_of_fp32(back: bool, casting: Any) -
         [value("x", ["n", 4])], [value("y", ["n", 4], FLOAT if back else TensorProto.INT32)], opset=26,
     )  # fmt: skip
     report, made = casting(proto)
-    assert {item.node: item.reason for item in report.kept}["bits"] == "`BitCast`: it reads the bits of its input"
+    assert {item.node: item.reason for item in report.fp32_nodes}["bits"] == "`BitCast`: it reads the bits of its input"
     x = np.array([[1.0, 2.0, 0.5, 4.0]], np.float32)
     expected = (x * x * 2) if back else (x * x).view(np.int32)
     np.testing.assert_array_equal(run(made, {"x": x})[0], expected)
@@ -821,6 +825,6 @@ def test_mean_variance_normalization_stays_in_fp32_and_loads(tmp_path: Path) -> 
     )  # fmt: skip
     source, made = models.save(proto, tmp_path), tmp_path / "half.onnx"
     report = cast(source, "fp16", out=made)
-    assert [item.node for item in report.kept] == ["mvn"]
+    assert [item.node for item in report.fp32_nodes] == ["mvn"]
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
     np.testing.assert_allclose(run(made, {"x": x})[0], run(source, {"x": x})[0], atol=5e-3)

@@ -12,12 +12,12 @@ from onnx import ModelProto, numpy_helper
 
 import onnx_models
 from graph import models
-from trt_engine.engine import Share
 from trt_engine.errors import PrecisionError
-from trt_engine.graph.flops import count
-from trt_engine.plans.layers import UNKNOWN, census, read_layers
-from trt_engine.precision.cast import cast
-from trt_engine.precision.contract import Proof, prove_engine
+from trt_engine.graph.cost import model_cost
+from trt_engine.precision.cast_model import cast
+from trt_engine.precision.precision_check import PrecisionCheck, check_engine
+from trt_engine.records.passport import DtypeShare
+from trt_engine.trt.layers import UNKNOWN, dtype_shares, read_layers
 
 node, value, weight = models.node, models.value, models.weight
 Major = Literal[10, 11]
@@ -36,7 +36,7 @@ def products(size: int) -> ModelProto:
 
 
 def half(size: int, folder: Path) -> ModelProto:
-    cast(models.save(products(size), folder), "fp16", out=folder / "half.onnx", yes=True)
+    cast(models.save(products(size), folder), "fp16", out=folder / "half.onnx", overwrite=True)
     return onnx.load(folder / "half.onnx")
 
 
@@ -60,12 +60,12 @@ def engine(layers: list[Any], major: Major) -> dict[str, Any]:
     return {"Layers": layers, "I/O Tensors": [{"Name": "x", "IOMode": "Input", "DataType": "Float"}]}
 
 
-def judged(asked: str, source: ModelProto, document: dict[str, Any], **more: Any) -> Proof:
+def judged(asked: str, source: ModelProto, document: dict[str, Any], **more: Any) -> PrecisionCheck:
     sizes = {
         item.name: tuple(dim.dim_value or 1 for dim in item.type.tensor_type.shape.dim) for item in source.graph.input
     }
-    found = census(read_layers(document), count(source, sizes).macs_by_node())
-    return prove_engine(asked, source, None, found, **more)
+    found = dtype_shares(read_layers(document), model_cost(source, sizes).macs_by_node())
+    return check_engine(asked, source, None, found, **more)
 
 
 @BOTH
@@ -74,21 +74,21 @@ def test_fp16_that_was_built_as_fp32_is_found(major: Major, tmp_path: Path) -> N
     source = half(4, tmp_path)
     names = [*(f"fc{index}" for index in range(4)), "attention"]
     proof = judged("fp16", source, engine([gemm(name, "Float", "Float", major) for name in names], major))
-    assert proof.judged and not proof.kept and proof.found == {"fp32": 1.0}
+    assert proof.conclusive and not proof.satisfied and proof.shares == {"fp32": 1.0}
     with pytest.raises(
-        PrecisionError, match="asked for fp16, found fp32 100 % of multiply-adds: the graph is fp16"
+        PrecisionError, match="requested fp16, found fp32 100 % of multiply-adds: the graph is fp16"
     ) as no:
         proof.require("build again")
     assert no.value.exit_code == 6
     right = judged("fp16", source, engine([gemm(name, "Half", "Half", major) for name in names], major))
-    assert right.kept and right.judged and right.remark is None
+    assert right.satisfied and right.conclusive and right.remark is None
 
 
 @BOTH
 def test_an_fp32_graph_that_was_never_cast_is_found_with_its_nodes(major: Major) -> None:
     names = ["fc0", "attention"]
     proof = judged("fp16", products(1), engine([gemm(name, "Float", "Float", major) for name in names], major))
-    assert not proof.kept and "fp32 in the graph itself: `fc0` (MatMul)" in proof.describe()
+    assert not proof.satisfied and "fp32 in the graph itself: `fc0` (MatMul)" in proof.describe()
 
 
 @BOTH
@@ -96,7 +96,7 @@ def test_one_fp32_layer_of_many_counts_by_its_work(major: Major, tmp_path: Path)
     source = half(3, tmp_path)
     layers = [gemm(name, "Half", "Half", major) for name in ("fc0", "fc1", "fc2")]
     proof = judged("fp16", source, engine([*layers, gemm("attention", "Float", "Half", major)], major))
-    assert not proof.kept and proof.share == pytest.approx(0.75) and proof.by == "multiply-adds"
+    assert not proof.satisfied and proof.share == pytest.approx(0.75) and proof.weighted_by == "multiply-adds"
 
 
 def qdq(folder: Path) -> ModelProto:
@@ -129,7 +129,7 @@ def test_int8_holds_what_the_graph_quantises_and_not_the_whole(major: Major, tmp
         gemm("attention", "Float", "Float", major),
     ]
     proof = judged("int8", qdq(tmp_path), engine(fused, major))
-    assert proof.kept and proof.judged and proof.share == pytest.approx(2 / 3)
+    assert proof.satisfied and proof.conclusive and proof.share == pytest.approx(2 / 3)
 
 
 @BOTH
@@ -140,13 +140,13 @@ def test_int8_pairs_that_no_kernel_took_in_are_found(major: Major, tmp_path: Pat
         gemm("attention", "Float", "Float", major),
     ]
     proof = judged("int8", qdq(tmp_path), engine(apart, major))
-    assert not proof.kept and proof.judged and "found fp32 67 %, int8 33 %" in proof.describe()
+    assert not proof.satisfied and proof.conclusive and "found fp32 67 %, int8 33 %" in proof.describe()
 
 
 @BOTH
 def test_int8_of_a_graph_without_pairs_is_the_graphs_fault(major: Major) -> None:
     proof = judged("int8", products(1), engine([gemm("fc0", "Float", "Float", major)], major))
-    assert not proof.kept and "fp32 in the graph itself" in proof.describe()
+    assert not proof.satisfied and "fp32 in the graph itself" in proof.describe()
 
 
 @BOTH
@@ -155,10 +155,10 @@ def test_int4_weights_are_found_in_the_layer_or_before_it_and_missed_where_they_
     rest = gemm("attention", "Half", "Half", major)
     two = [tensor("x", "Half", major), tensor("w", "Int4", major)]
     fused = [gemm("fc0", "Half", "Half", major, Inputs=two), gemm("fc1", "Half", "Half", major, Inputs=two), rest]
-    assert judged("int4", source, engine(fused, major)).kept
+    assert judged("int4", source, engine(fused, major)).satisfied
     folded = [gemm("fc0", "Half", "Half", major), gemm("fc1", "Half", "Half", major), rest]
     proof = judged("int4", source, engine(folded, major))
-    assert not proof.kept and proof.judged and proof.found == {"fp16": 1.0}
+    assert not proof.satisfied and proof.conclusive and proof.shares == {"fp16": 1.0}
 
 
 def int4_products() -> ModelProto:
@@ -180,10 +180,10 @@ def int4_products() -> ModelProto:
 def test_names_alone_prove_nothing_and_that_is_said(major: Major, tmp_path: Path) -> None:
     source = half(2, tmp_path)
     proof = judged("fp16", source, engine(["fc0", "fc1", "attention"], major))
-    assert proof.kept and not proof.judged, "the graph is FP16, the engine tells nothing"
-    assert "does not tell the types of its layers; judged by the graph" in (proof.remark or "")
+    assert proof.satisfied and not proof.conclusive, "the graph is FP16, the engine tells nothing"
+    assert "does not report the types of its layers; judged by its source graph" in (proof.remark or "")
     no = judged("fp16", products(2), engine(["fc0", "fc1", "attention"], major))
-    assert not no.kept and not no.judged, "nor does silence turn an FP32 graph into FP16"
+    assert not no.satisfied and not no.conclusive, "nor does silence turn an FP32 graph into FP16"
 
 
 def test_types_hidden_by_dynamic_shapes_are_no_proof_either_way(tmp_path: Path) -> None:
@@ -192,52 +192,58 @@ def test_types_hidden_by_dynamic_shapes_are_no_proof_either_way(tmp_path: Path) 
     told = [gemm(f"fc{index}", "Half", "Half", 10) for index in range(3)]
     proof = judged("fp16", source, engine([*told, gemm("attention", hidden, hidden, 10)], 10))
     assert (
-        proof.kept and not proof.judged and "tells the types of 75 % of its multiply-adds only" in (proof.remark or "")
+        proof.satisfied
+        and not proof.conclusive
+        and "reports the types of only 75 % of its multiply-adds" in (proof.remark or "")
     )
     worse = [gemm("fc0", "Float", "Float", 10), *told[1:], gemm("attention", hidden, hidden, 10)]
-    assert not judged("fp16", source, engine(worse, 10)).kept, "too little is left even if all hidden ones were FP16"
+    assert not judged("fp16", source, engine(worse, 10)).satisfied, (
+        "too little is left even if all hidden ones were FP16"
+    )
 
 
 def test_layers_that_match_no_node_are_counted_and_a_middling_count_is_no_proof(tmp_path: Path) -> None:
     source = half(3, tmp_path)
 
-    def by_layers(halves: int, floats: int) -> Proof:
+    def by_layers(halves: int, floats: int) -> PrecisionCheck:
         layers = [gemm("?", "Half", "Half", 10)] * halves + [gemm("?", "Float", "Float", 10)] * floats
         return judged("fp16", source, engine(layers, 10))
 
-    assert by_layers(20, 0).kept and by_layers(20, 0).judged and by_layers(20, 0).by == "layers"
-    assert not by_layers(15, 5).judged and by_layers(15, 5).kept
-    assert by_layers(5, 15).judged and not by_layers(5, 15).kept
+    assert by_layers(20, 0).satisfied and by_layers(20, 0).conclusive and by_layers(20, 0).weighted_by == "layers"
+    assert not by_layers(15, 5).conclusive and by_layers(15, 5).satisfied
+    assert by_layers(5, 15).conclusive and not by_layers(5, 15).satisfied
 
 
 def test_tf32_is_what_a_kernels_name_shows_and_fp32_may_be_it(tmp_path: Path) -> None:
     kernel = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x32"
     layers = [gemm("fc0", "Float", "Float", 11, TacticName=kernel), gemm("attention", "Float", "Float", 11)]
     source, document = products(1), engine(layers, 11)
-    assert judged("tf32", source, document).kept
-    proof = judged("fp32", source, document, tf32=True)
-    assert not proof.kept and "found fp32 50 %, tf32 50 %" in proof.describe(), "asked for FP32, half of it is TF32"
+    assert judged("tf32", source, document).satisfied
+    proof = judged("fp32", source, document)
+    assert not proof.satisfied and "found fp32 50 %, tf32 50 %" in proof.describe(), (
+        "asked for FP32, half of it is TF32"
+    )
 
 
 def test_nodes_left_in_fp32_on_purpose_do_not_break_it(tmp_path: Path) -> None:
-    cast(models.save(products(3), tmp_path), "fp16", out=tmp_path / "h.onnx", exclude_nodes=("fc1",), yes=True)
+    cast(models.save(products(3), tmp_path), "fp16", out=tmp_path / "h.onnx", exclude_nodes=("fc1",), overwrite=True)
     source = onnx.load(tmp_path / "h.onnx")
     kinds = {"fc0": "Half", "fc1": "Float", "fc2": "Half", "attention": "Half"}
     document = engine([gemm(name, kind, kind, 11) for name, kind in kinds.items()], 11)
-    assert judged("fp16", source, document, excluded=["fc1"]).kept
-    assert not judged("fp16", source, document).kept
+    assert judged("fp16", source, document, excluded=["fc1"]).satisfied
+    assert not judged("fp16", source, document).satisfied
     worse = engine([gemm(name, "Float", "Float", 11) for name in kinds], 11)
-    assert not judged("fp16", source, worse, excluded=["fc1"]).kept
+    assert not judged("fp16", source, worse, excluded=["fc1"]).satisfied
 
 
 def test_block_scaled_fp8_is_accepted_where_the_scales_are_not_told() -> None:
-    found = {"fp8": Share(1.0, 0.0, 1.0)}
-    assert not prove_engine("mxfp8", products(1), None, found).kept, "the graph has no block scales at all"
+    found = {"fp8": DtypeShare(1.0, 0.0, 1.0)}
+    assert not check_engine("mxfp8", products(1), None, found).satisfied, "the graph has no block scales at all"
 
 
 def test_unknown_alone_is_no_census(tmp_path: Path) -> None:
-    proof = prove_engine("fp16", half(1, tmp_path), None, {UNKNOWN: Share(1.0, 0.0, None)})
-    assert not proof.judged and proof.kept
+    proof = check_engine("fp16", half(1, tmp_path), None, {UNKNOWN: DtypeShare(1.0, 0.0, None)})
+    assert not proof.conclusive and proof.satisfied
 
 
 def test_a_quantised_convolution_is_matched_by_its_node(tmp_path: Path) -> None:
@@ -254,4 +260,6 @@ def test_a_quantised_convolution_is_matched_by_its_node(tmp_path: Path) -> None:
         "Inputs": [{"Name": "x", "Format/Datatype": "Float"}], "Outputs": [{"Name": "xq", "Format/Datatype": "Int8"}],
     }  # fmt: skip
     proof = judged("int8", source, engine([quantise, layer], 10))
-    assert proof.kept and proof.judged and proof.found == {"int8": 1.0} and proof.by == "multiply-adds"
+    assert (
+        proof.satisfied and proof.conclusive and proof.shares == {"int8": 1.0} and proof.weighted_by == "multiply-adds"
+    )

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from trt_engine.precision.histogram import (
-    Extremes,
+from trt_engine.precision.calibrators import (
     Histogram,
+    MinMax,
     entropy_threshold,
     mse_threshold,
     percentile_threshold,
@@ -99,7 +99,7 @@ def test_entropy_is_the_published_rule_worked_out_bin_by_bin(kind: str) -> None:
     for array in activations(kind):
         widened.add(array)
     for ours in (counted(activations(kind), bins=512), widened):
-        edge = min(published_entropy(ours.counts, ours.edges()), ours.seen.absmax)
+        edge = min(published_entropy(ours.counts, ours.edges()), ours.min_max.absmax)
         assert entropy_threshold(ours) == pytest.approx(edge, rel=1e-9)
 
 
@@ -146,8 +146,8 @@ def test_a_histogram_that_widens_loses_no_value_and_stays_small(sizes: list[floa
     for size in sizes:
         ours.add((rng.normal(size=50) * size).astype(np.float32))
         assert len(ours.counts) <= 16 * 64 + 1
-    assert int(ours.counts.sum()) == ours.seen.elements == 50 * len(sizes)
-    assert float(ours.edges()[-1]) >= ours.seen.absmax * (1 - 1e-12)
+    assert int(ours.counts.sum()) == ours.min_max.elements == 50 * len(sizes)
+    assert float(ours.edges()[-1]) >= ours.min_max.absmax * (1 - 1e-12)
 
 
 def test_a_first_batch_of_zeros_is_widened_like_any_other() -> None:
@@ -196,10 +196,10 @@ def test_a_histogram_goes_on_from_its_state_as_if_never_stopped() -> None:
         second.add(array)
     np.testing.assert_array_equal(second.counts, whole.counts)
     np.testing.assert_array_equal(second.edges(), whole.edges())
-    assert second.seen.absmax == whole.seen.absmax
+    assert second.min_max.absmax == whole.min_max.absmax
 
 
 def test_extremes_of_empty_arrays_are_none() -> None:
-    seen = Extremes()
+    seen = MinMax()
     seen.add(np.zeros((0, 4), np.float32))
     assert seen.absmax == 0 and seen.elements == 0

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from trt_engine.precision.quantize import quantize
+from trt_engine.precision.quantize_model import quantize
 
 ROOT = Path(__file__).parents[2] / "examples" / "digits"
 Array = np.ndarray[Any, Any]
@@ -55,8 +55,8 @@ def average_precision(path: Path, level: str = "ALL") -> float:
 def test_int8_keeps_the_accuracy_of_the_digits_detector_on_onnx_runtimes_kernels(
     tmp_path: Path, data: list[dict[str, Array]], calibrator: str
 ) -> None:
-    report = quantize(ROOT / "model.onnx", "int8", out=tmp_path / "q.onnx", data=data, calibrator=calibrator)
-    assert report.precision.found["int8"].macs is not None and report.precision.found["int8"].macs > 0.95
+    report = quantize(ROOT / "model.onnx", "int8", out=tmp_path / "q.onnx", calib_data=data, calibrator=calibrator)
+    assert report.precision.shares["int8"].macs is not None and report.precision.shares["int8"].macs > 0.95
     assert report.nbytes is not None and report.nbytes < 0.3 * report.nbytes_before
     assert average_precision(tmp_path / "q.onnx") > average_precision(ROOT / "model.onnx") - 0.01
 
@@ -65,7 +65,7 @@ def test_int8_keeps_the_accuracy_of_the_digits_detector_on_onnx_runtimes_kernels
 def test_fp8_keeps_the_accuracy_of_the_digits_detector_and_the_emulation_agrees(
     tmp_path: Path, data: list[dict[str, Array]]
 ) -> None:
-    quantize(ROOT / "model.onnx", "fp8", out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", data=data)
+    quantize(ROOT / "model.onnx", "fp8", out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", calib_data=data)
     kernels, emulated = average_precision(tmp_path / "q.onnx", "BASIC"), average_precision(tmp_path / "e.onnx")
     assert abs(kernels - emulated) < 0.003
     assert emulated > average_precision(ROOT / "model.onnx") - 0.007  # 64 pictures; on 512 the drop is 0.004

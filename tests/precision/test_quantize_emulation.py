@@ -37,7 +37,7 @@ def round_trip(path: Path, form: str, amax: float, *, rank: int = 2) -> Path:
     weights: dict[str, Any] = {}
     given: dict[str, Any] = {"axis": -1, "block_size": FORMATS[form].block}
     if form == "nvfp4":
-        weights["s"] = np.asarray(to_format(np.zeros(16), "nvfp4", amax=amax).second)
+        weights["s"] = np.asarray(to_format(np.zeros(16), "nvfp4", amax=amax).tensor_scale)
         nodes = [
             node("TRT_FP4DynamicQuantize", "x s", "v b", domain="trt", scale_type=17, **given),
             node("DequantizeLinear", "b s", "f"),
@@ -155,7 +155,7 @@ def test_zero_points_and_channels_are_read_as_well(tmp_path: Path, kind: Any) ->
 
 
 def test_stored_weights_come_back_as_the_formats_say(tmp_path: Path) -> None:
-    from trt_engine.precision.quantize import quantize
+    from trt_engine.precision.quantize_model import quantize
 
     values = np.random.default_rng(5).standard_normal((64, 96)).astype(np.float32)
     for form, axis in (("int4", 0), ("nvfp4", 0), ("mxfp8", 0)):
@@ -163,7 +163,9 @@ def test_stored_weights_come_back_as_the_formats_say(tmp_path: Path) -> None:
         sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 96])}
         source = save(tmp_path / "a.onnx", nodes, *sides, {"w": values})
         own = {"weights_only": True} if form != "int4" else {}
-        quantize(source, form, out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", yes=True, parity=False, **own)
+        quantize(
+            source, form, out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", overwrite=True, parity=False, **own
+        )
         eye = np.eye(64, dtype=np.float32)
         block = 64 if form == "int4" else None
         np.testing.assert_array_equal(

@@ -14,12 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models import BF16, FLOAT, HALF, conv_net, node, save
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import unpack
+from trt_engine.graph.opset import raise_opset
 from trt_engine.graph.quant_target import METADATA_KEY
-from trt_engine.graph.trace import attributes
-from trt_engine.precision.formats import emulate, unpack
-from trt_engine.precision.opsets import raise_opset
-from trt_engine.precision.quantize import quantize
-from trt_engine.records import QuantizeReport
+from trt_engine.precision.formats import emulate
+from trt_engine.precision.quantize_model import quantize
+from trt_engine.records.precision import QuantizeReport
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(7)
@@ -71,7 +72,7 @@ def cosine(a: Array, b: Array) -> float:
 
 
 def reasons(report: QuantizeReport) -> dict[str, str]:
-    return {item.node: item.reason for item in report.left}
+    return {item.node: item.reason for item in report.unquantized}
 
 
 # ------------------------------------------------------------------------------------------------ INT8 and FP8
@@ -79,13 +80,15 @@ def reasons(report: QuantizeReport) -> dict[str, str]:
 
 def test_int8_puts_a_pair_on_each_activation_and_stores_weights_with_one_scale_for_each_channel(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx", opset=13, ir_version=8)
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(8, 64), heads=True, calibrator="minmax")
+    report = quantize(
+        source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64), quantize_outputs=True, calibrator="minmax"
+    )
     model, makers, stored = by_name(tmp_path / "q.onnx")
-    assert report.opset == 13 and report.precision.main == "int8"
+    assert report.opset == 13 and report.precision.main_dtype == "int8"
     for name, axis, channels in (("first", 1, 96), ("second", 0, 128), ("third", 1, 8)):
         layer = next(item for item in model.graph.node if item.name == name)
         dequantize = makers[layer.input[1]]
-        assert dequantize.op_type == "DequantizeLinear" and attributes(dequantize)["axis"] == axis
+        assert dequantize.op_type == "DequantizeLinear" and walk.attributes(dequantize)["axis"] == axis
         assert stored[dequantize.input[0]].data_type == TensorProto.INT8
         assert list(stored[dequantize.input[1]].dims) == [channels]
         back = makers[layer.input[0]]
@@ -98,7 +101,7 @@ def test_int8_puts_a_pair_on_each_activation_and_stores_weights_with_one_scale_f
 
 
 def test_every_scale_is_positive_and_every_zero_point_is_zero(tmp_path: Path) -> None:
-    quantize(perceptron(tmp_path / "net.onnx"), "int8", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    quantize(perceptron(tmp_path / "net.onnx"), "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     model, _, stored = by_name(tmp_path / "q.onnx")
     pairs = [item for item in model.graph.node if item.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert pairs
@@ -116,7 +119,9 @@ def test_a_quantised_convolution_net_runs_in_onnx_runtime_and_stays_close(
 ) -> None:
     source = conv_net(tmp_path / "net.onnx")
     data = feeds(4, 3, 8, 8, name="images")
-    report = quantize(source, to, out=tmp_path / "q.onnx", data=data, calibrator=calibrator, heads=True)
+    report = quantize(
+        source, to, out=tmp_path / "q.onnx", calib_data=data, calibrator=calibrator, quantize_outputs=True
+    )
     got = run(tmp_path / "q.onnx", data[0], "BASIC" if to == "fp8" else "ALL")[0]
     assert cosine(got, run(source, data[0])[0]) > 0.99
     assert report.parity is not None and report.parity["scores"].cosine > 0.99
@@ -126,7 +131,7 @@ def test_a_quantised_convolution_net_runs_in_onnx_runtime_and_stays_close(
 
 def test_fp8_raises_the_opset_to_where_fp8_begins_and_has_one_scale_for_a_weight(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx", opset=13, ir_version=8)
-    report = quantize(source, "fp8", out=tmp_path / "q.onnx", data=feeds(8, 64), heads=True)
+    report = quantize(source, "fp8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64), quantize_outputs=True)
     _, makers, stored = by_name(tmp_path / "q.onnx")
     assert (report.opset_before, report.opset) == (13, 19)
     weights = [item for item in makers.values() if item.op_type == "DequantizeLinear" and item.input[0] in stored]
@@ -137,10 +142,10 @@ def test_fp8_raises_the_opset_to_where_fp8_begins_and_has_one_scale_for_a_weight
 
 def test_the_last_layer_before_an_output_stays_in_float_unless_asked_for(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     assert [item.node for item in report.quantized] == ["first", "second"]
     assert "last layer" in reasons(report)["third"]
-    every = quantize(source, "int8", out=tmp_path / "all.onnx", data=feeds(8, 64), heads=True)
+    every = quantize(source, "int8", out=tmp_path / "all.onnx", calib_data=feeds(8, 64), quantize_outputs=True)
     assert [item.node for item in every.quantized] == ["first", "second", "third"]
 
 
@@ -169,7 +174,7 @@ def detector(path: Path) -> Path:
 def test_boxes_and_scores_never_share_a_scale_and_the_decoding_stays_in_float(tmp_path: Path, heads: bool) -> None:
     source = detector(tmp_path / "net.onnx")
     data = feeds(4, 3, 8, 8, name="images")
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", data=data, heads=heads)
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=data, quantize_outputs=heads)
     model, makers, _ = by_name(tmp_path / "q.onnx")
     join = next(item for item in model.graph.node if item.op_type == "Concat")
     assert [makers[name].op_type for name in join.input] == ["Mul", "Sigmoid"]
@@ -191,7 +196,7 @@ def test_one_pair_serves_all_quantised_readers_and_float_readers_keep_the_tensor
         node("MatMul", "mixed we", "y"),
     ]
     source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 4])}, weights)
-    quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     model, makers, _ = by_name(tmp_path / "q.onnx")
     readers = [item for item in model.graph.node if item.op_type == "QuantizeLinear" and item.input[0] == "h"]
     assert len(readers) == 1
@@ -219,7 +224,7 @@ def test_the_other_side_of_a_residual_addition_is_quantised_when_asked_for(tmp_p
     source = residual(tmp_path / "net.onnx")
     data = feeds(4, 3, 4, 4, name="images")
     for wanted in (False, True):
-        quantize(source, "int8", out=tmp_path / "q.onnx", data=data, residuals=wanted, yes=True)
+        quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=data, quantize_residuals=wanted, overwrite=True)
         model, makers, _ = by_name(tmp_path / "q.onnx")
         addition = next(item for item in model.graph.node if item.op_type == "Add")
         assert addition.input[0] == "b"  # nothing stands between the convolution and what it is fused with
@@ -231,14 +236,14 @@ def test_the_other_side_of_a_residual_addition_is_quantised_when_asked_for(tmp_p
 
 def test_int4_blocks_lie_along_the_inputs_whichever_way_the_weight_lies(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    report = quantize(source, "int4", out=tmp_path / "q.onnx", heads=True, block=32)
+    report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True, block_size=32)
     model, makers, stored = by_name(tmp_path / "q.onnx")
     assert report.opset == 21 and report.weights_only and report.calibration is None
     original = {item.name: numpy_helper.to_array(item) for item in onnx.load(source).graph.initializer}
     for name, weight_name, axis in (("first", "w0", 0), ("second", "w1", 1), ("third", "w2", 0)):
         layer = next(item for item in model.graph.node if item.name == name)
         dequantize = makers[layer.input[1]]
-        given = attributes(dequantize)
+        given = walk.attributes(dequantize)
         assert (given["axis"], given["block_size"]) == (axis, 32)
         values, scales = stored[dequantize.input[0]], stored[dequantize.input[1]]
         assert values.data_type == TensorProto.INT4
@@ -253,7 +258,7 @@ def test_int4_blocks_lie_along_the_inputs_whichever_way_the_weight_lies(tmp_path
 
 def test_int4_runs_in_onnx_runtime_with_a_gemm_that_is_transposed(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    quantize(source, "int4", out=tmp_path / "q.onnx", heads=True)
+    quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
     given = feeds(8, 64)[0]
     assert cosine(run(tmp_path / "q.onnx", given)[0], run(source, given)[0]) > 0.97
 
@@ -262,9 +267,9 @@ def test_the_largest_block_that_divides_is_taken_and_one_that_does_not_is_refuse
     tmp_path: Path,
 ) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    report = quantize(source, "int4", out=tmp_path / "q.onnx", heads=True)
+    report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
     assert [item.weight.split(" of ")[1].split()[0] for item in report.quantized] == ["64", "32", "128"]
-    forced = quantize(source, "int4", out=tmp_path / "f.onnx", heads=True, block=128)
+    forced = quantize(source, "int4", out=tmp_path / "f.onnx", quantize_outputs=True, block_size=128)
     assert [item.node for item in forced.quantized] == ["third"]
     assert "64 inputs are not divided by blocks of 128" in reasons(forced)["first"]
     assert "96 inputs" in reasons(forced)["second"]
@@ -275,9 +280,16 @@ def test_awq_is_nearer_than_rounding_where_a_few_inputs_carry_most(tmp_path: Pat
     rng = np.random.default_rng(5)
     spread = np.where(np.arange(64) % 16 == 0, 20.0, 0.3).astype(np.float32)
     data = [{"x": (rng.standard_normal((32, 64)) * spread).astype(np.float32)} for _ in range(4)]
-    quantize(source, "int4", out=tmp_path / "rtn.onnx", heads=True, block=64, exclude_nodes=("second", "third"))
     quantize(
-        source, "int4", out=tmp_path / "awq.onnx", heads=True, block=64, method="awq", data=data,
+        source,
+        "int4",
+        out=tmp_path / "rtn.onnx",
+        quantize_outputs=True,
+        block_size=64,
+        exclude_nodes=("second", "third"),
+    )
+    quantize(
+        source, "int4", out=tmp_path / "awq.onnx", quantize_outputs=True, block_size=64, method="awq", calib_data=data,
         exclude_nodes=("second", "third"),
     )  # fmt: skip
     held_out = (rng.standard_normal((64, 64)) * spread).astype(np.float32)
@@ -291,19 +303,19 @@ def test_awq_is_nearer_than_rounding_where_a_few_inputs_carry_most(tmp_path: Pat
 
 def test_nvfp4_weights_are_packed_with_two_levels_of_scales(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    report = quantize(source, "nvfp4", out=tmp_path / "q.onnx", data=feeds(8, 64), heads=True)
+    report = quantize(source, "nvfp4", out=tmp_path / "q.onnx", calib_data=feeds(8, 64), quantize_outputs=True)
     model, makers, stored = by_name(tmp_path / "q.onnx")
-    assert report.opset == 23 and report.measured_on == "emulation" and report.precision.main == "nvfp4"
+    assert report.opset == 23 and report.measured_on == "emulation" and report.precision.main_dtype == "nvfp4"
     original = {item.name: numpy_helper.to_array(item) for item in onnx.load(source).graph.initializer}
     for name, weight_name, turned in (("first", "w0", True), ("second", "w1", False), ("third", "w2", True)):
         layer = next(item for item in model.graph.node if item.name == name)
         maker = makers[layer.input[1]]
         if layer.op_type == "Gemm":
-            assert attributes(layer)["transB"] == 1
+            assert walk.attributes(layer)["transB"] == 1
         else:
             assert maker.op_type == "Transpose"
             maker = makers[maker.input[0]]
-        assert attributes(maker) == {"axis": -1, "block_size": 16}
+        assert walk.attributes(maker) == {"axis": -1, "block_size": 16}
         scales = makers[maker.input[1]]
         assert [stored[maker.input[0]].data_type, stored[scales.input[0]].data_type, stored[scales.input[1]].data_type] == [
             TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN, TensorProto.FLOAT,
@@ -317,33 +329,33 @@ def test_nvfp4_weights_are_packed_with_two_levels_of_scales(tmp_path: Path) -> N
 
 
 def test_nvfp4_activations_go_through_the_operator_tensorrt_knows(tmp_path: Path) -> None:
-    quantize(perceptron(tmp_path / "net.onnx"), "nvfp4", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    quantize(perceptron(tmp_path / "net.onnx"), "nvfp4", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     model, _, stored = by_name(tmp_path / "q.onnx")
     dynamic = [item for item in model.graph.node if item.op_type == "TRT_FP4DynamicQuantize"]
     assert len(dynamic) == 2
     for item in dynamic:
         assert item.domain == "trt" and len(item.output) == 2
-        assert attributes(item) == {"axis": -1, "block_size": 16, "scale_type": TensorProto.FLOAT8E4M3FN}
+        assert walk.attributes(item) == {"axis": -1, "block_size": 16, "scale_type": TensorProto.FLOAT8E4M3FN}
         scale = stored[item.input[1]]
         assert not scale.dims and scale.data_type == FLOAT  # an initializer and a scalar, or the parser refuses it
         first = next(other for other in model.graph.node if other.input and other.input[0] == item.output[1])
         assert (first.op_type, first.input[1]) == ("DequantizeLinear", item.input[1])
         second = next(other for other in model.graph.node if other.input and other.input[0] == item.output[0])
-        assert second.input[1] == first.output[0] and attributes(second) == {"axis": -1, "block_size": 16}
+        assert second.input[1] == first.output[0] and walk.attributes(second) == {"axis": -1, "block_size": 16}
     assert {item.domain for item in model.opset_import} == {"", "trt"}
 
 
 def test_mxfp8_writes_tensorrts_operators_with_scales_as_bytes_and_needs_no_data(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    report = quantize(source, "mxfp8", out=tmp_path / "q.onnx", heads=True)
+    report = quantize(source, "mxfp8", out=tmp_path / "q.onnx", quantize_outputs=True)
     model, _, stored = by_name(tmp_path / "q.onnx")
-    assert report.opset == 21 and report.calibration is None and report.precision.main == "mxfp8"
+    assert report.opset == 21 and report.calibration is None and report.precision.main_dtype == "mxfp8"
     there = [item for item in model.graph.node if item.op_type == "TRT_MXFP8DynamicQuantize"]
     assert len(there) == 3 and all(len(item.input) == 1 and len(item.output) == 2 for item in there)
     back = [item for item in model.graph.node if item.op_type == "TRT_MXFP8DequantizeLinear"]
     assert len(back) == 6 and all(item.domain == "trt" for item in back)
     for item in back:
-        assert attributes(item) == {"axis": -1, "block_size": 32, "output_dtype": FLOAT}
+        assert walk.attributes(item) == {"axis": -1, "block_size": 32, "output_dtype": FLOAT}
         if item.input[0] in stored:
             values, scales = stored[item.input[0]], stored[item.input[1]]
             assert (values.data_type, scales.data_type) == (TensorProto.FLOAT8E4M3FN, TensorProto.UINT8)
@@ -365,7 +377,7 @@ def test_awq_clips_nvfp4_weights_by_what_their_inputs_carry(tmp_path: Path) -> N
     errors = []
     for method in ("rtn", "awq"):
         report = quantize(
-            source, "nvfp4", out=tmp_path / f"{method}.onnx", data=data, weights_only=True, method=method,
+            source, "nvfp4", out=tmp_path / f"{method}.onnx", calib_data=data, weights_only=True, method=method,
             exclude_nodes=("second", "third"),
         )  # fmt: skip
         assert report.parity is not None
@@ -398,7 +410,13 @@ def test_biases_take_up_what_rounding_takes_away_on_average(tmp_path: Path, to: 
     off = []
     for corrected in (False, True):
         quantize(
-            source, to, out=tmp_path / "q.onnx", data=data, bias_correction=corrected, yes=True, calibrator="minmax"
+            source,
+            to,
+            out=tmp_path / "q.onnx",
+            calib_data=data,
+            bias_correction=corrected,
+            overwrite=True,
+            calibrator="minmax",
         )
         whole = [run(tmp_path / "q.onnx", item, "BASIC")[1] - run(source, item)[1] for item in data]
         means = np.concatenate(whole).mean(axis=tuple(at for at in range(rank) if at != 1))
@@ -410,7 +428,7 @@ def test_biases_take_up_what_rounding_takes_away_on_average(tmp_path: Path, to: 
 def test_a_convolution_net_has_nothing_for_a_block_format_and_that_is_said(tmp_path: Path, to: str) -> None:
     source = conv_net(tmp_path / "net.onnx")
     with pytest.raises(ModelError, match="nothing to quantise") as raised:
-        quantize(source, to, out=tmp_path / "q.onnx", data=feeds(2, 3, 8, 8, name="images"))
+        quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(2, 3, 8, 8, name="images"))
     assert "no kernels for convolutions" in raised.value.message and "int8" in (raised.value.hint or "")
     assert not (tmp_path / "q.onnx").exists()
 
@@ -419,7 +437,9 @@ def test_a_convolution_net_has_nothing_for_a_block_format_and_that_is_said(tmp_p
 def test_an_emulation_can_show_what_a_block_format_would_cost_a_convolution_net(tmp_path: Path, to: str) -> None:
     source = conv_net(tmp_path / "net.onnx")
     data = feeds(2, 3, 8, 8, name="images")
-    report = quantize(source, to, emulate=tmp_path / "e.onnx", data=data, convolutions=True, heads=True)
+    report = quantize(
+        source, to, emulate=tmp_path / "e.onnx", calib_data=data, emulate_convs=True, quantize_outputs=True
+    )
     assert report.out is None and report.measured_on == "emulation"
     assert all("emulation alone" in item.weight for item in report.quantized)
     closeness = cosine(run(tmp_path / "e.onnx", data[0])[0], run(source, data[0])[0])
@@ -431,16 +451,16 @@ def test_an_emulation_can_show_what_a_block_format_would_cost_a_convolution_net(
 
 def test_there_is_no_calibration_without_data(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="no data"):
+    with pytest.raises(UsageError, match="no calibration data is given"):
         quantize(source, "int8", out=tmp_path / "q.onnx")
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", data="random")
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", calib_data="random")
     assert report.calibration is not None and report.calibration["random"]
     assert any("random" in said for said in report.warnings)
 
 
 def test_a_cache_needs_no_data(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    quantize(source, "int8", out=tmp_path / "a.onnx", data=feeds(8, 64), cache=tmp_path / "ranges.json")
+    quantize(source, "int8", out=tmp_path / "a.onnx", calib_data=feeds(8, 64), cache=tmp_path / "ranges.json")
     report = quantize(source, "int8", out=tmp_path / "b.onnx", cache=tmp_path / "ranges.json")
     assert report.calibration is not None and report.calibration["cached"]
     assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
@@ -460,19 +480,19 @@ def test_ranges_known_beforehand_take_the_place_of_data(tmp_path: Path) -> None:
     ("to", "settings", "said"),
     [
         ("fp16", {}, "a cast"),
-        ("int2", {}, "no format"),
-        ("int8", {"block": 32}, "no blocks"),
-        ("nvfp4", {"block": 32}, "blocks of 16"),
-        ("int4", {"block": 48}, "no power of two"),
-        ("int8", {"weights_only": True}, "no faster"),
+        ("int2", {}, "unknown format"),
+        ("int8", {"block_size": 32}, "no blocks"),
+        ("nvfp4", {"block_size": 32}, "blocks of 16"),
+        ("int4", {"block_size": 48}, "not a power of two"),
+        ("int8", {"weights_only": True}, "is not faster"),
         ("fp8", {"method": "awq"}, "AWQ"),
-        ("int4", {"residuals": True}, "INT8 and FP8"),
-        ("int8", {"convolutions": True}, "anyway"),
-        ("int4", {"convolutions": True}, "emulation"),
+        ("int4", {"quantize_residuals": True}, "INT8 and FP8"),
+        ("int8", {"emulate_convs": True}, "anyway"),
+        ("int4", {"emulate_convs": True}, "emulation"),
         ("int8", {"exclude_nodes": ("frist",)}, "no node `frist`"),
         ("int8", {"exclude_types": ("Convolution",)}, "no operator type"),
-        ("int8", {"exclude_patterns": ("/head/*",)}, "fits the pattern"),
-        ("int4", {"method": "awq"}, "there is no data"),
+        ("int8", {"exclude_patterns": ("/head/*",)}, "matches the pattern"),
+        ("int4", {"method": "awq"}, "no data is given"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_any_work(
@@ -487,17 +507,17 @@ def test_what_does_not_fit_together_is_refused_before_any_work(
 def test_exclusions_are_by_name_by_type_and_by_pattern(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
     report = quantize(
-        source, "int8", out=tmp_path / "q.onnx", data=feeds(8, 64), heads=True,
+        source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64), quantize_outputs=True,
         exclude_nodes=("first",), exclude_patterns=("thi*",),
     )  # fmt: skip
     assert [item.node for item in report.quantized] == ["second"]
     assert reasons(report) == {"first": "excluded by name", "third": "excluded by `thi*`"}
-    typed = quantize(source, "int8", out=tmp_path / "t.onnx", data=feeds(8, 64), exclude_types=("Gemm",))
+    typed = quantize(source, "int8", out=tmp_path / "t.onnx", calib_data=feeds(8, 64), exclude_types=("Gemm",))
     assert [item.node for item in typed.quantized] == ["first"]
 
 
 def test_a_quantised_model_is_not_quantised_again(tmp_path: Path) -> None:
-    quantize(perceptron(tmp_path / "net.onnx"), "int8", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    quantize(perceptron(tmp_path / "net.onnx"), "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     with pytest.raises(ModelError, match="quantised already"):
         quantize(tmp_path / "q.onnx", "int4", out=tmp_path / "qq.onnx")
 
@@ -508,7 +528,7 @@ def test_nothing_is_overwritten_unless_asked_and_never_the_model_itself(tmp_path
     with pytest.raises(UsageError):
         quantize(source, "int4", out=tmp_path / "q.onnx")
     with pytest.raises(UsageError, match="the model itself"):
-        quantize(source, "int4", out=source, yes=True)
+        quantize(source, "int4", out=source, overwrite=True)
     assert (tmp_path / "q.onnx").read_bytes() == b"mine"
 
 
@@ -543,7 +563,7 @@ def test_a_weight_shared_by_two_layers_is_stored_once_and_stays_for_those_who_re
     ]
     weights = {"w": weight(64, 64), "v": weight(64, 4)}
     source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, [64, 64])}, {"y": (FLOAT, [64, 4])}, weights)
-    quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(64, 64))
+    quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(64, 64))
     model, _, stored = by_name(tmp_path / "q.onnx")
     assert sum(item.data_type == TensorProto.INT8 and len(item.dims) == 2 for item in stored.values()) == 1
     assert "w" in stored
@@ -560,7 +580,7 @@ def test_weights_behind_a_transpose_or_a_constant_node_are_found(tmp_path: Path)
     ]
     sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 32])}
     source = save(tmp_path / "net.onnx", nodes, *sides, {"w": weight(64, 64)})
-    report = quantize(source, "int4", out=tmp_path / "q.onnx", heads=True)
+    report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
     model, _, stored = by_name(tmp_path / "q.onnx")
     assert len(report.quantized) == 2
     assert [item.op_type for item in model.graph.node] == ["DequantizeLinear", "MatMul"] * 2
@@ -581,7 +601,7 @@ def test_layers_in_bodies_stay_in_float_and_it_is_said(tmp_path: Path) -> None:
     ]
     weights = {"v": weight(64, 64), "w": weight(64, 64), "u": weight(64, 64), "zero": np.float32(0)}
     source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}, weights)
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(4, 64), heads=True)
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(4, 64), quantize_outputs=True)
     assert [item.node for item in report.quantized] == ["outer", "last"]
     assert all("body" in reasons(report)[name] for name in ("inner_yes", "inner_no"))
     assert cosine(run(tmp_path / "q.onnx", feeds(4, 64)[0])[0], run(source, feeds(4, 64)[0])[0]) > 0.99
@@ -594,8 +614,8 @@ def test_weights_outside_the_file_stay_outside(tmp_path: Path, to: str) -> None:
     model, other = onnx.load(source), onnx.load(plain)  # the same weights for both
     other.graph.CopyFrom(model.graph)
     onnx.save(other, plain)
-    report = quantize(source, to, out=tmp_path / "q.onnx", data=feeds(8, 64))
-    quantize(plain, to, out=tmp_path / "p.onnx", data=feeds(8, 64))
+    report = quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
+    quantize(plain, to, out=tmp_path / "p.onnx", calib_data=feeds(8, 64))
     raw = onnx.load(tmp_path / "q.onnx", load_external_data=False)
     outside = [item for item in raw.graph.initializer if item.data_location == TensorProto.EXTERNAL]
     assert outside and report.artifacts["weights"].endswith("q.onnx.data")
@@ -610,7 +630,7 @@ def test_metadata_and_names_of_inputs_and_outputs_are_kept(tmp_path: Path) -> No
     model = onnx.load(source)
     model.metadata_props.add(key="classes", value="a,b")
     onnx.save(model, source)
-    quantize(source, "nvfp4", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    quantize(source, "nvfp4", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     made = onnx.load(tmp_path / "q.onnx")
     props = [(item.key, item.value) for item in made.metadata_props]
     assert props == [("classes", "a,b"), (METADATA_KEY, "tensorrt")]
@@ -624,7 +644,7 @@ def test_a_tensor_that_has_the_name_we_would_take_keeps_it(tmp_path: Path) -> No
     ]
     weights = {"w": weight(64, 64), "x_scale": weight(64, 8)}
     source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 8])}, weights)
-    quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(4, 64), heads=True)
+    quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(4, 64), quantize_outputs=True)
     made = onnx.load(tmp_path / "q.onnx")
     outputs = [name for item in made.graph.node for name in item.output]
     assert len(outputs) == len(set(outputs))
@@ -637,7 +657,7 @@ def test_a_16_bit_graph_gets_scales_of_its_own_type(tmp_path: Path, elem: int, k
     nodes = [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r v", "y")]
     weights = {"w": weight(64, 64).astype(kind), "v": weight(64, 64).astype(kind)}
     source = save(tmp_path / "net.onnx", nodes, {"x": (elem, ["n", 64])}, {"y": (elem, ["n", 64])}, weights, opset=21)
-    quantize(source, to, out=tmp_path / "q.onnx", ranges={"x": 4.0, "r": 8.0}, heads=True, parity=False)
+    quantize(source, to, out=tmp_path / "q.onnx", ranges={"x": 4.0, "r": 8.0}, quantize_outputs=True, parity=False)
     model, _, stored = by_name(tmp_path / "q.onnx")
     if to in ("int8", "fp8", "int4"):
         pairs = [item for item in model.graph.node if item.op_type in ("QuantizeLinear", "DequantizeLinear")]
@@ -648,7 +668,7 @@ def test_a_16_bit_graph_gets_scales_of_its_own_type(tmp_path: Path, elem: int, k
 @pytest.mark.parametrize("to", ["int8", "fp8", "int4", "nvfp4", "mxfp8"])
 def test_what_is_not_quantised_can_be_16_bit(tmp_path: Path, to: str, rest: str) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    report = quantize(source, to, out=tmp_path / "q.onnx", data=feeds(8, 64), high_precision=rest)
+    report = quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(8, 64), high_precision=rest)
     _, _, stored = by_name(tmp_path / "q.onnx")
     assert stored["w2"].data_type == {"fp16": HALF, "bf16": BF16}[rest]
     assert report.measured_on == "emulation" and report.parity is not None and report.parity["y"].cosine > 0.95
@@ -657,13 +677,13 @@ def test_what_is_not_quantised_can_be_16_bit(tmp_path: Path, to: str, rest: str)
 @pytest.mark.parametrize("to", ["nvfp4", "mxfp8"])
 def test_tensorrts_operators_read_and_give_16_bit_tensors_without_casts(tmp_path: Path, to: str) -> None:
     source = perceptron(tmp_path / "net.onnx")
-    quantize(source, to, out=tmp_path / "q.onnx", data=feeds(8, 64), high_precision="fp16")
+    quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(8, 64), high_precision="fp16")
     model, makers, stored = by_name(tmp_path / "q.onnx")
     inner = next(item for item in model.graph.node if "Dynamic" in item.op_type and item.input[0] != "x")
     assert makers[inner.input[0]].op_type == "Relu"
     if to == "mxfp8":
         back = [item for item in model.graph.node if item.op_type == "TRT_MXFP8DequantizeLinear"]
-        assert {attributes(item)["output_dtype"] for item in back} == {HALF}
+        assert {walk.attributes(item)["output_dtype"] for item in back} == {HALF}
         assert [item.op_type for item in model.graph.node].count("Cast") == 1  # the output's
     else:
         scales = [item.input[1] for item in model.graph.node if item.op_type == "DequantizeLinear"]
@@ -677,7 +697,7 @@ def test_tensorrts_operators_read_and_give_16_bit_tensors_without_casts(tmp_path
 @pytest.mark.parametrize("to", ["int8", "fp8", "int4", "nvfp4", "mxfp8"])
 def test_every_opset_from_13_to_23_is_taken(tmp_path: Path, opset: int, to: str) -> None:
     source = perceptron(tmp_path / "net.onnx", opset=opset, ir_version=8 if opset < 19 else 10)
-    report = quantize(source, to, out=tmp_path / "q.onnx", data=feeds(4, 64, count=1), calibrator="minmax")
+    report = quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(4, 64, count=1), calibrator="minmax")
     assert report.opset >= opset and report.parity is not None
     assert report.parity["y"].cosine > 0.95
 
@@ -685,7 +705,7 @@ def test_every_opset_from_13_to_23_is_taken(tmp_path: Path, opset: int, to: str)
 def test_an_opset_below_13_is_refused_with_what_to_do(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx", opset=12, ir_version=7)
     with pytest.raises(ModelError, match="opset 12") as raised:
-        quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(4, 64))
+        quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(4, 64))
     assert "version_converter" in (raised.value.hint or "")
 
 
@@ -751,7 +771,7 @@ def test_weights_of_more_than_two_gigabytes_are_neither_loaded_nor_moved_into_th
     model = onnx.load(source)
     model.graph.initializer.append(table)
     onnx.save(model, source)
-    report = quantize(source, "int4", out=tmp_path / "q.onnx", heads=True, parity=False)
+    report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True, parity=False)
     raw = onnx.load(tmp_path / "q.onnx", load_external_data=False)
     kept = next(item for item in raw.graph.initializer if item.name == "table")
     assert kept.data_location == TensorProto.EXTERNAL and (tmp_path / "q.onnx").stat().st_size < 1 << 20
@@ -771,7 +791,7 @@ def two_that_share(path: Path, first: str, second: str) -> Path:
 @pytest.mark.parametrize(("first", "second"), [("Gemm", "Gemm"), ("Gemm", "MatMul"), ("MatMul", "Gemm")])
 def test_layers_that_share_a_weight_read_it_the_way_it_lies(tmp_path: Path, to: str, first: str, second: str) -> None:
     source, x = two_that_share(tmp_path / "net.onnx", first, second), feeds(64, 64)
-    quantize(source, to, out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", data=x, heads=True)
+    quantize(source, to, out=tmp_path / "q.onnx", emulate=tmp_path / "e.onnx", calib_data=x, quantize_outputs=True)
     assert cosine(run(source, x[0])[0], run(tmp_path / "e.onnx", x[0])[0]) > 0.97
 
 
@@ -792,7 +812,9 @@ def test_awq_scales_a_shared_weight_for_the_layer_whose_input_it_scales_alone(tm
     ]
     sides = {"x": (FLOAT, ["n", 64])}, {"a": (FLOAT, ["n", 64]), "y": (FLOAT, ["n", 64])}
     source, x = save(tmp_path / "net.onnx", nodes, *sides, weights), feeds(64, 64)
-    quantize(source, "int4", out=tmp_path / "q.onnx", data=x, method="awq", heads=True, exclude_nodes=("z",))
+    quantize(
+        source, "int4", out=tmp_path / "q.onnx", calib_data=x, method="awq", quantize_outputs=True, exclude_nodes=("z",)
+    )
     pairs = zip(run(source, x[0]), run(tmp_path / "q.onnx", x[0]), strict=True)
     assert [cosine(before, after) > 0.95 for before, after in pairs] == [True, True]
 
@@ -802,7 +824,7 @@ def test_nodes_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
     model = onnx.load(source)
     model.graph.node[2].name = "first"
     onnx.save(model, source)
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", data=feeds(8, 64))
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
     assert any("1 nodes had the name of another" in item for item in report.warnings)
     assert report.parity is not None and report.parity["y"].cosine > 0.99
     names = [item.name for item in onnx.load(tmp_path / "q.onnx").graph.node if item.name]
@@ -811,14 +833,16 @@ def test_nodes_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
 
 def test_a_network_that_quantising_breaks_is_a_warning(tmp_path: Path) -> None:
     source, x = perceptron(tmp_path / "net.onnx"), feeds(8, 64)
-    whole = quantize(source, "int8", out=tmp_path / "q.onnx", data=x)
+    whole = quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=x)
     assert not any("not the model's" in item for item in whole.warnings)
     weights = {"w": weight(64, 64)}
     sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}
     bare = save(tmp_path / "bare.onnx", [node("MatMul", "x w", "y", name="only")], *sides, weights)
     # a range a thousand times too wide rounds every input to zero, and there is no bias to hide it
-    broken = quantize(bare, "int8", out=tmp_path / "broken.onnx", ranges={"x": 1e5}, bias_correction=False, heads=True)
-    assert any("`y` is not the model's any more" in item for item in broken.warnings)
+    broken = quantize(
+        bare, "int8", out=tmp_path / "broken.onnx", ranges={"x": 1e5}, bias_correction=False, quantize_outputs=True
+    )
+    assert any("`y` no longer matches the model" in item for item in broken.warnings)
 
 
 @pytest.mark.parametrize("shape", [(2, 64, 32), (2, 4, 64, 32)])
@@ -835,7 +859,7 @@ def test_batched_weights_have_one_scale_which_every_kernel_takes(
     )  # fmt: skip
     made = tmp_path / "q.onnx"
     data = feeds(*rows)
-    report = quantize(path, form, out=made, data=data, heads=True)
+    report = quantize(path, form, out=made, calib_data=data, quantize_outputs=True)
     assert len(report.quantized) == 2
     assert all(item.weight == f"{form}, one scale" for item in report.quantized)
     _, by_output, stored = by_name(made)
@@ -844,3 +868,37 @@ def test_batched_weights_have_one_scale_which_every_kernel_takes(
     if form == "int8":
         for level in ("BASIC", "ALL"):
             assert cosine(run(path, data[0])[0], run(made, data[0], level)[0]) > 0.995
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (), (5,)], ids=["2-D", "scalar", "too short"])
+@pytest.mark.parametrize("target", ["tensorrt", "onnxruntime-cpu"])
+def test_a_convolution_with_a_bias_of_another_shape_is_a_model_error(
+    tmp_path: Path, shape: tuple[int, ...], target: str
+) -> None:
+    weights = {"w": weight(8, 3, 3, 3), "b": np.ones(shape, np.float32)}
+    sides = {"x": (FLOAT, [1, 3, 8, 8])}, {"y": (FLOAT, [1, 8, 6, 6])}
+    path = save(tmp_path / "model.onnx", [node("Conv", "x w b", "y", name="first")], *sides, weights)
+    with pytest.raises(ModelError, match="bias `b` of node `first`"):
+        quantize(path, "int8", out=tmp_path / "out.onnx", target=target, ranges={"x": 1.0, "y": 3.0})
+
+
+@pytest.mark.parametrize("to", ["nvfp4", "mxfp8"])
+def test_the_size_that_blocks_go_along_is_stated_where_a_reshape_leaves_it_open(to: str, tmp_path: Path) -> None:
+    """TensorRT's parser refuses such an operator along a size that is to be worked out."""
+    nodes = [
+        node("Shape", "x", "s", start=0, end=2), node("Concat", "s rest", "sizes", axis=0),
+        node("Reshape", "x sizes", "flat"), node("MatMul", "flat w", "y", name="product"),
+    ]  # fmt: skip
+    given = {"w": weight(64, 32), "rest": np.array([-1], np.int64)}
+    source = save(tmp_path / "m.onnx", nodes, {"x": (FLOAT, ["b", "s", 4, 16])}, {"y": (FLOAT, ["b", "s", 32])}, given)
+    emulated = tmp_path / "e.onnx"
+    quantize(
+        source, to, out=tmp_path / "q.onnx", calib_data=feeds(2, 3, 4, 16), emulate=emulated, quantize_outputs=True
+    )
+    model, makers, stored = by_name(tmp_path / "q.onnx")
+    (made,) = [item for item in model.graph.node if item.op_type.endswith("DynamicQuantize")]
+    sized = makers[made.input[0]]
+    assert sized.op_type == "Reshape" and sized.input[0] == "flat"
+    assert numpy_helper.to_array(stored[sized.input[1]]).tolist() == [0, 0, 64]
+    x = feeds(1, 5, 4, 16)[0]
+    assert run(emulated, x)[0].shape == (1, 5, 32)

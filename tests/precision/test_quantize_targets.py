@@ -16,10 +16,10 @@ from onnx_models import FLOAT, node, save
 from trt_engine.device import info
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.quant_target import METADATA_KEY
-from trt_engine.precision.calibrate import calibrate
-from trt_engine.precision.cpu_qdq import activation_scale, weight_bits, weight_values
-from trt_engine.precision.quantize import quantize
-from trt_engine.records import QuantizeReport
+from trt_engine.precision.calibration import calibrate
+from trt_engine.precision.cpu_qdq import activation_scale, quantize_weight, weight_bits
+from trt_engine.precision.quantize_model import quantize
+from trt_engine.records.precision import QuantizeReport
 
 Array = np.ndarray[Any, Any]
 CPU = "onnxruntime-cpu"
@@ -108,9 +108,9 @@ def detector(path: Path, **given: Any) -> Path:
 
 def quantized(source: Path, **settings: Any) -> tuple[QuantizeReport, onnx.ModelProto]:
     out = source.with_name(f"{source.stem}.q.onnx")
-    settings.setdefault("data", images())
+    settings.setdefault("calib_data", images())
     settings.setdefault("calibrator", "minmax")
-    report = quantize(source, "int8", out=out, target=CPU, yes=True, **settings)
+    report = quantize(source, "int8", out=out, target=CPU, overwrite=True, **settings)
     return report, onnx.load(out)
 
 
@@ -178,7 +178,7 @@ def test_hardswish_and_hardsigmoid_in_integers_are_exact_to_a_step_at_both_ends_
             node("Identity", "o", "y"),
         ]  # fmt: skip
         source = network(tmp_path / f"{op}.onnx", nodes, weights, opset=18)
-        quantized(source, data=[spread], heads=True)
+        quantized(source, calib_data=[spread], quantize_outputs=True)
         want, got = run(source, spread), run(tmp_path / f"{op}.q.onnx", spread)
         assert optimized(tmp_path / f"{op}.q.onnx")[op] == 0
         step = 16 / 255 if op == "HardSwish" else 1.5 * 16 / 255 / 5
@@ -211,7 +211,7 @@ def test_only_what_has_an_integer_neighbour_gets_a_pair(tmp_path: Path) -> None:
         node("Softmax", "c2", "p", name="softmax", axis=1),
         node("Mul", "p p", "y", name="square"),
     ]
-    _, model = quantized(network(tmp_path / "net.onnx", nodes, weights), heads=True)
+    _, model = quantized(network(tmp_path / "net.onnx", nodes, weights), quantize_outputs=True)
     assert behind(model) == {"first", "addition", "second"}
     kinds = Counter(item.op_type for item in model.graph.node)
     assert kinds["QuantizeLinear"] == 4, "the input of the first layer, two results, what the addition gives"
@@ -231,14 +231,14 @@ def test_a_batch_norm_behind_a_convolution_is_folded_into_it(tmp_path: Path) -> 
         conv("r1", "y", "second", weights),
     ]
     source = network(tmp_path / "net.onnx", nodes, weights)
-    report, _ = quantized(source, heads=True)
+    report, _ = quantized(source, quantize_outputs=True)
     assert optimized(tmp_path / "net.q.onnx")["QLinearConv"] == 2
     assert report.parity is not None and report.parity["y"].cosine > 0.999
 
 
 def test_layers_of_transformers_read_integers_and_give_floats(tmp_path: Path) -> None:
     source = transformer(tmp_path / "net.onnx")
-    report, model = quantized(source, data=tokens())
+    report, model = quantized(source, calib_data=tokens())
     assert behind(model) == {"norm", "gelu"}, "inputs of layers alone: no result of a MatMul is rounded"
     assert optimized(tmp_path / "net.q.onnx")["MatMulIntegerToFloat"] == 2
     assert report.integer_kernels is not None and report.integer_kernels.layers["MatMul"] == (2, 4)
@@ -299,7 +299,7 @@ def test_a_range_always_holds_zero(low: float, high: float, zero: int) -> None:
 
 def test_a_tensor_of_zeros_has_a_scale(tmp_path: Path) -> None:
     assert activation_scale(0.0, 0.0) == (1.0, 0)
-    report, _ = quantized(residual(tmp_path / "net.onnx"), data=[{"x": np.zeros((1, 8, 16, 16), np.float32)}])
+    report, _ = quantized(residual(tmp_path / "net.onnx"), calib_data=[{"x": np.zeros((1, 8, 16, 16), np.float32)}])
     assert report.parity is not None and np.isfinite(report.parity["y"].max_abs)
 
 
@@ -325,7 +325,7 @@ def test_a_large_bias_of_a_channel_without_weights_fits_into_int32(tmp_path: Pat
     weights["w_first"][3] *= np.float32(1e-12)
     weights["b_first"][3] = 5.0
     source = network(tmp_path / "net.onnx", nodes, weights)
-    report, _ = quantized(source, heads=True)
+    report, _ = quantized(source, quantize_outputs=True)
     assert report.parity is not None and report.parity["y"].cosine > 0.999
 
 
@@ -342,7 +342,7 @@ def test_one_processor_without_vnni_gets_weights_of_seven_bits(monkeypatch: pyte
         assert weight_bits("auto") == 8
     features("asimd")
     assert weight_bits("auto") == 8 and weight_bits("on") == 7
-    values, scales = weight_values(weight(4, 9), 0, 7)
+    values, scales = quantize_weight(weight(4, 9), 0, 7)
     assert np.abs(values).max() == 63 and scales.shape == (4,)
 
 
@@ -350,9 +350,9 @@ def test_ranges_of_an_earlier_cache_without_smallest_values_are_refused(tmp_path
     source, cache = residual(tmp_path / "net.onnx"), tmp_path / "ranges.json"
     quantized(source, cache=cache)
     text = cache.read_text()
-    at = text.index('"extremes"')
-    cache.write_text(text[:at] + '"extremes": {}' + text[text.index("}", at) + 1 :])
-    with pytest.raises(UsageError, match="lack the smallest value") as refused:
+    at = text.index('"min_max"')
+    cache.write_text(text[:at] + '"min_max": {}' + text[text.index("}", at) + 1 :])
+    with pytest.raises(UsageError, match="lack the minimum") as refused:
         quantized(source, cache=cache)
     assert "delete the cache" in str(refused.value.hint)
 
@@ -360,9 +360,9 @@ def test_ranges_of_an_earlier_cache_without_smallest_values_are_refused(tmp_path
 def test_known_ranges_serve_in_place_of_data(tmp_path: Path) -> None:
     source = residual(tmp_path / "net.onnx")
     ranges = calibrate(source, images(), "minmax")
-    first, _ = quantized(source, data=None, ranges=ranges)
+    first, _ = quantized(source, calib_data=None, ranges=ranges)
     assert first.parity is not None and first.parity["y"].cosine > 0.99
-    _, model = quantized(source, data=None, ranges=ranges.amax)
+    _, model = quantized(source, calib_data=None, ranges=ranges.amax)
     stored = initializers(model)
     zeros = {item.input[0]: stored[item.input[2]] for item in model.graph.node if item.op_type == "QuantizeLinear"}
     assert zeros["x"] == 128 and zeros["c1"] == 0, "symmetric, but for what is never negative"
@@ -383,7 +383,7 @@ def test_exclusions_leave_layers_and_what_stands_between_them(tmp_path: Path) ->
     reasons = {item.node: item.reason for item in report.integer_kernels.not_fused}
     assert reasons == {
         "second": "excluded by name",
-        "head": "it is the last layer before an output (`--heads` takes it too)",
+        "head": "it is the last layer before an output (`--quantize-outputs` takes it too)",
     }
 
 
@@ -400,7 +400,7 @@ def test_boxes_and_scores_are_never_under_one_scale(tmp_path: Path) -> None:
     ]
     for heads in (False, True):
         source = network(tmp_path / f"net{heads}.onnx", nodes, weights)
-        _, model = quantized(source, heads=heads)
+        _, model = quantized(source, quantize_outputs=heads)
         assert not {"concat", "sigmoid", "scaling"} & behind(model)
 
 
@@ -419,7 +419,7 @@ def test_a_quantised_result_may_be_an_output_and_be_read_by_a_body(tmp_path: Pat
         helper.make_node("If", ["yes"], ["z"], name="if", then_branch=inside, else_branch=other),
     ]
     source = network(tmp_path / "net.onnx", nodes, weights, outputs=("c2", "r", "z"))
-    report, _ = quantized(source, heads=True)
+    report, _ = quantized(source, quantize_outputs=True)
     assert report.parity is not None and all(error.cosine > 0.999 for error in report.parity.values())
     assert optimized(tmp_path / "net.q.onnx")["QLinearConv"] == 2
 
@@ -444,7 +444,7 @@ def test_layers_without_integer_kernels_are_named_with_the_reason(tmp_path: Path
 
 def test_dynamic_quantisation_needs_no_data(tmp_path: Path) -> None:
     source = transformer(tmp_path / "net.onnx")
-    report, model = quantized(source, data=None, dynamic=True, calibrator=None)
+    report, model = quantized(source, calib_data=None, dynamic=True, calibrator=None)
     assert report.method == "dynamic" and report.calibration is None
     kinds = Counter(item.op_type for item in model.graph.node)
     assert kinds["DynamicQuantizeLinear"] == kinds["MatMulInteger"] == 2 and not kinds["QuantizeLinear"]
@@ -462,14 +462,14 @@ def test_dynamic_quantisation_takes_gemm_either_way_round_with_its_bias(tmp_path
         node("Gemm", "r w2 b2", "y", name="second"),
     ]
     source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 16])}, {"y": (FLOAT, ["n", 8])}, weights)
-    report, _ = quantized(source, data=None, dynamic=True, heads=True)
+    report, _ = quantized(source, calib_data=None, dynamic=True, quantize_outputs=True)
     assert report.parity is not None and report.parity["y"].cosine > 0.999
     assert report.integer_kernels is not None and report.integer_kernels.layers == {"Gemm": (2, 2)}
 
 
 def test_dynamic_quantisation_leaves_convolutions_because_they_would_be_slower(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="slower than in FP32"):
-        quantized(detector(tmp_path / "net.onnx"), data=None, dynamic=True)
+        quantized(detector(tmp_path / "net.onnx"), calib_data=None, dynamic=True)
 
 
 # ------------------------------------------------------------------------------------------------ the file and the report
@@ -478,7 +478,7 @@ def test_dynamic_quantisation_leaves_convolutions_because_they_would_be_slower(t
 @pytest.mark.parametrize("target", ["tensorrt", "tensorrt-rtx", "onnxruntime-tensorrt"])
 def test_other_targets_have_signed_symmetric_pairs_at_inputs_alone(tmp_path: Path, target: str) -> None:
     source = residual(tmp_path / "net.onnx")
-    report = quantize(source, "int8", out=tmp_path / "q.onnx", target=target, data=images(), calibrator="minmax")
+    report = quantize(source, "int8", out=tmp_path / "q.onnx", target=target, calib_data=images(), calibrator="minmax")
     model = onnx.load(tmp_path / "q.onnx")
     stored = initializers(model)
     pairs = [item for item in model.graph.node if item.op_type == "QuantizeLinear"]
@@ -519,7 +519,7 @@ def test_what_a_target_does_not_run_is_refused_with_what_to_do(
     source = residual(tmp_path / "net.onnx")
     settings = {**settings, "emulate": tmp_path / settings["emulate"]} if "emulate" in settings else settings
     with pytest.raises(UsageError, match=words) as refused:
-        quantize(source, to, out=tmp_path / "q.onnx", data=images(), **settings)
+        quantize(source, to, out=tmp_path / "q.onnx", calib_data=images(), **settings)
     assert hint in f"{refused.value.hint} {refused.value.message}"
     assert not list(tmp_path.glob("[qe].onnx"))
 
@@ -530,7 +530,7 @@ def test_the_opset_is_raised_where_scales_by_channel_need_it_and_half_precision_
     nodes = [node("MatMul", "x w", "h", name="first"), node("MatMul", "h w2", "y", name="second")]
     source = save(tmp_path / "half.onnx", nodes, {"x": (half, ["n", 16])}, {"y": (half, ["n", 8])}, weights)
     with pytest.raises(ModelError, match="computes in 16 bits"):
-        quantized(source, data=[{"x": np.ones((1, 16), np.float16)}], heads=True)
+        quantized(source, calib_data=[{"x": np.ones((1, 16), np.float16)}], quantize_outputs=True)
 
 
 def test_the_emulation_computes_what_the_kernels_compute(tmp_path: Path) -> None:
@@ -559,7 +559,7 @@ def test_a_part_that_a_concat_alone_reads_has_its_scale_and_others_keep_their_ow
         node("Add", "wide end", "sum"),
         conv("sum", "y", "last", weights),
     ]
-    _, model = quantized(network(tmp_path / "net.onnx", nodes, weights), heads=True)
+    _, model = quantized(network(tmp_path / "net.onnx", nodes, weights), quantize_outputs=True)
     stored, makers = initializers(model), {name: item for item in model.graph.node for name in item.output}
     scales = {name: float(stored[makers[name].input[1]]) for name in ("alone", "shared", "clipped", "joined")}
     assert scales["alone"] == scales["joined"] and scales["shared"] != scales["joined"] != scales["clipped"]
@@ -576,11 +576,11 @@ def test_a_softmax_over_few_channels_is_written_as_its_parts_and_computes_the_sa
     ]
     source = network(tmp_path / "net.onnx", nodes, weights, opset=opset, ir_version=8)
     data = [{"x": 50 * images(1)[0]["x"]}]
-    report, model = quantized(source, data=data)
+    report, model = quantized(source, calib_data=data)
     assert "Softmax" not in {item.op_type for item in model.graph.node}
     assert report.parity is not None and report.parity["y"].max_abs < 0.5
     np.testing.assert_allclose(run(tmp_path / "net.q.onnx", data[0]).sum(axis=1), 1, rtol=1e-5)
-    _, model = quantized(source, data=data, exclude_types=("Softmax",))
+    _, model = quantized(source, calib_data=data, exclude_types=("Softmax",))
     assert "Softmax" in {item.op_type for item in model.graph.node}
 
 
@@ -594,5 +594,5 @@ def test_probabilities_and_anything_else_are_never_joined_in_integers(tmp_path: 
         node("Conv", "joined w_wide", "wide", name="wide"),
         conv("wide", "y", "last", weights),
     ]
-    quantized(network(tmp_path / "net.onnx", nodes, weights), heads=True)
+    quantized(network(tmp_path / "net.onnx", nodes, weights), quantize_outputs=True)
     assert "QLinearConcat" not in optimized(tmp_path / "net.q.onnx")

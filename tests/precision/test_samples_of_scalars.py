@@ -12,7 +12,7 @@ import trt_engine as te
 from trt_engine.errors import FeedError
 from trt_engine.graph.load import open_model
 from trt_engine.precision.samples import open_samples
-from trt_engine.records import RangesReport
+from trt_engine.records.precision import RangesReport
 
 ROWS = 6
 
@@ -83,7 +83,7 @@ def test_rows_that_go_with_equal_scalars_share_a_batch(model: Path, tmp_path: Pa
 
 def test_cast_and_its_automatic_choice_take_a_scalar_from_a_file(model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **feeds(3.0, ROWS))
-    report = te.cast(model, "fp16", out=tmp_path / "half.onnx", auto=True, data=tmp_path / "data.npz")
+    report = te.cast(model, "fp16", out=tmp_path / "half.onnx", auto_exclude=True, calib_data=tmp_path / "data.npz")
     assert report.parity is not None
     assert "y" in report.parity.outputs
 

@@ -11,9 +11,9 @@ import onnxruntime as ort
 import pytest
 
 from trt_engine.errors import EngineError
-from trt_engine.profiling.attribution import HostSpan, attribute, carried_over, onnxruntime_spans
-from trt_engine.profiling.capture import Capture, Launch
-from trt_engine.traces import Activity, Category, LayerProfile, LayerRow
+from trt_engine.profiling.attribution import attribute, onnxruntime_node_spans, transfer_attribution
+from trt_engine.profiling.instruments.capture import Capture, HostSpan, Launch
+from trt_engine.records.profile import Activity, Category, LayerProfile, LayerRow
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "model.onnx"
 
@@ -45,7 +45,7 @@ def test_a_kernel_belongs_to_what_the_host_was_at_as_it_launched_it() -> None:
     spans = [HostSpan("Conv_0", 0, 8), HostSpan("body", 10, 30), HostSpan("MatMul_1", 20, 30)]
     found = attribute(captured(["a", "b", "c"], inferences=1), spans=spans)
     assert found.layers == {0: "Conv_0", 1: "body", 2: "MatMul_1"}  # the innermost
-    assert (found.how, found.share, found.note) == ("host spans", 1.0, "")
+    assert (found.method, found.share, found.note) == ("host spans", 1.0, "")
 
 
 def test_a_kernel_nobody_launched_in_a_span_has_no_layer_and_the_share_says_so() -> None:
@@ -61,7 +61,7 @@ def test_spans_of_one_thread_take_nothing_from_another() -> None:
 
 def test_ranges_that_are_heard_are_layers() -> None:
     found = attribute(captured(["a", "b"], ranges=["conv1", "fc"]))
-    assert found.layers == {0: "conv1", 1: "fc", 2: "conv1", 3: "fc"} and found.how == "ranges"
+    assert found.layers == {0: "conv1", 1: "fc", 2: "conv1", 3: "fc"} and found.method == "ranges"
 
 
 def test_a_range_that_is_no_layer_of_the_engine_names_none() -> None:
@@ -74,7 +74,7 @@ def test_layers_that_run_one_kernel_each_pair_by_order() -> None:
         row("node_conv2d_myl0_1", "matrix"), row("shape", "control"), row("__myl_MaxrSubExpSum_myl5_4", "normalisation")
     )
     found = attribute(captured(["sm80_xmma_fprop", "__myl_MaxrSubExpSum_0x1f"]), layers=layers)
-    assert found.how == "order" and found.share == 1.0
+    assert found.method == "order" and found.share == 1.0
     assert found.layers == {
         0: "node_conv2d_myl0_1", 1: "__myl_MaxrSubExpSum_myl5_4", 2: "node_conv2d_myl0_1", 3: "__myl_MaxrSubExpSum_myl5_4"
     }  # fmt: skip
@@ -93,12 +93,12 @@ def test_layers_that_run_one_kernel_each_pair_by_order() -> None:
 )
 def test_what_does_not_pair_is_not_guessed(kernels: list[str], rows: list[LayerRow]) -> None:
     found = attribute(captured(kernels), layers=profile(*rows))
-    assert found.layers == {} and found.how == "" and found.share == 0.0 and found.note
+    assert found.layers == {} and found.method == "" and found.share == 0.0 and found.note
 
 
 def test_with_nothing_to_go_by_that_is_said() -> None:
-    assert attribute(captured(["a"])).note == "neither the capture nor the backend tells layers"
-    assert attribute(captured([])).note == "there are no kernels"
+    assert attribute(captured(["a"])).note == "neither the capture nor the backend reports layers"
+    assert attribute(captured([])).note == "the capture has no kernels"
 
 
 # ------------------------------------------------------------------------------------------------ ONNX Runtime
@@ -124,7 +124,7 @@ def watched(tmp_path: Path, runs: int) -> tuple[Path, list[tuple[int, int]]]:
 
 def test_the_nodes_of_a_real_profile_come_to_lie_in_the_windows_of_the_capture(tmp_path: Path) -> None:
     path, windows = watched(tmp_path, 8)
-    spans = onnxruntime_spans(path, windows[3:])
+    spans = onnxruntime_node_spans(path, windows[3:])
     nodes = sum(event["name"].endswith("_kernel_time") for event in json.loads(path.read_text()))
     assert len(spans) == nodes and nodes >= 8
     last = spans[-(nodes // 8) :]
@@ -156,7 +156,7 @@ def test_clocks_that_differ_by_some_microseconds_are_brought_together_by_what_wa
         for call in launches
     )
     capture = Capture(activities, 0, windows, "scripted", launches=launches)
-    found = attribute(capture, spans=onnxruntime_spans(events, windows, launches))
+    found = attribute(capture, spans=onnxruntime_node_spans(events, windows, launches))
     assert found.layers == {index: f"n{index % 9}" for index in range(27)}
 
 
@@ -167,7 +167,7 @@ def test_one_window_that_was_held_up_does_not_cost_the_others_their_names() -> N
         events.append({"name": "n_kernel_time", "cat": "Node", "ts": turn * 1000 + 10, "dur": 50})
     windows = [(turn * 1_000_000 + 7_000_000 - 5_000, turn * 1_000_000 + 7_000_000 + 106_000) for turn in range(4)]
     windows[2] = (windows[2][0], windows[2][1] + 800_000)  # the host was held up after the run
-    found = onnxruntime_spans(events, windows)
+    found = onnxruntime_node_spans(events, windows)
     assert [round((span.start_ns - 7_010_000) / 1e6, 2) for span in found] == [0, 1, 2, 3]
 
 
@@ -175,18 +175,18 @@ def test_a_profile_whose_runs_do_not_lie_on_the_windows_names_nothing(tmp_path: 
     path, windows = watched(tmp_path, 4)
     hour = 3_600_000_000_000  # no run is held up so long
     crooked = [(start + index * hour, end + index * hour) for index, (start, end) in enumerate(windows)]
-    assert onnxruntime_spans(path, crooked) == ()
-    assert onnxruntime_spans(path, windows * 2) == () and onnxruntime_spans(path, []) == ()
+    assert onnxruntime_node_spans(path, crooked) == ()
+    assert onnxruntime_node_spans(path, windows * 2) == () and onnxruntime_node_spans(path, []) == ()
 
 
 @pytest.mark.parametrize("text", ["", "[{", '{"traceEvents": []}'])
 def test_a_file_that_is_no_profile_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"
     path.write_text(text)
-    with pytest.raises(EngineError, match="no profile of ONNX Runtime"):
-        onnxruntime_spans(path, [(0, 1)])
-    with pytest.raises(EngineError, match="no profile of ONNX Runtime"):
-        onnxruntime_spans(tmp_path / "not there.json", [(0, 1)])
+    with pytest.raises(EngineError, match="not an ONNX Runtime profile"):
+        onnxruntime_node_spans(path, [(0, 1)])
+    with pytest.raises(EngineError, match="not an ONNX Runtime profile"):
+        onnxruntime_node_spans(tmp_path / "not there.json", [(0, 1)])
 
 
 # ------------------------------------------------------------------------------------------------ from run to run
@@ -196,21 +196,23 @@ def test_layers_found_while_watching_closely_name_the_kernels_of_an_undisturbed_
     slow, fast = captured(["a", "b", "a"], period=5000), captured(["a", "b", "a"], inferences=3, period=700)
     found = attribute(slow, spans=[HostSpan("x", 0, 12), HostSpan("y", 20, 30), HostSpan("x", 5000, 5012),
                                    HostSpan("y", 5020, 5030)])  # fmt: skip
-    carried = carried_over(slow, found, fast)
+    carried = transfer_attribution(slow, found, fast)
     assert carried.layers == {turn * 3 + index: name for turn in range(3) for index, name in enumerate("xxy")}
-    assert carried.how == "host spans" and carried.share == 1.0
+    assert carried.method == "host spans" and carried.share == 1.0
 
 
 def test_other_kernels_take_no_layers_over() -> None:
     known = captured(["a", "b"])
     found = attribute(known, spans=[HostSpan("x", 0, 5000)])
     assert found.share == 1.0
-    other = carried_over(known, found, captured(["b", "a"]))
+    other = transfer_attribution(known, found, captured(["b", "a"]))
     assert other.layers == {} and "same kernels" in other.note
     nsys = captured(["a", "void <unnamed>::b<4>(const int *)"])
-    assert carried_over(captured(["a", "void (anonymous namespace)::b<4>(int const*)"]), found, nsys).share == 1.0
+    assert (
+        transfer_attribution(captured(["a", "void (anonymous namespace)::b<4>(int const*)"]), found, nsys).share == 1.0
+    )
     partly = dataclasses.replace(found, layers={0: "x", 1: "y", 3: "z"})  # the second inference says otherwise of `b`
-    assert carried_over(known, partly, known).layers == {0: "x", 2: "x"}
+    assert transfer_attribution(known, partly, known).layers == {0: "x", 2: "x"}
     uneven = dataclasses.replace(known, activities=known.activities[:-1])
-    assert carried_over(uneven, found, captured(["a", "b"])).layers == {}
-    assert carried_over(known, attribute(known), known).layers == {}
+    assert transfer_attribution(uneven, found, captured(["a", "b"])).layers == {}
+    assert transfer_attribution(known, attribute(known), known).layers == {}

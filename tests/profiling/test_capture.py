@@ -21,22 +21,22 @@ from hypothesis import strategies as st
 
 from patience import HANG_S
 from trt_engine.errors import TrtEngineError, UsageError
-from trt_engine.profiling.capture import (
+from trt_engine.profiling.instruments.capture import (
     Capture,
-    Covered,
     HostSpan,
-    Innermost,
+    IntervalSet,
     Launch,
     ProfilerUnavailable,
+    SpanIndex,
     assemble,
     capture,
-    instruments,
-    launches_work,
+    instrument_status,
+    is_async_launch,
     window_of,
 )
-from trt_engine.profiling.kernels import inferences_of
-from trt_engine.profiling.kineto import INFERENCE, read_trace
-from trt_engine.traces import Activity
+from trt_engine.profiling.instruments.kineto import INFERENCE_MARK, read_trace
+from trt_engine.profiling.kernels import split_by_inference
+from trt_engine.records.profile import Activity
 
 HERE = Path(__file__).parent
 SCRIPTED = HERE / "scripted_cupti"
@@ -79,13 +79,13 @@ def test_records_that_cannot_be_are_left_out_and_counted() -> None:
 def test_dropped_records_and_work_that_outlives_its_call_are_said() -> None:
     found = assemble([kernel(12, 90)], [], [(10, 50)], "s", dropped=17, warnings=["first"])
     assert found.warnings[0] == "first" and found.warnings[1].startswith("17 records were dropped")
-    assert found.warnings[2] == "1 activities ended after the call that asked for them had returned"
+    assert found.warnings[2] == "1 activities ended after their launching call had returned"
 
 
 def test_a_device_that_did_nothing_is_said() -> None:
     found = assemble([kernel(80, 90)], [], [(10, 20), (30, 40)], "s")
     assert found.activities == () and found.warnings == (
-        "the device did nothing in these 2 inferences (1 activities lie outside)",
+        "the device did nothing in these 2 inferences (1 activities are outside)",
     )
 
 
@@ -119,7 +119,7 @@ def test_of_two_records_of_one_call_the_outer_speaks() -> None:
     ],
 )  # fmt: skip
 def test_a_call_launches_work_or_it_does_not(name: str, launches: bool) -> None:
-    assert launches_work(name) is launches
+    assert is_async_launch(name) is launches
 
 
 @given(
@@ -128,7 +128,7 @@ def test_a_call_launches_work_or_it_does_not(name: str, launches: bool) -> None:
 )
 def test_a_moment_lies_in_the_intervals_that_cover_it(found: list[tuple[int, int]], moment: int) -> None:
     intervals = [(start, start + length) for start, length in found]
-    assert Covered(intervals).at(moment) == any(start <= moment <= end for start, end in intervals)
+    assert IntervalSet(intervals).contains(moment) == any(start <= moment <= end for start, end in intervals)
     apart = sorted((start * 20, start * 20 + length) for start, length in found)
     expected = [number for number, (start, end) in enumerate(apart) if start <= moment * 10 <= end]
     assert window_of(apart, moment * 10) == (expected[0] if expected else None)
@@ -150,12 +150,12 @@ def test_the_innermost_span_is_the_shortest_that_holds_the_moment(data: st.DataO
 
     fill(0, 30, 0)
     shuffled = random.Random(0).sample(spans, len(spans))
-    innermost = Innermost(shuffled)
+    innermost = SpanIndex(shuffled)
     for moment in range(-1, 32):
         holding = [span for span in spans if span.start_ns <= moment <= span.end_ns]
         expected = max(holding, key=lambda span: int(span.name[0])).name if holding else None
-        assert innermost.at(moment, 1) == expected
-        assert innermost.at(moment, 2) is None
+        assert innermost.innermost(moment, 1) == expected
+        assert innermost.innermost(moment, 2) is None
 
 
 # ------------------------------------------------------------------------------------------------ CUPTI, scripted
@@ -165,10 +165,10 @@ def test_the_innermost_span_is_the_shortest_that_holds_the_moment(data: st.DataO
 def cupti(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Our module for CUPTI over the scripted library, and the machine of its script."""
     monkeypatch.syspath_prepend(SCRIPTED)
-    ours = ("cupti", "cupti.cupti", "trt_engine.profiling.cupti")
+    ours = ("cupti", "cupti.cupti", "trt_engine.profiling.instruments.cupti")
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    module = importlib.import_module("trt_engine.profiling.cupti")
+    module = importlib.import_module("trt_engine.profiling.instruments.cupti")
     yield module
     for name in ours:
         sys.modules.pop(name, None)
@@ -188,9 +188,9 @@ def script(machine: Any) -> None:
 
 def test_what_cupti_tells_comes_out_whole_and_in_order(cupti: Any) -> None:
     machine = cupti.api.machine
-    found = cupti.record(lambda: script(machine), 3)
+    found = cupti.capture(lambda: script(machine), 3)
     assert len(found.inferences) == 3 and found.warnings == ()
-    assert [len(items) for items in inferences_of(found)] == [5, 5, 5]
+    assert [len(items) for items in split_by_inference(found)] == [5, 5, 5]
     first = found.activities[:5]
     assert [(item.kind, item.name, item.nbytes) for item in first] == [
         ("copy", "Host-to-Device", 4096), ("kernel", "void gemm<int>(int)", 0), ("kernel", "plain_name", 0),
@@ -208,29 +208,29 @@ def test_what_cupti_tells_comes_out_whole_and_in_order(cupti: Any) -> None:
 
 def test_buffers_that_fill_up_lose_nothing(cupti: Any) -> None:
     machine = cupti.api.machine
-    found = cupti.record(lambda: [machine.launch("k", 10) for _ in range(200)], 2)
-    assert [len(items) for items in inferences_of(found)] == [200, 200] and found.warnings == ()
+    found = cupti.capture(lambda: [machine.launch("k", 10) for _ in range(200)], 2)
+    assert [len(items) for items in split_by_inference(found)] == [200, 200] and found.warnings == ()
 
 
 def test_records_without_room_are_counted(cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = cupti.api.machine
     room = iter([(1 << 20, 0)] * 2)
-    monkeypatch.setattr(cupti, "_requested", lambda: next(room, (0, 0)))
-    found = cupti.record(lambda: [machine.launch("k", 10) for _ in range(10)], 8)
+    monkeypatch.setattr(cupti, "_buffer_requested", lambda: next(room, (0, 0)))
+    found = cupti.capture(lambda: [machine.launch("k", 10) for _ in range(10)], 8)
     assert len(found.activities) < 80
     assert any("records were dropped" in warning for warning in found.warnings)
 
 
 def test_kernels_the_device_has_not_finished_are_left_out(cupti: Any) -> None:
     machine = cupti.api.machine
-    found = cupti.record(lambda: (machine.launch("k", 10), machine.launch("k", 10, done=False)), 1)
+    found = cupti.capture(lambda: (machine.launch("k", 10), machine.launch("k", 10, done=False)), 1)
     assert len(found.activities) == 1 and "without a start or an end" in found.warnings[0]
 
 
 def test_a_record_of_a_kind_nobody_knows_spoils_no_other(cupti: Any) -> None:
     machine = cupti.api.machine
     machine.unreadable = True
-    found = cupti.record(lambda: machine.launch("k", 10), 2)
+    found = cupti.capture(lambda: machine.launch("k", 10), 2)
     assert len(found.activities) == 2
     assert any("could not be read" in warning for warning in found.warnings)
 
@@ -246,15 +246,15 @@ def test_an_inference_that_fails_leaves_cupti_to_the_next(cupti: Any, failing: i
         machine.launch("k", 10)
 
     with pytest.raises(KeyboardInterrupt):
-        cupti.record(run, 2)
+        cupti.capture(run, 2)
     assert machine.subscribers == 0 and machine.enabled == set() and machine.buffer is None
-    assert len(cupti.record(run, 2).activities) == 2
+    assert len(cupti.capture(run, 2).activities) == 2
 
 
 def test_who_holds_cupti_already_is_the_reason(cupti: Any) -> None:
     cupti.api.subscribe(None, None)
     with pytest.raises(ProfilerUnavailable, match="another profiler holds CUPTI") as caught:
-        cupti.record(lambda: None, 1)
+        cupti.capture(lambda: None, 1)
     assert "torch.profiler" in (caught.value.hint or "")
     assert cupti.api.machine.subscribers == 1  # the other one's is left alone
 
@@ -271,7 +271,7 @@ def test_who_holds_cupti_already_is_the_reason(cupti: Any) -> None:
 def test_what_cupti_refuses_becomes_a_reason_and_a_remedy(cupti: Any, status: str, says: str, helps: str) -> None:
     cupti.api.machine.refused[10] = cupti.api.Result[status]
     with pytest.raises(ProfilerUnavailable, match=says) as caught:
-        cupti.record(lambda: None, 1)
+        cupti.capture(lambda: None, 1)
     assert helps in (caught.value.hint or "")
     assert cupti.api.machine.subscribers == 0 and cupti.api.machine.enabled == set()
 
@@ -279,20 +279,20 @@ def test_what_cupti_refuses_becomes_a_reason_and_a_remedy(cupti: Any, status: st
 def test_records_that_are_not_handed_over_are_no_capture(cupti: Any) -> None:
     cupti.api.machine.stuck = True
     with pytest.raises(ProfilerUnavailable, match="does not hand its records over"):
-        cupti.record(lambda: cupti.api.machine.launch("k", 10), 1)
+        cupti.capture(lambda: cupti.api.machine.launch("k", 10), 1)
     assert cupti.api.machine.subscribers == 0
 
 
 def test_copies_between_gpus_and_ranges_may_be_missing(cupti: Any) -> None:
     machine = cupti.api.machine
     machine.refused |= {22: cupti.api.Result.ERROR_INVALID_KIND, 12: cupti.api.Result.ERROR_INVALID_KIND}
-    found = cupti.record(lambda: script(machine), 1)
+    found = cupti.capture(lambda: script(machine), 1)
     assert len(found.activities) == 5 and {item.range for item in found.activities} == {None}
 
 
 def test_somebody_elses_listener_of_ranges_stays(cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tools/libToolsInjection64.so")
-    assert cupti.hear_ranges() is False
+    assert cupti.subscribe_nvtx() is False
     assert os.environ["NVTX_INJECTION64_PATH"] == "/opt/tools/libToolsInjection64.so"
 
 
@@ -303,8 +303,8 @@ def test_ranges_are_heard_in_this_process_and_those_it_starts_are_left_alone(tmp
     )
     found = child(tmp_path, """
         import ctypes, json, os
-        from trt_engine.profiling.capture import hear_ranges
-        heard = [hear_ranges(), hear_ranges()]
+        from trt_engine.profiling.instruments.capture import subscribe_nvtx
+        heard = [subscribe_nvtx(), subscribe_nvtx()]
         getenv = ctypes.CDLL(None).getenv
         getenv.restype = ctypes.c_char_p
         print(json.dumps([heard, getenv(b"NVTX_INJECTION64_PATH").decode(), "NVTX_INJECTION64_PATH" in os.environ]))
@@ -322,7 +322,7 @@ def trace() -> dict[str, Any]:
 
 def test_a_trace_of_pytorchs_profiler_on_a_gpu() -> None:
     found = read_trace(trace(), "torch.profiler 2.11.0")
-    assert [[item.kind for item in items] for items in inferences_of(found)] == [
+    assert [[item.kind for item in items] for items in split_by_inference(found)] == [
         ["kernel", "kernel", "kernel", "copy"]
     ] * 2
     gemm, copy = found.activities[0], found.activities[3]
@@ -344,23 +344,25 @@ def test_a_trace_without_events_is_said_to_be_none(broken: dict[str, Any]) -> No
 
 def test_odd_events_of_a_trace_are_passed_over() -> None:
     odd: list[Any] = [None, 3, {"ph": "X"}, {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 1, "args": None}]
-    odd.append({"ph": "X", "cat": "user_annotation", "name": INFERENCE, "ts": 1, "dur": 9, "pid": 1, "tid": "main"})
+    odd.append(
+        {"ph": "X", "cat": "user_annotation", "name": INFERENCE_MARK, "ts": 1, "dur": 9, "pid": 1, "tid": "main"}
+    )
     odd.append({"ph": "X", "cat": "user_annotation", "name": "step 3", "ts": 20, "dur": 5, "pid": 1, "tid": 1})
     found = read_trace({"traceEvents": odd}, "t")
     assert found.inferences == ((1000, 10_000),)
     assert [(item.start_ns, item.end_ns, item.grid) for item in found.activities] == [(2000, 3000, None)]
 
 
-# ------------------------------------------------------------------------------------------------ the ladder
+# ------------------------------------------------------------------------------------------------ in-process profilers
 
 
 def test_a_rung_that_cannot_be_had_says_why_and_what_helps() -> None:
-    assert [rung.name for rung in instruments()] == ["cupti", "torch"]
-    for rung in instruments():
+    assert [rung.name for rung in instrument_status()] == ["cupti", "torch"]
+    for rung in instrument_status():
         if not rung.used:
             assert rung.reason and rung.fix
             with pytest.raises(ProfilerUnavailable) as caught:
-                capture(lambda: None, inferences=1, warmup=0, rung=rung.name)  # type: ignore[arg-type]
+                capture(lambda: None, inferences=1, warmup=0, instrument=rung.name)  # type: ignore[arg-type]
             assert (caught.value.message, caught.value.hint) == (rung.reason, rung.fix)
             assert caught.value.exit_code == 3
 
@@ -368,7 +370,7 @@ def test_a_rung_that_cannot_be_had_says_why_and_what_helps() -> None:
 @pytest.mark.parametrize(("inferences", "rung"), [(0, None), (-1, "cupti"), (1, "nsys"), (1, "layers")])
 def test_a_capture_that_makes_no_sense_is_the_callers_mistake(inferences: int, rung: Any) -> None:
     with pytest.raises(UsageError):
-        capture(lambda: None, inferences=inferences, warmup=0, rung=rung)
+        capture(lambda: None, inferences=inferences, warmup=0, instrument=rung)
 
 
 def test_one_capture_at_a_time() -> None:
@@ -409,9 +411,10 @@ def test_the_ladder_takes_cupti_where_it_works(tmp_path: Path) -> None:
     found = child(tmp_path, """
         import json
         from cupti.cupti import machine
-        from trt_engine.profiling.capture import capture, instruments
+        from trt_engine.profiling.instruments.capture import capture, instrument_status
         made = capture(lambda: machine.launch("k", 10), inferences=2, warmup=3)
-        print(json.dumps([[rung.used for rung in instruments()], made.instrument, len(made.activities), made.warnings]))
+        used = [status.used for status in instrument_status()]
+        print(json.dumps([used, made.instrument, len(made.activities), made.warnings]))
     """, SCRIPTED)  # fmt: skip
     assert found == [[True, False], "cupti", 2, []]
 
@@ -422,8 +425,8 @@ def test_a_pytorch_without_cuda_is_no_rung_and_nothing_of_it_is_imported(tmp_pat
     version = tmp_path / "torch" / "version.py"
     text = """
         import json
-        from trt_engine.profiling.capture import instruments
-        rung = instruments()[1]
+        from trt_engine.profiling.instruments.capture import instrument_status
+        rung = instrument_status()[1]
         print(json.dumps([rung.used, rung.reason]))
     """
     version.write_text("__version__ = '2.14.0+cpu'\ncuda: Optional[str] = None\n")
@@ -436,7 +439,7 @@ def test_a_rung_that_fails_as_it_starts_is_passed_over_and_that_is_said(tmp_path
     found = child(tmp_path, """
         import json
         from cupti import cupti
-        from trt_engine.profiling.capture import ProfilerUnavailable, capture
+        from trt_engine.profiling.instruments.capture import ProfilerUnavailable, capture
         cupti.subscribe(None, None)
         try:
             capture(lambda: None, inferences=1, warmup=0)
@@ -444,7 +447,7 @@ def test_a_rung_that_fails_as_it_starts_is_passed_over_and_that_is_said(tmp_path
             print(json.dumps([error.message, error.hint]))
     """, SCRIPTED)  # fmt: skip
     assert found[0] == (
-        "nothing here can watch the GPU: another profiler holds CUPTI in this process; PyTorch is not installed"
+        "no profiler is available for the GPU: another profiler holds CUPTI in this process; PyTorch is not installed"
     )
     assert "end the other one" in found[1]
 
@@ -456,7 +459,7 @@ def test_a_process_that_one_instrument_has_watched_is_not_given_to_another(tmp_p
     found = child(tmp_path, """
         import json
         from cupti.cupti import machine
-        from trt_engine.profiling.capture import ProfilerUnavailable, capture
+        from trt_engine.profiling.instruments.capture import ProfilerUnavailable, capture
         run = lambda: machine.launch("k", 10)
         broken = lambda: (run(), 1 / 0)
         try:
@@ -464,12 +467,12 @@ def test_a_process_that_one_instrument_has_watched_is_not_given_to_another(tmp_p
         except ZeroDivisionError:
             pass
         try:
-            capture(run, inferences=1, warmup=0, rung="torch")
+            capture(run, inferences=1, warmup=0, instrument="torch")
         except ProfilerUnavailable as error:
             again = capture(run, inferences=2, warmup=0)
             print(json.dumps([error.message, len(again.activities)]))
     """, SCRIPTED, tmp_path)  # fmt: skip
-    assert found == ["cupti has watched this process already, and two profilers do not get on in one", 2]
+    assert found == ["cupti has profiled this process already, and two profilers in one process conflict", 2]
 
 
 def test_a_capture_is_a_value() -> None:

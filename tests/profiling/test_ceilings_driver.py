@@ -24,16 +24,16 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler for the 
 MEASURE = """
 import ctypes, json, sys
 from trt_engine.errors import SetupError
-from trt_engine.profiling import gpu_ceilings
-from trt_engine.profiling.gauge import Gauge
-gauge, said = Gauge(600.0, slot_s=0.1), None
+from trt_engine.profiling.peaks import gpu
+from trt_engine.profiling.peaks.probe import PeakProbe
+probe, said = PeakProbe(600.0, slot_s=0.1), None
 try:
-    gpu_ceilings.measure(gauge, int(sys.argv[2]), gpu_ceilings.Nothing("no library"), sys.argv[1])
+    gpu.measure_gpu(probe, int(sys.argv[2]), gpu.UnavailableLibrary("no library"), sys.argv[1])
 except SetupError as error:
     said = [type(error).__name__, error.message]
 print(json.dumps({
-    "items": {item.name: [item.value, item.unit, item.how] for item in gauge.items},
-    "skipped": gauge.skipped, "error": said, "open": ctypes.CDLL(sys.argv[1]).stub_open(),
+    "items": {item.name: [item.value, item.unit, item.method] for item in probe.peaks},
+    "skipped": probe.skipped, "error": said, "open": ctypes.CDLL(sys.argv[1]).stub_open(),
 }))
 """
 
@@ -90,7 +90,7 @@ def test_on_a_small_gpu_smaller_memory_is_measured(driver: Path) -> None:
 
 def test_a_gpu_without_room_is_skipped_with_the_reason(driver: Path) -> None:
     found = measured(driver, STUB_MEMORY_MIB=8)
-    assert any(text.startswith("memory_copy: `cuMemAlloc_v2` finds no memory") for text in found["skipped"])
+    assert any(text.startswith("memory_copy: `cuMemAlloc_v2` failed for lack of memory") for text in found["skipped"])
     assert set(found["items"]) == {"launch", "launch_graph"}
     assert found["open"] == 0
 
@@ -103,7 +103,7 @@ def test_a_driver_without_a_device_and_a_number_too_many_are_errors(driver: Path
 
 def test_without_a_driver_the_reason_is_told() -> None:
     from trt_engine.errors import SetupError
-    from trt_engine.profiling.gpu_ceilings import Driver
+    from trt_engine.profiling.peaks.gpu import CudaDriverProbe
 
     with pytest.raises(SetupError, match="no NVIDIA driver"):
-        Driver(0, "libcuda-that-is-not-there.so.1")
+        CudaDriverProbe(0, "libcuda-that-is-not-there.so.1")

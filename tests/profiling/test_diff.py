@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import trt_engine as te
-from trt_engine.comparisons import EngineDiff, LayerChange
 from trt_engine.errors import EngineError, ModelError, TrtEngineError, UsageError
-from trt_engine.profiling.diff import diff, differences
-from trt_engine.profiling.structure import Part, Structure
+from trt_engine.profiling.diff import diff, diff_structures
+from trt_engine.profiling.engine_structure import Structure, StructureLayer
+from trt_engine.records.compare import EngineDiff, LayerChange
 
 Write = Callable[[str, Any], Path]
 
@@ -74,8 +74,8 @@ def only(report: EngineDiff, change: str) -> LayerChange:
 def test_an_engine_does_not_differ_from_itself(write: Write) -> None:
     path = write("layers.json", {"Layers": BEFORE})
     report = diff(path, path)
-    assert (report.changes, report.same) == ((), len(BEFORE))
-    assert report.read_as == ("tensorrt 10 inspector",) * 2
+    assert (report.changes, report.unchanged) == ((), len(BEFORE))
+    assert report.sources == ("tensorrt 10 inspector",) * 2
     assert report.unknown_kinds == ("HyperDimensionalFold",)
 
 
@@ -92,7 +92,7 @@ def test_what_was_fused_split_retyped_and_given_another_kernel_is_told(write: Wr
         layer("fromFuture", "HyperDimensionalFold", ("/new",), FP32),
     ]  # fmt: skip
     report = diff(write("a.json", {"Layers": BEFORE}), write("b.json", {"Layers": after}))
-    assert report.read_as == ("tensorrt 10 inspector", "tensorrt 10 inspector")
+    assert report.sources == ("tensorrt 10 inspector", "tensorrt 10 inspector")
     assert only(report, "type").before == ("conv1",)
     assert "fp32 -> fp16" in only(report, "type").text
     assert "sm80_xmma_fprop_f32 -> sm90_xmma_fprop_f16" in only(report, "type").text
@@ -101,7 +101,7 @@ def test_what_was_fused_split_retyped_and_given_another_kernel_is_told(write: Wr
     assert (only(report, "split").before, only(report, "split").after) == (("conv2",), ("conv2", "relu"))
     assert only(report, "tactic").text == "sm80_g -> sm90_g"
     assert only(report, "reformat").before == ()
-    assert report.same == 1
+    assert report.unchanged == 1
     counts = {row.name: (row.before, row.after) for row in report.counts}
     assert counts["layers"] == (6, 7)
     assert counts["reformat"] == (0, 1)
@@ -112,13 +112,13 @@ def test_both_inspectors_are_read_and_said(write: Write) -> None:
     for item, other in zip(after, BEFORE, strict=True):
         item["Metadata"] = other["Metadata"]
     report = diff(write("a.json", {"Layers": BEFORE}), write("b.json", after))
-    assert report.read_as == ("tensorrt 10 inspector", "tensorrt 11 inspector")
+    assert report.sources == ("tensorrt 10 inspector", "tensorrt 11 inspector")
     assert {item.change for item in report.changes} == {"type"}
 
 
 def test_engines_that_tell_names_alone_are_matched_by_name_and_it_is_said(write: Write) -> None:
     report = diff(write("a.json", ["conv1", "mul_12", "gone"]), write("b.json", ["conv1", "mul_97", "new"]))
-    assert report.same == 3  # `gone` and `new` stand alone in the same place
+    assert report.unchanged == 3  # `gone` and `new` stand alone in the same place
     assert all("only the names of 3 of its 3 layers" in text for text in report.warnings)
     report = diff(write("a.json", ["conv1", "gone", "also gone"]), write("b.json", ["conv1", "new"]))
     assert [(item.change, item.before or item.after) for item in report.changes] == [
@@ -137,7 +137,7 @@ def test_times_put_what_costs_most_first(write: Write) -> None:
     fast[1] |= {"medianMs": 0.2004}  # within what changes from run to run
     report = diff(
         write("a.json", {"Layers": BEFORE}), write("b.json", {"Layers": after}),
-        times=(write("ta.json", [{"count": 10}, *slow]), write("tb.json", [{"count": 10}, *fast])),
+        layer_times=(write("ta.json", [{"count": 10}, *slow]), write("tb.json", [{"count": 10}, *fast])),
     )  # fmt: skip
     assert [(item.change, item.before_ms, item.after_ms) for item in report.changes] == [
         ("tactic", 5.0, 3.0), ("time", 2.0, 1.0), ("tactic", 1.0, 1.0),
@@ -150,7 +150,7 @@ def test_times_of_another_engine_are_refused(write: Write) -> None:
         "t.json", [{"count": 1}, {"name": "x", "timeMs": 1, "averageMs": 1, "medianMs": 1, "percentage": 100}]
     )
     with pytest.raises(UsageError, match=r"no layer of .* is in the times"):
-        diff(path, path, times=(other, other))
+        diff(path, path, layer_times=(other, other))
 
 
 @pytest.fixture
@@ -176,10 +176,10 @@ def model(tmp_path: Path) -> Path:
 def test_an_engine_of_onnxruntime_is_held_against_its_model(model: Path, tmp_path: Path) -> None:
     engine = te.build(model, out=tmp_path / "net.engine.onnx")
     report = te.diff(model, engine.path)
-    assert report.read_as == ("onnx model", "onnxruntime graph")
+    assert report.sources == ("onnx model", "onnxruntime graph")
     fused = only(report, "fused")
     assert (fused.before, fused.text) == (("/act/Sigmoid", "/act/Mul"), "Sigmoid + Mul -> QuickGelu")
-    assert report.same == 1
+    assert report.unchanged == 1
     again = te.diff(engine.path, model)
     assert only(again, "split").after == ("/act/Sigmoid", "/act/Mul")
 
@@ -193,27 +193,27 @@ def test_two_precisions_of_a_model_differ_in_types(model: Path, tmp_path: Path) 
     assert counts["in fp32"] == (3, 0)
 
 
-PROFILED = '{"schema": "trt-engine/profile", "schema_version": %s, "layers": %s, "rungs": []}'
+PROFILED = '{"schema": "trt-engine/profile", "schema_version": %s, "layers": %s, "instruments": []}'
 
 
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("a.json", "{", "is no JSON"),
-        ("a.json", "", "is no JSON"),
-        ("a.json", "[]", "tells of no layer"),
-        ("a.json", '{"Layers": 5}', "tells of no layer"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", "", "is not JSON"),
+        ("a.json", "[]", "contains no layer"),
+        ("a.json", '{"Layers": 5}', "contains no layer"),
         ("a.json", '{"x": 1}', "has no layers in it"),
         ("a.json", "7", "has no layers in it"),
         ("a.json", '{"Layers":[' + "[" * 5000, "nested too deeply"),
         ("a.json", '[{"count": 10}, {"name": "conv", "averageMs": 1.0}]', "has times of layers and no structure"),
         ("a.json", PROFILED % (1, 5), "is not what `profile` writes"),
-        ("a.json", PROFILED % (1, "null"), "has no layers: this rung"),
+        ("a.json", PROFILED % (1, "null"), "has no layers: this profiler"),
         ("a.json", PROFILED % (2, "null"), "has schema version 2, this tool reads 1"),
         (
             "a.json",
-            '{"schema": "trt-engine/bench", "layers": null, "rungs": []}',
-            "is no `trt-engine/profile` document",
+            '{"schema": "trt-engine/bench", "layers": null, "instruments": []}',
+            "is not a `trt-engine/profile` document",
         ),
         ("a.txt", "hello", "is not a file whose layers"),
     ],
@@ -229,7 +229,7 @@ def test_what_has_no_layers_is_refused_with_what_would_do(write: Write, name: st
 def test_a_model_to_trace_by_that_is_none_is_refused_whatever_the_sides_are(model: Path, tmp_path: Path) -> None:
     (tmp_path / "junk.onnx.txt").write_text("hello")
     for wrong in (tmp_path / "no.onnx", tmp_path / "junk.onnx.txt", tmp_path):
-        with pytest.raises(UsageError, match="is no ONNX model"):
+        with pytest.raises(UsageError, match="is not an ONNX model"):
             diff(model, model, model=wrong)
 
 
@@ -240,7 +240,7 @@ def test_what_is_no_path_is_a_wrong_call(model: Path) -> None:
             diff(wrong, model)
     for wrong in (5, ("x",), ("x", "y", "z")):
         with pytest.raises(UsageError, match="expected two files"):
-            diff(model, model, times=wrong)
+            diff(model, model, layer_times=wrong)
 
 
 def test_what_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_is_not_there_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 names = st.text("abcmyl_0123/#", min_size=0, max_size=6)
 parts = st.builds(
-    Part,
+    StructureLayer,
     name=names,
     kind=st.sampled_from(("", "Conv", "Reformat", "kgen", "Unheard")),
     category=st.sampled_from(("matrix", "reformat", "other", "copy")),
@@ -269,20 +269,22 @@ structures = st.lists(parts, max_size=8).map(lambda found: Structure("s", "test"
 @settings(max_examples=200, deadline=None)
 @given(structures, structures)
 def test_every_layer_is_accounted_for_once_on_its_side(before: Structure, after: Structure) -> None:
-    report = differences(before, after)
+    report = diff_structures(before, after)
     told = [sum(len(getattr(item, side)) for item in report.changes) for side in ("before", "after")]
-    assert told[0] <= len(before.parts)
-    assert told[1] <= len(after.parts)
-    assert (len(before.parts) - told[0] > 0) == (len(after.parts) - told[1] > 0)  # what is the same is so on both sides
-    back = differences(after, before)
-    assert back.same == report.same
+    assert told[0] <= len(before.layers)
+    assert told[1] <= len(after.layers)
+    assert (len(before.layers) - told[0] > 0) == (
+        len(after.layers) - told[1] > 0
+    )  # what is the same is so on both sides
+    back = diff_structures(after, before)
+    assert back.unchanged == report.unchanged
     assert len(back.changes) == len(report.changes)
 
 
 @settings(max_examples=100, deadline=None)
 @given(structures)
 def test_no_structure_differs_from_itself(structure: Structure) -> None:
-    assert differences(structure, structure).changes == ()
+    assert diff_structures(structure, structure).changes == ()
 
 
 keys = st.sampled_from("Layers Name LayerType Inputs Outputs Metadata Format/Datatype Dimensions Weights Count".split())

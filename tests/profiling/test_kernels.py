@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.profiling.capture import Capture, Launch
-from trt_engine.profiling.kernels import busy_ns, category_shares, inferences_of, kernel_rows, split, union_ns
-from trt_engine.traces import Activity
+from trt_engine.profiling.instruments.capture import Capture, Launch
+from trt_engine.profiling.kernels import (
+    busy_ns,
+    category_shares,
+    kernel_rows,
+    split_by_inference,
+    time_breakdown,
+    union_ns,
+)
+from trt_engine.records.profile import Activity
 
 MS = 1_000_000
 
@@ -63,7 +70,7 @@ def test_rows_are_sorted_by_time_and_tell_of_one_inference() -> None:
     )
     gemm, small = kernel_rows(items, 2, {0: "a", 1: "a", 3: "c", 4: "b"})
     assert (gemm.name, gemm.category, gemm.calls, gemm.per_inference) == ("sm90_xmma_gemm_f16", "matrix", 1, 0.5)
-    assert (small.short, small.calls, small.total_ms) == ("small", 3, 8.0)
+    assert (small.short_name, small.calls, small.total_ms) == ("small", 3, 8.0)
     assert small.mean_us == pytest.approx(8000 / 3)
     assert (small.median_us, small.min_us, small.max_us) == (2000.0, 1000.0, 5000.0)
     assert gemm.share == 0.75 and small.share == 0.25
@@ -107,7 +114,7 @@ def test_an_activity_belongs_to_the_inference_that_launched_it_however_late_it_s
         windows=((0, 9), (10, 19)),
         launches=(Launch("cudaLaunchKernel", 0, MS // 2, 7), Launch("cudaLaunchKernel", 8 * MS, 8 * MS + 9, 8)),
     )
-    assert [[item.name for item in items] for items in inferences_of(found)] == [["first", "late"], []]
+    assert [[item.name for item in items] for items in split_by_inference(found)] == [["first", "late"], []]
 
 
 def test_the_split_of_two_inferences() -> None:
@@ -121,11 +128,11 @@ def test_the_split_of_two_inferences() -> None:
         )
 
     found = captured(*one(0), *one(12), windows=((0, 9), (11.5, 21)), launch_ns=600_000)
-    parted = split(found, wall_ms=9.0)
+    parted = time_breakdown(found, wall_ms=9.0)
     assert (parted.h2d_ms, parted.compute_ms, parted.d2h_ms) == (1.0, 5.0, 1.0)
     assert (parted.busy_ms, parted.overlap_ms, parted.kernels) == (7.0, 2.0, 2.0)
     assert parted.working_ms == 5.0
-    assert split(found, wall_ms=9.0, gpu_ms=8.0).working_ms == 5.0  # whatever the events say
+    assert time_breakdown(found, wall_ms=9.0, gpu_ms=8.0).working_ms == 5.0  # whatever the events say
     assert parted.idle_ms == 5.0  # 1 ms within, 4 ms until the next
     assert parted.launch_ms == 0.3 and parted.gpu_ms is None and parted.wall_ms == 9.0
 
@@ -137,20 +144,20 @@ def test_work_that_reaches_into_the_last_inference_is_not_taken_from_the_pause_t
         windows=((0, 5), (9.5, 12)),
         launches=(Launch("l", 0, 1, 1), Launch("l", MS, MS + 1, 2), Launch("l", 10 * MS - 9, 10 * MS - 8, 3)),
     )  # fmt: skip
-    assert split(found, wall_ms=5.0).idle_ms == 0.0
+    assert time_breakdown(found, wall_ms=5.0).idle_ms == 0.0
 
 
 def test_what_was_measured_without_a_profiler_goes_first() -> None:
     found = captured(kernel("a", 0, 2), copy("Host-to-Device", 2, 3), windows=((0, 4),))
-    parted = split(found, wall_ms=3.0, gpu_ms=1.9, h2d_ms=0.7, d2h_ms=0.0)
+    parted = time_breakdown(found, wall_ms=3.0, gpu_ms=1.9, h2d_ms=0.7, d2h_ms=0.0)
     assert (parted.compute_ms, parted.gpu_ms, parted.h2d_ms, parted.d2h_ms) == (1.9, 1.9, 0.7, 0.0)
     assert parted.busy_ms == 3.0
 
 
 def test_nothing_captured_is_nothing_told() -> None:
-    empty = split(captured(windows=()), wall_ms=2.0, gpu_ms=1.0)
+    empty = time_breakdown(captured(windows=()), wall_ms=2.0, gpu_ms=1.0)
     assert (empty.busy_ms, empty.idle_ms, empty.kernels, empty.h2d_ms) == (None, None, None, None)
-    assert split(captured(kernel("a", 0, 1), windows=((0, 1),)), wall_ms=1.0).launch_ms is None
+    assert time_breakdown(captured(kernel("a", 0, 1), windows=((0, 1),)), wall_ms=1.0).launch_ms is None
 
 
 @given(intervals, st.integers(1, 4))
@@ -166,7 +173,9 @@ def test_busy_and_idle_fill_the_time_from_first_to_next(found: list[tuple[int, i
         for start, end in found
     ]
     windows = tuple((1 + turn * period, (turn + 1) * period) for turn in range(count))
-    parted = split(Capture(tuple(sorted(items, key=lambda item: item.start_ns)), None, windows, "s"), wall_ms=1)
+    parted = time_breakdown(
+        Capture(tuple(sorted(items, key=lambda item: item.start_ns)), None, windows, "s"), wall_ms=1
+    )
     assert parted.busy_ms is not None and parted.idle_ms is not None
     whole = period if count > 1 else period - 5
     assert (parted.busy_ms + parted.idle_ms) * MS == pytest.approx(whole)

@@ -17,13 +17,13 @@ import pytest
 import onnx_models as models
 from nsight_tools.stand_in import write_tool
 from patience import HANG_S, text_of, until
-from trt_engine.api.building import build
-from trt_engine.config import RuntimeConfig
-from trt_engine.errors import MemoryExhausted, UsageError
-from trt_engine.profiling import ncu, nsight
-from trt_engine.profiling.capture import ProfilerUnavailable
-from trt_engine.profiling.nsight import Permission
-from trt_engine.traces import Counters
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.errors import MemoryExhausted
+from trt_engine.profiling.instruments import ncu, nsight_tools
+from trt_engine.profiling.instruments.capture import ProfilerUnavailable
+from trt_engine.profiling.instruments.nsight_tools import Permission
+from trt_engine.records.profile import Counters
+from trt_engine.verbs.build import build
 
 Tool = Callable[..., Path]
 
@@ -43,7 +43,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine's driver allows."""
-    monkeypatch.setattr(nsight, "permission", lambda: Permission(restricted=None, privileged=False))
+    monkeypatch.setattr(nsight_tools, "read_permission", lambda: Permission(restricted=None, privileged=False))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def words(path: Path) -> list[str]:
 
 
 def counters(engine: Path, out: Path, *kernels: str, **more: Any) -> tuple[Counters, ...]:
-    return ncu.counters(engine, out, kernels=kernels, warmup=1, **more)
+    return ncu.collect_counters(engine, out, kernels=kernels, warmup=1, **more)
 
 
 # ------------------------------------------------------------------------------------------------ what comes back
@@ -130,7 +130,7 @@ def test_report_table_and_what_was_said_are_kept(engine: Path, tmp_path: Path, t
     }
     assert (out / ncu.LOG).read_text().startswith(f"# cd '{out}' && {path} --csv --page raw")
     assert json.loads((out / "ncu.run.json").read_text())["inferences"] == 1
-    assert ncu.opens(out / ncu.REPORT) == f"ncu-ui {out / ncu.REPORT}"
+    assert ncu.open_command(out / ncu.REPORT) == f"ncu-ui {out / ncu.REPORT}"
 
 
 @pytest.mark.slow
@@ -203,29 +203,22 @@ def test_a_refusal_that_is_known_beforehand_costs_no_load(
     engine: Path, tmp_path: Path, tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tool()
-    monkeypatch.setattr(nsight, "permission", lambda: Permission(restricted=True, privileged=False))
+    monkeypatch.setattr(nsight_tools, "read_permission", lambda: Permission(restricted=True, privileged=False))
     with pytest.raises(ProfilerUnavailable, match=r"RmProfilingAdminOnly is 1"):
         counters(engine, tmp_path / "out", GEMM)
     assert "--launch-count" not in path.with_name("calls.jsonl").read_text()
-
-
-@pytest.mark.slow
-def test_a_count_of_nothing_is_refused(engine: Path, tmp_path: Path, tool: Tool) -> None:
-    tool()
-    with pytest.raises(UsageError, match="cannot measure 0 launches"):
-        counters(engine, tmp_path / "out", GEMM, launch_count=0)
 
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from trt_engine.errors import Interrupted
-from trt_engine.profiling import ncu, nsight
+from trt_engine.profiling.instruments import ncu, nsight_run, nsight_tools
 
-nsight.permission = lambda: nsight.Permission(None, False)
-nsight._GRACE_S = nsight._END_S = 0.2  # the stand-in does not listen
+nsight_tools.read_permission = lambda: nsight_tools.Permission(None, False)
+nsight_run._GRACE_S = nsight_run._END_S = 0.2  # the stand-in does not listen
 try:
-    ncu.counters(Path(sys.argv[1]), Path(sys.argv[2]), kernels=())
+    ncu.collect_counters(Path(sys.argv[1]), Path(sys.argv[2]), kernels=())
 except Interrupted as stop:
     print(stop.exit_code, stop.message)
 """

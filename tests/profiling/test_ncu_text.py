@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from nsight_samples import SAMPLES, sample
 
-from trt_engine.profiling.capture import ProfilerUnavailable
-from trt_engine.profiling.ncu import KernelLaunch, base_name, counters_of, read
+from trt_engine.profiling.instruments.capture import ProfilerUnavailable
+from trt_engine.profiling.instruments.ncu import base_name, kernel_counters
+from trt_engine.profiling.instruments.ncu_output import KernelLaunch, parse_output
 
 H200, H200_DETAILS, NO_KERNELS = (
     "ncu-raw-2025.3.1-h200.csv", "ncu-details-2025.3.1-h200.csv", "ncu-no-kernels-2025.3.1.txt",
@@ -24,7 +25,7 @@ MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
 
 
 def test_a_whole_raw_page_of_an_h200_is_read_to_the_last_figure() -> None:
-    launches = read(sample(H200))
+    launches = parse_output(sample(H200))
     assert [(item.launch, base_name(item.kernel), item.grid, item.block) for item in launches] == [
         ("0", "axpy", "(256, 1, 1)", "(256, 1, 1)"),
         ("1", "axpy", "(1024, 1, 1)", "(128, 1, 1)"),
@@ -45,7 +46,7 @@ def test_counters_of_an_h200_are_found_under_the_names_a_capture_has() -> None:
     wide = "void (anonymous namespace)::axpy<float, 1>(float, float const*, float*, int)"
     narrow = "void (anonymous namespace)::axpy<float, 4>(float, float const*, float*, int)"
     gemm = "sgemm(int, float const*, float const*, float*)"
-    found = counters_of(read(sample(H200)), [gemm, wide, narrow])
+    found = kernel_counters(parse_output(sample(H200)), [gemm, wide, narrow])
     assert [(item.kernel, item.launches, item.duration_us) for item in found] == [
         (gemm, 2, (348.064 + 94.912) / 2), (wide, 1, 6.656), (narrow, 1, 8.224),
     ]  # fmt: skip
@@ -54,14 +55,14 @@ def test_counters_of_an_h200_are_found_under_the_names_a_capture_has() -> None:
 
 
 def test_rows_of_a_details_page_end_before_the_columns_of_rules() -> None:
-    (found,) = read(sample(H200_DETAILS))
+    (found,) = parse_output(sample(H200_DETAILS))
     assert found.kernel == "sgemm(int, const float *, const float *, float *)" and found.process == "1229"
     assert (found.metrics[DURATION], found.metrics[COMPUTE], found.metrics[MEMORY]) == (349088, 73.85, 73.92)
     assert found.metrics["SM Active Cycles"] == 662426.61 and found.units["DRAM Frequency"] == "hz"
 
 
 def test_a_raw_page_with_separators_is_read_by_its_units() -> None:
-    first, second = read(sample(SHAPE))
+    first, second = parse_output(sample(SHAPE))
     assert first.kernel == "void <unnamed>::w13_kernel<4, 1>(const __half *, const int *)"
     assert first.metrics == {"dram__bytes_read.sum": 5156128, "dram__bytes_write.sum": 5760, DURATION: 28448}
     assert second.metrics == {"dram__bytes_read.sum": 2591712, "dram__bytes_write.sum": 0, DURATION: 13312}
@@ -72,24 +73,24 @@ def test_a_raw_page_with_separators_is_read_by_its_units() -> None:
 
 
 def test_a_details_page_of_a_european_locale_has_the_right_size() -> None:
-    launches = read(sample(EUROPEAN))
+    launches = parse_output(sample(EUROPEAN))
     assert [item.metrics[DURATION] for item in launches] == [117344, 120416, 14912]
     assert [item.metrics["dram__bytes.sum"] for item in launches] == [27595520, 30818944, 2348544]
     assert [item.metrics[COMPUTE] for item in launches] == [65.77, 65.63, 6.7]
-    gemm, reduce = counters_of(launches)
+    gemm, reduce = kernel_counters(launches)
     assert (gemm.kernel, gemm.launches, gemm.duration_us) == ("ampere_sgemm_128x64_nn", 2, 118.88)
     assert reduce.duration_us == 14.912
 
 
 def test_a_console_of_old_units_is_read_with_its_advice() -> None:
-    (launch,) = read(sample(CONSOLE))
+    (launch,) = parse_output(sample(CONSOLE))
     assert launch.kernel == "sgemm(int, int, int, float, float, const float *, const float *, float *)"
     assert (launch.grid, launch.block, launch.device) == ("(32, 32, 1)", "(32, 32, 1)", "0")
     assert len(launch.metrics) == 27 and launch.texts == {"Function Cache Configuration": "CachePreferNone"}
     assert launch.metrics["Elapsed Cycles"] == 56344784 and launch.metrics["SM Active Cycles"] == 55313213.62
     assert launch.metrics["SM Frequency"] == pytest.approx(584.99e6) and launch.units["SM Frequency"] == "hz"
     assert launch.metrics["Shared Memory Configuration Size"] == pytest.approx(32770)
-    (found,) = counters_of([launch])
+    (found,) = kernel_counters([launch])
     assert found.duration_us == pytest.approx(96320) and found.units[DURATION] == "ns"
     assert (found.compute_pct, found.memory_pct, found.dram_pct, found.occupancy_pct) == (5.97, 49.23, 0.47, 97.95)
     assert len(found.advice) == 2 and found.advice[0].endswith("Warp State Statistics for potential reasons.")
@@ -101,7 +102,7 @@ HEADER = '"ID","Process ID","Process Name","Host Name","Kernel Name"'
 
 
 def test_columns_of_older_releases_are_read_by_name() -> None:
-    (found,) = read(
+    (found,) = parse_output(
         f'{HEADER},"Kernel Time","Context","Stream","gpu__time_duration.sum"\n"","","","","","","","","nsecond"\n'
         '"0","1","a","127.0.0.1","f(int)","2020-Nov-11 10:00:00","1","7","1,024"\n'
     )
@@ -118,7 +119,7 @@ def test_columns_of_older_releases_are_read_by_name() -> None:
     ],
 )  # fmt: skip
 def test_values_come_in_base_units(unit: str, value: str, base: str, wanted: float | None) -> None:
-    (found,) = read(f'{HEADER},"m"\n"","","","","","{unit}"\n"0","1","a","b","f","{value}"\n')
+    (found,) = parse_output(f'{HEADER},"m"\n"","","","","","{unit}"\n"0","1","a","b","f","{value}"\n')
     assert found.metrics.get("m") == (None if wanted is None else pytest.approx(wanted))
     assert wanted is None or found.units["m"] == base
 
@@ -126,7 +127,7 @@ def test_values_come_in_base_units(unit: str, value: str, base: str, wanted: flo
 def test_numbers_of_one_separator_follow_the_document_s_decimal_mark_and_else_their_unit() -> None:
     text = f'{HEADER},"t","p"\n"","","","","","ns","%"\n"0","1","a","b","f","117.344","{{}}"\n'
     for share, wanted in (("65,77", 117344), ("65.77", 117.344), ("66", 117344)):
-        (found,) = read(text.format(share))
+        (found,) = parse_output(text.format(share))
         assert found.metrics["t"] == wanted
 
 
@@ -137,7 +138,7 @@ def test_advice_over_several_lines_and_lines_of_others_in_between_are_read() -> 
         '"0","1","a","b","f","S","Duration","ns","10",\n==PROF== Disconnected from process 1\n'
         '"0","1","a","b","f","S","","","","R","OPT","first line\n  and the ""second"", of it"\nbye\n'
     )
-    (found,) = read(text)
+    (found,) = parse_output(text)
     assert found.advice == ('first line and the "second", of it',) and found.metrics == {DURATION: 10}
 
 
@@ -163,8 +164,8 @@ def test_of_instances_of_one_template_the_one_asked_for_is_taken() -> None:
         for kind, width in (("float", 4), ("__half", 4), ("float", 8))
     ]
     wanted = ["void k<float, 8>(float*)", "void k<__half, 4>(__half*)", "void k<float, 4>(float*)", "other"]
-    assert [item.metrics[DURATION] for item in counters_of(launches, wanted)] == [8, 4, 4]
-    assert [item.kernel for item in counters_of(launches, wanted)] == wanted[:3]
+    assert [item.metrics[DURATION] for item in kernel_counters(launches, wanted)] == [8, 4, 4]
+    assert [item.kernel for item in kernel_counters(launches, wanted)] == wanted[:3]
 
 
 # ------------------------------------------------------------------------------------------------ damaged
@@ -177,12 +178,12 @@ _SAID = ("is empty", "is cut", "is damaged", "no table of ncu was found", "measu
 def test_a_text_cut_after_any_line_is_read_as_far_as_it_goes_or_refused_in_words(name: str) -> None:
     lines = sample(name).splitlines(keepends=True)
     try:
-        whole = {item.launch: item.metrics for item in read("".join(lines))}
+        whole = {item.launch: item.metrics for item in parse_output("".join(lines))}
     except ProfilerUnavailable:
         whole = {}
     for count in range(len(lines) + 1):
         try:
-            found = read("".join(lines[:count]))
+            found = parse_output("".join(lines[:count]))
         except ProfilerUnavailable as error:
             assert any(said in error.message for said in _SAID), error.message
             assert ("is empty" in error.message) is not bool("".join(lines[:count]).strip())
@@ -195,10 +196,10 @@ def test_a_text_cut_after_any_line_is_read_as_far_as_it_goes_or_refused_in_words
 @pytest.mark.parametrize("name", [H200_DETAILS, SHAPE, EUROPEAN, CONSOLE])
 def test_a_text_cut_anywhere_never_gives_a_figure_of_its_own(name: str) -> None:
     text = sample(name)
-    whole = {item.launch: item.metrics for item in read(text)}
+    whole = {item.launch: item.metrics for item in parse_output(text)}
     for count in range(0, len(text), 3):
         try:
-            found = read(text[:count])
+            found = parse_output(text[:count])
         except ProfilerUnavailable:
             continue
         for item in found:
@@ -226,13 +227,13 @@ def test_a_text_cut_anywhere_never_gives_a_figure_of_its_own(name: str) -> None:
 )
 def test_what_is_no_table_is_refused_with_what_was_found_and_how_to_get_one(text: str, reason: str) -> None:
     with pytest.raises(ProfilerUnavailable) as refused:
-        read(text)
+        parse_output(text)
     assert reason in refused.value.message and "--page raw" in (refused.value.hint or "")
 
 
 def test_a_refused_permission_is_told_with_its_three_fixes() -> None:
     with pytest.raises(ProfilerUnavailable, match="ERR_NVGPUCTRPERM") as refused:
-        read(sample(REFUSED))
+        parse_output(sample(REFUSED))
     fix = refused.value.hint or ""
     assert all(text in fix for text in ("sudo", "--cap-add=SYS_ADMIN", "NVreg_RestrictProfilingToAdminUsers=0"))
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from nsight_tools.stand_in import write_tool
-from trt_engine.profiling.capture import ProfilerUnavailable
-from trt_engine.profiling.nsight import Permission, Ran, decimal_mark, diagnose, find, number, permission
+from trt_engine.profiling.instruments.capture import ProfilerUnavailable
+from trt_engine.profiling.instruments.ncu_output import detect_decimal_mark, parse_number
+from trt_engine.profiling.instruments.nsight_run import ProcessResult, find_known_failure
+from trt_engine.profiling.instruments.nsight_tools import Permission, find_tool, read_permission
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +37,8 @@ def machine(root: Path, **places: tuple[int, ...]) -> Path:
 def test_path_comes_before_nvidia_s_folders(tmp_path: Path) -> None:
     root = machine(tmp_path / "root", **{"opt/nvidia/nsight-systems/2026.1.1/bin/nsys": (2026, 1, 1)})
     here = write_tool(tmp_path / "bin", "nsys", (2022, 4, 2, 1))
-    found = find("nsys", root=root, path=str(here.parent))
-    assert (found.path, found.version, found.text) == (here, (2022, 4, 2, 1), "nsys 2022.4.2")
+    found = find_tool("nsys", root=root, path=str(here.parent))
+    assert (found.path, found.version, found.label) == (here, (2022, 4, 2, 1), "nsys 2022.4.2")
 
 
 def test_of_nvidia_s_folders_the_newest_version_wins_by_number_and_not_by_letter(tmp_path: Path) -> None:
@@ -48,9 +50,9 @@ def test_of_nvidia_s_folders_the_newest_version_wins_by_number_and_not_by_letter
             "usr/local/cuda-13.0/bin/ncu": (2023, 1, 1),
         },
     )
-    assert find("ncu", root=root, path="").version == (2024, 10, 0)
+    assert find_tool("ncu", root=root, path="").version == (2024, 10, 0)
     shutil.rmtree(tmp_path / "opt")
-    assert find("ncu", root=root, path="").version == (2023, 1, 1)
+    assert find_tool("ncu", root=root, path="").version == (2023, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +60,7 @@ def test_of_nvidia_s_folders_the_newest_version_wins_by_number_and_not_by_letter
     ["opt/nvidia/nsight-systems-cli/2025.1.1/bin/nsys", "opt/nvidia/nsight-systems/2025.1.1/target-linux-x64/nsys"],
 )
 def test_the_folders_of_other_packages_are_looked_at_too(place: str, tmp_path: Path) -> None:
-    assert find("nsys", root=machine(tmp_path, **{place: (2025, 1, 1)}), path="").version == (2025, 1, 1)
+    assert find_tool("nsys", root=machine(tmp_path, **{place: (2025, 1, 1)}), path="").version == (2025, 1, 1)
 
 
 def test_the_variable_names_a_program_or_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,7 @@ def test_the_variable_names_a_program_or_its_folder(tmp_path: Path, monkeypatch:
     other = write_tool(tmp_path / "bin", "ncu", (2026, 1, 0, 0))
     for value in (named, named.parent):
         monkeypatch.setenv("TRT_ENGINE_NCU", str(value))
-        assert find("ncu", path=str(other.parent)).path == named
+        assert find_tool("ncu", path=str(other.parent)).path == named
 
 
 def test_a_variable_that_names_nothing_is_an_error_and_not_passed_over(
@@ -74,29 +76,29 @@ def test_a_variable_that_names_nothing_is_an_error_and_not_passed_over(
 ) -> None:
     other = write_tool(tmp_path / "bin", "ncu")
     monkeypatch.setenv("TRT_ENGINE_NCU", str(tmp_path / "nowhere"))
-    with pytest.raises(ProfilerUnavailable, match="is no program that can be run") as refused:
-        find("ncu", path=str(other.parent))
+    with pytest.raises(ProfilerUnavailable, match="is not an executable") as refused:
+        find_tool("ncu", path=str(other.parent))
     assert "TRT_ENGINE_NCU" in (refused.value.hint or "")
 
 
 def test_a_launcher_without_what_it_launches_is_passed_over(tmp_path: Path) -> None:
     launcher = write_tool(tmp_path / "bin", "nsys", is_launcher=True)
     root = machine(tmp_path / "root", **{"opt/nvidia/nsight-systems/2024.6.2/bin/nsys": (2024, 6, 2)})
-    assert find("nsys", root=root, path=str(launcher.parent)).version == (2024, 6, 2)
+    assert find_tool("nsys", root=root, path=str(launcher.parent)).version == (2024, 6, 2)
 
 
 def test_none_at_all_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ProfilerUnavailable, match="nsys is not installed") as refused:
-        find("nsys", root=tmp_path, path="")
+        find_tool("nsys", root=tmp_path, path="")
     assert "nsight-systems" in (refused.value.hint or "") and refused.value.exit_code == 3
 
 
 def test_the_options_of_a_version_are_those_of_its_help(tmp_path: Path) -> None:
     write_tool(tmp_path, "nsys", lacks=["--kill"])
-    found = find("nsys", path=str(tmp_path))
+    found = find_tool("nsys", path=str(tmp_path))
     assert "--capture-range-end" in found.options("profile") and "--kill" not in found.options("profile")
     with pytest.raises(ProfilerUnavailable, match="does not know `--kill`"):
-        found.needs("--kill", "profile")
+        found.require_options(["--kill"], "profile")
 
 
 def test_the_error_of_the_ladder_survives_a_process_border() -> None:
@@ -127,8 +129,8 @@ def test_the_driver_s_setting_and_the_process_s_rights_tell_a_refusal_beforehand
     if params is not None:
         (tmp_path / "proc/driver/nvidia/params").write_text(params)
     (tmp_path / "proc/self/status").write_text(f"Name:\tx\nCapEff:\t{held}\n")
-    found = permission(tmp_path)
-    assert found == expected and found.refused is refused
+    found = read_permission(tmp_path)
+    assert found == expected and found.is_refused is refused
 
 
 # ------------------------------------------------------------------------------------------------ what went wrong
@@ -151,9 +153,9 @@ def test_the_driver_s_setting_and_the_process_s_rights_tell_a_refusal_beforehand
 )
 def test_known_messages_have_a_reason(said: str, reason: str, tmp_path: Path) -> None:
     write_tool(tmp_path, "ncu")
-    found = diagnose(f"==PROF== Connected\n{said}\n", find("ncu", path=str(tmp_path)))
+    found = find_known_failure(f"==PROF== Connected\n{said}\n", find_tool("ncu", path=str(tmp_path)))
     assert found is not None and reason in found.message and found.hint
-    assert diagnose("==PROF== Connected\nall is well\n", find("ncu", path=str(tmp_path))) is None
+    assert find_known_failure("==PROF== Connected\nall is well\n", find_tool("ncu", path=str(tmp_path))) is None
 
 
 @pytest.mark.parametrize(
@@ -168,7 +170,7 @@ def test_known_messages_have_a_reason(said: str, reason: str, tmp_path: Path) ->
     ],
 )
 def test_the_signal_that_ended_a_program_is_told_by_tool_or_exit_code(code: int, said: str, name: str | None) -> None:
-    assert Ran("ncu", code, said, 1.0).signal == name
+    assert ProcessResult("ncu", code, said, Path("ncu.log")).signal == name
 
 
 # ------------------------------------------------------------------------------------------------ numbers of any locale
@@ -189,12 +191,17 @@ Read = Callable[..., float | int | None]
     ],
 )  # fmt: skip
 def test_a_number_is_read_as_it_was_meant(text: str, mark: str | None, value: float | None) -> None:
-    assert number(text, mark) == value
+    assert parse_number(text, mark) == value
 
 
 def test_a_whole_number_has_no_decimals_where_nothing_else_tells() -> None:
-    assert number("117.344", whole=True) == 117344 and number("117,344", whole=True) == 117344
-    assert number("117.344") == 117.344
+    assert parse_number("117.344", whole=True) == 117344 and parse_number("117,344", whole=True) == 117344
+    assert parse_number("117.344") == 117.344
+
+
+def test_a_number_of_any_length_is_read_or_is_none() -> None:
+    assert parse_number("9" * 400) == float("inf")
+    assert parse_number("9" * 400, whole=True) == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -205,4 +212,4 @@ def test_a_whole_number_has_no_decimals_where_nothing_else_tells() -> None:
     ],
 )  # fmt: skip
 def test_the_decimal_mark_of_a_document_is_what_no_number_of_it_contradicts(texts: list[str], mark: str | None) -> None:
-    assert decimal_mark(texts) == mark
+    assert detect_decimal_mark(texts) == mark

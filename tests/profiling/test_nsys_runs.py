@@ -18,13 +18,14 @@ import onnx_models as models
 from nsight_tools.stand_in import write_tool
 from nsight_tools.tool import KERNELS
 from patience import HANG_S, text_of, until
-from trt_engine.api.building import build
-from trt_engine.config import BenchConfig, RuntimeConfig
+from trt_engine.config.bench import BenchConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted, ProfileError, UsageError
-from trt_engine.profiling import nsys
-from trt_engine.profiling.capture import Capture, ProfilerUnavailable
+from trt_engine.profiling.instruments import nsys
+from trt_engine.profiling.instruments.capture import Capture, ProfilerUnavailable
 from trt_engine.profiling.kernels import kernel_rows
+from trt_engine.verbs.build import build
 
 Tool = Callable[..., Path]
 
@@ -54,7 +55,7 @@ def calls(path: Path) -> list[dict[str, Any]]:
 
 
 def collect(engine: Path, out: Path, **more: Any) -> Capture:
-    return nsys.collect(engine, out, **({"inferences": 3, "warmup": 1} | more))
+    return nsys.collect_capture(engine, out, **({"inferences": 3, "warmup": 1} | more))
 
 
 # ------------------------------------------------------------------------------------------------ what comes back
@@ -105,7 +106,7 @@ def test_report_export_and_what_was_said_are_kept_and_the_range_alone_is_recorde
     assert recorded["environment"] == {"LC_ALL": "C", "LANGUAGE": None, "LANG": None}
     told = json.loads((out / "nsys.run.json").read_text())
     assert (told["stage"], told["inferences"], told["complete"], told["ranges"]) == ("done", 3, True, "nvtx")
-    assert nsys.opens(out / nsys.REPORT) == f"nsys-ui {out / nsys.REPORT}"
+    assert nsys.open_command(out / nsys.REPORT) == f"nsys-ui {out / nsys.REPORT}"
 
 
 @pytest.mark.slow
@@ -117,18 +118,6 @@ def test_a_second_run_into_the_same_folder_reads_nothing_of_the_first(engine: Pa
     with pytest.raises(ProfilerUnavailable, match="wrote no report"):
         collect(engine, tmp_path / "out")
     assert not (tmp_path / "out" / nsys.REPORT).exists() and not (tmp_path / "out" / nsys.DATABASE).exists()
-
-
-@pytest.mark.slow
-def test_a_stale_export_is_never_summed_up(engine: Path, tmp_path: Path, tool: Tool) -> None:
-    path = tool()
-    collect(engine, tmp_path / "out", inferences=4)
-    report = tmp_path / "out" / nsys.REPORT
-    content = json.loads(report.read_text())
-    report.write_text(json.dumps(content | {"windows": content["windows"][:1]}))
-    (table,) = nsys.stats(report, "cuda_gpu_kern_sum")
-    assert [row["Instances"] for row in table.rows] == [2, 1, 1]
-    assert "--force-export=true" in calls(path)[-1]["arguments"]
 
 
 @pytest.mark.slow
@@ -171,7 +160,7 @@ def test_a_version_without_wished_options_is_used_without_them(engine: Path, tmp
 @pytest.mark.slow
 def test_shapes_and_settings_reach_the_process(engine: Path, tmp_path: Path, tool: Tool) -> None:
     tool()
-    collect(engine, tmp_path / "out", batch=3, runtime=RuntimeConfig(), config=BenchConfig(graph=False))
+    collect(engine, tmp_path / "out", runtime=RuntimeConfig(), config=BenchConfig(graph=False, batch=3))
     asked = json.loads((tmp_path / "out" / "nsys.request.json").read_text())
     assert asked["config"]["batch"] == 3 and asked["config"]["graph"] is False
     assert asked["runtime"]["device"].startswith("fake") and asked["engine"] == str(engine)
@@ -223,7 +212,7 @@ def test_a_shape_outside_the_profile_is_said_before_a_process_is_started(
 ) -> None:
     path = tool()
     with pytest.raises(ProfileError, match="9"):
-        collect(engine, tmp_path / "out", batch=9)
+        collect(engine, tmp_path / "out", config=BenchConfig(batch=9))
     with pytest.raises(UsageError, match="cannot profile 0 inferences"):
         collect(engine, tmp_path / "out", inferences=0)
     assert not path.with_name("calls.jsonl").exists() and not (tmp_path / "out").exists()
@@ -247,11 +236,11 @@ def test_a_tool_that_hangs_is_ended_with_all_it_started(engine: Path, tmp_path: 
 
 def nsight_quick(work: Callable[[], object]) -> None:
     """With the patience of a test."""
-    from trt_engine.profiling import nsight
+    from trt_engine.profiling.instruments import nsight_run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nsight, "_GRACE_S", 0.2)
-        patch.setattr(nsight, "_END_S", 0.5)
+        patch.setattr(nsight_run, "_GRACE_S", 0.2)
+        patch.setattr(nsight_run, "_END_S", 0.5)
         work()
 
 
@@ -261,10 +250,10 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from trt_engine.errors import Interrupted
-from trt_engine.profiling import nsys
+from trt_engine.profiling.instruments import nsys
 
 try:
-    nsys.collect(Path(sys.argv[1]), Path(sys.argv[2]), inferences=1_000_000, warmup=1)
+    nsys.collect_capture(Path(sys.argv[1]), Path(sys.argv[2]), inferences=1_000_000, warmup=1)
 except Interrupted as stop:
     found = stop.partial
     kernels = sum(item.kind == "kernel" for item in found.activities)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from nsight_samples import SAMPLES
 
-from trt_engine.profiling.capture import ProfilerUnavailable
-from trt_engine.profiling.child import Outcome
-from trt_engine.profiling.kernels import inferences_of
-from trt_engine.profiling.nsys import read_sqlite
+from trt_engine.profiling.instruments.capture import ProfilerUnavailable
+from trt_engine.profiling.instruments.nsys_export import read_sqlite
+from trt_engine.profiling.instruments.target import TargetOutcome
+from trt_engine.profiling.kernels import split_by_inference
 
 SCHEMA = (SAMPLES / "nsys-sqlite-schema-2024.6.2.sql").read_text()
 TID = 0x1000000
@@ -59,7 +59,7 @@ class Export:
     def range(self, start: int, end: int | None, text: str, *, kind: int = 59, thread: int = THREAD) -> None:
         self.put("NVTX_EVENTS", start=start, end=end, eventType=kind, text=text, globalTid=thread, domainId=0)
 
-    def done(self, *, outcome: Outcome | None = None) -> Any:
+    def done(self, *, outcome: TargetOutcome | None = None) -> Any:
         tables = [row[0] for row in self.database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in tables:
             if not next(self.database.execute(f"SELECT COUNT(*) FROM {table}"))[0]:
@@ -190,10 +190,10 @@ def test_times_of_the_process_that_fit_no_inference_are_not_used(export: Export)
         export.call(at, at + 5, number)
         export.kernel(at + 6, at + 8, number)
     found = export.done(
-        outcome=Outcome(pid=1, inferences=2, windows=((10**15, 10**15 + 20), (10**15 + 30, 10**15 + 50)))
+        outcome=TargetOutcome(pid=1, inferences=2, windows=((10**15, 10**15 + 20), (10**15 + 30, 10**15 + 50)))
     )
     assert found.inferences == () and len(found.activities) == 3
-    assert "do not fit the report's clock" in found.warnings[0]
+    assert "do not fit its clock" in found.warnings[0]
 
 
 @pytest.mark.parametrize("held_up", [0, 1, 2])
@@ -209,8 +209,8 @@ def test_an_inference_that_was_held_up_costs_the_others_nothing(export: Export, 
             export.kernel(launched + 10, launched + 20, correlation)
         windows.append((at + ahead, at + ahead + wide * 1000))
         at += wide * 1000 + 5_000
-    found = export.done(outcome=Outcome(pid=1, inferences=3, windows=tuple(windows)))
-    assert [len(items) for items in inferences_of(found)] == [2, 2, 2]
+    found = export.done(outcome=TargetOutcome(pid=1, inferences=3, windows=tuple(windows)))
+    assert [len(items) for items in split_by_inference(found)] == [2, 2, 2]
 
 
 def test_an_export_older_than_its_report_is_said(export: Export) -> None:
@@ -243,8 +243,8 @@ def test_an_export_cut_anywhere_is_refused_in_words(export: Export) -> None:
     ("content", "reason"),
     [
         (b"", "is empty, expected an export"),
-        (b"not a database at all" * 100, "is no whole SQLite export of nsys: file is not a database"),
-        (b"SQLite format 3\0", "is no whole SQLite export"),
+        (b"not a database at all" * 100, "is not a complete SQLite export of nsys: file is not a database"),
+        (b"SQLite format 3\0", "is not a complete SQLite export"),
     ],
 )
 def test_what_is_no_export_is_refused_with_what_was_found(content: bytes, reason: str, tmp_path: Path) -> None:

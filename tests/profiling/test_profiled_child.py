@@ -18,9 +18,10 @@ import pytest
 import nsight_tools
 import onnx_models as models
 from patience import HANG_S, text_of, until
-from trt_engine.api.building import build
-from trt_engine.config import BenchConfig, RuntimeConfig
-from trt_engine.profiling.child import Outcome, Request, encode, read_outcome
+from trt_engine.config.bench import BenchConfig
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.profiling.instruments.target import TargetOutcome, TargetRequest, encode, read_outcome
+from trt_engine.verbs.build import build
 
 TOOLS = Path(nsight_tools.__file__).parent
 
@@ -43,20 +44,20 @@ def start(engine: Path, tmp_path: Path) -> Start:
     def call(
         *paths: Path, environment: dict[str, str] | None = None, config: BenchConfig | None = None, **asked: Any
     ) -> subprocess.Popen[bytes]:
-        request = Request(
+        request = TargetRequest(
             str(engine), config or BenchConfig(), asked.pop("runtime", RuntimeConfig()), **({"warmup": 1} | asked)
         )
-        request.answer = str(tmp_path / "answer.json")
+        request.outcome_path = str(tmp_path / "answer.json")
         (tmp_path / "request.json").write_bytes(encode(request))
         whole = os.environ | {"STAND_IN_EVENTS": str(tmp_path / "events.jsonl")} | (environment or {})
         whole["PYTHONPATH"] = ":".join([*map(str, paths), *filter(None, [os.environ.get("PYTHONPATH")])])
-        words = [sys.executable, "-P", "-m", "trt_engine.profiling.child", str(tmp_path / "request.json")]
+        words = [sys.executable, "-P", "-m", "trt_engine.profiling.instruments.target", str(tmp_path / "request.json")]
         return subprocess.Popen(words, env=whole, stderr=subprocess.PIPE)
 
     return call
 
 
-def answer(tmp_path: Path) -> Outcome:
+def answer(tmp_path: Path) -> TargetOutcome:
     found = read_outcome(tmp_path / "answer.json")
     assert found is not None
     return found
@@ -189,7 +190,7 @@ def test_facts_of_any_type_are_told_as_text(start: Start, tmp_path: Path) -> Non
     (site / "sitecustomize.py").write_text(
         "from trt_engine.backends.fake import run\n"
         "class Version(str):\n    pass\n"
-        "run.FakeSession.facts = lambda self: {'library': Version('2.11'), 'number': 3}\n"
+        "run.FakeSession.runtime_info = lambda self: {'library': Version('2.11'), 'number': 3}\n"
     )
     assert ended(start(site, TOOLS / "injected", inferences=1)) == (0, "")
     assert answer(tmp_path).facts == {"library": "2.11", "number": "3"}

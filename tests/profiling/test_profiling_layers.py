@@ -10,12 +10,12 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backend import backend
-from trt_engine.config import RuntimeConfig
-from trt_engine.graph.flops import count
+from trt_engine.backend import get_backend
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.graph.cost import model_cost
 from trt_engine.graph.load import read_proto
-from trt_engine.profiling.layers import layer_profile, layer_shares, precision_shares, work_of
-from trt_engine.traces import Category, LayerProfile, LayerRow
+from trt_engine.profiling.layer_profile import count_work, layer_shares, precision_shares, profile_layers
+from trt_engine.records.profile import Category, LayerProfile, LayerRow
 
 FEEDS = {"images": np.zeros((2, 3, 8, 8), np.float32)}
 SHAPES = {"images": (2, 3, 8, 8)}
@@ -36,32 +36,32 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> te.Engine:
 
 
 def profiled(engine: te.Engine) -> LayerProfile:
-    return layer_profile(
-        backend("fake"), engine, FEEDS, RuntimeConfig(), inferences=2, warmup=1, keep=None
+    return profile_layers(
+        get_backend("fake"), engine, FEEDS, RuntimeConfig(), inferences=2, warmup=1, keep=None
     )  # fmt: skip
 
 
 def test_rows_have_a_category_and_the_work_of_the_models_nodes(fake: te.Engine) -> None:
     found = profiled(fake)
     assert [item.category for item in found.rows[:2]] == ["matrix", "element-wise"]
-    model = count(read_proto(Path(fake.passport.model.file)), SHAPES)
+    model = model_cost(read_proto(Path(fake.passport.model.file)), SHAPES)
     assert sum(item.flops or 0 for item in found.rows) == model.flops
 
 
 def test_the_work_is_the_layers_own_where_each_tells_and_the_models_elsewhere(fake: te.Engine) -> None:
     found = profiled(fake)
-    whole = work_of(fake, SHAPES, found)
+    whole = count_work(fake, SHAPES, found)
     assert (whole.flops, whole.source) == (sum(item.flops or 0 for item in found.rows), "layers")
     assert whole.nbytes is None, "the fake backend does not tell sizes of inputs: no number is made up"
     silent = dataclasses.replace(found, rows=tuple(dataclasses.replace(item, flops=None) for item in found.rows))
-    assert work_of(fake, SHAPES, silent).source == work_of(fake, SHAPES, None).source == "model"
+    assert count_work(fake, SHAPES, silent).source == count_work(fake, SHAPES, None).source == "model"
 
 
 def test_an_engine_whose_model_is_gone_has_no_work_to_tell(tmp_path: Path) -> None:
     net = models.conv_net(tmp_path / "net.onnx")
     engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4), out=tmp_path / "n.fake", parity=False)
     net.unlink()
-    assert work_of(engine, SHAPES, None).flops is None
+    assert count_work(engine, SHAPES, None).flops is None
     assert all(item.flops is None for item in profiled(engine).rows if item.category == "matrix")
 
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trt_engine.errors import SetupError
-from trt_engine.profiling.capture import Launch
+from trt_engine.profiling.instruments.capture import Launch
 from trt_engine.profiling.timeline import write_timeline
-from trt_engine.traces import Activity, LayerProfile, LayerRow
+from trt_engine.records.profile import Activity, LayerProfile, LayerRow
 
 AT = 1_795_314_347_208_977_982
 """A clock that counts from 1970, as CUPTI's does."""

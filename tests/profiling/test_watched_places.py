@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patience import HANG_S
-from trt_engine.profiling import nsight
+from trt_engine.profiling.instruments import nsight_tools
 
 
 def test_packages_of_a_relative_pythonpath_are_found_in_another_folder(
@@ -23,6 +23,6 @@ def test_packages_of_a_relative_pythonpath_are_found_in_another_folder(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("here", str(tmp_path / "nothing"))))
     done = subprocess.run(
         [sys.executable, "-P", "-c", "import beside; print(beside.told)"], cwd=tmp_path / "elsewhere",
-        env=nsight._environment(), capture_output=True, text=True, timeout=HANG_S,
+        env=nsight_tools.tool_environment(), capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert done.stdout.strip() == "found", done.stderr

@@ -10,33 +10,36 @@ from typing import Any
 
 from sample_runs import CPU, GPU, GPU_RULES, RULES, record, samples
 
-from trt_engine.cells import CellResult, CellSpec, RunManifest
-from trt_engine.comparisons import (
-    Compared,
+from trt_engine.records.base import encode_record, verb_document
+from trt_engine.records.compare import (
     CompareReport,
     CompareSide,
+    Comparison,
     EngineDiff,
-    Gate,
+    GateResult,
     Interval,
     LayerChange,
     MetricDifference,
     StructureCount,
 )
-from trt_engine.engine import OutputError, Parity, Precision
-from trt_engine.records import EvaluateReport, document, encode, summarize
-from trt_engine.traces import (
+from trt_engine.records.evaluate import EvaluateReport
+from trt_engine.records.parity import OutputError, Parity
+from trt_engine.records.passport import Precision
+from trt_engine.records.profile import (
+    Bottleneck,
     CategoryShare,
-    Ceiling,
-    Ceilings,
     Counters,
+    DevicePeak,
+    DevicePeaks,
+    InstrumentStatus,
     KernelRow,
     LayerProfile,
     LayerRow,
     ProfileReport,
-    Rung,
-    TimeSplit,
-    TimeVerdict,
+    TimeBreakdown,
 )
+from trt_engine.records.summary import summarize
+from trt_engine.records.sweep import CellResult, CellSpec, RunManifest
 
 IMAGES = "sha256:" + "5b" * 32
 
@@ -74,13 +77,13 @@ def evaluated(engine: str, metrics: dict[str, float], device: str = "cpu", task:
         dataset="examples/digits/coco",
         dataset_kind="coco",
         dataset_digest=IMAGES,
-        limit=None,
+        max_samples=None,
         seed=None,
         vision={},
         precision=Precision("int8"),
         predictions=1211,
         not_finite=0,
-        facts={},
+        runtime_info={},
         environment=CPU,
         wall_s=3.0,
         started="2026-03-04T05:06:07+00:00",
@@ -153,20 +156,32 @@ def profile(
         environment=GPU if device.startswith("cuda") else CPU,
         protocol=GPU_RULES if device.startswith("cuda") else RULES,
         compute_ms=summarize(samples(total * 1.06, 200)),
-        split=TimeSplit(
-            wall_ms=total * 1.12, h2d_ms=0.61, compute_ms=total * 1.04, d2h_ms=0.02, busy_ms=total * 1.01,
-            idle_ms=total * 0.08, launch_ms=0.9 * many, kernels=sum(row.per_inference for row in rows), overlap_ms=0.0,
+        time_breakdown=TimeBreakdown(
+            wall_ms=total * 1.12,
+            h2d_ms=0.61,
+            compute_ms=total * 1.04,
+            d2h_ms=0.02,
+            busy_ms=total * 1.01,
+            idle_ms=total * 0.08,
+            launch_ms=0.9 * many,
+            kernels=sum(row.per_inference for row in rows),
+            overlap_ms=0.0,
             gpu_ms=total * 1.05,
         ),
-        rungs=(
-            Rung("nsys", False, "nsys is not installed", "install Nsight Systems 2024.6 or newer"),
-            Rung("cupti", True, f"{len(rows)} kernels of 20 inferences"),
-            Rung("ncu", False, "not permitted here (ERR_NVGPUCTRPERM)", "run as root, or load the module with NVreg_...=0"),
+        instruments=(
+            InstrumentStatus("nsys", False, "nsys is not installed", "install Nsight Systems 2024.6 or newer"),
+            InstrumentStatus("cupti", True, f"{len(rows)} kernels of 20 inferences"),
+            InstrumentStatus(
+                "ncu",
+                False,
+                "not permitted here (ERR_NVGPUCTRPERM)",
+                "run as root, or load the module with NVreg_...=0",
+            ),
         ),
         layers=layers,
         kernels=rows,
         categories=tuple(CategoryShare(name, ms, ms / total, counts[name]) for name, ms in by.items()),  # type: ignore[arg-type]
-        verdict=TimeVerdict(
+        bottleneck=Bottleneck(
             "compute",
             f"`{label}` is compute-bound: matrix kernels take 61 % of the time at 71 % of the device's fp16 ceiling",
             (("matrix kernels", "61 % of 3.63 ms"), ("reached", "512 TFLOP/s"), ("ceiling", "721 TFLOP/s, measured")),
@@ -174,21 +189,28 @@ def profile(
             "trt-engine quantize models/vit_b16.onnx --precision int8",
         ),
         counters=(
-            Counters("sm90_xmma_gemm", 43.1, 78.2, 41.0, 22.8, 12.4, advice=("the grid is too small to fill the device",)),
+            Counters(
+                "sm90_xmma_gemm", 43.1, 78.2, 41.0, 22.8, 12.4, advice=("the grid is too small to fill the device",)
+            ),
         ),
-        ceilings=Ceilings(
-            "NVIDIA H200", "h200-580.65", (
-                Ceiling("fp16_matrix", 721.4, "TFLOP/s", "measured", "torch.matmul 8192x8192x8192 fp16, best of 20"),
-                Ceiling("memory_read", 4012.0, "GB/s", "measured", "sum over 4 GiB, best of 20"),
-                Ceiling("launch", 2.1, "us", "measured", "empty kernel, 10,000 times"),
-            ), "2026-03-04T05:00:00+00:00", GPU, ("fp8_matrix: torch has no product of that type here",),
+        peaks=DevicePeaks(
+            "NVIDIA H200",
+            "h200-580.65",
+            (
+                DevicePeak("fp16_matrix", 721.4, "TFLOP/s", "measured", "torch.matmul 8192x8192x8192 fp16, best of 20"),
+                DevicePeak("memory_read", 4012.0, "GB/s", "measured", "sum over 4 GiB, best of 20"),
+                DevicePeak("launch", 2.1, "us", "measured", "empty kernel, 10,000 times"),
+            ),
+            "2026-03-04T05:00:00+00:00",
+            GPU,
+            ("fp8_matrix: torch has no product of that type here",),
         ),
         inferences=20,
         files={"timeline": "profile/timeline.json", "onnxruntime": "profile/onnxruntime_profile.json"},
-        opens={"timeline": "open profile/timeline.json at ui.perfetto.dev"},
-        facts={"providers": "CUDAExecutionProvider"},
+        open_commands={"timeline": "open profile/timeline.json at ui.perfetto.dev"},
+        runtime_info={"providers": "CUDAExecutionProvider"},
         started="2026-03-04T05:06:07+00:00",
-    )  # fmt: skip
+    )
     return replace(made, **changes)
 
 
@@ -205,10 +227,10 @@ def done(cell: CellSpec, mean_ms: float, *, ap: float | None = None, profiled: P
         engine=f"engines/{cell.label}.engine.onnx",
         engine_bytes=12_700_000 if cell.precision == "fp32" else 6_500_000 if cell.precision == "fp16" else 3_300_000,
         build_seconds=1.2,
-        found={"float32": 1.0} if cell.precision == "fp32" else {"int8": 0.92, "float32": 0.08},
+        dtype_shares={"float32": 1.0} if cell.precision == "fp32" else {"int8": 0.92, "float32": 0.08},
         parity=Parity("onnxruntime", "seeded random", 0.05, True, {"y": OutputError(0.01, 0.001, 0.004, 0.99999)}),
         bench=bench,
-        evaluated=evaluated(cell.label, {"AP": ap, "AP50": ap + 0.1}, cell.device) if ap is not None else None,
+        evaluation=evaluated(cell.label, {"AP": ap, "AP50": ap + 0.1}, cell.device) if ap is not None else None,
         profile=profiled,
         images_digest=IMAGES if ap is not None else None,
         files={"log": f"logs/{cell.label}.log", "record": f"benchmark/{cell.label}.json"},
@@ -238,12 +260,12 @@ def write(
             command=command, title="Digits in three precisions",
         )  # fmt: skip
         manifest = replace(manifest, **changes)
-        (folder / "run.json").write_bytes(encode(document("run", manifest, command=command)))
+        (folder / "run.json").write_bytes(encode_record(verb_document("run", manifest, command=command)))
         (folder / "plan.yaml").write_text("models: {}\n")
         (folder / "cells").mkdir(exist_ok=True)
         for result in results:
-            made = document("cell", result, command=command)
-            (folder / "cells" / f"{result.spec.label}.json").write_bytes(encode(made))
+            made = verb_document("cell", result, command=command)
+            (folder / "cells" / f"{result.spec.label}.json").write_bytes(encode_record(made))
             for kind in ("logs", "engines", "benchmark"):
                 (folder / kind).mkdir(exist_ok=True)
             (folder / "logs" / f"{result.spec.label}.log").write_text(f"built {result.spec.label}\n")
@@ -251,12 +273,16 @@ def write(
             if result.engine:
                 (folder / result.engine).write_bytes(b"\x08\x07engine" + result.spec.label.encode())
     if profiled is not None:
-        (folder / "profile.json").write_bytes(encode(document("profile", profiled, command="trt-engine profile x")))
+        (folder / "profile.json").write_bytes(
+            encode_record(verb_document("profile", profiled, command="trt-engine profile x"))
+        )
         (folder / "profile").mkdir(exist_ok=True)
         for name in ("timeline.json", "onnxruntime_profile.json"):
             (folder / "profile" / name).write_text("[]\n")
     if compare is not None:
-        (folder / "compare.json").write_bytes(encode(document("compare", compare, command="trt-engine compare a b")))
+        (folder / "compare.json").write_bytes(
+            encode_record(verb_document("compare", compare, command="trt-engine compare a b"))
+        )
     return folder
 
 
@@ -328,10 +354,10 @@ def compare_report(**changes: Any) -> CompareReport:
     )  # fmt: skip
     made = CompareReport(
         sides=(side("digits_fp32", 11.8, 1), side("digits_int8", 5.7, 2), side("digits_again", 11.85, 3)),
-        against=(
-            Compared("digits_int8", (metric("median", 11.8, (-52.9, -51.7, -50.4)), metric("p99", 13.0, (-55, -50, -41))),
+        comparisons=(
+            Comparison("digits_int8", (metric("median", 11.8, (-52.9, -51.7, -50.4)), metric("p99", 13.0, (-55, -50, -41))),
                      (OutputError(0.7, 0.02, 0.031, 0.9991),), "", diff, 0.26, ("scores",), False, {"scores": 0.984}),
-            Compared("digits_again", (metric("median", 11.8, (-0.4, 0.3, 1.0)), metric("p99", 13.0, (1.4, 4.2, 7.7))),
+            Comparison("digits_again", (metric("median", 11.8, (-0.4, 0.3, 1.0)), metric("p99", 13.0, (1.4, 4.2, 7.7))),
                      (OutputError(0.0, 0.0, 0.0, 1.0),), "", None, 1.0, ("scores",)),
         ),
         protocol=RULES,
@@ -340,7 +366,7 @@ def compare_report(**changes: Any) -> CompareReport:
         order="random in pairs, seed 0",
         method="interval by a bootstrap over blocks of the paired differences, 10,000 times, seed 0",
         gates=(
-            Gate("p99-slower:3%", True, "p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed", "p99", 3.0),
+            GateResult("p99-slower:3%", True, "p99 of digits_again is 4.2 % slower (1.4 to 7.7 %), 3 % allowed", "p99", 3.0),
         ),
         batch=8,
         started="2026-03-04T05:06:07+00:00",
@@ -377,18 +403,18 @@ def hostile(folder: Path) -> Path:
         done(replace(spec(evil, "int8", "onnxruntime", 1), label="y" * 400 + turned), 1.0, ap=0.8, engine=None),
         CellResult(replace(spec(evil, evil, evil, 2), label=evil), "failed", reason=f"{evil}\nhint: {evil}"),
     ]
-    said = TimeVerdict("unknown", evil, ((evil, evil),), evil, evil)
+    said = Bottleneck("unknown", evil, ((evil, evil),), evil, evil)
     named = replace(cells[0], spec=replace(cells[0].spec, label="a" + turned), engine=None, files={evil: evil},
-                    profile=profile("x", device="cpu", engine=evil, verdict=said))  # fmt: skip
+                    profile=profile("x", device="cpu", engine=evil, bottleneck=said))  # fmt: skip
     sides = compare_report().sides
     report = compare_report(sides=(replace(sides[0], label=evil), *sides[1:]), method=evil, baseline=evil)
     folder.mkdir(parents=True, exist_ok=True)
     safe = [replace(item, spec=replace(item.spec, label=f"c{index}")) for index, item in enumerate((named, *cells[1:]))]
     write(folder, safe, compare=report, title=evil, name=evil)
     for item, file in zip((named, *cells[1:]), sorted((folder / "cells").iterdir()), strict=True):
-        file.write_bytes(encode(document("cell", item, command=evil)))
+        file.write_bytes(encode_record(verb_document("cell", item, command=evil)))
     manifest = RunManifest(evil, "plan.yaml", "x", tuple(i.spec for i in (named, *cells[1:])), (), CPU, "x", evil, evil)
-    (folder / "run.json").write_bytes(encode(document("run", manifest, command=evil)))
+    (folder / "run.json").write_bytes(encode_record(verb_document("run", manifest, command=evil)))
     return folder
 
 

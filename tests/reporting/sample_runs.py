@@ -10,20 +10,10 @@ from typing import Any
 
 from trt_engine.device.info import Clocks
 from trt_engine.environment import Environment
-from trt_engine.records import (
-    BatchResult,
-    BenchRecord,
-    Check,
-    CliffPoint,
-    Finding,
-    Protocol,
-    SizeReport,
-    Step,
-    append,
-    document,
-    encode,
-    summarize,
-)
+from trt_engine.records.base import Finding, StepTime, append_record, encode_record, verb_document
+from trt_engine.records.bench import BenchRecord, Protocol
+from trt_engine.records.size import BatchResult, CliffPoint, PreflightCheck, SizeReport
+from trt_engine.records.summary import summarize
 
 CPU = Environment(
     tool="0.1.0",
@@ -81,7 +71,7 @@ def record(batch: int, mean_ms: float, many: int = 400, *, seed: int | None = No
         queries=many,
         warmup_queries=50,
         clocks=(Clocks(cpu_mhz=2893.2, load_average=0.31), Clocks(cpu_mhz=2871.9, load_average=0.94)),
-        facts={"providers": "CPUExecutionProvider", "threads": "4"},
+        runtime_info={"providers": "CPUExecutionProvider", "threads": "4"},
     )
     return replace(made, **changes)
 
@@ -116,16 +106,16 @@ def size_report(records: Sequence[BenchRecord], **changes: Any) -> SizeReport:
         images_per_s=final.images_per_s if final else None,
         fps=30.0,
         batches=(results[0], results[-1]) if len(results) > 1 else tuple(results),
-        stopped_because="peak_within_batch",
+        stop_reason="peak_within_batch",
         engines_built=max(1, len(results) - 1),
         measurements=len(results),
         steps=(
-            Step("pre-flight", 0.21),
-            Step("inspect", 0.48),
-            Step("build b64", 3.92),
-            Step("measure b1", 11.2),
-            Step("measure b64", 11.6),
-            Step("report", 0.3),
+            StepTime("pre-flight", 0.21),
+            StepTime("inspect", 0.48),
+            StepTime("build b64", 3.92),
+            StepTime("measure b1", 11.2),
+            StepTime("measure b64", 11.6),
+            StepTime("report", 0.3),
         ),
         protocol=records[0].protocol if records else None,
         environment=records[0].environment if records else CPU,
@@ -135,7 +125,7 @@ def size_report(records: Sequence[BenchRecord], **changes: Any) -> SizeReport:
             "engines": "models/digits/benchmarks/engines",
             "log": "models/digits/benchmarks/b1/trtexec_b1.log",
         },
-        tried=tuple(results),
+        all_batches=tuple(results),
         model_name="digits",
     )
     return replace(made, **changes)
@@ -149,12 +139,12 @@ def write(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if report is not None:
-        (folder / "size.json").write_bytes(encode(document("size", report, command=command)))
+        (folder / "size.json").write_bytes(encode_record(verb_document("size", report, command=command)))
         for name in ("engines", "b1"):
             (folder / name).mkdir(exist_ok=True)
         (folder / "b1" / "trtexec_b1.log").write_text("log\n")
     for measured in records:
-        append(folder / "records.jsonl", measured)
+        append_record(folder / "records.jsonl", measured)
     return folder
 
 
@@ -178,8 +168,8 @@ def cpu_run(folder: Path) -> Path:
     records = [record(1, 1.93, 1200), record(64, 71.4, 140)]
     notes = ("fp32: the usual precision on a CPU",)
     checks = (
-        Check("model", "ok", "digits.onnx, 3.1 MiB, opset 17"),
-        Check("disk", "warn", "4.1 GiB free", "keep 10 GiB free for larger batches"),
+        PreflightCheck("model", "ok", "digits.onnx, 3.1 MiB, opset 17"),
+        PreflightCheck("disk", "warn", "4.1 GiB free", "keep 10 GiB free for larger batches"),
     )
     keys = {"gpu-id": "0", "onnx-file": "../model/digits.onnx", "batch-size": "64", "network-mode": "2"}
     return write(folder, size_report(records, notes=notes, preflight=checks, nvinfer=keys), records)
@@ -215,11 +205,11 @@ def gpu_run(folder: Path) -> Path:
         scan_engines=17,
         scan_measurements=17,
         cliffs=cliff_scan(504, 520, (513, 514, 515), 9400),
-        avoid=(513, 514, 515),
+        slow_batches=(513, 514, 515),
         findings=(
             Finding("detr-mask-path", "warning", "the mask subgraph often fails to build", "/decoder", "re-export it"),
         ),
-        steps=tuple(Step(f"{what} b{n}", 40 + n / 3) for n in (64, 128, 256, 512) for what in ("build", "measure")),
+        steps=tuple(StepTime(f"{what} b{n}", 40 + n / 3) for n in (64, 128, 256, 512) for what in ("build", "measure")),
     )
     return write(folder, report, records)
 
@@ -227,7 +217,7 @@ def gpu_run(folder: Path) -> Path:
 def out_of_memory_run(folder: Path) -> Path:
     """The last good answer stands."""
     records = [record(1, 1.9, 300), record(64, 71.0, 60), record(128, 150.0, 40)]
-    report = size_report(records, stopped_because="out_of_memory", out_of_memory=(256,))
+    report = size_report(records, stop_reason="out_of_memory", out_of_memory=(256,))
     return write(folder, report, records)
 
 
@@ -236,7 +226,7 @@ def partial_run(folder: Path) -> Path:
     records = [record(1, 1.9, 300), record(64, 71.0, 12, complete=False)]
     report = size_report(
         records[:1],
-        stopped_because="interrupted",
+        stop_reason="interrupted",
         complete=False,
         error="interrupted",
         peak_streams=None,
@@ -249,7 +239,7 @@ def partial_run(folder: Path) -> Path:
 
 def failed_run(folder: Path) -> Path:
     """Nothing was measured at all."""
-    report = size_report([], stopped_because="failed", complete=False, error="cannot build `x`", steps=())
+    report = size_report([], stop_reason="failed", complete=False, error="cannot build `x`", steps=())
     return write(folder, report, [])
 
 
@@ -263,16 +253,20 @@ def hostile_run(folder: Path) -> Path:
     """Names that try to become markup, and one that is far too long."""
     evil = '<script>document.title="owned"</script><img src=x onerror=alert(1)>"\'&|*_`[x](javascript:alert(1))'
     records = [
-        record(1, 1.9, 300, engine=f"engines/{evil}.onnx", facts={evil: evil}, warnings=(evil,)),
+        record(1, 1.9, 300, engine=f"engines/{evil}.onnx", runtime_info={evil: evil}, warnings=(evil,)),
         record(
-            64, 71.0, 60, engine="engines/" + "long_name_" * 30 + ".onnx", facts={"имя": "模型 \u202etxt.exe \x1b[31m"}
+            64,
+            71.0,
+            60,
+            engine="engines/" + "long_name_" * 30 + ".onnx",
+            runtime_info={"имя": "模型 \u202etxt.exe \x1b[31m"},
         ),
     ]
     report = size_report(
         records,
         model=f"models/{evil}.onnx",
         model_name=evil + "模型" + "x" * 300,
-        steps=(Step(evil, 3.0), Step("y" * 200, 2.0)),
+        steps=(StepTime(evil, 3.0), StepTime("y" * 200, 2.0)),
         artifacts={evil: "javascript:alert(1)", "home": "/" + "deep/" * 9 + "file.txt"},
         notes=(evil,),
     )

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from patience import HANG_S
-from trt_engine.profiling import ncu
-from trt_engine.reporting.run import Run
-from trt_engine.reporting.write import report
-from trt_engine.traces import ProfileReport
+from trt_engine.profiling.instruments import ncu, ncu_output
+from trt_engine.records.profile import ProfileReport
+from trt_engine.reporting.report import report
+from trt_engine.reporting.run_records import RunRecords
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -61,26 +61,26 @@ def test_verdict_and_categories_follow_from_the_facts_by_the_rules_of_today(file
 
 
 def test_the_profile_of_a_vit_is_bound_by_its_products(kept: ProfileReport) -> None:
-    said = kept.verdict
+    said = kept.bottleneck
     assert said.bound == "compute"
-    assert "46 % of the time with copies goes to matrix kernels at 372 of the 767 TFLOP/s" in said.sentence
+    assert "46 % of the time with copies goes to matrix kernels at 372 of the 767 TFLOP/s" in said.summary
     assert ("time of one inference", "10.4 ms") in said.evidence
-    assert ("with copies, one after another", "13.3 ms: what the shares are of") in said.evidence
+    assert ("with copies, sequentially", "13.3 ms: the base of the shares") in said.evidence
     assert kept.categories[0].category == "matrix" and kept.categories[0].share == pytest.approx(0.583, abs=0.001)
 
 
 def test_the_union_of_kernels_is_within_a_twentieth_of_the_time_measured_without_a_profiler(
     kept: ProfileReport,
 ) -> None:
-    assert kept.split.working_ms is not None and kept.split.gpu_ms is not None
-    assert 0.95 <= kept.split.working_ms / kept.split.gpu_ms <= 1.05
+    assert kept.time_breakdown.working_ms is not None and kept.time_breakdown.gpu_ms is not None
+    assert 0.95 <= kept.time_breakdown.working_ms / kept.time_breakdown.gpu_ms <= 1.05
     for line in (RESULTS / "gpu-profile-h200.jsonl").read_text(encoding="utf-8").splitlines():
         assert json.loads(line)["met"] is True
 
 
 def test_what_nsight_compute_printed_there_is_read_and_is_what_the_profile_says(kept: ProfileReport) -> None:
-    launches = ncu.read((PROFILE / "ncu.csv").read_text(encoding="utf-8"))
-    found = ncu.counters_of(launches, [item.kernel for item in kept.counters])
+    launches = ncu_output.parse_output((PROFILE / "ncu.csv").read_text(encoding="utf-8"))
+    found = ncu.kernel_counters(launches, [item.kernel for item in kept.counters])
     assert len(found) == 3 and {item.kernel for item in found} == {row.name for row in kept.kernels[:3]}
     for read, said in zip(found, kept.counters, strict=True):
         for name in ("duration_us", "compute_pct", "memory_pct", "dram_pct", "occupancy_pct"):
@@ -101,13 +101,15 @@ def test_the_timeline_has_every_kernel_the_profile_counts(kept: ProfileReport) -
 def test_the_report_of_the_run_says_that_fewer_bits_were_slower_there_and_what_int8_ran_in() -> None:
     text = " ".join(report(THREE_WAY).split())
     assert (
-        "No cell is faster than the baseline of its model: the nearest, digits-fp16-ort-cuda-b8, is 1.19× slower."
+        "No cell is faster than the baseline of its model: the nearest, fp16 · onnxruntime (cuda), is 1.19× slower."
         in text
     )
-    assert "digits-int8-ort-cuda-b8: 1.28× slower than digits-fp32-ort-cuda-b8" in text
-    assert "int8 (ran in fp32)" in text and "has no kernels for it: found fp32 100 % of multiply-adds" in text
+    assert "int8 · onnxruntime (cuda): 1.28× slower than fp32 · onnxruntime (cuda)" in text
+    assert "ran in fp32, not in int8" in text and "has no kernels for it: found fp32 100 % of multiply-adds" in text
     assert "6 cells skipped" in text and "the backend `tensorrt` needs `tensorrt`" in text.lower()
-    medians = [cell.bench.compute().median for cell in Run.open(THREE_WAY).cells if cell.bench is not None]  # type: ignore[union-attr]
+    medians = [
+        cell.bench.compute_summary().median for cell in RunRecords.open(THREE_WAY).cells if cell.bench is not None
+    ]  # type: ignore[union-attr]
     assert medians == pytest.approx([1.06, 1.27, 1.36], abs=0.01)
 
 

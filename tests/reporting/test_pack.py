@@ -21,9 +21,9 @@ import sample_runs
 
 import trt_engine as te
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.reporting.pack import is_ours, pack, pack_run
-from trt_engine.reporting.write import FORMATS, report
-from trt_engine.runfiles import RunFiles, without_homes
+from trt_engine.reporting.pack import is_own_archive, pack, pack_run
+from trt_engine.reporting.report import FORMATS, report
+from trt_engine.run_folder import RunFiles, redact_home
 
 RUNS = sample_runs.RUNS | sample_matrix.MATRICES
 
@@ -198,8 +198,8 @@ def test_names_of_home_folders_and_environment_variables_are_not_in_it(
     ],
 )
 def test_home_folders_become_a_tilde_and_nothing_else_does(text: bytes, clear: bytes) -> None:
-    assert without_homes(text) == clear
-    assert without_homes(clear) == clear
+    assert redact_home(text) == clear
+    assert redact_home(clear) == clear
 
 
 def test_a_file_that_changes_while_it_is_packed_leaves_no_archive(
@@ -207,13 +207,13 @@ def test_a_file_that_changes_while_it_is_packed_leaves_no_archive(
 ) -> None:
     import trt_engine.reporting.pack as module
 
-    raw, real = folder / "nsight-systems" / "profile.nsys-rep", module._write
+    raw, real = folder / "nsight-systems" / "profile.nsys-rep", module._write_archive
 
     def late(*args: object) -> None:
         raw.write_bytes(os.urandom(3000))
         real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "_write", late)
+    monkeypatch.setattr(module, "_write_archive", late)
     with pytest.raises(SetupError, match="changed while it was packed"):
         pack(folder, tmp_path / "x.tar.gz")
     assert not list(tmp_path.glob("*x.tar.gz*"))
@@ -223,7 +223,7 @@ def test_a_place_that_cannot_be_written_is_said(folder: Path, tmp_path: Path) ->
     (tmp_path / "file").write_text("x")
     with pytest.raises(SetupError, match="a file is in the way"):
         pack(folder, tmp_path / "file" / "x.tar.gz")
-    with pytest.raises(UsageError, match=r"no name of an archive"):
+    with pytest.raises(UsageError, match=r"not an archive name"):
         pack(folder, tmp_path / "x.rar")
     with pytest.raises(UsageError, match="is an archive already"):
         pack(pack(folder), tmp_path / "y.tar.gz")
@@ -316,7 +316,7 @@ def test_an_archive_that_is_not_to_be_trusted_is_refused_and_leaves_nothing_behi
 
 
 def test_more_members_than_any_run_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trt_engine.runfiles._MAX_MEMBERS", 20)
+    monkeypatch.setattr("trt_engine.run_folder._MAX_MEMBERS", 20)
     path = tarred(tmp_path / "x.tar.gz", *((f"run/{index}", b"") for index in range(30)))
     with pytest.raises(UsageError, match="more than 20 members"):
         report(path)
@@ -360,6 +360,17 @@ def test_an_archive_made_by_hand_of_a_run_folder_is_read_too(folder: Path, tmp_p
 
 
 def test_archives_are_known_as_ours_and_others_are_not(folder: Path, tmp_path: Path) -> None:
-    assert is_ours(pack(folder))
-    assert not is_ours(tarred(tmp_path / "x.tar.gz", ("run/records.jsonl", b"")))
+    assert is_own_archive(pack(folder))
+    assert not is_own_archive(tarred(tmp_path / "x.tar.gz", ("run/records.jsonl", b"")))
     assert RunFiles.open(pack(folder)).packed
+
+
+def test_kernels_compiled_for_one_gpu_are_left_out_as_engines_are() -> None:
+    from trt_engine.reporting import pack
+
+    assert pack._file_kind("engines/m.engine.reference.npz") == "engine"
+    assert (
+        pack._file_kind("engines/m.engine.1.7.1.116-rtx-4090.runtime_cache")
+        == pack._file_kind("engines/m.engine")
+        == "engine"
+    )

@@ -11,10 +11,10 @@ import sample_runs
 
 from trt_engine.environment import Environment
 from trt_engine.errors import UsageError
-from trt_engine.records import Protocol
-from trt_engine.reporting.contents import clean
-from trt_engine.reporting.figures import column, number
-from trt_engine.reporting.write import FORMATS, is_ours, report, write_reports
+from trt_engine.format import format_column, format_or_dash
+from trt_engine.records.bench import Protocol
+from trt_engine.reporting.document import clean_text
+from trt_engine.reporting.report import FORMATS, is_own_report, report, write_reports
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +46,8 @@ class _Text(HTMLParser):
 
 def words(text: str, format: str) -> str:
     """The report's words in one line, whatever they were marked up with."""
+    if format == "html":
+        text = re.sub(r"(?<!<pre>)<code>([^<]*)</code>", r"`\1`", text)
     plain = " ".join(_Text(text).words) if format == "html" else text
     return re.sub(r"\s+", " ", re.sub(r"^> |\*\*|\\", "", plain, flags=re.MULTILINE))
 
@@ -54,7 +56,7 @@ def words(text: str, format: str) -> str:
 def test_on_a_cpu_every_form_says_that_nothing_is_a_gpu_figure(tmp_path: Path, format: str) -> None:
     said = words(report(sample_runs.cpu_run(tmp_path / "run"), format), format)  # type: ignore[arg-type]
     assert "CPU: Example Processor 9000 @ 2.10GHz, 4 cores" in said[:400]
-    assert "Nothing in this report is a GPU figure." in said
+    assert "This report contains no GPU figures." in said
     assert "GPU-only" not in said
 
 
@@ -64,7 +66,7 @@ def test_on_a_gpu_the_count_is_an_upper_bound_and_the_gpu_is_named_first(tmp_pat
     assert "GPU: NVIDIA H200 (cuda:0)" in said[:400]
     assert "GPU-only upper bound at 30 fps" in said
     assert "DeepStream typically reaches 10-40 % fewer (NVDEC, mux, GStreamer) and starts its first run from" in said
-    assert "no GPU figure" not in said and "Nothing in this report" not in said
+    assert "no GPU figure" not in said and "This report contains" not in said
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -170,7 +172,9 @@ def test_links_lead_from_where_the_report_lies_and_only_to_what_is_there(tmp_pat
     folder = sample_runs.cpu_run(tmp_path / "run")
     page = _Text(report(folder, "html"))
     links = {attrs["href"] for tag, attrs in page.tags if tag == "a"}
-    assert links == {"records.jsonl", "engines", "b1/trtexec_b1.log", "size.json"}
+    sections = {f"#{attrs['id']}" for tag, attrs in page.tags if tag == "section"}
+    assert links - sections == {"records.jsonl", "engines", "b1/trtexec_b1.log", "size.json"}
+    assert len(sections) > 5 and sections <= links, "the contents line leads to every section"
     assert str(tmp_path) not in report(folder, "html")
     assert "../model/digits.onnx" in report(folder, "html")  # as it lay beside the folder when it was measured
 
@@ -202,16 +206,16 @@ def test_the_same_records_make_the_same_report(tmp_path: Path) -> None:
 def test_reports_are_known_as_ours_and_other_files_are_not(tmp_path: Path) -> None:
     folder = sample_runs.cpu_run(tmp_path / "run")
     for path in write_reports(folder).values():
-        assert is_ours(path)
+        assert is_own_report(path)
     (tmp_path / "x.txt").write_text(report(folder))
-    assert is_ours(tmp_path / "x.txt")
+    assert is_own_report(tmp_path / "x.txt")
     (tmp_path / "notes.md").write_text("# trt-engine report\n\nmy own words about it\n")
-    assert not is_ours(tmp_path / "notes.md")
-    assert not is_ours(folder / "size.json")
+    assert not is_own_report(tmp_path / "notes.md")
+    assert not is_own_report(folder / "size.json")
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no report format `pdf`"):
+    with pytest.raises(UsageError, match="unknown report format `pdf`"):
         report(sample_runs.cpu_run(tmp_path / "run"), "pdf")  # type: ignore[arg-type]
 
 
@@ -236,14 +240,14 @@ def test_one_core_is_not_some_cores(tmp_path: Path, cores: int) -> None:
     [(0.0123, "0.0123"), (4.5678, "4.57"), (12345.6, "12,346"), (0, "0"), (None, "–"), (float("nan"), "–")],
 )
 def test_numbers_have_the_digits_that_mean_something(value: float | None, shown: str) -> None:
-    assert number(value) == shown
+    assert format_or_dash(value) == shown
 
 
 def test_a_column_has_the_same_decimals_unless_the_smallest_would_vanish() -> None:
-    assert column([1.9312, 72.5, 210]) == ("1.93", "72.50", "210.00")
-    assert column([0.00123, 51234.5]) == ("0.00123", "51,234")
-    assert column([None, None]) == ("–", "–")
+    assert format_column([1.9312, 72.5, 210]) == ("1.93", "72.50", "210.00")
+    assert format_column([0.00123, 51234.5]) == ("0.00123", "51,234")
+    assert format_column([None, None]) == ("–", "–")
 
 
 def test_cleaned_text_stays_on_its_line() -> None:
-    assert clean("a\nb\tc\x1b[2Jd\u202ee\x00f\ud800") == "a b c�[2Jd�e�f?"
+    assert clean_text("a\nb\tc\x1b[2Jd\u202ee\x00f\ud800") == "a b c�[2Jd�e�f?"

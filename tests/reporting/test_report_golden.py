@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sample_runs
 
-from trt_engine.reporting.write import Format, report
+from trt_engine.reporting.report import Format, report
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -10,24 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from trt_engine.reporting.charts import (
-    WIDTH,
     Bars,
     Box,
     Boxes,
     Chart,
-    Forest,
+    GateLimit,
     Histogram,
-    Limit,
+    Interval,
+    IntervalChart,
     Line,
     LineChart,
     Point,
     Scatter,
-    Span,
     Stack,
-    Stacked,
-    draw,
-    legend,
+    StackedBars,
 )
+from trt_engine.reporting.charts.axes import WIDTH
+from trt_engine.reporting.charts.draw import draw, legend
 
 POSITIVE = some.floats(1e-6, 1e6)
 
@@ -54,20 +53,21 @@ def count(root: ElementTree.Element, tag: str, style: str) -> int:
 @settings(max_examples=60, deadline=None)
 @given(some.lists(POSITIVE, min_size=1, max_size=300))
 def test_a_histogram_shows_every_sample_or_says_how_many_more(samples: list[float]) -> None:
-    root = drawn(Histogram("h", "t", "d", "ms", tuple(samples), (("median", sorted(samples)[len(samples) // 2]),)))
+    chart = Histogram("h", "t", "ms", tuple(samples), (("median", sorted(samples)[len(samples) // 2]),))
+    root = drawn(chart)
     assert count(root, "rect", "bar") >= 1
-    assert count(root, "rect", "late") == sum("more, up to" in (item.text or "") for item in root.iter("text"))
+    assert count(root, "rect", "late") == sum("more, up to" in name for _, name in legend(chart))
 
 
 def test_late_queries_do_not_squeeze_the_others_into_one_bar() -> None:
     samples = (*(1 + index / 10000 for index in range(1000)), 40.0, 60.0)
-    root = drawn(Histogram("h", "t", "d", "ms", samples))
-    assert count(root, "rect", "bar") > 20
-    assert any("2 more, up to 60.0" in (item.text or "") for item in root.iter("text"))
+    chart = Histogram("h", "t", "ms", samples)
+    assert count(drawn(chart), "rect", "bar") > 20
+    assert [name for _, name in legend(chart)] == ["2 more, up to 60.0"], "beside the drawing, not over its bars"
 
 
 def test_a_wide_distribution_gets_a_logarithmic_axis() -> None:
-    root = drawn(Histogram("h", "t", "d", "ms", tuple(1.02**index for index in range(400))))
+    root = drawn(Histogram("h", "t", "ms", tuple(1.02**index for index in range(400))))
     assert any(item.text == "ms, log scale" for item in root.iter("text"))
 
 
@@ -75,15 +75,13 @@ def test_a_wide_distribution_gets_a_logarithmic_axis() -> None:
 @given(some.dictionaries(some.integers(1, 4096), POSITIVE, min_size=1, max_size=40), some.booleans())
 def test_a_line_chart_has_a_mark_for_every_point(values: dict[int, float], log: bool) -> None:
     points = tuple(Point(batch, value, f"{value:.3g}") for batch, value in values.items())
-    root = drawn(LineChart("l", "t", "d", "batch", "images/s", (Line("a", points),), log_x=log))
+    root = drawn(LineChart("l", "t", "batch", "images/s", (Line("a", points),), log_x=log))
     assert count(root, "circle", "dot") == len(points)
 
 
 def test_cliffs_and_unstable_points_have_shapes_of_their_own_and_a_legend() -> None:
     points = (Point(16, 9), Point(17, 4, "17", "cliff"), Point(18, 9, "", "unstable"))
-    chart = LineChart(
-        "l", "t", "d", "batch", "images/s", (Line("measured", points), Line("suggested", points, "dashed"))
-    )
+    chart = LineChart("l", "t", "batch", "images/s", (Line("measured", points), Line("suggested", points, "dashed")))
     root = drawn(chart)
     assert count(root, "path", "cliff") == 1 and count(root, "circle", "hollow") == 1
     assert [name for _, name in legend(chart)] == [
@@ -96,14 +94,14 @@ def test_cliffs_and_unstable_points_have_shapes_of_their_own_and_a_legend() -> N
 
 @pytest.mark.parametrize("seconds", [(0.0,), (0.0, 0.0), (1e-9, 5000.0), (3.0,) * 16])
 def test_bars_keep_within_their_track(seconds: tuple[float, ...]) -> None:
-    root = drawn(Bars("b", "t", "d", "s", tuple((f"step {index}", value) for index, value in enumerate(seconds))))
+    root = drawn(Bars("b", "t", "s", tuple((f"step {index}", value) for index, value in enumerate(seconds))))
     assert count(root, "rect", "bar") == len(seconds)
     assert all(float(item.attrib["width"]) <= WIDTH for item in root.iter("rect"))
 
 
 def test_text_in_a_chart_is_text() -> None:
     evil = '</text><script>"&'
-    root = drawn(Bars("b", evil, evil, "s", ((evil, 1.0),)))
+    root = drawn(Bars("b", evil, "s", ((evil, 1.0),)))
     assert not list(root.iter("script"))
     assert [item.text for item in root.iter("title")] == [evil]
 
@@ -111,7 +109,7 @@ def test_text_in_a_chart_is_text() -> None:
 @settings(max_examples=60, deadline=None)
 @given(some.lists(some.lists(POSITIVE, min_size=5, max_size=5).map(sorted), min_size=1, max_size=12))
 def test_every_box_lies_between_its_whiskers(rows: list[list[float]]) -> None:
-    root = drawn(Boxes("x", "t", "d", "ms", tuple(Box(f"cell {i}", *row) for i, row in enumerate(rows))))
+    root = drawn(Boxes("x", "t", "ms", tuple(Box(f"cell {i}", *row) for i, row in enumerate(rows))))
     boxes = [item for item in root.iter("rect") if item.attrib["class"] == "box"]
     whiskers = [item for item in root.iter("line") if item.attrib["class"] == "whisker"][::3]
     assert len(boxes) == len(whiskers) == len(rows)
@@ -123,7 +121,7 @@ def test_every_box_lies_between_its_whiskers(rows: list[list[float]]) -> None:
 @given(some.lists(some.lists(some.floats(0, 1e6), min_size=4, max_size=4), min_size=1, max_size=12))
 def test_segments_follow_each_other_and_never_leave_the_bar(rows: list[list[float]]) -> None:
     parts = (("matrix", 0), ("copy", 5), ("reformat", 6), ("outside of kernels", 9))
-    chart = Stacked("x", "t", "d", "ms", parts, tuple(Stack(f"cell {i}", tuple(row)) for i, row in enumerate(rows)))
+    chart = StackedBars("x", "t", "ms", parts, tuple(Stack(f"cell {i}", tuple(row)) for i, row in enumerate(rows)))
     root = drawn(chart)
     assert [name for _, name in legend(chart)] == [name for name, _ in parts]
     by_row: dict[str, list[tuple[float, float]]] = {}
@@ -135,7 +133,7 @@ def test_segments_follow_each_other_and_never_leave_the_bar(rows: list[list[floa
 
 
 def test_a_segment_wide_enough_carries_the_number_of_its_part() -> None:
-    chart = Stacked("x", "t", "d", "ms", (("matrix", 0), ("copy", 5)), (Stack("a", (9.0, 0.01)),))
+    chart = StackedBars("x", "t", "ms", (("matrix", 0), ("copy", 5)), (Stack("a", (9.0, 0.01)),))
     numbers = [item.text for item in drawn(chart).iter("text") if "on" in item.attrib["class"].split()]
     assert numbers == ["1"]
 
@@ -143,13 +141,13 @@ def test_a_segment_wide_enough_carries_the_number_of_its_part() -> None:
 @settings(max_examples=60, deadline=None)
 @given(some.lists(some.lists(some.floats(-400, 400), min_size=3, max_size=3).map(sorted), min_size=1, max_size=12))
 def test_intervals_and_zero_lie_on_one_axis(rows: list[list[float]]) -> None:
-    spans = tuple(Span(f"engine {i}", *row, row[0] > 0 or row[2] < 0) for i, row in enumerate(rows))
-    chart = Forest("x", "t", "d", "%", "%", spans, (Limit("slower:3%", 3.0, tuple({0, len(rows) - 1})),))
+    spans = tuple(Interval(f"engine {i}", *row, row[0] > 0 or row[2] < 0) for i, row in enumerate(rows))
+    chart = IntervalChart("x", "t", "%", "%", spans, (GateLimit("slower:3%", 3.0, tuple({0, len(rows) - 1})),))
     root = drawn(chart)
-    assert count(root, "line", "zero") == 1
+    assert count(root, "line", "zero") == len(rows), "beside each interval, not through the labels"
     assert count(root, "line", "limit") == len({0, len(rows) - 1}), "beside the spans it judges, and no other"
-    assert count(root, "circle", "hollow") == sum(not span.clear for span in spans)
-    assert [name for _, name in legend(chart)][-1] == "gate"
+    assert count(root, "circle", "hollow") == sum(not span.excludes_zero for span in spans)
+    assert [name for _, name in legend(chart)][-2:] == ["no change", "gate slower:3%"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -158,7 +156,7 @@ def test_points_of_a_scatter_are_all_there_and_labels_never_lie_on_each_other(
     values: list[tuple[float, float]],
 ) -> None:
     points = tuple(Point(x, y, str(index)) for index, (x, y) in enumerate(values, 1))
-    root = drawn(Scatter("s", "t", "d", "images/s", "AP", (Line("fp32", points, "points"),), points[:2]))
+    root = drawn(Scatter("s", "t", "images/s", "AP", (Line("fp32", points, "points"),), points[:2]))
     assert count(root, "circle", "dot") == len(points)
     at = [(float(i.attrib["x"]), float(i.attrib["y"])) for i in root.iter("text") if "value" in i.attrib["class"]]
     assert all(abs(a - c) >= 8 or abs(b - d) >= 10 for k, (a, b) in enumerate(at) for c, d in at[:k])
@@ -166,6 +164,6 @@ def test_points_of_a_scatter_are_all_there_and_labels_never_lie_on_each_other(
 
 def test_series_differ_in_their_markers_and_dashes() -> None:
     lines = tuple(Line(f"p{k}", (Point(1, k + 1.0), Point(8, k + 2.0))) for k in range(8))
-    keys = [drawing for drawing, _ in legend(LineChart("l", "t", "d", "x", "y", lines))]
+    keys = [drawing for drawing, _ in legend(LineChart("l", "t", "x", "y", lines))]
     shapes = {key.replace(f"s{k}", "").replace(f" d{k}", f" d{k}") for k, key in enumerate(keys)}
     assert len(shapes) == 8

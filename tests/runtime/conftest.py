@@ -12,13 +12,15 @@ from onnx import TensorProto, helper
 
 from trt_engine.backends.fake.build import FakeBuilder
 from trt_engine.backends.fake.run import FakeRuntime, FakeSession
-from trt_engine.config import BuildConfig, RuntimeConfig
-from trt_engine.engine import Build, Engine, Passport, Precision, Source, payload_of
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.engine import Engine, payload_files
 from trt_engine.environment import Environment
 from trt_engine.graph.load import open_model
-from trt_engine.protocols import BuildPlaces
-from trt_engine.runtime.assembly import assemble
-from trt_engine.runtime.instance import InferenceEngine
+from trt_engine.protocols import BuildPaths
+from trt_engine.records.passport import BuildInfo, Passport, Precision, Source
+from trt_engine.runtime.assemble import assemble
+from trt_engine.runtime.inference_engine import InferenceEngine
 
 Seal = Callable[..., Engine]
 
@@ -47,20 +49,20 @@ def seal(tmp_path: Path) -> Seal:
         model = open_model(path)
         config = BuildConfig(backend="fake", device="fake:0", **settings)
         payload = tmp_path / f"{path.stem}.fake"
-        outcome = FakeBuilder().build(model, config, BuildPlaces(payload))
+        outcome = FakeBuilder().build(model, config, BuildPaths(payload))
         passport = Passport(
             schema="trt-engine/passport",
             schema_version=1,
             backend="fake",
-            payload=payload_of(payload),
+            payload=payload_files(payload),
             model=Source(model.name, model.digest, 20, path.name),
             signature=outcome.signature,
             profiles=config.resolve(model.signature),
             precision=Precision(None),
             device="fake:0",
-            build=Build(command="trt-engine build", config={}, seconds=0.0, identity="fake"),
-            environment=Environment.here(),
-            needs=outcome.needs,
+            build=BuildInfo(command="trt-engine build", config={}, seconds=0.0, identity="fake"),
+            environment=Environment.detect(),
+            requirements=outcome.requirements,
         )
         return Engine.seal(payload, passport)
 

@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 
 from patience import HANG_S
-from trt_engine.config import Profile, ShapeRange
+from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
+from trt_engine.protocols import RunnerBase
+from trt_engine.runtime.batch_rows import concat
 from trt_engine.runtime.batcher import Batcher
-from trt_engine.runtime.batches import join
-from trt_engine.runtime.counting import Histogram
+from trt_engine.runtime.stats import Histogram
 from trt_engine.tensors import Signature, TensorSpec
 
 X = TensorSpec("x", "float32", (-1, 3), ("batch", None))
 Y = TensorSpec("y", "float32", (-1, 3), ("batch", None))
 
 
-class Engine:
-    """A Runner that doubles, keeps what it was given, and can be held."""
+class Engine(RunnerBase):
+    """A runner that doubles, keeps what it was given, and can be held."""
 
     def __init__(self, signature: Signature | None = None, width: int = 1) -> None:
         self.signature, self.width = signature or Signature((X,), (Y,)), width
@@ -145,7 +146,7 @@ def test_the_departed_are_dropped_first_and_make_room(make: Callable[..., Any]) 
     engine, batcher = make(max_batch=4, max_wait_ms=0, max_rows_waiting=4)
     held(engine, batcher)
     gone, stays = batcher.submit(rows(2, 1)), batcher.submit(rows(2, 2))
-    with pytest.raises(Overloaded, match="4 rows are waiting of 4"):
+    with pytest.raises(Overloaded, match=r"4 rows are waiting, .* limit of 4"):
         batcher.submit(rows(1))
     assert gone.cancel()
     last = batcher.submit(rows(2, 3))
@@ -153,14 +154,14 @@ def test_the_departed_are_dropped_first_and_make_room(make: Callable[..., Any]) 
     assert stays.result(30) and last.result(30)
     assert [x[:, 0].tolist() for x in engine.given[1:]] == [[2, 2, 3, 3]]
     stats = batcher.stats()
-    assert (stats.dropped, stats.refused, stats.answered) == (1, 1, 3)
+    assert (stats.cancelled, stats.rejected, stats.answered) == (1, 1, 3)
 
 
 def test_bytes_can_be_the_limit_and_what_is_larger_than_all_room_goes_alone(make: Callable[..., Any]) -> None:
     engine, batcher = make(max_batch=64, max_wait_ms=0, max_bytes_waiting=24)
     held(engine, batcher)
     large = batcher.submit(rows(10))
-    with pytest.raises(Overloaded, match="120 bytes are waiting of 24"):
+    with pytest.raises(Overloaded, match=r"120 bytes are waiting, .* limit of 24"):
         batcher.submit(rows(1))
     engine.free.set()
     assert large.result(30)["y"].shape == (10, 3)
@@ -170,11 +171,11 @@ def test_batches_are_filled_up_to_buckets_and_the_padding_is_counted(make: Calla
     engine, batcher = make(max_batch=8, max_wait_ms=0, buckets=(4, 8))
     assert batcher.run(rows(3, 7))["y"].shape == (3, 3)
     assert engine.given[0].shape == (4, 3)
-    assert (batcher.stats().padding, batcher.stats().mean_batch) == (1, 3.0)
+    assert (batcher.stats().padded_rows, batcher.stats().mean_batch) == (1, 3.0)
 
 
 def test_a_batch_that_is_filled_up_lies_in_memory_row_by_row() -> None:
-    joined = join([{"x": np.ones((1, 3, 4, 4), np.float16)}, {"x": np.full((1, 3, 4, 4), 2, np.float16)}], 2, 8)["x"]
+    joined = concat([{"x": np.ones((1, 3, 4, 4), np.float16)}, {"x": np.full((1, 3, 4, 4), 2, np.float16)}], 2, 8)["x"]
     assert joined.flags.c_contiguous
     assert joined[:, 0, 0, 0].tolist() == [1, 2, 2, 2, 2, 2, 2, 2]
 
@@ -185,7 +186,7 @@ def test_fewer_rows_than_the_engine_takes_are_filled_up() -> None:
     with Batcher(engine, profiles=[profile], max_wait_ms=0) as batcher:
         assert batcher.run(rows(1))["y"].shape == (1, 3)
         assert batcher.batching.max_batch == 8
-        with pytest.raises(FeedError, match="a request of 9 rows, the engine takes 8"):
+        with pytest.raises(FeedError, match="a request has 9 rows, the engine takes 8"):
             batcher.submit(rows(9))
     assert engine.given[0].shape == (4, 3)
 
@@ -193,7 +194,7 @@ def test_fewer_rows_than_the_engine_takes_are_filled_up() -> None:
 @pytest.mark.parametrize("output", [(), (3,), (1, 3)])
 def test_an_engine_whose_outputs_are_not_rows_is_refused_before_anything_waits(output: tuple[int, ...]) -> None:
     engine = Engine(Signature((X,), (TensorSpec("y", "float32", output, (None,) * len(output)),)))
-    with pytest.raises(UsageError, match="cannot be joined"):
+    with pytest.raises(UsageError, match="cannot be batched"):
         Batcher(engine)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
 
@@ -259,13 +260,13 @@ def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, batcher = make(max_batch=4, max_wait_ms=0)
-    take = batcher._waiting.take
+    take = batcher._queue.take_batch
 
     def fails(*_: object, **__: object) -> None:
-        monkeypatch.setattr(batcher._waiting, "take", take)
+        monkeypatch.setattr(batcher._queue, "take_batch", take)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(batcher._waiting, "take", fails)
+    monkeypatch.setattr(batcher._queue, "take_batch", fails)
     assert isinstance(batcher.submit(rows(1)).exception(30), TrtEngineError)
     assert batcher.submit(rows(1)).result(30)
     batcher.close()
@@ -359,13 +360,13 @@ def test_a_batcher_that_cannot_have_its_threads_leaves_none(monkeypatch: pytest.
 
 def test_a_fault_of_ours_gives_the_room_back(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     _, batcher = make(max_batch=4, max_wait_ms=0)
-    take = batcher._waiting.take
+    take = batcher._queue.take_batch
 
     def fails(*_: object, **__: object) -> None:
-        monkeypatch.setattr(batcher._waiting, "take", take)
+        monkeypatch.setattr(batcher._queue, "take_batch", take)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(batcher._waiting, "take", fails)
+    monkeypatch.setattr(batcher._queue, "take_batch", fails)
     assert batcher.submit(rows(3)).exception(30)
     assert batcher.stats().rows_waiting == 0
 
@@ -389,7 +390,7 @@ def test_arrays_are_their_callers_again_once_they_are_answered_or_cancelled() ->
         feeds = [rows(2, number) for number in range(3)]
         kept = [weakref.ref(one["x"]) for one in feeds]
         futures = [batcher.submit(one, deadline_ms=60_000) for one in feeds]
-        requests = list(batcher._room._inside.values())
+        requests = list(batcher._admission._requests.values())
         del feeds
         assert futures[1].cancel()
         assert [array() is None for array in kept] == [False, True, False]
@@ -420,7 +421,7 @@ def test_more_rows_than_may_wait_go_when_nobody_else_waits(make: Callable[..., A
     engine, batcher = make(max_batch=64, max_wait_ms=0, max_rows_waiting=4)
     held(engine, batcher)
     large = batcher.submit(rows(10))
-    with pytest.raises(Overloaded, match="10 rows are waiting of 4"):
+    with pytest.raises(Overloaded, match=r"10 rows are waiting, .* limit of 4"):
         batcher.submit(rows(1))
     engine.free.set()
     assert large.result(30)["y"].shape == (10, 3)
@@ -460,14 +461,14 @@ def test_nobody_runs_what_an_interrupted_caller_was_waiting_for(make: Callable[.
     engine.free.set()
     batcher.close()
     assert [float(x[0, 0]) for x in engine.given] == [-5]
-    assert batcher.stats().dropped == 1
+    assert batcher.stats().cancelled == 1
 
 
 def test_the_times_tell_the_median_and_the_longest() -> None:
     times = Histogram()
     for milliseconds in (9, 1, 1, 5, 5, 5, 2):
         times.add(milliseconds / 1e3)
-    read = times.read()
+    read = times.summary()
     assert (read.count, read.max_ms) == (7, pytest.approx(9))
     assert read.p50_ms == pytest.approx(5, rel=0.05)
     assert read.mean_ms == pytest.approx(4)
@@ -477,7 +478,7 @@ def test_cancelled_requests_are_counted_out_at_once_though_nothing_is_due(make: 
     _, batcher = make(max_batch=8, max_wait_ms=60_000)
     assert batcher.submit(rows(1)).cancel()
     ends_s = time.monotonic() + 30
-    while batcher.stats().dropped != 1:
+    while batcher.stats().cancelled != 1:
         assert time.monotonic() < ends_s
         time.sleep(0.001)
     assert batcher.stats().waiting == 0

@@ -12,39 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trt_engine.config import Batching
+from device_arrays import device_of, on_device, on_host, rows
+from trt_engine.backends.fake.run import FakeContext
+from trt_engine.config.runtime import Batching
 from trt_engine.device.fake import FakeDevice
 from trt_engine.errors import FeedError, MemoryExhausted, UsageError
-from trt_engine.runtime.instance import InferenceEngine
+from trt_engine.runtime.cuda_graph_policy import GraphStats
+from trt_engine.runtime.inference_engine import InferenceEngine
 
 Load = Callable[..., InferenceEngine]
-
-
-def rows(count: int) -> np.ndarray:
-    return np.arange(count * 3, dtype=np.float32).reshape(count, 3)
-
-
-def device_of(engine: InferenceEngine) -> FakeDevice:
-    assert engine._pool is not None
-    assert isinstance(engine._pool.device, FakeDevice)
-    return engine._pool.device
-
-
-def on_device(device: FakeDevice, array: np.ndarray) -> object:
-    buffer, stream = device.allocate(array.nbytes), device.stream()
-    device.upload(array, buffer, stream)
-    stream.synchronize()
-    stream.close()
-    return buffer.array(array.dtype.name, array.shape)
-
-
-def on_host(device: FakeDevice, array: object) -> np.ndarray:
-    stream = device.stream()
-    found = np.empty(array.shape, np.float32)
-    device.download(device.borrow(array, stream), found, stream)
-    stream.synchronize()
-    stream.close()
-    return found
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -113,14 +89,18 @@ def test_an_array_of_another_device_is_refused(load: Load, double: Path) -> None
 
 def test_a_batcher_joins_on_the_host_alone(load: Load, double: Path) -> None:
     engine = load(double, batching=Batching(max_batch=4))
-    with pytest.raises(UsageError, match="without batching"):
+    with pytest.raises(UsageError, match="no batching"):
         engine.infer(rows(1), on_device=True)
     with pytest.raises(FeedError):
         engine.infer({"x": on_device(FakeDevice(0), rows(2))})
     assert np.array_equal(engine.infer(rows(1))["y"], 2 * rows(1))
 
 
-def test_the_short_way_gives_what_the_long_way_gives(load: Load, double: Path) -> None:
+@pytest.mark.parametrize("prebound", [True, False])
+def test_the_short_way_gives_what_the_long_way_gives(
+    load: Load, double: Path, prebound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeContext, "can_prebind", prebound)
     engine = load(double)
     device = device_of(engine)
     for count in (2, 3, 2, 2, 2, 3, 3):
@@ -272,12 +252,12 @@ def test_memory_for_outputs_does_not_grow_with_the_number_of_their_sizes(
 def test_outputs_that_nobody_has_are_given_out_again(load: Load, double: Path) -> None:
     engine = load(double)
     x = on_device(device_of(engine), rows(2))
-    seen = {id(engine.infer({"x": x}, on_device=True)["y"]) for _ in range(20)}
+    seen = {engine.infer({"x": x}, on_device=True)["y"].buffer.pointer for _ in range(20)}
     held = []
     for _ in range(20):
         held = [engine.infer({"x": x}, on_device=True)["y"], *held][:3]
         assert len({array.buffer.pointer for array in held}) == len(held)
-    assert len(seen) <= 2  # the long way's, and one for all that went the short way
+    assert len(seen) <= 2  # what the context was bound to first, and one for all that followed
 
 
 def lent_whole(output: object, stream: int) -> None:
@@ -367,3 +347,40 @@ def test_a_stream_that_is_gone_is_waited_for_no_more(load: Load, double: Path) -
         output.__dlpack__(stream=elsewhere.handle)
         elsewhere.close()
         del output  # the next inference writes where this one was to be read
+
+
+@pytest.mark.parametrize("first", ["device", "host"])
+@pytest.mark.parametrize("stays", [False, True])
+def test_arrays_of_the_device_and_of_the_host_share_one_graph_captured_by_the_first(
+    load: Load, double: Path, first: str, stays: bool
+) -> None:
+    engine = load(double, graphs=True)
+    device = device_of(engine)
+    for number in range(6):
+        x = rows(2) + number
+        fed = on_device(device, x) if (number % 2 == 0) == (first == "device") else x
+        found = engine.infer({"x": fed}, on_device=stays)["y"]
+        assert np.array_equal(on_host(device, found) if stays else found, 2 * x)
+        assert engine.is_captured({"x": fed})
+    assert graph_stats(engine).captured == 1
+    assert graph_stats(engine).replayed == 5
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_arrays_of_the_device_are_padded_on_the_device_to_a_captured_batch(
+    load: Load, double: Path, stays: bool
+) -> None:
+    engine = load(double, graphs=(4, 16), batch=(1, 4, 16))
+    device = device_of(engine)
+    for count in (3, 5, 1, 16, 4, 3, 7):
+        x = rows(count) + count
+        found = engine.infer({"x": on_device(device, x)}, on_device=stays)["y"]
+        assert np.array_equal(on_host(device, found) if stays else found, 2 * x)
+        assert engine.is_captured({"x": on_device(device, x)})
+    assert graph_stats(engine).captured == 3  # of 4, of 16, and of 4 again, whose buffers the 16 had replaced
+
+
+def graph_stats(engine: InferenceEngine) -> GraphStats:
+    found = engine.stats().pool
+    assert found is not None
+    return found.graphs

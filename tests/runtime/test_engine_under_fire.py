@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from patience import HANG_S
-from trt_engine.runtime.instance import InferenceEngine
-from trt_engine.runtime.pool import ContextPool
+from trt_engine.runtime.context_pool import ContextPool
+from trt_engine.runtime.inference_engine import InferenceEngine
 
 Load = Callable[..., InferenceEngine]
 X = np.ones((1, 3), np.float32)
@@ -27,8 +27,8 @@ def busy(engine: InferenceEngine) -> Callable[[], None]:
     """The only context is taken; the answer gives it back."""
     pool = engine.runner
     assert isinstance(pool, ContextPool)
-    lane = pool._line.enter({"x": X}, patient=True)
-    return lambda: pool._line.leave(lane)
+    lane = pool._wait_queue.acquire({"x": X}, unlimited=True)
+    return lambda: pool._wait_queue.release(lane)
 
 
 def ends(call: Callable[[], object]) -> bool:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trt_engine.config import Profile, ShapeRange
-from trt_engine.errors import FeedError, ProfileError, SetupError, ShapeError, UsageError
+from trt_engine.config.profiles import Profile, ShapeRange
+from trt_engine.errors import FeedError, ModelError, ProfileError, SetupError, ShapeError, UsageError
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds, read_feeds, shapes_of, write_outputs
 from trt_engine.tensors import DTYPES, Signature, TensorSpec
 
@@ -44,7 +44,7 @@ def test_a_given_shape_wins() -> None:
 
 
 def test_an_open_size_nobody_gave_is_refused_with_the_option_to_add() -> None:
-    with pytest.raises(ShapeError, match=r"`tokens` is batchxlength.*\n.*--shapes tokens:1x640"):
+    with pytest.raises(ShapeError, match=r"`tokens` is batchxlength.*\n.*--shapes tokens:1x128"):
         shapes_of(OPEN, None)
 
 
@@ -72,7 +72,7 @@ def test_a_batch_below_one_is_refused() -> None:
 
 
 def test_a_batch_against_a_given_shape_is_refused() -> None:
-    with pytest.raises(ShapeError, match="`--shapes` says otherwise"):
+    with pytest.raises(ShapeError, match="`--shapes` gives another"):
         shapes_of(ONE, None, batch=2, overrides={"images": (1, 3, 4, 4)})
 
 
@@ -199,10 +199,10 @@ def write_text_in_zip(path: Path) -> None:
         (write_short_npz, "damaged"),
         (write_flipped_npz, "damaged"),
         (write_huge_header, "damaged"),
-        (write_text_in_zip, "no array"),
+        (write_text_in_zip, "not an array"),
         (lambda path: path.write_bytes(b""), "neither .npy nor .npz"),
         (lambda path: path.write_text("1 2 3"), "neither .npy nor .npz"),
-        (lambda path: path.mkdir(), "cannot read"),
+        (lambda path: path.mkdir(), "is a folder"),
         (lambda path: None, "no such file"),
     ],
 )
@@ -273,3 +273,14 @@ def test_a_place_that_cannot_be_written_is_an_error_of_the_machine(tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match="a file is in the way"):
         write_outputs(tmp_path / "file" / "y.npz", {"a": np.ones(1)})
+
+
+def test_an_input_that_no_memory_holds_is_refused_before_it_is_drawn() -> None:
+    deep = TensorSpec("x", "float32", (1,) * 100_000)
+    with pytest.raises(ModelError, match="100000 dimensions"):
+        random_feeds(Signature((deep,), ()), {"x": deep.shape})
+    wide = TensorSpec("x", "float32", (1 << 61, 2))
+    with pytest.raises(ModelError, match="bytes, more than"):
+        random_feeds(Signature((wide,), ()), {"x": wide.shape})
+    with pytest.raises(ShapeError, match="does not fit in memory"):
+        random_feeds(Signature((TensorSpec("x", "float32", (-1, -1)),), ()), {"x": (1 << 31, 1 << 31)})

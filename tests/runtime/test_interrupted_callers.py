@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import signal
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,9 +16,10 @@ import numpy as np
 import pytest
 
 from patience import until
-from trt_engine.errors import DeadlineExpired, UsageError
-from trt_engine.runtime.instance import InferenceEngine
-from trt_engine.runtime.pool import ContextPool
+from trt_engine.errors import UsageError
+from trt_engine.runtime.context_pool import ContextPool
+from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.runtime.wait_queue import Slot
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="interrupts are sent by an interval timer"),
@@ -45,6 +44,8 @@ def interrupts() -> Iterator[Callable[[Callable[[], object], float], None]]:
                 call()
         except KeyboardInterrupt:
             pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     before = signal.signal(signal.SIGALRM, raises)
     yield interrupted
@@ -58,7 +59,7 @@ class Quick:
     def key(self, feeds: object, size: int | None = None) -> int:
         return 0
 
-    def ready(self, key: int) -> bool:
+    def is_prepared(self, key: int) -> bool:
         return False
 
     def run(self, *_: object) -> dict[str, Any]:
@@ -74,10 +75,10 @@ def pool_of(engine: InferenceEngine) -> ContextPool:
 
 def quick(pool: ContextPool) -> None:
     """Put lanes that do nothing in the place of the pool's own."""
-    for lane in pool._lanes:
+    for lane in pool._executors:
         lane.close()
-    pool._lanes = [Quick() for _ in pool._lanes]  # type: ignore[misc]
-    pool._line.open(pool._lanes)
+    pool._executors = [Quick() for _ in pool._executors]  # type: ignore[misc]
+    pool._wait_queue.open(pool._executors)
 
 
 def test_no_context_is_lost_though_callers_are_interrupted_between_any_two_steps(
@@ -127,7 +128,7 @@ def test_close_finds_what_an_interrupted_caller_has_left_and_answers_who_waits_f
     entered, over = threading.Event(), threading.Event()
 
     def loses() -> None:
-        pool._line.enter({"x": X})  # and never gives it back
+        pool._wait_queue.acquire({"x": X})  # and never gives it back
         entered.set()
         over.wait(30)
 
@@ -152,7 +153,7 @@ def test_a_caller_inside_a_context_may_ask_again(load: Callable[..., InferenceEn
     """What it holds already is not taken for lost: the second request gets a context of its own."""
     engine = load(double, contexts=2)
     pool = pool_of(engine)
-    lanes, inner = pool._lanes, []
+    lanes, inner = pool._executors, []
     first = lanes[0].run
 
     def asks(*given: Any) -> dict[str, Any]:
@@ -173,11 +174,11 @@ def test_who_has_every_context_and_asks_for_another_is_told_so(
 ) -> None:
     engine = load(double, contexts=1)
     pool, said = pool_of(engine), []
-    lane = pool._lanes[0]
+    lane = pool._executors[0]
     first = lane.run
 
     def asks(*given: Any) -> dict[str, Any]:
-        with pytest.raises(UsageError, match="from inside its own inference") as caught:
+        with pytest.raises(UsageError, match="a nested inference needs a free context") as caught:
             pool.run({"x": X})
         said.append(caught.value.hint)
         return first(*given)
@@ -192,180 +193,75 @@ def test_a_wait_longer_than_the_platform_can_wait_is_as_long_as_it_can(
 ) -> None:
     engine = load(double, contexts=1, wait_timeout_s=1e12)
     pool = pool_of(engine)
-    lane = pool._line.enter({"x": X}, patient=True)
+    lane = pool._wait_queue.acquire({"x": X}, unlimited=True)
     future = engine.infer_async(X)
     ends_s = time.monotonic() + 30
     while not (pool.stats().waiting or future.done()):
         assert time.monotonic() < ends_s
         time.sleep(0.001)
-    pool._line.leave(lane)
+    pool._wait_queue.release(lane)
     assert np.array_equal(future.result(30)["y"], 2 * X)
-
-
-class GivenBackMeanwhile(deque):
-    """A queue whose first caller comes when the context is held, and stands in it when it has been given back."""
-
-    def __init__(self, leave: Callable[[], None]) -> None:
-        super().__init__()
-        self._leave: list[Callable[[], None]] = [leave]
-
-    def append(self, caller: Any) -> None:
-        if self._leave:
-            self._leave.pop()()
-        super().append(caller)
-
-
-def test_a_context_given_back_just_before_a_caller_stands_in_line_is_his(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    engine = load(double, contexts=1)
-    line = pool_of(engine)._line
-    lane = line.enter({"x": X}, patient=True)
-    line._callers = GivenBackMeanwhile(lambda: line.leave(lane))
-    assert np.array_equal(engine.infer_async(X).result(30)["y"], 2 * X)
-    assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
-
-
-class TakenMeanwhile(dict):
-    """Who holds which context, where somebody else is quicker once."""
-
-    def __init__(self, other: int) -> None:
-        super().__init__()
-        self._others = [other]
-
-    def setdefault(self, number: int, thread: int) -> int:
-        if self._others:
-            super().setdefault(number, self._others.pop())
-        return super().setdefault(number, thread)
-
-
-def test_of_two_who_see_a_context_free_one_gets_it_and_the_other_waits_for_it(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    engine = load(double, contexts=1)
-    line = pool_of(engine)._line
-    line._held = TakenMeanwhile(-1)  # no thread has this number
-    future = engine.infer_async(X)
-    until(lambda: pool_of(engine).stats().waiting == 1, "it waits")
-    assert not future.done() and line._held == {0: -1}
-    line.leave(pool_of(engine)._lanes[0])
-    assert np.array_equal(future.result(30)["y"], 2 * X)
-
-
-def test_a_context_taken_while_the_pool_closes_is_given_back(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    engine = load(double, contexts=1)
-    pool = pool_of(engine)
-    line = pool._line
-
-    class ClosedMeanwhile(dict):
-        def setdefault(self, number: int, thread: int) -> int:
-            line._closed = True
-            return super().setdefault(number, thread)
-
-    line._held = ClosedMeanwhile()
-    with pytest.raises(UsageError, match="closed"):
-        pool.run({"x": X})
-    assert line._held == {}
-    pool.close()
-
-
-class OfferedWhileTaken(dict):
-    """Who holds which context, where a quicker one takes it while it is offered, and the one it was offered to gives up."""
-
-    def __init__(self, offered: Callable[[int], bool], quicker: int, meanwhile: Callable[[], None]) -> None:
-        super().__init__()
-        self._offered, self._quicker, self._meanwhile = offered, quicker, meanwhile
-
-    def setdefault(self, number: int, thread: int) -> int:
-        if self._offered(thread):
-            super().setdefault(number, self._quicker)
-            self._meanwhile()
-        return super().setdefault(number, thread)
-
-
-def test_who_runs_out_of_patience_while_he_is_offered_what_a_quicker_one_gets_is_told_so(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    engine = load(double, contexts=1, wait_timeout_s=0.05)
-    pool = pool_of(engine)
-    line, gone = pool._line, threading.Event()
-    lane = line.enter({"x": X}, patient=True)
-    mine = threading.get_ident()
-    step_out = line._step_out
-
-    def gives_up(caller: Any) -> bool:
-        gone.set()
-        return step_out(caller)
-
-    line._step_out = gives_up  # type: ignore[method-assign]
-    line._held = OfferedWhileTaken(lambda thread: thread != mine, -1, lambda: gone.wait(30) and None)
-    line._held[0] = mine
-    future = engine.infer_async(X)
-    until(lambda: line._callers or gone.is_set(), "it stands in line")
-    line.leave(lane)
-    with pytest.raises(DeadlineExpired):
-        future.result(30)
-    assert line._held == {0: -1} and not line._callers
-    line.leave(lane)
-    assert np.array_equal(engine.infer(X)["y"], 2 * X)
 
 
 def test_who_is_turned_away_as_his_patience_ends_is_told_that_it_is_closed(
     load: Callable[..., InferenceEngine], double: Path
 ) -> None:
     engine = load(double, contexts=1, wait_timeout_s=0.01)
-    line = pool_of(engine)._line
-    lane, step_out = line.enter({"x": X}, patient=True), line._step_out
+    line = pool_of(engine)._wait_queue
+    lane, step_out = line.acquire({"x": X}, unlimited=True), line._remove
 
     def turned_away_first(caller: Any) -> bool:
-        line.turn_away()
+        line.reject_waiting()
         return step_out(caller)
 
-    line._step_out = turned_away_first  # type: ignore[method-assign]
-    with pytest.raises(UsageError, match="closed before its turn"):
+    line._remove = turned_away_first  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="closed while the request waited"):
         engine.infer_async(X).result(30)
-    line.leave(lane)
+    line.release(lane)
 
 
-class InterruptedOnce(dict):
-    """Who holds which context; Ctrl-C falls right behind one call."""
-
-    armed = ""
-
-    def _called(self, name: str, got: Any) -> Any:
-        if self.armed == name:
-            self.armed = ""
-            raise KeyboardInterrupt
-        return got
-
-    def setdefault(self, *given: Any) -> Any:
-        return self._called("setdefault", super().setdefault(*given))
-
-    def get(self, *given: Any) -> Any:
-        return self._called("get", super().get(*given))
-
-    def pop(self, *given: Any) -> Any:
-        return self._called("pop", super().pop(*given))
-
-
-@pytest.mark.parametrize("call", ["setdefault", "get", "pop"])
-def test_ctrl_c_while_a_context_is_handed_on_leaves_nobody_waiting_for_ever(
-    load: Callable[..., InferenceEngine], double: Path, call: str
+def test_a_context_lost_to_ctrl_c_goes_to_who_waits_once_its_thread_asks_again(
+    load: Callable[..., InferenceEngine], double: Path
 ) -> None:
     engine = load(double, contexts=1)
-    line = pool_of(engine)._line
-    line._held = held = InterruptedOnce()
-    lane = line.enter({"x": X}, patient=True)
+    pool_of(engine)._wait_queue.acquire({"x": X})  # and never gives it back
     future = engine.infer_async(X)
-    until(lambda: line._callers, "it stands in line")
-    held.armed = call
-    with contextlib.suppress(KeyboardInterrupt):
-        line.leave(lane)
-    assert np.array_equal(engine.infer(X)["y"], 2 * X)  # whoever comes next sees to those in line
+    until(lambda: pool_of(engine).stats().waiting == 1, "it waits")
+    assert np.array_equal(engine.infer(2 * X)["y"], 4 * X)
     assert np.array_equal(future.result(30)["y"], 2 * X)
-    assert not held
+    assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
+
+
+def test_a_context_taken_back_too_early_serves_one_at_a_time_all_the_same(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    """A thread between grant and run looks like one that lost its context."""
+    engine = load(double, contexts=1)
+    queue = pool_of(engine)._wait_queue
+    slot = queue.acquire({"x": X})
+    with slot.running:
+        slot.owner = None  # as `close` does with what it takes for lost
+        future = engine.infer_async(X)
+        until(lambda: slot.owner is not None, "it was granted to the other")
+        assert not future.done()
+    assert np.array_equal(future.result(30)["y"], 2 * X)
+
+
+def test_a_request_whose_context_was_closed_meanwhile_is_told_so(
+    load: Callable[..., InferenceEngine], double: Path
+) -> None:
+    engine = load(double, contexts=1)
+    pool = pool_of(engine)
+    grant = pool._wait_queue.acquire
+
+    def slow(*given: Any, **how: Any) -> Slot:
+        slot = grant(*given, **how)
+        pool.close()
+        return slot
+
+    pool._wait_queue.acquire = slow  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="closed"):
+        pool.run({"x": X})
 
 
 def test_who_lost_the_only_context_to_ctrl_c_may_warm_up(load: Callable[..., InferenceEngine], double: Path) -> None:
@@ -373,7 +269,7 @@ def test_who_lost_the_only_context_to_ctrl_c_may_warm_up(load: Callable[..., Inf
     done: list[bool] = []
 
     def loses_and_warms() -> None:
-        pool_of(engine)._line.enter({"x": X})  # and never gives it back
+        pool_of(engine)._wait_queue.acquire({"x": X})  # and never gives it back
         engine.warmup()
         done.append(True)
 
@@ -387,14 +283,14 @@ def test_callers_turned_away_are_told_though_ctrl_c_falls_in_between(
     load: Callable[..., InferenceEngine], double: Path, interrupts: Callable[..., None]
 ) -> None:
     engine = load(double, contexts=1)
-    line, draw = pool_of(engine)._line, random.Random(2)
+    line, draw = pool_of(engine)._wait_queue, random.Random(2)
     for _ in range(100):
-        lane = line.enter({"x": X}, patient=True)
+        lane = line.acquire({"x": X}, unlimited=True)
         futures = [engine.infer_async(X) for _ in range(2)]
-        until(lambda: line._callers, "one stands in line", pause_s=0)
-        interrupts(line.turn_away, draw.uniform(2e-6, 1e-4))
-        line.turn_away()
-        line.leave(lane)
+        until(lambda: line._waiters, "one stands in line", pause_s=0)
+        interrupts(line.reject_waiting, draw.uniform(2e-6, 1e-4))
+        line.reject_waiting()
+        line.release(lane)
         for future in futures:
             assert future.exception(30) is None or isinstance(future.exception(30), UsageError)
     assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)

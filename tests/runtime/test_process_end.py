@@ -110,9 +110,9 @@ print("closed")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
 def test_a_child_that_was_forked_ends_without_touching_what_its_parent_has_loaded(engine: Path) -> None:
-    held = "engine.runner._room._lock.acquire()\n"  # a thread of the parent was inside when it forked
+    held = "engine.runner._admission._lock.acquire()\n"  # a thread of the parent was inside when it forked
     forked = FORKED.replace("child = os.fork()", held + "child = os.fork()").replace(
-        "print(os.wait", "engine.runner._room._lock.release()\nprint(os.wait"
+        "print(os.wait", "engine.runner._admission._lock.release()\nprint(os.wait"
     )
     done = subprocess.run(
         [sys.executable, "-c", "import os\n" + PROGRAM + forked, str(engine), "batched"],

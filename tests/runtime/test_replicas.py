@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, UsageError
-from trt_engine.runtime.balance import Replica, Use, strategy
+from trt_engine.protocols import RunnerBase
+from trt_engine.runtime.load_balancing import ReplicaState, UtilizationMonitor, resolve_strategy
 from trt_engine.runtime.replicas import Replicas
 from trt_engine.tensors import Signature, TensorSpec
 
@@ -19,8 +20,8 @@ SPEC = TensorSpec("x", "float32", (-1, 3), ("batch", None))
 FEEDS = {"x": np.ones((1, 3), np.float32)}
 
 
-class Gpu:
-    """A Runner that says who answered, or fails."""
+class Gpu(RunnerBase):
+    """A runner that says who answered, or fails."""
 
     width = 2
 
@@ -44,9 +45,10 @@ def of(count: int, **settings: Any) -> tuple[list[Gpu], Replicas]:
     return gpus, Replicas(gpus, devices=[f"fake:{number}" for number in range(count)], **settings)
 
 
-def seen(*in_flight: int, use: Sequence[float | None] = ()) -> list[Replica]:
+def seen(*in_flight: int, use: Sequence[float | None] = ()) -> list[ReplicaState]:
     return [
-        Replica(number, f"fake:{number}", busy, use[number] if use else None) for number, busy in enumerate(in_flight)
+        ReplicaState(number, f"fake:{number}", busy, use[number] if use else None)
+        for number, busy in enumerate(in_flight)
     ]
 
 
@@ -57,13 +59,13 @@ def test_round_robin_asks_each_in_turn() -> None:
 
 
 def test_least_busy_asks_the_one_with_the_fewest_in_flight_and_among_equals_each_in_turn() -> None:
-    choose = strategy("least-busy")
+    choose = resolve_strategy("least-busy")
     assert choose(seen(2, 0, 1)) == 1
     assert {choose(seen(1, 1, 1)) for _ in range(3)} == {0, 1, 2}
 
 
 def test_by_use_asks_the_least_used_gpu_and_does_not_chase_small_differences() -> None:
-    choose = strategy("by use")
+    choose = resolve_strategy("by use")
     assert choose(seen(0, 0, 0, use=(0.9, 0.2, 0.8))) == 1
     assert choose(seen(4, 1, 0, use=(0.51, 0.55, 0.9))) == 1
     assert choose(seen(1, 0)) == 1, "where nobody can tell, the one with fewer requests"
@@ -77,7 +79,7 @@ def test_a_strategy_of_your_own_is_a_function() -> None:
     _, wrong = of(2, balance=lambda replicas: 7)
     with pytest.raises(UsageError, match=r"chose replica 7 of \[0, 1\]"):
         wrong.run(FEEDS)
-    with pytest.raises(UsageError, match="no way to balance called `random`"):
+    with pytest.raises(UsageError, match="unknown load balancing strategy `random`"):
         of(2, balance="random")
 
 
@@ -90,17 +92,17 @@ def test_one_that_fails_is_left_out_said_and_tried_again_twice_as_late_each_time
     with caplog.at_level(logging.WARNING, "trt_engine"):
         assert all(replicas.run(FEEDS)["y"] == 1 for _ in range(5))
         assert gpus[0].asked == 1
-        assert "`fake:0` fails and is left out for now: ECC error" in caplog.text
-        assert replicas.facts()["not serving"] == "fake:0: ECC error"
+        assert "`fake:0` failed and is suspended: ECC error" in caplog.text
+        assert replicas.runtime_info()["not serving"] == "fake:0: ECC error"
         for at, asked in ((1.1, 2), (2.9, 2), (3.2, 3), (7.0, 3), (7.3, 4)):
             now[0] = at
             assert all(replicas.run(FEEDS)["y"] == 1 for _ in range(3))
             assert gpus[0].asked == asked, at
-        assert caplog.text.count("is left out") == 1
+        assert caplog.text.count("is suspended") == 1
         gpus[0].error = None
         now[0] = 100.0
         assert {replicas.run(FEEDS)["y"] for _ in range(4)} == {0, 1}
-        assert "`fake:0` serves again" in caplog.text
+        assert "`fake:0` is in use again" in caplog.text
     assert [one.serving for one in replicas.stats()] == [True, True]
 
 
@@ -172,10 +174,10 @@ def test_use_is_sampled_by_a_thread_that_survives_a_gpu_that_does_not_answer() -
             raise answer
         return answer
 
-    use = Use(["cuda:3", "cpu"], every_s=0.001, sample=sample)
+    use = UtilizationMonitor(["cuda:3", "cpu"], interval_s=0.001, sample=sample)
     for _ in range(5):
         assert asked.acquire(timeout=30)
-    assert use.now == (0.75, None)
+    assert use.current == (0.75, None)
     use.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("use-")]
 

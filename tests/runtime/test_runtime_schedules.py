@@ -21,13 +21,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trt_engine.backends.fake.run import FakeContext, FakeSession
-from trt_engine.config import Batching, RuntimeConfig
+from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.device.fake import FakeDevice
 from trt_engine.engine import Engine
 from trt_engine.errors import DeadlineExpired, DeviceLost, MemoryExhausted, Overloaded, UsageError
+from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batcher import Batcher
-from trt_engine.runtime.instance import InferenceEngine
-from trt_engine.runtime.pool import ContextPool
+from trt_engine.runtime.context_pool import ContextPool
+from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.runtime.replicas import Replicas
 
 LONG_S = 60.0
@@ -117,8 +118,10 @@ class Gate:
         self._turns.release()
 
 
-class Watched:
+class Watched(RunnerBase):
     """A Runner over a pool: waits at a gate, notes every run's rows, and raises for poisoned ones."""
+
+    can_batch = True
 
     def __init__(self, pool: ContextPool) -> None:
         self.pool, self.signature, self.width = pool, pool.signature, pool.width
@@ -128,8 +131,8 @@ class Watched:
     def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
         return self._through([feeds], lambda: self.pool.run(feeds))
 
-    def run_parts(self, parts: list[dict[str, Any]], size: int) -> dict[str, Any]:
-        return self._through(parts, lambda: self.pool.run_parts(parts, size))
+    def run_batched(self, parts: Any, size: int | None = None) -> dict[str, Any]:
+        return self._through(parts, lambda: self.pool.run_batched(parts, size))
 
     def _through(self, parts: list[dict[str, Any]], call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         self.gate.wait()
@@ -234,10 +237,10 @@ def test_every_request_ends_once_with_what_it_earned_and_with_its_own_rows(
             assert ran_well == 1, "rows were lost or run twice"
     stats = batcher.stats()
     assert all(len(rows) <= BATCH for _, rows in watched.runs)
-    assert (stats.answered, stats.failed, stats.dropped, stats.expired) == (
+    assert (stats.answered, stats.failed, stats.cancelled, stats.expired) == (
         ends["answered"], ends["failed"], ends["dropped"], ends["expired"],
     )  # fmt: skip
-    assert (stats.requests, stats.refused) == (len(asked), refused)
+    assert (stats.requests, stats.rejected) == (len(asked), refused)
     assert (stats.waiting, stats.running, stats.rows_waiting) == (0, 0, 0)
     assert stats.batches == len(watched.runs)
     assert stats.queue.count == stats.answered + stats.failed
@@ -340,7 +343,7 @@ def test_a_lost_gpu_leaves_the_others_serving_and_is_said(
         assert lonely <= (len(lost) - 1), "more callers than had to met the loss"
         told = engine.stats().replicas
         assert {number for number, one in enumerate(told) if not one.serving} == lost
-        assert all(names[number] in engine.facts["not serving"] for number in lost)
+        assert all(names[number] in engine.runtime_info["not serving"] for number in lost)
 
 
 # ------------------------------------------------------------------------------------------------ the pool
@@ -457,7 +460,7 @@ def test_contexts_go_to_callers_in_the_order_they_came(
         turned_away = []
         if end == "turn away":
             turned_away = in_line[:]
-            pool.turn_away()
+            pool.reject_waiting()
         for caller in everybody:
             doors.open(caller)
         for caller in everybody:
@@ -472,7 +475,7 @@ def test_contexts_go_to_callers_in_the_order_they_came(
         elif caller not in faulted:
             assert caller.answered(), caller.error
     stats = pool.stats()
-    assert (stats.busy, stats.waiting, stats.refused, stats.timeouts) == (0, 0, len(refused), 0)
+    assert (stats.busy, stats.waiting, stats.rejected, stats.timeouts) == (0, 0, len(refused), 0)
     assert stats.wait.count == len(everybody) - len(refused)
     assert pool.device.allocated_count == 0  # type: ignore[attr-defined]
 

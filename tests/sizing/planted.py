@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from trt_engine.environment import Environment
-from trt_engine.records import BenchRecord, Protocol
+from trt_engine.records.bench import BenchRecord, Protocol
 
 HERE = Environment(
     tool="0", python="3.11.0", platform="Linux x86_64", cpu="a processor", cpu_cores=2, cpu_features=(), memory_mib=1024

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.sizing.cliffs import THRESHOLD, advice, find, window
+from trt_engine.sizing.cliffs import THRESHOLD, advice, find_cliffs, scan_sizes
 
 
 def curve(peak: float, half: float) -> Callable[[int], float]:
@@ -17,12 +17,12 @@ def curve(peak: float, half: float) -> Callable[[int], float]:
 
 
 def cliffs(rates: Callable[[int], float | None], batch: int = 24, width: int = 8) -> list[int]:
-    return [point.batch for point in find(window(batch, width), rates) if point.cliff]
+    return [point.batch for point in find_cliffs(scan_sizes(batch, width), rates) if point.cliff]
 
 
 def test_the_window_starts_at_one() -> None:
-    assert window(4, 8) == tuple(range(1, 13))
-    assert window(64, 8) == tuple(range(56, 73))
+    assert scan_sizes(4, 8) == tuple(range(1, 13))
+    assert scan_sizes(64, 8) == tuple(range(56, 73))
 
 
 @given(peak=st.floats(1, 1e5), half=st.floats(0, 500), batch=st.integers(1, 200))
@@ -37,7 +37,7 @@ def test_sizes_that_lose_half_are_found_wherever_they_lie(bad: tuple[int, ...]) 
 
 
 def test_the_documented_cliff_is_told_with_what_to_use_instead() -> None:
-    points = find(window(24, 8), lambda batch: 100.0 if batch in (17, 18, 19) else 1000.0)
+    points = find_cliffs(scan_sizes(24, 8), lambda batch: 100.0 if batch in (17, 18, 19) else 1000.0)
     assert advice(points) == "avoid batch 17-19; prefer powers of two (16, 32)"
 
 
@@ -48,7 +48,7 @@ def test_a_slow_moment_is_no_cliff_because_it_is_measured_a_second_time() -> Non
         seen.append(batch)
         return 10.0 if batch == 20 and seen.count(20) == 1 else 1000.0
 
-    points = {point.batch: point for point in find(window(24, 8), measure)}
+    points = {point.batch: point for point in find_cliffs(scan_sizes(24, 8), measure)}
     assert seen.count(20) == 2
     assert (points[20].cliff, points[20].measured, points[20].images_per_s) == (False, 2, 1000.0)
     assert all(seen.count(batch) == 1 for batch in points if batch != 20)
@@ -64,7 +64,7 @@ def test_a_shortfall_above_the_threshold_is_tolerated(share: float) -> None:
 
 
 def test_sizes_that_cannot_be_measured_are_left_out() -> None:
-    points = find(window(24, 8), lambda batch: None if batch > 24 else 1000.0)
+    points = find_cliffs(scan_sizes(24, 8), lambda batch: None if batch > 24 else 1000.0)
     assert [point.batch for point in points] == list(range(16, 25))
     assert advice(points) == "no cliff from batch 16 to 24; prefer powers of two (16)"
-    assert advice(find((1, 2), lambda _: None)) == "the scan measured nothing"
+    assert advice(find_cliffs((1, 2), lambda _: None)) == "the scan measured nothing"

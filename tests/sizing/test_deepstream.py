@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from planted import HERE, protocol, record
 
-from trt_engine.records import BatchResult, CliffPoint, SizeReport, Step
-from trt_engine.sizing.deepstream import Nvinfer, benchmark_data, nvinfer, nvinfer_text
+from trt_engine.format import format_streams
+from trt_engine.records.base import StepTime
+from trt_engine.records.size import BatchResult, CliffPoint, SizeReport
+from trt_engine.reporting.results import result_text as summary_text
+from trt_engine.reporting.sections.size_sections import nvinfer_lines
+from trt_engine.sizing.deepstream import NvinferConfig, benchmark_data, nvinfer_config
 from trt_engine.sizing.doubling import images_per_s, queries_per_s
-from trt_engine.sizing.summary import text
 from trt_engine.tensors import Signature, TensorSpec
-from trt_engine.vision.declaration import Postprocess, Preprocess, Vision
+from trt_engine.vision.spec import Postprocess, Preprocess, Vision
 
 
 def signature(*outputs: tuple[int, ...], image: tuple[int, ...] = (-1, 3, 160, 160)) -> Signature:
@@ -33,8 +36,8 @@ def made_of(
     shape: tuple[int, ...] | None = None,
     vision: Vision | None = None,
     precision: str = "fp16",
-) -> Nvinfer:
-    return nvinfer(
+) -> NvinferConfig:
+    return nvinfer_config(
         signature(*outputs, image=image),
         {"images": shape} if shape else {},
         vision,
@@ -49,13 +52,13 @@ def keys(*outputs: tuple[int, ...], precision: str = "fp16") -> dict[str, str]:
     return made_of(*outputs, precision=precision).keys
 
 
-def declared(image: tuple[int, ...] = (-1, 3, 160, 160), **pixels: Any) -> Nvinfer:
+def declared(image: tuple[int, ...] = (-1, 3, 160, 160), **pixels: Any) -> NvinferConfig:
     """Of a classifier that declares that pre-processing."""
     vision = Vision(Preprocess(**{"size": (160, 160)} | pixels), Postprocess("classify"))
     return made_of((-1, 10), image=image, vision=vision)
 
 
-def fed(made: Nvinfer, channel: int, pixel: float) -> float:
+def fed(made: NvinferConfig, channel: int, pixel: float) -> float:
     """What nvinfer makes of a pixel, by those keys."""
     offset = float(made.keys.get("offsets", "0;0;0").split(";")[channel])
     return float(made.keys["net-scale-factor"]) * (pixel - offset)
@@ -64,7 +67,7 @@ def fed(made: Nvinfer, channel: int, pixel: float) -> float:
 def test_the_block_can_be_pasted() -> None:
     made = made_of((-1, 300, 6))
     parser = configparser.ConfigParser()
-    parser.read_string(nvinfer_text(made.keys, made.notes))
+    parser.read_string("\n".join(nvinfer_lines(made.keys, made.notes)))
     assert dict(parser["property"]) == made.keys
     assert made.keys["onnx-file"] == "../model.onnx"
     assert made.keys["model-engine-file"] == "engines/x.engine"
@@ -144,7 +147,7 @@ def test_a_std_that_differs_by_channel_is_said_in_words_because_nvinfer_has_one_
     (told,) = [note for note in made.notes if note.startswith("net-scale-factor")]
     factors = [1 / 255 / value for value in std]
     assert ";".join(f"{factor:.9g}" for factor in factors) in told
-    nearest = float(re.search(r"nearest one factor, ([\d.]+), is off by up to ([\d.]+) %", told)[1])  # type: ignore[index]
+    nearest = float(re.search(r"nearest single factor, ([\d.]+), is off by up to ([\d.]+) %", told)[1])  # type: ignore[index]
     assert max(abs(nearest / factor - 1) for factor in factors) == pytest.approx(0.011, abs=2e-4) and "1.1 %" in told
 
 
@@ -168,7 +171,7 @@ def test_padding_that_nvinfer_has_not_is_said() -> None:
 
 def test_of_a_model_that_declares_nothing_nothing_is_claimed() -> None:
     made = made_of((-1, 10))
-    told = nvinfer_text(made.keys, made.notes)
+    told = "\n".join(nvinfer_lines(made.keys, made.notes))
     unknown = ("net-scale-factor", "offsets", "model-color-format", "maintain-aspect-ratio", "symmetric-padding")
     assert not set(unknown) & set(made.keys)
     for name in unknown:
@@ -180,25 +183,25 @@ def test_of_a_model_that_declares_nothing_nothing_is_claimed() -> None:
 
 def test_a_declaration_that_does_not_fit_is_said_and_not_used() -> None:
     made = declared(image=(-1, 3, 64, 64), channels="BGR")
-    assert "model-color-format" not in made.keys and "does not fit the model" in made.notes[0]
+    assert "model-color-format" not in made.keys and "does not match the model" in made.notes[0]
     assert made.keys["infer-dims"] == "3;64;64"
 
 
 def test_inputs_that_nvinfer_does_not_fill_and_where_the_declaration_is_from_are_said() -> None:
     two = Signature((*signature((-1, 10)).inputs, TensorSpec("sizes", "int64", (-1, 2))), signature((-1, 10)).outputs)
     vision = Vision(Preprocess((160, 160), input="images"), Postprocess("classify"), source="Ultralytics metadata")
-    told = "\n".join(nvinfer(two, {}, vision, onnx_file="", engine_file="", batch=1, precision="fp16").notes)
-    assert "`images` alone; `sizes`" in told and "what Ultralytics metadata says" in told
+    told = "\n".join(nvinfer_config(two, {}, vision, onnx_file="", engine_file="", batch=1, precision="fp16").notes)
+    assert "only `images`; `sizes`" in told and "pre-processing from Ultralytics metadata" in told
 
 
 @pytest.mark.parametrize("shape", [(), (-1,), (-1, 7), (-1, 80, 100), (-1, 64, 8, 8)])
 def test_a_model_that_takes_no_pictures_has_no_keys(shape: tuple[int, ...]) -> None:
-    assert made_of((-1, 10), image=shape) == Nvinfer({})
+    assert made_of((-1, 10), image=shape) == NvinferConfig({})
 
 
 def result(batch: int, queries: int, *, device: str = "cpu") -> BatchResult:
     one = record(batch, queries=queries, device=device)
-    times = one.compute()
+    times = one.compute_summary()
     assert times is not None
     return BatchResult(
         batch=batch,
@@ -221,10 +224,15 @@ def report(device: str = "cpu", **changes: object) -> SizeReport:
         images_per_s=1280.0,
         fps=30.0,
         batches=(result(1, 100), result(64, 20)),
-        stopped_because="peak_within_batch",
+        stop_reason="peak_within_batch",
         engines_built=1,
         measurements=2,
-        steps=(Step("preflight", 0.1), Step("build b64", 1.5), Step("measure b1", 1.2), Step("measure b64", 1.2)),
+        steps=(
+            StepTime("preflight", 0.1),
+            StepTime("build b64", 1.5),
+            StepTime("measure b1", 1.2),
+            StepTime("measure b64", 1.2),
+        ),
         protocol=protocol(),
         environment=HERE,
         artifacts={"folder": "out", "report_html": "out/report.html"},
@@ -236,64 +244,67 @@ def report(device: str = "cpu", **changes: object) -> SizeReport:
 
 
 def test_the_last_line_is_the_count_and_says_when_no_gpu_was_measured() -> None:
-    last = text(report()).splitlines()[-1]
-    assert last == "PEAK_GPU_STREAMS: 42 streams @30fps (measured on the CPU: no GPU's count)"
-    assert text(report("cuda:0")).splitlines()[-1] == "PEAK_GPU_STREAMS: 42 streams @30fps (GPU-only upper bound)"
+    last = summary_text(report()).splitlines()[-1]
+    assert last == "PEAK_GPU_STREAMS: 42 streams @30fps (measured on the CPU, not a GPU)"
+    assert (
+        summary_text(report("cuda:0")).splitlines()[-1] == "PEAK_GPU_STREAMS: 42 streams @30fps (GPU-only upper bound)"
+    )
 
 
 def test_on_a_cpu_no_figure_is_called_a_gpus() -> None:
-    told = text(report())
-    assert "CPU mean: 10.000 ms" in told
-    assert "GPU mean" not in told
-    assert "GPU mean: 10.000 ms" in text(report("cuda:0"))
+    told = summary_text(report())
+    assert "times in ms per query on the CPU" in told and "on the GPU" not in told
+    assert "no GPU figure" in told and "serves, on the CPU:" in told
+    told = summary_text(report("cuda:0"))
+    assert "times in ms per query on the GPU" in told and "CPU" not in told
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_the_bound_is_worded_as_an_upper_bound(device: str) -> None:
-    told = " ".join(text(report(device)).split())
-    assert "the GPU-only upper bound at 30 fps" in told.replace("Its count is then ", "")
+    told = " ".join(summary_text(report(device)).split())
+    assert f"{'the GPU-only' if device != 'cpu' else 'an'} upper bound at 30 fps" in told
     assert "10-40 % fewer (NVDEC, mux, GStreamer)" in told
-    assert "start its first run from" in told
+    assert "starts its first run" in told
 
 
 def test_the_summary_has_both_measurements_counts_times_and_what_to_run_next() -> None:
-    told = text(report())
-    assert "=== Engine build complete ===" in told
-    assert "BS=1:" in told
-    assert "BS=64: 20.00 QPS  |  1280.00 img/s" in told
-    assert "P99:" in told
-    assert "Engines built: 1, measurements: 2" in told
+    told = summary_text(report())
+    rows = [line.split() for line in told.splitlines()]
+    assert ["1", "100.0", "100"] in [row[:3] for row in rows]
+    assert ["*", "64", "20.0", "1,280"] in [row[:4] for row in rows]
+    assert "p99" in told
+    assert "1 engine built, 2 measurements taken" in " ".join(told.split())
     assert "precision FP32: as the graph is" in told
-    assert "build b64:" in told
-    assert "4.00 s" in told
+    assert ["build", "b64", "1.50"] in rows
+    assert ["*", "in", "all", "4.00"] in rows
     assert "[property]" in told
     assert "trt-engine inspect" in told
     assert not any(word in told for word in ("H2D", "D2H", "transfer"))
 
 
 def test_the_command_of_the_summary_can_be_pasted() -> None:
-    (line,) = [one for one in text(report(engine="my runs/x.onnx")).splitlines() if "trt-engine inspect" in one]
-    assert shlex.split(line) == ["trt-engine", "inspect", "my runs/x.onnx"]
+    (line,) = [one for one in summary_text(report(engine="my runs/x.onnx")).splitlines() if "trt-engine inspect" in one]
+    assert shlex.split(line.removeprefix("next:")) == ["trt-engine", "inspect", "my runs/x.onnx"]
 
 
 def test_the_summary_tells_what_the_scan_cost_and_what_to_avoid() -> None:
     points = tuple(CliffPoint(batch, 100.0, 900.0, batch in (17, 18)) for batch in (16, 17, 18))
-    told = text(report(cliffs=points, engines_built=2, measurements=19, scan_engines=1, scan_measurements=17))
-    assert "Engines built: 2, measurements: 19 (the doubling 1 and 2, the scan 1 and 17)" in told
-    assert "avoid batch 17-18" in told
+    told = summary_text(report(cliffs=points, engines_built=2, measurements=19, scan_engines=1, scan_measurements=17))
+    assert "2 engines built, 19 measurements taken (1 and 17 of them for the scan)" in " ".join(told.split())
+    assert "Avoid batch sizes 17, 18" in told
 
 
 def test_more_streams_than_the_batch_holds_are_said_to_be_more() -> None:
-    assert "at most 64 streams" in text(report(peak_streams=65, stopped_because="max_batch"))
-    assert "at most" not in text(report(peak_streams=64))
+    assert "at most 64 streams" in summary_text(report(peak_streams=65, stop_reason="max_batch"))
+    assert "at most" not in summary_text(report(peak_streams=64))
 
 
 def test_out_of_memory_and_instability_are_told() -> None:
     shaky = replace(result(64, 20), stable=False, instability=("the mean drifts by 9 %",))
-    told = text(report(out_of_memory=(128,), stopped_because="out_of_memory", batches=(result(1, 100), shaky)))
+    told = summary_text(report(out_of_memory=(128,), stop_reason="out_of_memory", batches=(result(1, 100), shaky)))
     assert "out of memory at batch 128" in told
-    assert "the last good answer stands" in told
-    assert "not stable: the mean drifts by 9 %" in told
+    assert "the last good answer, batch 64, stands" in told
+    assert "not stable: batch 64: the mean drifts by 9 %" in " ".join(told.split())
 
 
 def test_benchmark_data_has_the_shape_deepstream_reads_and_no_cpu_time_under_a_gpus_key() -> None:
@@ -308,4 +319,39 @@ def test_benchmark_data_has_the_shape_deepstream_reads_and_no_cpu_time_under_a_g
     on_gpu = benchmark_data(report("cuda:0"))
     assert on_gpu["trtexec"]["bs1"] == {"qps": 100.0, "gpu_mean_ms": 10.0}
     assert set(on_gpu["trtexec"]["bsmax"]) == {"qps", "gpu_mean_ms", "p99_ms", "imgs_per_sec"}
-    assert "the host's clock around a synchronised run, without copies" in on_gpu["note"]
+    assert "host clock time around a synchronized run, without copies" in on_gpu["note"]
+
+
+def test_the_answer_is_the_best_measurement_with_its_batch_and_the_count_of_the_last_line_is_explained() -> None:
+    told = summary_text(report(batches=(result(1, 1500), result(64, 20)), images_per_s=1280.0))
+    assert "serves, on the CPU: 50 streams at 30 fps, batch 1; upper bound from compute alone" in told
+    assert "The stream count (42) is of the doubling's last batch, 64; batch 1 delivers more." in told
+    assert told.count("PEAK_GPU_STREAMS") == 1, "the line for scripts, and no other"
+
+
+@pytest.mark.parametrize(
+    ("rate", "serves"),
+    [
+        (10.4, ("1 camera", "at 10 fps")),
+        (29.9, ("1 camera", "at 29 fps")),
+        (30.0, ("1 stream", "at 30 fps")),
+        (0.25, ("no camera", "0.250 images/s")),
+        (391.0, ("13 streams", "at 30 fps")),
+    ],
+)
+def test_a_rate_below_one_stream_says_which_camera_it_serves(rate: float, serves: tuple[str, str]) -> None:
+    assert format_streams(rate, 30.0) == serves
+
+
+@pytest.mark.parametrize(
+    ("backend", "engine", "as_it_is"),
+    [
+        ("tensorrt", "m.engine", True), ("trtexec", "m.engine", True), ("tensorrt-rtx", "m.engine", False),
+        ("onnxruntime", "m.onnx", False), ("tensorrt", None, False),
+    ],
+)  # fmt: skip
+def test_the_keys_say_that_an_engine_nvinfer_cannot_load_is_built_with_tensorrt_first(
+    backend: str, engine: str | None, as_it_is: bool
+) -> None:
+    printed = summary_text(report("cuda:0", backend=backend, engine=engine, nvinfer={"batch-size": "1"}))
+    assert ("built with TensorRT" not in printed) is as_it_is

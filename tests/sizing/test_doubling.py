@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planted import at, record
 
 from trt_engine.errors import BuildError, MemoryExhausted
-from trt_engine.records import BenchRecord
+from trt_engine.records.bench import BenchRecord
 from trt_engine.sizing.doubling import Doubling, images_per_s, peak_streams
 
 
@@ -62,11 +62,11 @@ def test_k_engines_give_k_plus_one_measurements_and_n_doubles_strictly(
 @given(images=rising, start=st.integers(2, 256), limit=st.integers(2, 4096))
 def test_the_search_ends_exactly_where_the_source_says(images: Callable[[int], int], start: int, limit: int) -> None:
     found = Bench(images).search(start, limit)
-    *before, (last, answer) = found.good
+    *before, (last, answer) = found.succeeded
     assert all(math.floor(images(batch) / 30) > batch for batch, _ in before)
     peak = peak_streams(answer, 30)
     assert peak == images(last) // 30
-    assert found.stopped_because == ("peak_within_batch" if peak <= last else "max_batch")
+    assert found.stop_reason == ("peak_within_batch" if peak <= last else "max_batch")
     assert peak <= last or last * 2 > limit
 
 
@@ -76,26 +76,26 @@ def test_the_search_ends_exactly_where_the_source_says(images: Callable[[int], i
 def test_peak_equal_to_n_stops_and_one_stream_more_doubles(images: int, engines: int) -> None:
     found = Bench(lambda _: images).search()
     assert (found.engines, found.measurements) == (engines, engines + 1)
-    assert found.stopped_because == "peak_within_batch"
+    assert found.stop_reason == "peak_within_batch"
 
 
 @given(fits=st.integers(1, 2048), start=st.integers(1, 512), whole=st.booleans())
 def test_out_of_memory_keeps_the_last_good_answer_and_is_never_tried_again(fits: int, start: int, whole: bool) -> None:
     bench = Bench(lambda _: 10**7, fits=fits if whole else 1 << 30, built_fits=1 << 30 if whole else fits)
     found = bench.search(start, 1024)
-    last, answer = found.good[-1]
+    last, answer = found.succeeded[-1]
     assert last == answer.batch <= fits
-    assert len(set(found.exhausted)) == len(found.exhausted)
-    assert all(batch > fits for batch in found.exhausted)
-    assert found.stopped_because == ("out_of_memory" if found.exhausted else "max_batch")
+    assert len(set(found.oom_batches)) == len(found.oom_batches)
+    assert all(batch > fits for batch in found.oom_batches)
+    assert found.stop_reason == ("out_of_memory" if found.oom_batches else "max_batch")
 
 
 def test_a_first_engine_that_does_not_fit_is_halved_until_one_does() -> None:
     bench = Bench(lambda batch: 3 * batch * 30 // 2 if batch < 16 else 1, fits=20)
     found = bench.search()
-    assert found.exhausted == [64, 32]
-    assert [engine for engine, _ in found.good] == [16]
-    assert found.stopped_because == "peak_within_batch"
+    assert found.oom_batches == [64, 32]
+    assert [engine for engine, _ in found.succeeded] == [16]
+    assert found.stop_reason == "peak_within_batch"
     assert found.measurements == 2
 
 
@@ -110,7 +110,7 @@ def test_an_engine_for_one_image_is_measured_once() -> None:
     bench = Bench(lambda _: 1)
     found = bench.search(start=1)
     assert bench.measured == [(1, 1)]
-    assert found.latency is found.good[0][1]
+    assert found.batch1_record is found.succeeded[0][1]
 
 
 def test_another_failure_ends_the_search_and_leaves_what_was_known() -> None:
@@ -124,8 +124,8 @@ def test_another_failure_ends_the_search_and_leaves_what_was_known() -> None:
     found: Doubling[int] = Doubling(bench.build, bench.measure)
     with pytest.raises(BuildError):
         found.run(64, 1024)
-    assert [engine for engine, _ in found.good] == [64]
-    assert found.stopped_because is None
+    assert [engine for engine, _ in found.succeeded] == [64]
+    assert found.stop_reason is None
 
 
 @given(

@@ -11,19 +11,20 @@ import pytest
 from onnx import helper
 from planted import HERE
 
-from trt_engine.backend import Backend, backend
-from trt_engine.backends.onnxruntime.kernels import runs_in
-from trt_engine.config import BuildConfig, SizeConfig
+from trt_engine.backend import BackendSpec, get_backend
+from trt_engine.backends.onnxruntime.cpu_kernels import has_cpu_kernel
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.size import SizeConfig
 from trt_engine.device import info
-from trt_engine.engine import Build, Needs, Passport, Payload, Precision, Source
 from trt_engine.errors import MemoryExhausted, ModelError, PrecisionError, SetupError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
+from trt_engine.records.passport import BuildInfo, Passport, Payload, Precision, Requirements, Source
 from trt_engine.sizing import preflight
-from trt_engine.sizing.layout import layout_for
-from trt_engine.sizing.preflight import Preflight, check_model_path, estimate, largest_batches
+from trt_engine.sizing.output_layout import output_layout
+from trt_engine.sizing.preflight import Preflight, check_model_path, doubling_batches, estimate
 
-CARD = Backend(
+CARD = BackendSpec(
     name="card",
     summary="a card",
     payload_suffix=".onnx",
@@ -36,11 +37,13 @@ CARD = Backend(
 BOARD = info.Gpu(index=0, name="a GPU", uuid="u", memory_mib=81920, compute_capability="8.6", driver="580.1")
 
 
-def checked(path: Path, *, card: Backend = CARD, config: SizeConfig | None = None, **build: object) -> Preflight:
+def checked(
+    path: Path, *, backend_spec: BackendSpec = CARD, config: SizeConfig | None = None, **build: object
+) -> Preflight:
     config = config or SizeConfig()
     model = open_model(path)
-    layout = layout_for(path, path.parent / "out" / "below", ".onnx")
-    return Preflight(model, layout, config, BuildConfig(**build), card, largest_batches(config))  # type: ignore[arg-type]
+    layout = output_layout(path, path.parent / "out" / "below", ".onnx")
+    return Preflight(model, layout, config, BuildConfig(**build), backend_spec, doubling_batches(config))  # type: ignore[arg-type]
 
 
 def test_every_check_has_a_line_and_nothing_is_made(make_model) -> None:
@@ -63,10 +66,10 @@ def test_every_check_has_a_line_and_nothing_is_made(make_model) -> None:
 @pytest.mark.parametrize(
     ("name", "found", "hint"),
     [
-        ("net.onnx", "there is no model at", "torch.onnx.export"),
+        ("net.onnx", "no model at", "torch.onnx.export"),
         ("net.pt", "would be PyTorch, expected ONNX", "torch.onnx.export"),
         ("net.tflite", "TensorFlow Lite, expected ONNX", "tf2onnx"),
-        ("net.engine", "is an engine, expected the ONNX model", "trt-engine bench"),
+        ("net.engine", "is an engine, expected its ONNX model", "trt-engine bench"),
     ],
 )
 def test_a_missing_model_says_how_to_get_one(tmp_path: Path, name: str, found: str, hint: str) -> None:
@@ -90,13 +93,13 @@ def failing(checks: Preflight, kind: type[TrtEngineError], match: str) -> None:
 
 
 def test_a_missing_package_is_said_with_the_install_line(make_model) -> None:
-    card = Backend("c", "s", ".x", ("no_such_package",), "pip install x", None, None)
-    failing(checked(make_model(), card=card), SetupError, "needs no_such_package")
+    backend_spec = BackendSpec("c", "s", ".x", ("no_such_package",), "pip install x", None, None)
+    failing(checked(make_model(), backend_spec=backend_spec), SetupError, "needs no_such_package")
 
 
 def test_a_device_that_is_not_there_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(info, "gpus", lambda: (BOARD,))
-    failing(checked(make_model(), device="cuda:1"), SetupError, "no such GPU was found")
+    failing(checked(make_model(), device="cuda:1"), SetupError, "not found")
     failing(checked(make_model(), device="fake"), UsageError, "runs on cpu, cuda, not on `fake`")
 
 
@@ -135,11 +138,11 @@ def test_the_disk_of_the_store_is_looked_at_where_it_is_another(make_model, monk
 
 
 @pytest.mark.parametrize(
-    ("operator", "card", "match"),
+    ("operator", "backend_spec", "match"),
     [("Frobnicate", "card", "unknown operator"), ("EfficientNMS_TRT", "onnxruntime", "only TensorRT runs")],
 )
 def test_operators_nobody_runs_fail_before_anything_is_built(
-    tmp_path: Path, operator: str, card: str, match: str
+    tmp_path: Path, operator: str, backend_spec: str, match: str
 ) -> None:
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -147,12 +150,14 @@ def test_operators_nobody_runs_fail_before_anything_is_built(
     )
     path = tmp_path / "odd.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    failing(checked(path, card=CARD if card == "card" else backend(card)), ModelError, match)
+    failing(
+        checked(path, backend_spec=CARD if backend_spec == "card" else get_backend(backend_spec)), ModelError, match
+    )
 
 
 def test_too_little_memory_fails_before_anything_is_built(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "memory_available", lambda: 1 << 20)
-    failing(checked(make_model()), MemoryExhausted, "1.0 MiB of memory are available")
+    monkeypatch.setattr(preflight, "available_memory", lambda: 1 << 20)
+    failing(checked(make_model()), MemoryExhausted, "1.0 MiB of memory available, loading the model takes")
 
 
 def test_a_folder_that_cannot_be_made_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,17 +181,17 @@ def passport(
         profiles=(),
         precision=Precision(None),
         device="cpu",
-        build=Build("trt-engine build", {}, seconds, "card 1"),
+        build=BuildInfo("trt-engine build", {}, seconds, "card 1"),
         environment=HERE,
-        needs=Needs("card", "1"),
+        requirements=Requirements("card", "1"),
     )
 
 
 @pytest.mark.parametrize("asked", ["fp16", "bf16", "fp8", "mxfp8", "nvfp4", "tf32"])
 def test_a_precision_without_kernels_is_refused_before_anything_is_built(make_model, asked: str) -> None:
-    if asked in ("fp16", "bf16") and runs_in("Conv", asked):
+    if asked in ("fp16", "bf16") and has_cpu_kernel("Conv", asked):
         pytest.skip(f"this processor computes {asked} itself")
-    looked = checked(make_model(), card=backend("onnxruntime"), precision=asked)
+    looked = checked(make_model(), backend_spec=get_backend("onnxruntime"), precision=asked)
     with pytest.raises(PrecisionError) as caught:
         looked.run()
     assert caught.value.exit_code == 6 and asked in caught.value.message and caught.value.hint
@@ -195,7 +200,7 @@ def test_a_precision_without_kernels_is_refused_before_anything_is_built(make_mo
 
 @pytest.mark.parametrize("asked", ["fp32", "int8", "int4", None])
 def test_a_precision_that_may_have_kernels_passes(make_model, asked: str | None) -> None:
-    looked = checked(make_model(), card=backend("onnxruntime"), precision=asked)
+    looked = checked(make_model(), backend_spec=get_backend("onnxruntime"), precision=asked)
     assert all(check.status != "fail" for check in looked.run())
 
 
@@ -218,4 +223,4 @@ def test_the_estimate_prefers_earlier_engines_of_the_same_model(make_model) -> N
 def test_n_starts_at_the_limit_when_that_is_lower_and_never_passes_it(
     start: int, limit: int, sizes: tuple[int, ...]
 ) -> None:
-    assert largest_batches(SizeConfig(start_batch=start, max_batch=limit)) == sizes
+    assert doubling_batches(SizeConfig(start_batch=start, max_batch=limit)) == sizes

@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from tensorrt_machines import H100, RTX5090, V100, debian, library, trtexec, wheels
-from trt_engine.backend import Backend
-from trt_engine.config import BuildConfig, SizeConfig
+from trt_engine.backend import BackendSpec
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.size import SizeConfig
 from trt_engine.device.info import Gpu
 from trt_engine.errors import SetupError
 from trt_engine.graph.load import open_model
-from trt_engine.plans.installed import installed
-from trt_engine.records import Check
-from trt_engine.sizing.layout import layout_for
-from trt_engine.sizing.preflight import Preflight, largest_batches
+from trt_engine.records.size import PreflightCheck
+from trt_engine.sizing.output_layout import output_layout
+from trt_engine.sizing.preflight import Preflight, doubling_batches
+from trt_engine.trt.installation import detect_installation
 
-BY_BINDINGS = Backend(
+BY_BINDINGS = BackendSpec(
     name="bindings",
     summary="a backend over the bindings",
     payload_suffix=".engine",
@@ -31,7 +32,7 @@ BY_BINDINGS = Backend(
 )
 BY_TOOL = replace(BY_BINDINGS, name="tool", modules=(), tools=("trtexec",))
 
-Look = Callable[..., dict[str, Check]]
+Look = Callable[..., dict[str, PreflightCheck]]
 
 
 @pytest.fixture
@@ -42,17 +43,22 @@ def look(tmp_path: Path, make_model: Callable[..., Path], monkeypatch: pytest.Mo
     path = make_model()
 
     def checks(
-        card: Backend = BY_BINDINGS, board: Gpu | None = H100, precision: str = "fp16", library_path: str = ""
-    ) -> dict[str, Check]:
+        backend_spec: BackendSpec = BY_BINDINGS,
+        board: Gpu | None = H100,
+        precision: str = "fp16",
+        library_path: str = "",
+    ) -> dict[str, PreflightCheck]:
         environ = {"PATH": str(tmp_path / "bin"), "LD_LIBRARY_PATH": library_path}
         monkeypatch.setenv("PATH", environ["PATH"])
-        here = installed(
-            tmp_path, packages=[tmp_path / "site"], environ=environ, boards=() if board is None else (board,)
+        here = detect_installation(
+            tmp_path, packages=[tmp_path / "site"], environ=environ, known_gpus=() if board is None else (board,)
         )
         config = SizeConfig()
         build = BuildConfig(device="cuda:0", precision=precision)  # type: ignore[arg-type]
-        layout = layout_for(path, tmp_path / "out", ".engine")
-        flight = Preflight(open_model(path), layout, config, build, card, largest_batches(config), here=here)
+        layout = output_layout(path, tmp_path / "out", ".engine")
+        flight = Preflight(
+            open_model(path), layout, config, build, backend_spec, doubling_batches(config), installation=here
+        )
         try:
             flight.run()
         except SetupError as error:
@@ -70,7 +76,7 @@ def test_a_machine_that_fits_has_a_line_for_every_part(look: Look, tmp_path: Pat
     found = look()
     assert {check.status for check in found.values()} == {"ok"}
     assert "trtexec 10.16.1.11" in found["tensorrt-versions"].text
-    assert "from 580 on" in found["tensorrt-driver"].text and "fp8" in found["tensorrt-gpu-0"].text
+    assert "(minimum 580)" in found["tensorrt-driver"].text and "fp8" in found["tensorrt-gpu-0"].text
 
 
 def test_parts_of_two_releases_and_two_on_one_path_are_warnings(look: Look, tmp_path: Path) -> None:
@@ -88,7 +94,13 @@ def test_parts_of_two_releases_and_two_on_one_path_are_warnings(look: Look, tmp_
     [
         ("10.16.1.11", V100, "fp16", "tensorrt-gpu-0", "does not run on Tesla V100"),
         ("10.16.1.11", replace(H100, driver="550.54.15"), "fp16", "tensorrt-driver", "needs driver 580"),
-        ("10.8.0.43", RTX5090, "mxfp8", "precision-tensorrt", "mxfp8 needs TensorRT 10.12 or newer, here is 10.8.0.43"),
+        (
+            "10.8.0.43",
+            RTX5090,
+            "mxfp8",
+            "precision-tensorrt",
+            "mxfp8 needs TensorRT 10.12 or newer, installed is 10.8.0.43",
+        ),
         ("10.16.1.11", H100, "nvfp4", "precision", "needs compute capability 10.0"),
     ],
 )

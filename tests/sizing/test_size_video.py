@@ -9,11 +9,11 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from trt_engine.records import SizeReport
-from trt_engine.sizing.deepstream import NO_PICTURES
-from trt_engine.sizing.streams import size
-from trt_engine.sizing.summary import text
-from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, declare
+from trt_engine.records.size import SizeReport
+from trt_engine.reporting.results import result_text as summary_text
+from trt_engine.sizing.deepstream import NO_IMAGE_INPUT
+from trt_engine.sizing.size import size
+from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 
 def sized(model: Path, out: Path, **values: Any) -> SizeReport:
@@ -51,7 +51,8 @@ def test_what_is_not_known_of_the_keys_is_said_wherever_they_are_shown(make_mode
     told = "the model declares no pre-processing"
     kept = json.loads((out / "size.json").read_text())
     assert told in "\n".join(kept["nvinfer_notes"]) and "net-scale-factor" not in kept["nvinfer"]
-    assert f"# {told}" in text(report)
+    assert f"# {told}" in summary_text(report).splitlines() or f"\n# {told}" in summary_text(report)
+    assert "[property]" in summary_text(report).splitlines(), "a block to paste"
     assert f"# {told}" in (out / "report.md").read_text() and told in (out / "report.html").read_text()
 
 
@@ -65,6 +66,6 @@ def test_the_count_of_a_model_without_pictures_says_what_a_stream_is_then(tmp_pa
     path = tmp_path / "tokens.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     report = sized(path, tmp_path / "out")
-    assert report.nvinfer == {} and NO_PICTURES in report.notes
-    assert NO_PICTURES in text(report) and "[property]" not in text(report)
+    assert report.nvinfer == {} and NO_IMAGE_INPUT in report.notes
+    assert NO_IMAGE_INPUT in summary_text(report) and "[property]" not in summary_text(report)
     assert "[property]" not in (tmp_path / "out" / "report.html").read_text()

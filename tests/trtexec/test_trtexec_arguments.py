@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from trt_engine.backends.trtexec.arguments import Arguments, for_build, for_running, pool_differs, shapes
+from trt_engine.backends.trtexec.command_line import (
+    BuildFiles,
+    CommandLine,
+    build_command,
+    format_shapes,
+    is_pool_size_different,
+    run_command,
+)
 from trt_engine.backends.trtexec.program import Program
-from trt_engine.config import BuildConfig, Profile, ShapeRange
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.errors import UsageError
-from trt_engine.plans.settings import parse
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.trt.settings import parse
 
 NOT_IN = {  # by the parser of each tag of the public repository (`sampleOptions.cpp`), of what we could ever pass
     (8, 5, 3): "skipInference stronglyTyped profile builderOptimizationLevel maxAuxStreams maxTactics "
@@ -41,11 +49,11 @@ def trtexec(version: tuple[int, int, int]) -> Program:
     return Program(Path("trtexec"), version, None, frozenset())
 
 
-def made(version: tuple[int, int, int], *, kinds: tuple[str, ...] = ("fp32",), **options: str) -> Arguments:
+def made(version: tuple[int, int, int], *, kinds: tuple[str, ...] = ("fp32",), **options: str) -> CommandLine:
     config = BuildConfig(backend="trtexec", device="cuda:1", profiles=(PROFILE,), workspace_mib=8192)
-    return for_build(
+    return build_command(
         trtexec(version), config, parse(options), SIGNATURE,
-        model=Path("/m.onnx"), engine=Path("/m.engine"), layers=Path("/l.json"), timing_cache=Path("/t.cache"), kinds=kinds,
+        BuildFiles(Path("/m.onnx"), Path("/m.engine"), Path("/l.json"), Path("/t.cache")), dtypes=kinds,
     )  # fmt: skip
 
 
@@ -65,7 +73,7 @@ SEARCH = {
 def test_what_steers_the_search_is_passed_or_said_and_never_both(version: Any) -> None:
     found = made(version, **SEARCH)
     lacking = set(NOT_IN[version].split())
-    assert not names(found.words) & lacking
+    assert not names(found.arguments) & lacking
     for setting, option in (
         ("optimization_level", "builderOptimizationLevel"), ("max_aux_streams", "maxAuxStreams"),
         ("max_tactics", "maxTactics"), ("tiling_optimization", "tilingOptimizationLevel"),
@@ -73,9 +81,9 @@ def test_what_steers_the_search_is_passed_or_said_and_never_both(version: Any) -
         ("distributive_independence", "distributiveIndependence"), ("compilation_cache=off", "noCompilationCache"),
         ("error_on_timing_cache_miss", "errorOnTimingCacheMiss"),
     ):  # fmt: skip
-        told = [text for text in found.said if f"`--{option}`" in text and f"`{setting}` is left out" in text]
-        assert (option in names(found.words), len(told)) == ((False, 1) if option in lacking else (True, 0)), option
-    assert sum("trtexec has no option for" in text for text in found.said) == 2  # max_threads, strict_nans
+        told = [text for text in found.warnings if f"`--{option}`" in text and f"`{setting}` is left out" in text]
+        assert (option in names(found.arguments), len(told)) == ((False, 1) if option in lacking else (True, 0)), option
+    assert sum("trtexec has no option for" in text for text in found.warnings) == 2  # max_threads, strict_nans
 
 
 PLAN = {
@@ -93,12 +101,12 @@ def test_what_makes_another_plan_is_passed_or_refused(version: Any, setting: str
         with pytest.raises(UsageError, match=f"`{setting}` needs"):
             made(version, **{setting: value})
     else:
-        assert options <= names(made(version, **{setting: value}).words)
+        assert options <= names(made(version, **{setting: value}).arguments)
 
 
 @EVERY
 def test_a_build_names_everything_it_relies_on(version: Any) -> None:
-    words = made(version).words
+    words = made(version).arguments
     assert names(words) & {"skipInference", "buildOnly"} == {"buildOnly" if version < (8, 6) else "skipInference"}
     for word in ("--device=1", "--memPoolSize=workspace:8192", "--avgTiming=8", "--minShapes=x:1x3", "--maxShapes=x:4x3",
                  "--timingCacheFile=/t.cache", "--profilingVerbosity=detailed", "--exportLayerInfo=/l.json"):  # fmt: skip
@@ -106,7 +114,7 @@ def test_a_build_names_everything_it_relies_on(version: Any) -> None:
     assert ("--stronglyTyped" in words) is ((9, 0) < version < (11, 0))
     assert "--noTF32" in words
     config = BuildConfig(backend="trtexec", device="cuda:0", precision="tf32", profiles=(PROFILE,))
-    assert "--noTF32" not in built(version, config).words
+    assert "--noTF32" not in built(version, config).arguments
 
 
 @EVERY
@@ -116,22 +124,25 @@ def test_several_profiles_are_passed_from_9_on_and_refused_before(version: Any) 
         with pytest.raises(UsageError, match="builds one profile, 2 were given"):
             built(version, config)
     else:
-        assert [word for word in built(version, config).words if "rofile=" in word] == ["--profile=0", "--profile=1"]
+        assert [word for word in built(version, config).arguments if "rofile=" in word] == [
+            "--profile=0",
+            "--profile=1",
+        ]
 
 
-def built(version: tuple[int, int, int], config: BuildConfig) -> Arguments:
-    return for_build(
+def built(version: tuple[int, int, int], config: BuildConfig) -> CommandLine:
+    return build_command(
         trtexec(version), config, parse({}), SIGNATURE,
-        model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",),
+        BuildFiles(Path("m"), Path("e")), dtypes=("fp32",),
     )  # fmt: skip
 
 
 def test_a_version_without_strong_typing_is_allowed_the_types_of_the_graph() -> None:
     found = made((8, 6, 1), kinds=("fp32", "fp16", "int8"))
-    assert {"--fp16", "--int8"} <= set(found.words) and any("no strong typing" in text for text in found.said)
-    with pytest.raises(UsageError, match="the graph holds bf16"):
+    assert {"--fp16", "--int8"} <= set(found.arguments) and any("no strong typing" in text for text in found.warnings)
+    with pytest.raises(UsageError, match="the graph contains bf16"):
         made((8, 6, 1), kinds=("fp32", "bf16"))
-    assert not {"fp16", "int8"} & names(made((9, 1, 0), kinds=("fp16", "int8")).words)
+    assert not {"fp16", "int8"} & names(made((9, 1, 0), kinds=("fp16", "int8")).arguments)
 
 
 @EVERY
@@ -141,32 +152,33 @@ def test_values_a_version_does_not_know_are_said_and_left_out(version: Any) -> N
         preview_features="profile_sharing_0806,-aliased_plugin_io_10_03",
         tactic_sources="cudnn,-JIT_CONVOLUTIONS",
     )
-    words = " ".join(found.words)
+    words = " ".join(found.arguments)
     for text, known in (
         ("+profileSharing0806", (8, 6) <= version < (11, 0)), ("-aliasedPluginIO1003", version >= (10, 3)),
         ("+CUDNN", version < (11, 0)), ("-JIT_CONVOLUTIONS", True),
     ):  # fmt: skip
         assert (text in words) is known
-        assert any(f"does not know `{text}`" in said for said in found.said) is not known
+        assert any(f"does not know `{text}`" in said for said in found.warnings) is not known
 
 
 def test_a_static_model_takes_no_shapes() -> None:
     config = BuildConfig(backend="trtexec", device="cuda:0", profiles=(Profile({}),))
     signature = Signature((TensorSpec("fixed", "float32", (2, 2)),), ())
-    found = for_build(
+    found = build_command(
         trtexec((11, 1, 0)), config, parse({}), signature,
-        model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",),
+        BuildFiles(Path("m"), Path("e")), dtypes=("fp32",),
     )  # fmt: skip
-    assert not [word for word in found.words if "Shapes" in word]
+    assert not [word for word in found.arguments if "Shapes" in word]
 
 
 def test_a_pool_of_less_than_a_mib_is_refused_where_suffixes_are_ignored() -> None:
     assert (
-        "--memPoolSize=workspace:8192,tacticSharedMem:0.046875" in made((10, 1, 0), tactic_shared_memory="48KiB").words
+        "--memPoolSize=workspace:8192,tacticSharedMem:0.046875"
+        in made((10, 1, 0), tactic_shared_memory="48KiB").arguments
     )
     with pytest.raises(UsageError, match="takes whole MiB"):
         made((10, 0, 1), tactic_shared_memory="48KiB")
-    assert any("no pool" in text for text in made((8, 6, 1), tactic_shared_memory="1MiB").said)
+    assert any("no pool" in text for text in made((8, 6, 1), tactic_shared_memory="1MiB").warnings)
 
 
 @EVERY
@@ -178,48 +190,48 @@ def test_an_engine_is_loaded_with_what_the_version_has(version: Any) -> None:
             running(version, **options)
         options.pop("weight_streaming_budget")
     found = running(version, **options)
-    assert not names(found.words) & lacking
-    assert "--shapes=x:2x3" in found.words
-    assert ("allocationStrategy" in lacking) is any("allocationStrategy" in text for text in found.said)
+    assert not names(found.arguments) & lacking
+    assert "--shapes=x:2x3" in found.arguments
+    assert ("allocationStrategy" in lacking) is any("allocationStrategy" in text for text in found.warnings)
 
 
 def test_a_yes_to_host_code_and_a_lean_runtime_are_passed_as_trtexec_has_them() -> None:
     """At load `--versionCompatible` allows the host code; `--useRuntime=lean` would take the lean library of trtexec's own
     version, and no plugins."""
-    assert "--versionCompatible" not in running((11, 1, 0), version_compatible="on").words
-    assert "--versionCompatible" in running((11, 1, 0), version_compatible="on", allow_host_code="on").words
-    words = running((11, 1, 0), lean_runtime="libnvinfer_lean.so.10").words
+    assert "--versionCompatible" not in running((11, 1, 0), version_compatible="on").arguments
+    assert "--versionCompatible" in running((11, 1, 0), version_compatible="on", allow_host_code="on").arguments
+    words = running((11, 1, 0), lean_runtime="libnvinfer_lean.so.10").arguments
     assert "--leanDLLPath=libnvinfer_lean.so.10" in words and not [word for word in words if "useRuntime" in word]
     with pytest.raises(UsageError, match="versionCompatible"):
         running((8, 5, 3), allow_host_code="on")
 
 
 def test_what_an_engine_was_built_for_is_said_again_when_it_is_loaded() -> None:
-    assert "--useDLACore=1" in running((10, 16, 1), dla_core="1").words
+    assert "--useDLACore=1" in running((10, 16, 1), dla_core="1").arguments
     found = running((10, 16, 1), persistent_cache_limit="1MiB")
-    assert any("persistent_cache_limit" in text for text in found.said)
-    assert not names(found.words) & {"useDLACore", "persistentCacheRatio"}
+    assert any("persistent_cache_limit" in text for text in found.warnings)
+    assert not names(found.arguments) & {"useDLACore", "persistentCacheRatio"}
 
 
 @pytest.mark.parametrize(
     ("budget", "word"), [("off", "-2"), ("auto", "-1"), ("40%", "40%"), ("2GiB", "2147483648B"), ("1MB", "1048576B")]
 )
 def test_a_budget_is_passed_in_bytes(budget: str, word: str) -> None:
-    words = running((10, 16, 1), weight_streaming_budget=budget).words
+    words = running((10, 16, 1), weight_streaming_budget=budget).arguments
     assert f"--weightStreamingBudget={word}" in words and "--allowWeightStreaming" in words
 
 
-def running(version: tuple[int, int, int], **options: str) -> Arguments:
+def running(version: tuple[int, int, int], **options: str) -> CommandLine:
     given = {"x": (2, 3), "fixed": (2, 2)}
-    return for_running(
+    return run_command(
         trtexec(version), parse(options), SIGNATURE, given, engine=Path("/m.engine"), device="cuda:0", profile=0
     )
 
 
 def test_names_and_scalars_are_written_as_trtexec_reads_them() -> None:
-    assert shapes({"a": (1, 3), "in:0": (2,), "s": ()}) == "a:1x3,'in:0':2,s:scalar"
+    assert format_shapes({"a": (1, 3), "in:0": (2,), "s": ()}) == "a:1x3,'in:0':2,s:scalar"
     with pytest.raises(UsageError, match="cannot be written"):
-        shapes({"it's:0": (1,)})
+        format_shapes({"it's:0": (1,)})
 
 
 @pytest.mark.parametrize(
@@ -231,11 +243,11 @@ def test_names_and_scalars_are_written_as_trtexec_reads_them() -> None:
     ],
 )  # fmt: skip
 def test_a_pool_that_was_read_otherwise_is_seen(asked: float, found: float | None, pool: str, differs: bool) -> None:
-    assert pool_differs(asked, found, pool) is differs
+    assert is_pool_size_different(asked, found, pool) is differs
 
 
 def test_weights_that_only_the_bindings_replace_are_refused_and_never_left_out() -> None:
-    with pytest.raises(UsageError, match="trtexec cannot replace weights") as caught:
+    with pytest.raises(UsageError, match="trtexec cannot refit weights") as caught:
         running((11, 1, 0), refit_from="other.onnx")
     assert "install TensorRT's bindings" in (caught.value.hint or "")
 
@@ -244,18 +256,18 @@ def test_weights_that_only_the_bindings_replace_are_refused_and_never_left_out()
 def test_the_workspace_is_never_more_than_the_memory_of_the_gpu_where_that_is_known(
     gpu_mib: int | None, word: int
 ) -> None:
-    found = for_build(
+    found = build_command(
         trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0"), parse({}), SIGNATURE,
-        model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",), gpu_mib=gpu_mib,
+        BuildFiles(Path("m"), Path("e")), dtypes=("fp32",), gpu_mib=gpu_mib,
     )  # fmt: skip
-    assert f"--memPoolSize=workspace:{word}" in found.words and found.pools_mib == {"workspace": word}
-    assert not any("workspace" in text for text in found.said)
+    assert f"--memPoolSize=workspace:{word}" in found.arguments and found.pools_mib == {"workspace": word}
+    assert not any("workspace" in text for text in found.warnings)
 
 
 def test_a_workspace_that_nothing_bounds_is_said() -> None:
-    found = for_build(
+    found = build_command(
         trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0", workspace_mib=4096 << 10), parse({}),
-        SIGNATURE, model=Path("m"), engine=Path("e"), layers=None, timing_cache=None, kinds=("fp32",), gpu_mib=None,
+        SIGNATURE, BuildFiles(Path("m"), Path("e")), dtypes=("fp32",), gpu_mib=None,
     )  # fmt: skip
-    assert "--memPoolSize=workspace:4194304" in found.words
-    assert any("the workspace stays 4194304 MiB" in text and "NVML" in text for text in found.said)
+    assert "--memPoolSize=workspace:4194304" in found.arguments
+    assert any("the workspace stays 4194304 MiB" in text and "NVML" in text for text in found.warnings)

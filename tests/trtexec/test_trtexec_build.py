@@ -20,15 +20,18 @@ import onnx_models as models
 from patience import HANG_S, runs, text_of, until
 from trt_engine.backends.trtexec import program
 from trt_engine.backends.trtexec.build import TrtexecBuilder
-from trt_engine.config import BuildConfig
-from trt_engine.engine import Engine, plan_header
+from trt_engine.config.build import BuildConfig
+from trt_engine.engine import Engine
 from trt_engine.errors import BuildError
 from trt_engine.graph.load import open_model
-from trt_engine.protocols import BuildPlaces
+from trt_engine.plan_header import plan_header
+from trt_engine.protocols import BuildPaths
 from trtexec.conftest import Done, Tool, Verb
 from trtexec.stand_in import V10, V11
 
 BOTH = pytest.mark.parametrize("version", [V10, V11], ids=["10.16", "11.1"])
+ONE = pytest.mark.parametrize("version", [V10, pytest.param(V11, marks=pytest.mark.slow)], ids=["10.16", "11.1"])
+"""The same code for both: one with every test run, the other with what is slow."""
 
 
 @pytest.fixture
@@ -83,9 +86,9 @@ def test_a_build_is_proved_and_its_log_kept(
     passport = engine.passport
     assert (passport.backend, passport.device) == ("trtexec", "cuda:0")
     header = plan_header(engine.path)
-    assert header is not None and header.version == passport.needs.version == ".".join(map(str, version))
-    assert (passport.needs.gpu, passport.needs.compute_capability) == ("NVIDIA H200", "9.0")
-    assert passport.precision.found["fp32"].layers == 1.0
+    assert header is not None and header.version == passport.requirements.version == ".".join(map(str, version))
+    assert (passport.requirements.gpu, passport.requirements.compute_capability) == ("NVIDIA H200", "9.0")
+    assert passport.precision.shares["fp32"].layers == 1.0
     assert passport.parity is not None
     assert passport.build.notes["typing"] == "strong"
     assert passport.build.warnings == ()
@@ -114,19 +117,19 @@ def test_the_second_build_takes_the_store_and_a_forced_one_the_timing_cache(
     assert "Could not read cache from" in logs(own_store)[0]
     assert "the store has this engine" in build().err
     assert cache.stat().st_size == size
-    assert build("--force").code == 0
+    assert build("--rebuild").code == 0
     assert cache.stat().st_size == size + 1
     assert "Could not read cache from" not in logs(own_store)[0]  # the log of the latest build
 
 
-@BOTH
+@ONE
 def test_half_precision_is_written_into_the_graph_and_no_flag_is_passed(
     version: Any, tool: Tool, build: Verb, tmp_path: Path, own_store: Path
 ) -> None:
     tool(version)
     done = build(precision="fp16")
     assert done.code == 0, done.err
-    assert set(Engine.open(tmp_path / "net.engine").passport.precision.found) == {"fp16"}
+    assert set(Engine.open(tmp_path / "net.engine").passport.precision.shares) == {"fp16"}
     assert "--fp16" not in commands(own_store)[0]
 
 
@@ -149,7 +152,7 @@ def test_work_is_counted_of_nodes_without_a_name(
         node.name = ""
     onnx.save(proto, net)
     assert build().code == 0
-    found = Engine.open(tmp_path / "net.engine").passport.precision.found
+    found = Engine.open(tmp_path / "net.engine").passport.precision.shares
     assert found["fp32"].macs == 1.0, "TensorRT calls them `node_of_` and their first output"
 
 
@@ -160,7 +163,7 @@ def test_without_layers_in_the_plan_it_is_said_that_nothing_was_counted(tool: To
     assert any("precision was not counted" in text for text in json.loads(done.out)["warnings"])
 
 
-@BOTH
+@ONE
 def test_a_plan_with_host_code_is_counted_and_proved_and_later_runs_after_a_yes(
     version: Any, tool: Tool, build: Verb, verb: Verb, tmp_path: Path
 ) -> None:
@@ -168,7 +171,7 @@ def test_a_plan_with_host_code_is_counted_and_proved_and_later_runs_after_a_yes(
     done = build("-O", "version_compatible=on", parity="--parity")
     assert done.code == 0, done.err
     passport = Engine.open(tmp_path / "net.engine").passport
-    assert passport.precision.found["fp32"].layers == 1.0 and passport.parity is not None
+    assert passport.precision.shares["fp32"].layers == 1.0 and passport.parity is not None
     measure = ("bench", "net.engine", "--duration", "50ms", "--warmup", "10ms")
     assert verb(*measure, "-O", "allow_host_code=on").code == 0
     refused = verb(*measure)
@@ -224,7 +227,7 @@ def test_a_workspace_read_as_32_kib_stops_it_before_a_tactic_runs(tool: Tool, bu
     tool(V10, workspace_as_bytes=True, tacticsFile=str(tmp_path / "tactics"))
     done = build()
     assert done.code == 3
-    assert "`workspace` as 0.03125 MiB, 32768 MiB was asked for" in done.err
+    assert "`workspace` as 0.03125 MiB, 32768 MiB was requested" in done.err
     assert left(tmp_path) == set()
 
 
@@ -286,7 +289,7 @@ def test_a_starved_search_raises_the_workspace_and_keeps_the_level(
     assert not any("builderOptimizationLevel" in line for line in commands(own_store))
     (text,) = logs(own_store)  # one log, every attempt in it
     assert text.count("&&&& RUNNING") == 3 and text.count("&&&& FAILED") == 2
-    ladder = Engine.open(tmp_path / "net.engine").passport.build.ladder
+    ladder = Engine.open(tmp_path / "net.engine").passport.build.retries
     assert [step.partition(":")[0] for step in ladder if "workspace" in step.partition(":")[0]] == [
         "workspace 32768 MiB (was 8192 MiB)", "workspace 65536 MiB (was 8192 MiB)",
     ]  # fmt: skip
@@ -295,14 +298,14 @@ def test_a_starved_search_raises_the_workspace_and_keeps_the_level(
 
 def test_no_ladder_stops_at_the_first_failure(tool: Tool, build: Verb, own_store: Path, tmp_path: Path) -> None:
     tool(V10, needs_workspace_mib=40000)
-    done = build("--no-ladder", "--workspace", "8GiB")
-    assert done.code == 5 and "insufficient_workspace" in done.err and "--no-ladder" in done.err
+    done = build("--no-retry", "--workspace", "8GiB")
+    assert done.code == 5 and "insufficient_workspace" in done.err and "--no-retry" in done.err
     assert len(commands(own_store)) == 1
     assert left(tmp_path) == set()
 
 
 @pytest.mark.slow
-@BOTH
+@ONE
 def test_a_foreign_node_climbs_to_fixed_shapes_and_level_two(
     version: Any, tool: Tool, build: Verb, tmp_path: Path, own_store: Path
 ) -> None:
@@ -313,8 +316,8 @@ def test_a_foreign_node_climbs_to_fixed_shapes_and_level_two(
     assert levels == [[], [], ["2"]]
     assert "Shapes" not in commands(own_store)[1]  # the graph with its sizes written in
     passport = Engine.open(tmp_path / "net.engine").passport
-    assert any("trt-engine convert" in step for step in passport.build.ladder)
-    assert passport.build.notes["ladder"].startswith("optimisation level 2")
+    assert any("trt-engine convert" in step for step in passport.build.retries)
+    assert passport.build.notes["retry"].startswith("optimisation level 2")
     assert logs(own_store)[0].count("&&&& RUNNING") >= 3
 
 
@@ -326,7 +329,7 @@ def test_a_foreign_node_that_nothing_helps_says_what_was_tried(
     done = build()
     assert done.code == 5
     assert "{ForeignNode[/decoder/mask.1/Reshape.../decoder/mask.1/Einsum]}" in done.err
-    assert "every step of the ladder failed" in done.err and "trt-engine convert" in done.err
+    assert "every retry failed" in done.err and "trt-engine convert" in done.err
     assert str(own_store / "logs") in done.err
     assert left(tmp_path) == set()
 
@@ -334,7 +337,7 @@ def test_a_foreign_node_that_nothing_helps_says_what_was_tried(
 # ------------------------------------------------------------------------------------------------ failures
 
 
-@BOTH
+@ONE
 @pytest.mark.parametrize(
     ("behaviour", "code", "text"),
     [
@@ -354,7 +357,7 @@ def test_a_failure_says_why_and_leaves_its_log_alone(
     tool(version, **behaviour)
     done = build()
     assert (done.code, text in done.err) == (code, True), done.err
-    assert ("step of the ladder" in done.err) is (behaviour.get("fail") == "empty_engine")
+    assert ("every retry failed" in done.err) is (behaviour.get("fail") == "empty_engine")
     assert "hint: " in done.err and str(own_store / "logs") in done.err
     assert logs(own_store)[0].startswith("# ")
     assert left(tmp_path) == set()
@@ -418,9 +421,11 @@ def test_minutes_of_silence_are_no_hang(
         """The tool goes on once it was called alive twice since its last words."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            if re.search(r"is alive .* (Could not read cache|Finished parsing)", said := record.getMessage()):
+            if re.search(
+                r"running without output .* (Could not read cache|Finished parsing)", said := record.getMessage()
+            ):
                 minutes.append(said)
-            if len(minutes) >= 2 and "is alive" in said:
+            if len(minutes) >= 2 and "running without output" in said:
                 with (tmp_path / "told").open("a") as file:
                     file.write(".")
 
@@ -433,7 +438,7 @@ def test_minutes_of_silence_are_no_hang(
     finally:
         program.log.removeHandler(listener)
     assert done.code == 0
-    alive = re.findall(r"trtexec is alive and has said nothing for (\d+) s; its last words: (.*)", done.err)
+    alive = re.findall(r"trtexec is running without output for (\d+) s; last line: (.*)", done.err)
     assert len(alive) >= 2
     assert any("Could not read cache" in words or "Finished parsing" in words for _, words in alive)
 
@@ -443,11 +448,11 @@ def test_who_waits_is_told_the_last_words(tool: Tool, net: Path, tmp_path: Path)
     told: list[str] = []
     model, config = open_model(net), BuildConfig(backend="trtexec", device="cuda:0", batch=(1, 2, 4))
     config = BuildConfig(backend="trtexec", device="cuda:0", profiles=config.resolve(model.signature))
-    TrtexecBuilder().build(model, config, BuildPlaces(tmp_path / "m.engine", tmp_path / "m.log", doing=told.append))
-    assert any(text.startswith("trtexec's last words: Start parsing network model.") for text in told)
+    TrtexecBuilder().build(model, config, BuildPaths(tmp_path / "m.engine", tmp_path / "m.log", on_status=told.append))
+    assert any(text.startswith("trtexec's last output: Start parsing network model.") for text in told)
     with pytest.raises(BuildError, match="killed"):
         tool(V10, fail="killed")
-        TrtexecBuilder().build(model, config, BuildPlaces(tmp_path / "n.engine", tmp_path / "m.log"))
+        TrtexecBuilder().build(model, config, BuildPaths(tmp_path / "n.engine", tmp_path / "m.log"))
     assert (tmp_path / "m.log").read_text().count("&&&& RUNNING") == 2
     assert not (tmp_path / "n.engine").exists()
 
@@ -482,13 +487,14 @@ def test_an_interrupted_build_ends_the_tool_and_its_children(
     assert "&&&& RUNNING" in logs(own_store)[0]
 
 
-def test_a_disk_too_full_for_the_log_costs_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_too_full_for_the_log_costs_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
     if not os.access("/dev/full", os.W_OK):
         pytest.skip("there is no /dev/full here to write to")
     with caplog.at_level(logging.WARNING), Path("/dev/full").open("wb", buffering=0) as sink:
-        keep = program._kept(sink, tmp_path / "x.log")
+        reader = program._OutputReader(None, sink, quiet=True)
         for text in (b"one\n", b"two\n"):
-            keep(text)
+            reader.feed(text)
+    assert reader.lines == ["one", "two"]
     assert [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()] == [
-        f"the rest of the raw log `{tmp_path / 'x.log'}` is lost: No space left on device"
+        "the rest of the raw log `/dev/full` is lost: No space left on device"
     ]

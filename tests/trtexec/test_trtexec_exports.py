@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trt_engine.errors import EngineError
-from trt_engine.plans.exports import read_profile, read_times
+from trt_engine.trt.trtexec_exports import read_profile, read_times
 
 QUERY = (
     '{{ "startEnqMs" : 1, "endEnqMs" : 1.1, "startH2dMs" : 1, "endH2dMs" : 1.2, "startComputeMs" : 1.2, "endComputeMs" : 2, '
@@ -34,7 +34,7 @@ def test_an_infinite_time_is_read_although_it_is_no_json(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '[{"computeMs" : 1}]', '[{"startInMs" : 1, "inMs" : 2}]'])
 def test_another_file_is_no_times(text: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="is no export of trtexec"):
+    with pytest.raises(EngineError, match="is not a trtexec export"):
         read_times(written(tmp_path, text))
 
 
@@ -63,5 +63,5 @@ def test_layers_are_read_whatever_stands_in_their_names(name: str, tmp_path: Pat
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1]", '[{"name" : "x"}]', "a log"])
 def test_another_file_is_no_profile(text: str, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="is no export of trtexec"):
+    with pytest.raises(EngineError, match="is not a trtexec export"):
         read_profile(written(tmp_path, text))

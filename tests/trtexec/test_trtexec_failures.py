@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from trt_engine.cli.main import run
-from trt_engine.plans.causes import cause_of, error_of
-from trt_engine.plans.trtexec_log import misses, parse
+from trt_engine.trt.failure_causes import find_cause, make_error
+from trt_engine.trt.trtexec_log import missing_success_signs, parse
 
 FOLDER = Path(__file__).parent / "logs" / "failures"
 LOGS = sorted(FOLDER.glob("*.log"))
@@ -44,7 +44,7 @@ DETAILS = {"error_node", "error_plugin", "requested_bytes", "unknown_options"}
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_a_failed_log_names_its_cause(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.log").write_text(text_of(log))
-    assert run(["bench", "--log", str(tmp_path / "x.log"), "--json"]) == 0
+    assert run(["bench", "--parse-log", str(tmp_path / "x.log"), "--json"]) == 0
     found, wanted = json.loads(capsys.readouterr().out), expected_of(log)
     telling, lacking = wanted.pop("error_text_contains"), wanted.pop("error_text_lacks", None)
     assert {name: found[name] for name in wanted} == wanted
@@ -125,7 +125,7 @@ def test_the_loader_of_another_program_is_not_a_log_of_trtexec() -> None:
     assert (
         parse(
             "python3: error while loading shared libraries: libfoo.so.1: cannot open shared object file"
-        ).report.written_by
+        ).report.producer
         is None
     )
 
@@ -148,7 +148,7 @@ def test_the_loader_of_another_program_is_not_a_log_of_trtexec() -> None:
 def test_the_error_of_a_failed_build_shows_what_the_log_has(log: str, exit_code: int, shown: tuple[str, ...]) -> None:
     cause = parse(named(log)).cause
     assert cause is not None
-    error = error_of(cause, "the build of `m.onnx`")
+    error = make_error(cause, "the build of `m.onnx`")
     assert error.exit_code == exit_code and error.hint
     assert all(part in error.message for part in shown), error.message
     assert "secret" not in error.message and "GPU" not in (error.hint if log == "banner-library" else "")
@@ -161,7 +161,7 @@ def test_the_text_of_a_log_shows_node_plugin_and_bytes(tmp_path: Path, capsys: p
         ("unknown-option", ("--fp17", "--skipInferenec")),
     ):
         (tmp_path / "x.log").write_text(named(log))
-        assert run(["bench", "--log", str(tmp_path / "x.log")]) == 0
+        assert run(["bench", "--parse-log", str(tmp_path / "x.log")]) == 0
         found = capsys.readouterr().out
         assert all(part in found for part in shown), found
 
@@ -185,10 +185,10 @@ def test_the_text_of_a_log_shows_node_plugin_and_bytes(tmp_path: Path, capsys: p
     ],
 )  # fmt: skip
 def test_messages_of_a_real_builder_have_their_cause(text: str, name: str) -> None:
-    found = cause_of([f"[E] IBuilder::buildSerializedNetwork: {text}", "[E] (cudaError 35: no matter)"])
+    found = find_cause([f"[E] IBuilder::buildSerializedNetwork: {text}", "[E] (cudaError 35: no matter)"])
     assert found is not None and found.name == name and found.hint
     assert name != "no_implementation" or found.node == "nonmaxsuppression_0"
 
 
 def test_a_process_ended_by_a_signal_says_which() -> None:
-    assert any("SIGABRT" in text for text in misses(parse(RUNNING), exit_code=-6))
+    assert any("SIGABRT" in text for text in missing_success_signs(parse(RUNNING), exit_code=-6))

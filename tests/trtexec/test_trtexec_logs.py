@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from trt_engine.benchmark.reading import read_log
+from trt_engine.benchmark.log_parser import read_log
 from trt_engine.cli.main import run
-from trt_engine.plans.trtexec_log import layer_times, misses, parse, pools_of, split
+from trt_engine.trt.trtexec_log import layer_times, missing_success_signs, parse, parse_pools, split_lines
 
 LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
 MARKER = "# --- log follows; a parser is fed only what is below this line ---\n"
@@ -43,7 +43,7 @@ def test_a_public_log_parses_to_what_stands_in_it(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.log").write_text(text_of(log))
-    assert run(["bench", "--log", str(tmp_path / "x.log"), "--json"]) == 0
+    assert run(["bench", "--parse-log", str(tmp_path / "x.log"), "--json"]) == 0
     found, wanted = json.loads(capsys.readouterr().out), expected_of(log)
     for name in ("log", "source"):
         wanted.pop(name)
@@ -56,7 +56,7 @@ def test_a_public_log_parses_to_what_stands_in_it(
     }  # fmt: skip
 
 
-NOT_OF_TRTEXEC = {"written_by": "trtexec", "device": None, "protocol": None, "batch": None, "compute_ms": None}
+NOT_OF_TRTEXEC = {"producer": "trtexec", "device": None, "protocol": None, "batch": None, "compute_ms": None}
 """The fields that only a log of `bench` has, and which tool wrote it."""
 BESIDE = {
     "01": {"error_text": None, "workspace_mib": 8192.0},
@@ -111,8 +111,8 @@ def test_what_a_driver_asks_of_a_public_log_is_what_stands_in_it(log: Path) -> N
     found = parse(text)
     rows = tuple((row.name, row.time_ms, row.average_ms, row.median_ms, row.share_pct) for row in layer_times(text))
     assert rows == LAYERS.get(number, ())
-    assert not found.graph_refused
-    assert found.last_words == [line for line in text.splitlines() if line.strip()][-1]
+    assert not found.cuda_graph_failed
+    assert found.last_error_line == [line for line in text.splitlines() if line.strip()][-1]
     asked = {name: found.banner.get(name) for name in ("Iterations", "Duration", "Percentiles", "Averages", "Device")}
     printed = ("10", "3s (+ 200ms warm up)", "90,95,99", "10 inferences", "0")
     assert tuple(asked.values()) == (printed if number != "05" else (None,) * 5)
@@ -329,9 +329,9 @@ def test_of_several_runs_in_one_file_the_last_one_counts() -> None:
 
 def test_the_workspace_is_read_as_trtexec_read_it() -> None:
     rest = ", dlaSRAM: default, dlaLocalDRAM: default, dlaGlobalDRAM: default, tacticSharedMem: default"
-    assert pools_of(f"Memory Pools: workspace: 32768 MiB{rest}") == {"workspace": 32768.0}
-    assert pools_of(f"Memory Pools: workspace: default{rest}") == {}
-    assert pools_of("Memory Pools: workspace: 8 MiB, tacticSharedMem: 48 KiB")["tacticSharedMem"] == 48 / 1024
+    assert parse_pools(f"Memory Pools: workspace: 32768 MiB{rest}") == {"workspace": 32768.0}
+    assert parse_pools(f"Memory Pools: workspace: default{rest}") == {}
+    assert parse_pools("Memory Pools: workspace: 8 MiB, tacticSharedMem: 48 KiB")["tacticSharedMem"] == 48 / 1024
     found = report_of(log(RUNNING, f"[I] Memory Pools: workspace: 0.03125 MiB{rest}", PASSED))
     assert found["workspace_mib"] == 0.03125
     assert "workspace_mib" not in report_of(log(RUNNING, f"[I] Memory Pools: workspace: default{rest}", PASSED))
@@ -362,15 +362,15 @@ def test_the_five_signs_are_asked_one_by_one(tmp_path: Path) -> None:
     empty.touch()
     other.write_bytes(b"not a plan" * 8)
     good = parse(log(RUNNING, "[I] Starting inference", "[I] Throughput: 5 qps", PASSED))
-    assert misses(good, exit_code=0, engine=plan, measured=True) == ()
-    assert "exit code 1" in misses(good, exit_code=1)[0]
-    assert "empty" in misses(good, exit_code=0, engine=empty)[0]
-    assert "no engine" in misses(good, exit_code=0, engine=tmp_path / "absent")[0]
-    assert "does not begin" in misses(good, exit_code=0, engine=other)[0]
+    assert missing_success_signs(good, exit_code=0, engine=plan, measured=True) == ()
+    assert "exit code 1" in missing_success_signs(good, exit_code=1)[0]
+    assert "empty" in missing_success_signs(good, exit_code=0, engine=empty)[0]
+    assert "no engine" in missing_success_signs(good, exit_code=0, engine=tmp_path / "absent")[0]
+    assert "does not begin" in missing_success_signs(good, exit_code=0, engine=other)[0]
     silent = parse(log(RUNNING, PASSED))
-    assert "throughput" in misses(silent, exit_code=0, measured=True)[0]
-    assert "no marker" in misses(parse(log(RUNNING)), exit_code=0)[0]
-    assert "PASSED after" in misses(parse(log(RUNNING, "[E] bad", PASSED)), exit_code=0)[0]
+    assert "throughput" in missing_success_signs(silent, exit_code=0, measured=True)[0]
+    assert "no marker" in missing_success_signs(parse(log(RUNNING)), exit_code=0)[0]
+    assert "PASSED after" in missing_success_signs(parse(log(RUNNING, "[E] bad", PASSED)), exit_code=0)[0]
 
 
 def test_other_percentiles_than_the_usual_are_kept() -> None:
@@ -381,4 +381,4 @@ def test_other_percentiles_than_the_usual_are_kept() -> None:
 
 
 def test_a_line_is_parted_only_where_a_new_one_begins() -> None:
-    assert split("a &&&& b\n\n[x] y\n") == ["a &&&& b", "", "[x] y"]
+    assert split_lines("a &&&& b\n\n[x] y\n") == ["a &&&& b", "", "[x] y"]

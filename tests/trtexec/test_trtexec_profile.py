@@ -11,14 +11,16 @@ import pytest
 
 import onnx_models as models
 from trt_engine.backends.trtexec.profile import profile
-from trt_engine.config import RuntimeConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError
-from trt_engine.traces import LayerProfile
+from trt_engine.records.profile import LayerProfile
 from trtexec.conftest import Tool, Verb
 from trtexec.stand_in import V10, V11
 
 BOTH = pytest.mark.parametrize("version", [V10, V11], ids=["10.16", "11.1"])
+ONE = pytest.mark.parametrize("version", [V10, pytest.param(V11, marks=pytest.mark.slow)], ids=["10.16", "11.1"])
+"""The same code for both: one with every test run, the other with what is slow."""
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def engine(verb: Verb, tool: Tool, tmp_path: Path) -> Any:
         net = models.conv_net(tmp_path / "net.onnx")
         tool(version)
         done = verb("build", net, "--backend", "trtexec", "--batch", "1:2:4", "-o", "net.engine", "--no-parity",
-                    "--yes", *options)  # fmt: skip
+                    "--overwrite", *options)  # fmt: skip
         assert done.code == 0, done.err
         tool(version, **behaviour)
         return Engine.open(tmp_path / "net.engine")
@@ -40,7 +42,7 @@ def profiled(engine: Engine, keep: Path | None = None) -> LayerProfile:
     return profile(engine, feeds, RuntimeConfig(), inferences=20, warmup=5, keep=keep)
 
 
-@BOTH
+@ONE
 def test_the_layers_of_the_profile_run_are_joined_with_what_the_inspector_says(
     version: Any, engine: Any, tmp_path: Path
 ) -> None:
@@ -77,7 +79,7 @@ def test_a_tool_that_fails_says_why_and_leaves_nothing(engine: Any, tmp_path: Pa
 
 
 @pytest.mark.slow
-@BOTH
+@ONE
 def test_a_program_of_its_own_is_profiled_by_its_own_layer_times(
     version: Any, engine: Any, verb: Verb, tmp_path: Path
 ) -> None:
@@ -85,10 +87,12 @@ def test_a_program_of_its_own_is_profiled_by_its_own_layer_times(
     done = verb("profile", "net.engine", "--duration", "50ms", "--inferences", "20", "-o", "out", "--json")
     assert done.code == 0, done.err
     said = json.loads(done.out)
-    rungs = {item["name"]: item for item in said["rungs"]}
-    assert [name for name, item in rungs.items() if item["used"]] == ["layers"]
-    assert "runs in another program (`trtexec`)" in rungs["nsys"]["reason"]
-    assert "in a process of its own" in rungs["cupti"]["reason"]
-    assert said["split"]["gpu_ms"] == said["compute_ms"]["median"], "by the device's events, as trtexec tells them"
+    instruments = {item["name"]: item for item in said["instruments"]}
+    assert [name for name, item in instruments.items() if item["used"]] == ["layers"]
+    assert "runs in another program (`trtexec`)" in instruments["nsys"]["reason"]
+    assert "in a separate process" in instruments["cupti"]["reason"]
+    assert said["time_breakdown"]["gpu_ms"] == said["compute_ms"]["median"], (
+        "by the device's events, as trtexec tells them"
+    )
     assert said["layers"]["clock"] == "device" and (tmp_path / "out" / "trtexec-profile.json").is_file()
-    assert said["categories"] and said["verdict"]["sentence"]
+    assert said["categories"] and said["bottleneck"]["summary"]

@@ -14,7 +14,7 @@ import pytest
 
 import onnx_models as models
 from bundling import rnnt_models as rnnt
-from trt_engine.benchmark.reading import read_log
+from trt_engine.benchmark.log_parser import read_log
 from trt_engine.engine import Engine
 from trtexec.conftest import Done, Tool, Verb
 from trtexec.stand_in import V10, V11
@@ -35,7 +35,7 @@ def built(verb: Verb, tool: Tool, net: Path) -> Any:
     def call(version: Any) -> None:
         tool(version)
         done = verb(
-            "build", net, "--backend", "trtexec", "--batch", "1:2:4", "-o", "net.engine", "--no-parity", "--yes"
+            "build", net, "--backend", "trtexec", "--batch", "1:2:4", "-o", "net.engine", "--no-parity", "--overwrite"
         )
         assert done.code == 0, done.err
 
@@ -47,7 +47,7 @@ def bench(verb: Verb, *args: object) -> Done:
 
 
 def command(doc: dict[str, Any]) -> list[str]:
-    words: list[str] = doc["facts"]["command"].split()
+    words: list[str] = doc["runtime_info"]["command"].split()
     return [word for word in words if word.startswith("--")]
 
 
@@ -76,7 +76,7 @@ def test_a_protocol_is_the_same_measurement_with_both_versions(
     assert rules["clock"] == "device events"
     assert "--shapes=images:3x3x8x8" in said and "--duration=0.05" in said and "--warmUp=10" in said
     assert doc["batch"] == 3 and doc["environment"]["gpu"] == "NVIDIA H200"
-    assert doc["facts"]["measured_by"] == f"trtexec {'.'.join(map(str, version))}"
+    assert doc["runtime_info"]["measured_by"] == f"trtexec {'.'.join(map(str, version))}"
 
 
 def test_every_sample_is_kept_and_the_log_is_read_back(built: Any, verb: Verb, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_flags_that_do_not_help_are_said_and_not_passed(built: Any, verb: Verb) 
     built(V11)
     done = bench(verb, "--best", "--exposeDMA", "--fp16", "--infStreams=2")
     assert done.code == 0, done.err
-    for text in ("--best changes nothing", "45 % less throughput", "`fp16` changes nothing", "seldom helps"):
+    for text in ("`--best`: changes nothing", "45 % less throughput", "`--precision fp16`", "seldom helps"):
         assert text in done.err
     said = command(json.loads(done.out))
     assert not {"--best", "--exposeDMA", "--fp16"} & set(said) and "--infStreams=2" in said
@@ -105,7 +105,7 @@ def test_a_switch_read_in_another_way_makes_the_figures_worthless(built: Any, ve
     built(V11)
     tool(V11, wrong_switch=True)
     done = bench(verb)
-    assert done.code == 3 and "measured something else than it was told: CUDA graph off, asked for on" in done.err
+    assert done.code == 3 and "did not measure as requested: CUDA graph off, requested on" in done.err
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_outputs_are_those_of_the_model_bit_for_bit(
     np.savez(tmp_path / "x.npz", images=given)
     done = verb("infer", "net.engine", "--input", "x.npz", "-o", "y.npz")
     assert done.code == 0, done.err
-    assert "every inference starts trtexec anew" in done.err
+    assert "every inference starts trtexec" in done.err
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # as the stand-in
     session = onnxruntime.InferenceSession(net, options, providers=["CPUExecutionProvider"])
@@ -185,7 +185,7 @@ def test_size_builds_measures_and_doubles(version: Any, tool: Tool, verb: Verb, 
     assert (tmp_path / "sized" / "engines" / "timing.cache").stat().st_size
     (log,) = (tmp_path / "sized" / "engines").glob("net_dynamic_build_b4_*.log")
     found = read_log(log)
-    assert (found.written_by, found.status, found.workspace_mib) == ("trtexec", "passed", 32768.0)
+    assert (found.producer, found.status, found.workspace_mib) == ("trtexec", "passed", 32768.0)
     assert found.engine_built_s == 0.5 and found.trt_build == version[3]
     assert "GPU Compute Time: min" in (tmp_path / "sized" / "b1" / "trtexec_b1.log").read_text()
 
@@ -200,7 +200,7 @@ def test_size_keeps_the_last_good_answer_when_memory_ends(tool: Tool, verb: Verb
     assert done.code == 0, done.err
     doc = json.loads(done.out)
     assert [item["batch"] for item in doc["batches"]] == [1, 4]
-    assert "memory" in doc["stopped_because"]
+    assert "memory" in doc["stop_reason"]
     assert doc["engine"].endswith("net_dynamic_b4.engine")
     (log,) = (tmp_path / "sized" / "engines").glob("net_dynamic_build_b8_*.log")
     assert read_log(log).error_class == "out_of_memory"
@@ -215,7 +215,7 @@ def test_size_climbs_the_ladder_and_says_so(tool: Tool, verb: Verb, net: Path, t
     )  # fmt: skip
     assert done.code == 0, done.err
     passport = Engine.open(tmp_path / "sized" / "engines" / "net_dynamic_b2.engine").passport
-    assert any(step.startswith("workspace 32768 MiB (was 8192 MiB): built") for step in passport.build.ladder)
+    assert any(step.startswith("workspace 32768 MiB (was 8192 MiB): built") for step in passport.build.retries)
     assert "workspace 32768 MiB" in (tmp_path / "sized" / "report.md").read_text()
     (log,) = (tmp_path / "sized" / "engines").glob("net_dynamic_build*.log")
     assert log.read_text().count("&&&& RUNNING") == 2 and read_log(log).status == "passed"
@@ -245,7 +245,7 @@ def test_the_log_of_a_person_who_ran_trtexec_is_read(
     words = [f"--onnx={net}", f"--saveEngine={tmp_path / 'x.engine'}", "--duration=0", "--warmUp=0", "--dumpProfile"]
     with (tmp_path / "x.log").open("wb") as out:
         subprocess.run([path, *words, "--minShapes=images:1x3x8x8"], stdout=out, stderr=out, check=True)
-    done = verb("bench", "--log", "x.log", "--json")
+    done = verb("bench", "--parse-log", "x.log", "--json")
     assert done.code == 0
     doc = json.loads(done.out)
     assert (doc["status"], doc["end_marker"], doc["error_class"]) == ("passed", "PASSED", None)
@@ -256,7 +256,7 @@ def test_the_log_of_a_person_who_ran_trtexec_is_read(
         subprocess.run(
             [path, *words, "--no-such", "--fp16" if version is V11 else "--noCudaGraph"], stdout=out, stderr=out
         )
-    doc = json.loads(verb("bench", "--log", "y.log", "--json").out)
+    doc = json.loads(verb("bench", "--parse-log", "y.log", "--json").out)
     assert (doc["status"], doc["error_class"], len(doc["unknown_options"])) == ("failed", "unknown_option", 2)
     assert doc["end_marker"] == (None if version is V11 else "FAILED")
-    assert "cause       unknown_option: Unknown option: --no-such" in verb("bench", "--log", "y.log").out
+    assert "cause:     unknown_option: Unknown option: --no-such" in verb("bench", "--parse-log", "y.log").out

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from trt_engine.errors import UsageError
-from trt_engine.vision.declaration import Preprocess
+from trt_engine.vision.spec import Preprocess
 
 pytest.importorskip("PIL", reason="pillow reads the pictures")
 from PIL import Image
 
-from trt_engine.vision.datasets import Reader, open_dataset
+from trt_engine.vision.datasets import DatasetReader, open_dataset
 from trt_engine.vision.preprocess import Preprocessor
 
 SMALL = Preprocessor(Preprocess(size=(8, 8)), "float32")
@@ -41,8 +41,8 @@ def coco(folder: Path, inside: str = "images", **changed: Any) -> Path:
     return folder
 
 
-def read(path: Path, batch: int = 2) -> tuple[Reader, list[list[str]]]:
-    reader = Reader(open_dataset(path), SMALL, batch)
+def read(path: Path, batch: int = 2) -> tuple[DatasetReader, list[list[str]]]:
+    reader = DatasetReader(open_dataset(path), SMALL, batch)
     return reader, [[item.name for item in group.items] for group in reader]
 
 
@@ -54,7 +54,7 @@ def test_annotations_are_found_with_their_pictures_beside_them_or_in_images(
     found = open_dataset(coco(tmp_path, images) / name)
     assert found.kind == "coco"
     assert [item.image_id for item in found.items] == [1, 2, 3]
-    assert found.truth[0].bbox == (1, 1, 4, 4)
+    assert found.ground_truth[0].bbox == (1, 1, 4, 4)
 
 
 def test_cocos_own_folders_are_understood(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_picture_of_another_size_than_annotated_is_left_out(tmp_path: Path) ->
     picture(tmp_path / "images" / "2.jpg", size=(10, 12))
     reader, names = read(tmp_path)
     assert names == [["0.jpg", "1.jpg"]]
-    assert reader.skipped[0].reason == "it is 10x12 pixels, its annotation says 12x10"
+    assert reader.skipped[0].reason == "it is 10x12 pixels, its annotation has 12x10"
 
 
 def test_an_annotation_without_its_picture_is_left_out_and_said(
@@ -106,25 +106,29 @@ def test_an_annotation_without_its_picture_is_left_out_and_said(
 ) -> None:
     boxes = [{"image_id": n, "category_id": 1, "bbox": [0, 0, 2, 2]} for n in (1, 77, 78)]
     found = open_dataset(coco(tmp_path, annotations=boxes))
-    assert len(found.truth) == 1
-    assert "2 annotations name a picture that is not listed" in caplog.text
+    assert len(found.ground_truth) == 1
+    assert "2 annotations name an image that is not listed" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"images": []}, "lists no pictures"),
+        ({"images": []}, "lists no images"),
         ({"categories": []}, "has no categories"),
         ({"images": [{"id": 1, "file_name": "x"}, {"id": 1, "file_name": "y"}]}, "the same id"),
         ({"categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}, "the same id"),
         ({"annotations": [{"image_id": 1, "category_id": 5, "bbox": [0, 0, 1, 1]}]}, "category 5, which is not listed"),
         ({"annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, -1, 1]}]}, "expected x, y, width, height"),
+        (
+            {"annotations": [{"image_id": 1, "category_id": 1, "bbox": [-1e308, 0, 1, 1]}]},
+            "expected x, y, width, height",
+        ),
         ({"annotations": [{"image_id": 1, "category_id": 1, "bbox": [0, 0, 1]}]}, "$.annotations[0].bbox"),
         ({"annotations": [{"image_id": 1, "category_id": 1}]}, "missing required field `bbox`"),
         ({"images": [{"id": "one", "file_name": "x"}]}, "$.images[0].id"),
-        ({"images": [{"id": 1, "file_name": "../x.jpg"}]}, "none of them is there"),
-        ({"images": [{"id": 1, "file_name": "/etc/passwd"}]}, "none of them is there"),
-        ({"images": [{"id": 1, "file_name": "elsewhere.jpg"}]}, "looked in"),
+        ({"images": [{"id": 1, "file_name": "../x.jpg"}]}, "none of which exists"),
+        ({"images": [{"id": 1, "file_name": "/etc/passwd"}]}, "none of which exists"),
+        ({"images": [{"id": 1, "file_name": "elsewhere.jpg"}]}, "searched"),
     ],
 )
 def test_annotations_that_cannot_be_used_are_refused_with_the_place(
@@ -170,7 +174,7 @@ def test_a_subset_by_seed_is_the_same_everywhere_and_keeps_the_order(tmp_path: P
 @pytest.mark.parametrize("shape", [(2, 8, 8), (2, 8, 8, 1), (2, 8, 8, 3), (2, 20, 30, 3)])
 def test_arrays_of_bytes_are_pictures(tmp_path: Path, shape: tuple[int, ...]) -> None:
     np.savez(tmp_path / "x.npz", images=np.full(shape, 255, np.uint8), labels=np.zeros(2, int))
-    reader = Reader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
+    reader = DatasetReader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
     (group,) = reader
     assert group.pixels.shape == (2, 3, 8, 8)
     assert group.pixels[:, :, 4, 4].tolist() == [[1.0] * 3] * 2
@@ -180,15 +184,15 @@ def test_arrays_of_numbers_are_the_input_itself_and_rows_with_nan_are_left_out(t
     images = np.random.default_rng(0).random((3, 3, 8, 8))
     images[1, 0, 0, 0] = np.nan
     np.savez(tmp_path / "x.npz", images=images, labels=np.arange(3))
-    reader = Reader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
+    reader = DatasetReader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
     (group,) = reader
     np.testing.assert_array_equal(group.pixels, images[[0, 2]].astype(np.float32))
-    assert [(item.name, item.reason) for item in reader.skipped] == [("row 1", "it holds NaN or infinities")]
+    assert [(item.name, item.reason) for item in reader.skipped] == [("row 1", "it contains NaN or Inf")]
 
 
 def test_arrays_of_another_shape_are_left_out_with_both_shapes(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((2, 3, 9, 8), np.float32), labels=np.arange(2))
-    reader = Reader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
+    reader = DatasetReader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
     assert list(reader) == []
     assert reader.skipped[0].reason == "it is 3x9x8, the network takes 3x8x8"
 
@@ -199,9 +203,9 @@ def test_arrays_of_another_shape_are_left_out_with_both_shapes(tmp_path: Path) -
         ({"images": np.zeros((2, 8, 8))}, "holds `images`, expected `images` and `labels`"),
         ({"images": np.zeros((2, 8)), "labels": np.zeros(2, int)}, "is 2x8"),
         ({"images": np.zeros((0, 8, 8)), "labels": np.zeros(0, int)}, "is 0x8x8"),
-        ({"images": np.zeros((2, 8, 8)), "labels": np.zeros(3, int)}, "for 2 pictures"),
+        ({"images": np.zeros((2, 8, 8)), "labels": np.zeros(3, int)}, "for 2 images"),
         ({"images": np.zeros((2, 8, 8)), "labels": np.zeros(2)}, "is float64"),
-        ({"images": np.array([{}, {}], object), "labels": np.zeros(2, int)}, "is damaged"),
+        ({"images": np.array([{}, {}], object), "labels": np.zeros(2, int)}, "holds pickled objects"),
     ],
 )
 def test_arrays_that_cannot_be_used_are_refused(tmp_path: Path, arrays: dict[str, Any], says: str) -> None:
@@ -222,11 +226,11 @@ def test_what_is_no_dataset_is_said(tmp_path: Path) -> None:
         (tmp_path / "two" / f"{name}.json").write_text("{}")
     for name, says in {
         "none": "no such dataset",
-        "empty": "has no pictures",
-        "hollow": "has no pictures",
-        "x.txt": "is no dataset",
-        "x.npz": "is damaged",
-        "x.json": "no COCO annotations",
+        "empty": "contains no images",
+        "hollow": "contains no images",
+        "x.txt": "is not a dataset",
+        "x.npz": "neither .npy nor .npz",
+        "x.json": "not a COCO annotations file",
         "two": "several annotation files: `a.json`, `b.json`",
     }.items():
         with pytest.raises(UsageError, match=says) as refused:

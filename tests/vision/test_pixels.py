@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trt_engine.errors import ModelError, UsageError
-from trt_engine.vision.declaration import Postprocess, Preprocess
 from trt_engine.vision.decode import Detections, decode_detections, nms, probabilities, top_classes
+from trt_engine.vision.spec import Postprocess, Preprocess
 
 pytest.importorskip("PIL", reason="pillow reads and draws pictures")
 from PIL import Image
 
-from trt_engine.vision.draw import colour_of, draw, save
+from trt_engine.vision.image_inference import class_colour, draw_detections, save_image
 from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, open_image, read_image
 
 Array = np.ndarray[Any, Any]
@@ -44,8 +44,8 @@ def test_a_box_comes_back_from_the_input_where_it_was(
     pixels, placement = Preprocessor(declared, "float32")(Image.new("RGB", (width, height)))
     assert pixels.shape == declared.shape
     box = np.array(corner) * [width, height, width, height]
-    np.testing.assert_allclose(placement.back(placement.into(box)), box, atol=1e-9 * max(width, height))
-    whole = placement.into(np.array([0, 0, width, height]))
+    np.testing.assert_allclose(placement.to_image(placement.to_input(box)), box, atol=1e-9 * max(width, height))
+    whole = placement.to_input(np.array([0, 0, width, height]))
     if resize == "letterbox":  # inside the input, and touching both ends of one side
         assert whole.min() >= 0
         assert (whole[2:] <= np.array(into[::-1]) + 1e-9).all()
@@ -152,7 +152,7 @@ def test_a_damaged_picture_is_one_kind_of_error(raw: bytes, tmp_path: Path) -> N
         read_image(raw)
     assert "BytesIO" not in str(bad.value)
     (tmp_path / "x.jpg").write_bytes(raw)
-    with pytest.raises(UsageError, match="no picture that can be read"):
+    with pytest.raises(UsageError, match="not a readable image"):
         open_image(tmp_path / "x.jpg")
 
 
@@ -261,11 +261,11 @@ def test_of_equal_scores_the_lower_class_is_first_and_nan_is_last() -> None:
 def test_a_box_is_drawn_in_the_colour_of_its_class_and_the_picture_is_left_alone(tmp_path: Path) -> None:
     blank = Image.new("RGB", (120, 90))
     found = Detections(np.array([[30.0, 40.0, 80.0, 70.0]]), np.array([0.5]), np.array([3]))
-    drawn = draw(blank, found, ["three"])
-    assert drawn.getpixel((55, 70)) == colour_of(3)
+    drawn = draw_detections(blank, found, ["three"])
+    assert drawn.getpixel((55, 70)) == class_colour(3)
     assert drawn.getpixel((55, 55)) == (0, 0, 0)
     assert blank.getpixel((55, 70)) == (0, 0, 0)
-    assert read_image(save(drawn, tmp_path / "x.png").read_bytes()).size == (120, 90)
+    assert read_image(save_image(drawn, tmp_path / "x.png").read_bytes()).size == (120, 90)
     with pytest.raises(UsageError, match="cannot be written"):
-        save(drawn, tmp_path / "x.gif")
-    assert len({colour_of(index) for index in range(80)}) == 80
+        save_image(drawn, tmp_path / "x.gif")
+    assert len({class_colour(index) for index in range(80)}) == 80

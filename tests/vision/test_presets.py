@@ -11,7 +11,7 @@ import pytest
 
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Signature, TensorSpec
-from trt_engine.vision.declaration import Postprocess, Preprocess, Vision, preprocess_from, vision_from
+from trt_engine.vision.spec import Postprocess, Preprocess, Vision, resolve_preprocess, resolve_vision
 
 pytest.importorskip("PIL", reason="pillow reads and draws pictures")
 from PIL import Image
@@ -41,7 +41,7 @@ def picture(width: int, height: int) -> Image.Image:
 def test_imagenet_is_torchvisions_resize_256_crop_224_and_normalisation(
     width: int, height: int, resized: tuple[int, int], corner: tuple[int, int]
 ) -> None:
-    pixels, _ = Preprocessor(preprocess_from("imagenet", taking(-1, 3, 224, 224)), "float32")(picture(width, height))
+    pixels, _ = Preprocessor(resolve_preprocess("imagenet", taking(-1, 3, 224, 224)), "float32")(picture(width, height))
     left, top = corner
     crop = picture(width, height).resize(resized, Image.Resampling.BILINEAR).crop((left, top, left + 224, top + 224))
     scaled = np.moveaxis(np.asarray(crop, np.float64) / 255, -1, 0)
@@ -51,7 +51,7 @@ def test_imagenet_is_torchvisions_resize_256_crop_224_and_normalisation(
 
 @pytest.mark.parametrize(("side", "shorter"), [(224, 256), (299, 342), (384, 439), (32, 37)])
 def test_imagenet_keeps_224_of_256_at_the_models_own_size(side: int, shorter: int) -> None:
-    _, place = Preprocessor(preprocess_from("imagenet", taking(1, 3, side, side)), "float32")(picture(600, 500))
+    _, place = Preprocessor(resolve_preprocess("imagenet", taking(1, 3, side, side)), "float32")(picture(600, 500))
     assert place.scale_y * 500 == pytest.approx(shorter)
 
 
@@ -68,7 +68,7 @@ def test_imagenet_keeps_224_of_256_at_the_models_own_size(side: int, shorter: in
 def test_yolo_is_ultralytics_letterbox_with_114_and_no_more_than_255(
     width: int, height: int, unpadded: tuple[int, int], corner: tuple[int, int]
 ) -> None:
-    pixels, _ = Preprocessor(preprocess_from("yolo", taking(-1, 3, 640, 640)), "float32")(picture(width, height))
+    pixels, _ = Preprocessor(resolve_preprocess("yolo", taking(-1, 3, 640, 640)), "float32")(picture(width, height))
     square = np.full((640, 640, 3), 114, np.uint8)
     left, top = corner
     inside = np.asarray(picture(width, height).resize(unpadded, Image.Resampling.BILINEAR))
@@ -89,16 +89,16 @@ def test_yolo_is_ultralytics_letterbox_with_114_and_no_more_than_255(
 def test_size_and_layout_are_the_models_own_or_named(
     text: str, shape: tuple[int, ...], size: tuple[int, int], layout: str
 ) -> None:
-    found = preprocess_from(text, taking(*shape))
+    found = resolve_preprocess(text, taking(*shape))
     assert (found.size, found.layout) == (size, layout)
 
 
 @pytest.mark.parametrize(
     ("text", "found", "said", "hint"),
     [
-        ("yolo", taking(-1, 3, -1, -1), "no size to make", "`--preprocess yolo:640`"),
-        ("imagenet", taking(-1, 3, 224, -1), "no size to make", "`--preprocess imagenet:224`"),
-        ("yolo:320", taking(1, 3, 640, 640), "declared picture is 3x320x320", "size"),
+        ("yolo", taking(-1, 3, -1, -1), "needs a size", "`--preprocess yolo:640`"),
+        ("imagenet", taking(-1, 3, 224, -1), "needs a size", "`--preprocess imagenet:224`"),
+        ("yolo:320", taking(1, 3, 640, 640), "declared image is 3x320x320", "size"),
         ("yolo:big", taking(1, 3, 640, 640), "cannot read the size of `yolo:big`", "yolo:384x640"),
         ("yolo:0", taking(1, 3, 640, 640), "cannot read the size of `yolo:0`", "yolo:640"),
         ("imagenet", taking(1, 1, 28, 28), "makes 3 floating-point channels, input `x` is float32", "FILE.json"),
@@ -116,31 +116,33 @@ def test_a_preset_that_does_not_fit_is_refused_with_what_was_found(
     text: str, found: Signature, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        preprocess_from(text, found)
+        resolve_preprocess(text, found)
     assert said in caught.value.message and hint in (caught.value.hint or "")
 
 
 def test_a_file_needs_no_postprocessing_to_calibrate_with_and_is_still_checked(tmp_path: Path) -> None:
     path = tmp_path / "pixels.json"
     path.write_text(json.dumps({"preprocess": {"size": [8, 8], "resize": "stretch"}}))
-    assert preprocess_from(path, taking(1, 3, 8, 8)) == Preprocess(size=(8, 8), resize="stretch")
+    assert resolve_preprocess(path, taking(1, 3, 8, 8)) == Preprocess(size=(8, 8), resize="stretch")
     whole = Vision(Preprocess(size=(8, 8)), Postprocess("classify"))
     path.write_bytes(whole.to_json())
     assert (
-        preprocess_from(str(path), taking(1, 3, 8, 8)) == preprocess_from(whole, taking(1, 3, 8, 8)) == whole.preprocess
+        resolve_preprocess(str(path), taking(1, 3, 8, 8))
+        == resolve_preprocess(whole, taking(1, 3, 8, 8))
+        == whole.preprocess
     )
     for text, said in [
-        ('{"preprocess": {"size": [8, 8], "resized": "stretch"}}', "`resized`, which is no setting"),
-        ('{"preprocess": {"size": "large"}}', "is no declaration"),
-        ("[1]", "is no declaration"),
-        ("{}", "is no declaration"),
+        ('{"preprocess": {"size": [8, 8], "resized": "stretch"}}', "`resized`, which is not a setting"),
+        ('{"preprocess": {"size": "large"}}', "is not a declaration"),
+        ("[1]", "is not a declaration"),
+        ("{}", "is not a declaration"),
     ]:
         path.write_text(text)
         with pytest.raises(UsageError) as caught:
-            preprocess_from(path, taking(1, 3, 8, 8))
+            resolve_preprocess(path, taking(1, 3, 8, 8))
         assert said in caught.value.message
     with pytest.raises(UsageError) as caught:
-        preprocess_from(tmp_path / "nowhere.json", taking(1, 3, 8, 8))
+        resolve_preprocess(tmp_path / "nowhere.json", taking(1, 3, 8, 8))
     assert "cannot read" in caught.value.message and "`imagenet`" in (caught.value.hint or "")
 
 
@@ -152,9 +154,9 @@ def test_to_evaluate_by_a_preset_outputs_mean_what_is_declared_or_usual(
     preset: str, output: tuple[int, ...], decode: Any
 ) -> None:
     signature = taking(-1, 3, 64, 64, output=output)
-    found = vision_from(preset, signature, None)
+    found = resolve_vision(preset, signature, None)
     found.check(signature)
     assert (found.postprocess.decode, found.source) == (decode, preset)
     declared = Vision(Preprocess(size=(64, 64), mean=(0.5,) * 3), Postprocess(decode, iou=0.5))
-    kept = vision_from(preset, signature, declared)
+    kept = resolve_vision(preset, signature, declared)
     assert kept.postprocess == declared.postprocess and kept.preprocess == found.preprocess

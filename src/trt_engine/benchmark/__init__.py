@@ -1,1 +1,1 @@
-"""Measuring: the closed loop, stability, logs in trtexec's shape, and a child process that may run out of memory."""
+"""Benchmarks: closed loop, stability, statistics, logs in trtexec's format, isolated child process."""

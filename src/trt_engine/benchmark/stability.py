@@ -1,16 +1,16 @@
-"""When a measurement cannot be trusted, and why, in words with figures.
+"""Stability of a measurement, with the reasons where it is unstable.
 
-Two rules, each where it says something:
+Two rules:
 
 - **by spread of single queries** (times from device events): the coefficient of variation of the compute time is above
-  2.5 %, trtexec's own threshold from 10.13.2 on. A GPU left alone is far below it.
-- **by means over time** (our protocol, and every host clock): single queries on a CPU always jitter, so the question is
-  whether the *mean* can be repeated. The series is cut into blocks of equal time. It is unstable when the half-width of
+  2.5 %, trtexec's own threshold from 10.13.2 on. An idle GPU is far below it.
+- **by means over time** (the trt-engine protocol, and every host clock): single CPU queries always jitter, so the *mean*
+  must be repeatable. The series is split into blocks of equal time. It is unstable when the half-width of
   the 95 % interval of the mean over blocks is above 5 % of the mean, or when the last third differs from the first by
-  more than 5 % (without the slowest twentieth of each, so that one interruption is no drift).
+  more than 5 % (without the slowest twentieth of each, so that one interruption does not count as drift).
 
-Fewer than 10 queries, and clocks held down by heat or by the power supply, are unstable by themselves. A power cap is not:
-it is the usual state of a busy GPU, and is said as a warning.
+Fewer than 10 queries, and clocks throttled by heat or by the power supply, are always unstable. A power cap is normal on a
+busy GPU and only a warning.
 """
 
 from __future__ import annotations
@@ -18,33 +18,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from trt_engine.records import Protocol, summarize
-
-__all__ = [
-    "CV_LIMIT_PCT",
-    "DRIFT_LIMIT_PCT",
-    "INTERVAL_LIMIT_PCT",
-    "LEAST_QUERIES",
-    "drift_pct",
-    "instability",
-    "interval_pct",
-]
+from trt_engine.records.bench import BenchRecord, Protocol
+from trt_engine.records.summary import summarize
 
 CV_LIMIT_PCT = 2.5
 """trtexec 10.13.2 and later (1.0 before): samples/common/sampleReporting.cpp."""
 INTERVAL_LIMIT_PCT = 5.0
 DRIFT_LIMIT_PCT = 5.0
-LEAST_QUERIES = 10
+MIN_QUERIES = 10
 
 # Student's t, 97.5 %, by degrees of freedom
-_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-_HARMFUL = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
+_STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+_SLOWING_REASONS = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 
 
 def instability(samples_ms: Sequence[float], protocol: Protocol, throttled: Sequence[str] = ()) -> tuple[str, ...]:
-    """The reasons why these compute times, in the order measured, are not stable; none when they are."""
-    if len(samples_ms) < LEAST_QUERIES:
-        return (f"{len(samples_ms)} queries were measured, expected at least {LEAST_QUERIES}",)
+    """Reasons why compute times in ms, in measured order, are unstable; empty when stable."""
+    if len(samples_ms) < MIN_QUERIES:
+        return (f"{len(samples_ms)} queries were measured, expected at least {MIN_QUERIES}",)
     reasons = []
     by_events = protocol.clock == "device events"
     summary = summarize(samples_ms, protocol.percentile_rule)
@@ -63,47 +54,68 @@ def instability(samples_ms: Sequence[float], protocol: Protocol, throttled: Sequ
         width = interval_pct(samples_ms)
         if width > INTERVAL_LIMIT_PCT:
             reasons.append(
-                f"the mean is known to ±{width:.1f} % only (95 % interval over blocks of time), "
+                f"the mean is only known to ±{width:.1f} % (95 % interval over blocks of time), "
                 f"the limit is {INTERVAL_LIMIT_PCT:g} %"
             )
-    if held := held_down(throttled):
+    if held := throttle_reasons(throttled):
         reasons.append(f"the GPU clocks were held down: {', '.join(held)}")
     return tuple(reasons)
 
 
-def held_down(throttled: Iterable[str]) -> list[str]:
-    """The reasons that slow a GPU down, of all those it gave for its clocks."""
-    return sorted(_HARMFUL & set(throttled))
+def advice(record: BenchRecord) -> str:
+    """How to stabilize a measurement, by the observed clocks and load: a sentence with commands."""
+    load = max((state.load_average for state in record.clocks if state.load_average is not None), default=None)
+    cores = record.environment.cpu_cores
+    steps = []
+    if held := throttle_reasons(reason for state in record.clocks for reason in state.throttled):
+        steps.append(f"let the GPU cool down or raise its limit, as its clocks were held down ({', '.join(held)})")
+    elif record.device.startswith("cuda") and len({state.sm_mhz for state in record.clocks} - {None}) > 1:
+        steps.append("lock the GPU clocks, which changed during the run: `sudo nvidia-smi -lgc MHZ` (`-rgc` undoes it)")
+    if record.device == "cpu":
+        if load is not None and cores and load > cores / 2:
+            steps.append(f"stop other programs (load average {load:g} on {cores} cores)")
+        if record.backend == "onnxruntime" and record.runtime_info.get("threads") != "1":
+            steps.append("use one thread, `-O intra_op_threads=1`, pinned to one core: `taskset -c 0 trt-engine ...`")
+        else:
+            steps.append("pin it to one core: `taskset -c 0 trt-engine ...`")
+    if len(record.compute_ms) < MIN_QUERIES or not steps or not held:
+        steps.append("measure longer: `--duration 30s`")
+    return "; or ".join(steps)
+
+
+def throttle_reasons(reasons: Iterable[str]) -> list[str]:
+    """The throttle reasons that slow a GPU down, sorted."""
+    return sorted(_SLOWING_REASONS & set(reasons))
 
 
 def drift_pct(samples_ms: Sequence[float]) -> float:
-    """How much slower the last third of the queries is than the first, in per cent; negative is faster."""
+    """Slowdown of the last third of the queries against the first, in percent."""
     third = len(samples_ms) // 3
     if not third:
         return 0.0
-    first, last = _settled_mean(samples_ms[:third]), _settled_mean(samples_ms[-third:])
+    first, last = _mean_without_slowest(samples_ms[:third]), _mean_without_slowest(samples_ms[-third:])
     return 100 * (last - first) / first if first else 0.0
 
 
-def _settled_mean(samples_ms: Sequence[float]) -> float:
-    """The mean without the slowest twentieth."""
+def _mean_without_slowest(samples_ms: Sequence[float]) -> float:
+    """Mean without the slowest 5 %."""
     kept = sorted(samples_ms)[: max(1, len(samples_ms) - math.ceil(len(samples_ms) / 20))]
     return math.fsum(kept) / len(kept)
 
 
 def interval_pct(samples_ms: Sequence[float]) -> float:
-    """Half-width of the 95 % interval of the mean over blocks of equal time, in per cent of the mean."""
+    """Half-width of the 95 % interval of the mean over blocks of equal time, in percent of the mean."""
     means = _block_means(samples_ms, min(10, max(3, len(samples_ms) // 4)))
     count = len(means)
     if count < 3:
-        return math.inf if count else 0.0  # one query took most of the time: nothing is known of the mean
+        return math.inf if count else 0.0  # one query took most of the time: the mean is unknown
     mean = math.fsum(means) / count
     variance = math.fsum((value - mean) ** 2 for value in means) / (count - 1)
-    return 100 * _T[count - 1] * math.sqrt(variance / count) / mean if mean else 0.0
+    return 100 * _STUDENT_T[count - 1] * math.sqrt(variance / count) / mean if mean else 0.0
 
 
 def _block_means(samples_ms: Sequence[float], blocks: int) -> list[float]:
-    """Mean of each block; a query belongs to the block its middle falls in, by the time spent computing until then."""
+    """Mean of each block; a query belongs to the block that contains its midpoint in compute time."""
     total = math.fsum(samples_ms)
     if total <= 0:
         return []

@@ -1,1 +1,1 @@
-"""The command line: one module per verb, found through the table in `main`."""
+"""The command line: one module per verb, listed in the table in `main`."""

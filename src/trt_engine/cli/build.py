@@ -3,199 +3,128 @@
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.cli import options, output
-from trt_engine.config import BuildConfig
-from trt_engine.engine import WRITTEN, OutputError
+from trt_engine.cli import options, output, verb_command
+from trt_engine.config.build import BuildConfig
 from trt_engine.errors import UsageError
-from trt_engine.figures import percent, size
 
 if TYPE_CHECKING:
-    from trt_engine.api.building import BuildPlan
-    from trt_engine.records import BuildReport
-
-__all__ = ["command"]
+    from trt_engine.verbs.build import BuildPlan
 
 log = logging.getLogger(__name__)
 
+PLAN_SUFFIXES = (".engine", ".plan", ".trt")
 
-@click.command()
+
+@verb_command.verb()
 @click.argument("model", metavar="MODEL", required=False, type=options.FILE)
-@options.of(BuildConfig)
-@options.out_option("Where the engine goes, a file or a folder [the store alone].")
-@click.option("--onnx", "trtexec_onnx", type=options.FILE, hidden=True)
-@click.option("--saveEngine", "trtexec_save", type=options.FILE, hidden=True)
-@click.option("--force", is_flag=True, help="Build although the store has this engine.")
-@options.yes_option
+@options.config_options(BuildConfig)
+@click.option(
+    "--each-gpu",
+    cls=verb_command.Option,
+    group="Build",
+    metavar="GPU[,GPU...]",
+    help="As --gpus, with one engine per GPU: -o model.engine makes model.sm89.engine.",
+)
+@options.out_option("The engine file or its folder [default: only the store].")
+@click.option("--rebuild", is_flag=True, help="Build even if the store has this engine.")
+@options.overwrite_option
 @options.dry_run_option
 @options.common
 def command(
-    talk: output.Talk,
+    output_options: output.OutputOptions,
     model: Path | None,
     out: Path | None,
-    trtexec_onnx: Path | None,
-    trtexec_save: Path | None,
-    force: bool,
-    yes: bool,
+    rebuild: bool,
+    each_gpu: str | None,
+    overwrite: bool,
     dry_run: bool,
     **values: Any,
-) -> None:
-    """Build an engine from an ONNX MODEL, prove it against plain ONNX Runtime, and seal it with its passport.
+) -> int:
+    """Build an engine from an ONNX MODEL, compare it with plain ONNX Runtime, and write its passport.
 
     \b
       trt-engine build model.onnx --batch 1:8:64 -o model.engine.onnx
       trt-engine build model.onnx --profile images:1x3x640x640,8x3x640x640,64x3x640x640
       trt-engine build model.onnx -O graph_optimization=basic -O intra_op_threads=2
+      trt-engine build model.onnx --backend tensorrt-rtx --each-gpu sm89,sm120 -o engines/
     """
-    source = _one(model, trtexec_onnx, "MODEL", "--onnx")
-    if source is None:
+    if model is None:
         raise UsageError("no model is given", hint="`trt-engine build MODEL.onnx`")
     config = options.config_from(BuildConfig, values)
 
-    from trt_engine.api.building import carry_out, plan
+    from trt_engine.verbs.build import execute, plan
+    from trt_engine.verbs.build_report import build_report, planned_report
 
-    target = _one(out, trtexec_save, "-o", "--saveEngine")
-    told = f"{target}/" if target is not None and options.out_is_folder() else target
-    planned = plan(source, out=told, config=config, yes=yes)
-    planned = replace(planned, warnings=(*_open_batch(planned, config), *planned.warnings))
-    report = _planned(planned, force=force) if dry_run else _reported(planned, carry_out(planned, force=force))
-    output.emit(
-        talk, output.document("build", report, command=options.spelled_command()), _text(report, planned)
-    )  # fmt: skip
+    target = f"{out}/" if out is not None and options.out_is_folder() else out
+    if each_gpu is not None:
+        return _build_each(
+            output_options, model, each_gpu, config, target, rebuild=rebuild, overwrite=overwrite, dry_run=dry_run
+        )
+    planned = plan(model, out=target, config=config, overwrite=overwrite)
+    planned = _add_warnings(planned, config)
+    report = (
+        planned_report(planned, rebuild=rebuild)
+        if dry_run
+        else build_report(planned, execute(planned, rebuild=rebuild))
+    )
+    output.print_result(output_options, "build", report)
+    return 0
 
 
-def _open_batch(planned: BuildPlan, config: BuildConfig) -> Iterator[str]:
-    """The warning for a model of any batch that is built for one alone because no batch was given."""
-    inputs = [
-        spec.name for spec in planned.model.signature.inputs if 0 in spec.dynamic and spec.name not in config.shapes
-    ]
-    if config.batch is None and not config.profiles and inputs:
+def _build_each(
+    output_options: output.OutputOptions,
+    model: Path,
+    gpus: str,
+    config: BuildConfig,
+    out: Path | str | None,
+    *,
+    rebuild: bool,
+    overwrite: bool,
+    dry_run: bool,
+) -> int:
+    """`--each-gpu`: one engine per GPU, one report."""
+    from trt_engine.verbs.build_each import execute_builds, exit_code, plan_builds, planned_builds_report
+
+    names = [name.strip() for name in gpus.split(",") if name.strip()]
+    first, *others = plan_builds(model, names, config=config, out=out, overwrite=overwrite)
+    if first.plan is not None:  # the others' warnings are the same
+        first = replace(first, plan=_add_warnings(first.plan, config))
+    targets = [first, *others]
+    report = (planned_builds_report if dry_run else execute_builds)(model, targets, rebuild=rebuild)
+    output.print_result(output_options, "build", report)
+    return exit_code(report)
+
+
+def _add_warnings(planned: BuildPlan, config: BuildConfig) -> BuildPlan:
+    return replace(planned, warnings=(*_warnings(planned, config), *planned.warnings))
+
+
+def _warnings(planned: BuildPlan, config: BuildConfig) -> Iterator[str]:
+    """Warn of a dynamic batch built for batch 1, and of a TensorRT file name for another backend."""
+    from trt_engine.backend import get_backend
+    from trt_engine.verbs.build_request import find_open_batch
+
+    if (name := find_open_batch(planned.model.signature, config)) is not None:
         yield (
-            f"the batch of `{inputs[0]}` is open and none was given: the engine takes batch 1 alone; "
+            f"the batch of `{name}` is open and none was given: the engine takes only batch 1; "
             "`--batch 1:8:64` builds it for 1 to 64, tuned for 8"
         )
-
-
-def _one(ours: Path | None, theirs: Path | None, name: str, spelling: str) -> Path | None:
-    if ours is not None and theirs is not None and ours != theirs:
-        raise UsageError(f"`{name}` is `{ours}` and `{spelling}` is `{theirs}`", hint=f"leave `{spelling}` out")
-    return ours if ours is not None else theirs
-
-
-def _reported(planned: BuildPlan, built: Any) -> BuildReport:
-    from trt_engine.engine import passport_path
-    from trt_engine.records import BuildReport
-
-    engine = built.engine
-    passport = engine.passport
-    names = ("engine", *(f"side_file_{index}" for index in range(1, len(engine.files))))
-    return BuildReport(
-        model=str(planned.model.path),
-        engine=str(engine.path),
-        payload_bytes=sum(item.nbytes for item in passport.payload),
-        digest=passport.payload[0].digest,
-        backend=passport.backend,
-        device=passport.device,
-        identity=planned.identity,
-        key=built.key,
-        cached=built.cached,
-        seconds=built.seconds,
-        precision=passport.precision,
-        profiles=passport.profiles,
-        parity=passport.parity,
-        environment=passport.environment,
-        notes=passport.build.notes,
-        quant_target=planned.target,
-        speed=passport.speed,
-        artifacts={name: str(path) for name, path in zip(names, engine.files, strict=True)}
-        | {"passport": str(passport_path(engine.path))},
-        warnings=built.warnings,
-    )
-
-
-def _planned(planned: BuildPlan, *, force: bool) -> BuildReport:
-    """The report of what would be done."""
-    from trt_engine.engine import Precision
-    from trt_engine.environment import Environment
-    from trt_engine.records import BuildReport
-
-    for warning in planned.warnings:
-        log.warning("%s", warning)
-    there = None if force else planned.in_store()
-    return BuildReport(
-        model=str(planned.model.path),
-        engine=str(there.path) if there else None,
-        payload_bytes=sum(item.nbytes for item in there.passport.payload) if there else None,
-        digest=there.passport.payload[0].digest if there else None,
-        backend=planned.config.backend,
-        device=there.passport.device if there else planned.config.device,
-        identity=planned.identity,
-        key=planned.key,
-        cached=there is not None,
-        seconds=0.0,
-        precision=there.passport.precision if there else Precision(asked=planned.config.precision),
-        profiles=planned.profiles,
-        parity=there.passport.parity if there else None,
-        environment=there.passport.environment if there else Environment.here(),
-        notes=there.passport.build.notes if there else {},
-        quant_target=planned.target,
-        speed=there.passport.speed if there else None,
-        artifacts={"engine": str(planned.out)} if planned.out else {},
-        dry_run=True,
-        warnings=planned.warnings,
-    )
-
-
-def _text(report: BuildReport, planned: BuildPlan) -> str:
-    """The report for a person, with what to type next."""
-    from trt_engine.api.speed_check import speed_text
-    from trt_engine.graph.quant_target import quant_target
-
-    large = "" if report.payload_bytes is None else f" ({size(report.payload_bytes)})"
-    lines = [("engine", f"{report.engine}{large}")] if report.engine else []
-    lines += [("backend", f"{report.backend} on {report.device}"), ("key", report.key)]
-    lines += [("profile" if not index else "", str(profile)) for index, profile in enumerate(report.profiles)]
-    if report.precision.found:
-        shares = ", ".join(f"{name} {_percent(share)}" for name, share in report.precision.running.items())
-        written = report.notes.get(WRITTEN)
-        told = [
-            *([f"asked: {report.precision.asked}"] if report.precision.asked else []),
-            *([f"the graph is {written}, {report.device} runs it in {report.precision.main}"] if written else []),
-        ]
-        aside = f" ({'; '.join(told)})" if told else ""
-        lines.append(("precision", f"{shares}{aside}"))
-    if report.parity:
-        allowed = f"allowed {report.parity.tolerance:g}{' RMS' if report.parity.judged == 'rms_rel' else ''}"
-        lines.append(("parity", f"{_worst(report.parity.outputs)}, {allowed}"))
-        if report.parity.given:
-            lines.append(("", f"from the model as it was given: {_worst(report.parity.given)} (not judged)"))
-    if report.quant_target is not None:
-        lines.append(("target", f"{quant_target(report.quant_target).title} ({report.quant_target})"))
-    if report.speed is not None:
-        lines.append(("speed", speed_text(report.speed)))
-    if report.dry_run:
-        lines.append(("would", "take it from the store" if report.cached else "build it"))
-        lines += [("and write", str(planned.out))] if planned.out else []
-    else:
-        lines.append(("took", f"{report.seconds:.1f} s{', from the store' if report.cached else ''}"))
-        lines.append(("next", f"trt-engine bench {shlex.quote(str(report.engine))}"))
-    return "\n".join(f"{f'{name}:' if name else '':<11}{value}" for name, value in lines)
-
-
-def _percent(share: Any) -> str:
-    return percent(share.layers if share.macs is None else share.macs)
-
-
-def _worst(outputs: Mapping[str, OutputError]) -> str:
-    """The output that differs most, and where."""
-    if not outputs:
-        return "no output was compared"
-    name, error = max(outputs.items(), key=lambda item: item[1].max_rel)
-    return ", ".join(filter(None, (f"{name}: {error.summary}", error.spread)))
+    backend_spec = get_backend(config.backend)
+    if (
+        planned.out is not None
+        and planned.out.suffix in PLAN_SUFFIXES
+        and backend_spec.payload_suffix not in PLAN_SUFFIXES
+    ):
+        yield (
+            f"`{planned.out.name}` will be a file of the backend `{backend_spec.name}` "
+            f"({backend_spec.payload_suffix}), not a TensorRT plan as the name suggests; "
+            f"`{planned.out.with_suffix(f'.engine{backend_spec.payload_suffix}').name}` is clearer; "
+            "`--backend tensorrt` builds one"
+        )

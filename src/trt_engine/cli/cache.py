@@ -8,58 +8,55 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.cli import options
-from trt_engine.cli.output import Talk, document, emit
+from trt_engine.cli import options, verb_command
+from trt_engine.cli.output import OutputOptions, print_result
 from trt_engine.errors import UsageError
-from trt_engine.figures import size
 
 if TYPE_CHECKING:
-    from trt_engine.records import CachedEngine, CacheReport
-    from trt_engine.store import Entry
-
-__all__ = ["command"]
+    from trt_engine.records.build import CachedEngine, CacheReport
+    from trt_engine.store import StoreEntry
 
 
 @click.group(short_help="The store of engines.")
 def command() -> None:
-    """The store of engines: what `size` and `bench` built and keep for the next time.
+    """The store of engines built by `size`, `bench` and other verbs.
 
-    It is the user's cache folder, or the folder `TRT_ENGINE_STORE` names. Removing an engine costs the time to build it
-    again, nothing else.
+    It is in the user's cache folder, or in `TRT_ENGINE_STORE`. A removed engine is rebuilt when needed.
     """
 
 
-@command.command("list")
+@command.command("list", cls=verb_command.Verb)
 @options.common
-def list_engines(talk: Talk) -> None:
-    """The engines in the store, last used first, with their size and where they lie."""
+def list_engines(output_options: OutputOptions) -> None:
+    """List the engines in the store, last used first, with size and path."""
     from trt_engine.store import Store
 
     store = Store()
     report = _report("list", store.folder, store.entries())
-    emit(talk, document("cache", report, command=options.spelled_command()), _listed(report))
+    print_result(output_options, "cache", report)
 
 
-@command.command("prune")
-@click.option("--max-size", metavar="SIZE", help="Remove the least recently used until the rest fits, as 10GiB.")
-@click.option("--older-than", metavar="TIME", help="Remove what was not used for this long, as 30d or 12h.")
+@command.command("prune", cls=verb_command.Verb)
+@click.option("--max-size", metavar="SIZE", help="Remove the least recently used until the rest fits, e.g. 10GiB.")
+@click.option("--older-than", metavar="TIME", help="Remove engines not used for this long, e.g. 30d or 12h.")
 @click.option("--all", "everything", is_flag=True, help="Remove every engine.")
 @options.dry_run_option
 @options.common
-def prune(talk: Talk, max_size: str | None, older_than: str | None, everything: bool, dry_run: bool) -> None:
-    """Remove engines from the store, and what builds that died left behind."""
+def prune(
+    output_options: OutputOptions, max_size: str | None, older_than: str | None, everything: bool, dry_run: bool
+) -> None:
+    """Remove engines and leftovers of interrupted builds from the store."""
     import math
 
-    from trt_engine.config import parse_duration, parse_size
     from trt_engine.store import Store
+    from trt_engine.units import parse_duration, parse_size
 
     if everything and (max_size or older_than):
         raise UsageError("`--all` leaves nothing for `--max-size` or `--older-than`", hint="give one of them")
     if not (everything or max_size or older_than):
         raise UsageError(
-            "nothing says which engines to remove",
-            hint="`trt-engine cache prune --max-size 10GiB`, `--older-than 30d` or `--all`; "
-            "`--dry-run` shows what would go",
+            "no engines to remove are selected",
+            hint="`trt-engine cache prune --max-size 10GiB`, `--older-than 30d` or `--all`; `--dry-run` lists them",
         )
     store = Store()
     removed = store.prune(
@@ -70,13 +67,13 @@ def prune(talk: Talk, max_size: str | None, older_than: str | None, everything: 
     gone = {entry.key for entry in removed}
     left = [entry for entry in store.entries() if entry.key not in gone]
     report = _report("prune", store.folder, left, removed, dry_run)
-    emit(talk, document("cache", report, command=options.spelled_command()), _pruned(report))
+    print_result(output_options, "cache", report)
 
 
 def _report(
-    action: Any, folder: Any, left: Sequence[Entry], removed: Sequence[Entry] = (), dry_run: bool = False
+    action: Any, folder: Any, left: Sequence[StoreEntry], removed: Sequence[StoreEntry] = (), dry_run: bool = False
 ) -> CacheReport:
-    from trt_engine.records import CacheReport
+    from trt_engine.records.build import CacheReport
 
     return CacheReport(
         action=action,
@@ -89,49 +86,8 @@ def _report(
     )
 
 
-def _engine(entry: Entry) -> CachedEngine:
-    from trt_engine.records import CachedEngine
+def _engine(entry: StoreEntry) -> CachedEngine:
+    from trt_engine.records.build import CachedEngine
 
-    used = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.used))
+    used = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.last_used))
     return CachedEngine(entry.key, str(entry.path), entry.backend, entry.model, entry.nbytes, used)
-
-
-def _listed(report: CacheReport) -> str:
-    where = f"store: {report.folder} (`TRT_ENGINE_STORE` names another)"
-    if not report.engines:
-        return f"{where}\nno engines"
-    return "\n".join([where, *_table(report.engines), _total(len(report.engines), report.nbytes)])
-
-
-def _pruned(report: CacheReport) -> str:
-    verb = "would remove" if report.dry_run else "removed"
-    if not report.removed:
-        return f"store: {report.folder}\nnothing to remove; {_total(len(report.engines), report.nbytes)} in the store"
-    return "\n".join(
-        [
-            f"store: {report.folder}",
-            *_table(report.removed),
-            f"{verb} {_total(len(report.removed), report.removed_bytes)}; "
-            f"{_total(len(report.engines), report.nbytes)} {'would be' if report.dry_run else 'are'} left",
-        ]
-    )
-
-
-def _total(count: int, nbytes: int) -> str:
-    return f"{count} engine{'' if count == 1 else 's'}, {size(nbytes)}"
-
-
-def _table(engines: Sequence[CachedEngine]) -> list[str]:
-    rows = [("key", "model", "backend", "size", "last used", "file")]
-    for item in engines:
-        name = item.path.rpartition("/")[2]
-        rows.append((item.key[:12], item.model, item.backend, size(item.nbytes), item.used, name))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    right = 3  # the sizes
-    return [
-        "  ".join(
-            cell.rjust(width) if column == right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

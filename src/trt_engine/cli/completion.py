@@ -1,13 +1,11 @@
-"""`trt-engine completion SHELL`: the script that makes Tab complete verbs, options and choices."""
+"""`trt-engine completion SHELL`: the script for shell completion of verbs, options and choices."""
 
 from __future__ import annotations
 
 import click
 
-from trt_engine.cli import options
-from trt_engine.cli.output import Talk, document, emit
-
-__all__ = ["command"]
+from trt_engine.cli import options, verb_command
+from trt_engine.cli.output import OutputOptions, document, emit
 
 _INSTALL = {
     "bash": "echo 'eval \"$(trt-engine completion bash)\"' >> ~/.bashrc",
@@ -16,29 +14,29 @@ _INSTALL = {
 }
 
 
-@click.command(
+@verb_command.verb(
     short_help="Shell completion.",
-    epilog='For this shell only: eval "$(trt-engine completion bash)". The line for every new shell is said on stderr.',
+    epilog='For this shell only: eval "$(trt-engine completion bash)". The line for every new shell is printed on stderr.',
 )
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 @options.common
-def command(talk: Talk, shell: str) -> None:
-    """The completion script for SHELL on stdout, to be evaluated by it."""
+def command(output_options: OutputOptions, shell: str) -> None:
+    """Print the completion script for SHELL, which the shell evaluates."""
     import logging
 
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from trt_engine.cli.main import PROG
-    from trt_engine.cli.shell import COMPLETE, cli
+    from trt_engine.cli.click_app import COMPLETE, cli
+    from trt_engine.cli.verbs_table import PROG
 
     found = get_completion_class(shell)
-    assert found is not None  # the argument is one of click's own three
+    assert found is not None  # click supports all three choices
     # `ShellComplete.source`, not bash's own, which starts a bash to read its version
     script = ShellComplete.source(found(cli, {}, PROG, COMPLETE))
     logging.getLogger(__name__).info("for every new %s: %s", shell, _INSTALL[shell])
     doc = document(
         "completion",
         {"shell": shell, "script": script, "install": _INSTALL[shell]},
-        command=options.spelled_command(),
+        command=options.command_line(),
     )
-    emit(talk, doc, script)
+    emit(output_options, doc, script)

@@ -1,40 +1,42 @@
-"""What a verb says: the result on stdout, the talk on stderr."""
+"""Output of a verb: the result on stdout, the log and errors on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
-from trt_engine.cli.origin import installable
+from trt_engine.cli.install_hint import editable_hint
 from trt_engine.errors import SetupError, TrtEngineError
-
-__all__ = ["Talk", "document", "emit", "fail", "full_stdout", "spelled_out", "start_command"]
+from trt_engine.format import escape_control, escape_lines, join_lines
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
-    """How a verb talks: one JSON document or text, and how much on stderr (-1 quiet, 0, 1, 2)."""
+class OutputOptions:
+    """Output options of a verb: JSON or text, and log verbosity (-1 quiet, 0, 1, 2)."""
 
     json: bool = False
     verbosity: int = 0
 
     @classmethod
-    def from_args(cls, args: Sequence[str]) -> Talk:
-        """Read from raw arguments, for errors met before they are parsed."""
+    def from_args(cls, args: Sequence[str]) -> OutputOptions:
+        """Parse raw arguments, for errors before the real parsing."""
         own = list(args[: list(args).index("--")] if "--" in args else args)
         short = "".join(arg[1:] for arg in own if len(arg) > 1 and arg[0] == "-" and set(arg[1:]) <= set("qv"))
         quiet = "q" in short or "--quiet" in own
         return cls(json="--json" in own, verbosity=-1 if quiet else short.count("v") + own.count("--verbose"))
 
-    def start(self) -> None:
-        """Send the package's log to stderr for this command; the root logger is left alone."""
+    def start_log(self) -> None:
+        """Log the package to stderr for this command; the root logger is unchanged."""
         import logging
 
-        from trt_engine.cli.talk import StderrHandler
+        from trt_engine.cli.stderr_log import StderrHandler
 
         logger = logging.getLogger("trt_engine")
         logger.handlers = [StderrHandler()]
@@ -43,67 +45,162 @@ class Talk:
 
 
 class _Stdout:
-    """Whether this command has given its JSON document: a second one would make the first unreadable."""
+    """State of stdout in this command."""
 
-    given = False
+    document_printed = False
+    """Whether the JSON document was printed; a second one would be invalid."""
+    error_printed = False
+    """Whether the error was printed."""
+    owns_process = False
+    results: TextIO | None = None
+    """The result stream once stdout is reserved."""
 
 
-def start_command() -> None:
-    """Forget what an earlier command of this process printed."""
-    _Stdout.given = False
+def claim_process() -> None:
+    """Declare that this process runs one command, so that its descriptors may be redirected."""
+    _Stdout.owns_process = True
+
+
+def reserve_stdout() -> None:
+    """Reserve stdout for the result; other output goes to stderr.
+
+    Descriptor 1 is redirected to stderr for native code and child processes; results go to a duplicate of the original. It
+    stays redirected until exit, when C libraries flush their buffers. Only in the command's own process.
+    """
+    if not _Stdout.owns_process or _Stdout.results is not None:
+        return
+    stdout = sys.stdout
+    try:
+        stdout.flush()
+        results = os.dup(1)
+        os.dup2(2, 1)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise stdout_error(error) from error
+    _Stdout.results = os.fdopen(results, "w", encoding=stdout.encoding, errors=stdout.errors, closefd=False)
+    sys.stdout = sys.stderr
+
+
+def result_stream() -> TextIO:
+    """The stream for results: `sys.stdout`, or its duplicate once reserved."""
+    return sys.stdout if _Stdout.results is None else _Stdout.results
+
+
+def reset_output_state() -> None:
+    """Reset the state of an earlier command in this process."""
+    _Stdout.document_printed = _Stdout.error_printed = False
+
+
+def error_was_printed() -> bool:
+    """Whether the command's error was printed."""
+    return _Stdout.error_printed
 
 
 def document(verb: str, body: Any, *, command: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
-    """The verb's JSON document: the common keys, then the verb's own.
+    """`records.base.verb_document`, without its imports for errors and help."""
+    from trt_engine.records.base import verb_document
 
-    `body` is one of the `...Report` records or a mapping.
+    return verb_document(verb, body, command=command, warnings=warnings)
+
+
+def command_line() -> str:
+    """The command line as typed, quoted for a shell."""
+    return shlex.join(["trt-engine", *sys.argv[1:]])
+
+
+def result_text(record: Any, **shown: Any) -> str:
+    """The record as text, from the blocks that reports share; wrapped on a terminal."""
+    from trt_engine.reporting import results
+
+    return wrap_for_terminal(editable_hint(results.result_text(record, **shown)))
+
+
+def print_result(
+    output_options: OutputOptions, verb: str, report: Any, *, warnings: Sequence[str] = (), **shown: Any
+) -> None:
+    """Print a verb's record as its JSON document or as text; `shown` goes to the blocks of its type."""
+    text = "" if output_options.json else result_text(report, **shown)
+    emit(output_options, document(verb, report, command=command_line(), warnings=warnings), text)
+
+
+def emit(output_options: OutputOptions, doc: Mapping[str, Any], text: str) -> None:
+    """Print the document as JSON, or the text, with terminal control characters escaped.
+
+    Join texts with file names by `format.join_lines`, which escapes newlines in names.
     """
-    from trt_engine import records
-
-    return records.document(verb, body, command=command, warnings=warnings)
-
-
-def emit(talk: Talk, doc: Mapping[str, Any], text: str) -> None:
-    """Print the result: the document as JSON, or the text."""
-    if not talk.json:
-        _print(text)
+    if not output_options.json:
+        _print(escape_control(text, keep="\n\t"))
         return
     import msgspec
 
-    from trt_engine.files import json_bytes
+    from trt_engine.atomic_io import encode_json
 
-    _print(_as_stdout_takes_it(msgspec.json.format(json_bytes(doc), indent=2).decode()))
-    _Stdout.given = True
+    text = msgspec.json.format(encode_json(doc), indent=2).decode()
+    _print(_encode_for_stdout(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)))
+    _Stdout.document_printed = True
+
+
+_MIN_COLUMNS = 60
+"""Minimum width in columns: table columns do not fit in less."""
+
+
+def wrap_for_terminal(text: str) -> str:
+    """Wrap the text to the terminal of the result stream, if it is one."""
+    stream = result_stream()
+    if stream is None or not stream.isatty():
+        return text
+    import shutil
+
+    size = os.terminal_size((80, 24))
+    with contextlib.suppress(OSError, ValueError):
+        size = os.get_terminal_size(stream.fileno())
+    return wrap_lines(text, max(shutil.get_terminal_size(size).columns, _MIN_COLUMNS))
+
+
+def wrap_lines(text: str, width: int) -> str:
+    """Break wider lines at blanks, aligned with the last column that starts in the left half."""
+    import textwrap
+
+    lines = []
+    for line in text.split("\n"):
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        columns = [found.end() for found in re.finditer(r"\S {2,}(?=\S)", line) if found.end() <= width // 2]
+        indent = " " * (columns[-1] if columns else len(line) - len(line.lstrip()) + 2)
+        head = line[: len(indent)] if columns else ""
+        parts = textwrap.wrap(
+            line[len(head) :], width - len(head), subsequent_indent="" if head else indent, break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+        lines += [head + parts[0], *((indent if head else "") + part for part in parts[1:])]
+    return "\n".join(lines)
+
+
+_CONTROL = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Terminal controls that JSON does not escape: DEL, C1, line separators, bidirectional controls."""
 
 
 def _print(text: str) -> None:
     try:
-        print(text, flush=True)  # noqa: T201
+        print(text, flush=True, file=result_stream())
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise full_stdout(error) from error
+        raise stdout_error(error) from error
 
 
-def spelled_out(line: str) -> str:
-    """The line with control characters and lone surrogates as escapes: names in a file may hold anything."""
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode() for character in line
-    )
-
-
-def full_stdout(error: OSError) -> SetupError:
-    """The error of a stdout that takes no more."""
-    import os
-
+def stdout_error(error: OSError) -> SetupError:
+    """The error for a failed write to stdout."""
     reason = "the disk is full" if error.errno == errno.ENOSPC else os.strerror(error.errno or 0).lower()
-    return SetupError(f"cannot write to stdout: {reason}", hint="free some space, or send it elsewhere with `>`")
+    return SetupError(f"cannot write to stdout: {reason}", hint="free some space, or redirect it with `>`")
 
 
-def _as_stdout_takes_it(text: str) -> str:
-    """JSON is UTF-8, or escaped where stdout is not: never with a sign replaced."""
+def _encode_for_stdout(text: str) -> str:
+    """JSON in UTF-8, or escaped where stdout is not UTF-8."""
     try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text.encode(getattr(result_stream(), "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         import json
 
@@ -111,29 +208,31 @@ def _as_stdout_takes_it(text: str) -> str:
     return text
 
 
-def fail(error: TrtEngineError, talk: Talk, cause: BaseException | None = None, *, command: str = "") -> int:
-    """Print an error as a person reads it, and as the JSON document with `--json`; its exit code.
+def print_error(
+    error: TrtEngineError, output_options: OutputOptions, cause: BaseException | None = None, *, command: str = ""
+) -> int:
+    """Print an error, also as JSON document with `--json`, and return its exit code.
 
-    A verb that gave its document and then failed (a gate, `--strict`) keeps it as the only one.
+    A verb that printed its document before failing (a gate, `--strict`) gets no second one.
     """
-    if talk.verbosity >= 2:
+    if output_options.verbosity >= 2:
         import traceback
 
         with contextlib.suppress(OSError, ValueError, AttributeError):
-            _write_error("".join(traceback.format_exception(cause or error)))
-    hint = installable(error.hint) if error.hint else error.hint
-    lines = f"error: {error.message}\n" + (f"hint: {hint}\n" if hint else "")
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed or gone; the exit code still tells
+            _write_error(escape_lines("| " + "".join(traceback.format_exception(cause or error)).rstrip(), "| ") + "\n")
+    hint = editable_hint(error.hint) if error.hint else error.hint
+    lines = f"{join_lines([f'error: {error.message}', *([f'hint: {hint}'] if hint else [])])}\n"
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed; the exit code remains
+        _Stdout.error_printed = True
         _write_error(lines)
-    if talk.json and not _Stdout.given:
-        told = {
-            "type": type(error).__name__,
-            "message": error.message,
-            "hint": hint,
-            "exit_code": error.exit_code,
-        }
-        emit(talk, document("error", {"error": told}, command=command), "")
+    if output_options.json and not _Stdout.document_printed:
+        emit(output_options, document("error", {"error": describe_error(error, hint)}, command=command), "")
     return error.exit_code
+
+
+def describe_error(error: TrtEngineError, hint: str | None) -> dict[str, Any]:
+    """The `error` object of an error document."""
+    return {"type": type(error).__name__, "message": error.message, "hint": hint, "exit_code": error.exit_code}
 
 
 def _write_error(text: str) -> None:

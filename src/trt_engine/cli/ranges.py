@@ -1,139 +1,74 @@
-"""`trt-engine ranges MODEL --data DATA`: which tensors leave the range of FP16, BF16 and FP8, before anyone builds."""
+"""`trt-engine ranges MODEL --calib-data DATA`: tensors outside the range of FP16, BF16 or FP8."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.cli import options
-from trt_engine.cli.output import Talk, document, emit
-from trt_engine.config import parse_shapes, parse_size
+from trt_engine.cli import options, verb_command
+from trt_engine.cli.output import OutputOptions, document, emit, result_text
+from trt_engine.config.precision import RangesConfig
 from trt_engine.errors import UsageError
-from trt_engine.figures import with_module
 
 if TYPE_CHECKING:
-    from trt_engine.records import RangesReport, TensorRange
+    pass
 
-__all__ = ["command"]
-
-_SHOWN = 12
+_MAX_ROWS = 12
 
 
-@click.command("ranges", short_help="Which tensors leave the range of FP16, BF16 and FP8.")
+@verb_command.verb("ranges", short_help="Tensors outside the range of FP16, BF16 or FP8.")
 @click.argument("model", type=options.FILE)
-@click.option(
-    "--data", type=options.FILE, metavar="PATH",
-    help="Images, a labelled dataset, .npy, .npz, .bin, .raw [random inputs, which say little].",
-)  # fmt: skip
-@options.preprocess_option()
-@click.option("--batch", type=click.IntRange(min=1), default=1, metavar="N", help="Rows in one run [1].")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Rows to look at [all].")
-@click.option("--shapes", metavar="SPEC", help="Shapes of random inputs, as images:1x3x640x640.")
-@click.option("--margin", type=float, default=2.0, metavar="X", help="Values may become this many times larger [2].")
-@click.option("--memory", metavar="SIZE", default="512MiB", help="Memory for tensors held at once [512MiB].")
-@click.option("--seed", type=int, default=0, metavar="N", help="Seed of random inputs [0].")
-@options.out_option("Write the JSON document to this file as well.")
-@options.yes_option
+@options.config_options(RangesConfig)
+@options.out_option("Also write the JSON document to this file.")
+@options.overwrite_option
 @options.dry_run_option
 @options.common
 def command(
-    talk: Talk,
+    output_options: OutputOptions,
     model: Path,
-    data: Path | None,
-    preprocess: str | None,
-    batch: int,
-    limit: int | None,
-    shapes: str | None,
-    margin: float,
-    memory: str,
-    seed: int,
     out: Path | None,
-    yes: bool,
+    overwrite: bool,
     dry_run: bool,
+    **values: Any,
 ) -> int:
-    """Which tensors of MODEL leave the range of FP16, BF16 and FP8, and which nodes to leave in FP32.
+    """Find tensors of MODEL outside the range of FP16, BF16 or FP8, and the nodes to keep in FP32.
 
-    One FP32 pass over the data, in bounded memory: activations, constants such as -1e9, sums of squares. Ends with 0
-    whenever there is an answer, whatever it is.
+    One FP32 pass over the data, in bounded memory: activations, constants such as -1e9, sums of squares. The
+    exit code is 0 for any finding.
     """
-    if out is not None and out.exists() and not yes:
-        raise UsageError(f"`{out}` is there already", hint="another name with `-o`, or `--yes` to overwrite it")
-    if preprocess is not None and data is None:
-        raise UsageError("`--preprocess` makes inputs of pictures, and there are none", hint="`--data PICTURES`")
-    if shapes is not None and data is not None:
-        raise UsageError("`--shapes` is for random inputs, and `--data` has its own shapes", hint="leave one out")
+    if out is not None and out.exists() and not overwrite:
+        raise UsageError(f"`{out}` exists", hint="another name with `-o`, or `--overwrite` to overwrite it")
+    config: RangesConfig = options.config_from(RangesConfig, values)
+    calib_data = config.calib_data
+    if config.preprocess is not None and calib_data is None:
+        raise UsageError("`--preprocess` needs images", hint="`--calib-data IMAGES`")
+    if config.shapes and calib_data is not None:
+        raise UsageError("`--shapes` is for random inputs, and `--calib-data` has its own shapes", hint="leave one out")
 
-    from trt_engine.api.calibrating import ranges
-    from trt_engine.api.pictures import inputs_of
+    from trt_engine.atomic_io import write_json
     from trt_engine.graph.load import open_model
     from trt_engine.precision.samples import open_samples
-    from trt_engine.records import RangesPlan
+    from trt_engine.records.precision import RangesPlan
+    from trt_engine.verbs.calibration_images import images_as_inputs
+    from trt_engine.verbs.ranges import ranges
 
-    typed, given, opened = options.spelled_command(), parse_shapes(shapes), open_model(model)
+    typed, opened = options.command_line(), open_model(model)
     if dry_run:
-        if data is not None:
-            open_samples(inputs_of(opened, data, preprocess).data, opened.signature, batch=batch, limit=limit)
-        body = RangesPlan(str(model), str(data) if data else None, (str(out),) if out else ())
-        told = f"would run {model} over {data or 'random inputs'}" + (f" and write {out}" if out else "")
-        emit(talk, document("ranges", body, command=typed), told)
+        if calib_data is not None:
+            open_samples(
+                images_as_inputs(opened, calib_data, config.preprocess).calib_data,
+                opened.signature,
+                batch=config.batch,
+                limit=config.max_samples,
+            )
+        body = RangesPlan(str(model), str(calib_data) if calib_data else None, (str(out),) if out else ())
+        emit(output_options, document("ranges", body, command=typed), result_text(body))
         return 0
-    report = ranges(
-        opened,
-        data,
-        preprocess=preprocess,
-        batch=batch,
-        limit=limit,
-        shapes=given,
-        margin=margin,
-        memory_mib=max(1, parse_size(memory) >> 20),
-        seed=seed,
-    )
+    report = ranges(opened, config=config)
     doc = document("ranges", report, command=typed)
     if out is not None:
-        import msgspec
-
-        from trt_engine.files import write_whole
-
-        write_whole(out, msgspec.json.format(msgspec.json.encode(doc), indent=2) + b"\n")
-    emit(talk, doc, text(report))
+        write_json(out, doc)
+    emit(output_options, doc, result_text(report))
     return 0
-
-
-def text(report: RangesReport) -> str:
-    """The report for a person: findings first, then what to exclude, then the largest tensors."""
-    lines = [
-        f"model       {report.model}",
-        f"data        {report.data}: {report.rows} rows in {report.batches} batches"
-        + (" (RANDOM: real values may lie far from these)" if report.random else ""),
-        f"looked at   {len(report.tensors)} tensors, {len(report.constants)} constants, {report.wall_s:.1f} s",
-    ]
-    told = [item for item in report.findings if item.severity != "info"]
-    quiet = len(report.findings) - len(told)
-    lines.append(f"findings    {len(told)}" + (f", and {quiet} notes (`--json` has them)" if quiet else ""))
-    for item in told:
-        lines.append(f"  {item.severity:<8} {item.code}: {item.text}")
-        if item.hint:
-            lines.append(f"  {'':<8} {item.hint}")
-    if report.exclude:
-        lines.append(f"keep FP32   {len(report.exclude)} nodes, when the rest goes to FP16")
-        lines += [
-            f"  {with_module(item.node, item.module)} ({item.operator}): {item.code} of `{item.tensor}`"
-            for item in report.exclude
-        ]
-    else:
-        lines.append("keep FP32   nothing: FP16 holds every tensor that was seen")
-    largest = sorted(report.tensors, key=lambda item: -item.absmax)[:_SHOWN]
-    if largest:
-        width = max(len(with_module(item.name, item.module)) for item in largest)
-        head = f"{'largest tensors':<{width}}  {'largest':>10}  of FP16  {'FP16 zero':>9}  {'FP8 zero':>8}"
-        lines += [head, *(_row(item, width) for item in largest)]
-    return "\n".join(lines)
-
-
-def _row(item: TensorRange, width: int) -> str:
-    return (
-        f"{with_module(item.name, item.module):<{width}}  {item.absmax:>10.4g}  {item.absmax / 65504:>7.2%}  "
-        f"{item.fp16_vanishing:>9.2%}  {item.fp8_vanishing:>8.2%}"
-    )

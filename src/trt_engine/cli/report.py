@@ -7,69 +7,85 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.cli import options, output
-from trt_engine.cli.output import Talk
+from trt_engine.cli import options, output, verb_command
+from trt_engine.cli.output import OutputOptions
 from trt_engine.errors import UsageError
-from trt_engine.figures import size
+from trt_engine.format import format_bytes
 
 if TYPE_CHECKING:
-    from trt_engine.reporting.run import Run
-
-__all__ = ["command"]
+    from trt_engine.reporting.run_records import RunRecords
 
 _SUFFIXES = {".txt": "text", ".log": "text", ".md": "md", ".html": "html", ".htm": "html", ".json": "json"}
 _NAMES = {"text": "report.txt", "md": "report.md", "html": "report.html", "json": "report.json"}
 
 
-@click.command("report")
+@verb_command.verb("report")
 @options.common
 @click.argument("folder", metavar="RUN", type=options.FILE)
 @click.option(
     "--format",
-    "form",
+    "format_name",
     type=click.Choice(["text", "md", "html", "json"]),
-    help="What to write [by the suffix of -o, else text].",
+    help="What to write [default: by the suffix of -o, else text].",
 )
 @options.out_option(
-    "Write to this file, or into this folder, instead of stdout.", instead="leave `-o` out: it goes to stdout"
+    "Write to this file, or into this folder, instead of stdout.", hint="leave out `-o` to print to stdout"
 )
 @options.dry_run_option
-@options.yes_option
-def command(talk: Talk, folder: Path, form: str | None, out: Path | None, dry_run: bool, yes: bool) -> None:
-    """Text, markdown or one HTML page from the records of a run.
+@options.overwrite_option
+def command(
+    output_options: OutputOptions,
+    folder: Path,
+    format_name: str | None,
+    out: Path | None,
+    dry_run: bool,
+    overwrite: bool,
+) -> None:
+    """Render the records of a run as text, markdown or one HTML page.
 
-    RUN is the folder that `size`, `bench`, `run`, `profile` or `compare` wrote with `-o`, or an archive of it that `pack`
-    made. The page needs no network and can be sent on as it is.
+    RUN is the output folder of `size`, `bench`, `run`, `profile` or `compare`, or its archive by `pack`. The page is
+    self-contained.
     """
-    from trt_engine.files import end_of_links, write_whole
-    from trt_engine.reporting.run import Run
-    from trt_engine.reporting.write import is_ours
+    from trt_engine.atomic_io import resolve_link, write_atomic
+    from trt_engine.reporting.report import is_own_report
+    from trt_engine.reporting.run_records import RunRecords
 
-    run = Run.open(folder)
-    form = form or (_SUFFIXES.get(out.suffix.lower()) if out else None) or ("json" if talk.json and not out else "text")
+    run = RunRecords.open(folder)
+    format_name = (
+        format_name
+        or (_SUFFIXES.get(out.suffix.lower()) if out else None)
+        or ("json" if output_options.json and not out else "text")
+    )
     if out is None:
-        if form == "json":
-            output.emit(Talk(json=True), _document(run, {}), "")
-        elif talk.json:
-            raise UsageError(f"`--json` and `--format {form}` both want stdout", hint=f"add `-o {_NAMES[form]}`")
+        if format_name == "json":
+            output.emit(OutputOptions(json=True), _document(run, {}), "")
+        elif output_options.json:
+            raise UsageError(
+                f"`--json` and `--format {format_name}` both use stdout", hint=f"add `-o {_NAMES[format_name]}`"
+            )
         else:
-            output.emit(talk, {}, _made(run, form, run.folder, {}).rstrip("\n"))
+            output.emit(output_options, {}, _render(run, format_name, run.folder, {}).rstrip("\n"))
         return
-    target = end_of_links(out / _NAMES[form] if out.is_dir() or options.out_is_folder() else out)
-    if target.exists() and not yes and not is_ours(target):
+    target = resolve_link(out / _NAMES[format_name] if out.is_dir() or options.out_is_folder() else out)
+    if target.exists() and not overwrite and not is_own_report(target):
         raise UsageError(
-            f"`{target}` is there and is no report of ours", hint="another name with `-o`, or `--yes` to overwrite it"
+            f"`{target}` exists and was not written by trt-engine",
+            hint="another name with `-o`, or `--overwrite` to overwrite it",
         )
     artifacts = {"report": str(target)}
-    made = _made(run, form, target.parent, artifacts)  # a dry run meets every error but those of the disk
+    made = _render(run, format_name, target.parent, artifacts)  # a dry run finds all errors but those of the disk
     if not dry_run:
-        write_whole(target, made)
+        write_atomic(target, made)
     verb = "would write" if dry_run else "wrote"
-    output.emit(talk, _document(run, artifacts) | {"dry_run": dry_run}, f"{verb} {target} ({size(len(made.encode()))})")
+    output.emit(
+        output_options,
+        _document(run, artifacts) | {"dry_run": dry_run},
+        f"{verb} {target} ({format_bytes(len(made.encode()))})",
+    )
 
 
-def _made(run: Run, form: str, base: Path, artifacts: dict[str, str]) -> str:
-    from trt_engine.reporting.write import render
+def _render(run: RunRecords, form: str, base: Path, artifacts: dict[str, str]) -> str:
+    from trt_engine.reporting.report import render
 
     if form == "json":
         import msgspec
@@ -78,8 +94,12 @@ def _made(run: Run, form: str, base: Path, artifacts: dict[str, str]) -> str:
     return render(run, form, base)  # type: ignore[arg-type]
 
 
-def _document(run: Run, artifacts: dict[str, str]) -> dict[str, Any]:
-    from trt_engine.reporting.write import summary
+def _document(run: RunRecords, artifacts: dict[str, str]) -> dict[str, Any]:
+    from trt_engine.reporting.report import summarize_run
 
-    body = {"run": str(run.files.place if run.files else run.folder), "summary": summary(run), "artifacts": artifacts}
-    return output.document("report", body, command=options.spelled_command(), warnings=[*run.skipped, *run.warnings])
+    body = {
+        "run": str(run.files.path if run.files else run.folder),
+        "summary": summarize_run(run),
+        "artifacts": artifacts,
+    }
+    return output.document("report", body, command=options.command_line(), warnings=[*run.skipped, *run.warnings])

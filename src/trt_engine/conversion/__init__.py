@@ -1,1 +1,2 @@
-"""PyTorch, exported programs, Hugging Face, timm and TensorFlow to ONNX, checked against their source."""
+"""Converts PyTorch, exported programs, Hugging Face, timm and TensorFlow models to ONNX, verified against the
+source."""

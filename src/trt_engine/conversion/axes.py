@@ -1,4 +1,4 @@
-"""What stays dynamic, by name: `images:0=batch@1..64,2=height@64..640/32`."""
+"""Dynamic axes by name: `images:0=batch@1..64,2=height@64..640/32`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_engine.errors import UsageError
-from trt_engine.tensors import Shape, closest
-
-__all__ = ["EVERY", "Axes", "Axis", "axes_for", "parse_dynamic", "symbols_of", "variants"]
+from trt_engine.tensors import Shape, suggest
 
 EVERY = "*"
-"""Stands for every input."""
+"""Wildcard for every input."""
 _HINT = (
     "write it as `--dynamic images:0=batch,2=height`, with a range `0=batch@1..64`, with a step `2=height@64..640/32`"
 )
@@ -23,15 +21,15 @@ _NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:@\s*(\d*)\s*\.\.\s*(\d*)\s*(?:/\s*(
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One symbol: its name, the sizes it may have, and what they are multiples of."""
+    """A symbol: its name, range and step."""
 
     symbol: str
     low: int = 1
     high: int | None = None
     step: int = 1
 
-    def holds(self, size: int) -> bool:
-        """Whether the range has this size."""
+    def contains(self, size: int) -> bool:
+        """Whether the range includes this size."""
         return self.low <= size and (self.high is None or size <= self.high) and size % self.step == 0
 
     def __str__(self) -> str:
@@ -45,15 +43,15 @@ Axes = dict[str, dict[int, Axis]]
 
 
 def parse_dynamic(given: str | Sequence[str] | Mapping[str, Any]) -> Axes:
-    """The dynamic axes as they are typed, or as `{"images": {0: "batch", 2: "height@64..640"}}`.
+    """Parse dynamic axes from text or from `{"images": {0: "batch", 2: "height@64..640"}}`.
 
-    Without an input's name, `0=batch` is the axis of every input. `UsageError` for what cannot be read.
+    Without an input name, `0=batch` applies to every input. `UsageError` for invalid text.
     """
     found: Axes = {}
     if isinstance(given, Mapping):
         for name, axes in given.items():
             for position, text in axes.items():
-                _put(found, str(name), int(position), text if isinstance(text, Axis) else _named(str(text)))
+                _add_axis(found, str(name), int(position), text if isinstance(text, Axis) else _parse_symbol(str(text)))
     else:
         for text in [given] if isinstance(given, str) else given:
             for part in text.split():
@@ -62,12 +60,12 @@ def parse_dynamic(given: str | Sequence[str] | Mapping[str, Any]) -> Axes:
                     match = _ONE.fullmatch(one)
                     if match is None:
                         raise UsageError(f"cannot read the dynamic axis `{one}` in `{text}`", hint=_HINT)
-                    _put(found, name if colon else EVERY, int(match[1]), _axis(*match.groups()[1:]))
-    _agree(found)
+                    _add_axis(found, name if colon else EVERY, int(match[1]), _axis(*match.groups()[1:]))
+    _unify_symbols(found)
     return found
 
 
-def _named(text: str) -> Axis:
+def _parse_symbol(text: str) -> Axis:
     match = _NAMED.fullmatch(text)
     if match is None:
         raise UsageError(
@@ -82,19 +80,19 @@ def _axis(symbol: str, low: str | None, high: str | None, step: str | None) -> A
     if made.step < 1 or made.low < 1 or (made.high is not None and made.high < made.low):
         raise UsageError(f"the range of `{made}` is empty or below 1", hint=_HINT)
     if made.step > 1 and (made.low % made.step or (made.high or 0) % made.step):
-        raise UsageError(f"the ends of `{made}` are no multiples of {made.step}", hint=_HINT)
+        raise UsageError(f"the ends of `{made}` are not multiples of {made.step}", hint=_HINT)
     return made
 
 
-def _put(found: Axes, name: str, position: int, axis: Axis) -> None:
+def _add_axis(found: Axes, name: str, position: int, axis: Axis) -> None:
     if position in found.setdefault(name, {}):
         where = "every input" if name == EVERY else f"`{name}`"
         raise UsageError(f"axis {position} of {where} is named twice", hint="one name for each axis")
     found[name][position] = axis
 
 
-def _agree(axes: Axes) -> None:
-    """One symbol has one range: what is said once holds wherever it stands."""
+def _unify_symbols(axes: Axes) -> None:
+    """Apply the range of a symbol wherever it occurs; conflicting ranges are an error."""
     ranges: dict[str, Axis] = {}
     for positions in axes.values():
         for axis in positions.values():
@@ -107,14 +105,14 @@ def _agree(axes: Axes) -> None:
             positions[position] = ranges.get(axis.symbol, axis)
 
 
-def axes_for(asked: Axes | None, shapes: Mapping[str, Shape], hints: Axes | None = None) -> Axes:
-    """The axes of these inputs: what was asked; without it `hints`, or the first axis of every input as `batch`."""
-    if asked is None:
-        asked = hints if hints is not None else {EVERY: {0: Axis("batch")}}
+def axes_for(requested: Axes | None, shapes: Mapping[str, Shape], hints: Axes | None = None) -> Axes:
+    """The requested axes; without a request `hints`, or the first axis of every input as `batch`."""
+    if requested is None:
+        requested = hints if hints is not None else {EVERY: {0: Axis("batch")}}
     names = list(shapes)
-    for name, positions in asked.items():
+    for name, positions in requested.items():
         if name != EVERY and name not in shapes:
-            raise UsageError(f"`--dynamic` names `{name}`, which is no input", hint=closest(name, names))
+            raise UsageError(f"`--dynamic` names `{name}`, which is not an input", hint=suggest(name, names))
         for position in positions:
             if name != EVERY and position >= len(shapes[name]):
                 raise UsageError(
@@ -123,19 +121,21 @@ def axes_for(asked: Axes | None, shapes: Mapping[str, Shape], hints: Axes | None
                 )
     found: Axes = {}
     for name, shape in shapes.items():
-        merged = {at: axis for at, axis in asked.get(EVERY, {}).items() if at < len(shape)} | asked.get(name, {})
+        merged = {at: axis for at, axis in requested.get(EVERY, {}).items() if at < len(shape)} | requested.get(
+            name, {}
+        )
         if merged:
             found[name] = dict(sorted(merged.items()))
     return found
 
 
 def symbols_of(axes: Axes) -> dict[str, Axis]:
-    """The symbols, in the order they are met."""
+    """The symbols, in order of occurrence."""
     return {axis.symbol: axis for positions in axes.values() for axis in positions.values()}
 
 
 def sizes_of(axes: Axes, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """The size of every symbol in these shapes; `UsageError` where two axes of one symbol differ or leave its range."""
+    """Size of every symbol in these shapes; `UsageError` if two axes of a symbol differ or leave its range."""
     sizes: dict[str, tuple[int, str]] = {}
     for name, positions in axes.items():
         for position, axis in positions.items():
@@ -146,7 +146,7 @@ def sizes_of(axes: Axes, shapes: Mapping[str, Shape]) -> dict[str, int]:
                     f"`{axis.symbol}` is {known} in input `{where}` and {size} in input `{name}`",
                     hint="equal symbols are equal sizes: change `--input`, or give one of them another name",
                 )
-            if not axis.holds(size):
+            if not axis.contains(size):
                 raise UsageError(
                     f"`{axis.symbol}` is {size} in the example input `{name}`, outside `{axis}`",
                     hint="give an example inside the range, or widen the range",
@@ -154,26 +154,27 @@ def sizes_of(axes: Axes, shapes: Mapping[str, Shape]) -> dict[str, int]:
     return {symbol: size for symbol, (size, _) in sizes.items()}
 
 
-def another(axis: Axis, size: int, *, avoid: Iterable[int] = ()) -> int | None:
-    """A second size of the symbol, as friendly to a network's strides as the first; None where the range has no other.
+def alternate_size(axis: Axis, size: int, *, avoid: Iterable[int] = ()) -> int | None:
+    """A second size of the symbol, divisible like the first; None if the range has no other.
 
-    Strides divide sizes, so the step is the largest power of two in the first size, unless the range says otherwise.
+    Network strides divide sizes, so the step is the largest power of two that divides the first size, unless the range
+    sets one.
     """
     step = axis.step if axis.step > 1 else size & -size
     taken = {size, *avoid}
     for made in (size + step, size - step, size + 2 * step, size + 1, size - 1, axis.low, axis.high or 0):
-        if made > 0 and made not in taken and axis.holds(made):
+        if made > 0 and made not in taken and axis.contains(made):
             return made
     return None
 
 
-def variants(axes: Axes, sizes: Mapping[str, int]) -> list[tuple[dict[str, int], tuple[str, ...]]]:
-    """The sizes to compare at, each with the symbols that moved: as exported, each symbol alone, all together.
+def size_variants(axes: Axes, sizes: Mapping[str, int]) -> list[tuple[dict[str, int], tuple[str, ...]]]:
+    """Size sets to compare at, each with the changed symbols: as exported, each symbol alone, all together.
 
-    Three at least where anything can move at all.
+    At least three sets if any symbol can change.
     """
     symbols = symbols_of(axes)
-    moved = {name: another(axis, sizes[name]) for name, axis in symbols.items()}
+    moved = {name: alternate_size(axis, sizes[name]) for name, axis in symbols.items()}
     moved = {name: size for name, size in moved.items() if size is not None}
     found: list[tuple[dict[str, int], tuple[str, ...]]] = [(dict(sizes), ())]
     found += [({**sizes, name: size}, (name,)) for name, size in moved.items() if size is not None]
@@ -182,7 +183,7 @@ def variants(axes: Axes, sizes: Mapping[str, int]) -> list[tuple[dict[str, int],
     for name, size in moved.items():
         assert size is not None
         third = lowest.get(name) if name in lowest and lowest[name] != sizes[name] else None
-        third = third or another(symbols[name], sizes[name], avoid=(size,)) or size
+        third = third or alternate_size(symbols[name], sizes[name], avoid=(size,)) or size
         last[name] = third
     together = {**sizes, **last}
     if last and all(together != made for made, _ in found):
@@ -191,7 +192,7 @@ def variants(axes: Axes, sizes: Mapping[str, int]) -> list[tuple[dict[str, int],
 
 
 def shapes_at(axes: Axes, shapes: Mapping[str, Shape], sizes: Mapping[str, int]) -> dict[str, Shape]:
-    """The shapes with every symbol at its size."""
+    """The shapes with these symbol sizes."""
     return {
         name: tuple(
             sizes[axes[name][at].symbol] if name in axes and at in axes[name] else size for at, size in enumerate(shape)

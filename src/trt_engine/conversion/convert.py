@@ -1,50 +1,51 @@
-"""`convert` whole: any source to an ONNX file that was compared with it, simplified, and looked through."""
+"""`convert`: any source to a verified, simplified and linted ONNX file."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from trt_engine import files
-from trt_engine.conversion import outside
-from trt_engine.conversion.agreement import TOLERANCE, Agreement, agree, must_be_deterministic
+from trt_engine import atomic_io
+from trt_engine.config.convert import EXPORTERS, ConvertConfig, ConvertTarget
+from trt_engine.config.parse import parse_options
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
+from trt_engine.conversion.cleanup import clean_export, name_outputs, strip_stack_traces
 from trt_engine.conversion.examples import Example, parse_inputs
-from trt_engine.conversion.exporting import Exported
-from trt_engine.conversion.source_runs import Answers, answers, axes_of, mixes_rows, tried_sizes
-from trt_engine.conversion.sources import Source, detect
-from trt_engine.conversion.tidy import name_outputs, tidy, without_traces
+from trt_engine.conversion.exported import Exported
+from trt_engine.conversion.reference_runs import (
+    ReferenceRuns,
+    axes_of,
+    batch_dependent_outputs,
+    compared_sizes,
+    run_references,
+)
+from trt_engine.conversion.sources import Source, detect_source
+from trt_engine.conversion.tensorflow import tensorflow_export
+from trt_engine.conversion.verify_export import TOLERANCE, ExportVerification, check_deterministic, verify
 from trt_engine.environment import Environment
 from trt_engine.errors import AccuracyError, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.graph import external_data as external_data_module
 from trt_engine.graph import walk
-from trt_engine.graph.coverage import tensorrt_opsets, tensorrt_version
-from trt_engine.graph.lint import lint
-from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.lint import lint_model
+from trt_engine.graph.load import open_graph, open_model, read_proto
+from trt_engine.graph.tensorrt_operators import tensorrt_opsets, tensorrt_version
 from trt_engine.model import Model
-from trt_engine.records import ConvertReport, DynamicAxis, ExportAttempt, Finding
-from trt_engine.tensors import Shape, closest
-
-__all__ = ["EXPORTERS", "TARGETS", "Target", "convert"]
+from trt_engine.records.convert import ConvertReport, DynamicAxis, ExportAttempt
+from trt_engine.tensors import Shape, suggest
 
 log = logging.getLogger(__name__)
 
-Target = Literal["all", "tensorrt", "onnxruntime"]
-TARGETS: tuple[Target, ...] = get_args(Target)
-EXPORTERS = ("dynamo", "torchscript")
-
 _OPSET = 20
-"""What ONNX Runtime, TensorRT 10 and 11 and both exporters of PyTorch have in common."""
-_LOWEST, _HIGHEST = 9, 26
+"""Supported by ONNX Runtime, TensorRT 10 and 11, and both PyTorch exporters."""
 _TORCH = ("torch-module", "torchscript", "exported-program", "state-dict", "huggingface", "timm")
 _TENSORFLOW = ("saved-model", "frozen-graph", "keras", "tflite")
-_NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
+_REQUIREMENTS: dict[str, tuple[tuple[str, ...], str]] = {
     **dict.fromkeys(
         ("torch-module", "torchscript", "exported-program", "state-dict"), (("torch", "onnxscript"), "torch")
     ),
@@ -54,179 +55,117 @@ _NEEDS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What was asked for, read once."""
+class _ConvertRequest:
+    """The parsed request."""
 
     source: Source
+    config: ConvertConfig
     out: Path
     inputs: list[Example]
     dynamic: Axes | None
     opset: int
-    opset_given: bool
-    target: Target
-    simplify: bool
     exporters: tuple[str, ...]
     options: dict[str, Any]
-    factory: str | None
-    tolerance: float | None
-    offline: bool
-    cache: Path | None
-    external_data: bool
-    python: str | None
-    allow_frozen_branches: bool
-    all_outputs: bool
 
 
 @dataclass(frozen=True)
-class _Made:
-    """An export that agrees with its source, in the staging folder."""
+class _VerifiedExport:
+    """An export that matches its source, in the staging folder."""
 
     exported: Exported
-    answers: Answers
-    agreement: Agreement | None
+    references: ReferenceRuns
+    verification: ExportVerification | None
     attempts: tuple[ExportAttempt, ...]
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    mixed: tuple[str, ...] = ()
-    """Outputs whose rows depend on the other rows of the batch."""
+    batch_dependent: tuple[str, ...] = ()
+    """Outputs whose rows depend on other rows of the batch."""
 
 
-def convert(
-    source: Path | str,
-    *,
-    out: Path | str | None = None,
-    inputs: Any = None,
-    dynamic: Any = None,
-    opset: int | None = None,
-    target: Target = "all",
-    simplify: bool = True,
-    exporter: str | Sequence[str] = EXPORTERS,
-    options: Mapping[str, Any] | None = None,
-    factory: str | None = None,
-    tolerance: float | None = None,
-    offline: bool = False,
-    cache: Path | str | None = None,
-    external_data: bool = False,
-    python: str | None = None,
-    allow_frozen_branches: bool = False,
-    all_outputs: bool = False,
-    yes: bool = False,
-    dry_run: bool = False,
-) -> ConvertReport:
-    """Any source as ONNX at `out`, equal to its source at every shape that was compared.
-
-    `inputs` are examples: `{"images": (2, 3, 640, 640)}`, arrays, `"images:2x3x640x640"`, or .npy and .npz files.
-    `dynamic` names the axes that stay open: `{"images": {0: "batch@1..64", 2: "height"}}`, or as `--dynamic` spells it;
-    None opens the first axis of every input as `batch`, `{}` none. Factories run in this process. With
-    `allow_frozen_branches` a Python `if` on values of tensors keeps the branch of the example, with a warning;
-    `all_outputs` keeps outputs that only training needs.
-
-    Raises `AccuracyError` for a graph that is not its source, with what froze and where it entered; `ModelError` for a
-    source that fails; `SetupError` naming the extra for a library that is not installed. Nothing is half-written.
-    """
+def convert(source: Path | str, config: ConvertConfig, *, dry_run: bool = False) -> ConvertReport:
+    """Convert any source to ONNX; `te.convert` has the details."""
     started = time.monotonic()
-    found = detect(source)
-    _refuse_plan(found)
-    asked = _asked(
-        found, out, inputs, dynamic, opset, target, simplify, exporter, options, factory, tolerance, offline, cache,
-        external_data, python, allow_frozen_branches, all_outputs, yes=yes, dry_run=dry_run,
-    )  # fmt: skip
-    log.info("`%s` is a %s source: %s", found.text, found.kind, found.seen)
+    found = detect_source(source, trust_source=config.trust_source)
+    _reject_engine(found)
+    asked = _parse_request(found, config, dry_run=dry_run)
+    log.info("`%s` is a %s source: %s", found.text, found.kind, found.evidence)
     if dry_run:
-        return _plan(asked, started)
-    _installed(found)
-    with files.staging_folder(asked.out) as staging:
+        return _plan_report(asked, started)
+    _check_dependencies(found)
+    with atomic_io.staging_folder(asked.out) as staging:
         staging = staging.absolute()
-        made = _from_any(asked, staging)
+        made = _convert_source(asked, staging)
         try:
-            return _finished(asked, made, staging, started)
+            return _finish(asked, made, staging, started)
         finally:
             made.exported.close()
 
 
-# ------------------------------------------------------------------------------------------------ what was asked
+# ------------------------------------------------------------------------------------------------ request
 
 
-def _refuse_plan(source: Source) -> None:
+def _reject_engine(source: Source) -> None:
     if source.kind == "tensorrt-plan":
         raise ModelError(
-            f"`{source.text}` is a TensorRT plan: a compiled engine, from which no network can be had back",
-            hint=f"convert what it was built from; `trt-engine inspect {source.text}` says what that was",
+            f"`{source.text}` is a compiled engine ({source.evidence}), from which no network can be recovered",
+            hint=f"convert what it was built from; `trt-engine inspect {source.text}` shows what that was",
         )
 
 
-def _asked(
-    source: Source, out: Any, inputs: Any, dynamic: Any, opset: int | None, target: Target, simplify: bool, exporter: Any,
-    options: Mapping[str, Any] | None, factory: str | None, tolerance: float | None, offline: bool, cache: Any,
-    external_data: bool, python: str | None, allow_frozen_branches: bool, all_outputs: bool, *,
-    yes: bool, dry_run: bool,
-) -> _Asked:  # fmt: skip
-    if target not in TARGETS:
-        raise UsageError(f"there is no target `{target}`", hint=closest(str(target), TARGETS))
-    exporters = (exporter,) if isinstance(exporter, str) else tuple(exporter)
+def _parse_request(source: Source, config: ConvertConfig, *, dry_run: bool) -> _ConvertRequest:
+    exporters = config.exporter
+    if isinstance(exporters, str):
+        exporters = EXPORTERS if exporters == "auto" else (exporters,)
     for name in exporters:
         if name not in EXPORTERS:
-            raise UsageError(f"there is no exporter `{name}`", hint=closest(name, EXPORTERS))
+            raise UsageError(f"unknown exporter `{name}`", hint=suggest(name, EXPORTERS))
     if not exporters:
         raise UsageError("no exporter is named", hint="`--exporter dynamo`")
-    if opset is not None and not _LOWEST <= opset <= _HIGHEST:
-        raise UsageError(f"the opset {opset} is not within {_LOWEST} to {_HIGHEST}", hint="`--opset 20`")
-    if tolerance is not None and not 0 < tolerance < math.inf:
-        raise UsageError(f"the tolerance is {tolerance:g}, expected a number above 0", hint="`--tolerance 1e-4`")
-    if factory is not None and source.kind != "state-dict":
+    if config.factory is not None and source.kind != "state-dict":
         raise UsageError(
             f"`--factory` is for a state dict, and `{source.text}` is a {source.kind} source", hint="leave it out"
         )
-    if python is not None and source.kind not in _TENSORFLOW:
+    if config.python is not None and source.kind not in _TENSORFLOW:
         raise UsageError(
             f"`--python` is for TensorFlow sources, and `{source.text}` is a {source.kind}", hint="leave it out"
         )
-    goal = files.path_of(out, "`out`") if out is not None else _beside(source)
+    goal = config.out or _default_output(source)
     if not dry_run:
-        _refuse_target(goal, source, yes=yes)
-    return _Asked(
+        _check_target(goal, source, overwrite=config.overwrite)
+    given = config.options or {}
+    return _ConvertRequest(
         source=source,
+        config=config,
         out=goal,
-        inputs=parse_inputs(inputs),
-        dynamic=None if dynamic is None else parse_dynamic(dynamic),
-        opset=opset if opset is not None else _opset_for(target),
-        opset_given=opset is not None,
-        target=target,
-        simplify=simplify,
-        exporters=exporters,
-        options=dict(options or {}),
-        factory=factory,
-        tolerance=tolerance,
-        offline=offline,
-        cache=None if cache is None else files.path_of(cache, "`cache`"),
-        external_data=external_data,
-        python=python,
-        allow_frozen_branches=allow_frozen_branches,
-        all_outputs=all_outputs,
+        inputs=parse_inputs(config.inputs),
+        dynamic=None if config.dynamic is None else parse_dynamic(config.dynamic),
+        opset=config.opset if config.opset is not None else _opset_for(config.target),
+        exporters=tuple(exporters),
+        options=dict(given) if isinstance(given, Mapping) else parse_options(given),
     )
 
 
-def _opset_for(target: Target) -> int:
+def _opset_for(target: ConvertTarget) -> int:
     return _OPSET if target == "onnxruntime" else min(_OPSET, tensorrt_opsets(tensorrt_version())[1])
 
 
-def _beside(source: Source) -> Path:
+def _default_output(source: Source) -> Path:
     stem = source.path.stem if source.path is not None else str(source.name).rsplit("/", 1)[-1]
     return Path(f"{stem}.onnx")
 
 
-def _refuse_target(out: Path, source: Source, *, yes: bool) -> None:
+def _check_target(out: Path, source: Source, *, overwrite: bool) -> None:
     if out.is_dir():
         raise UsageError(f"`{out}` is a folder, expected a file", hint=f"`-o {out / 'model.onnx'}`")
     if source.path is not None and out.exists() and out.resolve() == source.path.resolve():
         raise UsageError(f"`{out}` is the source itself", hint="name another `-o`")
-    if out.exists() and not yes:
-        raise UsageError(f"`{out}` exists", hint="`--yes` overwrites it, or name another `-o`")
+    if out.exists() and not overwrite:
+        raise UsageError(f"`{out}` exists", hint="`--overwrite` overwrites it, or name another `-o`")
 
 
-def _installed(source: Source) -> None:
-    """`SetupError` naming the extra where a library is not there; libraries are looked for, not imported."""
-    modules, extra = _NEEDS.get(source.kind, ((), ""))
+def _check_dependencies(source: Source) -> None:
+    """`SetupError` naming the extra for a missing library; libraries are located, not imported."""
+    modules, extra = _REQUIREMENTS.get(source.kind, ((), ""))
     lacking = [name for name in modules if importlib.util.find_spec(name) is None]
     if lacking:
         what = {"torch": "PyTorch"}.get(lacking[0], lacking[0])
@@ -239,66 +178,71 @@ def _installed(source: Source) -> None:
 # ------------------------------------------------------------------------------------------------ exporting
 
 
-def _from_any(asked: _Asked, staging: Path) -> _Made:
-    if asked.source.kind == "onnx":
-        return _from_onnx(asked)
-    if asked.source.kind in _TENSORFLOW:
-        return _from_tensorflow(asked, staging)
-    return _from_torch(asked, staging)
+def _convert_source(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
+    if request.source.kind == "onnx":
+        return _from_onnx(request)
+    if request.source.kind in _TENSORFLOW:
+        return _from_tensorflow(request, staging)
+    return _from_torch(request, staging)
 
 
-def _from_torch(asked: _Asked, staging: Path) -> _Made:
-    from trt_engine.conversion import torch_export, torch_loading
+def _from_torch(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
+    from trt_engine.conversion.torch import bound_module, export_errors, torch_export, torch_loading
 
-    source = asked.source
-    loaded = torch_loading.load(
-        source, factory=asked.factory, options=asked.options, offline=asked.offline, cache=asked.cache
+    source = request.source
+    loaded = torch_loading.load_torch(
+        source, factory=request.config.factory, options=request.options, offline=request.config.offline,
+        cache=request.config.cache, trust_source=request.config.trust_source,
+    )  # fmt: skip
+    call = bound_module.bind_inputs(
+        loaded, request.inputs, request.dynamic, text=source.text, all_outputs=request.config.all_outputs
     )
-    call = torch_export.bound(loaded, asked.inputs, asked.dynamic, text=source.text, all_outputs=asked.all_outputs)
     attempts: list[ExportAttempt] = []
     refused: list[TrtEngineError] = []
-    given: Answers | None = None
+    given: ReferenceRuns | None = None
     mixed: tuple[str, ...] = ()
     warnings: list[str] = []
-    for name in asked.exporters:
+    for name in request.exporters:
         log.info("exporting with the %s exporter", name)
         started = time.monotonic()
         try:
-            if name == "torchscript" and (reads := torch_export.frozen_values(call)):  # a trace follows one branch
-                if not asked.allow_frozen_branches:
-                    raise torch_export.ExportFailed("; ".join(map(str, reads[:_SHOWN_READS])), reads[0])
+            if name == "torchscript" and (reads := torch_export.frozen_values(call)):  # a trace records one branch
+                if not request.config.allow_frozen_branches:
+                    raise export_errors.ExportFailed("; ".join(map(str, reads[:_MAX_SHOWN_READS])), reads[0])
                 warnings += [str(read).replace("would keep", "keeps") for read in reads]
-            exported = torch_export.export(call, name, asked.opset, staging)
-        except torch_export.ExportFailed as error:
+            exported = torch_export.export_torch(call, name, request.opset, staging)
+        except export_errors.ExportFailed as error:
             attempts.append(ExportAttempt(name, time.monotonic() - started, str(error)))
             log.info("the %s exporter failed: %s", name, error)
             if error.read is not None:
-                refused.append(AccuracyError(str(error), hint=_hint_for_values(asked)))
+                refused.append(AccuracyError(str(error), hint=_hint_for_values(request)))
             continue
         seconds = time.monotonic() - started
-        tidy(exported.path, exported.symbols, exported.roots, modules=exported.modules)
-        must_be_deterministic(exported.path)
+        clean_export(exported.path, exported.symbols, exported.roots, modules=exported.modules)
+        check_deterministic(exported.path)
         if given is None:
-            given = answers(exported)
-            mixed = _mixed(exported, given)
+            given = run_references(exported)
+            mixed = _check_batch_mixing(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         try:
-            agreement = agree(exported.path, exported, given, asked.tolerance, what=f"the {name} export")
-        except (AccuracyError, ModelError) as error:  # wrong, or no valid ONNX: another exporter may do better
+            agreement = verify(exported.path, exported, given, request.config.tolerance, what=f"the {name} export")
+        except (AccuracyError, ModelError) as error:  # wrong, or invalid ONNX: another exporter may do better
             refused.append(error)
             attempts.append(ExportAttempt(name, seconds, error.message))
-            log.info("the %s export was refused: %s", name, error.message)
+            log.info("the %s export was rejected: %s", name, error.message)
             continue
-        return _Made(exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), (), tuple(warnings), mixed)
-    raise _no_exporter(source, attempts, refused, torch_export.recipe_of(call))
+        return _VerifiedExport(
+            exported, given, agreement, (*attempts, ExportAttempt(name, seconds)), (), tuple(warnings), mixed
+        )
+    raise _no_exporter(source, attempts, refused, bound_module.find_recipe(call))
 
 
-_SHOWN_READS = 3
+_MAX_SHOWN_READS = 3
 
 
-def _hint_for_values(asked: _Asked) -> str:
+def _hint_for_values(request: _ConvertRequest) -> str:
     both = "`torch.where` (or `torch.cond`) keeps both branches"
-    if "torchscript" not in asked.exporters:
+    if "torchscript" not in request.exporters:
         return both
     return f"{both}; `--allow-frozen-branches` keeps what the example decides, with a warning"
 
@@ -306,12 +250,12 @@ def _hint_for_values(asked: _Asked) -> str:
 def _no_exporter(
     source: Source, attempts: list[ExportAttempt], refused: list[TrtEngineError], recipe: str | None
 ) -> TrtEngineError:
-    """The error of a source that no exporter took: the first refusal, since it names what froze, else every reason."""
+    """Error if every exporter failed: the first accuracy error, which names what froze, else all reasons."""
     others = [f"{item.exporter}: {item.reason}" for item in attempts]
     if refused:
         first = refused[0]
         rest = [text for text in others if first.message not in text]
-        tail = f" (tried too: {'; '.join(rest)})" if rest else ""
+        tail = f" (also tried: {'; '.join(rest)})" if rest else ""
         hint = first.hint if recipe is None else f"`{recipe}` converts this architecture; else {first.hint}"
         return type(first)(first.message + tail, hint=hint)
     hint = "`-vv` shows the exporter's own messages"
@@ -325,30 +269,38 @@ def _no_exporter(
     return ModelError(f"no exporter takes `{source.text}`: {'; '.join(others)}", hint=hint)
 
 
-def _from_tensorflow(asked: _Asked, staging: Path) -> _Made:
-    from trt_engine.conversion import tensorflow
+def _from_tensorflow(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
 
-    log.info("reading the source and exporting with tf2onnx, in a process of its own")
+    log.info("reading the source and exporting with tf2onnx in a separate process")
     started = time.monotonic()
-    exported = tensorflow.export(
-        asked.source, asked.inputs, asked.dynamic, asked.opset, staging, options=asked.options, python=asked.python
+    exported = tensorflow_export.export_tensorflow(
+        request.source,
+        request.inputs,
+        request.dynamic,
+        request.opset,
+        staging,
+        options=request.options,
+        python=request.config.python,
+        trust_source=request.config.trust_source,
     )
     seconds = time.monotonic() - started
     try:
-        must_be_deterministic(exported.path)
-        given = answers(exported)
-        mixed = _mixed(exported, given)
+        check_deterministic(exported.path)
+        given = run_references(exported)
+        mixed = _check_batch_mixing(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
-        agreement = agree(exported.path, exported, given, asked.tolerance, what="the tf2onnx export")
+        agreement = verify(exported.path, exported, given, request.config.tolerance, what="the tf2onnx export")
     except BaseException:
         exported.close()
         raise
-    return _Made(exported, given, agreement, (ExportAttempt(exported.exporter, seconds),), mixed=mixed)
+    return _VerifiedExport(
+        exported, given, agreement, (ExportAttempt(exported.exporter, seconds),), batch_dependent=mixed
+    )
 
 
-def _mixed(exported: Exported, given: Answers) -> tuple[str, ...]:
-    """The outputs whose rows depend on each other; `ModelError` where that comes from statistics of the batch at hand."""
-    mixed = mixes_rows(exported, given)
+def _check_batch_mixing(exported: Exported, given: ReferenceRuns) -> tuple[str, ...]:
+    """Outputs whose rows depend on each other; `ModelError` if batch statistics cause it."""
+    mixed = batch_dependent_outputs(exported, given)
     if mixed and exported.batch_statistics is not None:
         raise ModelError(
             f"the source has a BatchNormalization in training mode at {exported.batch_statistics}: row 0 of "
@@ -358,112 +310,126 @@ def _mixed(exported: Exported, given: Answers) -> tuple[str, ...]:
     return mixed
 
 
-def _from_onnx(asked: _Asked) -> _Made:
-    """An ONNX file is its own reference: what is left is to simplify it and to move its opset."""
-    if asked.options:
+def _from_onnx(request: _ConvertRequest) -> _VerifiedExport:
+    """An ONNX file is its own reference; only simplification and opset change remain."""
+    if request.options:
         raise UsageError("`-O` is for what a factory or a name makes, and the source is ONNX", hint="leave it out")
-    if asked.dynamic is not None:
-        option, does = ("--dynamic", "opens axes") if asked.dynamic else ("--fixed", "closes axes")
+    if request.dynamic is not None:
+        option, does = ("--dynamic", "opens axes") if request.dynamic else ("--static", "closes axes")
         raise UsageError(
             f"`{option}` {does} while a source is exported, and this one is ONNX already",
             hint=f"export it again from its source with `{option}`",
         )
-    from trt_engine.conversion.onnx_source import exported_as_it_is
+    from trt_engine.conversion.onnx_source import wrap_onnx_model
 
-    assert asked.source.path is not None
-    exported, why = exported_as_it_is(asked.source.path, asked.inputs)
-    given: Answers = []
+    assert request.source.path is not None
+    exported, why = wrap_onnx_model(request.source.path, request.inputs)
+    given: ReferenceRuns = []
     agreement = None
     if why is None:
-        given = answers(exported)
-        agreement = agree(exported.path, exported, given, asked.tolerance, what="the model")
-    notes = () if why is None else (f"not compared by us: {why}",)
-    return _Made(exported, given, agreement, (ExportAttempt("onnx", 0.0),), notes)
+        given = run_references(exported)
+        agreement = verify(exported.path, exported, given, request.config.tolerance, what="the model")
+    notes = () if why is None else (f"not compared: {why}",)
+    return _VerifiedExport(exported, given, agreement, (ExportAttempt("onnx", 0.0),), notes)
 
 
 # ------------------------------------------------------------------------------------------------ finishing
 
 
-def _finished(asked: _Asked, made: _Made, staging: Path, started: float) -> ConvertReport:
-    """The export simplified, at the opset asked for, compared once more as it was written, and in its place."""
-    warnings: list[str] = []
-    notes = [*made.exported.notes, *made.notes]
-    path = made.exported.path
+def _finish(request: _ConvertRequest, export: _VerifiedExport, staging: Path, started: float) -> ConvertReport:
+    """Simplify, change the opset, compare the written file again, and publish it."""
+    notes = [*export.exported.notes, *export.notes]
+    path = export.exported.path
     raw = read_proto(path)
     before = sum(1 for _ in walk.nodes(raw))
     gone: dict[str, int] = {}
-    if asked.simplify:
-        path, gone = _simplified(path, made, staging, notes)
+    if request.config.simplify:
+        path, gone = _simplify(path, export, staging, notes)
     have = walk.opsets_of(read_proto(path)).get("", 1)
-    wanted = have if asked.source.kind == "onnx" and not asked.opset_given else asked.opset
+    wanted = have if request.source.kind == "onnx" and request.config.opset is None else request.opset
     if have != wanted:
-        path = _moved(path, made, staging, wanted, notes)
+        path = _change_opset(path, export, staging, wanted, notes)
     proto = read_proto(path)
-    without_traces(proto)
-    if made.agreement is not None:
-        notes += made.agreement.notes
-        notes += name_outputs(proto, made.agreement.symbols, made.agreement.sizes)
-    final: Agreement | None = None
+    strip_stack_traces(proto)
+    if export.verification is not None:
+        notes += export.verification.notes
+        notes += name_outputs(proto, export.verification.symbols, export.verification.sizes)
+    final: ExportVerification | None = None
 
     def prove(draft: Path) -> None:
         nonlocal final
-        if made.agreement is not None:
-            final = agree(draft, made.exported, made.answers, asked.tolerance, what="the simplified graph")
+        if export.verification is not None:
+            final = verify(
+                draft, export.exported, export.references, request.config.tolerance, what="the simplified graph"
+            )
             notes.extend(final.notes)
 
-    target = files.end_of_links(asked.out)
-    nbytes, beside = outside.save(proto, target, open_model(path), outside=asked.external_data, prove=prove)
-    model = open_model(asked.out)
-    warnings += [*_fallback(made), *made.warnings, *_limits(made)]
-    findings = _findings(model, asked, made)
-    warnings += [item.text for item in findings if item.severity == "error" or item.code == "batch-lost"]
-    return _report(asked, made, model, final, findings, notes, warnings, before, gone, nbytes, beside, started)
+    target = atomic_io.resolve_link(request.out)
+    nbytes, beside = external_data_module.save_model(
+        proto, target, open_model(path), external=request.config.external_data, check=prove
+    )
+    model = open_model(request.out)
+    fallbacks = (f"the {item.exporter} exporter failed: {item.reason}" for item in export.attempts if item.reason)
+    warnings = [*fallbacks, *export.warnings, *_limits(export)]
+    known = _shapes_of(export)
+    shapes = {spec.name: known[spec.name] for spec in model.signature.inputs if spec.name in known}
+    findings = lint_model(open_graph(model.path), shapes=shapes or None, target=request.config.target).findings
+    warnings += [item.full_message for item in findings if item.severity == "error" or item.code == "batch-lost"]
+    return replace(
+        _report(request, export, model, final, started),
+        nodes_before=before,
+        operators_removed=gone,
+        nbytes=nbytes,
+        artifacts={"model": str(request.out)} | ({"weights": str(beside)} if beside is not None else {}),
+        findings=findings,
+        notes=tuple(dict.fromkeys(notes)),
+        warnings=tuple(warnings),
+    )
 
 
-def _simplified(path: Path, made: _Made, staging: Path, notes: list[str]) -> tuple[Path, dict[str, int]]:
+def _simplify(path: Path, export: _VerifiedExport, staging: Path, notes: list[str]) -> tuple[Path, dict[str, int]]:
     from trt_engine.conversion.simplify import simplify
 
     log.info("simplifying")
     goal = staging / "simplified" / path.name
     goal.parent.mkdir(exist_ok=True)
-    found = simplify(path, goal, inputs=_shapes_of(made))
+    found = simplify(path, goal, inputs=_shapes_of(export))
     notes += found.notes
-    return goal, found.operators_gone
+    return goal, found.operators_removed
 
 
-def _shapes_of(made: _Made) -> dict[str, Shape]:
-    return {name: array.shape for name, array in made.exported.example.items()}
+def _shapes_of(export: _VerifiedExport) -> dict[str, Shape]:
+    return {name: array.shape for name, array in export.exported.example.items()}
 
 
-def _moved(path: Path, made: _Made, staging: Path, opset: int, notes: list[str]) -> Path:
-    from trt_engine.conversion.opsets import to_opset
+def _change_opset(path: Path, export: _VerifiedExport, staging: Path, opset: int, notes: list[str]) -> Path:
+    from trt_engine.conversion.change_opset import change_opset
 
     log.info("moving to opset %d", opset)
     goal = staging / "opset" / path.name
     goal.parent.mkdir(exist_ok=True)
     have = walk.opsets_of(read_proto(path)).get("", 1)
-    to_opset(path, goal, opset, inputs=_shapes_of(made))
+    change_opset(path, goal, opset, inputs=_shapes_of(export))
     notes.append(f"the exporter wrote opset {have}; moved to {opset}")
     return goal
 
 
-def _fallback(made: _Made) -> list[str]:
-    """What is to be said of an export that a first exporter did not give."""
-    return [f"the {item.exporter} exporter was left: {item.reason}" for item in made.attempts if item.reason]
-
-
-def _limits(made: _Made) -> list[str]:
-    """The sizes the source itself does not run at, and outputs that batching changes."""
+def _limits(export: _VerifiedExport) -> list[str]:
+    """Warnings for sizes at which the source itself fails, and for outputs that depend on the batch."""
     said = []
-    for symbol, size, why in dict.fromkeys(item for answer in made.answers for item in answer.failed):
-        least = tried_sizes(made.answers, symbol)[0]
+    for symbol, size, why in dict.fromkeys(item for answer in export.references for item in answer.failed):
+        least = compared_sizes(export.references, symbol)[0]
         rest = (
-            f"the smallest size that was compared is {least}" if size < least else f"compared at {_tried(made, symbol)}"
+            f"the smallest size that was compared is {least}"
+            if size < least
+            else f"compared at {', '.join(map(str, compared_sizes(export.references, symbol)))}"
         )
-        said.append(f"the source itself does not run at {symbol} {size}: {why}; {rest}")
-    batch = next((positions[0] for positions in made.exported.symbols.values() if 0 in positions), None)
-    symbols = made.agreement.symbols if made.agreement is not None else {}
-    mixed = [name for name in made.mixed if batch not in [s for at, s in symbols.get(name, {}).items() if at]]
+        said.append(f"the source does not run at {symbol} {size}: {why}; {rest}")
+    batch = next((positions[0] for positions in export.exported.symbols.values() if 0 in positions), None)
+    symbols = export.verification.symbols if export.verification is not None else {}
+    mixed = [
+        name for name in export.batch_dependent if batch not in [s for at, s in symbols.get(name, {}).items() if at]
+    ]
     if mixed:
         names = ", ".join(f"`{name}`" for name in mixed)
         said.append(
@@ -472,56 +438,33 @@ def _limits(made: _Made) -> list[str]:
     return said
 
 
-def _tried(made: _Made, symbol: str) -> str:
-    return ", ".join(map(str, tried_sizes(made.answers, symbol)))
-
-
-def _findings(model: Model, asked: _Asked, made: _Made) -> tuple[Finding, ...]:
-    known = _shapes_of(made)
-    shapes = {spec.name: known[spec.name] for spec in model.signature.inputs if spec.name in known}
-    return lint(model, read_proto(model.path), shapes=shapes or None, target=asked.target).findings
-
-
 def _report(
-    asked: _Asked, made: _Made, model: Model, final: Agreement | None, findings: tuple[Finding, ...], notes: list[str],
-    warnings: list[str], before: int, gone: dict[str, int], nbytes: int, beside: Path | None, started: float,
-) -> ConvertReport:  # fmt: skip
-    operators = Counter(place.node.op_type for place in walk.nodes(read_proto(model.path)))
-    artifacts = {"model": str(asked.out)}
-    if beside is not None:
-        artifacts["weights"] = str(beside)
-    return ConvertReport(
-        source=asked.source.text,
-        kind=asked.source.kind,
-        seen=asked.source.seen,
-        out=str(asked.out),
+    request: _ConvertRequest, made: _VerifiedExport, model: Model, final: ExportVerification | None, started: float
+) -> ConvertReport:
+    """The report without what `_finish` counted and noted on the way."""
+    operators = Counter(place.node.op_type for place in walk.nodes(model.proto))
+    return replace(
+        _plan_report(request, started),
+        out=str(request.out),
         exporter=made.exported.exporter,
         attempts=made.attempts,
         opset=model.opsets.get(""),
         ir_version=model.ir_version,
         signature=model.signature,
-        dynamic=_dynamic(axes_of(made.exported), made.answers),
-        agreement=final.shapes if final is not None else (),
-        worst=final.worst if final is not None else None,
-        tolerance=asked.tolerance if asked.tolerance is not None else TOLERANCE,
-        nodes_before=before,
+        dynamic=_dynamic_axes(axes_of(made.exported), made.references),
+        verification=final.shapes if final is not None else (),
+        max_rel=final.max_error if final is not None else None,
         nodes=operators.total(),
         operators=dict(operators.most_common()),
-        operators_gone=gone,
-        nbytes=nbytes,
         digest=model.digest,
-        findings=findings,
-        notes=tuple(dict.fromkeys(notes)),
         versions=made.exported.versions,
         export_s=made.attempts[-1].seconds,
-        seconds=time.monotonic() - started,
-        environment=Environment.here(),
-        artifacts=artifacts,
-        warnings=tuple(warnings),
+        environment=Environment.detect(),
+        dry_run=False,
     )
 
 
-def _dynamic(axes: Axes, given: Answers) -> tuple[DynamicAxis, ...]:
+def _dynamic_axes(axes: Axes, given: ReferenceRuns) -> tuple[DynamicAxis, ...]:
     return tuple(
         DynamicAxis(
             symbol,
@@ -530,47 +473,49 @@ def _dynamic(axes: Axes, given: Answers) -> tuple[DynamicAxis, ...]:
                 for name, positions in axes.items()
                 if any(axis.symbol == symbol for axis in positions.values())
             },
-            _low(symbol, limits.low, given),
+            _lower_bound(symbol, limits.low, given),
             limits.high,
             limits.step,
-            tried_sizes(given, symbol) if given else (),
+            compared_sizes(given, symbol) if given else (),
         )
         for symbol, limits in symbols_of(axes).items()
     )
 
 
-def _low(symbol: str, low: int, given: Answers) -> int:
-    """The range's own end, or the smallest size compared where the source does not run at that end."""
+def _lower_bound(symbol: str, low: int, given: ReferenceRuns) -> int:
+    """Lower end of the range, or the smallest compared size if the source fails at that end."""
     failed = {size for answer in given for name, size, _ in answer.failed if name == symbol}
-    return tried_sizes(given, symbol)[0] if low in failed else low
+    return compared_sizes(given, symbol)[0] if low in failed else low
 
 
-def _plan(asked: _Asked, started: float) -> ConvertReport:
+def _plan_report(request: _ConvertRequest, started: float) -> ConvertReport:
     return ConvertReport(
-        source=asked.source.text,
-        kind=asked.source.kind,
-        seen=asked.source.seen,
+        source=request.source.text,
+        kind=request.source.kind,
+        detected_by=request.source.evidence,
         out=None,
-        exporter=asked.exporters[0] if asked.source.kind in _TORCH else None,
+        exporter=request.exporters[0] if request.source.kind in _TORCH else None,
         attempts=(),
-        opset=asked.opset,
+        opset=request.opset,
         ir_version=None,
         signature=None,
-        dynamic=_dynamic(asked.dynamic or {}, []),
-        agreement=(),
-        worst=None,
-        tolerance=asked.tolerance if asked.tolerance is not None else TOLERANCE,
+        dynamic=_dynamic_axes(request.dynamic or {}, []),
+        verification=(),
+        max_rel=None,
+        tolerance=request.config.tolerance if request.config.tolerance is not None else TOLERANCE,
         nodes_before=None,
         nodes=None,
         operators={},
-        operators_gone={},
+        operators_removed={},
         nbytes=None,
         digest=None,
         findings=(),
-        notes=(f"would write `{asked.out}`",),
+        notes=(f"would write `{request.out}`",),
         versions={},
         export_s=None,
         seconds=time.monotonic() - started,
         environment=None,
         dry_run=True,
+        trust_source=request.config.trust_source,
+        embedded_code=request.source.code,
     )

@@ -1,4 +1,4 @@
-"""Example inputs by shape or from a file, and the same inputs at other sizes."""
+"""Example inputs from shapes or files, and their variants at other sizes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from trt_engine.config import parse_shapes
+from trt_engine.config.parse import parse_shapes
 from trt_engine.conversion.axes import Axes
-from trt_engine.conversion.exporting import Array
+from trt_engine.conversion.exported import Array
 from trt_engine.errors import FeedError, MemoryExhausted, UsageError
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import DTYPES, Shape, dtype, format_shape
-
-__all__ = ["Example", "array_of", "parse_inputs", "raised"]
 
 _HINT = "write it as `--input images:2x3x640x640`, `--input ids:2x128:int64@0..30521`, or name an .npy or .npz file"
 _KIND = re.compile(r"([a-z]\w*)(?:@(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?))?")
@@ -27,32 +25,32 @@ _MASK = re.compile(r"mask", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Example:
-    """One input: its name where one was given, its shape and type, and where its numbers come from."""
+    """An input: optional name, shape, dtype, and value range or array."""
 
     name: str | None
     shape: Shape
     dtype: str = "float32"
     low: float | None = None
     high: float | None = None
-    """Inclusive, for integers; floats lie between."""
+    """Inclusive for integers."""
     array: Array | None = None
-    """The numbers of a file; None for seeded random ones."""
+    """Array from a file; None for seeded random values."""
 
 
 def parse_inputs(given: Any) -> list[Example]:
-    """The examples in what was given: texts, paths of .npy and .npz files, or arrays and shapes by name."""
+    """Examples from text, .npy and .npz paths, or arrays and shapes by name."""
     if given is None:
         return []
     if isinstance(given, Mapping):
-        return [_of_value(str(name), value) for name, value in given.items()]
+        return [_example_from_value(str(name), value) for name, value in given.items()]
     found: list[Example] = []
     for item in [given] if isinstance(given, str | Path) else given:
         if isinstance(item, Example):
             found.append(item)
         elif isinstance(item, Path) or (isinstance(item, str) and Path(item).suffix.lower() in (".npy", ".npz")):
-            found += _of_file(Path(item))
+            found += _example_from_file(Path(item))
         else:
-            found += _of_text(str(item))
+            found += _example_from_text(str(item))
     names = [item.name for item in found if item.name is not None]
     for name in names:
         if names.count(name) > 1:
@@ -60,38 +58,38 @@ def parse_inputs(given: Any) -> list[Example]:
     return found
 
 
-def _of_value(name: str, value: Any) -> Example:
+def _example_from_value(name: str, value: Any) -> Example:
     if isinstance(value, str):
-        return _of_text(f"{name}:{value}")[0]
+        return _example_from_text(f"{name}:{value}")[0]
     if isinstance(value, Example):
         return replace(value, name=name)
     if isinstance(value, tuple | list) and all(isinstance(size, int) for size in value):
         return Example(name, tuple(value))
     array = np.asarray(value)
-    return _of_array(name, array)
+    return _example_from_array(name, array)
 
 
-def _of_array(name: str | None, array: Array) -> Example:
+def _example_from_array(name: str | None, array: Array) -> Example:
     if array.dtype.name not in DTYPES:
         raise FeedError(f"the example of `{name or 'the input'}` is {array.dtype}, expected numbers", hint=_HINT)
     return Example(name, array.shape, array.dtype.name, array=array)
 
 
-def _of_file(path: Path) -> list[Example]:
+def _example_from_file(path: Path) -> list[Example]:
     try:
         with path.open("rb") as file:
             loaded = np.load(file, allow_pickle=False)
             arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {None: loaded}
     except FileNotFoundError as error:
         raise FeedError(f"no such file `{path}`", hint="check the path of `--input`") from error
-    except Exception as error:  # numpy's readers raise what the bytes make them raise
+    except Exception as error:  # numpy's readers may raise anything
         raise FeedError(
             f"`{path}` cannot be read as .npy or .npz: {error}", hint="write it with `numpy.savez`"
         ) from error
-    return [_of_array(name, array) for name, array in arrays.items()]
+    return [_example_from_array(name, array) for name, array in arrays.items()]
 
 
-def _of_text(text: str) -> list[Example]:
+def _example_from_text(text: str) -> list[Example]:
     found = []
     for part in text.split():
         body, kind, low, high = part, "float32", None, None
@@ -105,7 +103,7 @@ def _of_text(text: str) -> list[Example]:
             high = float(match[3]) if match[3] is not None else None
             if low is not None and high is not None and low > high:
                 raise UsageError(f"the range of `{part}` is empty", hint=_HINT)
-            _must_hold(kind, low, high, part)
+            _check_range(kind, low, high, part)
         if ":" not in body:
             try:
                 shapes: dict[str | None, Shape] = {None: parse_shapes(f"x:{body}")["x"]}
@@ -120,17 +118,17 @@ def _of_text(text: str) -> list[Example]:
     return found
 
 
-def _must_hold(kind: str, low: float | None, high: float | None, part: str) -> None:
+def _check_range(kind: str, low: float | None, high: float | None, part: str) -> None:
     numbers = numpy_dtype(kind)
     for end in (low, high):
         if end is not None and numbers.kind in "iu" and not np.iinfo(numbers).min <= end <= np.iinfo(numbers).max:
-            raise UsageError(f"{end:g} in `{part}` is no {kind}", hint=_HINT)
+            raise UsageError(f"{end:g} in `{part}` is not a valid {kind}", hint=_HINT)
 
 
-def raised(examples: Mapping[str, Example], axes: Axes) -> tuple[dict[str, Example], list[str]]:
-    """The examples with every dynamic size of 1 made 2, and what was raised, in words.
+def with_batch_2(examples: Mapping[str, Example], axes: Axes) -> tuple[dict[str, Example], list[str]]:
+    """The examples with every dynamic size of 1 changed to 2, and notes on the changes.
 
-    Exporters take a size of 1 for a constant: a graph traced at batch 1 is often frozen at it, without a word.
+    Exporters treat a size of 1 as a constant: a graph traced at batch 1 is often frozen there silently.
     """
     found, said = dict(examples), []
     for name, positions in axes.items():
@@ -138,19 +136,19 @@ def raised(examples: Mapping[str, Example], axes: Axes) -> tuple[dict[str, Examp
         for at, axis in positions.items():
             if shape[at] == 1:
                 size = 2 if axis.step == 1 else axis.step
-                if not axis.holds(size):
+                if not axis.contains(size):
                     continue
                 shape[at] = size
                 said.append(f"`{axis.symbol}` of the example `{name}` was raised from 1 to {size}")
         if tuple(shape) != found[name].shape:
             example = found[name]
-            array = None if example.array is None else resized(example.array, tuple(shape))
+            array = None if example.array is None else resize_example(example.array, tuple(shape))
             found[name] = replace(example, shape=tuple(shape), array=array)
     return found, said
 
 
-def resized(array: Array, shape: Shape) -> Array:
-    """The array at another shape of its rank: cut off, or repeated from its beginning."""
+def resize_example(array: Array, shape: Shape) -> Array:
+    """The array at another shape of its rank, cropped or repeated."""
     for at, size in enumerate(shape):
         if array.shape[at] != size:
             array = np.take(array, np.arange(size) % max(array.shape[at], 1), axis=at)
@@ -158,27 +156,27 @@ def resized(array: Array, shape: Shape) -> Array:
 
 
 def array_of(name: str, example: Example, shape: Shape, seed: int = 0) -> Array:
-    """The example's numbers at a shape: a file's own, cut or repeated, or seeded random ones.
+    """Values of the example at a shape: from a file, cropped or repeated, or seeded random.
 
-    Floats are normal (or uniform in the range given), integers 0 or 1 unless a range is given. A mask of two or more
-    dimensions marks a beginning of every row, never nothing.
+    Floats are normal (or uniform in a given range), integers 0 or 1 unless a range is given. A mask of two or more
+    dimensions is 1 for a prefix of every row, never empty.
     """
     try:
         return _array_of(name, example, shape, seed)
     except (MemoryError, ValueError, OverflowError) as error:  # NumPy: too many bytes, or too many to count
         raise MemoryExhausted(
-            f"an example of `{name}` of {format_shape(shape)} is more than the memory holds", hint="a smaller `--input`"
+            f"an example of `{name}` of {format_shape(shape)} does not fit into memory", hint="a smaller `--input`"
         ) from error
 
 
 def _array_of(name: str, example: Example, shape: Shape, seed: int) -> Array:
     if example.array is not None:
-        return resized(example.array, shape)
+        return resize_example(example.array, shape)
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     wanted = numpy_dtype(example.dtype)
     given = example.low is not None or example.high is not None
     if example.dtype == "string":
-        raise UsageError(f"the input `{name}` is a string, and strings cannot be made up", hint="give an .npz file")
+        raise UsageError(f"the input `{name}` is a string, and strings cannot be generated", hint="give an .npz file")
     if not given and _MASK.search(name) and len(shape) > 1 and wanted.kind in "iub" and shape[-1]:
         lengths = rng.integers((shape[-1] + 1) // 2, shape[-1] + 1, size=shape[:-1])
         return np.asarray(np.arange(shape[-1]) < lengths[..., None]).astype(wanted)

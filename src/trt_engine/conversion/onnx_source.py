@@ -1,4 +1,4 @@
-"""An ONNX file as a source: run in ONNX Runtime, it is what its simplified self is compared with."""
+"""An ONNX file as a source, with ONNX Runtime as its reference."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import numpy as np
 import onnxruntime as ort
 
 from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.examples import Example, array_of
-from trt_engine.conversion.exporting import Array, Exported, Reference
+from trt_engine.conversion.exported import Array, Exported, Reference
 from trt_engine.errors import FeedError, ModelError, TrtEngineError, UsageError
-from trt_engine.graph.load import check, check_onnxruntime, open_model
+from trt_engine.graph.load import check_onnxruntime, check_operators, open_model
 from trt_engine.model import Model
-from trt_engine.tensors import Shape, Signature, closest, format_shape
-
-__all__ = ["exported_as_it_is"]
+from trt_engine.tensors import Shape, Signature, format_shape, suggest
 
 
-def exported_as_it_is(path: Path, given: Sequence[Example]) -> tuple[Exported, str | None]:
-    """The file as an export of itself; and why it cannot be compared, where it cannot: TensorRT's operators, open sizes."""
+def wrap_onnx_model(path: Path, given: Sequence[Example]) -> tuple[Exported, str | None]:
+    """The file as its own export, and the reason if it cannot be compared (TensorRT's operators, dynamic sizes)."""
     model = open_model(path)
-    check(model)
+    check_operators(model.graph, path)
     examples = _examples(model.signature, given)
     symbols = {
         spec.name: {at: spec.symbols[at] or f"{spec.name}_{at}" for at in spec.dynamic}
@@ -33,14 +30,14 @@ def exported_as_it_is(path: Path, given: Sequence[Example]) -> tuple[Exported, s
         if spec.dynamic
     }
     if isinstance(examples, str):
-        return Exported(path, _cannot, "onnx", {}, symbols), examples
+        return Exported(path, _cannot_run, "onnx", {}, symbols), examples
     example = {name: array_of(name, item, item.shape) for name, item in examples.items()}
 
     def feeds(shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
         return {name: array_of(name, item, tuple(shapes[name]), seed) for name, item in examples.items()}
 
     limits = {symbol: Axis(symbol) for positions in symbols.values() for symbol in positions.values()}
-    made = Exported(path, _cannot, "onnx", example, symbols, limits=limits, feeds=feeds)
+    made = Exported(path, _cannot_run, "onnx", example, symbols, limits=limits, feeds=feeds)
     try:
         check_onnxruntime(model)
         return replace(made, reference=_reference(model)), None
@@ -48,7 +45,7 @@ def exported_as_it_is(path: Path, given: Sequence[Example]) -> tuple[Exported, s
         return made, error.message
 
 
-def _cannot(feeds: Mapping[str, Array]) -> dict[str, Array]:
+def _cannot_run(feeds: Mapping[str, Array]) -> dict[str, Array]:
     raise ModelError("the model cannot be run here", hint="name the sizes of its inputs with `--input`")
 
 
@@ -58,14 +55,14 @@ def _examples(signature: Signature, given: Sequence[Example]) -> dict[str, Examp
     for at, item in enumerate(given):
         name = item.name or (names[at] if at < len(names) else None)
         if name not in names:
-            raise UsageError(f"there is no input `{name}`", hint=closest(str(name), names))
+            raise UsageError(f"no input `{name}`", hint=suggest(str(name), names))
         by_name[name] = item
     found = {}
     for spec in signature.inputs:
         if spec.name not in by_name:
             opened = [at for at in spec.dynamic if at > 0]
             if opened:
-                return f"the sizes of `{spec.name}` ({spec.describe()}) are open; name them with `--input`"
+                return f"the sizes of `{spec.name}` ({spec.format_symbolic()}) are open; name them with `--input`"
             found[spec.name] = Example(spec.name, tuple(2 if size < 0 else size for size in spec.shape), spec.dtype)
         else:
             item = by_name[spec.name]
@@ -73,7 +70,8 @@ def _examples(signature: Signature, given: Sequence[Example]) -> dict[str, Examp
                 mine >= 0 and mine != size for mine, size in zip(spec.shape, item.shape, strict=True)
             ):
                 raise UsageError(
-                    f"the example of `{spec.name}` is {format_shape(item.shape)}, and the model takes {spec.describe()}",
+                    f"the example of `{spec.name}` is {format_shape(item.shape)}, and the model takes "
+                    f"{spec.format_symbolic()}",
                     hint=f"`--input {spec.name}:{format_shape(tuple(2 if size < 0 else size for size in spec.shape))}`",
                 )
             if item.dtype != spec.dtype and (item.array is not None or item.dtype != "float32"):
@@ -83,7 +81,9 @@ def _examples(signature: Signature, given: Sequence[Example]) -> dict[str, Examp
                     if item.array is None
                     else f"save it as {spec.dtype}: `.astype(numpy.{spec.dtype})`",
                 )
-            found[spec.name] = replace(item, name=spec.name, dtype=spec.dtype)  # given by shape alone: the model's type
+            found[spec.name] = replace(
+                item, name=spec.name, dtype=spec.dtype
+            )  # only the shape is given: use the model's dtype
     return found
 
 
@@ -94,14 +94,11 @@ def _reference(model: Model) -> Reference:
     def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
         try:
             if not loaded:
-                made = session.session_options(OnnxRuntimeOptions(arena=False), level="none")
-                loaded.append(
-                    ort.InferenceSession(str(model.path), made, providers=["CPUExecutionProvider"], enable_fallback=0)
-                )
+                loaded.append(session.create_plain(model.path))
             results = loaded[0].run(names, dict(feeds))
         except session.ERRORS as error:
             raise ModelError(
-                f"the model itself does not run: {session.first_line(error)}", hint="`trt-engine lint` looks into it"
+                f"the model itself does not run: {session.error_summary(error)}", hint="`trt-engine lint` looks into it"
             ) from error
         return {name: np.asarray(value) for name, value in zip(names, results, strict=True)}
 

@@ -1,76 +1,70 @@
-"""What a text names: a model file or folder told by its content, a Python factory, or a name on a hub."""
+"""Detects what a text names: a model file or folder (by content), a Python factory, or a name on a hub."""
 
 from __future__ import annotations
 
-import pickletools
+import json
 import re
-import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import Any, BinaryIO, Literal
 
+from trt_engine.atomic_io import open_regular, os_errors, read_bounded
+from trt_engine.conversion.torch.archive_check import code_in_archive, code_in_pickles, open_checked_archive
 from trt_engine.errors import ModelError, UsageError
-from trt_engine.files import explain
-
-__all__ = ["KINDS", "Kind", "Source", "detect"]
+from trt_engine.plan_header import NATIVE_PACKAGE, NATIVE_PACKAGE_HINT, has_native_code, plan_product
 
 Kind = Literal[
-    "onnx",
-    "torch-module",
-    "torchscript",
-    "exported-program",
-    "state-dict",
-    "huggingface",
-    "timm",
-    "saved-model",
-    "frozen-graph",
-    "keras",
-    "tflite",
-    "tensorrt-plan",
-]
-KINDS: tuple[str, ...] = get_args(Kind)
+    "onnx", "torch-module", "torchscript", "exported-program", "state-dict", "huggingface", "timm",
+    "saved-model", "frozen-graph", "keras", "tflite", "tensorrt-plan",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source: its kind, and what told so."""
+    """A source, its kind, and the evidence."""
 
     text: str
-    """As it was given."""
+    """As given by the user."""
     kind: Kind
-    seen: str
-    """How one sees it: `its bytes 4 to 8 are TFL3`."""
+    evidence: str
+    """Evidence for the kind: `its bytes 4 to 8 are TFL3`."""
     path: Path | None = None
-    """The file or folder; of a module the `.py` file."""
+    """The file or folder; for a module, its `.py` file."""
     name: str | None = None
     """The name on a hub, or the dotted name of a Python module."""
     factory: str | None = None
-    """Of a module: what to call in it."""
+    """Callable of a Python module."""
+    code: tuple[str, ...] = ()
+    """Executable content beyond data and operators; requires `trust_source`."""
 
 
-def detect(text: str | Path) -> Source:
-    """The source that `text` names; `ModelError` or `UsageError` for what is none.
+def detect_source(text: str | Path, *, trust_source: bool = False) -> Source:
+    """The source that `text` names; `ModelError` or `UsageError` otherwise.
 
-    Files are told by their content, never by their suffix, and nothing in them is executed or unpickled.
+    Files are detected by content, never by suffix, without executing or unpickling anything. A file that would run its
+    own code when opened is rejected unless `trust_source` is set.
     """
+    source = _source(text)
+    if source.code and not trust_source:
+        _reject_code(source)
+    return source
+
+
+def _source(text: str | Path) -> Source:
     given = str(text)
     if not given.strip() or "\0" in given:
         raise UsageError(
             f"{given!r} names no source", hint="a model's file or folder, `file.py:factory`, or a name on a hub"
         )
     path = Path(given)
-    try:
+    with os_errors(path, "read"):
         if path.is_dir():
             return _folder(given, path)
         if path.is_file():
             return _file(given, path)
         if path.exists():
-            raise ModelError(f"`{given}` is no ordinary file", hint="copy the model to a file first")
-    except OSError as error:
-        raise explain(error, path, "read") from error
+            raise ModelError(f"`{given}` is not a regular file", hint="copy the model to a file first")
     return _name(given)
 
 
@@ -81,8 +75,6 @@ _HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SUFFIXES = frozenset(
     ".onnx .pt .pth .pt2 .pb .h5 .hdf5 .keras .tflite .engine .plan .trt .ts .bin .ckpt .safetensors .py".split()
 )
-
-
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -96,10 +88,10 @@ def _name(given: str) -> Source:
     if colon and place.endswith(".py"):
         if not Path(place).is_file():
             raise UsageError(f"no such file `{place}`", hint="write it as `file.py:factory`")
-        _must_be_callable_name(factory, given)
+        _check_callable_name(factory, given)
         return Source(given, "torch-module", "it names a function of a Python file", Path(place), factory=factory)
     if colon and _DOTTED.fullmatch(place):
-        _must_be_callable_name(factory, given)
+        _check_callable_name(factory, given)
         return Source(given, "torch-module", "it names a function of a Python module", name=place, factory=factory)
     if given.startswith("timm/") and _HUB.fullmatch(given):
         return Source(given, "timm", "it begins with `timm/`", name=given.removeprefix("timm/"))
@@ -111,7 +103,7 @@ def _name(given: str) -> Source:
         Path(given).name, [*near, *(item.name for item in there if item.is_dir())], n=1, cutoff=0.8
     )
     if _HUB.fullmatch(given) and not known_suffix and not alike and given.count("/") <= 1:
-        return Source(given, "huggingface", "there is no such file, and it is written as a name on a hub", name=given)
+        return Source(given, "huggingface", "no such file, and it has the form of a hub name", name=given)
     raise ModelError(
         f"no such file or folder `{given}`",
         hint=f"did you mean `{folder / alike[0]}`? (a name on a hub is written `hf:{given}`)"
@@ -124,7 +116,7 @@ def _name(given: str) -> Source:
     )
 
 
-def _must_be_callable_name(factory: str, given: str) -> None:
+def _check_callable_name(factory: str, given: str) -> None:
     if not _DOTTED.fullmatch(factory):
         raise UsageError(
             f"`{given}` names no function after the colon",
@@ -139,7 +131,8 @@ def _folder(given: str, path: Path) -> Source:
     if (path / "saved_model.pb").is_file() or (path / "saved_model.pbtxt").is_file():
         return Source(given, "saved-model", "it is a folder with saved_model.pb", path)
     if (path / "config.json").is_file():
-        return Source(given, "huggingface", "it is a folder with config.json", path, name=str(path))
+        code = _code_in_folder(path)
+        return Source(given, "huggingface", "it is a folder with config.json", path, name=str(path), code=code)
     inside = sorted(item.name for item in path.iterdir() if item.suffix.lower() in _SUFFIXES)
     if not inside:
         raise ModelError(
@@ -149,28 +142,83 @@ def _folder(given: str, path: Path) -> Source:
     raise ModelError(f"`{given}` is a folder", hint=f"name the file: `{path / inside[0]}`")
 
 
+_WEIGHTS = re.compile(r"(pytorch_model|adapter_model|model|diffusion_pytorch_model).*\.(bin|pt|pth|ckpt)")
+
+
+def _code_in_folder(folder: Path) -> tuple[str, ...]:
+    """Executable content of a Hugging Face folder: Python files, kernels from a hub, weights that are not tensors
+    only."""
+    found: list[str] = []
+    config = _read_mapping(folder / "config.json", "is not JSON")
+    if config.get("auto_map"):
+        found.append("its config.json names custom Python code (`auto_map`)")
+    for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+        if "/" in str(config.get(name, "")):
+            found.append(f"its config.json names a kernel on a hub (`{str(config[name])[:80]}`)")
+    named = _weight_map(folder)
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and (path.name in named or _WEIGHTS.fullmatch(path.name)):
+            found += _code_in_weights(path)
+    return tuple(dict.fromkeys(found))
+
+
+def _read_mapping(path: Path, problem: str, key: str | None = None) -> dict[str, Any]:
+    """The mapping in a JSON file, or the one at its key; `ModelError` with the problem for any other file."""
+    try:
+        root = json.loads(read_bounded(path, error=ModelError))
+        root = root if key is None else root[key]
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise ModelError(f"`{path}` {problem}: {error}"[:300], hint="copy the folder again") from error
+    if not isinstance(root, dict):
+        raise ModelError(f"`{path}` {problem if key else 'is not a mapping'}", hint="copy the folder again")
+    return root
+
+
+def _weight_map(folder: Path) -> set[str]:
+    """Files named by the index of sharded weights."""
+    names: set[str] = set()
+    for path in sorted(folder.glob("*.index.json")):
+        names |= {str(name) for name in _read_mapping(path, "is not an index of weights", "weight_map").values()}
+    for name in names:
+        if "/" in name or "\\" in name or name.startswith("."):
+            raise ModelError(f"`{folder}` names weights outside of it: `{name[:80]}`", hint="copy the folder again")
+    return names
+
+
+def _code_in_weights(path: Path) -> list[str]:
+    with open_regular(path, error=ModelError) as file:
+        head = file.read(64)
+        file.seek(0)
+        if head[:4] == b"PK\x03\x04":
+            with open_checked_archive(file, f"`{path}`") as archive:
+                found = code_in_archive(archive, f"`{path}`", kind="nested")
+        else:
+            found = [] if _safetensors(head) else code_in_pickles(file, f"`{path}`", strict=True)
+    return [f"`{path.name}`: {item}" for item in found]
+
+
 # ------------------------------------------------------------------------------------------------ files
 
 
 def _file(given: str, path: Path) -> Source:
-    with path.open("rb") as file:
+    with open_regular(path, error=ModelError) as file:
         head = file.read(64)
         if not head:
             raise ModelError(f"`{given}` is empty", hint="copy or download the file again")
-        if head[:4] == b"ftrt":
-            return Source(given, "tensorrt-plan", "it begins with `ftrt`", path)
+        if product := plan_product(head):
+            return Source(given, "tensorrt-plan", f"it begins as a plan of {product}", path)
         if head[4:8] == b"TFL3":
             return Source(given, "tflite", "its bytes 4 to 8 are `TFL3`", path)
         if head[:4] == b"\x89HDF":
             return Source(given, "keras", "it begins as an HDF5 file", path)
         if head[:4] == b"PK\x03\x04":
-            return _archive(given, path)
+            return _archive(given, path, file)
         if head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
-            return _pickle(given, path, _legacy(file), "it is a pickle")
+            return _pickle(given, path, file)
         if _safetensors(head):
             return Source(given, "state-dict", "it begins as a safetensors file", path)
         if path.suffix == ".py":
-            raise UsageError(f"`{given}` is Python, and nothing says what to call in it", hint=f"`{given}:factory`")
+            raise UsageError(f"`{given}` is a Python file without a function to call", hint=f"`{given}:factory`")
         file.seek(0)
         return _protobuf(given, path, file)
 
@@ -180,82 +228,60 @@ def _safetensors(head: bytes) -> bool:
     return len(head) > 9 and head[8:9] == b"{" and 2 <= int.from_bytes(head[:8], "little") < 1 << 31
 
 
-def _archive(given: str, path: Path) -> Source:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            inner = [name.split("/", 1)[-1] for name in names]
-            if "metadata.json" in names and "config.json" in names:
-                return Source(given, "keras", "it is a ZIP archive with config.json and metadata.json", path)
-            if "archive_format" in inner or any(name.startswith("serialized_exported_program") for name in inner):
-                return Source(given, "exported-program", "it is a ZIP archive of a torch.export program", path)
-            if "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
-                return Source(given, "torchscript", "it is a ZIP archive with TorchScript code", path)
-            pickled = [name for name in names if name.endswith("data.pkl")]
-            if pickled:
-                raw = archive.open(pickled[0]).read(_MOST_PICKLE)
-                return _pickle(given, path, raw, "it is a ZIP archive with data.pkl and no code")
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise ModelError(
-            f"`{given}` is a damaged ZIP archive: {error}", hint="copy or download the file again"
-        ) from error
-    shown = ", ".join(names[:3])
-    raise ModelError(
-        f"`{given}` is a ZIP archive of no known model ({shown})", hint="unpack it, and name the model's file"
+def _archive(given: str, path: Path, file: BinaryIO) -> Source:
+    """A model in a ZIP archive, with all members checked; see `archive_check`."""
+    what = f"`{given}`"
+    with open_checked_archive(file, what) as archive:
+        names = archive.namelist()
+        inner = [name.split("/", 1)[-1] for name in names]
+        pickled = any(name.endswith("data.pkl") for name in names)
+        if has_native_code(names):
+            raise ModelError(f"`{given}` is {NATIVE_PACKAGE}", hint=NATIVE_PACKAGE_HINT)
+        if "metadata.json" in names and "config.json" in names:
+            return Source(given, "keras", "it is a ZIP archive with config.json and metadata.json", path)
+        if "archive_format" in inner or any(name.startswith("serialized_exported_program") for name in inner):
+            source = Source(given, "exported-program", "it is a ZIP archive of a torch.export program", path)
+        elif "constants.pkl" in inner or any(name.startswith("code/") for name in inner):
+            source = Source(given, "torchscript", "it is a ZIP archive with TorchScript code", path)
+        elif pickled:
+            source = Source(given, "state-dict", "it is a ZIP archive with data.pkl and no code", path)
+        else:
+            raise ModelError(
+                f"`{given}` is a ZIP archive of no known model ({', '.join(names[:3])})",
+                hint="unpack it, and name the model's file",
+            )
+        return replace(source, code=tuple(dict.fromkeys(code_in_archive(archive, what, kind=source.kind))))
+
+
+def _pickle(given: str, path: Path, file: BinaryIO) -> Source:
+    """Legacy PyTorch weights, or any other pickle."""
+    file.seek(0)
+    return Source(
+        given, "state-dict", "it is a pickle", path, code=tuple(code_in_pickles(file, f"`{given}`", strict=True))
     )
 
 
-_MOST_PICKLE = 1 << 26
-_OF_TENSORS = ("collections OrderedDict", "torch ", "torch._utils ", "torch.storage ", "torch.serialization ", "numpy ",
-               "numpy.core.multiarray ", "numpy._core.multiarray ", "_codecs encode", "torch._tensor ",
-               "torch.nn.parameter Parameter", "argparse Namespace", "__builtin__ ", "builtins ", "pathlib ")  # fmt: skip
-
-
-def _legacy(file: BinaryIO) -> bytes:
-    """The pickle of an old checkpoint: behind a magic number, a protocol number and facts of the system."""
-    file.seek(0)
-    raw = file.read(_MOST_PICKLE)
-    stream = BytesIO(raw)
-    try:
-        for _ in range(3):
-            for _op in pickletools.genops(stream):
-                pass
-    except Exception:  # not written by torch.save: the pickle is the whole of it
-        return raw
-    return raw[stream.tell() :]
-
-
-def _pickle(given: str, path: Path, raw: bytes, seen: str) -> Source:
-    """A state dict, unless the pickle asks for classes that no tensor needs: then it is somebody's whole module."""
-    for name in _globals_of(raw, given):
-        if not name.startswith(_OF_TENSORS):
-            raise ModelError(
-                f"`{given}` is a whole pickled object (it asks for `{name.replace(' ', '.')}`), and unpickling runs code",
-                hint="save its weights, `torch.save(module.state_dict(), 'weights.pt')`, and add `--factory file.py:build`",
-            )
-    return Source(given, "state-dict", seen, path)
-
-
-def _globals_of(raw: bytes, given: str) -> Iterator[str]:
-    """What a pickle would import, read from its opcodes alone."""
-    strings: list[str] = []
-    try:
-        for opcode, argument, _ in pickletools.genops(raw):
-            if opcode.name == "GLOBAL":
-                yield str(argument)
-            elif opcode.name == "STACK_GLOBAL" and len(strings) >= 2:
-                yield f"{strings[-2]} {strings[-1]}"
-            elif isinstance(argument, str) and "UNICODE" in opcode.name:
-                strings.append(argument)
-    except Exception as error:
-        if not strings:
-            raise ModelError(
-                f"the pickle in `{given}` cannot be read", hint="copy or download the file again"
-            ) from error
+def _reject_code(source: Source) -> None:
+    """`ModelError` for a file that would run its own code."""
+    first = source.code[0]
+    if source.kind == "huggingface":
+        raise ModelError(
+            f"`{source.text}` contains Python code: {first}",
+            hint="read it, then `--trust-source`: it runs with your rights",
+        )
+    trust = "if you trust it, `--trust-source`: its code then runs with your rights"
+    if source.kind == "state-dict":
+        raise ModelError(
+            f"`{source.text}` is a whole pickled object ({first}), and opening it runs code",
+            hint="save its weights, `torch.save(module.state_dict(), 'weights.pt')`, and add `--factory file.py:build`; "
+            f"or, {trust}",
+        )
+    what = {"torchscript": "TorchScript code", "exported-program": "a torch.export program"}.get(source.kind, "a model")
+    raise ModelError(f"`{source.text}` is {what} that does more than compute: {first}", hint=trust)
 
 
 def _protobuf(given: str, path: Path, file: BinaryIO) -> Source:
-    """ONNX, a SavedModel's file or a frozen graph, by the numbers of their fields; see the three .proto files."""
+    """ONNX, a SavedModel or a frozen graph, by field numbers; see the three .proto files."""
     met = _fields(file, path.stat().st_size)
     if met is not None:
         if (7, 2) in met and met <= _ONNX_FIELDS:
@@ -264,7 +290,7 @@ def _protobuf(given: str, path: Path, file: BinaryIO) -> Source:
             return Source(given, "saved-model", "it is the protobuf of a SavedModel", path.parent)
         if (1, 2) in met and met <= {(1, 2), (2, 2), (3, 0), (4, 2), (5, 2)}:
             return Source(given, "frozen-graph", "it is a protobuf with TensorFlow's nodes", path)
-    from trt_engine.graph.load import open_model  # it says in words what the file is instead
+    from trt_engine.graph.load import open_model  # its error identifies the format
 
     open_model(path)
     return Source(given, "onnx", "it is a protobuf with ONNX's graph", path)
@@ -274,7 +300,7 @@ _ONNX_FIELDS = {(1, 0), (2, 2), (3, 2), (4, 2), (5, 0), (6, 2), (7, 2), (8, 2), 
 
 
 def _fields(file: BinaryIO, size: int) -> set[tuple[int, int]] | None:
-    """Numbers and wire types of the top-level fields, contents skipped; None for what is no protobuf."""
+    """Numbers and wire types of the top-level fields; None if it is not a protobuf."""
     met: set[tuple[int, int]] = set()
     while file.tell() < size:
         key = _varint(file)

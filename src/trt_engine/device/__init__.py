@@ -1,16 +1,14 @@
-"""The little of a device we use: memory, streams, events, graphs; the host, the fake one, and CUDA.
+"""Memory, streams, events and graphs of a device: protocols, and `open_device` for host, fake and CUDA devices.
 
-`Device`, `Buffer`, `HostBuffer`, `Stream`, `Event` and `Graph` are the protocols; `open_device("cpu")` gives the real thing.
+Three rules apply to every device; the fake device enforces them:
 
-Three rules hold on every device, and the fake one enforces them:
-
-- **Ordinary arrays are free again when `upload` returns**: what is copied is what they held at the call. Memory from
-  `Device.pinned` (or pinned by anybody else) is read when its turn comes: leave it as it is until the stream, or an event
-  recorded behind the upload, is done. What `download` writes is there after that as well.
-- **Memory outlives the work that uses it**: a buffer is closed when its streams are done with it. A buffer allocated *for*
-  a stream may be closed as soon as its last work is enqueued there.
-- **A capture is one stream's**: during it that stream is not waited for, nothing is allocated by its thread, and only pinned
-  memory is copied (a replay reads and writes it again).
+- **`upload` reads pageable arrays before it returns.** Pinned memory (from `Device.pinned` or another library) is read
+  asynchronously: do not change it until the stream, or an event recorded after the upload, is done. `download` results are
+  valid at the same point.
+- **Memory outlives the work that uses it.** Close a buffer when its streams are done with it. A buffer allocated *for* a
+  stream may be closed once its last work is enqueued.
+- **During a capture** its stream is not synchronized, its thread allocates nothing, and only pinned memory is copied (a
+  replay accesses it again).
 """
 
 from __future__ import annotations
@@ -21,59 +19,46 @@ from typing import Any, Protocol
 
 from trt_engine.errors import UsageError
 
-__all__ = [
-    "Buffer",
-    "Device",
-    "Event",
-    "Graph",
-    "HostBuffer",
-    "MemoryStats",
-    "Properties",
-    "Stream",
-    "open_device",
-    "parse_device",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """The memory of a device at one moment, in bytes, as this `Device` sees it."""
+    """Memory of a device in bytes, a snapshot."""
 
     total_bytes: int
-    """What the device has; other processes share it."""
+    """Total memory, shared with other processes."""
     free_bytes: int
-    """What an allocation may still take: of the device, and below the limit where one is set."""
+    """Memory available to allocations, considering the limit."""
     allocated_bytes: int
-    """In open buffers of this `Device`."""
+    """Memory in open buffers of this `Device`."""
     peak_bytes: int
-    """The most that was in open buffers at once."""
+    """Maximum of `allocated_bytes`."""
     allocated_count: int
     """Open buffers."""
     limit_bytes: int | None = None
-    """The most this `Device` may allocate; None for no limit but the device's own."""
+    """Allocation limit of this `Device`; None for none."""
     pinned_bytes: int = 0
-    """In open pinned buffers, which are the host's memory."""
+    """Host memory in open pinned buffers."""
     pinned_peak_bytes: int = 0
     pinned_count: int = 0
-    served_count: int = 0
-    """Allocations answered since the device was opened, pinned ones not counted."""
+    total_allocations: int = 0
+    """Device allocations since the device was opened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What a device is."""
+    """Static device properties."""
 
     name: str
-    """As the vendor writes it: `NVIDIA H200`."""
+    """Vendor name: `NVIDIA H200`."""
     memory_bytes: int
     multiprocessors: int
-    """Streaming multiprocessors; the cores this process may use on a host."""
+    """Streaming multiprocessors; for a host, the cores available to this process."""
     compute_capability: tuple[int, int] | None = None
-    """As (9, 0); None where the device is no CUDA device."""
+    """For example (9, 0); None for other devices than CUDA."""
 
 
 class Buffer(Protocol):
-    """Memory on a device. Contents are undefined until something is written."""
+    """Device memory, uninitialized."""
 
     @property
     def nbytes(self) -> int: ...
@@ -85,150 +70,156 @@ class Buffer(Protocol):
     @property
     def closed(self) -> bool: ...
 
-    readers: set[int]
-    """Handles of the streams that other libraries said, when they were lent an array of it, they would read it on. A view
-    has its buffer's.
-    """
+    external_streams: set[int]
+    """Handles of the streams on which other libraries use exported arrays of it. Views share the set of their buffer."""
 
-    def view(self, offset: int, nbytes: int, then: Callable[[], None] | None = None) -> Buffer:
-        """A part of this memory, without a copy. Closing a view gives nothing back, but calls `then`, once; it ends with
-        its buffer.
-        """
+    def view(self, offset: int, nbytes: int) -> Buffer:
+        """A slice of this memory without a copy, valid as long as the buffer; closing it frees nothing."""
         ...
 
     def array(self, dtype: str = "uint8", shape: tuple[int, ...] | None = None) -> Any:
-        """The memory as an array of `dtype`, without a copy: numpy on the host, else an object with DLPack (and
-        `__cuda_array_interface__`). It keeps the memory: the buffer is not given back while the array is in use, unless
-        somebody closes it. Dropped with the array, it is given back some time after the streams are done with it, and other
-        libraries' default stream, which nobody waits for. Order your work on it behind the stream's.
+        """The memory as an array of `dtype` without a copy: numpy on the host, else an object with DLPack (and
+        `__cuda_array_interface__`). The array keeps the buffer alive unless it is closed. A buffer dropped with its arrays
+        is freed after all streams and the default stream are done with it, without waiting. Order your work after the
+        stream's.
         """
         ...
 
     def close(self) -> None:
-        """Give the memory back; a second time does nothing."""
+        """Free the memory. Idempotent."""
         ...
 
 
 class HostBuffer(Buffer, Protocol):
-    """Pinned memory of the host: `array()` is a numpy array, and copies from it and to it do not hold up the caller."""
+    """Pinned host memory: `array()` is a numpy array; copies from and to it are asynchronous."""
 
 
 class Event(Protocol):
-    """A point in a stream's work, with a time."""
+    """A timed point in a stream."""
 
     def done(self) -> bool:
-        """Whether the work before it is done; does not wait."""
+        """Whether preceding work is done; does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until the work before it is done; raises what that work raised."""
+        """Wait for preceding work; raises its errors."""
         ...
 
     def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from `since` to here; waits for both."""
+        """Time since `since` in ms; waits for both events."""
         ...
 
 
 class Graph(Protocol):
-    """Captured work that runs again with one call."""
+    """Captured work for replay."""
 
     def replay(self, stream: Stream) -> None: ...
     def close(self) -> None: ...
 
 
 class Stream(Protocol):
-    """Work in order. Nothing enqueued is certain to be done before `synchronize` returns."""
+    """A queue of work in order. Work is only guaranteed to be done when `synchronize` returns."""
 
     @property
     def handle(self) -> int:
-        """The stream as other libraries take it (a `cudaStream_t` as a number); `UsageError` after `close`."""
+        """The native handle (a `cudaStream_t` as an integer); `UsageError` after `close`."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything enqueued; raises what failed in it."""
+        """Wait for all enqueued work; raises its errors."""
         ...
 
     def record(self) -> Event: ...
     def wait(self, event: Event) -> None:
-        """Let what is enqueued here from now on begin after `event`, of this stream or another; the caller does not wait."""
+        """Order later work of this stream after `event`, of any stream; does not block the caller."""
         ...
 
-    def follow(self, readers: Collection[int]) -> bool:
-        """Let what is enqueued here from now on begin after what other libraries' streams with these handles have now;
-        False where that could not be said. Streams that may be gone by now are left out.
+    def wait_for_external(self, external_streams: Collection[int]) -> bool:
+        """Order later work after the present work of these external streams; False if that failed. Streams that may have
+        been destroyed are skipped.
         """
         ...
 
+    def order_after(self, handle: int) -> None:
+        """Order later work after the present work of another library's stream, which exists; does not block."""
+        ...
+
+    def order_before(self, handle: int) -> None:
+        """Order later work of another library's stream after the present work of this one; does not block."""
+        ...
+
     def capture(self, work: Callable[[Stream], None]) -> Graph:
-        """The graph of what `work` enqueues; a failed capture leaves the stream clean and raises."""
+        """Capture what `work` enqueues as a graph; a failed capture raises and leaves the stream usable."""
         ...
 
     def close(self) -> None:
-        """Give the stream back; what it still has to do is waited for, or dropped and said. Never raises."""
+        """Close the stream; pending work is finished, or dropped with a warning. Never raises."""
         ...
 
 
 class Device(Protocol):
-    """One device: allocates memory, opens streams, copies. Safe from many threads; a stream is one thread's at a time."""
+    """One device: memory, streams, copies. Thread-safe; a stream is for one thread at a time."""
 
     @property
     def name(self) -> str:
-        """As `open_device` takes it: `cuda:0`."""
+        """The name accepted by `open_device`: `cuda:0`."""
         ...
 
     def properties(self) -> Properties: ...
     def memory(self) -> MemoryStats: ...
     def allocate(self, nbytes: int, stream: Stream | None = None) -> Buffer:
-        """Memory for any stream; with `stream` for that one alone: then `close` takes its turn there.
+        """Memory for any stream, or for `stream` only: then `close` frees it in stream order.
 
-        `MemoryExhausted` says what was asked for and what is left; the device stays usable.
+        Raises `MemoryExhausted` with requested and free bytes; the device stays usable.
         """
         ...
 
     def pinned(self, nbytes: int) -> HostBuffer:
-        """Memory of the host that the device reads and writes by itself."""
+        """Page-locked host memory for asynchronous copies."""
         ...
 
     def borrow(self, array: Any, stream: Stream) -> Buffer:
-        """Another library's array on this device as a buffer, without a copy; work enqueued on `stream` from now on sees
-        what the array's owner has enqueued. Takes DLPack and `__cuda_array_interface__`; C-contiguous arrays only.
+        """Another library's array on this device as a buffer without a copy; later work on `stream` is ordered after the
+        owner's. Accepts C-contiguous arrays with DLPack or `__cuda_array_interface__`.
         """
         ...
 
     def stream(self) -> Stream: ...
     def upload(self, array: Any, buffer: Buffer, stream: Stream) -> None:
-        """Copy a C-contiguous host array into the buffer, in the stream's order.
+        """Copy a C-contiguous host array into the buffer, stream-ordered.
 
-        An ordinary array may be changed when this returns, for which a large one waits until its turn has come; a pinned
-        one when the stream is done with it.
+        A pageable array may be changed when this returns (a large one blocks until then); a pinned one when the stream is
+        done with it.
         """
         ...
 
     def download(self, buffer: Buffer, array: Any, stream: Stream) -> None:
-        """Copy the buffer into a C-contiguous host array; it is there after `stream.synchronize()`."""
+        """Copy the buffer into a C-contiguous host array; valid after `stream.synchronize()`."""
+        ...
+
+    def is_pinned(self, array: Any) -> bool:
+        """Whether copies from and to this host array are asynchronous."""
         ...
 
     def copy(self, source: Buffer, target: Buffer, nbytes: int, stream: Stream) -> None:
-        """Copy the first `nbytes` of `source` to `target`, in the stream's order; either may be pinned memory."""
+        """Copy the first `nbytes` of `source` to `target`, stream-ordered; either may be pinned memory."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for every stream of this device; raises what failed. Streams that are being captured are left alone."""
+        """Wait for all streams of this device except those in capture; raises their errors."""
         ...
 
     def close(self) -> None:
-        """Give back what nobody holds, and serve no more; what is still held is said in the log and given back as it is
-        closed. Never raises; a second time does nothing.
-        """
+        """Free unused memory and refuse new work; open buffers are logged, freed when closed. Never raises. Idempotent."""
         ...
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()  # "²" is a digit, and no number
+    return text.isascii() and text.isdigit()  # "²" is a digit but not a number
 
 
 def parse_device(text: str | int) -> tuple[str, int]:
-    """`cpu`, `cuda:0`, `cuda`, `fake:1` or a bare number (a CUDA device) as kind and number."""
+    """Kind and index of `cpu`, `cuda:0`, `cuda`, `fake:1` or a bare number (a CUDA device)."""
     if isinstance(text, int):
         kind, number = "cuda", str(text)
     else:
@@ -245,7 +236,7 @@ def parse_device(text: str | int) -> tuple[str, int]:
 
 
 def open_device(text: str | int, *, limit_bytes: int | None = None) -> Device:
-    """The device of that name, ready to allocate at most `limit_bytes`; `SetupError` where it cannot be had."""
+    """Open a device that allocates at most `limit_bytes`; `SetupError` if it is not available."""
     kind, number = parse_device(text)
     if limit_bytes is not None and limit_bytes <= 0:
         raise UsageError(
@@ -259,6 +250,6 @@ def open_device(text: str | int, *, limit_bytes: int | None = None) -> Device:
         from trt_engine.device.fake import FakeDevice
 
         return FakeDevice(number, limit_bytes=limit_bytes)
-    from trt_engine.device.setup import cuda_device
+    from trt_engine.device.cuda.availability import open_cuda_device
 
-    return cuda_device(number, limit_bytes)
+    return open_cuda_device(number, limit_bytes)

@@ -1,49 +1,34 @@
-"""What the machine's processors are and how they fare: names, memory, clocks, throttling. Reads, never sets."""
+"""CPU and GPU information: names, memory, clocks, throttling. Read-only."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "Clocks",
-    "Cpu",
-    "Gpu",
-    "clocks",
-    "cpu",
-    "cuda_version",
-    "gpu",
-    "gpus",
-    "in_container",
-    "memory_used",
-    "utilisation",
-    "visible",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The host processor as /proc/cpuinfo and the scheduler tell it."""
+    """The host CPU, from /proc/cpuinfo and the scheduler."""
 
     name: str
     cores: int
-    """Cores this process may use (affinity counted, not the whole machine)."""
+    """Cores available to this process (CPU affinity)."""
     features: tuple[str, ...]
-    """The instruction-set features that decide which kernels a library picks, sorted."""
+    """Instruction-set features that affect kernel selection, sorted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU as NVML tells it."""
+    """One NVIDIA GPU, from NVML."""
 
     index: int
-    """As CUDA counts them: `CUDA_VISIBLE_DEVICES` hides and orders."""
+    """CUDA index, after `CUDA_VISIBLE_DEVICES`."""
     name: str
     uuid: str
     memory_mib: int
@@ -54,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Clock rates and limits at one moment; None where they cannot be read."""
+    """Clock rates and limits, a snapshot; None if unreadable."""
 
     cpu_mhz: float | None = None
     load_average: float | None = None
@@ -65,10 +50,10 @@ class Clocks:
     temperature_c: int | None = None
     power_w: float | None = None
     throttled: tuple[str, ...] = ()
-    """Reasons the GPU clocks are held down, by NVML's names without the prefix."""
+    """Throttle reasons, by NVML's names without the prefix."""
 
 
-# The features ONNX Runtime's MLAS and oneDNN choose their kernels and layouts by.
+# Features by which MLAS (ONNX Runtime) and oneDNN select kernels and layouts.
 _FEATURES = (
     "sse4_1 avx f16c avx2 fma avx512f avx512bw avx512dq avx512vl avx512_vnni avx_vnni avx512_bf16 avx512_fp16 "
     "amx_tile amx_int8 amx_bf16 neon asimd asimddp asimdhp i8mm bf16 sve sve2"
@@ -76,8 +61,13 @@ _FEATURES = (
 
 
 @cache
+def core_count() -> int:
+    """The cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu() -> Cpu:
-    """The host processor."""
+    """The host CPU."""
     name, flags = platform.processor() or platform.machine(), set[str]()
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
@@ -87,13 +77,12 @@ def cpu() -> Cpu:
             elif key.strip() in ("flags", "Features"):
                 flags = set(value.split())
                 break
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Cpu(name=name, cores=cores, features=tuple(sorted(flags.intersection(_FEATURES))))
+    return Cpu(name=name, cores=core_count(), features=tuple(sorted(flags.intersection(_FEATURES))))
 
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVML, initialised; None where the package or the driver is missing."""
+    """NVML, initialised; None without the package or a driver."""
     try:
         import pynvml
     except ImportError:
@@ -101,7 +90,7 @@ def _nvml() -> Iterator[Any]:
         return
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver: NVMLError_LibraryNotFound, which is no RuntimeError
+    except pynvml.NVMLError:  # no driver: NVMLError_LibraryNotFound
         yield None
         return
     try:
@@ -115,15 +104,15 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def visible(uuids: Sequence[str], asked: str | None) -> list[int]:
-    """Which of the GPUs with these identifiers a process with `CUDA_VISIBLE_DEVICES=asked` sees, in its order.
+def visible_indices(uuids: Sequence[str], visible_devices: str | None) -> list[int]:
+    """Indices of the GPUs with these UUIDs that are visible under `CUDA_VISIBLE_DEVICES=asked`, in CUDA order.
 
-    CUDA's rule: the first entry that is no GPU ends the list. (Unlike NVML it counts the fastest first where boards differ.)
+    As in CUDA, the first invalid entry ends the list. (Unlike NVML, CUDA lists the fastest GPU first.)
     """
-    if asked is None:
+    if visible_devices is None:
         return list(range(len(uuids)))
     found: list[int] = []
-    for entry in map(str.strip, asked.split(",")):
+    for entry in map(str.strip, visible_devices.split(",")):
         if entry.isdigit() and int(entry) < len(uuids):
             number = int(entry)
         else:
@@ -138,14 +127,29 @@ def visible(uuids: Sequence[str], asked: str | None) -> list[int]:
 
 
 def _handles(nvml: Any) -> list[tuple[Any, str]]:
-    """NVML's handle and identifier of every GPU this process sees, in CUDA's order."""
+    """NVML handle and UUID of each visible GPU, in CUDA order."""
     every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in every]
-    return [(every[index], uuids[index]) for index in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+    return [(every[index], uuids[index]) for index in visible_indices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+
+
+@contextlib.contextmanager
+def _reader(gpu: int) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """NVML, and a function that calls it for one GPU; the result is None without the GPU, or where it is not supported."""
+    with _nvml() as nvml:
+        handle = dict(enumerate(_handles(nvml) if nvml is not None else ())).get(gpu)
+
+        def read(name: str, *args: Any) -> Any:
+            if handle is not None:
+                with contextlib.suppress(nvml.NVMLError):
+                    return getattr(nvml, name)(handle[0], *args)
+            return None
+
+        yield nvml, read
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs this process sees, as NVML tells them; empty without `nvidia-ml-py` or without a driver."""
+    """The visible GPUs, from NVML; empty without `nvidia-ml-py` or a driver."""
     with _nvml() as nvml:
         if nvml is None:
             return ()
@@ -167,12 +171,12 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def gpu(number: int, boards: Sequence[Gpu] | None = None) -> Gpu | None:
-    """The GPU `cuda:N` names, of those given or of this machine's; None where NVML does not tell of it."""
+    """The GPU `cuda:<number>` among `boards` (default: this machine's); None if NVML does not list it."""
     return next((board for board in (gpus() if boards is None else boards) if board.index == number), None)
 
 
 def cuda_version() -> str | None:
-    """The newest CUDA the driver serves, as `13.0`; None without a driver."""
+    """The newest CUDA version supported by the driver, as `13.0`; None without a driver."""
     with _nvml() as nvml:
         if nvml is None:
             return None
@@ -180,7 +184,7 @@ def cuda_version() -> str | None:
         return f"{number // 1000}.{number % 1000 // 10}"
 
 
-_THROTTLE = {  # nvml.h, nvmlClocksEventReason*: those that hold clocks down
+_THROTTLE = {  # nvml.h, nvmlClocksEventReason*: those that reduce clocks
     0x4: "sw_power_cap",
     0x8: "hw_slowdown",
     0x20: "sw_thermal_slowdown",
@@ -190,7 +194,7 @@ _THROTTLE = {  # nvml.h, nvmlClocksEventReason*: those that hold clocks down
 
 
 def clocks(gpu: int | None = None) -> Clocks:
-    """Clock rates now, of the host or of one GPU."""
+    """Present clock rates of the host or of one GPU."""
     if gpu is None:
         mhz = load = None
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -203,58 +207,33 @@ def clocks(gpu: int | None = None) -> Clocks:
         with contextlib.suppress(OSError):
             load = round(os.getloadavg()[0], 2)
         return Clocks(cpu_mhz=mhz, load_average=load)
-    with _nvml() as nvml:
+    with _reader(gpu) as (nvml, read):
         if nvml is None:
             return Clocks()
-        handles = _handles(nvml)
-        if gpu >= len(handles):
-            return Clocks()
-        handle = handles[gpu][0]
-
-        def read(call: Any, *args: Any) -> Any:
-            try:
-                return call(handle, *args)
-            except nvml.NVMLError:  # not every board answers every question
-                return None
-
-        reasons = read(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
-        power = read(nvml.nvmlDeviceGetPowerUsage)
+        reasons = read("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        power = read("nvmlDeviceGetPowerUsage")
         return Clocks(
-            sm_mhz=read(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            sm_max_mhz=read(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
-            memory_mhz=read(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
-            temperature_c=read(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            sm_mhz=read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            sm_max_mhz=read("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+            memory_mhz=read("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            temperature_c=read("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
             power_w=None if power is None else power / 1000,
             throttled=tuple(name for bit, name in _THROTTLE.items() if reasons & bit),
         )
 
 
 def memory_used(gpu: int) -> int | None:
-    """Bytes taken on the GPU, by whoever works there; None where NVML does not tell."""
-    with _nvml() as nvml:
-        if nvml is None:
-            return None
-        handles = _handles(nvml)
-        if gpu >= len(handles):
-            return None
-        try:
-            return int(nvml.nvmlDeviceGetMemoryInfo(handles[gpu][0]).used)
-        except nvml.NVMLError:  # a GPU in parts (MIG) tells administrators alone
-            return None
+    """Used GPU memory of all processes in bytes; None if NVML does not report it."""
+    with _reader(gpu) as (_, read):
+        found = read("nvmlDeviceGetMemoryInfo")  # MIG: administrators only
+        return None if found is None else int(found.used)
 
 
 def utilisation(gpu: int) -> float | None:
-    """Share of the last moments (a sixth of a second to one second, NVML says) some kernel ran on the GPU; None unknown."""
-    with _nvml() as nvml:
-        if nvml is None:
-            return None
-        handles = _handles(nvml)
-        if gpu >= len(handles):
-            return None
-        try:
-            return float(nvml.nvmlDeviceGetUtilizationRates(handles[gpu][0]).gpu) / 100
-        except nvml.NVMLError:  # a GPU in parts (MIG) does not tell
-            return None
+    """Fraction of the last sample period (1/6 to 1 s in NVML) with a kernel running on the GPU; None if unknown."""
+    with _reader(gpu) as (_, read):
+        found = read("nvmlDeviceGetUtilizationRates")  # not supported with MIG
+        return None if found is None else float(found.gpu) / 100
 
 
 @cache

@@ -1,1 +1,1 @@
-"""What this machine has, what works together, what to do: `doctor`."""
+"""Diagnose the machine and the installation: `doctor`."""

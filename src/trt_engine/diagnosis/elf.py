@@ -1,4 +1,4 @@
-"""What a shared library links, read from the file: nothing is loaded, and no `readelf` is needed."""
+"""Read the dependencies of a shared library from its ELF file, without loading it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["needed"]
-
 _LOAD, _DYNAMIC = 1, 2  # program header types, elf.h
 _NULL, _NEEDED, _STRTAB, _STRSZ = 0, 1, 5, 10  # entries of the dynamic section
-_MOST = 1 << 20
-"""Bytes of a table at most: a damaged header must not ask for gigabytes."""
+_MAX_READ_BYTES = 1 << 20
+"""Limit for one table, so that a damaged header cannot cause a huge read."""
 
 
-def needed(path: Path) -> tuple[str, ...]:
-    """The libraries a 64-bit ELF file says it needs (`libnvinfer.so.10`), in its order; empty for anything else."""
+def needed_libraries(path: Path) -> tuple[str, ...]:
+    """DT_NEEDED entries of a 64-bit ELF file (`libnvinfer.so.10`), in order; empty for any other file."""
     try:
         with path.open("rb") as file:
-            return _needed(file)
+            return _read_needed(file)
     except (OSError, struct.error, ValueError, UnicodeDecodeError):
         return ()
 
 
-def _needed(file: BinaryIO) -> tuple[str, ...]:
+def _read_needed(file: BinaryIO) -> tuple[str, ...]:
     head = file.read(64)
     if head[:5] != b"\x7fELF\x02" or head[5:6] not in (b"\x01", b"\x02"):
         return ()
@@ -32,12 +30,14 @@ def _needed(file: BinaryIO) -> tuple[str, ...]:
     size, count = struct.unpack_from(f"{order}HH", head, 54)
     segments = []
     for index in range(count):
-        kind, _, offset, address, _, nbytes = struct.unpack_from(f"{order}IIQQQQ", _at(file, table + index * size, 56))
+        kind, _, offset, address, _, nbytes = struct.unpack_from(
+            f"{order}IIQQQQ", _read_at(file, table + index * size, 56)
+        )
         segments.append((kind, offset, address, nbytes))
     dynamic = next(((offset, nbytes) for kind, offset, _, nbytes in segments if kind == _DYNAMIC), None)
     if dynamic is None:
         return ()
-    raw = _at(file, *dynamic)
+    raw = _read_at(file, *dynamic)
     entries = []
     for tag, value in struct.iter_unpack(f"{order}QQ", raw[: len(raw) // 16 * 16]):
         if tag == _NULL:
@@ -55,12 +55,12 @@ def _needed(file: BinaryIO) -> tuple[str, ...]:
     )
     if where is None:
         return ()
-    text = _at(file, where, nbytes)
+    text = _read_at(file, where, nbytes)
     return tuple(text[at : text.index(b"\0", at)].decode() for tag, at in entries if tag == _NEEDED)
 
 
-def _at(file: BinaryIO, offset: int, nbytes: int) -> bytes:
-    if nbytes > _MOST or offset > 1 << 62:
-        raise ValueError("a table of this size is damage")
+def _read_at(file: BinaryIO, offset: int, nbytes: int) -> bytes:
+    if nbytes > _MAX_READ_BYTES or offset > 1 << 62:
+        raise ValueError("the table is too large: damaged file")
     file.seek(offset)
     return file.read(nbytes)

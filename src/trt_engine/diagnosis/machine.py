@@ -1,11 +1,11 @@
-"""Where a diagnosis looks: packages, tools, files and libraries of one machine, read and never changed."""
+"""Read-only view of one machine: packages, tools, files and libraries."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine.device import info
-from trt_engine.diagnosis.probe import MARK
-from trt_engine.plans.installed import Installed, find_trtexec, installed
+from trt_engine.diagnosis.import_probe import RESULT_MARK
+from trt_engine.trt.installation import Installation, detect_installation, find_program, find_trtexec
 
-__all__ = ["Machine", "requirement_holds"]
-
-_PROBE = Path(__file__).with_name("probe.py")
+_PROBE = Path(__file__).with_name("import_probe.py")
 _PROBE_TIMEOUT_S = 180
-_TOOL_TIMEOUT_S = 60
 _TOOL_FOLDERS = (
     "usr/local/cuda/bin",
     "opt/nvidia/nsight-systems/*/bin",
@@ -33,52 +30,56 @@ _TOOL_FOLDERS = (
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine as its paths show it; the default is this one. Another `root` or `packages` is for looking elsewhere."""
+    """A machine seen through its files; `root` and `packages` select another than this one."""
 
     root: Path = Path("/")
     packages: tuple[str, ...] = ()
-    """Folders of installed packages that come before this interpreter's own."""
+    """Package folders searched before this interpreter's."""
     path: str = field(default_factory=lambda: os.environ.get("PATH", ""))
-    folder: Path = field(default_factory=Path.cwd)
+    working_folder: Path = field(default_factory=Path.cwd)
     store: Path | None = None
     library_path: str = field(default_factory=lambda: os.environ.get("LD_LIBRARY_PATH", ""))
     variables: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    """The environment's other variables."""
+    """Other environment variables."""
     boards: tuple[info.Gpu, ...] | None = None
-    """The GPUs to speak of; None for those NVML shows."""
+    """The GPUs; None for those NVML reports."""
+    _probed: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def gpus(self) -> tuple[info.Gpu, ...]:
         return info.gpus() if self.boards is None else self.boards
 
     @cached_property
-    def tensorrt(self) -> Installed:
+    def tensorrt(self) -> Installation:
         """The TensorRT of this machine."""
-        return installed(self.root, packages=self.packages, environ=self._environ, boards=self.gpus)
+        return detect_installation(self.root, packages=self.packages, environ=self._environ, known_gpus=self.gpus)
+
+    @cached_property
+    def tensorrt_rtx(self) -> Installation:
+        """The TensorRT-RTX of this machine."""
+        return detect_installation(
+            self.root, packages=self.packages, environ=self._environ, known_gpus=self.gpus, product="TensorRT-RTX"
+        )
 
     @property
     def _environ(self) -> dict[str, str]:
         return {**self.variables, "PATH": self.path, "LD_LIBRARY_PATH": self.library_path}
 
-    @cached_property
-    def container(self) -> str | None:
-        return self.tensorrt.container
-
     def environ(self, name: str) -> str | None:
-        """The value of a variable, or None where it is unset or empty."""
+        """The value of a variable, None where unset or empty."""
         return self.variables.get(name) or None
 
     def under(self, path: str) -> Path:
-        """An absolute path of that machine, under its root."""
+        """An absolute path under the root of the machine."""
         return Path(path) if self.root == Path("/") else self.root / path.lstrip("/")
 
     def package_folders(self) -> list[Path]:
-        """Where its Python packages lie, in the order Python looks."""
+        """Folders of Python packages, in import order."""
         return [Path(place) for place in (*self.packages, *(sys.path if self.root == Path("/") else ())) if place]
 
     @cached_property
     def distributions(self) -> tuple[metadata.Distribution, ...]:
-        """Everything installed, each once, in the order Python finds it."""
+        """Installed distributions without duplicates, in import order."""
         found: dict[str, metadata.Distribution] = {}
         for item in metadata.distributions(path=[*self.packages, *sys.path]):
             with contextlib.suppress(KeyError, TypeError):  # a dist-info without METADATA has no name
@@ -90,7 +91,7 @@ class Machine:
         return next((d.version for d in self.distributions if _canonical(d.metadata["Name"]) == _canonical(name)), None)
 
     def owners(self, package: str, prefixes: tuple[str, ...]) -> list[tuple[str, str]]:
-        """Name and version of the distributions that put files in the folder `package`, of names with these prefixes."""
+        """Name and version of the distributions with these name prefixes that own the folder `package`."""
         found = []
         for item in self.distributions:
             name = _canonical(item.metadata["Name"])
@@ -100,8 +101,27 @@ class Machine:
                 found.append((name, item.version))
         return sorted(found)
 
-    def probe(self, library: str) -> dict[str, Any]:
-        """What a library says of itself in a process of its own; `{"error": ...}` when it cannot be imported."""
+    def library_info(self, library: str) -> dict[str, Any]:
+        """`probe_import` of a library, once."""
+        if library not in self._probed:
+            self._probed[library] = self.probe_import(library)
+        return self._probed[library]
+
+    @property
+    def onnxruntime(self) -> dict[str, Any]:
+        return self.library_info("onnxruntime")
+
+    def ort_usable(self) -> bool:
+        return "error" not in self.onnxruntime and not self.onnxruntime["hollow"]
+
+    @property
+    def driver_loaded(self) -> str | None:
+        """Version of the loaded kernel driver, independent of NVML."""
+        found = re.search(r"Module\s+([\d.]+)", self.read("/proc/driver/nvidia/version") or "")
+        return found[1] if found else None
+
+    def probe_import(self, library: str) -> dict[str, Any]:
+        """Import a library in a separate process and return its report; `{"error": ...}` on failure."""
         before = os.environ.get("PYTHONPATH", "")
         packages = [*self.packages, *([before] if before else [])]
         try:
@@ -116,44 +136,31 @@ class Machine:
         except subprocess.TimeoutExpired:
             return {"error": f"`import {library}` did not end within {_PROBE_TIMEOUT_S} s"}
         except OSError as error:
-            return {"error": f"`import {library}` could not be tried: no process starts ({error.strerror or error})"}
+            return {
+                "error": f"`import {library}` could not be tested: cannot start a process ({error.strerror or error})"
+            }
         for line in reversed(done.stdout.splitlines()):
-            if line.startswith(MARK):
-                told: dict[str, Any] = json.loads(line.removeprefix(MARK))
-                return told
+            if line.startswith(RESULT_MARK):
+                report: dict[str, Any] = json.loads(line.removeprefix(RESULT_MARK))
+                return report
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
         return {"error": f"`import {library}` ended the process with {how}"}
 
     def tool(self, name: str) -> Path | None:
-        """A program on PATH or in the folders NVIDIA's packages use; trtexec may be named by a variable."""
+        """Path of a program on PATH or in NVIDIA's folders; trtexec also by environment variable."""
         if name == "trtexec":
             return find_trtexec(self.root, self._environ)
-        if found := shutil.which(name, path=self.path):
-            return Path(found)
-        for pattern in _TOOL_FOLDERS:
-            for place in sorted(self.root.glob(f"{pattern}/{name}"), reverse=True):
-                if os.access(place, os.X_OK) and place.is_file():
-                    return place
-        return None
-
-    def said(self, program: Path, *arguments: str) -> str:
-        """Everything a program prints, or nothing if it cannot be run."""
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            done = subprocess.run(
-                [str(program), *arguments], capture_output=True, text=True, errors="replace", timeout=_TOOL_TIMEOUT_S
-            )
-            return done.stdout + done.stderr
-        return ""
+        return find_program(name, self.root, self.path, _TOOL_FOLDERS)
 
     def read(self, path: str) -> str | None:
-        """The text of a file under the root, or None."""
+        """Text of a file under the root, or None."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
         except OSError:
             return None
 
     def memory_mib(self) -> tuple[int, int]:
-        """Memory of the machine, and what is available now, in MiB."""
+        """Total and available memory in MiB."""
         values = {}
         for line in (self.read("/proc/meminfo") or "").splitlines():
             name, _, rest = line.partition(":")
@@ -163,7 +170,7 @@ class Machine:
         return total, values.get("MemAvailable", total)
 
     def memory_limit_mib(self) -> int | None:
-        """The memory limit of this process's control group (version 2, then 1); None for no limit."""
+        """Memory limit in MiB of this process's cgroup (v2, then v1); None without limit."""
         limits = [int(text) >> 20 for path in self._limit_files() if (text := self.read(path) or "").isdecimal()]
         total, _ = self.memory_mib()
         return min((limit for limit in limits if not total or limit < total), default=None)
@@ -172,7 +179,7 @@ class Machine:
         for line in (self.read("/proc/self/cgroup") or "").splitlines():
             _, controllers, path = [*line.split(":", 2), "", ""][:3]
             if not controllers:
-                for folder in (Path(path), *Path(path).parents):  # a limit of any folder above holds too
+                for folder in (Path(path), *Path(path).parents):  # limits of parent groups apply too
                     yield f"/sys/fs/cgroup/{str(folder).strip('/')}/memory.max"
             elif "memory" in controllers.split(","):
                 yield f"/sys/fs/cgroup/memory/{path.strip('/')}/memory.limit_in_bytes"
@@ -185,7 +192,7 @@ def _canonical(name: str) -> str:
 
 
 def requirement_holds(version: str, specifier: str) -> bool:
-    """Whether a version meets `>=1.2,<3` (the operators our own requirements use: >=, >, <=, <, ==, !=)."""
+    """Whether a version satisfies a specifier such as `>=1.2,<3` (operators >=, >, <=, <, ==, !=)."""
     have = _release(version)
     for part in filter(None, (piece.strip() for piece in specifier.split(","))):
         sign = part.rstrip("0123456789.abcrdevpost*+")

@@ -1,8 +1,8 @@
-"""An engine, or a rewritten model, against a model run in plain ONNX Runtime on the same input."""
+"""Parity of an engine or rewritten model with a model in plain ONNX Runtime, on the same input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,25 @@ import onnxruntime as ort
 from onnx import ModelProto, ValueInfoProto
 
 from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.run import reference
-from trt_engine.config import Profile
-from trt_engine.engine import OutputError, Parity
+from trt_engine.config.profiles import Profile
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
+from trt_engine.graph.edit_graph import make_names_unique
 from trt_engine.graph.load import read_proto
-from trt_engine.graph.names import unique_names
+from trt_engine.model import Model
+from trt_engine.records.parity import OutputError, Parity
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
-
-__all__ = ["REFERENCE", "measure_parity", "open_exposing", "parity_feeds", "perturbed", "small_shapes"]
 
 REFERENCE = "onnxruntime on the CPU, no graph optimisation"
 
 
 def parity_feeds(
-    model: Path,
-    signature: Signature,
+    model: Model,
     profile: Profile,
-    values: Mapping[str, Sequence[int]] | None = None,
+    size_values: Mapping[str, Sequence[int]] | None = None,
     *,
     engine: Path | None = None,
     seed: int = 0,
@@ -41,17 +39,19 @@ def parity_feeds(
     `values` are the usual ones of inputs that hold sizes: they fit the profile's usual shapes, which are taken whole then.
     Inputs that could end a process are tried in another first, with the `engine` too where it is a graph.
     """
-    shapes = {name: span.opt for name, span in profile.ranges.items()} if values else small_shapes(signature, profile)
+    shapes = (
+        {name: span.opt for name, span in profile.ranges.items()}
+        if size_values
+        else small_shapes(model.signature, profile)
+    )
     described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-    described += "".join(f", `{name}` is {format_shape(tuple(given))}" for name, given in (values or {}).items())
-    return random_inputs(
-        model, signature, shapes, seed, values, engine=engine
-    ), f"seeded random, seed {seed}, {described}"
+    described += "".join(f", `{name}` is {format_shape(tuple(given))}" for name, given in (size_values or {}).items())
+    feeds = random_inputs(model.path, model.signature, shapes, seed, size_values, engine=engine)
+    return feeds, f"seeded random, seed {seed}, {described}"
 
 
 def measure_parity(
-    model: Path,
-    signature: Signature,
+    model: Model,
     run: Callable[[Tensors], Mapping[str, Any]],
     feeds: Tensors,
     described: str,
@@ -61,26 +61,42 @@ def measure_parity(
 
     What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
     """
-    plain = reference(model, signature)
-    expected, ranked = plain.run(feeds), sorted_outputs(read_proto(model))
-    errors = compare_outputs(run(feeds), expected, ranked, tolerance)
+    plain = reference_session(model.path, model.signature)
+    expected, ranked = plain.run(feeds), sorted_outputs(model.proto)
+
+    def sensitivity() -> dict[str, OutputError]:
+        return compare_outputs(plain.run(perturb_feeds(feeds, tolerance.roundoff)), expected, ranked, tolerance)
+
+    return judge_outputs(run(feeds), expected, ranked, described, tolerance, sensitivity)
+
+
+def judge_outputs(
+    got: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    ranked: Collection[str],
+    described: str,
+    tolerance: Tolerance,
+    sensitivity_of: Callable[[], dict[str, OutputError]],
+) -> Parity:
+    """Parity of outputs with the reference. `ranked` are outputs that the graph sorts; `sensitivity_of` is called for
+    where one is beyond the tolerance: how far the reference moves from itself."""
+    errors = compare_outputs(got, expected, ranked, tolerance)
     sensitivity: dict[str, OutputError] = {}
-    if not tolerance.chosen and not all(tolerance.accepts(error) for error in errors.values()):
-        moved = plain.run(perturbed(feeds, tolerance.roundoff))
-        sensitivity = compare_outputs(moved, expected, ranked, tolerance)
-    passed = all(tolerance.objection(error, sensitivity.get(name)) is None for name, error in errors.items())
+    if not tolerance.explicit and not all(tolerance.accepts(error) for error in errors.values()):
+        sensitivity = sensitivity_of()
+    passed = all(tolerance.violation(error, sensitivity.get(name)) is None for name, error in errors.items())
     return Parity(
         reference=REFERENCE,
         inputs=described,
         tolerance=tolerance.limit,
         passed=passed and errors.keys() == expected.keys(),
         outputs=errors,
-        judged="rms_rel" if tolerance.rms else "max_rel",
+        metric="rms_rel" if tolerance.use_rms else "max_rel",
         sensitivity=sensitivity,
     )
 
 
-def perturbed(feeds: Tensors, roundoff: float, seed: int = 0) -> dict[str, Any]:
+def perturb_feeds(feeds: Tensors, roundoff: float, seed: int = 0) -> dict[str, Any]:
     """The same input with every real number changed by up to `roundoff` of itself."""
     rng = np.random.default_rng(seed)
     arrays = {name: np.asarray(array) for name, array in feeds.items()}
@@ -104,10 +120,10 @@ def small_shapes(signature: Signature, profile: Profile) -> dict[str, Shape]:
     return shapes
 
 
-def open_exposing(path: Path, names: Sequence[str], level: str = "none") -> ort.InferenceSession:
+def open_with_outputs(path: Path, names: Sequence[str], level: str = "none") -> ort.InferenceSession:
     """A session that gives these tensors, outputs or not, weights read from where they are."""
     proto: ModelProto = read_proto(path)
-    unique_names(proto)
+    make_names_unique(proto)
     stated = {item.name for item in proto.graph.output}
     proto.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in stated)
     made = session.session_options(OnnxRuntimeOptions(arena=False), level=level)
@@ -117,4 +133,4 @@ def open_exposing(path: Path, names: Sequence[str], level: str = "none") -> ort.
             proto.SerializeToString(), made, providers=["CPUExecutionProvider"], enable_fallback=0
         )
     except session.ERRORS as error:
-        raise session.on_load(error, path) from error
+        raise session.translate_load_error(error, path) from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,21 +17,20 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.errors import ModelError
-from trt_engine.processes import die_with_parent, read_line, reap, spawned
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature
-
-__all__ = ["Request", "random_inputs"]
+from trt_engine.workers.crash import exit_name
+from trt_engine.workers.process import exit_with_parent, read_first_line, spawn_worker
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S = 600.0
+_TIMEOUT_S = 600.0
 
 
-class Request(msgspec.Struct):
-    """What the child runs, and on which inputs."""
+class TrialRequest(msgspec.Struct):
+    """Request to the child: models and inputs to run."""
 
     models: list[str]
     signature: Signature
@@ -42,7 +40,7 @@ class Request(msgspec.Struct):
 
 
 def random_inputs(
-    model: Path,
+    path: Path,
     signature: Signature,
     shapes: Mapping[str, Shape],
     seed: int = 0,
@@ -51,44 +49,39 @@ def random_inputs(
     engine: Path | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
     """As `random_feeds`. Where inputs decide sizes, steps or divisors, plain ONNX Runtime runs them in a child first, of the
-    `model` and of an `engine` that is a graph too: `ModelError` with the signal when that ends it."""
+    file at `path` and of an `engine` that is a graph too: `ModelError` with the signal when that ends it."""
     if any(spec.role for spec in signature.inputs):
-        files = [str(path) for path in (model, engine) if path is not None]
+        files = [str(item) for item in (path, engine) if item is not None]
         given = {name: [int(value) for value in item] for name, item in (values or {}).items()}
-        _try(Request(files, signature, dict(shapes), seed, given))
+        _run_trial(TrialRequest(files, signature, dict(shapes), seed, given))
     return random_feeds(signature, shapes, seed, values)
 
 
-def _try(request: Request) -> None:
+def _run_trial(request: TrialRequest) -> None:
     log.debug("random inputs decide sizes or steps: a child process tries them first")
     started = time.monotonic()
-    process, pipe = spawned("trt_engine.equivalence.random_inputs", msgspec.json.encode(request), subprocess.DEVNULL)
+    child = spawn_worker("trt_engine.equivalence.random_inputs", msgspec.json.encode(request), subprocess.DEVNULL)
     try:
-        code = reap(process, _PATIENCE_S).code
+        code = child.wait(_TIMEOUT_S).code
     finally:
-        os.close(pipe)
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # the child ends when this does
+        child.close()
     if code >= 0:
         return  # what ONNX Runtime raised it will raise again
-    if time.monotonic() - started >= _PATIENCE_S:
+    if time.monotonic() - started >= _TIMEOUT_S:
         raise ModelError(
-            f"ONNX Runtime does not end within {_PATIENCE_S:g} s on random inputs", hint="give inputs of your own"
+            f"ONNX Runtime does not end within {_TIMEOUT_S:g} s on random inputs", hint="provide real inputs"
         )
-    raise ModelError(
-        f"ONNX Runtime crashes ({signal.Signals(-code).name}) on random inputs", hint="give inputs of your own"
-    )
+    raise ModelError(f"ONNX Runtime crashes ({exit_name(code)}) on random inputs", hint="provide real inputs")
 
 
 def main() -> None:
     """The child: every error but a crash is the parent's to meet again."""
-    request = msgspec.json.decode(read_line(), type=Request)
-    die_with_parent()
+    request = msgspec.json.decode(read_first_line(), type=TrialRequest)
+    exit_with_parent()
     for path in request.models:
         with contextlib.suppress(Exception):
             feeds = random_feeds(request.signature, request.shapes, request.seed, request.values)
-            reference(Path(path), request.signature).run(feeds)
+            reference_session(Path(path), request.signature).run(feeds)
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What two right implementations of one model may differ by, by the coarsest format the model computes in.
+"""Tolerances between correct implementations of one model, by the coarsest dtype it computes in.
 
 docs/compare.md ("Tolerances") derives the figures.
 """
@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from onnx import ModelProto, NodeProto
+from onnx import NodeProto
 
-from trt_engine.engine import Channel, OutputError
-from trt_engine.graph import walk
-from trt_engine.graph.census import is_dequantize, is_quantize
+from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
+from trt_engine.model import GraphIndex
+from trt_engine.records.parity import Channel, OutputError, ParityLimits
 
-__all__ = ["DEAD", "LOST", "TOLERANCES", "Tolerance", "coarsest_format", "tolerance_of"]
-
-LOST = 0.5
+MAX_NOISE = 0.5
 """Noise over signal of a channel from which it is lost: 0.48 is a cosine of 0.9, 1 the channel replaced by its mean."""
-DEAD = 0.1
+DEAD_STD_RATIO = 0.1
 """Share left of a channel's variation below which it is dead, in every format."""
 
 
@@ -27,76 +26,100 @@ class Tolerance:
     """The largest difference allowed."""
 
     limit: float
-    """Of the worst channel, over its scale: the largest difference, or the RMS difference of a quantised model."""
-    rms: bool = False
-    replaced: float = 0.01
+    """Limit over the worst channel's scale: the largest difference, or the RMS difference of a quantised model."""
+    use_rms: bool = False
+    max_replaced_rows: float = 0.01
     """Rows of a model that sorts which may be others: those at the cut."""
-    ties: bool = True
+    allow_ties: bool = True
     """Whether rows that tie with the last may be others as well."""
-    noise: float = LOST
+    noise: float = MAX_NOISE
     roundoff: float = 2.0**-24
     """Relative change of the input by which the sensitivity of a model is measured."""
-    chosen: bool = False
-    """The limit was given: it stands alone, whatever the model's sensitivity."""
+    explicit: bool = False
+    """The limit is explicit and not raised by the model's sensitivity."""
 
-    def judged(self, error: OutputError) -> float | None:
+    def metric_value(self, error: OutputError) -> float | None:
         """The figure that is judged by `limit`."""
-        return error.rms_rel if self.rms else error.max_rel
+        return error.rms_rel if self.use_rms else error.max_rel
 
-    def objection(self, error: OutputError, sensitivity: OutputError | None = None) -> str | None:
+    def violation(self, error: OutputError, sensitivity: OutputError | None = None) -> str | None:
         """Why the output is not within; None where it is. A model that itself moves by `sensitivity` is allowed more."""
-        value = self.judged(error)
+        value = self.metric_value(error)
         if value is None or error.noise is None:
             return "was not compared channel by channel"
         limit, noise = self.limit, self.noise
-        if sensitivity is not None and not self.chosen:
-            limit = max(limit, min(_SENSITIVE * (self.judged(sensitivity) or 0.0), _MOST))
-            noise = max(noise, _SENSITIVE * (sensitivity.noise or 0.0))
-        if error.variation < DEAD:
-            return f"{_place(error.dead_channel)}{error.variation:.2g} of its variation is left: the channel is dead"
+        if sensitivity is not None and not self.explicit:
+            limit = max(limit, min(_SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0), _MAX_LIMIT))
+            noise = max(noise, _SENSITIVITY_FACTOR * (sensitivity.noise or 0.0))
+        if error.std_ratio < DEAD_STD_RATIO:
+            where = _channel_text(error.std_ratio_channel)
+            return f"{where}{error.std_ratio:.2g} of its variation is left: the channel is dead"
         if not value <= limit:
-            what = "RMS difference" if self.rms else "difference"
-            return f"{_place(error.channel)}{what} {value:.3g} of the channel's scale, allowed is {limit:.3g}"
+            what = "RMS difference" if self.use_rms else "difference"
+            return f"{_channel_text(error.channel)}{what} {value:.3g} of the channel's scale, allowed is {limit:.3g}"
         if not error.noise <= noise:
-            return f"{_place(error.noise_channel)}noise of {error.noise:.2g} of the signal, allowed is {noise:.2g}"
+            return (
+                f"{_channel_text(error.noise_channel)}noise of {error.noise:.2g} of the signal, allowed is {noise:.2g}"
+            )
         return None
 
     def accepts(self, error: OutputError) -> bool:
-        return self.objection(error) is None
+        return self.violation(error) is None
+
+    def to_limits(self, rounding: str) -> ParityLimits:
+        """The same for a passport; `rounding` is the result of `coarsest_dtype`."""
+        noise = self.noise if math.isfinite(self.noise) else None
+        judged: Literal["max_rel", "rms_rel"] = "rms_rel" if self.use_rms else "max_rel"
+        return ParityLimits(
+            self.limit, judged, noise, self.max_replaced_rows, self.allow_ties, self.roundoff, self.explicit, rounding
+        )
+
+    @classmethod
+    def from_limits(cls, limits: ParityLimits) -> Tolerance:
+        """The tolerance that a passport keeps."""
+        return cls(
+            limit=limits.limit,
+            use_rms=limits.metric == "rms_rel",
+            max_replaced_rows=limits.max_replaced_rows,
+            allow_ties=limits.allow_ties,
+            noise=math.inf if limits.noise is None else limits.noise,
+            roundoff=limits.roundoff,
+            explicit=limits.explicit,
+        )
 
 
-_SENSITIVE, _MOST = 4.0, 0.5
+_SENSITIVITY_FACTOR, _MAX_LIMIT = 4.0, 0.5
 """Times its own sensitivity that a model may be off, and the most that this allows."""
 _ROUNDINGS = 32
 """Units of roundoff that two implementations differ by at most, relative to the channel's largest value."""
 TOLERANCES = {
     "fp32": Tolerance(1e-3),
     "tf32": Tolerance(_ROUNDINGS * 2.0**-11, roundoff=2.0**-11),
-    "fp16": Tolerance(_ROUNDINGS * 2.0**-11, replaced=0.05, roundoff=2.0**-11),
-    "bf16": Tolerance(_ROUNDINGS * 2.0**-8, replaced=0.05, roundoff=2.0**-8),
-    "quantized": Tolerance(0.1, rms=True, replaced=0.10, roundoff=2.0**-16),
+    "fp16": Tolerance(_ROUNDINGS * 2.0**-11, max_replaced_rows=0.05, roundoff=2.0**-11),
+    "bf16": Tolerance(_ROUNDINGS * 2.0**-8, max_replaced_rows=0.05, roundoff=2.0**-8),
+    "quantized": Tolerance(0.1, use_rms=True, max_replaced_rows=0.10, roundoff=2.0**-16),
 }
 _FLOATS = ("fp32", "tf32", "fp16", "bf16")
 _QUANTIZED = ("QLinear", "QGemm", "QAttention", "MatMulNBits", "MatMulInteger", "ConvInteger")
 
 
-def tolerance_of(form: str, *, tf32: bool = False, chosen: float | None = None) -> Tolerance:
-    """The tolerance of what `coarsest_format` found; `tf32` when FP32 is computed in that. A `chosen` limit stands alone."""
-    usual = TOLERANCES["tf32" if tf32 and form == "fp32" else form]
-    if chosen is None:
+def select_tolerance(rounding: str, *, tf32: bool = False, explicit: float | None = None) -> Tolerance:
+    """The tolerance for the result of `coarsest_dtype`; `tf32`: FP32 is computed in TF32. An `explicit` limit is final."""
+    usual = TOLERANCES["tf32" if tf32 and rounding == "fp32" else rounding]
+    if explicit is None:
         return usual
-    return replace(usual, limit=chosen, noise=math.inf, chosen=True)
+    return replace(usual, limit=explicit, noise=math.inf, explicit=True)
 
 
-def coarsest_format(proto: ModelProto, brought_to: str | None = None) -> str:
-    """The coarsest rounding the model itself asks for, or what it is cast or quantised to before it is built."""
-    if brought_to not in (None, *_FLOATS) or any(_is_quantized(place.node) for place in walk.nodes(proto)):
+def coarsest_dtype(graph: GraphIndex, target: str | None = None) -> str:
+    """The coarsest rounding of the model, or of what it is cast or quantised to before the build."""
+    if target not in (None, *_FLOATS) or any(_is_quantized(place.node) for place in graph.nodes):
         return "quantized"
-    values = (*proto.graph.input, *proto.graph.output)
-    kinds = {tensor.data_type for tensor in walk.tensors(proto)} | {v.type.tensor_type.elem_type for v in values}
-    if 16 in kinds or brought_to == "bf16":
+    values = (*graph.proto.graph.input, *graph.proto.graph.output)
+    kinds = {tensor.data_type for tensor in graph.tensors} | {v.type.tensor_type.elem_type for v in values}
+    if 16 in kinds or target == "bf16":
         return "bf16"
-    return "fp16" if 10 in kinds or brought_to == "fp16" else "fp32"
+    return "fp16" if 10 in kinds or target == "fp16" else "fp32"
 
 
 def _is_quantized(node: NodeProto) -> bool:
@@ -104,5 +127,5 @@ def _is_quantized(node: NodeProto) -> bool:
     return is_quantize(node) or is_dequantize(node) or node.op_type.startswith(_QUANTIZED)
 
 
-def _place(channel: Channel | None) -> str:
+def _channel_text(channel: Channel | None) -> str:
     return f"{channel}: " if channel is not None else ""

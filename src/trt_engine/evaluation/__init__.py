@@ -1,1 +1,1 @@
-"""Whether an engine computes what its model computes."""
+"""Accuracy of an engine on a dataset."""

@@ -1,1 +1,1 @@
-"""What we know about ONNX files: open them safely, read them, count them, find trouble in them."""
+"""ONNX files: open them safely, inspect and edit them, and report problems."""

@@ -1,4 +1,4 @@
-"""Everything `inspect` says of an ONNX model, in one record."""
+"""Builds the record of `inspect` for an ONNX model."""
 
 from __future__ import annotations
 
@@ -6,48 +6,51 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from onnx import ModelProto, NodeProto
-
-from trt_engine.config import profile_for
-from trt_engine.engine import Precision
+from trt_engine.config.profiles import profile_for
 from trt_engine.errors import ShapeError
 from trt_engine.graph import walk
-from trt_engine.graph.census import census, is_dequantize, is_quantize, layers_of, parameters
-from trt_engine.graph.findings import findings, islands, ordered
-from trt_engine.graph.flops import count
-from trt_engine.graph.load import legible, open_model, read_proto
-from trt_engine.graph.module_paths import ModulePaths, with_modules
-from trt_engine.graph.quant_placement import PlacedGraph
+from trt_engine.graph.cost import model_cost
+from trt_engine.graph.dtype_breakdown import (
+    compute_layers,
+    count_parameters,
+    is_dequantize,
+    is_quantize,
+    shares_by_dtype,
+)
+from trt_engine.graph.lint import apply_rules
+from trt_engine.graph.lint_rules.dtype_rules import fp32_islands
+from trt_engine.graph.lint_rules.model_view import analyse, sort_findings
+from trt_engine.graph.load import OpenedModel, open_graph, parse_errors
+from trt_engine.graph.module_paths import ModulePaths, add_modules
+from trt_engine.graph.quant_placement import QuantizedGraph
 from trt_engine.model import Model
-from trt_engine.records import ModelReport
+from trt_engine.records.inspect import ModelReport
+from trt_engine.records.passport import Precision
 from trt_engine.tensors import Shape, Signature
 
-__all__ = ["inspect_model"]
 
+def inspect_model(source: OpenedModel | Model | Path | str, shapes: Mapping[str, Shape] | None = None) -> ModelReport:
+    """Report of a model file or an opened model, counted at `shapes`.
 
-def inspect_model(
-    source: Model | Path | str, shapes: Mapping[str, Shape] | None = None, *, proto: ModelProto | None = None
-) -> ModelReport:
-    """The report of the model at a path, or of one that is open (and `proto`, its graph, read), counted at `shapes`.
-
-    Without shapes it is counted at batch 1 and the sizes the model states; when other sizes are open, `macs` and `flops`
-    are None. `UsageError` for shapes that do not fit the model, `ModelError` for a file that is no whole model.
+    Without shapes it is counted at batch 1 and the declared sizes; `macs` and `flops` are None if other sizes are
+    dynamic. `UsageError` for shapes that do not fit, `ModelError` for an incomplete model file.
     """
-    model = source if isinstance(source, Model) else open_model(source)
-    path = model.path
-    proto = proto if proto is not None else read_proto(path)
-    with legible(path):
-        sizes = _sizes(model.signature, dict(shapes or {}))
-        cost = count(proto, sizes or {})
-        places = [place.node for place in walk.nodes(proto)]
-        held = parameters(proto)
+    opened = (
+        source if isinstance(source, OpenedModel) else open_graph(source.path if isinstance(source, Model) else source)
+    )
+    model, proto, path = opened.model, opened.model.proto, opened.model.path
+    with parse_errors(path):
+        sizes = _input_shapes(model.signature, dict(shapes or {}))
+        cost = model_cost(proto, traced=opened.trace_at(sizes or {}))
+        places = [place.node for place in model.graph.nodes]
+        held = count_parameters(model.graph)
         q_nodes = sum(map(is_quantize, places))
         dq_nodes = sum(map(is_dequantize, places))
-        shares = census(proto, cost)
-        found = findings(model, proto, cost.trace, sizes or {})
-        if any(kind in shares for kind in ("fp16", "bf16")):
-            found = (*found, *islands(layers_of(proto, cost), shares))
-        placed = PlacedGraph(proto, cost)
+        layers = list(compute_layers(proto, cost))
+        shares = shares_by_dtype(layers, held)
+        view = analyse(model, opened.trace_at(sizes or {}), sizes or {})
+        found = sort_findings((*apply_rules(view), *fp32_islands(layers, shares)))
+        placed = QuantizedGraph(model.graph, cost)
         return ModelReport(
             path=str(path),
             name=model.name,
@@ -58,7 +61,7 @@ def inspect_model(
             ir_version=model.ir_version,
             producer=" ".join(part for part in (proto.producer_name, proto.producer_version) if part),
             nodes=len(places),
-            operators=dict(Counter(map(_operator, places)).most_common()),
+            operators=dict(Counter(map(walk.qualified_name, places)).most_common()),
             parameters=held.count,
             parameter_bytes=held.nbytes,
             flops=cost.flops if sizes is not None else None,
@@ -68,19 +71,19 @@ def inspect_model(
             placement=placed.report() if placed else None,
             uncounted=cost.uncounted if sizes is not None else {},
             precision=Precision(None, shares),
-            quantized=dq_nodes > 0 or any(_is_quantized_operator(node.op_type) for node in places),
+            quantized=dq_nodes > 0 or any(node.op_type.startswith(_QUANTIZED) for node in places),
             q_nodes=q_nodes,
             dq_nodes=dq_nodes,
             dynamic={spec.name: spec.dynamic for spec in model.signature.inputs if spec.dynamic},
             external=tuple(item.location for item in model.external),
             domains=dict(Counter(walk.domain_of(node) or "ai.onnx" for node in places).most_common()),
-            findings=with_modules(ordered(found), ModulePaths(proto), "where"),
+            findings=add_modules(found, ModulePaths(proto), "location"),
             metadata={item.key: item.value for item in proto.metadata_props},
         )
 
 
-def _sizes(signature: Signature, shapes: dict[str, Shape]) -> dict[str, Shape] | None:
-    """The shape of every input: as given, else as stated with batch 1; None when open sizes were not given."""
+def _input_shapes(signature: Signature, shapes: dict[str, Shape]) -> dict[str, Shape] | None:
+    """Shape of every input: given, else declared with batch 1; None if dynamic sizes were not given."""
     try:
         profile = profile_for(signature, shapes=shapes)
     except ShapeError:
@@ -90,10 +93,5 @@ def _sizes(signature: Signature, shapes: dict[str, Shape]) -> dict[str, Shape] |
     return {name: span.opt for name, span in profile.ranges.items()}
 
 
-def _operator(node: NodeProto) -> str:
-    domain = walk.domain_of(node)
-    return f"{domain}::{node.op_type}" if domain else node.op_type
-
-
-def _is_quantized_operator(op: str) -> bool:
-    return op.startswith(("QLinear", "QGemm", "QAttention", "MatMulNBits", "MatMulInteger", "ConvInteger"))
+_QUANTIZED = ("QLinear", "QGemm", "QAttention", "MatMulNBits", "MatMulInteger", "ConvInteger")
+"""How names of operators on quantised data begin."""

@@ -1,136 +1,163 @@
-"""The one safe door for ONNX files: whole or not at all, and nothing outside the model's folder is read.
+"""Opens ONNX files safely: complete or not at all, without reading anything outside the model's folder.
 
-Weights in external files are located, sized and digested, never loaded, unless `read_proto(..., weights=True)` asks.
+External weights are located, sized and hashed, but loaded only by `read_proto(..., weights=True)`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
+from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 
-from trt_engine import files
-from trt_engine.engine import plan_header
+from trt_engine import atomic_io
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import operators, walk
-from trt_engine.graph.operators import Beyond, trt_only
-from trt_engine.graph.roles import roles
-from trt_engine.graph.sound import check_sound
-from trt_engine.model import ExternalFile, Model
-from trt_engine.tensors import Signature, TensorSpec, dtype
+from trt_engine.graph.input_roles import input_roles
+from trt_engine.graph.operators import trt_only
+from trt_engine.graph.resource_estimate import check_resource_limits, infer_shapes
+from trt_engine.graph.shape_inference import Trace, declared_shapes, trace
+from trt_engine.graph.structure_check import InvalidModel, check_names, check_part_limits, check_structure
+from trt_engine.model import ExternalFile, GraphIndex, Model
+from trt_engine.plan_header import (
+    NATIVE_PACKAGE,
+    NATIVE_PACKAGE_HINT,
+    PLAN_HEADER_NBYTES,
+    parse_plan_header,
+    plan_product,
+)
+from trt_engine.tensors import Shape, Signature, TensorSpec, dtype
 
-__all__ = [
-    "ENGINE_MARK",
-    "Beyond",
-    "beyond_onnxruntime",
-    "check",
-    "check_onnxruntime",
-    "external_files",
-    "legible",
-    "open_model",
-    "read_proto",
-    "signature",
-    "trt_only",
-]
-
-ENGINE_MARK = "trt_engine.engine"
-"""The name of the metadata our ONNX Runtime engines carry: whose work a graph is when its passport is gone."""
+ENGINE_MAGIC = "trt_engine.engine"
+"""Metadata key of ONNX Runtime engines built here: identifies a graph that lost its passport."""
 _INNER_DOMAINS = ("com.microsoft.nchwc", "com.ms.internal.nhwc")
-"""Operators ONNX Runtime puts into a graph as it optimises it; no exporter writes them."""
-_LARGEST = (1 << 31) - 1  # protobuf's limit for one message
+"""Domains of operators that ONNX Runtime's optimiser inserts; no exporter writes them."""
+_MAX_MESSAGE_NBYTES = (1 << 31) - 1  # protobuf's limit for one message
+_MAX_SINGLE_READ_NBYTES = 64 << 20
+"""File size in bytes up to which the whole file is read before parsing."""
+_OUTER_FIELDS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model and the trace of its size estimate."""
+
+    model: Model
+    trace: Trace
+
+    def trace_at(self, shapes: Mapping[str, Shape]) -> Trace:
+        """The trace at these shapes of all inputs; reused if they are the declared ones."""
+        stated = declared_shapes(self.model.proto)
+        same = all(shapes.get(spec.name) == stated.get(spec.name) for spec in self.model.signature.inputs)
+        return self.trace if same else trace(self.model.proto, shapes)
 
 
 def open_model(path: Path | str) -> Model:
-    """The model at `path`, found whole, with its digest, signature and external files; `ModelError` otherwise."""
-    path = Path(path)
-    proto = _parse(path)
-    with legible(path):
-        external = external_files(proto, path)
-        return Model(
+    """The complete model at `path` with its digest, signature and external files; `ModelError` otherwise."""
+    return _open(Path(path))[0]
+
+
+def open_graph(path: Path | str) -> OpenedModel:
+    """`open_model` with the trace of its size estimate."""
+    return OpenedModel(*_open(Path(path)))
+
+
+def _open(path: Path) -> tuple[Model, Trace]:
+    with parse_errors(path):
+        raw = _read_file(path)
+        graph = _parse(raw)
+        external = external_files(graph.tensors, path)
+        nbytes = len(raw) + sum(item.nbytes for item in external)
+        traced = trace(graph.proto, declared_shapes(graph.proto))
+        check_resource_limits(graph, traced, nbytes)
+        with atomic_io.os_errors(path, "read"):
+            digest = atomic_io.file_digest(*(item.path for item in external), before=raw)
+        model = Model(
             path=path,
-            digest=_digest(path, external),
-            nbytes=path.stat().st_size + sum(item.nbytes for item in external),
-            signature=signature(proto, path),
-            opsets=walk.opsets_of(proto),
-            ir_version=proto.ir_version,
+            digest=digest,
+            nbytes=nbytes,
+            graph=graph,
+            opsets=graph.opsets,
+            ir_version=graph.proto.ir_version,
             external=external,
-            optimised=_optimised(proto),
+            optimised=_optimised_by(graph),
+            signature=_read_signature(graph, traced),
         )
+        return model, traced
 
 
-def _optimised(proto: ModelProto) -> str | None:
-    for item in proto.metadata_props:
-        if item.key == ENGINE_MARK:
-            return f"its metadata says so: {item.value[:80]}"
-    for place in walk.nodes(proto):
-        if place.node.domain in _INNER_DOMAINS:
-            return f"it has `{place.node.op_type}` of the domain `{place.node.domain}`"
+def _optimised_by(graph: GraphIndex) -> str | None:
+    for item in graph.proto.metadata_props:
+        if item.key == ENGINE_MAGIC:
+            return f"by its metadata: {item.value[:80]}"
+    for node, *_ in graph.nodes:
+        if node.domain in _INNER_DOMAINS:
+            return f"it has `{node.op_type}` of the domain `{node.domain}`"
     return None
 
 
 def read_proto(path: Path | str, *, weights: bool = False) -> ModelProto:
-    """The model's graph; with `weights` the external weights too, after the same checks as `open_model`."""
-    path = Path(path)
-    proto = _parse(path)
+    """The model's graph, and with `weights` its external weights, after the checks of `open_model`."""
+    path, graph = Path(path), read_graph(path)
     if weights:
-        with legible(path):
-            external_files(proto, path)
-            onnx.load_external_data_for_model(proto, str(path.parent))
-    return proto
+        with parse_errors(path):
+            external_files(graph.tensors, path)
+            onnx.load_external_data_for_model(graph.proto, str(path.parent))
+    return graph.proto
 
 
-def check(model: Model | Path | str, proto: ModelProto | None = None) -> None:
-    """`ModelError` unless every operator is known and used as its schema says.
+def read_graph(path: Path | str) -> GraphIndex:
+    """The model's graph, after the checks of `open_model` that need no side file."""
+    path = Path(path)
+    with parse_errors(path):
+        return _parse(_read_file(path))
 
-    Known are the ONNX standard's operators at the model's opset, ONNX Runtime's own domains, the model's local functions,
-    and TensorRT's plugins; whether a backend runs the last ones is the backend's to say (`check_onnxruntime`).
+
+def check_operators(graph: GraphIndex, path: Path) -> None:
+    """`ModelError` unless every operator is known and valid by its schema.
+
+    Known operators: the ONNX standard at the model's opset, ONNX Runtime's own domains, local functions, and TensorRT's
+    plugins. Whether a backend runs the plugins is checked by `check_onnxruntime`.
     """
-    path = model.path if isinstance(model, Model) else Path(model)
-    proto = proto if proto is not None else read_proto(path)
-    with legible(path):
-        for found in operators.unknown(proto):
-            raise found.error(path)
-        operators.check_nodes(proto, path)
+    with parse_errors(path):
+        operators.require_valid_operators(graph)
 
 
-def check_onnxruntime(model: Model, proto: ModelProto | None = None) -> None:
-    """`check`, and `ModelError` with the remedy for what only TensorRT runs or what this ONNX Runtime is too old for."""
-    proto = proto if proto is not None else read_proto(model.path)
-    with legible(model.path):
-        if only := trt_only(proto):
+def check_onnxruntime(model: Model) -> None:
+    """`check_operators`, plus `ModelError` with a remedy for TensorRT-only operators and for versions too new for ONNX
+    Runtime."""
+    with parse_errors(model.path):
+        if only := trt_only(model.graph):
             raise ModelError(
                 f"`{model.path}` has operators that only TensorRT runs ({', '.join(f'`{name}`' for name in only)}), "
                 "ONNX Runtime does not",
                 hint="use a TensorRT backend with the plugin library, or export (quantize) again from the plain model",
             )
-        if beyond := beyond_onnxruntime(model):
+        if beyond := operators.onnxruntime_version_gap(model.opsets.get(""), model.ir_version):
             raise ModelError(
                 f"`{model.path}` is {beyond.describe()}",
                 hint="export again with `opset_version=20`, or lower it with `onnx.version_converter`, or upgrade: "
                 "`pip install -U onnxruntime`",
             )
-    check(model, proto)
-
-
-def beyond_onnxruntime(model: Model) -> Beyond:
-    """What of the model's opset and IR version the installed ONNX Runtime does not take; falsy when it takes all."""
-    return operators.beyond_onnxruntime(model.opsets.get(""), model.ir_version)
+        operators.require_valid_operators(model.graph)
 
 
 @contextlib.contextmanager
-def legible(path: Path) -> Iterator[None]:
-    """Turns what a damaged protobuf does to its readers into a `ModelError`.
+def parse_errors(path: Path) -> Iterator[None]:
+    """Convert what is wrong with the model, and exceptions caused by a damaged protobuf, to `ModelError` with its name.
 
-    A bit flipped in a name is found when the name is read, one in a count when it is used; the parser lets both pass.
+    The parser accepts flipped bits in names and counts; they fail when read.
     """
     try:
         yield
+    except InvalidModel as error:
+        raise ModelError(f"`{path}` {error.message}", hint=error.hint) from error
     except (UnicodeError, OverflowError, IndexError, KeyError, DecodeError) as error:
         raise ModelError(
             f"`{path}` is damaged: {type(error).__name__} while reading it ({_first_line(error)})",
@@ -144,7 +171,7 @@ def _first_line(error: Exception) -> str:
 
 # ------------------------------------------------------------------------------------------------ the file
 
-_FOREIGN = (  # first bytes, what they are, what to do
+_FOREIGN = (  # first bytes, format, remedy
     (b"version https://git-lfs", "a Git LFS pointer, not the model", "fetch the file itself: `git lfs pull`"),
     (b"<!DOCTYPE", "a web page, not a model", "download the raw file, not the page that shows it"),
     (b"<html", "a web page, not a model", "download the raw file, not the page that shows it"),
@@ -156,87 +183,58 @@ _FOREIGN = (  # first bytes, what they are, what to do
 )
 
 
-def _parse(path: Path) -> ModelProto:
-    """The parsed file, with a graph and operator sets; `ModelError` saying what it is instead."""
-    raw = _read(path)
+def _parse(raw: bytes) -> GraphIndex:
+    """The parsed file with a graph and opset imports; `InvalidModel` identifying another format."""
     proto = ModelProto()
     try:
         proto.ParseFromString(raw)
     except DecodeError as error:
-        raise _not_onnx(path, raw) from error
+        raise _other_format_error(raw) from error
     if not proto.HasField("graph"):
-        raise _not_onnx(path, raw)
+        raise _other_format_error(raw)
     if not proto.opset_import:
-        raise ModelError(
-            f"`{path}` has a graph but no operator set (opset_import): it is cut short or was never finished",
+        raise InvalidModel(
+            "has a graph but no operator set (opset_import): it is truncated",
             hint="copy or download the file again, and compare its size",
         )
     if not (proto.graph.node or proto.graph.output or proto.graph.input):
-        raise ModelError(f"`{path}` has an empty graph", hint="export the model again")
-    with legible(path):
-        for name in _names(proto):
-            if not isinstance(name, str):  # protobuf gives bytes for a string that is no UTF-8
-                raise ModelError(
-                    f"`{path}` is damaged: the name {name!r} in it is no text",
-                    hint="copy or download the file again, and compare its size",
-                )
-        check_sound(proto, path)
-    return proto
+        raise InvalidModel("has an empty graph", hint="export the model again")
+    check_part_limits(proto)
+    graph = walk.index_of(proto)
+    check_names(graph)
+    check_structure(graph)
+    return graph
 
 
-def _names(proto: ModelProto) -> Iterator[object]:
-    """Every string of the model that something is looked up by or that is shown."""
-    yield from (proto.producer_name, proto.producer_version)
-    for opset in proto.opset_import:
-        yield opset.domain
-    for item in proto.metadata_props:
-        yield from (item.key, item.value)
-    for graph in walk.graphs(proto):
-        for value in (*graph.input, *graph.output):
-            yield value.name
-            for dim in value.type.tensor_type.shape.dim:
-                yield dim.dim_param
-        for tensor in graph.initializer:
-            yield tensor.name
-    for tensor in walk.tensors(proto):
-        for entry in tensor.external_data:
-            yield from (entry.key, entry.value)
-    for function in proto.functions:
-        yield from (function.name, function.domain, *function.input, *function.output)
-        for opset in function.opset_import:
-            yield opset.domain
-    for place in walk.nodes(proto):
-        node = place.node
-        yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield attribute.name
-
-
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
+    """The bytes of the file, read once; `ModelError` unless it is an ordinary file of at most 2 GiB."""
     try:
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
+        if path.is_dir():
             inside = sorted(item.name for item in path.glob("*.onnx"))
             raise ModelError(
                 f"`{path}` is a folder, expected an `.onnx` file",
                 hint=f"name the file: `{path / inside[0]}`" if inside else "name the `.onnx` file itself",
             )
-        if not stat.S_ISREG(status.st_mode):
-            raise ModelError(f"`{path}` is no ordinary file", hint="copy the model to a file first")
-        if status.st_size == 0:
-            raise ModelError(f"`{path}` is empty", hint="copy or download the file again")
-        if plan := plan_header(path):
-            raise ModelError(
-                f"`{path}` is a TensorRT {plan.version} plan (an engine), expected an ONNX model",
-                hint=f"`trt-engine inspect {path.with_suffix('.engine')}` after renaming it reads its header; "
-                "building starts from the `.onnx` it was made of",
-            )
-        if status.st_size > _LARGEST:
-            raise ModelError(
-                f"`{path}` has {status.st_size} bytes, and one ONNX file ends at 2 GiB",
-                hint="save the weights beside it: `onnx.save(model, path, save_as_external_data=True)`",
-            )
-        return path.read_bytes()
+        with atomic_io.open_regular(path, error=ModelError) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise ModelError(f"`{path}` is empty", hint="copy or download the file again")
+            plan = parse_plan_header(file.read(PLAN_HEADER_NBYTES))
+            file.seek(0)
+            if plan is not None:
+                raise ModelError(
+                    f"`{path}` is a {plan.title} (an engine), expected an ONNX model",
+                    hint=f"`trt-engine inspect {path.with_suffix('.engine')}` after renaming it reads its header; "
+                    "building starts from the `.onnx` it was made of",
+                )
+            if size > _MAX_MESSAGE_NBYTES:
+                raise ModelError(
+                    f"`{path}` has {size} bytes, and one ONNX file ends at 2 GiB",
+                    hint="save the weights beside it: `onnx.save(model, path, save_as_external_data=True)`",
+                )
+            if size > _MAX_SINGLE_READ_NBYTES and not _is_protobuf(file, size):
+                raise _other_format_error(file.read(4096), size)
+            return file.read(size)
     except FileNotFoundError as error:
         near = sorted(item.name for item in path.parent.glob("*.onnx"))[:3] if path.parent.is_dir() else []
         raise ModelError(
@@ -246,30 +244,61 @@ def _read(path: Path) -> bytes:
     except NotADirectoryError as error:
         raise ModelError(f"no such file `{path}`", hint="a part of the path is a file, not a folder") from error
     except OSError as error:
-        raise files.explain(error, path, "read") from error
+        raise atomic_io.os_error(error, path, "read") from error
 
 
-def _not_onnx(path: Path, raw: bytes) -> ModelError:
+def _is_protobuf(file: BinaryIO, size: int) -> bool:
+    """Whether the top-level protobuf fields end at the end of the file, reading a few bytes only; rewinds the file."""
+    at = 0
+    for _ in range(_OUTER_FIELDS):
+        file.seek(at)
+        head = file.read(20)
+        tag, used = _varint(head)
+        if tag is None or not tag >> 3:
+            return False
+        length, more = _varint(head[used:])
+        if length is None or tag & 7 not in (0, 2):  # a model has numbers, strings and messages
+            return False
+        at += used + more + (length if tag & 7 == 2 else 0)
+        if at >= size:
+            break
+    file.seek(0)
+    return at <= size
+
+
+def _varint(raw: bytes) -> tuple[int | None, int]:
+    """A protobuf varint and its bytes; None if it does not end."""
+    value = 0
+    for at, byte in enumerate(raw[:10]):
+        value |= (byte & 127) << 7 * at
+        if byte < 128:
+            return value, at + 1
+    return None, 0
+
+
+def _other_format_error(raw: bytes, size: int | None = None) -> InvalidModel:
+    size = len(raw) if size is None else size
+    if raw[:4] == b"PK\x03\x04" and b"/data/aotinductor/" in raw[:1024]:
+        return InvalidModel(f"is {NATIVE_PACKAGE}", hint=NATIVE_PACKAGE_HINT)
     for magic, what, remedy in _FOREIGN:
         if raw.lstrip()[: len(magic)].lower() == magic.lower():
-            return ModelError(f"`{path}` is {what}, expected an ONNX model", hint=remedy)
-    if raw[:4] == b"ftrt":
-        return ModelError(
-            f"`{path}` begins as a TensorRT plan and ends after {len(raw)} bytes, expected an ONNX model",
+            return InvalidModel(f"is {what}, expected an ONNX model", hint=remedy)
+    if product := plan_product(raw):
+        return InvalidModel(
+            f"begins as a plan of {product} and ends after {len(raw)} bytes, expected an ONNX model",
             hint="give the `.onnx` file the engine was built from",
         )
     if raw[4:8] == b"TFL3":
-        return ModelError(f"`{path}` is a TensorFlow Lite model, expected ONNX", hint="convert it first: `tf2onnx`")
+        return InvalidModel("is a TensorFlow Lite model, expected ONNX", hint="convert it first: `tf2onnx`")
     if _is_text(raw[:4096]):
-        return ModelError(f"`{path}` is text, expected an ONNX model", hint="give the `.onnx` file itself")
-    if raw[:1] == b"\x08":  # field 1, ir_version: it began as a model
-        return ModelError(
-            f"`{path}` is cut short or damaged: it begins as an ONNX model and cannot be read to its end "
-            f"({len(raw)} bytes)",
+        return InvalidModel("is text, expected an ONNX model", hint="give the `.onnx` file itself")
+    if raw[:1] == b"\x08":  # field 1, ir_version: a truncated model
+        return InvalidModel(
+            f"is truncated or damaged: it begins as an ONNX model and cannot be read to its end ({size} bytes)",
             hint="copy or download the file again, and compare its size",
         )
-    return ModelError(
-        f"`{path}` is not an ONNX model: its {len(raw)} bytes are no ONNX protobuf",
+    return InvalidModel(
+        f"is not an ONNX model: its {size} bytes are not an ONNX protobuf",
         hint="give the `.onnx` file itself, or export the network to ONNX first",
     )
 
@@ -278,34 +307,32 @@ def _is_text(head: bytes) -> bool:
     try:
         text = head.decode("utf-8")
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4:  # not merely a character cut in two
+        if error.start < len(head) - 4:  # more than a truncated UTF-8 character
             return False
         text = head[: error.start].decode("utf-8")
     return all(character.isprintable() or character in "\r\n\t\f" for character in text)
 
 
-def _digest(path: Path, external: Iterable[ExternalFile]) -> str:
-    try:
-        return files.digest(path, *(item.path for item in external))
-    except OSError as error:
-        raise files.explain(error, path, "read") from error
-
-
 # ------------------------------------------------------------------------------------------------ external data
 
 
-def external_files(proto: ModelProto, path: Path) -> tuple[ExternalFile, ...]:
-    """The side files that hold weights, sorted by location; `ModelError` for one that is missing, too short for its
-    tensors, or not inside the model's folder."""
+def external_files(tensors: Iterable[TensorProto], path: Path) -> tuple[ExternalFile, ...]:
+    """Side files with the tensors of the model at `path`, sorted by location; `ModelError` for a file that is missing, too
+    short, or outside the model's folder."""
     found: dict[str, ExternalFile] = {}
-    for tensor in walk.tensors(proto):
+    for tensor in tensors:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         entries = {item.key: item.value for item in tensor.external_data}
+        if len(entries) != len(tensor.external_data):
+            raise ModelError(
+                f"`{path}` locates the tensor `{tensor.name}` twice",
+                hint="export it again",
+            )
         location = entries.get("location", "")
         if location not in found:
             found[location] = _side_file(location, tensor.name, path)
-        _must_hold(found[location], tensor, entries, path)
+        _check_byte_range(found[location], tensor, entries, path)
     return tuple(found[location] for location in sorted(found))
 
 
@@ -313,7 +340,7 @@ def _side_file(location: str, tensor: str, path: Path) -> ExternalFile:
     refused = f"`{path}` keeps the tensor `{tensor}` in `{location}`"
     windows = PureWindowsPath(location)
     if not location or "\x00" in location:
-        raise ModelError(f"`{path}` keeps the tensor `{tensor}` outside but does not say where", hint="export it again")
+        raise ModelError(f"`{path}` has the external tensor `{tensor}` without a location", hint="export it again")
     if location.startswith("/") or windows.is_absolute() or windows.drive:
         raise ModelError(
             f"{refused}, an absolute path; expected one inside the model's folder",
@@ -327,7 +354,7 @@ def _side_file(location: str, tensor: str, path: Path) -> ExternalFile:
     target = path.parent / location
     try:
         inside = target.resolve().is_relative_to(path.parent.resolve())
-    except (OSError, RuntimeError) as error:  # a loop of links
+    except (OSError, RuntimeError) as error:  # a symlink loop
         raise ModelError(f"{refused}, which cannot be followed: {error}", hint="copy the file itself there") from error
     if not inside:
         raise ModelError(
@@ -335,25 +362,23 @@ def _side_file(location: str, tensor: str, path: Path) -> ExternalFile:
             hint="copy model and weights into one folder with the links followed: `cp -rL`",
         )
     try:
-        status = target.stat()
+        with atomic_io.open_regular(target, error=ModelError) as file:
+            return ExternalFile(location, target, os.fstat(file.fileno()).st_size)
     except FileNotFoundError as error:
         raise ModelError(
             f"`{path}` needs the external data file `{location}`, which is not beside it",
             hint=f"copy `{location}` into `{path.parent}`, or download it as well: the weights are in it",
         ) from error
     except OSError as error:
-        raise files.explain(error, target, "read") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise ModelError(f"{refused}, which is no ordinary file", hint=f"copy the weights to `{location}`")
-    return ExternalFile(location, target, status.st_size)
+        raise atomic_io.os_error(error, target, "read") from error
 
 
-def _must_hold(file: ExternalFile, tensor: TensorProto, entries: dict[str, str], path: Path) -> None:
+def _check_byte_range(file: ExternalFile, tensor: TensorProto, entries: dict[str, str], path: Path) -> None:
     try:
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or -1)
     except ValueError as error:
         raise ModelError(
-            f"`{path}` has no readable place for the tensor `{tensor.name}` in `{file.location}`",
+            f"`{path}` has no valid location for the tensor `{tensor.name}` in `{file.location}`",
             hint="the file is damaged; copy or download it again",
         ) from error
     needed = _nbytes(tensor, path)
@@ -387,20 +412,20 @@ def _nbytes(tensor: TensorProto, path: Path) -> int:
 # ------------------------------------------------------------------------------------------------ the signature
 
 
-def signature(proto: ModelProto, path: Path | str) -> Signature:
-    """The model's inputs (initializers left out) and outputs."""
-    graph = proto.graph
-    stored = {item.name for item in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
-    inputs = [item for item in graph.input if item.name not in stored]
-    outputs = list(graph.output)
+def _read_signature(graph: GraphIndex, traced: Trace) -> Signature:
+    """The model's inputs (initializers excluded) and outputs."""
+    main = graph.graphs[0]
+    stored = {item.name for item in main.initializer} | {item.values.name for item in main.sparse_initializer}
+    inputs = [item for item in main.input if item.name not in stored]
+    outputs = list(main.output)
     if any(not _has_rank(item) for item in outputs):
-        outputs = _inferred(proto, outputs)
+        outputs = _infer_outputs(graph.proto, outputs, traced)
     if not outputs:
-        raise ModelError(f"`{path}` has no outputs", hint="export the model again")
-    decided = roles(proto)
+        raise InvalidModel("has no outputs", hint="export the model again")
+    decided = input_roles(graph)
     return Signature(
-        inputs=tuple(replace(_spec(item, "input", path), role=decided.get(item.name)) for item in inputs),
-        outputs=tuple(_spec(item, "output", path) for item in outputs),
+        inputs=tuple(replace(_value_spec(item, "input"), role=decided.get(item.name)) for item in inputs),
+        outputs=tuple(_value_spec(item, "output") for item in outputs),
     )
 
 
@@ -409,29 +434,29 @@ def _has_rank(value: ValueInfoProto) -> bool:
     return kind not in (None, "tensor_type") or value.type.tensor_type.HasField("shape")
 
 
-def _inferred(proto: ModelProto, outputs: list[ValueInfoProto]) -> list[ValueInfoProto]:
-    """The outputs with the types and shapes ONNX's shape inference finds for those that state none."""
+def _infer_outputs(proto: ModelProto, outputs: list[ValueInfoProto], traced: Trace) -> list[ValueInfoProto]:
+    """The outputs, with types and shapes from ONNX's shape inference where none are declared."""
     try:
-        found = {item.name: item for item in onnx.shape_inference.infer_shapes(proto, data_prop=True).graph.output}
+        found = {item.name: item for item in infer_shapes(proto, traced).graph.output}
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, TypeError):
         return outputs
     return [found.get(item.name, item) for item in outputs]
 
 
-def _spec(value: ValueInfoProto, side: str, path: Path | str) -> TensorSpec:
+def _value_spec(value: ValueInfoProto, side: str) -> TensorSpec:
     kind = value.type.WhichOneof("value")
     if kind is None and side == "output":
-        raise ModelError(
-            f"`{path}` does not say the type of its output `{value.name}`, and it cannot be inferred",
+        raise InvalidModel(
+            f"does not declare the type of its output `{value.name}`, and it cannot be inferred",
             hint="export it again, or add the type with `onnx.shape_inference`",
         )
     if kind != "tensor_type":
         word = (kind or "").removesuffix("_type").replace("_", " ") or "untyped"
-        raise ModelError(
-            f"`{path}` has the {side} `{value.name}` of kind {word}, expected a tensor",
+        raise InvalidModel(
+            f"has the {side} `{value.name}` of kind {word}, expected a tensor",
             hint=_OTHER_KINDS.get(word, "export the model with tensors as inputs and outputs"),
         )
-    return _tensor_spec(value.name, value.type.tensor_type, side, path)
+    return _tensor_spec(value.name, value.type.tensor_type, side)
 
 
 _OTHER_KINDS = {
@@ -442,23 +467,21 @@ _OTHER_KINDS = {
 }
 
 
-def _tensor_spec(name: str, tensor: TypeProto.Tensor, side: str, path: Path | str) -> TensorSpec:
+def _tensor_spec(name: str, tensor: TypeProto.Tensor, side: str) -> TensorSpec:
     try:
         element = dtype(tensor.elem_type).name
     except UsageError as error:
-        raise ModelError(
-            f"`{path}` has the {side} `{name}` of the unknown element type {tensor.elem_type}",
+        raise InvalidModel(
+            f"has the {side} `{name}` of the unknown element type {tensor.elem_type}",
             hint="export the model again; a newer trt-engine may know the type",
         ) from error
     if not tensor.HasField("shape"):
         if side == "input":
-            raise ModelError(
-                f"`{path}` does not say the rank of its input `{name}`",
+            raise InvalidModel(
+                f"does not declare the rank of its input `{name}`",
                 hint="export it again with the input's shape (dynamic sizes may stay open)",
             )
-        return TensorSpec(
-            name, element, (-1,), (None,)
-        )  # rank unknown until it has run: one open dimension stands for it
+        return TensorSpec(name, element, (-1,), (None,))  # rank unknown before a run: use one dynamic dimension
     shape, symbols = [], []
     for dim in tensor.shape.dim:
         fixed = dim.HasField("dim_value") and dim.dim_value >= 0

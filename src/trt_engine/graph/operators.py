@@ -1,23 +1,24 @@
-"""Which operators are known, and to whom: ONNX's own schemas, ONNX Runtime's, TensorRT's parser and plugins."""
+"""Known operators: ONNX's schemas, ONNX Runtime's schemas, TensorRT's parser and plugins."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import onnx
 from onnx import ModelProto, NodeProto, helper
 
-from trt_engine.environment import version_of
-from trt_engine.errors import ModelError
+from trt_engine.environment import distribution_version
 from trt_engine.graph import walk
-from trt_engine.tensors import closest
+from trt_engine.graph.shape_inference import schema_of
+from trt_engine.graph.structure_check import InvalidModel
+from trt_engine.model import GraphIndex, NodeLocation
+from trt_engine.tensors import suggest
 
-__all__ = ["Beyond", "beyond_onnxruntime", "check_nodes", "is_trt_only", "trt_only", "unknown"]
-
-# Operators that TensorRT's own libraries answer to without the suffix `_TRT` (source: the plugin folders and the ONNX
+# Operators of TensorRT's own libraries without the suffix `_TRT` (source: the plugin folders and the ONNX
 # parser's importers of the public TensorRT repositories), beside the domains and the suffix below.
 _TRT_PLUGINS = frozenset(
     "BatchTilePlugin CoordConvAC CropAndResize CropAndResizeDynamic CustomEmbLayerNormPluginDynamic "
@@ -26,23 +27,23 @@ _TRT_PLUGINS = frozenset(
     "MSDeformAttn ModulatedDeformConv2d MultilevelCropAndResize MultilevelProposeROI PillarScatterPlugin Proposal "
     "ProposalDynamic ProposalLayer PyramidROIAlign RoPE SingleStepLSTMPlugin VoxelGeneratorPlugin".split()
 )
+_MAX_CACHED_NBYTES = 4096
+"""Attribute bytes up to which equal nodes are checked once."""
 _TRT_DOMAIN = re.compile(r"(trt|tensorrt|nvinfer)(\W.*)?", re.IGNORECASE)
 
 
+@cache
 def _known_to_onnx(op: str, domain: str, version: int | None) -> bool:
-    try:
-        schema = onnx.defs.get_schema(op, version if version is not None else 1 << 30, domain)
-    except onnx.defs.SchemaError:
-        return False
-    return not schema.deprecated
+    schema = schema_of(op, domain, version if version is not None else 1 << 30)
+    return schema is not None and not schema.deprecated
 
 
 @cache
 def _runtime_schemas() -> dict[tuple[str, str], int]:
-    """First version by (domain, operator) of the installed ONNX Runtime; empty where it cannot be imported."""
+    """First version by (domain, operator) in the installed ONNX Runtime; empty if it cannot be imported."""
     try:
         from onnxruntime.capi import onnxruntime_pybind11_state as state
-    except (ImportError, AttributeError):  # hollow after an uninstall of its sibling: `doctor` says so
+    except (ImportError, AttributeError):  # broken by uninstalling its sibling package: see `doctor`
         return {}
     found: dict[tuple[str, str], int] = {}
     for schema in state.get_all_operator_schema():
@@ -51,83 +52,75 @@ def _runtime_schemas() -> dict[tuple[str, str], int]:
     return found
 
 
-def _functions(proto: ModelProto) -> set[tuple[str, str]]:
-    return {("" if item.domain in walk.DEFAULT_DOMAINS else item.domain, item.name) for item in proto.functions}
-
-
 def is_trt_only(node: NodeProto) -> bool:
-    """True for an operator that only TensorRT runs: its domains, its plugins, its naming."""
-    op, domain = node.op_type, walk.domain_of(node)
+    """True for an operator that only TensorRT runs, by domain, plugin or name."""
+    return _is_trt_only(node.op_type, walk.domain_of(node))
+
+
+@cache
+def _is_trt_only(op: str, domain: str) -> bool:
     if _TRT_DOMAIN.fullmatch(domain):
         return True
     if domain == "" and _known_to_onnx(op, "", None):
         return False
-    if domain and (domain, op) in _runtime_schemas():  # in the default one it lists TensorRT's, for its provider
+    if domain and (domain, op) in _runtime_schemas():  # its default domain lists TensorRT's operators
         return False
     return op.startswith("TRT_") or op.endswith("_TRT") or op in _TRT_PLUGINS
 
 
-def trt_only(proto: ModelProto) -> tuple[str, ...]:
-    """The operators of the model that only TensorRT runs, as `EfficientNMS_TRT` or `trt::TRT_MXFP8DequantizeLinear`."""
-    local = _functions(proto)
-    found: dict[str, None] = {}
-    for place in walk.nodes(proto):
-        node = place.node
-        if (walk.domain_of(node), node.op_type) not in local and is_trt_only(node):
-            found[_spelled(node)] = None
-    return tuple(found)
-
-
-def _spelled(node: NodeProto) -> str:
-    return f"{node.domain}::{node.op_type}" if walk.domain_of(node) else node.op_type
+def trt_only(graph: GraphIndex) -> tuple[str, ...]:
+    """TensorRT-only operators of the model, as `EfficientNMS_TRT` or `trt::TRT_MXFP8DequantizeLinear`."""
+    first = {(walk.domain_of(place.node), place.node.op_type): place.node for place in graph.nodes}
+    return tuple(
+        walk.qualified_name(node) for key, node in first.items() if key not in graph.functions and is_trt_only(node)
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
-    """One operator that neither ONNX nor ONNX Runtime nor the model itself defines."""
+class UnknownOperator:
+    """An operator that ONNX, ONNX Runtime and the model do not define."""
 
     op: str
     domain: str
     opset: int | None
     node: str
 
-    def error(self, path: object) -> ModelError:
-        """The error `check` raises for it."""
+    def error(self) -> InvalidModel:
+        """The error that `check_operators` raises for it."""
         if self.domain and (self.opset is None or not any(domain == self.domain for domain, _ in _runtime_schemas())):
-            return ModelError(
-                f"`{path}` has the operator `{self.op}` of the domain `{self.domain}` (node `{self.node}`), which is "
+            return InvalidModel(
+                f"has the operator `{self.op}` of the domain `{self.domain}` (node `{self.node}`), which is "
                 "neither in the ONNX standard nor in ONNX Runtime nor a function of the model",
                 hint="export again with standard operators, or keep the operator as a local function of the model",
             )
         where = f"domain `{self.domain or 'ai.onnx'}`, opset {self.opset if self.opset is not None else 'not imported'}"
         names = sorted({name for domain, name in (*_standard_names(), *_runtime_schemas()) if domain == self.domain})
-        return ModelError(
-            f"`{path}` has an unknown operator `{self.op}` ({where}, node `{self.node}`)",
-            hint=f"{closest(self.op, names) if _near(self.op, names) else 'the exporter wrote it'}; "
-            "export again with another opset",
+        near = suggest(self.op, names)
+        return InvalidModel(
+            f"has an unknown operator `{self.op}` ({where}, node `{self.node}`)",
+            hint=f"{near if near.startswith('did you mean') else 'the exporter wrote it'}; export again with another opset",
         )
-
-
-def _near(name: str, known: list[str]) -> bool:
-    return closest(name, known).startswith("did you mean")
 
 
 @cache
 def _standard_names() -> frozenset[tuple[str, str]]:
-    """(domain, operator) of everything the ONNX standard ever had."""
+    """(domain, operator) of every operator in any version of the ONNX standard."""
     return frozenset((item.domain, item.name) for item in onnx.defs.get_all_schemas_with_history())
 
 
-def unknown(proto: ModelProto) -> list[Unknown]:
-    """The operators nobody defines, one entry for each operator; TensorRT-only ones are not among them."""
-    local = _functions(proto)
-    found: dict[tuple[str, str], Unknown] = {}
-    for place in walk.nodes(proto):
+def unknown_operators(graph: GraphIndex) -> list[UnknownOperator]:
+    """Undefined operators, one entry each; TensorRT-only operators are excluded."""
+    local = graph.functions
+    found: dict[tuple[str, str], UnknownOperator] = {}
+    met: set[tuple[str, str, int | None]] = set()
+    for place in graph.nodes:
         node, domain = place.node, walk.domain_of(place.node)
-        key = (domain, node.op_type)
+        key, version = (domain, node.op_type), place.opsets.get(domain)
+        if (*key, version) in met:
+            continue
+        met.add((*key, version))
         if key in found or key in local or is_trt_only(node):
             continue
-        version = place.opsets.get(domain)
         if domain == "" and version is None:
             version = 1  # an opset-free default domain is read as version 1
         known = version is not None and _known_to_onnx(node.op_type, domain, version)
@@ -136,39 +129,72 @@ def unknown(proto: ModelProto) -> list[Unknown]:
             since = _runtime_schemas().get(key)
             known = since is not None and (version or 1 << 30) >= since
         if not known:
-            found[key] = Unknown(node.op_type, domain, place.opsets.get(domain), walk.label(node))
+            found[key] = UnknownOperator(node.op_type, domain, place.opsets.get(domain), walk.label(node))
     return list(found.values())
 
 
-def check_nodes(proto: ModelProto, path: object) -> None:
-    """`ModelError` for a node whose attributes or number of inputs its operator's schema does not allow, or whose input
-    nobody makes."""
-    local = _functions(proto)
-    for place in walk.nodes(proto):
+def require_valid_operators(graph: GraphIndex) -> None:
+    """`InvalidModel` for the first operator that is unknown, or not valid by its schema."""
+    for found in unknown_operators(graph):
+        raise found.error()
+    check_nodes(graph)
+
+
+def check_nodes(graph: GraphIndex) -> None:
+    """`InvalidModel` for a node with attributes or an input count that its schema does not allow, or with an undefined
+    input."""
+    proto, local = graph.proto, graph.functions
+    passed: set[tuple[object, ...]] = set()
+    context: Any = onnx.checker.C.CheckerContext()
+    for place in graph.nodes:
         node, domain = place.node, walk.domain_of(place.node)
+        if (key := _node_schema(place, domain)) in passed:
+            continue
         if (domain, node.op_type) in local or domain not in ("", "ai.onnx.ml") or domain not in place.opsets:
             continue
         if is_trt_only(node) or not _known_to_onnx(node.op_type, domain, place.opsets[domain]):
             continue  # ONNX Runtime's own extension of the default domain
         if any(True for _ in walk.bodies(node)) or any(item.ref_attr_name for item in node.attribute):
-            continue  # needs the scope around it; its parts are visited one by one
+            continue  # needs the outer scope; its nodes are visited separately
         if any(item.t.data_location == onnx.TensorProto.EXTERNAL for item in node.attribute if item.HasField("t")):
             continue
-        try:
-            onnx.checker.check_node(node, _context(proto, place.opsets))
+        try:  # versions beyond 32 bits are a `TypeError`
+            context.ir_version, context.opset_imports = proto.ir_version, place.opsets
+            onnx.checker.check_node(node, context)
         except (onnx.checker.ValidationError, ValueError, TypeError, RuntimeError) as error:
             reason = " ".join(str(error).partition("==> Context")[0].split()).rstrip(".")
-            raise ModelError(
-                f"`{path}` breaks the rules of the operator `{node.op_type}` (opset {place.opsets[domain]}, "
+            raise InvalidModel(
+                f"breaks the rules of the operator `{node.op_type}` (opset {place.opsets[domain]}, "
                 f"node `{walk.label(node)}`): {reason}",
                 hint="export the model again, or ask the exporter for another opset",
             ) from error
-    _check_names(proto.graph, set(), path)
+        if key is not None:
+            passed.add(key)
+    _check_names(proto.graph, set())
     for function in proto.functions:
-        _check_names(function, set(function.input), path)
+        _check_names(function, set(function.input))
 
 
-def _check_names(owner: Any, outer: set[str], path: object) -> None:
+def checker_error(path: Path, *, full: bool = True) -> Exception | None:
+    """Why ONNX's checker rejects a model file, with its shape inference if `full`; None if it does not."""
+    try:
+        onnx.checker.check_model(str(path), full_check=full)
+    except Exception as error:  # the checker and the inference raise whatever their C++ side throws
+        return error
+    return None
+
+
+def _node_schema(place: NodeLocation, domain: str) -> tuple[object, ...] | None:
+    """Schema or function that validates a node; None for a node that is checked separately."""
+    node, held = place.node, place.node.attribute
+    given = tuple([item.SerializeToString() for item in held]) if held else ()
+    if sum(map(len, given)) > _MAX_CACHED_NBYTES:
+        return None
+    version = place.opsets.get(domain)
+    return domain, node.op_type, version, tuple(map(bool, node.input)), tuple(map(bool, node.output)), given
+
+
+def _check_names(owner: Any, outer: set[str]) -> None:
     known = set(outer)
     if isinstance(owner, onnx.GraphProto):
         known |= {item.name for item in owner.input} | {item.name for item in owner.initializer}
@@ -178,39 +204,32 @@ def _check_names(owner: Any, outer: set[str], path: object) -> None:
     for node in owner.node:
         for name in node.input:
             if name and name not in everything:
-                raise ModelError(
-                    f"`{path}` is broken: node `{walk.label(node)}` ({node.op_type}) reads `{name}`, "
+                raise InvalidModel(
+                    f"is broken: node `{walk.label(node)}` ({node.op_type}) reads `{name}`, "
                     "which no input, initializer or node makes",
                     hint="the file was cut or edited; export the model again",
                 )
         for _, body in walk.bodies(node):
-            _check_names(body, everything, path)
+            _check_names(body, everything)
     outputs = owner.output if not isinstance(owner, onnx.GraphProto) else [item.name for item in owner.output]
     for name in outputs:
         if name and name not in everything:
-            raise ModelError(
-                f"`{path}` is broken: the output `{name}` is made by no node",
+            raise InvalidModel(
+                f"is broken: no node produces the output `{name}`",
                 hint="the file was cut or edited; export the model again",
             )
-
-
-def _context(proto: ModelProto, opsets: dict[str, int]) -> Any:
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version = proto.ir_version
-    context.opset_imports = opsets
-    return context
 
 
 # ------------------------------------------------------------------------------------------------ ONNX Runtime's limits
 
 
 @dataclass(frozen=True, slots=True)
-class Beyond:
-    """How far a model lies beyond what the installed ONNX Runtime takes; None where it does not."""
+class VersionGap:
+    """Versions of a model beyond those the installed ONNX Runtime supports; falsy if there are none."""
 
     runtime: str
     opset: tuple[int, int] | None = None
-    """The model's opset and the highest one taken."""
+    """(the model's opset, highest supported)."""
     ir: tuple[int, int] | None = None
 
     def __bool__(self) -> bool:
@@ -226,19 +245,19 @@ class Beyond:
         return " and ".join(parts)
 
 
-_TAKEN_BY_ALL = (21, 10)  # opset and IR version every ONNX Runtime we allow takes: no need to ask it
+_MIN_VERSIONS = (21, 10)  # opset and IR version that every supported ONNX Runtime loads
 
 
-def beyond_onnxruntime(opset: int | None, ir_version: int) -> Beyond:
-    """What of this opset and IR version the installed ONNX Runtime does not take.
+def onnxruntime_version_gap(opset: int | None, ir_version: int) -> VersionGap:
+    """Opset and IR version that the installed ONNX Runtime does not support.
 
-    It is asked, not looked up: it loads a graph of one Identity stamped with them.
+    Found by loading a graph of one Identity stamped with these versions.
     """
-    runtime = version_of("onnxruntime") or version_of("onnxruntime-gpu") or "unknown"
+    runtime = distribution_version("onnxruntime") or distribution_version("onnxruntime-gpu") or "unknown"
     asked = opset or 1
-    high_opset = _limit("opset", asked, _TAKEN_BY_ALL[0])
-    high_ir = _limit("ir", ir_version, _TAKEN_BY_ALL[1])
-    return Beyond(
+    high_opset = _highest_loadable("opset", asked, _MIN_VERSIONS[0])
+    high_ir = _highest_loadable("ir", ir_version, _MIN_VERSIONS[1])
+    return VersionGap(
         runtime,
         opset=(asked, high_opset) if asked > high_opset else None,
         ir=(ir_version, high_ir) if ir_version > high_ir else None,
@@ -246,13 +265,13 @@ def beyond_onnxruntime(opset: int | None, ir_version: int) -> Beyond:
 
 
 @cache
-def _limit(what: str, asked: int, floor: int) -> int:
-    """The highest version up to `asked` that loads."""
-    if asked > floor + 16 and not _loads(what, asked):
-        asked = floor + 16  # a damaged or absurd number: no need to count down from it
-    while asked > floor and not _loads(what, asked):
-        asked -= 1
-    return asked
+def _highest_loadable(what: str, requested: int, floor: int) -> int:
+    """Highest loadable version up to the requested one."""
+    if requested > floor + 16 and not _loads(what, requested):
+        requested = floor + 16  # a damaged or absurd number: do not count down from it
+    while requested > floor and not _loads(what, requested):
+        requested -= 1
+    return requested
 
 
 @cache
@@ -260,20 +279,26 @@ def _loads(what: str, version: int) -> bool:
     try:
         import onnxruntime
     except ImportError:
-        return True  # nobody to ask
+        return True  # ONNX Runtime is not installed
     if not hasattr(onnxruntime, "InferenceSession"):
         return True
-    opset, ir = (version, _TAKEN_BY_ALL[1]) if what == "opset" else (_TAKEN_BY_ALL[0], version)
+    opset, ir = (version, _MIN_VERSIONS[1]) if what == "opset" else (_MIN_VERSIONS[0], version)
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])], "probe", [value("x", 1, [1])], [value("y", 1, [1])]
     )
-    probe = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+    return load_error(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)) is None
+
+
+def load_error(proto: ModelProto) -> Exception | None:
+    """Why ONNX Runtime's CPU provider does not load a model; None if it does."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
     try:
-        onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # its errors have no common base but Exception
-        return False
-    return True
+        onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its errors have no common base class
+        return error
+    return None

@@ -1,45 +1,40 @@
-"""The libraries that run a quantised graph, and what each wants of its Q/DQ pairs.
+"""Libraries that run a quantised graph, and the Q/DQ style each requires.
 
-Explicit quantisation is one notation with several dialects: TensorRT takes signed, symmetric pairs at the inputs of its
-layers; ONNX Runtime's CPU kernels take unsigned activations and fuse a layer only where its result is quantised too. A graph
-placed for one of them runs on the other, but mostly in FP32.
+TensorRT takes signed, symmetric pairs at layer inputs; ONNX Runtime's CPU kernels take unsigned activations and fuse a
+layer only if its result is quantised too. A graph placed for one runs on the other mostly in FP32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trt_engine.config import QUANT_TARGETS
+from trt_engine.config.precision import QUANT_TARGETS
 from trt_engine.errors import UsageError
-from trt_engine.tensors import closest
-
-__all__ = ["METADATA_KEY", "QuantTarget", "quant_target"]
+from trt_engine.tensors import suggest
 
 METADATA_KEY = "trt_engine.quant_target"
-"""The key of `ModelProto.metadata_props` under which `quantize` writes the name of the target."""
-
-
+"""Key of `ModelProto.metadata_props` that stores the target of `quantize`."""
 ALL_FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _OPERATORS_OF_ONNX = ("int8", "fp8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantTarget:
-    """What one library's INT8 kernels want of a graph."""
+    """Requirements of a library's INT8 kernels."""
 
     name: str
     title: str
-    """As in sentences: `ONNX Runtime's CPU provider`."""
+    """Name in messages: `ONNX Runtime's CPU provider`."""
     symmetric: bool
-    """Zero points must be zeros."""
+    """Zero points must be 0."""
     results: bool
-    """A layer is fused only where its result is quantised too."""
+    """A layer is fused only if its result is quantised too."""
     formats: tuple[str, ...] = ALL_FORMATS
-    """What `quantize` writes for it."""
+    """Formats that `quantize` writes for it."""
     dynamic: bool = False
-    """It has kernels that quantise activations to INT8 while running."""
+    """It has kernels that quantise activations to INT8 at run time."""
     strong_typing: bool = True
-    """The rules of TensorRT's strongly typed networks hold for its graphs."""
+    """TensorRT's strong typing rules apply to its graphs."""
 
 
 _TARGETS = {
@@ -65,7 +60,7 @@ assert tuple(_TARGETS) == QUANT_TARGETS
 
 
 def quant_target(name: str) -> QuantTarget:
-    """The target of that name; `UsageError` naming the nearest one otherwise."""
+    """The target with that name; `UsageError` suggesting the nearest name otherwise."""
     if name not in _TARGETS:
-        raise UsageError(f"unknown quantisation target `{name}`", hint=closest(name, list(_TARGETS)))
+        raise UsageError(f"unknown quantisation target `{name}`", hint=suggest(name, list(_TARGETS)))
     return _TARGETS[name]

@@ -1,8 +1,7 @@
-"""The careful path of `cast`: ModelOpt's AutoCast, in a process of its own.
+"""`cast --autocast`: ModelOpt's AutoCast in a subprocess.
 
-AutoCast runs the network on data and decides node by node which may be cast. It takes seconds to import and changes ONNX
-Runtime for the process it is in, so it gets its own, which may be another interpreter (`TRT_ENGINE_MODELOPT_PYTHON`).
-What it writes goes through the same checks as our own rewrite.
+AutoCast runs the network on data and selects the nodes to cast. It takes seconds to import and patches ONNX Runtime, so it
+runs in a separate interpreter (`TRT_ENGINE_MODELOPT_PYTHON`). Its output passes the same checks as the built-in cast.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,26 +22,25 @@ from typing import Any
 import numpy as np
 import onnx
 
-from trt_engine import files
+from trt_engine import atomic_io
+from trt_engine.config.precision import CastConfig
 from trt_engine.errors import ModelError, SetupError, UsageError
-from trt_engine.graph import walk
-from trt_engine.graph.census import layers_of
-from trt_engine.graph.load import check, open_model, read_proto
-from trt_engine.graph.module_paths import ModulePaths, carry, names_of, with_modules
-from trt_engine.precision import elements, stored
-from trt_engine.precision.cast import refuse_target
-from trt_engine.precision.rules import check_strong_typing
-from trt_engine.records import CastReport, KeptNode
-
-__all__ = ["PYTHON", "autocast", "interpreter"]
+from trt_engine.graph import edit_graph, stored_tensors, typed_graph, walk
+from trt_engine.graph.dtype_breakdown import compute_layers
+from trt_engine.graph.load import check_operators, open_model, read_proto
+from trt_engine.graph.module_paths import ModulePaths, carry_module_paths, names_of
+from trt_engine.graph.operators import checker_error
+from trt_engine.graph.typing_rules import check_strong_typing
+from trt_engine.precision.cast_model import check_target
+from trt_engine.precision.cast_rules import CastChanges
+from trt_engine.records.precision import CastReport, Fp32Node
 
 log = logging.getLogger(__name__)
 
-PYTHON = "TRT_ENGINE_MODELOPT_PYTHON"
-"""The environment variable that names an interpreter with ModelOpt in it."""
+PYTHON_VARIABLE = "TRT_ENGINE_MODELOPT_PYTHON"
+"""Environment variable with the interpreter that has ModelOpt."""
 _INSTALL = "`pip install 'trt-engine[quant]'`, or name an interpreter that has it with `TRT_ENGINE_MODELOPT_PYTHON`"
-
-_PROGRAM = """
+_SCRIPT = """
 import json, sys
 given = json.load(sys.stdin)
 try:
@@ -61,9 +58,9 @@ print(json.dumps({"version": modelopt.__version__}))
 """
 
 
-def interpreter() -> str:
-    """The Python that runs AutoCast: the one the environment names, else this one."""
-    return os.environ.get(PYTHON) or sys.executable
+def autocast_python() -> str:
+    """The Python that runs AutoCast: from the environment, else the current one."""
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 
 def autocast(
@@ -71,92 +68,83 @@ def autocast(
     to: str,
     *,
     out: Path | str,
-    keep_io: bool = True,
-    exclude_nodes: Sequence[str] = (),
-    exclude_types: Sequence[str] = (),
-    exclude_patterns: Sequence[str] = (),
+    config: CastConfig | None = None,
     feeds: dict[str, Any] | None = None,
-    init_max: float | None = None,
-    data_max: float | None = None,
     python: str | None = None,
-    yes: bool = False,
+    overwrite: bool = False,
     timeout_s: float | None = None,
 ) -> CastReport:
-    """The model cast by ModelOpt's AutoCast, checked as our own cast is. `feeds` are inputs for it to run on.
+    """Cast the model with ModelOpt's AutoCast, run on `feeds`, and validate the result.
 
-    Raises `SetupError` naming the extra where ModelOpt is not installed, `ModelError` with its last words where it fails.
+    Raises `SetupError` if ModelOpt is not installed, `ModelError` with its last error line if it fails.
     """
-    started = time.monotonic()
+    started, config = time.monotonic(), config or CastConfig()
     if to not in ("fp16", "bf16"):
         raise UsageError(f"cannot cast to `{to}`", hint="`--to fp16` or `--to bf16`")
     opened = open_model(model)
     target = Path(out)
-    refuse_target(target, opened, yes=yes)
-    before = read_proto(opened.path)
-    check(opened, before)
-    inside = [
-        walk.label(place.node)
-        for place in walk.nodes(before)
-        if not {*exclude_nodes}.isdisjoint(names := names_of(place.node))
-        or any(fnmatchcase(name, pattern) for name in names for pattern in exclude_patterns)
-    ]
-    with files.staging_folder(target) as staging:
+    check_target(target, opened, overwrite=overwrite)
+    before = opened.proto
+    check_operators(opened.graph, opened.path)
+    with atomic_io.staging_folder(target) as staging:
         data = None
         if feeds is not None:
             data = staging / "data.npz"
-            arrays: dict[str, Any] = {name: np.asarray(value) for name, value in feeds.items()}
-            np.savez(data, **arrays)
-        draft, beside = staging / target.name, stored.side_file(target)
-        version = _run(
-            python or interpreter(),
+            np.savez(data, allow_pickle=True, **{name: np.asarray(value) for name, value in feeds.items()})
+        draft = staging / target.name
+        version = _run_script(
+            python or autocast_python(),
             {
                 "source": str(opened.path.resolve()),
                 "target": str(draft),
-                "side": beside.name,
+                "side": stored_tensors.external_data_path(target).name,
                 "external": bool(opened.external),
-                "options": {
-                    "low_precision_type": to,
-                    "keep_io_types": keep_io,
-                    "nodes_to_exclude": [re.escape(name) for name in dict.fromkeys((*exclude_nodes, *inside))] or None,
-                    "op_types_to_exclude": list(exclude_types) or None,
-                    "calibration_data": str(data) if data is not None else None,
-                    "init_max": init_max,
-                    "data_max": data_max,
-                },
+                "options": _script_options(before, to, config, data),
             },
             timeout_s,
         )
         if not draft.is_file():
-            raise ModelError("ModelOpt's AutoCast wrote no model", hint="`-v` shows its log; or leave `--careful` out")
-        _must_be_valid(draft, opened.path)
+            raise ModelError("ModelOpt's AutoCast wrote no model", hint="`-v` shows its log; or leave `--autocast` out")
+        if (rejected := checker_error(draft)) is not None:
+            raise ModelError(
+                f"ModelOpt's AutoCast output for `{opened.path}` is not valid ONNX: {' '.join(str(rejected).split())[:300]}",
+                hint="leave `--autocast` out to use the built-in cast",
+            ) from rejected
         after = read_proto(draft)
-        if carry(after, before):
+        if carry_module_paths(after, before):
             draft.write_bytes(after.SerializeToString())
-        report = _report(opened, before, draft, to, keep_io, version)
-        try:
-            weights = staging / beside.name
-            nbytes = draft.stat().st_size + (weights.stat().st_size if weights.exists() else 0)
-            if weights.exists():
-                weights.replace(beside)
-            draft.replace(target)
-        except OSError as error:
-            raise files.explain(error, target) from error
-    return replace(
-        report,
-        out=str(target),
-        nbytes_after=nbytes,
-        artifacts={"model": str(target)} | ({"weights": str(beside)} if beside.exists() else {}),
-        seconds=time.monotonic() - started,
-    )
+        report = _make_report(opened, before, draft, to, config.keep_io, version)
+        with atomic_io.os_errors(target):
+            nbytes = stored_tensors.publish(draft, target)
+    files = {name: str(path) for name, path in stored_tensors.written_files(target).items()}
+    return replace(report, out=str(target), nbytes_after=nbytes, artifacts=files, seconds=time.monotonic() - started)
 
 
-def _run(python: str, given: dict[str, Any], timeout_s: float | None) -> str:
-    """Run the program in its own process; ModelOpt's version."""
+def _script_options(model: onnx.ModelProto, to: str, config: CastConfig, data: Path | None) -> dict[str, Any]:
+    """The arguments of `convert_to_mixed_precision`; None is its default."""
+    inside = [
+        walk.label(place.node)
+        for place in walk.nodes(model)
+        if not {*config.exclude_nodes}.isdisjoint(names := names_of(place.node))
+        or any(fnmatchcase(name, pattern) for name in names for pattern in config.exclude_patterns)
+    ]
+    return {
+        "low_precision_type": to,
+        "keep_io_types": config.keep_io,
+        "nodes_to_exclude": [re.escape(name) for name in dict.fromkeys((*config.exclude_nodes, *inside))] or None,
+        "op_types_to_exclude": list(config.exclude_types) or None,
+        "calibration_data": str(data) if data is not None else None,
+        "init_max": config.max_constant,
+    }
+
+
+def _run_script(python: str, request: dict[str, Any], timeout_s: float | None) -> str:
+    """Run the script in a subprocess; return ModelOpt's version."""
     log.info("running ModelOpt's AutoCast with `%s`", python)
     try:
         done = subprocess.run(
-            [python, "-c", _PROGRAM],
-            input=json.dumps(given),
+            [python, "-c", _SCRIPT],
+            input=json.dumps(request),
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -166,27 +154,27 @@ def _run(python: str, given: dict[str, Any], timeout_s: float | None) -> str:
         raise SetupError(f"cannot run `{python}`: {os.strerror(error.errno or 0).lower()}", hint=_INSTALL) from error
     except subprocess.TimeoutExpired as error:
         raise ModelError(
-            f"ModelOpt's AutoCast was not done after {timeout_s:g} s",
-            hint="leave `--careful` out, or give it less data",
+            f"ModelOpt's AutoCast did not finish within {timeout_s:g} s",
+            hint="leave `--autocast` out, or give it less data",
         ) from error
     for line in done.stderr.splitlines():
         log.debug("modelopt: %s", line)
-    said = _last_document(done.stdout)
+    said = _last_json_object(done.stdout)
     if done.returncode == 3 and "missing" in said:
         raise SetupError(
-            f"`--careful` needs NVIDIA ModelOpt, which `{python}` does not have ({said['missing']})", hint=_INSTALL
+            f"`--autocast` needs NVIDIA ModelOpt, which `{python}` does not have ({said['missing']})", hint=_INSTALL
         )
     if done.returncode or "version" not in said:
-        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no word")
+        last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
         raise ModelError(
             f"ModelOpt's AutoCast failed (exit code {done.returncode}): {last[:300]}",
-            hint="leave `--careful` out for our own cast; `-v` shows its whole log",
+            hint="leave `--autocast` out to use the built-in cast; `-v` shows its whole log",
         )
     return str(said["version"])
 
 
-def _last_document(text: str) -> dict[str, Any]:
-    """The JSON object on the last line that is one: libraries print lines of their own."""
+def _last_json_object(text: str) -> dict[str, Any]:
+    """The last line that is a JSON object; libraries print other lines."""
     for line in reversed(text.splitlines()):
         try:
             found = json.loads(line)
@@ -197,55 +185,31 @@ def _last_document(text: str) -> dict[str, Any]:
     return {}
 
 
-def _must_be_valid(path: Path, source: Path) -> None:
-    try:
-        onnx.checker.check_model(str(path), full_check=True)
-    except Exception as error:  # the checker and the inference raise whatever their C++ side throws
-        raise ModelError(
-            f"what ModelOpt's AutoCast made of `{source}` is not valid ONNX: {' '.join(str(error).split())[:300]}",
-            hint="leave `--careful` out for our own cast",
-        ) from error
-
-
-def _report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io: bool, version: str) -> CastReport:
-    """The report, from what stands in the two graphs."""
+def _make_report(opened: Any, before: onnx.ModelProto, draft: Path, to: str, keep_io: bool, version: str) -> CastReport:
+    """Build the report from the two graphs."""
     after = read_proto(draft)
-    paths = ModulePaths(after)
-    layers = list(layers_of(after))
-    kept = [layer for layer in layers if layer.kind == "fp32"]
-    operators = Counter(layer.step.node.op_type for layer in layers if layer.kind == to)
+    layers = list(compute_layers(after))
+    kept = [layer.step for layer in layers if layer.dtype == "fp32"]
+    operators = Counter(layer.step.node.op_type for layer in layers if layer.dtype == to)
     casts = [sum(place.node.op_type == "Cast" for place in walk.nodes(proto)) for proto in (before, after)]
-    low = elements.HALF if to == "fp16" else elements.BRAIN
+    low = typed_graph.FLOAT16 if to == "fp16" else typed_graph.BFLOAT16
     stored_low = [
         tensor
-        for scope in elements.read(elements.inlined(after)).all_scopes()
+        for scope in typed_graph.build_typed_graph(edit_graph.inline_functions(after)).all_scopes()
         for tensor in scope.tensors.values()
-        if tensor.stored is not None and tensor.kind == low
+        if tensor.value is not None and tensor.type_str == low
     ]
-    return CastReport(
-        model=str(opened.path),
-        out=None,
-        to=to,
-        path="careful",
-        keep_io=keep_io,
+    reason = "AutoCast left it in FP32"
+    changes = CastChanges(
         opset=(opened.opsets.get("", 1), walk.opsets_of(after).get("", 1)),
         nodes=len(layers),
         nodes_cast=sum(operators.values()),
-        operators_cast=dict(operators.most_common()),
-        kept=with_modules(
-            [
-                KeptNode(walk.label(layer.step.node), layer.step.node.op_type, "careful", "AutoCast left it in FP32")
-                for layer in kept
-            ],
-            paths,
-        ),
+        operators=operators,
+        kept=[Fp32Node(walk.label(step.node), step.node.op_type, "autocast", reason) for step in kept],
         casts_added=max(casts[1] - casts[0], 0),
         casts_removed=max(casts[0] - casts[1], 0),
-        constants_converted=len(stored_low),
-        constants_in_both_types=(),
-        constants_clamped=(),
-        nbytes_before=opened.nbytes,
-        nbytes_after=None,
-        findings=with_modules(check_strong_typing(after), paths, "where"),
-        notes=(f"by NVIDIA ModelOpt {version}, AutoCast",),
+        converted=len(stored_low),
+        notes=[f"by NVIDIA ModelOpt {version}, AutoCast"],
     )
+    report = changes.to_report(opened, to, keep_io, check_strong_typing(after), ModulePaths(after))
+    return replace(report, method="autocast")

@@ -1,14 +1,12 @@
 """Data for calibration and ranges: files, folders and Python iterables, as batches that fit the model.
 
-A folder's files are taken in the order of their names. A damaged file is skipped, counted and said; a file of the wrong
-shape is an error, because the rest will be wrong as well.
+A folder's files are read in name order. A damaged file is skipped and reported; a file of the wrong shape is an error.
 """
 
 from __future__ import annotations
 
 import logging
-import zipfile
-import zlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,98 +15,96 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.arrayfiles import ArrayFile, ArrayFileError, open_arrays
+from trt_engine.atomic_io import open_regular
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
+from trt_engine.format import join_names
 from trt_engine.model import Model
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds
-from trt_engine.tensors import Shape, Signature, TensorSpec, closest, dtype, format_shape
-
-__all__ = [
-    "ARRAYS",
-    "IMAGES",
-    "RAW",
-    "Batch",
-    "Preprocess",
-    "Rows",
-    "Samples",
-    "open_samples",
-    "random_samples",
-    "rows_of",
-    "single_input",
-]
+from trt_engine.tensors import Shape, Signature, TensorSpec, dtype, format_shape, suggest
 
 log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
-Preprocess = Callable[[Path], Any]
-"""Makes one input array of an image file, with or without the batch dimension."""
+PreprocessFunction = Callable[[Path], Any]
+"""Converts an image file to one input array, with or without the batch dimension."""
 
-IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-ARRAYS = frozenset({".npy", ".npz"})
-RAW = frozenset({".bin", ".raw"})
-_BROKEN = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError, zipfile.BadZipFile, zlib.error)
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+ARRAY_SUFFIXES = frozenset({".npy", ".npz"})
+RAW_SUFFIXES = frozenset({".bin", ".raw"})
+_READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One set of feeds, and where they came from."""
+    """One set of feeds and its source."""
 
     feeds: dict[str, Array]
     source: str
 
     @property
     def rows(self) -> int:
-        """Size of the first dimension of the first input that has any."""
+        """Size of the first dimension of the first non-scalar input."""
         return next((int(array.shape[0]) for array in self.feeds.values() if array.ndim), 1)
 
-    def digest(self, into: Any) -> None:
+    def update_digest(self, digest: Any) -> None:
         """Add the arrays to a hash."""
         for name in sorted(self.feeds):
             array = self.feeds[name]
-            into.update(f"{name} {array.dtype.name} {format_shape(array.shape)}".encode())
-            into.update(array.astype(str).tobytes() if array.dtype.kind == "O" else np.ascontiguousarray(array).data)
+            digest.update(f"{name} {array.dtype.name} {format_shape(array.shape)}".encode())
+            digest.update(array.astype(str).tobytes() if array.dtype.kind == "O" else np.ascontiguousarray(array).data)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of feeds, and their sources, for `open_samples` to put together to batches; as often as one likes."""
+class RowSource:
+    """Repeatable rows of feeds with their sources, which `open_samples` batches."""
 
-    describe: str
-    make: Callable[[dict[str, str]], Iterator[tuple[dict[str, Array], str]]]
-    """Feeds with a batch dimension; what it leaves out it writes into the dictionary, with the reason."""
+    description: str
+    iterate: Callable[[dict[str, str]], Iterator[tuple[dict[str, Array], str]]]
+    """Yields feeds with a batch dimension; writes skipped files with the reason into the dictionary."""
     count: int | None = None
-    """Rows, where each of `make`'s feeds is one and their number is known."""
+    """Number of rows, if known."""
 
 
 @dataclass(slots=True)
 class Samples:
-    """Batches to go through, once or as often as one likes."""
+    """Iterable batches, repeatable unless they come from an iterator."""
 
-    describe: str
-    make: Callable[[Samples], Iterator[Batch]]
-    again: bool = True
-    """False for an iterator: it is used up after one pass."""
+    description: str
+    iterate: Callable[[Samples], Iterator[Batch]]
+    repeatable: bool = True
+    """False for an iterator, which allows one pass."""
     total: int | None = None
-    """Batches, where known."""
+    """Number of batches, if known."""
     random: bool = False
     skipped: dict[str, str] = field(default_factory=dict)
-    """Files left out of the latest pass, and why."""
+    """Files skipped in the latest pass, with the reason."""
     dropped_rows: int = 0
-    """Rows left over at the end that do not fill a batch of the model's fixed size."""
+    """Rows at the end that do not fill a batch of the model's fixed size."""
 
     def __iter__(self) -> Iterator[Batch]:
         self.skipped.clear()
         self.dropped_rows = 0
-        return self.make(self)
+        return self.iterate(self)
 
-    def say_what_was_left_out(self) -> list[str]:
-        """One sentence for each kind of thing left out, for the log and the report."""
+    def first(self) -> Batch:
+        """Return the first batch; raise `UsageError` if there are none."""
+        batch = next(iter(self), None)
+        if batch is None:
+            left_out = "; ".join(self.omission_messages())
+            raise UsageError(
+                f"{self.description} has no sample for this model" + (f": {left_out}" if left_out else ""),
+                hint="give at least one sample (a row of the array, a file of the folder)",
+            )
+        return batch
+
+    def omission_messages(self) -> list[str]:
+        """One sentence for the skipped files and one for the dropped rows."""
         said = []
         if self.skipped:
-            names = list(self.skipped)
-            shown = "; ".join(f"`{name}`: {self.skipped[name]}" for name in names[:3])
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            said.append(f"{len(names)} damaged file{'s' if len(names) > 1 else ''} skipped ({shown}{more})")
+            shown = join_names([f"`{name}`: {reason}" for name, reason in self.skipped.items()], 3, "; ")
+            said.append(f"{len(self.skipped)} damaged file{'s' if len(self.skipped) > 1 else ''} skipped ({shown})")
         if self.dropped_rows:
             said.append(f"{self.dropped_rows} rows left out that fill no batch of the model's fixed size")
         return said
@@ -120,26 +116,25 @@ def open_samples(
     *,
     batch: int = 1,
     limit: int | None = None,
-    preprocess: Preprocess | None = None,
+    preprocess: PreprocessFunction | None = None,
 ) -> Samples:
-    """The samples in a file, a folder, or a Python iterable of feeds (dictionaries, or arrays for a model of one input).
+    """Open samples from a file, a folder, or a Python iterable of feeds (dictionaries, or arrays for a model of one input).
 
-    Rows of files are put together to batches of `batch`, or of the model's own fixed size; what an iterable gives is used as
-    it is. A function that returns an iterable is called for each pass, so that several passes are possible. `limit` is the
-    number of rows of files, or of an iterable's items, to take.
+    Rows of files are batched to `batch` or to the model's fixed size; items of an iterable are used as they are. A function
+    that returns an iterable is called for each pass. `limit` is the maximum number of rows or items.
     """
     if isinstance(data, Samples):
         return data
     if limit is not None and limit < 1:
         raise UsageError(f"the limit is {limit}, expected at least one sample", hint="leave it out to take all")
     if isinstance(data, str | Path):
-        data = rows_of(Path(data), signature, preprocess)
-    if isinstance(data, Rows):
-        return _in_batches(data, signature, max(1, batch), limit)
+        data = open_rows(Path(data), signature, preprocess)
+    if isinstance(data, RowSource):
+        return _batch_rows(data, signature, max(1, batch), limit)
     if callable(data):
-        return Samples("a Python function", lambda _: _items(data(), signature, limit))
+        return Samples("a Python function", lambda _: _iter_items(data(), signature, limit))
     if isinstance(data, Mapping):
-        return Samples("one set of feeds", lambda _: _items([data], signature, limit), total=1)
+        return Samples("one set of feeds", lambda _: _iter_items([data], signature, limit), total=1)
     if not isinstance(data, Iterable):
         raise UsageError(
             f"samples cannot come from a {type(data).__name__}", hint="a path, an iterable of feeds, or a function"
@@ -148,11 +143,11 @@ def open_samples(
     total = len(data) if isinstance(data, Sized) else None
     if total is not None and limit is not None:
         total = min(total, limit)
-    return Samples(f"a Python {type(data).__name__}", lambda _: _items(data, signature, limit), not once, total)
+    return Samples(f"a Python {type(data).__name__}", lambda _: _iter_items(data, signature, limit), not once, total)
 
 
 def random_samples(model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0) -> Samples:
-    """Seeded random feeds: they run the model and say little about real values."""
+    """Seeded random feeds, which do not represent real data."""
 
     def make(_: Samples) -> Iterator[Batch]:
         yield Batch(random_inputs(model.path, model.signature, shapes, seed), f"random feeds, seed {seed}")
@@ -166,22 +161,24 @@ def random_samples(model: Model, shapes: Mapping[str, Shape], count: int, seed: 
 # ------------------------------------------------------------------------------------------------ iterables
 
 
-def _items(items: Iterable[Any], signature: Signature, limit: int | None) -> Iterator[Batch]:
+def _iter_items(items: Iterable[Any], signature: Signature, limit: int | None) -> Iterator[Batch]:
     for index, item in enumerate(items):
         if limit is not None and index >= limit:
             return
         source = f"item {index}"
         if isinstance(item, Mapping):
-            feeds = {name: _fit(np.asarray(value), signature.input(name), source) for name, value in item.items()}
+            feeds = {
+                name: _convert_array(np.asarray(value), signature.input(name), source) for name, value in item.items()
+            }
         else:
-            spec = single_input(signature, "an array")
-            feeds = {spec.name: _fit(np.asarray(item), spec, source)}
+            spec = require_single_input(signature, "an array")
+            feeds = {spec.name: _convert_array(np.asarray(item), spec, source)}
         signature.check(feeds)
         yield Batch(feeds, source)
 
 
-def single_input(signature: Signature, what: str) -> TensorSpec:
-    """The model's one input; `FeedError` when it has several."""
+def require_single_input(signature: Signature, what: str) -> TensorSpec:
+    """Return the model's only input; raise `FeedError` if it has several."""
     if len(signature.inputs) != 1:
         names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
         raise FeedError(
@@ -191,74 +188,81 @@ def single_input(signature: Signature, what: str) -> TensorSpec:
     return signature.inputs[0]
 
 
-def _fit(array: Array, spec: TensorSpec, source: str) -> Array:
-    """The array in the input's type and rank; `FeedError` naming the source when it does not fit."""
+def _convert_array(array: Array, spec: TensorSpec, source: str) -> Array:
+    """Convert the array to the input's dtype and rank; raise `FeedError` if it does not fit."""
+    _check_array(array.shape, array.dtype, spec, source)
+    array = array.astype(numpy_dtype(spec.dtype), copy=False)
+    if array.ndim + 1 == len(spec.shape):
+        array = array[None]
+    return np.asarray(array, order="C")  # `ascontiguousarray` makes one dimension of none
+
+
+def _check_array(shape: tuple[int, ...], kind: np.dtype[Any], spec: TensorSpec, source: str) -> None:
+    """Raise `FeedError` unless an array of that shape and dtype can be converted to the input's."""
     wanted = numpy_dtype(spec.dtype)
-    if array.dtype != wanted:
-        both_floats = array.dtype.kind == "f" and spec.dtype in ("float16", "float32", "float64")
-        whole = array.dtype.kind in "iu" and wanted.kind in "iu" and np.can_cast(array.dtype, wanted)
+    if kind != wanted:
+        both_floats = kind.kind == "f" and spec.dtype in ("float16", "float32", "float64")
+        whole = kind.kind in "iu" and wanted.kind in "iu" and np.can_cast(kind, wanted)
         if not (both_floats or whole):
             raise FeedError(
-                f"{source} is {array.dtype.name} for input `{spec.name}`, expected {spec.dtype}",
+                f"{source} is {kind.name} for input `{spec.name}`, expected {spec.dtype}",
                 hint=f"convert and scale it as the model expects, then save it as {spec.dtype}",
             )
-        array = array.astype(wanted)
-    if array.ndim + 1 == len(spec.shape) and spec.shape[0] in (-1, 1):
-        array = array[None]
-    fits = array.ndim == len(spec.shape) and all(
-        want in (-1, got) or at == 0 for at, (got, want) in enumerate(zip(array.shape, spec.shape, strict=True))
+    if len(shape) + 1 == len(spec.shape) and spec.shape[0] in (-1, 1):
+        shape = (1, *shape)
+    fits = len(shape) == len(spec.shape) and all(
+        want in (-1, got) or at == 0 for at, (got, want) in enumerate(zip(shape, spec.shape, strict=True))
     )
     if not fits:
         raise FeedError(
-            f"{source} is {format_shape(array.shape)} for input `{spec.name}`, expected {spec.describe()}",
+            f"{source} is {format_shape(shape)} for input `{spec.name}`, expected {spec.format_symbolic()}",
             hint="resize and pad it to the input's size",
         )
-    return np.asarray(array, order="C")  # `ascontiguousarray` makes one dimension of none
 
 
 # ------------------------------------------------------------------------------------------------ files
 
 
-class _Damaged(Exception):
-    """One file cannot be read; the others may."""
+class _UnreadableFile(Exception):
+    """One file cannot be read."""
 
 
-def rows_of(path: Path, signature: Signature, preprocess: Preprocess | None = None) -> Rows:
-    """The rows of a file or of a folder's files, which are looked at now and read when they are asked for."""
-    files = _files(path)
+def open_rows(path: Path, signature: Signature, preprocess: PreprocessFunction | None = None) -> RowSource:
+    """The rows of a file or of a folder's files, listed now and read lazily."""
+    files = _list_files(path)
     kinds = {file.suffix.lower() for file in files}
-    if kinds & IMAGES and preprocess is None:
+    if kinds & IMAGE_SUFFIXES and preprocess is None:
         raise UsageError(
-            f"`{path}` holds images, and nothing says how they become inputs",
-            hint="give the inputs themselves as .npy or .npz files, or a model that declares it (docs/vision.md)",
+            f"`{path}` holds images, and the model declares no preprocessing",
+            hint="give the inputs themselves as .npy or .npz files, or a model that declares it (`trt-engine docs vision`)",
         )
-    if kinds & (IMAGES | RAW):
-        single_input(signature, "an image" if kinds & IMAGES else "a raw file")
+    if kinds & (IMAGE_SUFFIXES | RAW_SUFFIXES):
+        require_single_input(signature, "an image" if kinds & IMAGE_SUFFIXES else "a raw file")
     noun = f"{len(files)} file{'s' if len(files) > 1 else ''}"
 
     def make(skipped: dict[str, str]) -> Iterator[tuple[dict[str, Array], str]]:
-        return _rows(files, signature, preprocess, skipped)
+        return _iter_rows(files, signature, preprocess, skipped)
 
-    exact = kinds <= (IMAGES | RAW)  # one row each
-    return Rows(f"{noun} of `{path.name}`", make, len(files) if exact else None)
+    exact = kinds <= (IMAGE_SUFFIXES | RAW_SUFFIXES)  # one row each
+    return RowSource(f"{noun} of `{path.name}`", make, len(files) if exact else None)
 
 
-def _in_batches(given: Rows, signature: Signature, batch: int, limit: int | None) -> Samples:
+def _batch_rows(source: RowSource, signature: Signature, batch: int, limit: int | None) -> Samples:
     size = _batch_size(signature, batch)
 
     def make(samples: Samples) -> Iterator[Batch]:
-        return _batches(given.make(samples.skipped), signature, size, limit, samples)
+        return _iter_batches(source.iterate(samples.skipped), signature, size, limit, samples)
 
-    rows = given.count
+    rows = source.count
     if rows is not None and limit is not None:
         rows = min(rows, limit)
-    return Samples(given.describe, make, total=-(-rows // size) if rows is not None else None)
+    return Samples(source.description, make, total=-(-rows // size) if rows is not None else None)
 
 
-def _files(path: Path) -> list[Path]:
+def _list_files(path: Path) -> list[Path]:
     try:
         if path.is_dir():
-            known = ARRAYS | RAW | IMAGES
+            known = ARRAY_SUFFIXES | RAW_SUFFIXES | IMAGE_SUFFIXES
             found = sorted(
                 item for item in path.iterdir() if item.suffix.lower() in known and not item.name.startswith(".")
             )
@@ -273,9 +277,9 @@ def _files(path: Path) -> list[Path]:
             raise FeedError(f"no such file or folder `{path}`", hint="check the path of the data")
     except OSError as error:
         raise FeedError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}", hint="check it") from error
-    if path.suffix.lower() not in ARRAYS | RAW | IMAGES:
+    if path.suffix.lower() not in ARRAY_SUFFIXES | RAW_SUFFIXES | IMAGE_SUFFIXES:
         raise FeedError(
-            f"`{path}` is no file of samples", hint="give an .npy, .npz, .bin or .raw file, or a folder of them"
+            f"`{path}` is not a sample file", hint="give an .npy, .npz, .bin or .raw file, or a folder of them"
         )
     return [path]
 
@@ -285,16 +289,16 @@ def _batch_size(signature: Signature, batch: int) -> int:
     return fixed.pop() if len(fixed) == 1 else batch
 
 
-def _rows(
-    files: list[Path], signature: Signature, preprocess: Preprocess | None, skipped: dict[str, str]
+def _iter_rows(
+    files: list[Path], signature: Signature, preprocess: PreprocessFunction | None, skipped: dict[str, str]
 ) -> Iterator[tuple[dict[str, Array], str]]:
-    """Each file's arrays with a batch dimension; damaged ones are noted."""
+    """Yield each file's arrays with a batch dimension; record unreadable files in `skipped`."""
     good = 0
     for file in files:
         try:
-            yield _read(file, signature, preprocess), file.name
+            yield _read_file(file, signature, preprocess), file.name
             good += 1
-        except _Damaged as error:
+        except _UnreadableFile as error:
             skipped[file.name] = str(error)
             log.debug("skipped `%s`: %s", file, error)
     if not good:
@@ -304,84 +308,103 @@ def _rows(
         )
 
 
-def _read(file: Path, signature: Signature, preprocess: Preprocess | None) -> dict[str, Array]:
+def _read_file(file: Path, signature: Signature, preprocess: PreprocessFunction | None) -> dict[str, Array]:
     suffix = file.suffix.lower()
-    if suffix in RAW:
-        return _read_raw(file, single_input(signature, f"`{file.name}`"))
-    if suffix in IMAGES:
-        assert preprocess is not None  # seen to when the folder was opened
-        spec = single_input(signature, f"`{file.name}`")
+    if suffix in RAW_SUFFIXES:
+        return _read_raw(file, require_single_input(signature, f"`{file.name}`"))
+    if suffix in IMAGE_SUFFIXES:
+        assert preprocess is not None  # checked when the folder was opened
+        spec = require_single_input(signature, f"`{file.name}`")
         try:
             array = np.asarray(preprocess(file))
         except TrtEngineError:
             raise
-        except _BROKEN as error:
-            raise _Damaged(str(error) or type(error).__name__) from error
-        return {spec.name: _fit(array, spec, f"`{file.name}`")}
+        except _READ_ERRORS as error:
+            raise _UnreadableFile(str(error) or type(error).__name__) from error
+        return {spec.name: _convert_array(array, spec, f"`{file.name}`")}
     try:
-        with file.open("rb") as opened:
-            loaded = np.load(opened, allow_pickle=False)
-            arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {"": loaded}
-    except _BROKEN as error:
-        raise _Damaged(str(error) or type(error).__name__) from error
+        with open_arrays(file) as opened:
+            return _read_arrays(opened, file, signature)
+    except (ArrayFileError, OSError) as error:
+        raise _UnreadableFile(str(error) or type(error).__name__) from error
+
+
+def _read_arrays(opened: ArrayFile, file: Path, signature: Signature) -> dict[str, Array]:
+    """Read the inputs' arrays, checking each header first."""
+    arrays = {name: name for name in opened.headers}
     if "" in arrays and len(arrays) == 1:
-        arrays = {single_input(signature, f"`{file.name}`").name: arrays[""]}
+        arrays = {require_single_input(signature, f"`{file.name}`").name: ""}
     names = [spec.name for spec in signature.inputs]
     for name in arrays:
         if name not in names:
-            raise FeedError(f"`{file.name}` holds `{name}`, which is no input", hint=closest(name, names))
+            raise FeedError(f"`{file.name}` holds `{name}`, which is not an input", hint=suggest(name, names))
     for name in names:
         if name not in arrays:
             raise FeedError(f"`{file.name}` does not hold the input `{name}`", hint="save every input by its name")
-    return {spec.name: _fit(arrays[spec.name], spec, f"`{file.name}`") for spec in signature.inputs}
+    for spec in signature.inputs:
+        header = opened.headers[arrays[spec.name]]
+        _check_array(header.shape, header.dtype, spec, f"`{file.name}`")
+    return {
+        spec.name: _convert_array(opened.read(arrays[spec.name]), spec, f"`{file.name}`") for spec in signature.inputs
+    }
 
 
 def _read_raw(file: Path, spec: TensorSpec) -> dict[str, Array]:
-    """One sample of exactly the input's shape; a dynamic first dimension counts 1."""
+    """Read one sample of exactly the input's shape; a dynamic first dimension is 1."""
     shape = tuple(1 if at == 0 and size < 0 else size for at, size in enumerate(spec.shape))
     if any(size < 0 for size in shape):
         raise FeedError(
-            f"`{file.name}` has no shape of its own, and input `{spec.name}` is {spec.describe()}",
+            f"`{file.name}` records no shape, and input `{spec.name}` is {spec.format_symbolic()}",
             hint="save it as .npy, which keeps the shape",
         )
     expected = dtype(spec.dtype).nbytes(shape)
     try:
-        raw = file.read_bytes()
+        with open_regular(file, error=FeedError) as opened:
+            nbytes = os.fstat(opened.fileno()).st_size
+            raw = opened.read(expected) if nbytes == expected else b""
     except OSError as error:
-        raise _Damaged((error.strerror or str(error)).lower()) from error
+        raise _UnreadableFile((error.strerror or str(error)).lower()) from error
     if len(raw) != expected:
         raise FeedError(
-            f"`{file.name}` has {len(raw)} bytes, expected {expected}: {format_shape(shape)} of {spec.dtype}",
+            f"`{file.name}` has {nbytes} bytes, expected {expected}: {format_shape(shape)} of {spec.dtype}",
             hint="write one sample to a file, in the input's type and shape",
         )
     return {spec.name: np.frombuffer(raw, numpy_dtype(spec.dtype)).reshape(shape)}
 
 
-def _batches(
+def _iter_batches(
     rows: Iterator[tuple[dict[str, Array], str]], signature: Signature, size: int, limit: int | None, samples: Samples
 ) -> Iterator[Batch]:
-    """The rows in batches of `size`, sources named from first to last."""
+    """Batch the rows to `size`, naming the first and last source."""
     waiting: list[tuple[dict[str, Array], str]] = []
-    taken = 0
+    taken, batches = 0, len({spec.shape[0] for spec in signature.inputs if spec.shape})
     for feeds, source in rows:
-        if _is_whole(feeds, signature):
+        counts = {array.shape[0] for array in feeds.values() if array.ndim}
+        if len(counts) > 1 and batches > 1:  # some inputs have no batch dimension: the feeds are one complete batch
             signature.check(feeds)
             yield Batch(feeds, f"`{source}`")
             taken += 1
             continue
-        for row in _split(feeds, source):
+        if len(counts) > 1:
+            raise FeedError(
+                f"`{source}` has inputs of {' and '.join(map(str, sorted(counts)))} rows",
+                hint="give every input the same number of rows",
+            )
+        for at in range(counts.pop() if counts else 1):
             if limit is not None and taken >= limit:
                 break
-            if waiting and not _go_together(waiting[-1][0], row):
+            row = {name: array[at : at + 1] if array.ndim else array for name, array in feeds.items()}
+            scalars = {name: array for name, array in row.items() if not array.ndim}  # equal in all rows of a batch
+            if waiting and not all(np.array_equal(waiting[-1][0][name], array) for name, array in scalars.items()):
                 if _batch_size(signature, 0):
                     samples.dropped_rows += len(waiting)
                 else:
-                    yield _joined(waiting, signature)
+                    yield _concat_rows(waiting, signature)
                 waiting = []
             taken += 1
             waiting.append((row, source))
             if len(waiting) == size:
-                yield _joined(waiting, signature)
+                yield _concat_rows(waiting, signature)
                 waiting = []
         if limit is not None and taken >= limit:
             break
@@ -393,32 +416,10 @@ def _batches(
             )
         samples.dropped_rows += len(waiting)
     elif waiting:
-        yield _joined(waiting, signature)
+        yield _concat_rows(waiting, signature)
 
 
-def _is_whole(feeds: dict[str, Array], signature: Signature) -> bool:
-    """Whether the feeds are one batch as they are: some inputs have a batch and others a size of their own in its place."""
-    counts = {array.shape[0] for array in feeds.values() if array.ndim}
-    return len(counts) > 1 and len({spec.shape[0] for spec in signature.inputs if spec.shape}) > 1
-
-
-def _go_together(one: dict[str, Array], other: dict[str, Array]) -> bool:
-    """Whether two rows may share a batch: inputs without dimensions are the same for all of it."""
-    return all(np.array_equal(one[name], array) for name, array in other.items() if not array.ndim)
-
-
-def _split(feeds: dict[str, Array], source: str) -> Iterator[dict[str, Array]]:
-    counts = {array.shape[0] for array in feeds.values() if array.ndim}
-    if len(counts) > 1:
-        raise FeedError(
-            f"`{source}` has inputs of {' and '.join(map(str, sorted(counts)))} rows",
-            hint="give every input the same number of rows",
-        )
-    for row in range(counts.pop() if counts else 1):
-        yield {name: array[row : row + 1] if array.ndim else array for name, array in feeds.items()}
-
-
-def _joined(waiting: list[tuple[dict[str, Array], str]], signature: Signature) -> Batch:
+def _concat_rows(waiting: list[tuple[dict[str, Array], str]], signature: Signature) -> Batch:
     sources = list(dict.fromkeys(source for _, source in waiting))
     source = f"`{sources[0]}`" if len(sources) == 1 else f"`{sources[0]}` to `{sources[-1]}`"
     feeds = {}

@@ -1,1 +1,1 @@
-"""Where the time of an engine goes: layers, kernels, timelines, ceilings and the verdict drawn from them."""
+"""The time of an engine: layers, kernels, timelines, device peaks and the bottleneck."""

@@ -1,4 +1,4 @@
-"""Kernels by name, and the time of an inference by where it goes."""
+"""Kernels by name, and the time breakdown of an inference."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from trt_engine.profiling.capture import Capture, window_of
-from trt_engine.profiling.categories import of_kernel, short
-from trt_engine.traces import CATEGORIES, FROM_DEVICE, TO_DEVICE, Activity, CategoryShare, KernelRow, TimeSplit
-
-__all__ = ["busy_ns", "category_shares", "inferences_of", "kernel_rows", "split", "union_ns"]
+from trt_engine.profiling.instruments.capture import Capture, window_of
+from trt_engine.profiling.kernel_categories import kernel_category, short_name
+from trt_engine.records.profile import (
+    CATEGORIES,
+    DEVICE_TO_HOST,
+    HOST_TO_DEVICE,
+    Activity,
+    Category,
+    CategoryShare,
+    KernelRow,
+    TimeBreakdown,
+)
 
 _NS_PER_MS = 1e6
 T = TypeVar("T")
 
 
 def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
-    """How many ns at least one of the intervals covers."""
+    """Length of the intervals' union, in ns."""
     total = 0
     reached: int | None = None
     for start, end in sorted(intervals):
@@ -32,15 +39,15 @@ def union_ns(intervals: Iterable[tuple[int, int]]) -> int:
 
 
 def busy_ns(activities: Iterable[Activity]) -> int:
-    """How long devices were at work: the union of the intervals of each device, summed over devices."""
+    """Busy time in ns: the union of each device's intervals, summed over devices."""
     by_device: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for item in activities:
         by_device[item.device].append((item.start_ns, item.end_ns))
     return sum(union_ns(intervals) for intervals in by_device.values())
 
 
-def inferences_of(capture: Capture) -> tuple[tuple[Activity, ...], ...]:
-    """The activities of each inference: those its window's launches asked for."""
+def split_by_inference(capture: Capture) -> tuple[tuple[Activity, ...], ...]:
+    """The activities of each inference: those launched in its window."""
     launched = {launch.correlation: launch.start_ns for launch in capture.launches}
     found: list[list[Activity]] = [[] for _ in capture.inferences]
     windows = sorted(capture.inferences)
@@ -59,7 +66,7 @@ def kernel_rows(
 ) -> tuple[KernelRow, ...]:
     """The kernels by total time, longest first; `layers` names the layer of an activity by its index in `activities`.
 
-    Grid, block, registers and shared memory are told where all launches of a kernel have the same.
+    Grid, block, registers and shared memory are set if equal in all launches of a kernel.
     """
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for index, item in enumerate(activities):
@@ -71,18 +78,20 @@ def kernel_rows(
     }
     whole = sum(spent.values())
     return tuple(
-        _row(name, [activities[index] for index in groups[name]], spent[name] / whole if whole else 0.0, inferences,
-             _by_time(activities, groups[name], layers or {}))
+        _kernel_row(name, [activities[index] for index in groups[name]], spent[name] / whole if whole else 0.0, inferences,
+             _layers_by_time(activities, groups[name], layers or {}))
         for name in sorted(groups, key=lambda name: (-spent[name], name))
     )  # fmt: skip
 
 
-def _row(name: str, items: Sequence[Activity], share: float, inferences: int, layers: tuple[str, ...]) -> KernelRow:
+def _kernel_row(
+    name: str, items: Sequence[Activity], share: float, inferences: int, layers: tuple[str, ...]
+) -> KernelRow:
     lengths_us = [(item.end_ns - item.start_ns) / 1e3 for item in items]
     return KernelRow(
         name=name,
-        short=short(name),
-        category=of_kernel(name),
+        short_name=short_name(name),
+        category=kernel_category(name),
         calls=len(items),
         per_inference=len(items) / inferences if inferences else 0.0,
         total_ms=sum(item.end_ns - item.start_ns for item in items) / _NS_PER_MS,
@@ -92,20 +101,22 @@ def _row(name: str, items: Sequence[Activity], share: float, inferences: int, la
         max_us=max(lengths_us),
         share=share,
         layers=layers,
-        grid=_common(item.grid for item in items),
-        block=_common(item.block for item in items),
-        registers=_common(item.registers for item in items),
-        shared_bytes=_common(item.shared_bytes for item in items),
+        grid=_common_value(item.grid for item in items),
+        block=_common_value(item.block for item in items),
+        registers=_common_value(item.registers for item in items),
+        shared_bytes=_common_value(item.shared_bytes for item in items),
     )
 
 
-def _common(values: Iterable[T]) -> T | None:
+def _common_value(values: Iterable[T]) -> T | None:
     found = set(values)
     return found.pop() if len(found) == 1 else None
 
 
-def _by_time(activities: Sequence[Activity], indices: Sequence[int], layers: Mapping[int, str]) -> tuple[str, ...]:
-    """The layers of these launches, those with most of their time first."""
+def _layers_by_time(
+    activities: Sequence[Activity], indices: Sequence[int], layers: Mapping[int, str]
+) -> tuple[str, ...]:
+    """The layers of these launches, longest time first."""
     spent: Counter[str] = Counter()
     for index in indices:
         if index in layers:
@@ -114,47 +125,49 @@ def _by_time(activities: Sequence[Activity], indices: Sequence[int], layers: Map
 
 
 def category_shares(rows: Sequence[KernelRow], inferences: int) -> tuple[CategoryShare, ...]:
-    """The time of one inference by what its kernels do, most first; categories without a kernel are left out."""
-    if not inferences:
-        return ()
-    spent = {name: sum(row.total_ms for row in rows if row.category == name) for name in CATEGORIES}
-    whole = sum(spent.values())
+    """The time of one inference by kernel category, longest first; without empty categories."""
+    return share_by_category(((row.category, row.total_ms, row.calls) for row in rows), inferences)
+
+
+def share_by_category(times: Iterable[tuple[Category, float, float]], inferences: int) -> tuple[CategoryShare, ...]:
+    """The shares of one inference from the category, time in ms and calls of each row of `inferences`."""
+    spent: defaultdict[Category, float] = defaultdict(float)
+    called: defaultdict[Category, float] = defaultdict(float)
+    for category, ms, calls in times:
+        spent[category] += ms
+        called[category] += calls
+    whole = sum(spent.get(name, 0.0) for name in CATEGORIES)
     return tuple(
-        CategoryShare(
-            category=name,
-            ms=spent[name] / inferences,
-            share=spent[name] / whole if whole else 0.0,
-            count=max(1, round(sum(row.calls for row in rows if row.category == name) / inferences)),
-        )
-        for name in sorted(CATEGORIES, key=lambda name: -spent[name])
-        if any(row.category == name for row in rows)
+        CategoryShare(name, ms / inferences, ms / whole if whole else 0.0, max(1, round(called[name] / inferences)))
+        for name, ms in sorted(spent.items(), key=lambda item: (-item[1], CATEGORIES.index(item[0])))
+        if inferences
     )
 
 
 # ------------------------------------------------------------------------------------------------ where time goes
 
 
-def split(
+def time_breakdown(
     capture: Capture,
     *,
     wall_ms: float,
     gpu_ms: float | None = None,
     h2d_ms: float | None = None,
     d2h_ms: float | None = None,
-) -> TimeSplit:
-    """One inference by where its time goes. What was measured without a profiler is handed in and goes before what the
-    capture shows: `compute_ms` is `gpu_ms` where there is one, else the union of all but copies from and to the host.
+) -> TimeBreakdown:
+    """The time breakdown of one inference. Values measured without a profiler are passed in and override what the
+    capture shows: `compute_ms` is `gpu_ms` if given, else the union of all but host copies.
 
-    Idle is what passes from the first activity of an inference to the first of the next with nothing on the device; the
-    last inference has no next and counts for its busy time alone. Of several devices the times are summed.
+    Idle time is without activity from the first activity of an inference to the first of the next; the last inference
+    counts its busy time alone. Times of several devices are summed.
     """
     count = len(capture.inferences)
     if not count:
-        return TimeSplit(wall_ms=wall_ms, compute_ms=gpu_ms, gpu_ms=gpu_ms, h2d_ms=h2d_ms, d2h_ms=d2h_ms)
+        return TimeBreakdown(wall_ms=wall_ms, compute_ms=gpu_ms, gpu_ms=gpu_ms, h2d_ms=h2d_ms, d2h_ms=d2h_ms)
     items = capture.activities
     busy = busy_ns(items)
     total = sum(item.end_ns - item.start_ns for item in items)
-    here = [item for item in items if item.kind != "copy" or item.name not in (*TO_DEVICE, *FROM_DEVICE)]
+    here = [item for item in items if item.kind != "copy" or item.name not in (*HOST_TO_DEVICE, *DEVICE_TO_HOST)]
 
     def each(ns: float) -> float:
         return ns / count / _NS_PER_MS
@@ -163,11 +176,11 @@ def split(
         return each(busy_ns(item for item in items if item.kind == "copy" and item.name in ways))
 
     working = each(busy_ns(here))
-    return TimeSplit(
+    return TimeBreakdown(
         wall_ms=wall_ms,
-        h2d_ms=copied(TO_DEVICE) if h2d_ms is None else h2d_ms,
+        h2d_ms=copied(HOST_TO_DEVICE) if h2d_ms is None else h2d_ms,
         compute_ms=working if gpu_ms is None else gpu_ms,
-        d2h_ms=copied(FROM_DEVICE) if d2h_ms is None else d2h_ms,
+        d2h_ms=copied(DEVICE_TO_HOST) if d2h_ms is None else d2h_ms,
         busy_ms=each(busy),
         idle_ms=_idle_ns(capture) / _NS_PER_MS,
         launch_ms=None if capture.launch_ns is None else each(capture.launch_ns),
@@ -179,9 +192,9 @@ def split(
 
 
 def _idle_ns(capture: Capture) -> float:
-    """Of one inference, with the pause until the next; within the one where there is but one."""
+    """Idle ns per inference, including the gap to the next; within it if there is only one."""
     by_device: defaultdict[int, list[list[Activity]]] = defaultdict(list)
-    for items in inferences_of(capture):
+    for items in split_by_inference(capture):
         for device in {item.device for item in items}:
             by_device[device].append([item for item in items if item.device == device])
     total = 0.0

@@ -1,88 +1,97 @@
-"""A report in GitHub's markdown, which reads as text too."""
+"""Render a report in GitHub markdown, readable as text too."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from trt_engine.reporting.contents import (
+from trt_engine.reporting.document import (
     Block,
     Commands,
-    Contents,
     Facts,
     Links,
     Notice,
     Paragraph,
+    ReportDocument,
     Table,
 )
-
-__all__ = ["MARK", "render"]
 
 MARK = "<!-- made by trt-engine report -->"
 
 
-def render(contents: Contents) -> str:
-    """The report as markdown; what comes from records cannot turn into markup."""
+def render(contents: ReportDocument) -> str:
+    """Render the report as markdown; text from records is escaped."""
     lines = [
         MARK,
         "",
-        f"# {_plain(contents.title)}",
+        f"# {_escape_text(contents.title)}",
         "",
-        f"**{_plain(contents.device)}**  ",
-        _plain(contents.subtitle),
+        f"**{_escape_text(contents.device)}**  ",
+        _escape_text(contents.subtitle),
         "",
     ]
-    lines += [f"- **{_plain(f.label)}: {_plain(f.value)}** ({_plain(f.note)})" for f in contents.figures]
+    lines += [
+        f"- **{_escape_text(f.label)}: {_escape_text(f.value)}** ({_escape_text(f.note)})" for f in contents.figures
+    ]
     lines.append("")
     for notice in contents.notices:
-        lines += [_notice(notice), ""]
+        lines += [_render_notice(notice), ""]
     if contents.claim:
-        lines += [_plain(contents.claim), ""]
+        lines += [_escape_text(contents.claim), ""]
     for section in contents.sections:
-        lines += [f"## {_plain(section.title)}", ""]
+        lines += [f"## {_escape_text(section.title)}", ""]
         for block in section.blocks:
-            lines += _block(block)
-    return "\n".join([*lines, "---", "", _plain(contents.footer)]) + "\n"
+            lines += _render_block(block)
+    return "\n".join([*lines, "---", "", _escape_text(contents.footer)]) + "\n"
 
 
-def _block(block: Block) -> Iterator[str]:
+def _render_block(block: Block) -> Iterator[str]:
     if isinstance(block, Paragraph):
-        yield from (_plain(block.text), "")
+        yield from (_escape_text(block.text), "")
     elif isinstance(block, Notice):
-        yield from (_notice(block), "")
+        yield from (_render_notice(block), "")
     elif isinstance(block, Facts):
         yield from ("| | |", "|---|---|")
-        yield from (f"| {_plain(name)} | {_plain(value)} |" for name, value in block.rows)
+        yield from (f"| {_escape_text(name)} | {_escape_text(value)} |" for name, value in block.rows)
         yield ""
     elif isinstance(block, Links):
         for name, path, link in block.rows:
-            yield f"- {_plain(name)}: " + (f"[{_plain(path)}](<{link}>)" if link else _plain(path))
+            yield f"- {_escape_text(name)}: " + (f"[{_escape_text(path)}](<{link}>)" if link else _escape_text(path))
         yield ""
     elif isinstance(block, Commands):
         longest = max((len(run) for line in block.lines for run in re.findall("`+", line)), default=0)
         fence = "`" * max(3, longest + 1)
         yield from (f"{fence}console", *block.lines, fence, "")
     elif isinstance(block, Table):
-        yield from (_plain(block.caption) + ":", "")
-        yield "| " + " | ".join(_plain(title) for title in block.columns) + " |"
+        yield from (_escape_text(block.caption) + ":", "")
+        yield "| " + " | ".join(_escape_text(title) for title in block.columns) + " |"
         yield "|" + "|".join(":--" if index in block.left else "--:" for index in range(len(block.columns))) + "|"
         for number, row in enumerate(block.rows):
-            cells = [_plain(cell) for cell in row]
+            cells = [_escape_text(cell) for cell in row]
             if number in block.marked:
                 cells = [f"**{cell}**" if cell else "" for cell in cells]
             yield "| " + " | ".join(cells) + " |"
         yield ""
 
 
-def _notice(notice: Notice) -> str:
-    return f"> {'**Note:** ' if notice.kind == 'warning' else ''}{_plain(notice.text)}"
+def _render_notice(notice: Notice) -> str:
+    return f"> {'**Note:** ' if notice.kind == 'warning' else ''}{_escape_text(notice.text)}"
 
 
 # `_`, `.` and `-` inside a word mean nothing to GitHub's markdown and stay readable
-_SPECIAL = re.compile(r"([\\`*\[\]|#~]|(?<!\w)_|_(?!\w)|^[-+>](?=\s)|^\d+(?=[.)]\s))")
+_SPECIAL_CHARACTERS = re.compile(r"([\\`*\[\]|#~]|(?<!\w)_|_(?!\w)|^[-+>](?=\s)|^\d+(?=[.)]\s))")
 
 
-def _plain(text: str) -> str:
-    """Text that stays text: markup characters escaped, HTML as entities, code kept where we wrote it."""
+def _escape_text(text: str) -> str:
+    """Escape markup and HTML, keeping backtick spans."""
+    parts = _CODE_SPAN.split(text)
+    return "".join(f"`{part}`" if index % 2 else _escape_markup(part) for index, part in enumerate(parts))
+
+
+_CODE_SPAN = re.compile(r"`([^`<>&|\\]+)`")
+"""Code spans that are valid anywhere, including table cells."""
+
+
+def _escape_markup(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(lambda found: "\\" + found[0], text)
+    return _SPECIAL_CHARACTERS.sub(lambda found: "\\" + found[0], text)

@@ -1,6 +1,6 @@
-"""`te.pack`: one archive of a run, to be read by a colleague who has the core package and nothing else.
+"""`te.pack`: one archive of a run, readable with the core package alone.
 
-The same run makes the same bytes: names sorted, times and owners left out, reports written anew from the records.
+Archives are reproducible: sorted names, no times or owners, reports rendered again from the records.
 """
 
 from __future__ import annotations
@@ -15,18 +15,28 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
-from trt_engine.environment import version_of
+from trt_engine.atomic_io import (
+    as_path,
+    file_digest,
+    open_regular,
+    os_errors,
+    replace_surrogates,
+    resolve_link,
+    staging_folder,
+)
+from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.files import digest, end_of_links, explain, path_of, printable, staging_folder
-from trt_engine.reporting.run import Run
-from trt_engine.reporting.write import render
-from trt_engine.runfiles import (
+from trt_engine.public_function import public_function
+from trt_engine.reporting.report import render
+from trt_engine.reporting.run_records import RunRecords
+from trt_engine.run_folder import (
     CELLS,
     COMPARE,
+    LOADTEST,
     MANIFEST,
     PLAN,
     PROFILE,
@@ -34,50 +44,51 @@ from trt_engine.runfiles import (
     REPORT,
     RUN,
     SIZE,
-    LeftOut,
+    OmittedFile,
     PackedFile,
     PackManifest,
     RunFiles,
     is_archive,
-    without_homes,
+    redact_home_chunks,
 )
 
-__all__ = ["PackReport", "default_target", "is_ours", "pack", "pack_run"]
-
-_REPORTS = {REPORT: "text", "report.md": "md", "report.html": "html"}
-_ENGINES = (".engine", ".plan", ".trt", ".onnx", ".data", ".pt", ".pt2", ".pth", ".safetensors", ".so", ".cache")
-_RAW = (".nsys-rep", ".ncu-rep", ".qdrep", ".qdstrm", ".sqlite", ".pftrace")
+_REPORT_FORMATS = {REPORT: "text", "report.md": "md", "report.html": "html"}
+_ENGINE_SUFFIXES = (
+    ".engine", ".plan", ".trt", ".onnx", ".data", ".pt", ".pt2", ".pth", ".safetensors", ".so", ".cache", ".runtime_cache",
+    ".npz",  # reference inputs and outputs of an engine, possibly private data
+)  # fmt: skip
+_RAW_SUFFIXES = (".nsys-rep", ".ncu-rep", ".qdrep", ".qdstrm", ".sqlite", ".pftrace")
 _RAW_FOLDERS = ("nsight-systems", "nsight-compute", "profile", "profiles")
-_TEXT = (".json", ".jsonl", ".txt", ".md", ".html", ".log", ".yaml", ".yml", ".csv", ".out", ".err")
-_ALWAYS = (1980, 1, 1, 0, 0, 0)
-"""The date of every member: the oldest a zip can state."""
-_ALWAYS_S = 315532800
+_TEXT_SUFFIXES = (".json", ".jsonl", ".txt", ".md", ".html", ".log", ".yaml", ".yml", ".csv", ".out", ".err")
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)
+"""Date of every member: the oldest in the zip format."""
+_FIXED_TIME_S = 315532800
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class PackReport:
-    """What `pack` says: the archive, what is in it and what is not. Of a dry run: what would be."""
+    """Result of `pack`, or of its dry run: the archive, its files and the omitted files."""
 
     archive: str
     run: str
     nbytes: int | None
-    """Of the archive; None of a dry run."""
+    """Size of the archive; None for a dry run."""
     digest: str | None
-    """SHA-256 of the archive; None of a dry run."""
+    """SHA-256 of the archive; None for a dry run."""
     holds: tuple[str, ...]
-    """The records in it, by the verbs that wrote them."""
+    """Verbs whose records it contains."""
     files: tuple[PackedFile, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[OmittedFile, ...]
     redacted: tuple[str, ...]
-    """Text files in which names of home folders were replaced by `~`."""
+    """Text files with home folders replaced by `~`."""
     artifacts: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One file to pack: bytes that were made or read here, or a file to be copied as it is."""
+    """One file to pack: bytes, or the path of a file to copy."""
 
     path: str
     kind: str
@@ -87,24 +98,25 @@ class _Member:
     redacted: bool = False
 
 
+@public_function
 def pack(folder: Path | str, out: Path | str | None = None, *, raw: bool = True, engines: bool = False) -> Path:
-    """The path of one archive of the run in `folder`: `.tar.gz`, or `.zip` by the name of `out`.
+    """Pack the run in `folder` into one archive, `.tar.gz` or `.zip` by the suffix of `out`; return its path.
 
-    `raw` keeps raw profiles, `engines` adds the engines and models. Links, hidden files and archives stay out; names of
-    home folders in text files become `~`. `report` and `inspect` read the archive as they read the folder.
+    `raw` keeps raw profiles, `engines` adds engines and models. Links, hidden files and archives are omitted; home folders
+    in text files become `~`. `report` and `inspect` read the archive like the folder.
     """
     return Path(pack_run(folder, out, raw=raw, engines=engines).archive)
 
 
-def default_target(folder: Path) -> Path:
-    """Beside the run's folder, by its name."""
+def default_archive(folder: Path) -> Path:
+    """The default archive path, beside the run folder."""
     whole = folder.resolve()
     beside = folder.parent if folder.name not in ("", "..") else whole.parent
-    return beside / f"{printable(whole.name) or 'run'}.tar.gz"
+    return beside / f"{replace_surrogates(whole.name) or 'run'}.tar.gz"
 
 
-def is_ours(path: Path) -> bool:
-    """True for an archive that `pack` wrote, which may be made anew without asking."""
+def is_own_archive(path: Path) -> bool:
+    """True for an archive written by `pack`, which may be overwritten."""
     try:
         return is_archive(path) and RunFiles.open(path).manifest is not None
     except (UsageError, SetupError):
@@ -119,149 +131,137 @@ def pack_run(
     engines: bool = False,
     dry_run: bool = False,
 ) -> PackReport:
-    """Pack the run, and say what is in the archive and what is not."""
-    folder = path_of(folder, "`folder`")
+    """Pack the run; report the packed and the omitted files."""
+    folder = as_path(folder, "`folder`")
     if "\0" in str(folder):
-        raise UsageError(f"no such folder `{printable(str(folder))}`", hint="`trt-engine run PLAN -o DIR` makes one")
-    named = path_of(out, "`out`") if out is not None else default_target(folder)
-    try:
-        target = end_of_links(named)
-    except OSError as error:
-        raise explain(error, named) from error
+        raise UsageError(
+            f"no such folder `{replace_surrogates(str(folder))}`", hint="`trt-engine run PLAN -o DIR` makes one"
+        )
+    named = as_path(out, "`out`") if out is not None else default_archive(folder)
+    with os_errors(named):
+        target = resolve_link(named)
     if not is_archive(target):
-        raise UsageError(f"`{target}` is no name of an archive, expected .tar.gz, .tgz or .zip",
+        raise UsageError(f"`{target}` is not an archive name, expected .tar.gz, .tgz or .zip",
                          hint=f"`-o {target.name or 'run'}.tar.gz`")  # fmt: skip
     if is_archive(folder):
         raise UsageError(f"`{folder}` is an archive already", hint=f"read it with `trt-engine report {folder}`")
-    run = Run.open(folder)
-    name = printable(folder.resolve().name) or "run"
-    members, left_out = _chosen(run, folder, target, raw=raw, engines=engines)
-    manifest = PackManifest(
-        schema="trt-engine/pack",
-        schema_version=1,
-        tool={"name": "trt-engine", "version": version_of("trt-engine") or "unknown"},
-        name=name,
-        holds=_holds(run),
-        how_to_read=_how_to_read(name),
-        versions=_versions(run),
-        files=tuple(PackedFile(m.path, m.nbytes, m.digest, m.kind) for m in members),
-        left_out=left_out,
-        redacted=tuple(m.path for m in members if m.redacted),
-    )
+    run = RunRecords.open(folder)
+    name = replace_surrogates(folder.resolve().name) or "run"
+    members, left_out = _select_files(run, folder, target, raw=raw, engines=engines)
+    manifest = _manifest(run, name, members, left_out)
     made = PackReport(
-        archive=str(target),
-        run=str(folder),
-        nbytes=None,
-        digest=None,
-        holds=manifest.holds,
-        files=manifest.files,
-        left_out=left_out,
-        redacted=manifest.redacted,
-        artifacts={"archive": str(target)},
-        warnings=run.skipped,
-    )
+        str(target), str(folder), None, None, manifest.holds, manifest.files, left_out, manifest.redacted,
+        {"archive": str(target)}, run.skipped,
+    )  # fmt: skip
     if dry_run:
         return made
     head = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    first = _Member(MANIFEST, "record", head, len(head), _digest(head))
-    _write(target, name, [first, *members])
-    return replace(made, nbytes=target.stat().st_size, digest=digest(target))
+    first = _Member(MANIFEST, "record", head, len(head), _sha256(head))
+    _write_archive(target, name, [first, *members])
+    return replace(made, nbytes=target.stat().st_size, digest=file_digest(target))
 
 
-def _holds(run: Run) -> tuple[str, ...]:
+def _manifest(
+    run: RunRecords, name: str, members: Sequence[_Member], left_out: tuple[OmittedFile, ...]
+) -> PackManifest:
+    return PackManifest(
+        schema="trt-engine/pack",
+        schema_version=1,
+        tool={"name": "trt-engine", "version": distribution_version("trt-engine") or "unknown"},
+        name=name,
+        holds=_recorded_verbs(run),
+        how_to_read=(
+            "trt-engine report ARCHIVE",
+            "trt-engine inspect ARCHIVE",
+            f"or unpack it and open {name}/report.html in any browser; no network and no other package is needed",
+            "digests are SHA-256 of the files in the archive",
+        ),
+        versions=_versions(run),
+        files=tuple(PackedFile(m.path, m.nbytes, m.digest, m.kind) for m in members),
+        omitted=left_out,
+        redacted=tuple(m.path for m in members if m.redacted),
+    )
+
+
+def _recorded_verbs(run: RunRecords) -> tuple[str, ...]:
     parts = (
         ("size", run.size),
         ("run", run.manifest or run.cells),
         ("bench", run.measurements),
         ("profile", run.profile),
         ("compare", run.comparison),
+        ("loadtest", run.loads),
     )
     return tuple(verb for verb, there in parts if there)
 
 
-def _how_to_read(name: str) -> tuple[str, ...]:
-    return (
-        "trt-engine report ARCHIVE",
-        "trt-engine inspect ARCHIVE",
-        f"or unpack it and open {name}/report.html in any browser; no network and no other package is needed",
-        "digests are SHA-256 of the files as they lie in the archive",
-    )
-
-
-def _versions(run: Run) -> dict[str, str]:
+def _versions(run: RunRecords) -> dict[str, str]:
     here = run.environment
-    told = {"trt-engine": here.tool, "python": here.python, "platform": here.platform, **here.libraries}
+    stated = {"trt-engine": here.tool, "python": here.python, "platform": here.platform, **here.libraries}
     more = {"gpu": here.gpu, "driver": here.driver, "cuda": here.cuda, "container": here.container}
-    return told | {name: value for name, value in more.items() if value}
+    return stated | {name: value for name, value in more.items() if value}
 
 
 # ------------------------------------------------------------------------------------------------ what goes in
 
 
-def _chosen(
-    run: Run, folder: Path, target: Path, *, raw: bool, engines: bool
-) -> tuple[list[_Member], tuple[LeftOut, ...]]:
-    """The members, records first and large files last, and what stays out."""
+def _select_files(
+    run: RunRecords, folder: Path, target: Path, *, raw: bool, engines: bool
+) -> tuple[list[_Member], tuple[OmittedFile, ...]]:
+    """The members, records first and large files last, and the omitted files."""
     members: list[_Member] = []
-    left: list[LeftOut] = []
-    for name, form in _REPORTS.items():
+    left: list[OmittedFile] = []
+    for name, form in _REPORT_FORMATS.items():
         data = render(run, form).encode()  # type: ignore[arg-type]
-        members.append(_Member(name, "report", data, len(data), _digest(data)))
-    for path in sorted(_walk(folder)):
-        name = printable(path.relative_to(folder).as_posix())
-        if name in _REPORTS or name == MANIFEST or _same(path, target):
+        members.append(_Member(name, "report", data, len(data), _sha256(data)))
+    for path in sorted(_list_files(folder)):
+        name = replace_surrogates(path.relative_to(folder).as_posix())
+        if name in _REPORT_FORMATS or name == MANIFEST or (target.exists() and path.exists() and path.samefile(target)):
             continue
-        try:
+        with os_errors(path, "pack"):
             nbytes = path.lstat().st_size
-            kind = _kind(name)
-            reason = _reason(path, name, kind, raw, engines)
+            kind = _file_kind(name)
+            reason = _omission_reason(path, name, kind, raw, engines)
             if reason is not None:
-                left.append(LeftOut(name, nbytes, reason))
+                left.append(OmittedFile(name, nbytes, reason))
             else:
-                members.append(_member(path, name, kind))
-        except OSError as error:
-            raise explain(error, path, "pack") from error
+                made = _make_text_member if path.suffix.lower() in _TEXT_SUFFIXES else _make_plain_member
+                members.append(made(path, name, kind))
     order = ("record", "report", "other", "raw", "engine")
     return sorted(members, key=lambda m: (order.index(m.kind), m.path)), tuple(left)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Every file, and every link as itself: none is followed."""
-    try:
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield every file; links are yielded, not followed."""
+    with os_errors(folder, "pack"):
         entries = list(folder.iterdir())
-    except OSError as error:
-        raise explain(error, folder, "pack") from error
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-            yield from _walk(entry)
+            yield from _list_files(entry)
             if not any(entry.iterdir()):
                 yield entry
         elif not entry.is_dir() or entry.is_symlink():
             yield entry
 
 
-def _same(path: Path, target: Path) -> bool:
-    return target.exists() and path.exists() and path.samefile(target)
-
-
-def _kind(name: str) -> str:
+def _file_kind(name: str) -> str:
     path = PurePosixPath(name)
     suffix = path.suffix.lower()
     first = path.parts[0]
-    if name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, PLAN) or (first == CELLS and suffix == ".json"):
+    if name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, LOADTEST, PLAN) or (first == CELLS and suffix == ".json"):
         return "record"
-    if suffix in _ENGINES:
+    if suffix in _ENGINE_SUFFIXES:
         return "engine"
-    if path.name in (RECORDS, PROFILE, COMPARE):
+    if path.name in (RECORDS, PROFILE, COMPARE, LOADTEST):
         return "record"
     traced = suffix == ".json" and path.stem.startswith(("timeline", "onnxruntime"))
-    if suffix in _RAW or traced or (first in _RAW_FOLDERS and suffix not in (".log", ".txt")):
+    if suffix in _RAW_SUFFIXES or traced or (first in _RAW_FOLDERS and suffix not in (".log", ".txt")):
         return "raw"
     return "other"
 
 
-def _reason(path: Path, name: str, kind: str, raw: bool, engines: bool) -> str | None:
-    """Why a file stays out; None for one that goes in."""
+def _omission_reason(path: Path, name: str, kind: str, raw: bool, engines: bool) -> str | None:
+    """Why a file is omitted, or None."""
     if path.is_symlink():
         return "a link"
     if path.is_dir():
@@ -279,73 +279,100 @@ def _reason(path: Path, name: str, kind: str, raw: bool, engines: bool) -> str |
     return None
 
 
-def _member(path: Path, name: str, kind: str) -> _Member:
-    if path.suffix.lower() in _TEXT:
-        data = path.read_bytes()
-        clear = without_homes(data)
-        return _Member(name, kind, clear, len(clear), _digest(clear), clear != data)
-    return _Member(name, kind, path, path.stat().st_size, digest(path))
+def _make_plain_member(path: Path, name: str, kind: str) -> _Member:
+    return _Member(name, kind, path, path.stat().st_size, file_digest(path))
 
 
-def _digest(data: bytes) -> str:
+def _make_text_member(path: Path, name: str, kind: str) -> _Member:
+    """A text member with home folders redacted: hashed now, read again when written."""
+    total, nbytes, redacted = hashlib.sha256(), 0, False
+    with open_regular(path) as file:
+        for piece, changed in redact_home_chunks(file):
+            total.update(piece)
+            nbytes += len(piece)
+            redacted |= changed
+    return _Member(name, kind, path, nbytes, f"sha256:{total.hexdigest()}", redacted)
+
+
+def _sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def _write(target: Path, name: str, members: Sequence[_Member]) -> None:
-    """The archive, whole or not at all."""
-    writer = _zip if target.name.lower().endswith(".zip") else _tar
-    with staging_folder(target) as aside:
-        try:
-            made = aside / "archive"
-            with made.open("wb") as file:
-                writer(file, name, members)
-                file.flush()
-                os.fsync(file.fileno())
-            made.replace(target)
-        except OSError as error:
-            raise explain(error, target) from error
+def _write_archive(target: Path, name: str, members: Sequence[_Member]) -> None:
+    """Write the archive atomically."""
+    writer = _write_zip if target.name.lower().endswith(".zip") else _write_tar
+    with staging_folder(target) as aside, os_errors(target):
+        made = aside / "archive"
+        with made.open("wb") as file:
+            writer(file, name, members)
+            file.flush()
+            os.fsync(file.fileno())
+        made.replace(target)
 
 
-def _tar(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:
+def _write_tar(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:
     with ExitStack() as closing:
         packed = closing.enter_context(gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=6, mtime=0))
         tar = closing.enter_context(tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT))
         for member in members:
             info = tarfile.TarInfo(f"{name}/{member.path}")
-            info.size, info.mtime, info.mode = member.nbytes, _ALWAYS_S, 0o644
-            with _opened(member) as source:
+            info.size, info.mtime, info.mode = member.nbytes, _FIXED_TIME_S, 0o644
+            with _open_member(member) as source:
                 tar.addfile(info, source)
 
 
-def _zip(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:
+def _write_zip(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for member in members:
-            info = zipfile.ZipInfo(f"{name}/{member.path}", _ALWAYS)
+            info = zipfile.ZipInfo(f"{name}/{member.path}", _FIXED_DATE)
             info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o100644 << 16
             info.file_size = member.nbytes
-            with _opened(member) as source, archive.open(info, "w") as into:
+            with _open_member(member) as source, archive.open(info, "w") as into:
                 while chunk := source.read(_CHUNK):
                     into.write(chunk)
 
 
-class _Checked(io.RawIOBase):
-    """A file as it was when its digest was taken; one that changed since cannot be packed."""
+class _RedactedFile(io.RawIOBase):
+    """A text file with home folders redacted."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        super().__init__()
+        self._source = source
+        self._pieces = redact_home_chunks(source)
+        self._piece = io.BytesIO()
+
+    def read(self, size: int = -1) -> bytes:
+        """Read exactly `size` bytes unless at the end: archive writers treat a short read as the end."""
+        size = _CHUNK if size < 0 else size
+        made = self._piece.read(size)
+        while len(made) < size and (found := next(self._pieces, None)) is not None:
+            self._piece = io.BytesIO(found[0])
+            made += self._piece.read(size - len(made))
+        return made
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+class _VerifiedFile(io.RawIOBase):
+    """A file verified against its digest; raises `SetupError` if it changed."""
 
     def __init__(self, member: _Member, source: IO[bytes]) -> None:
         super().__init__()
         self._member, self._source = member, source
         self._seen = hashlib.sha256()
-        self._left = member.nbytes
+        self._remaining = member.nbytes
 
     def read(self, size: int = -1) -> bytes:
         chunk = self._source.read(_CHUNK if size < 0 else size)
         self._seen.update(chunk)
-        self._left -= len(chunk)
-        ended = not chunk or not self._left
-        if self._left < 0 or (ended and f"sha256:{self._seen.hexdigest()}" != self._member.digest):
+        self._remaining -= len(chunk)
+        ended = not chunk or not self._remaining
+        if self._remaining < 0 or (ended and f"sha256:{self._seen.hexdigest()}" != self._member.digest):
             raise SetupError(
                 f"`{self._member.path}` changed while it was packed", hint="wait for what writes there, then pack again"
             )
@@ -356,7 +383,9 @@ class _Checked(io.RawIOBase):
         super().close()
 
 
-def _opened(member: _Member) -> IO[bytes]:
+def _open_member(member: _Member) -> IO[bytes]:
     if isinstance(member.data, bytes):
         return io.BytesIO(member.data)
-    return _Checked(member, member.data.open("rb"))  # type: ignore[return-value]
+    source: Any = open_regular(member.data)
+    text: Any = _RedactedFile(source) if member.redacted else source
+    return _VerifiedFile(member, text)  # type: ignore[return-value]

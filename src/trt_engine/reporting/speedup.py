@@ -1,8 +1,8 @@
-"""Why one cell of a run is faster than another: the factor split along cells that differ in one thing at a time.
+"""Explain the speed-up between two cells of a run by factors along cells that differ in one aspect.
 
-Nothing is estimated. Where a cell between the two was measured, its step has a factor of its own, and the factors multiply
-to the whole; where none was, two changes share one factor, and that is said. What a step did to kernels, copies and idle
-time comes from profiles of both ends, where there are any.
+Only measured cells are used: each intermediate cell gives one factor, and the factors multiply to the total. Without an
+intermediate cell, two changes share one factor, which is reported. Changes in kernels, copies and idle time come from the
+profiles of both cells, if any.
 """
 
 from __future__ import annotations
@@ -13,61 +13,59 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trt_engine.cells import CellResult
-from trt_engine.traces import Category, ProfileReport
-
-__all__ = ["Aspect", "Explained", "Moved", "Speedups", "Stage", "doubt", "moved"]
+from trt_engine.records.profile import Category, ProfileReport
+from trt_engine.records.sweep import CellResult
 
 Aspect = Literal["batch", "backend", "precision", "settings"]
 ASPECTS: tuple[Aspect, ...] = ("batch", "backend", "precision", "settings")
 
 
-def doubt(cell: CellResult) -> str | None:
-    """Why nothing is concluded from how fast a cell is, `ran in fp32` or `not stable`; None where something can be."""
-    if cell.ran_in is not None:
-        return f"ran in {cell.ran_in}"
+def unreliable_reason(cell: CellResult) -> str | None:
+    """Why a cell's speed is unreliable, `ran in fp32` or `not stable`; None if reliable."""
+    if cell.compute_dtype is not None:
+        return f"ran in {cell.compute_dtype}"
     return "not stable" if cell.bench is not None and not cell.bench.stable else None
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SpeedupStep:
     """One step from cell to cell."""
 
     aspects: tuple[Aspect, ...]
-    """What changes in it; more than one where no cell lies between."""
+    """Changed aspects; several if no intermediate cell was measured."""
     before: CellResult
     after: CellResult
     factor: float
-    """How many times less time an image takes after it."""
+    """Time per image before / after."""
 
     @property
-    def doubtful(self) -> bool:
-        return any(doubt(cell) for cell in (self.before, self.after))
+    def unreliable(self) -> bool:
+        return any(unreliable_reason(cell) for cell in (self.before, self.after))
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class SpeedupExplanation:
     """One cell against the baseline."""
 
     base: CellResult
     other: CellResult
     factor: float
-    stages: tuple[Stage, ...]
+    steps: tuple[SpeedupStep, ...]
 
     @property
-    def doubtful(self) -> bool:
-        return any(doubt(cell) for cell in (self.base, self.other))
+    def unreliable(self) -> bool:
+        return any(unreliable_reason(cell) for cell in (self.base, self.other))
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
-    """What profiles of both ends say a step did, per image."""
+class ProfileDelta:
+    """Profile differences of a step, per image."""
 
     wall_ms: tuple[float, float]
     categories: tuple[tuple[Category, float, float], ...]
-    """Milliseconds before and after; empty where one end counts kernels and the other layers."""
+    """Milliseconds before and after; empty if one profile has kernels and the other layers."""
     kernels: tuple[float, float] | None
-    """Launched in one inference."""
+    """Kernel launches per inference."""
     layers: tuple[int, int] | None
     transfers_ms: tuple[float, float] | None
     idle_ms: tuple[float, float] | None
@@ -75,7 +73,7 @@ class Moved:
 
 
 class Speedups:
-    """Every cell of a run against the baseline of its model, worked out once."""
+    """Compares every cell of a run with the baseline of its model."""
 
     def __init__(self, cells: Iterable[CellResult], baseline: str | None = None) -> None:
         self.cells = tuple(cells)
@@ -84,32 +82,32 @@ class Speedups:
         for cell in self.cells:
             groups.setdefault(cell.spec.model, []).append(cell)
         self.baselines = tuple(
-            base for group in groups.values() if (base := self.baseline_of(group, baseline)) is not None
+            base for group in groups.values() if (base := self.pick_baseline(group, baseline)) is not None
         )
-        self.explained = tuple(
-            found for base in self.baselines for found in self._against(base, groups[base.spec.model])
+        self.explanations = tuple(
+            found for base in self.baselines for found in self._explain_group(base, groups[base.spec.model])
         )
 
     def ms(self, cell: CellResult) -> float | None:
-        """Mean compute time over the batch; None where nothing whole was measured."""
+        """Mean compute time per image in ms; None without a complete measurement."""
         return self._ms.get(id(cell))
 
-    def baseline_of(self, group: Iterable[CellResult], named: str | None) -> CellResult | None:
-        """The cell the others of its model are held against: the one named, if it was measured, else the first that was."""
+    def pick_baseline(self, group: Iterable[CellResult], named: str | None) -> CellResult | None:
+        """The baseline cell: the named one if measured, else the first measured one."""
         measured = [cell for cell in group if id(cell) in self._ms]
         return next((cell for cell in measured if cell.spec.label == named), measured[0] if measured else None)
 
-    def _against(self, base: CellResult, group: Iterable[CellResult]) -> Iterator[Explained]:
-        """How each of the model's cells came to its speed; those under another protocol do not compare."""
+    def _explain_group(self, base: CellResult, group: Iterable[CellResult]) -> Iterator[SpeedupExplanation]:
+        """Explain each cell of the model measured under the baseline's protocol."""
         assert base.bench is not None  # it was measured
         rules = base.bench.protocol
         comparable = [cell for cell in group if id(cell) in self._ms and cell.bench and cell.bench.protocol == rules]
-        places = _places(comparable)
+        places = _all_aspect_values(comparable)
         by_place: dict[tuple[str, ...], CellResult] = {}
         for cell in comparable:
-            if doubt(cell):
-                continue  # a stop that is not what it says, or not known, would falsify two factors
-            by_place.setdefault(_key(places[id(cell)]), cell)
+            if unreliable_reason(cell):
+                continue  # an unreliable intermediate cell would falsify two factors
+            by_place.setdefault(_aspect_key(places[id(cell)]), cell)
         for other in comparable:
             if other is not base:
                 yield self._explain(base, other, places, by_place)
@@ -120,41 +118,41 @@ class Speedups:
         other: CellResult,
         places: Mapping[int, dict[Aspect, str]],
         by_place: dict[tuple[str, ...], CellResult],
-    ) -> Explained:
+    ) -> SpeedupExplanation:
         start, goal = places[id(base)], places[id(other)]
-        ends = {_key(start): base, _key(goal): other}
+        ends = {_aspect_key(start): base, _aspect_key(goal): other}
         differing = tuple(name for name in ASPECTS if start[name] != goal[name])
-        path = _longest(start, goal, differing, ChainMap(ends, by_place))
+        path = _longest_path(start, goal, differing, ChainMap(ends, by_place))
         stages = tuple(
-            Stage(aspects, before, after, self._ms[id(before)] / self._ms[id(after)])
+            SpeedupStep(aspects, before, after, self._ms[id(before)] / self._ms[id(after)])
             for (before, after), aspects in path
         )
-        return Explained(base, other, self._ms[id(base)] / self._ms[id(other)], stages)
+        return SpeedupExplanation(base, other, self._ms[id(base)] / self._ms[id(other)], stages)
 
 
 def _ms_per_image(cell: CellResult) -> float | None:
     if cell.bench is None or not cell.bench.complete or cell.bench.batch < 1:
         return None
-    summary = cell.bench.compute()
+    summary = cell.bench.compute_summary()
     return summary.mean / cell.bench.batch if summary is not None and summary.mean > 0 else None
 
 
-def _place(cell: CellResult) -> dict[Aspect, str]:
-    """Where a cell stands in the matrix."""
+def _aspect_values(cell: CellResult) -> dict[Aspect, str]:
+    """The aspect values of a cell."""
     spec = cell.spec
     assert cell.bench is not None
     return {
         "batch": str(cell.bench.batch),
         "backend": json.dumps([spec.backend, cell.bench.device, list(spec.providers)]),
-        "precision": json.dumps([spec.precision, spec.source if spec.own_file else ""]),
+        "precision": json.dumps([spec.precision, spec.source if spec.prequantized else ""]),
         "settings": json.dumps(spec.settings, sort_keys=True, default=str),
     }
 
 
-def _places(cells: Iterable[CellResult]) -> dict[int, dict[Aspect, str]]:
-    """Where each cell stands. Settings that go with the precision or the backend (a calibration, a workspace) are no
-    choice of their own and count as part of it."""
-    places = {id(cell): _place(cell) for cell in cells}
+def _all_aspect_values(cells: Iterable[CellResult]) -> dict[int, dict[Aspect, str]]:
+    """The aspect values of each cell. Settings determined by the precision or the backend (a calibration, a workspace)
+    count as part of it."""
+    places = {id(cell): _aspect_values(cell) for cell in cells}
     owners: tuple[Aspect, ...] = ("precision", "backend")
     for owner in owners:
         pairs = {(place[owner], place["settings"]) for place in places.values()}
@@ -163,46 +161,46 @@ def _places(cells: Iterable[CellResult]) -> dict[int, dict[Aspect, str]]:
     return places
 
 
-def _key(place: Mapping[Aspect, str]) -> tuple[str, ...]:
+def _aspect_key(place: Mapping[Aspect, str]) -> tuple[str, ...]:
     return tuple(place[name] for name in ASPECTS)
 
 
 _Path = tuple[tuple[tuple[CellResult, CellResult], tuple[Aspect, ...]], ...]
 
 
-def _longest(
+def _longest_path(
     at: dict[Aspect, str],
     goal: dict[Aspect, str],
     left: tuple[Aspect, ...],
     cells: Mapping[tuple[str, ...], CellResult],
 ) -> _Path:
-    """The way with most stops; of equally long ones, the one that changes the batch first and the precision late."""
+    """The longest path of cells; ties change the batch first and the precision late."""
     if not left:
         return ()
-    best: _Path = (((cells[_key(at)], cells[_key(goal)]), left),)
+    best: _Path = (((cells[_aspect_key(at)], cells[_aspect_key(goal)]), left),)
     for many in range(1, len(left)):
-        for chosen in _choices(left, many):
+        for chosen in _combinations(left, many):
             stop = at | {name: goal[name] for name in chosen}
-            if _key(stop) not in cells:
+            if _aspect_key(stop) not in cells:
                 continue
-            rest = _longest(stop, goal, tuple(name for name in left if name not in chosen), cells)
-            way: _Path = (((cells[_key(at)], cells[_key(stop)]), chosen), *rest)
+            rest = _longest_path(stop, goal, tuple(name for name in left if name not in chosen), cells)
+            way: _Path = (((cells[_aspect_key(at)], cells[_aspect_key(stop)]), chosen), *rest)
             if len(way) > len(best):
                 best = way
     return best
 
 
-def _choices(names: tuple[Aspect, ...], many: int) -> Iterable[tuple[Aspect, ...]]:
+def _combinations(names: tuple[Aspect, ...], many: int) -> Iterable[tuple[Aspect, ...]]:
     if many == 1:
         return ((name,) for name in names)
-    return ((names[i], *rest) for i in range(len(names)) for rest in _choices(names[i + 1 :], many - 1))
+    return ((names[i], *rest) for i in range(len(names)) for rest in _combinations(names[i + 1 :], many - 1))
 
 
-def moved(before: ProfileReport | None, after: ProfileReport | None) -> Moved | None:
-    """What two profiles say changed between them; None where one is missing."""
+def profile_delta(before: ProfileReport | None, after: ProfileReport | None) -> ProfileDelta | None:
+    """Differences between two profiles; None if one is missing."""
     if before is None or after is None:
         return None
-    a, b = before.split, after.split
+    a, b = before.time_breakdown, after.time_breakdown
     same = bool(before.kernels) == bool(after.kernels)
 
     def pair(one: float | None, two: float | None) -> tuple[float, float] | None:
@@ -212,8 +210,8 @@ def moved(before: ProfileReport | None, after: ProfileReport | None) -> Moved | 
     later = {item.category: item.ms for item in after.categories}
     names = [name for name in dict.fromkeys([*shares, *later]) if shares.get(name) or later.get(name)]
     layers = (before.layers, after.layers)
-    transfers = pair(_sum(a.h2d_ms, a.d2h_ms), _sum(b.h2d_ms, b.d2h_ms))
-    return Moved(
+    transfers = pair(_add_optional(a.h2d_ms, a.d2h_ms), _add_optional(b.h2d_ms, b.d2h_ms))
+    return ProfileDelta(
         wall_ms=(a.wall_ms / before.batch, b.wall_ms / after.batch),
         categories=tuple(
             (name, shares.get(name, 0.0) / before.batch, later.get(name, 0.0) / after.batch) for name in names
@@ -228,5 +226,5 @@ def moved(before: ProfileReport | None, after: ProfileReport | None) -> Moved | 
     )
 
 
-def _sum(one: float | None, two: float | None) -> float | None:
+def _add_optional(one: float | None, two: float | None) -> float | None:
     return None if one is None and two is None else (one or 0.0) + (two or 0.0)

@@ -1,4 +1,4 @@
-"""Feeds from seeds and from files, and outputs to files: numpy's `.npy` and `.npz`, never a pickle."""
+"""Random feeds, and reading feeds and writing outputs as `.npy` and `.npz` without pickles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -15,24 +15,21 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.config import Profile
-from trt_engine.device import host
-from trt_engine.errors import FeedError, ShapeError, UsageError
-from trt_engine.files import write_whole
-from trt_engine.tensors import Role, Shape, Signature, Tensors, TensorSpec, closest, dtype, format_shape
-
-__all__ = ["numpy_dtype", "random_feeds", "read_feeds", "shapes_of", "write_outputs"]
+from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, is_array_file, open_arrays
+from trt_engine.atomic_io import write_atomic
+from trt_engine.config.profiles import Profile, shapes_hint
+from trt_engine.device import Device, host
+from trt_engine.errors import FeedError, ModelError, ShapeError, UsageError
+from trt_engine.limits import RECORD_VALUES, RUN_SIZE
+from trt_engine.tensors import Role, Shape, Signature, Tensors, TensorSpec, dtype, format_shape, suggest
 
 Array = npt.NDArray[Any]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """numpy's dtype of one of our type names, `ml_dtypes` for those numpy lacks; strings are object arrays."""
+    """The numpy or `ml_dtypes` dtype for a type name; strings are object arrays."""
     dtype(name)
     return np.dtype(object) if name == "string" else host.numpy_dtype(name)
-
-
-# ------------------------------------------------------------------------------------------------ shapes
 
 
 def shapes_of(
@@ -43,9 +40,9 @@ def shapes_of(
     which: Literal["min", "opt", "max"] = "opt",
     overrides: Mapping[str, Shape] | None = None,
 ) -> dict[str, Shape]:
-    """One shape for each input: the profile's `which`, with the batch and the given shapes in place of its own.
+    """The shape of each input: the profile's `which`, overridden by `batch` and `overrides`.
 
-    Raises `ShapeError` for a size nobody gave or a batch the model does not have, `ProfileError` outside the profile.
+    Raises `ShapeError` for a missing dynamic size or an impossible batch, `ProfileError` outside the profile.
     """
     overrides = dict(overrides or {})
     for name in overrides:
@@ -53,42 +50,39 @@ def shapes_of(
     if batch is not None and batch < 1:
         raise ShapeError(f"the batch cannot be {batch}", hint="`--batch 1`")
     shapes = {spec.name: _shape(spec, profile, batch, which, overrides.get(spec.name)) for spec in signature.inputs}
+    for spec in signature.inputs:
+        if any(size < 0 for size in shapes[spec.name]):
+            raise ShapeError(
+                f"input `{spec.name}` is {spec.format_symbolic()}: its dynamic dimensions must be given",
+                hint=shapes_hint(signature, overrides, batch=batch or 1),
+            )
     movable = [spec.name for spec in signature.inputs if spec.shape and spec.shape[0] < 0]
     if batch is not None and not any(shape and shape[0] == batch for shape in shapes.values()):
         given = [name for name in movable if name in overrides]
-        fixed = "`--shapes` says otherwise" if given else "no input of this model has a dynamic batch"
+        fixed = "`--shapes` gives another" if given else "no input of this model has a dynamic batch"
         raise ShapeError(f"the batch is {batch}, but {fixed}", hint="leave `--batch` out")
     if profile is not None:
         profile.check({name: SimpleNamespace(shape=shape) for name, shape in shapes.items()})
     return shapes
 
 
-def _shape(spec: TensorSpec, profile: Profile | None, batch: int | None, which: str, given: Shape | None) -> Shape:
-    if given is not None:
-        if len(given) != len(spec.shape) or any(
-            got != want if want >= 0 else got < 0 for got, want in zip(given, spec.shape, strict=True)
+def _shape(spec: TensorSpec, profile: Profile | None, batch: int | None, which: str, override: Shape | None) -> Shape:
+    if override is not None:
+        if len(override) != len(spec.shape) or any(
+            got != want if want >= 0 else got < 0 for got, want in zip(override, spec.shape, strict=True)
         ):
             raise ShapeError(
-                f"the shape {format_shape(given)} does not fit input `{spec.name}`, which is {spec.describe()}",
+                f"the shape {format_shape(override)} does not fit input `{spec.name}`, which is {spec.format_symbolic()}",
                 hint="write shapes as `images:1x3x640x640`",
             )
-        return given
+        return override
     base: Shape = spec.shape
     if profile is not None and spec.name in profile.ranges:
         base = getattr(profile.ranges[spec.name], which)
     sizes = list(base)
     if spec.shape and spec.shape[0] < 0:
         sizes[0] = batch if batch is not None else max(sizes[0], 1) if profile is None else sizes[0]
-    if any(size < 0 for size in sizes):
-        usual = [size if size >= 0 else 1 if position == 0 else 640 for position, size in enumerate(sizes)]
-        raise ShapeError(
-            f"input `{spec.name}` is {spec.describe()}: its dynamic sizes must be given",
-            hint=f"add `--shapes {spec.name}:{format_shape(usual)}` with the sizes this model expects",
-        )
     return tuple(sizes)
-
-
-# ------------------------------------------------------------------------------------------------ random
 
 
 def random_feeds(
@@ -97,22 +91,43 @@ def random_feeds(
     seed: int = 0,
     values: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Array]:
-    """Seeded inputs of these shapes; the same name, shape and seed give the same array everywhere.
+    """Seeded inputs of these shapes, determined by name, shape and seed alone.
 
     Floats are uniform in [0, 1). `int32` and `int64` are 0 or 1, because they are often indices; other integers are
     0 to 127 (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. An input with a role (sizes, steps, axes,
-    divisors) gets values that can be. `values` are given instead of drawn.
+    divisors) gets valid values for it. `values` replaces random values by input name.
     """
     given = values or {}
+    for spec in signature.inputs:
+        _check_size(spec, shapes[spec.name])
     return {
-        spec.name: _given(spec, shapes[spec.name], given[spec.name])
+        spec.name: _from_values(spec, shapes[spec.name], given[spec.name])
         if spec.name in given
         else _random(spec, shapes[spec.name], seed)
         for spec in signature.inputs
     }
 
 
-def _given(spec: TensorSpec, shape: Shape, values: Sequence[int]) -> Array:
+_MAX_RANK = 64  # numpy's own
+
+
+def _check_size(spec: TensorSpec, shape: Shape) -> None:
+    """`ModelError` for an input whose static dimensions exceed the size limit, `ShapeError` for too large given shapes."""
+    own = dtype(spec.dtype).nbytes(tuple(size for size in spec.shape if size >= 0))
+    if len(spec.shape) > _MAX_RANK or own > (most := RUN_SIZE.value):
+        what = (
+            f"{len(spec.shape)} dimensions"
+            if len(spec.shape) > _MAX_RANK
+            else f"{own} bytes, more than {RUN_SIZE.format_value(most)}"
+        )
+        raise ModelError(f"input `{spec.name}` has {what}", hint=None if len(spec.shape) > _MAX_RANK else RUN_SIZE.hint)
+    if dtype(spec.dtype).nbytes(shape) >= 1 << 62:
+        raise ShapeError(
+            f"input `{spec.name}` of {format_shape(shape)} does not fit in memory", hint="give smaller shapes"
+        )
+
+
+def _from_values(spec: TensorSpec, shape: Shape, values: Sequence[int]) -> Array:
     array = np.array(values, numpy_dtype(spec.dtype))
     if array.size != math.prod(shape):
         raise FeedError(
@@ -152,83 +167,64 @@ def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:
     return rng.random(shape, dtype=np.float32).astype(wanted, copy=False)
 
 
-# ------------------------------------------------------------------------------------------------ files
-
-_NPY, _ZIP = b"\x93NUMPY", b"PK"
-_BROKEN = (ValueError, EOFError, KeyError, OSError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
-
-
 def read_feeds(path: Path, signature: Signature) -> dict[str, Array]:
-    """The feeds in a `.npy` (a model of one input) or `.npz` (by input name), checked against the signature.
+    """Feeds from `.npy` (a single input) or `.npz` (by input name), checked against the signature.
 
-    Types numpy lacks (bfloat16, float8) are read from their bits: unsigned integers of the same width.
+    Types numpy lacks (bfloat16, float8) are stored as unsigned integers of the same width.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(6)
+        if not is_array_file(path):
+            raise FeedError(
+                f"`{path}` is neither .npy nor .npz (pickles are never read)",
+                hint="write it with `numpy.save` or `numpy.savez`, without objects in it",
+            )
+        with open_arrays(path) as file:
+            feeds = dict(_read_checked(path, file, signature))
+    except ArrayFileError as error:
+        raise FeedError(f"`{path}` cannot be read: {error}", hint=error.hint) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise FeedError(f"cannot read the inputs `{path}`: {reason}", hint="give an .npy or .npz file") from error
-    if head == _NPY:
-        found = _read_npy(path, signature)
-    elif head[:2] == _ZIP:
-        found = _read_npz(path, signature)
-    else:
-        raise FeedError(
-            f"`{path}` is neither .npy nor .npz (pickles are never read)",
-            hint="write it with `numpy.save` or `numpy.savez`, without objects in it",
-        )
-    feeds = {name: _as_spec(array, signature.input(name)) for name, array in found.items()}
     signature.check(feeds)
     return feeds
 
 
-def _read_npy(path: Path, signature: Signature) -> dict[str, Array]:
-    if len(signature.inputs) != 1:
-        names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
-        raise FeedError(
-            f"`{path}` is one array and the engine has {len(signature.inputs)} inputs: {names}",
-            hint="put them in one .npz by name: `numpy.savez(file, name=array, ...)`",
-        )
-    try:
-        with path.open("rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except _BROKEN as error:
-        raise _broken(path, error) from error
-    return {signature.inputs[0].name: array}
-
-
-def _read_npz(path: Path, signature: Signature) -> dict[str, Array]:
+def _read_checked(path: Path, file: ArrayFile, signature: Signature) -> Iterator[tuple[str, Array]]:
+    """The arrays by input name; headers are checked before data is read."""
     known = [spec.name for spec in signature.inputs]
-    feeds = {}
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in archive.files:
-                if name not in known:
-                    raise FeedError(
-                        f"`{path}` holds `{name}`, which is no input of the engine", hint=closest(name, known)
-                    )
-                feeds[name] = archive[name]
-    except _BROKEN as error:
-        raise _broken(path, error) from error
-    return feeds
+    for name, header in file.headers.items():
+        if not name and len(known) != 1:
+            names = ", ".join(f"`{name}`" for name in known)
+            raise FeedError(
+                f"`{path}` is one array and the engine has {len(known)} inputs: {names}",
+                hint="put them in one .npz by name: `numpy.savez(file, name=array, ...)`",
+            )
+        if name and name not in known:
+            raise FeedError(
+                f"`{path}` contains `{name}`, which is not an input of the engine", hint=suggest(name, known)
+            )
+        spec = signature.input(name or known[0])
+        _check_header(header, spec)
+        yield spec.name, as_spec(file.read(name), spec)
 
 
-def _broken(path: Path, error: BaseException) -> FeedError:
-    if "allow_pickle" in str(error):
-        return FeedError(
-            f"`{path}` holds pickled objects, which are never read",
-            hint="save plain arrays: numbers, booleans or fixed-length strings",
-        )
-    return FeedError(f"`{path}` is damaged: {error or type(error).__name__}", hint="write it again")
+def _check_header(header: ArrayHeader, spec: TensorSpec) -> None:
+    """`FeedError` unless dtype, rank and static dimensions match the input."""
+    if spec.dtype == "string" and math.prod(header.shape) > RECORD_VALUES.value:
+        raise FeedError(f"`{spec.name}` has {math.prod(header.shape)} texts", hint=RECORD_VALUES.hint)
+    name = spec.dtype if _holds_bits_of(header.dtype, spec) else header.dtype.newbyteorder("=").name
+    spec.check(SimpleNamespace(shape=header.shape, dtype=SimpleNamespace(name=name)))
 
 
-def _as_spec(array: Any, spec: TensorSpec) -> Array:
-    """The same values as the engine reads them: native byte order, C order, bits of types numpy lacks."""
-    if not isinstance(array, np.ndarray):
-        raise FeedError(f"`{spec.name}` is no array in the file", hint="write it again with `numpy.savez`")
-    kind = dtype(spec.dtype)
-    if hasattr(ml_dtypes, spec.dtype) and array.dtype.kind in "uV" and array.dtype.itemsize == max(kind.bits // 8, 1):
+def _holds_bits_of(found: np.dtype[Any], spec: TensorSpec) -> bool:
+    """Whether the array stores the bits of a type that numpy lacks."""
+    width = max(dtype(spec.dtype).bits // 8, 1)
+    return hasattr(ml_dtypes, spec.dtype) and found.kind in "uV" and found.itemsize == width
+
+
+def as_spec(array: Array, spec: TensorSpec) -> Array:
+    """The array in the engine's dtype, native byte order and C order."""
+    if _holds_bits_of(array.dtype, spec):
         array = array.view(numpy_dtype(spec.dtype))
     elif spec.dtype == "string" and array.dtype.kind in "US":
         array = array.astype(np.str_).astype(object)
@@ -238,11 +234,11 @@ def _as_spec(array: Any, spec: TensorSpec) -> Array:
 
 
 def write_outputs(path: Path, outputs: Tensors) -> Path:
-    """Write outputs whole: one array to `.npy`, any number by name to `.npz`.
+    """Write outputs atomically: one array to `.npy`, or arrays by name to `.npz`.
 
-    Types numpy lacks are written as their bits, in unsigned integers of the same width; strings as fixed-length text.
+    Types numpy lacks are written as unsigned integers of the same width, strings as fixed-length text.
     """
-    arrays = {name: _as_stored(np.asarray(value)) for name, value in outputs.items()}
+    arrays = {name: _to_storable(np.asarray(value)) for name, value in outputs.items()}
     buffer = io.BytesIO()
     if path.suffix == ".npy":
         if len(arrays) != 1:
@@ -259,13 +255,55 @@ def write_outputs(path: Path, outputs: Tensors) -> Path:
                     np.lib.format.write_array(member, array, allow_pickle=False)
     else:
         raise UsageError(f"outputs cannot be written to `{path}`", hint="give a name that ends in .npz or .npy")
-    return write_whole(path, buffer.getvalue())
+    return write_atomic(path, buffer.getvalue())
 
 
-def _as_stored(array: Array) -> Array:
+def _to_storable(array: Array) -> Array:
     if array.dtype.kind == "O":
         text = [item.decode() if isinstance(item, bytes) else str(item) for item in array.ravel().tolist()]
         return np.array(text, dtype=np.str_).reshape(array.shape)
     if hasattr(ml_dtypes, array.dtype.name):
         return np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
     return array
+
+
+_ON_HOST = (1, 3)
+"""DLPack's device types kDLCPU and kDLCUDAHost (dlpack.h)."""
+
+
+def as_feed(name: str, value: Any, device: Device | None) -> Any:
+    """The value as a numpy array, or unchanged if it is a device array; `FeedError` for anything else. No copies."""
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if is_device_array(value):
+        if device is None:
+            raise FeedError(
+                f"input `{name}` is a device array, expected a host array",
+                hint="copy it to the host: `.detach().cpu()`",
+            )
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            raise FeedError(
+                f"input `{name}` is a {type(value).__name__} without shape and dtype",
+                hint="pass an array of torch, cupy or jax",
+            )
+        return value
+    if not hasattr(value, "__dlpack__"):
+        raise FeedError(
+            f"input `{name}` is a {type(value).__name__}, expected an array",
+            hint="`numpy.asarray(value, dtype=...)`: dtypes are not inferred",
+        )
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise FeedError(
+            f"input `{name}` cannot be read in place: {error}", hint="copy it to the host: `.detach().cpu()`"
+        ) from error
+
+
+def is_device_array(value: Any) -> bool:
+    """Whether an array is in device memory, by its DLPack or CUDA array interface."""
+    if isinstance(value, np.ndarray):
+        return False
+    if hasattr(value, "__dlpack_device__"):
+        return int(value.__dlpack_device__()[0]) not in _ON_HOST
+    return hasattr(value, "__cuda_array_interface__")

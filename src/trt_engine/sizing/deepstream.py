@@ -1,4 +1,4 @@
-"""What goes on to DeepStream: the nvinfer keys of a model, and `benchmark_data.json` in the shape its reports read."""
+"""DeepStream output: nvinfer keys of a model, and `benchmark_data.json`."""
 
 from __future__ import annotations
 
@@ -7,39 +7,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_engine.errors import UsageError
-from trt_engine.graph.findings import image_input, image_layout
-from trt_engine.records import BatchResult, SizeReport
+from trt_engine.graph.lint_rules.model_view import image_input, image_layout
+from trt_engine.records.size import BatchResult, SizeReport
 from trt_engine.tensors import Shape, Signature, TensorSpec
-from trt_engine.vision.declaration import Preprocess, Vision
+from trt_engine.vision.spec import Preprocess, Vision
 
-__all__ = ["NO_PICTURES", "Nvinfer", "benchmark_data", "nvinfer", "nvinfer_text"]
-
-NO_PICTURES = (
-    "no input looks like pictures (four dimensions, 1, 3 or 4 channels): a stream is counted as one row of the batch for "
-    "each frame, and there are no keys for nvinfer"
+NO_IMAGE_INPUT = (
+    "no image input found (four dimensions, 1, 3 or 4 channels): a stream counts as one row of the batch per frame, and "
+    "nvinfer keys are omitted"
 )
 _NETWORK_MODES = {"fp32": "0", "tf32": "0", "int8": "1", "fp16": "2"}  # nvinfer's numbers
 _COLORS = {"RGB": "0", "BGR": "1", "L": "2"}
-_PARSER = "parse-bbox-func-name and custom-lib-path: your parser of the outputs, nvinfer has none built in for them"
-_UNDECLARED = (
-    "the model declares no pre-processing (`trt_engine.vision`), so these are not known; where they are left out, nvinfer "
-    "takes 1, 0, RGB, and stretches:"
+_PARSER_NOTE = "parse-bbox-func-name and custom-lib-path: your output parser, nvinfer has no built-in one"
+_PREPROCESS_NOTE = (
+    "the model declares no pre-processing (`trt_engine.vision`), so these are unknown; nvinfer defaults to 1, 0, RGB, and "
+    "stretching:"
 )
-_FACTOR = "y = net-scale-factor * (x - offset), x from 0 to 255"
+_FACTOR_FORMULA = "y = net-scale-factor * (x - offset), x from 0 to 255"
 
 
 @dataclass(frozen=True, slots=True)
-class Nvinfer:
-    """The `[property]` keys that are known, and in words what is not known or what no key of nvinfer can say.
+class NvinferConfig:
+    """Known `[property]` keys, and notes on unknown ones and on what nvinfer cannot express.
 
-    Keys and their meaning: Gst-nvinfer's page of the DeepStream documentation.
+    Keys: Gst-nvinfer's page of the DeepStream documentation.
     """
 
     keys: dict[str, str]
     notes: tuple[str, ...] = ()
 
 
-def nvinfer(
+def nvinfer_config(
     signature: Signature,
     shapes: Mapping[str, Shape],
     vision: Vision | None,
@@ -48,21 +46,21 @@ def nvinfer(
     engine_file: str,
     batch: int,
     precision: str,
-) -> Nvinfer:
-    """What follows from an engine and its model's declaration; no keys at all when no input takes pictures.
+) -> NvinferConfig:
+    """nvinfer keys from an engine and its model's declaration; none without an image input.
 
-    `shapes` are the engine's usual ones, for what is open in the signature; files are as seen from the folder of the
-    configuration.
+    `shapes` are the engine's opt shapes, for dynamic dimensions of the signature; file paths are relative to the folder of
+    the configuration.
     """
     notes: list[str] = []
     try:
-        image = image_input(signature.inputs) if vision is None else vision.input_of(signature)
+        image = image_input(signature.inputs) if vision is None else vision.input_spec(signature)
     except UsageError as error:
-        notes.append(f"the declared pre-processing does not fit the model and is left out: {error.message}")
+        notes.append(f"the declared pre-processing does not match the model and is ignored: {error.message}")
         vision, image = None, image_input(signature.inputs)
     if image is None:
-        return Nvinfer({})
-    kind, cluster = _network(signature)
+        return NvinferConfig({})
+    kind, cluster = _network_type(signature)
     keys = {
         "gpu-id": "0",
         "onnx-file": onnx_file,
@@ -80,109 +78,104 @@ def nvinfer(
         keys["infer-dims"] = f"{channels};{height};{width}"  # in this order for both layouts
     if nhwc:
         keys["network-input-order"] = "1"
-    known, said = _undeclared(channels) if vision is None else _declared(vision.preprocess)
+    known, said = _undeclared_keys(channels) if vision is None else _preprocess_keys(vision.preprocess)
     keys |= known
     notes += said
     if vision is not None and vision.source != "declared":
-        notes.append(f"the pre-processing is what {vision.source} says")
+        notes.append(f"pre-processing from {vision.source}")
     if others := [f"`{spec.name}`" for spec in signature.inputs if spec is not image]:
         notes.append(
-            f"nvinfer fills `{image.name}` alone; {', '.join(others)}: NvDsInferInitializeInputLayers of yours"
+            f"nvinfer fills only `{image.name}`; {', '.join(others)}: implement NvDsInferInitializeInputLayers"
         )
     keys["gie-unique-id"] = "1"
     if kind == "100":
         keys["output-tensor-meta"] = "1"
     if kind == "0":
-        notes += [_PARSER, "num-detected-classes: how many the model was trained for"]
-    return Nvinfer(keys, tuple(notes))
+        notes += [_PARSER_NOTE, "num-detected-classes: number of classes of the model"]
+    return NvinferConfig(keys, tuple(notes))
 
 
-def _undeclared(channels: int) -> tuple[dict[str, str], list[str]]:
-    """The channels say whether it is grey; the rest only the model's training knows."""
-    notes = [_UNDECLARED, f"net-scale-factor, offsets: {_FACTOR}; 0.00392156862745098 makes it 0 to 1"]
+def _undeclared_keys(channels: int) -> tuple[dict[str, str], list[str]]:
+    """Keys from the channels alone, and notes on the rest."""
+    notes = [_PREPROCESS_NOTE, f"net-scale-factor, offsets: {_FACTOR_FORMULA}; 0.00392156862745098 makes it 0 to 1"]
     keys = {}
     if channels == 1:
         keys["model-color-format"] = _COLORS["L"]
     elif channels == 4:
-        notes.append("model-color-format: nvinfer feeds 3 channels, or 1 of grey, and this input takes 4")
+        notes.append("model-color-format: nvinfer supports 3 channels or 1 (gray), this input has 4")
     else:
         notes.append("model-color-format: 0 RGB, 1 BGR")
-    notes.append("maintain-aspect-ratio, symmetric-padding: 1 and 1 letterbox, the picture centred; 0 stretches")
+    notes.append("maintain-aspect-ratio, symmetric-padding: 1 and 1 letterbox with the image centered; 0 stretches")
     return keys, notes
 
 
-def _declared(pixels: Preprocess) -> tuple[dict[str, str], list[str]]:
-    """`(x * scale - mean) / std` in nvinfer's terms, the colours, and how a frame gets the size."""
-    keys, notes = _scaled(pixels)
-    keys["model-color-format"] = _COLORS[pixels.channels]
-    if pixels.resize == "center-crop":
-        notes.append("the model declares a centre crop, which nvinfer does not make: crop the frames before it")
-    elif pixels.resize == "stretch":
+def _preprocess_keys(preprocess: Preprocess) -> tuple[dict[str, str], list[str]]:
+    """`(x * scale - mean) / std` as nvinfer keys, the color format, and resizing."""
+    keys, notes = _scale_keys(preprocess)
+    keys["model-color-format"] = _COLORS[preprocess.channels]
+    if preprocess.resize == "center-crop":
+        notes.append("the model declares a center crop, which nvinfer does not support: crop the frames before it")
+    elif preprocess.resize == "stretch":
         keys["maintain-aspect-ratio"] = "0"
     else:
-        keys |= {"maintain-aspect-ratio": "1", "symmetric-padding": str(int(pixels.pad_placement == "center"))}
-        if any(pixels.pad_value):
+        keys |= {"maintain-aspect-ratio": "1", "symmetric-padding": str(int(preprocess.pad_placement == "center"))}
+        if any(preprocess.pad_value):
             notes.append(
-                f"nvinfer pads with 0, the model declares {_listed(pixels.pad_value)}: results can differ a little"
+                f"nvinfer pads with 0, the model declares {_join_values(preprocess.pad_value)}: results may differ slightly"
             )
     return keys, notes
 
 
-def _scaled(pixels: Preprocess) -> tuple[dict[str, str], list[str]]:
-    """One factor above 0 for all channels, and an offset of 0 or more for each: that is all nvinfer has."""
-    factors = [pixels.scale / std for std in pixels.std]
-    offsets = [mean / pixels.scale for mean in pixels.mean]
+def _scale_keys(preprocess: Preprocess) -> tuple[dict[str, str], list[str]]:
+    """nvinfer has one factor above 0 for all channels, and an offset of 0 or more per channel."""
+    factors = [preprocess.scale / std for std in preprocess.std]
+    offsets = [mean / preprocess.scale for mean in preprocess.mean]
     keys, notes = {}, []
     if len(set(factors)) > 1 and min(factors) > 0:
         nearest = 2 * max(factors) * min(factors) / (max(factors) + min(factors))
         off = max(abs(factor - nearest) / factor for factor in factors)
         notes.append(
-            f"net-scale-factor is one number for all channels ({_FACTOR}), the model declares {_listed(factors)}: take "
-            f"{pixels.scale:.15g} and divide its first layer's weights by the std, by channel; the nearest one factor, "
-            f"{nearest:.9g}, is off by up to {100 * off:.2g} %"
+            f"net-scale-factor is one number for all channels ({_FACTOR_FORMULA}), the model declares "
+            f"{_join_values(factors)}: use {preprocess.scale:.15g} and divide its first layer's weights by the std, "
+            f"per channel; the nearest single factor, {nearest:.9g}, is off by up to {100 * off:.2g} %"
         )
     elif min(factors) <= 0:
-        notes.append(f"net-scale-factor must be above 0 ({_FACTOR}), the model declares {_listed(factors)}")
+        notes.append(
+            f"net-scale-factor must be above 0 ({_FACTOR_FORMULA}), the model declares {_join_values(factors)}"
+        )
     else:
         keys["net-scale-factor"] = f"{factors[0]:.15g}"
     if min(offsets) < 0:
-        notes.append(f"offsets must be 0 or more ({_FACTOR}), the model declares {_listed(offsets)}")
+        notes.append(f"offsets must be 0 or more ({_FACTOR_FORMULA}), the model declares {_join_values(offsets)}")
     elif any(offsets):
-        keys["offsets"] = _listed(offsets)
+        keys["offsets"] = _join_values(offsets)
     return keys, notes
 
 
-def _listed(values: Iterable[float]) -> str:
+def _join_values(values: Iterable[float]) -> str:
     return ";".join(f"{value:.9g}" for value in values)
 
 
-def _network(signature: Signature) -> tuple[str, str | None]:
-    """nvinfer's network-type and cluster-mode: what the outputs look like."""
-    if any(map(_set_prediction, signature.outputs)):
+def _network_type(signature: Signature) -> tuple[str, str | None]:
+    """nvinfer's network-type and cluster-mode, from the output shapes."""
+    if any(map(_is_set_prediction, signature.outputs)):
         return "0", "4"  # a detector whose boxes are final: no clustering
     if len(signature.outputs) == 1 and len(signature.outputs[0].shape) == 2:
         return "1", None  # a classifier
-    return "100", None  # raw tensors, for a probe of your own
+    return "100", None  # raw tensors, for a custom probe
 
 
-def _set_prediction(spec: TensorSpec) -> bool:
-    """`[N, 300, 6]`: x1, y1, x2, y2, score, class; no non-maximum suppression to follow."""
+def _is_set_prediction(spec: TensorSpec) -> bool:
+    """`[N, 300, 6]`: x1, y1, x2, y2, score, class; without non-maximum suppression."""
     return len(spec.shape) == 3 and spec.shape[2] == 6 and 0 < spec.shape[1] <= 1000
 
 
-def nvinfer_text(keys: Mapping[str, str], notes: Iterable[str]) -> str:
-    """A `[property]` block to paste into nvinfer's configuration, the notes as its comments."""
-    return "\n".join(
-        ["[property]", *(f"{name}={value}" for name, value in keys.items()), *(f"# {note}" for note in notes)]
-    )
-
-
 def benchmark_data(report: SizeReport) -> dict[str, Any]:
-    """`benchmark_data.json`. The keys named `gpu_` hold figures of a GPU or null: a CPU's stand under `cpu_`."""
+    """`benchmark_data.json`. Keys `gpu_*` are null for a CPU, whose values are in `cpu_*`."""
     gpu = report.device.startswith("cuda")
     first, last = report.batches[0], report.batches[-1]
-    bs1: dict[str, Any] = {"qps": first.qps} | _mean(first, gpu)
-    bsmax = {"qps": last.qps} | _mean(last, gpu)
+    bs1: dict[str, Any] = {"qps": first.qps} | _mean_ms(first, gpu)
+    bsmax = {"qps": last.qps} | _mean_ms(last, gpu)
     bsmax |= {"p99_ms": last.compute_ms.p99, "imgs_per_sec": last.images_per_s}
     made: dict[str, Any] = {
         "model_name": report.model_name,
@@ -194,14 +187,14 @@ def benchmark_data(report: SizeReport) -> dict[str, Any]:
         "deepstream": {"run1": None, "run2": None},
     }
     if gpu and report.protocol is not None and report.protocol.clock == "host":
-        made["note"] = "gpu_mean_ms is the host's clock around a synchronised run" + (
+        made["note"] = "gpu_mean_ms is host clock time around a synchronized run" + (
             ", its copies included" if report.protocol.transfers else ", without copies"
         )
     if not gpu:
-        made["note"] = "measured on a CPU: gpu_mean_ms is null, cpu_mean_ms is the CPU's; peak_gpu_streams is the CPU's"
+        made["note"] = "measured on a CPU: gpu_mean_ms is null, cpu_mean_ms and peak_gpu_streams are the CPU's"
     return made
 
 
-def _mean(result: BatchResult, gpu: bool) -> dict[str, float | None]:
+def _mean_ms(result: BatchResult, gpu: bool) -> dict[str, float | None]:
     mean = result.compute_ms.mean
     return {"gpu_mean_ms": mean} if gpu else {"gpu_mean_ms": None, "cpu_mean_ms": mean}

@@ -1,1 +1,1 @@
-"""Declared pre- and post-processing: what a picture becomes before the network, and what its outputs mean."""
+"""Declared pre- and post-processing: image to network input, network outputs to results."""

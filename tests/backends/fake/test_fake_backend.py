@@ -11,17 +11,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trt_engine.backend import backend
+from trt_engine.backend import get_backend
 from trt_engine.backends.fake.build import FakeBuilder
-from trt_engine.backends.fake.run import FakeContext, FakeRuntime, FakeSession, verdict
-from trt_engine.config import BuildConfig, RuntimeConfig
+from trt_engine.backends.fake.run import FakeContext, FakeRuntime, FakeSession, check_compatibility
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Stream
 from trt_engine.device.fake import FakeBuffer, FakeDevice
-from trt_engine.engine import Build, Engine, Passport, Precision, Source, payload_of
+from trt_engine.engine import Engine, payload_files
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, FeedError, ModelError, ProfileError, UsageError
 from trt_engine.graph.load import open_model
-from trt_engine.protocols import BuildPlaces
+from trt_engine.protocols import BuildPaths
+from trt_engine.records.passport import BuildInfo, Passport, Precision, Source
 
 Seal = Callable[..., Engine]
 
@@ -45,20 +47,22 @@ def seal(tmp_path: Path) -> Seal:
         opened = open_model(model(tmp_path / "m.onnx", op))
         config = BuildConfig(backend="fake", device="fake:0", batch=(1, 2, 4))
         payload = tmp_path / "m.fake"
-        outcome = FakeBuilder().build(opened, config, BuildPlaces(payload))
+        outcome = FakeBuilder().build(opened, config, BuildPaths(payload))
         passport = Passport(
             schema="trt-engine/passport",
             schema_version=1,
             backend="fake",
-            payload=payload_of(payload),
+            payload=payload_files(payload),
             model=Source("m", opened.digest, 20, "m.onnx"),
             signature=outcome.signature,
             profiles=config.resolve(opened.signature),
             precision=outcome.precision,
             device="fake:0",
-            build=Build(command="trt-engine build", config={}, seconds=0.0, identity=FakeBuilder().identity(config)),
-            environment=Environment.here(),
-            needs=outcome.needs,
+            build=BuildInfo(
+                command="trt-engine build", config={}, seconds=0.0, identity=FakeBuilder().identity(config)
+            ),
+            environment=Environment.detect(),
+            requirements=outcome.requirements,
         )
         return Engine.seal(payload, passport)
 
@@ -90,11 +94,11 @@ X = np.array([[1, 2, 3]], np.float32)
 
 
 def test_its_card_is_hidden_and_complete() -> None:
-    card = backend("fake")
-    assert card.hidden
-    assert card.missing() == ()
-    for half in ("builder", "runtime", "options", "verdict"):
-        assert card.half(half)
+    backend_spec = get_backend("fake")
+    assert backend_spec.hidden
+    assert backend_spec.missing_modules() == ()
+    for half in ("builder", "runtime", "options", "compatibility"):
+        assert backend_spec.load_component(half)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +106,7 @@ def test_its_card_is_hidden_and_complete() -> None:
     [
         ({"precision": "fp16"}, "cannot compute in fp16"),
         ({"device": "cpu"}, "cannot build for `cpu`"),
-        ({"options": {"memroy": "1"}}, "no setting `memroy`"),
+        ({"options": {"memroy": "1"}}, "unknown setting `memroy`"),
         ({"options": {"memory": "lots"}}, "cannot read the size"),
     ],
 )
@@ -110,18 +114,18 @@ def test_what_it_cannot_do_is_refused(tmp_path: Path, settings: dict[str, object
     opened = open_model(model(tmp_path / "m.onnx", "Neg"))
     config = BuildConfig(**({"backend": "fake", "device": "fake"} | settings))
     with pytest.raises(UsageError, match=says):
-        FakeBuilder().build(opened, config, BuildPlaces(tmp_path / "m.fake"))
+        FakeBuilder().build(opened, config, BuildPaths(tmp_path / "m.fake"))
     assert not (tmp_path / "m.fake").exists()
 
 
 @pytest.mark.parametrize(
     ("made", "says"),
-    [(("Mystery", TensorProto.FLOAT, "nowhere"), "nowhere"), (("Identity", TensorProto.STRING), "holds strings")],
+    [(("Mystery", TensorProto.FLOAT, "nowhere"), "nowhere"), (("Identity", TensorProto.STRING), "is a string tensor")],
 )
 def test_a_model_it_cannot_run_is_refused(tmp_path: Path, made: tuple, says: str) -> None:
     opened = open_model(model(tmp_path / "m.onnx", *made))
     with pytest.raises(ModelError, match=says):
-        FakeBuilder().build(opened, BuildConfig(backend="fake", device="fake"), BuildPlaces(tmp_path / "m.fake"))
+        FakeBuilder().build(opened, BuildConfig(backend="fake", device="fake"), BuildPaths(tmp_path / "m.fake"))
     assert not (tmp_path / "m.fake").exists()
 
 
@@ -131,7 +135,7 @@ def test_a_model_it_cannot_run_is_refused(tmp_path: Path, made: tuple, says: str
 def test_a_foreign_payload_is_refused(seal: Seal) -> None:
     engine = seal()
     engine.path.write_bytes(b"ftrt" + bytes(100))
-    with pytest.raises(EngineError, match="no payload of the backend `fake`"):
+    with pytest.raises(EngineError, match="not a payload of the backend `fake`"):
         FakeRuntime().load(engine, RuntimeConfig())
 
 
@@ -149,16 +153,18 @@ def test_it_runs_on_no_other_device(seal: Seal) -> None:
 
 def test_another_version_of_its_library_is_a_penalty(seal: Seal) -> None:
     engine = seal()
-    assert verdict(engine, RuntimeConfig()).verdict == "loads"
-    old = replace(engine, passport=replace(engine.passport, needs=replace(engine.passport.needs, version="1.0")))
-    assert verdict(old, RuntimeConfig()).verdict == "penalty"
+    assert check_compatibility(engine, RuntimeConfig()).status == "loads"
+    old = replace(
+        engine, passport=replace(engine.passport, requirements=replace(engine.passport.requirements, version="1.0"))
+    )
+    assert check_compatibility(old, RuntimeConfig()).status == "penalty"
 
 
 # ------------------------------------------------------------------------------------------------ contexts
 
 
 def test_an_inference_happens_on_its_streams_turn(session: FakeSession) -> None:
-    context, bound = session.context(), buffers(session.device, 1)
+    context, bound = session.create_context(), buffers(session.device, 1)
     assert context.prepare({"x": (1, 3)}) == {"y": (1, 3)}
     context.bind(bound)
     stream, y = session.device.stream(), np.zeros((1, 3), np.float32)
@@ -171,7 +177,7 @@ def test_an_inference_happens_on_its_streams_turn(session: FakeSession) -> None:
 
 
 def test_an_input_nobody_uploaded_is_garbage_and_not_zero(session: FakeSession) -> None:
-    context, bound = session.context(), buffers(session.device, 1)
+    context, bound = session.create_context(), buffers(session.device, 1)
     context.prepare({"x": (1, 3)})
     context.bind(bound)
     stream, y = session.device.stream(), np.zeros((1, 3), np.uint32)
@@ -182,7 +188,7 @@ def test_an_input_nobody_uploaded_is_garbage_and_not_zero(session: FakeSession) 
 
 
 def test_steps_out_of_order_are_refused(session: FakeSession) -> None:
-    context, stream = session.context(), session.device.stream()
+    context, stream = session.create_context(), session.device.stream()
     with pytest.raises(UsageError, match="before the shapes were prepared"):
         context.bind({})
     with pytest.raises(UsageError, match="before `prepare` and `bind`"):
@@ -193,7 +199,7 @@ def test_steps_out_of_order_are_refused(session: FakeSession) -> None:
 
 
 def test_preparing_again_asks_for_binding_again(session: FakeSession) -> None:
-    context, bound = session.context(), buffers(session.device, 2)
+    context, bound = session.create_context(), buffers(session.device, 2)
     context.prepare({"x": (1, 3)})
     context.bind(bound)
     context.prepare({"x": (2, 3)})
@@ -210,13 +216,13 @@ def test_preparing_again_asks_for_binding_again(session: FakeSession) -> None:
         ({"x": (5, 3)}, ProfileError, "profile 0 spans 1x3 to 4x3"),
         ({"x": (1, 4)}, FeedError, "expected nx3"),
         ({"x": (3,)}, FeedError, "expected nx3"),
-        ({"z": (1, 3)}, FeedError, "no input `z`"),
+        ({"z": (1, 3)}, FeedError, "unknown input `z`"),
         ({}, FeedError, "has no shape"),
     ],
 )
 def test_shapes_are_checked(session: FakeSession, shapes: dict, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
-        session.context().prepare(shapes)
+        session.create_context().prepare(shapes)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +236,7 @@ def test_shapes_are_checked(session: FakeSession, shapes: dict, error: type[Exce
     ],
 )
 def test_buffers_are_checked(session: FakeSession, change: Callable, says: str) -> None:
-    context, bound = session.context(), buffers(session.device, 1)
+    context, bound = session.create_context(), buffers(session.device, 1)
     context.prepare({"x": (1, 3)})
     change(bound, session.device)
     with pytest.raises(UsageError, match=says):
@@ -238,7 +244,7 @@ def test_buffers_are_checked(session: FakeSession, change: Callable, says: str) 
 
 
 def test_a_session_refuses_to_close_under_a_context(session: FakeSession) -> None:
-    context = session.context()
+    context = session.create_context()
     with pytest.raises(UsageError, match="1 open context"):
         session.close()
     context.close()
@@ -246,11 +252,11 @@ def test_a_session_refuses_to_close_under_a_context(session: FakeSession) -> Non
     session.close()
     session.close()
     with pytest.raises(UsageError, match="session is closed"):
-        session.context()
+        session.create_context()
 
 
 def test_a_closed_context_refuses(session: FakeSession) -> None:
-    context = session.context()
+    context = session.create_context()
     context.close()
     with pytest.raises(UsageError, match="context is closed"):
         context.prepare({"x": (1, 3)})
@@ -258,7 +264,7 @@ def test_a_closed_context_refuses(session: FakeSession) -> None:
 
 def test_there_are_as_many_profiles_as_were_built(session: FakeSession) -> None:
     with pytest.raises(UsageError, match="no profile 1"):
-        session.context(1)
+        session.create_context(1)
 
 
 # ------------------------------------------------------------------------------------------------ late outputs, graphs
@@ -266,7 +272,7 @@ def test_there_are_as_many_profiles_as_were_built(session: FakeSession) -> None:
 
 def test_an_output_sized_by_the_data_is_there_after_the_stream(seal: Seal) -> None:
     session = FakeRuntime().load(seal("NonZero"), RuntimeConfig())
-    context, x = session.context(), session.device.allocate(12)
+    context, x = session.create_context(), session.device.allocate(12)
     assert context.prepare({"x": (1, 3)}) == {"y": (2, -1)}
     context.bind({"x": x})
     stream = session.device.stream()
@@ -279,7 +285,7 @@ def test_an_output_sized_by_the_data_is_there_after_the_stream(seal: Seal) -> No
 
 
 def captured(session: FakeSession, rows: int = 1) -> tuple[FakeContext, dict[str, FakeBuffer], Stream, object]:
-    context, bound, stream = session.context(), buffers(session.device, rows), session.device.stream()
+    context, bound, stream = session.create_context(), buffers(session.device, rows), session.device.stream()
     context.prepare({"x": (rows, 3)})
     context.bind(bound)
     return context, bound, stream, stream.capture(context.enqueue)

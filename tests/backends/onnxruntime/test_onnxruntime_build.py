@@ -14,7 +14,7 @@ from onnx import helper
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backends.onnxruntime.run import reference
+from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.engine import Engine
 from trt_engine.errors import ModelError, PrecisionError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
@@ -53,7 +53,7 @@ def test_a_reloaded_engine_computes_what_its_model_computes(name: str, tmp_path:
         feeds = random_feeds(
             signature, {s.name: tuple(1 if d < 0 else d for d in s.shape) for s in signature.inputs}, 7
         )
-    want = reference(path, signature).run(feeds)
+    want = reference_session(path, signature).run(feeds)
     with te.load(engine) as runner:
         got = runner.infer(feeds)
     assert list(got) == [spec.name for spec in signature.outputs]
@@ -144,8 +144,8 @@ def test_a_graph_with_fp8_and_fp16_is_not_rewritten_at_all(tmp_path: Path, build
 
 def test_the_passport_says_what_a_loader_needs(tmp_path: Path, build: Build):
     passport = build(models.conv_net(tmp_path / "net.onnx")).passport
-    assert passport.needs.library == "onnxruntime" and passport.needs.version
-    assert passport.needs.providers == ("cpu",)
+    assert passport.requirements.library == "onnxruntime" and passport.requirements.version
+    assert passport.requirements.providers == ("cpu",)
     blocked = any(
         item.domain == "com.microsoft.nchwc"
         for item in onnx.load(tmp_path / "store" / "engines" / (passport.key or "") / "net.engine.onnx").graph.node
@@ -160,19 +160,19 @@ def test_the_passport_says_what_a_loader_needs(tmp_path: Path, build: Build):
 @pytest.mark.parametrize(("make", "asked"), [(models.conv_net, "fp32"), (models.int8_qdq, "int8")])
 def test_an_engine_in_the_precision_asked_for_is_built(make: Callable, asked: str, tmp_path: Path, build: Build):
     precision = build(make(tmp_path / "net.onnx"), precision=asked).passport.precision
-    assert precision.asked == asked == precision.main
+    assert precision.requested == asked == precision.main_dtype
 
 
 @pytest.mark.parametrize("asked", ["fp16", "int8"])
 def test_an_engine_in_another_precision_than_asked_for_is_an_error(asked: str, tmp_path: Path, build: Build):
-    with pytest.raises(PrecisionError, match=f"asked for {asked}, found fp32 100 % of multiply-adds"):
+    with pytest.raises(PrecisionError, match=f"requested {asked}, found fp32 100 % of multiply-adds"):
         build(models.conv_net(tmp_path / "net.onnx"), precision=asked)
     assert te.Store(tmp_path / "store").entries() == []
 
 
 def test_half_precision_that_the_cpu_widens_is_an_error_when_it_was_asked_for(tmp_path: Path, build: Build):
     path = models.conv_net(tmp_path / "net.onnx", half=True)
-    if build(path).passport.precision.main == "fp16":
+    if build(path).passport.precision.main_dtype == "fp16":
         pytest.skip("this processor computes FP16 itself")
     with pytest.raises(PrecisionError, match="runs in fp32: cpu has no fp16 kernel"):
         build(path, precision="fp16")
@@ -180,8 +180,8 @@ def test_half_precision_that_the_cpu_widens_is_an_error_when_it_was_asked_for(tm
 
 def test_an_engine_that_only_dequantizes_is_told_as_fp32_and_its_graph_as_what_it_is(tmp_path: Path, build: Build):
     passport = build(models.fp8_qdq(tmp_path / "net.onnx")).passport
-    assert passport.precision.main == "fp32" and list(passport.precision.running) == ["fp32"]
-    assert passport.build.written == "fp8"
+    assert passport.precision.main_dtype == "fp32" and list(passport.precision.compute_shares) == ["fp32"]
+    assert passport.build.graph_dtype == "fp8"
 
 
 def test_a_convolution_that_no_kernel_takes_in_is_not_int8(tmp_path: Path, build: Build):
@@ -196,18 +196,18 @@ def test_a_convolution_that_no_kernel_takes_in_is_not_int8(tmp_path: Path, build
     engine = build(path)
     operators = {node.op_type for node in onnx.load(engine.path).graph.node}
     assert "QLinearConv" not in operators and operators & {"Conv", "FusedConv"}
-    assert engine.passport.precision.main == "fp32" and engine.passport.precision.found["fp32"].macs == 1
-    assert engine.passport.build.written == "int8"
+    assert engine.passport.precision.main_dtype == "fp32" and engine.passport.precision.shares["fp32"].macs == 1
+    assert engine.passport.build.graph_dtype == "int8"
 
 
 def test_an_engine_that_computes_as_it_is_written_says_nothing_of_it(tmp_path: Path, build: Build):
     for make in (models.conv_net, models.int8_qdq):
-        assert build(make(tmp_path / f"{make.__name__}.onnx")).passport.build.written is None
+        assert build(make(tmp_path / f"{make.__name__}.onnx")).passport.build.graph_dtype is None
 
 
 def test_pairs_that_the_cpu_only_dequantizes_are_an_error_when_their_type_was_asked_for(tmp_path: Path, build: Build):
     path = models.fp8_qdq(tmp_path / "net.onnx")
-    assert build(path).passport.precision.asked is None
+    assert build(path).passport.precision.requested is None
     with pytest.raises(PrecisionError, match="fuses 0 of 1 convolution and runs them in FP32: no FP8 kernels"):
         build(path, precision="fp8")
 
@@ -245,17 +245,17 @@ def test_a_model_onnxruntime_cannot_run_is_a_model_error_with_a_hint(what: str, 
 @pytest.mark.parametrize(
     ("options", "text", "hint"),
     [
-        ({"foo": "1"}, "there is no setting `foo`", "intra_op_threads"),
-        ({"graph_optimisation": "all"}, "no setting `graph_optimisation`", "graph_optimization"),
+        ({"foo": "1"}, "unknown setting `foo`", "intra_op_threads"),
+        ({"graph_optimisation": "all"}, "unknown setting `graph_optimisation`", "graph_optimization"),
         ({"graph_optimization": "most"}, "cannot be `most`", "basic"),
         ({"intra_op_threads": "many"}, "number of threads", "0"),
         ({"intra_op_threads": "-1"}, "number of threads", "0"),
-        ({"intra_op_threads": "9999"}, "9999 threads are more than this machine bears", "one for each core"),
-        ({"inter_op_threads": "1025"}, "1025 threads are more than this machine bears", "0 is ONNX Runtime's own"),
-        ({"intra_op_threads": "1" + "0" * 30}, "threads are more than this machine bears", "0"),
+        ({"intra_op_threads": "9999"}, "9999 threads exceed the limit", "one for each core"),
+        ({"inter_op_threads": "1025"}, "1025 threads exceed the limit", "0 is ONNX Runtime's own"),
+        ({"intra_op_threads": "1" + "0" * 30}, "threads exceed the limit", "0"),
         ({"arena": "perhaps"}, "on or off", "-O"),
         ({"execution_mode": "wild"}, "cannot be `wild`", "sequential"),
-        ({"cuda.gpu_mem_limit": "1"}, "a provider that was not asked for", "--providers cuda,cpu"),
+        ({"cuda.gpu_mem_limit": "1"}, "a provider that was not requested", "--providers cuda,cpu"),
     ],
 )
 def test_a_wrong_setting_lists_the_right_ones(options: dict, text: str, hint: str, tmp_path: Path, build: Build):

@@ -13,15 +13,15 @@ from onnx import TensorProto, helper
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backend import backend
+from trt_engine.backend import get_backend
 from trt_engine.backends.onnxruntime import profile as profiling
-from trt_engine.backends.onnxruntime.origins import base_name, origins
-from trt_engine.backends.onnxruntime.profile import Event, read_trace, runs_of
-from trt_engine.config import RuntimeConfig
+from trt_engine.backends.onnxruntime.node_mapping import base_name, map_nodes
+from trt_engine.backends.onnxruntime.profile import TraceEvent, read_trace, split_runs
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError
-from trt_engine.graph.flops import count
-from trt_engine.traces import LayerProfile, LayerRow
+from trt_engine.graph.cost import model_cost
+from trt_engine.records.profile import LayerProfile, LayerRow
 
 ROOT = Path(__file__).resolve().parents[3]
 RESNET = ROOT / "examples" / "classifiers" / "resnet.onnx"
@@ -65,7 +65,7 @@ def looping(path: Path, trips: int) -> Path:
 def profiled(
     engine: Engine, feeds: dict[str, Any], keep: Path | None = None, inferences: int = 4, warmup: int = 2
 ) -> LayerProfile:
-    call = backend("onnxruntime").call("profile")
+    call = get_backend("onnxruntime").load_function("profile")
     found: LayerProfile = call(engine, feeds, RuntimeConfig(), inferences=inferences, warmup=warmup, keep=keep)
     return found
 
@@ -102,7 +102,7 @@ def test_the_trace_is_kept_where_it_was_asked_for_and_nowhere_else(resnet: Engin
     found = profiled(resnet, IMAGES, tmp_path / "kept")
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["onnxruntime.json"]
     assert found.raw == str(tmp_path / "kept" / "onnxruntime.json")
-    assert len(runs_of(read_trace(Path(found.raw)))) == 6, "the warm-up's runs are in the file"
+    assert len(split_runs(read_trace(Path(found.raw)))) == 6, "the warm-up's runs are in the file"
     assert profiled(resnet, IMAGES).raw is None
 
 
@@ -124,7 +124,7 @@ def test_nodes_without_names_are_found_by_the_tensors_between_them(tmp_path: Pat
 
 def test_the_arithmetic_of_the_rows_is_that_of_the_model(resnet: Engine) -> None:
     found = profiled(resnet, IMAGES)
-    model = count(onnx.load(RESNET), {"images": (4, 1, 32, 32)})
+    model = model_cost(onnx.load(RESNET), {"images": (4, 1, 32, 32)})
     total = sum(row.flops or 0 for row in found.rows)
     assert total == pytest.approx(model.flops, rel=0.02), "activations that were fused are not counted twice, nor lost"
     assert all(row.nbytes is not None for row in found.rows)
@@ -186,20 +186,20 @@ def written(path: Path, *events: dict[str, Any]) -> Path:
 def test_runs_are_told_apart_by_their_own_windows(tmp_path: Path) -> None:
     path = written(tmp_path / "t.json", line("session_initialization", 0, 9, cat="Session"),
                    node("a", 11, 3), node("b", 15, 4), run(10, 10), node("a", 31, 5), run(30, 10))  # fmt: skip
-    runs = runs_of(read_trace(path))
+    runs = split_runs(read_trace(path))
     assert [[(event.name, us) for event, us in one] for one in runs] == [[("a", 3.0), ("b", 4.0)], [("a", 5.0)]]
 
 
 def test_what_lies_inside_another_node_is_taken_out_of_it_once() -> None:
     events = [
-        Event("model_run", 0, 100),
-        Event("outer", 1, 90, op="Loop"),
-        Event("middle", 2, 40, op="If"),
-        Event("inner", 3, 10, op="Add"),
-        Event("inner", 50, 20, op="Add"),
-        Event("beside", 5, 80, thread=2, op="Add"),
+        TraceEvent("model_run", 0, 100),
+        TraceEvent("outer", 1, 90, op="Loop"),
+        TraceEvent("middle", 2, 40, op="If"),
+        TraceEvent("inner", 3, 10, op="Add"),
+        TraceEvent("inner", 50, 20, op="Add"),
+        TraceEvent("beside", 5, 80, thread=2, op="Add"),
     ]
-    ((*found,),) = runs_of(sorted(events, key=lambda event: (event.start_us, -event.us)))
+    ((*found,),) = split_runs(sorted(events, key=lambda event: (event.start_us, -event.us)))
     times = [(event.name, us) for event, us in found]
     assert times == [("outer", 30.0), ("middle", 30.0), ("inner", 10.0), ("beside", 80.0), ("inner", 20.0)]
 
@@ -207,7 +207,7 @@ def test_what_lies_inside_another_node_is_taken_out_of_it_once() -> None:
 def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = written(tmp_path / "t.json", node("a", 1, 3), run(0, 10), node("a", 21, 5), run(20, 10), node("a", 41, 9))
     path.write_text(path.read_text()[:-40])
-    runs = runs_of(read_trace(path))
+    runs = split_runs(read_trace(path))
     assert [[us for _, us in one] for one in runs] == [[3.0], [5.0]], "a run that was not finished does not count"
 
 
@@ -215,7 +215,7 @@ def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_a_file_that_is_no_trace_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
-    with pytest.raises(EngineError, match="is no trace of ONNX Runtime"):
+    with pytest.raises(EngineError, match="is not a trace of ONNX Runtime"):
         read_trace(path)
     with pytest.raises(EngineError, match="no such file"):
         read_trace(tmp_path / "missing.json")
@@ -225,7 +225,7 @@ def test_events_with_broken_fields_are_left_out_and_the_rest_counts(tmp_path: Pa
     broken = node("b", 3, 1) | {"dur": "long"}
     backwards = node("c", 4, -1)
     path = written(tmp_path / "t.json", node("a", 1, 1), broken, backwards, run(0, 10))
-    assert [event.name for event, _ in runs_of(read_trace(path))[0]] == ["a"]
+    assert [event.name for event, _ in split_runs(read_trace(path))[0]] == ["a"]
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -252,7 +252,7 @@ def test_a_fusion_that_kept_the_last_tensor_is_told_whole_without_any_name(tmp_p
         helper.make_node("QuickGelu", ["x"], ["m"], domain="com.microsoft"),
         helper.make_node("Relu", ["m"], ["y"], name="relu"),
     ], value[:1], value[1:]))  # fmt: skip
-    assert origins(built, model) == {"m": ("sig", "mul"), "y": ("relu",)}
+    assert map_nodes(built, model) == {"m": ("sig", "mul"), "y": ("relu",)}
 
 
 def test_a_blocked_convolution_named_after_its_result_is_found_beside_another_that_reads_the_same() -> None:
@@ -280,7 +280,7 @@ def test_a_blocked_convolution_named_after_its_result_is_found_beside_another_th
             [],
         )
     )
-    assert origins(built, model) == {"reorder_1": ("node_Conv_157", "node_relu_5"), "reorder_2": ("node_Conv_161",)}
+    assert map_nodes(built, model) == {"reorder_1": ("node_Conv_157", "node_relu_5"), "reorder_2": ("node_Conv_161",)}
 
 
 # ------------------------------------------------------------------------------------------------ for who watches kernels
@@ -288,11 +288,11 @@ def test_a_blocked_convolution_named_after_its_result_is_found_beside_another_th
 
 def test_the_nodes_are_written_down_while_somebody_else_watches(resnet: Engine, tmp_path: Path) -> None:
     path = tmp_path / "nodes.json"
-    with backend("onnxruntime").call("traced")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer:
+    with get_backend("onnxruntime").load_function("trace_nodes")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer:
         infer()
         infer()
         assert not path.exists()
-    assert len(runs_of(read_trace(path))) == 2
+    assert len(split_runs(read_trace(path))) == 2
     assert [item.name for item in tmp_path.iterdir()] == ["nodes.json"]
 
 
@@ -300,15 +300,15 @@ def test_the_nodes_are_written_down_also_when_the_watcher_fails(resnet: Engine, 
     path = tmp_path / "nodes.json"
     with (
         pytest.raises(KeyboardInterrupt),
-        backend("onnxruntime").call("traced")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer,
+        get_backend("onnxruntime").load_function("trace_nodes")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer,
     ):
         infer()
         raise KeyboardInterrupt
-    assert len(runs_of(read_trace(path))) == 1
+    assert len(split_runs(read_trace(path))) == 1
 
 
 def test_work_of_several_threads_at_once_is_seen_and_a_change_of_threads_is_not() -> None:
-    first, after = Event("a", 0, 10, thread=1, op="Add"), Event("b", 10, 5, thread=2, op="Add")
-    assert profiling._side_by_side([first, Event("b", 5, 10, thread=2, op="Add")])
-    assert not profiling._side_by_side([first, after])
-    assert not profiling._side_by_side([first, Event("inner", 2, 3, thread=1, op="Add")])
+    first, after = TraceEvent("a", 0, 10, thread=1, op="Add"), TraceEvent("b", 10, 5, thread=2, op="Add")
+    assert profiling._overlaps([first, TraceEvent("b", 5, 10, thread=2, op="Add")])
+    assert not profiling._overlaps([first, after])
+    assert not profiling._overlaps([first, TraceEvent("inner", 2, 3, thread=1, op="Add")])

@@ -11,13 +11,19 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
+from trt_engine.atomic_io import file_digest
 from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.providers import Choice, alone, choose, fix_for, read_back
-from trt_engine.backends.onnxruntime.run import asked
-from trt_engine.config import RuntimeConfig
+from trt_engine.backends.onnxruntime.providers import (
+    ProviderSelection,
+    compile_lock,
+    install_hint,
+    select_providers,
+    verify_active,
+)
+from trt_engine.backends.onnxruntime.run import session_settings
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info
 from trt_engine.errors import MemoryExhausted, SetupError, UsageError
-from trt_engine.files import digest
 
 GPU_BUILD = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
 CPU_BUILD = ("AzureExecutionProvider", "CPUExecutionProvider")
@@ -34,7 +40,7 @@ CPU_BUILD = ("AzureExecutionProvider", "CPUExecutionProvider")
     ],
 )
 def test_names_and_aliases_become_providers_in_order(providers, device, names, on, strict):
-    choice = choose(providers, device, available=GPU_BUILD)
+    choice = select_providers(providers, device, available=GPU_BUILD)
     assert (choice.names, choice.device, choice.strict) == (names, on, strict)
     number = on.partition(":")[2]
     assert [options.get("device_id", "") for options in choice.options] == [
@@ -45,7 +51,7 @@ def test_names_and_aliases_become_providers_in_order(providers, device, names, o
 
 def test_settings_with_a_dot_go_to_their_provider():
     options = {"cuda.gpu_mem_limit": "1000", "tensorrt.trt_engine_cache_enable": "1", "intra_op_threads": "2"}
-    choice = choose(("tensorrt", "cuda", "cpu"), "cuda:0", options=options, available=GPU_BUILD)
+    choice = select_providers(("tensorrt", "cuda", "cpu"), "cuda:0", options=options, available=GPU_BUILD)
     assert choice.options == (
         {"device_id": "0", "trt_engine_cache_enable": "1"},
         {"device_id": "0", "use_tf32": "0", "gpu_mem_limit": "1000"}, {},
@@ -56,9 +62,9 @@ def test_settings_with_a_dot_go_to_their_provider():
 TENSORRT = "TensorrtExecutionProvider"
 
 
-def given(choice: Choice) -> dict[str, str]:
+def given(choice: ProviderSelection) -> dict[str, str]:
     """What the TensorRT provider would be given."""
-    return dict(choice.spelled())[TENSORRT]
+    return dict(choice.to_ort_providers())[TENSORRT]
 
 
 @pytest.fixture
@@ -68,24 +74,26 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_the_tensorrt_provider_compiles_is_kept_in_the_store_for_that_engine_alone(store: Path):
-    choice = choose(("tensorrt", "cuda"), "cuda:0", available=GPU_BUILD, boards=())
-    kept = choice.caching("sha256:a", "sha256:model")
+    choice = select_providers(("tensorrt", "cuda"), "cuda:0", available=GPU_BUILD, gpus=())
+    kept = choice.with_cache("sha256:a", "sha256:model")
     options = given(kept)
     assert options == {
         "device_id": "0", "trt_engine_cache_enable": "True", "trt_engine_cache_path": str(kept.cache),
     }  # fmt: skip
     assert kept.cache is not None and kept.cache.parent == store and kept.cache.is_absolute()
-    assert dict(kept.spelled())["CUDAExecutionProvider"] == choice.options[1]
+    assert dict(kept.to_ort_providers())["CUDAExecutionProvider"] == choice.options[1]
     assert kept.options == choice.options, "what nobody asked for is no fact of the measurement"
-    assert kept == choice.caching("sha256:a", "sha256:model"), "the next process finds it"
-    half = choose(("tensorrt",), "cuda:0", options={"tensorrt.trt_fp16_enable": "on"}, available=GPU_BUILD, boards=())
-    others = [choice.caching(*made_of) for made_of in (("sha256:b", "sha256:model"), ("sha256:a", "sha256:other"))]
-    others.append(half.caching("sha256:a", "sha256:model"))
+    assert kept == choice.with_cache("sha256:a", "sha256:model"), "the next process finds it"
+    half = select_providers(
+        ("tensorrt",), "cuda:0", options={"tensorrt.trt_fp16_enable": "on"}, available=GPU_BUILD, gpus=()
+    )
+    others = [choice.with_cache(*made_of) for made_of in (("sha256:b", "sha256:model"), ("sha256:a", "sha256:other"))]
+    others.append(half.with_cache("sha256:a", "sha256:model"))
     assert len({kept.cache, *(one.cache for one in others)}) == 4
-    same = choose(("trt",), "cuda:1", available=GPU_BUILD, boards=()).caching("sha256:a", "sha256:model")
+    same = select_providers(("trt",), "cuda:1", available=GPU_BUILD, gpus=()).with_cache("sha256:a", "sha256:model")
     assert same.cache == kept.cache, "which of equal GPUs it is makes no difference"
-    assert given(kept.capturing())["trt_engine_cache_path"] == str(kept.cache)
-    assert given(kept.capturing())["trt_cuda_graph_enable"] == "True"
+    assert given(kept.with_cuda_graphs())["trt_engine_cache_path"] == str(kept.cache)
+    assert given(kept.with_cuda_graphs())["trt_cuda_graph_enable"] == "True"
 
 
 def test_an_engine_is_loaded_with_the_cache_of_its_own_bytes(
@@ -94,17 +102,19 @@ def test_an_engine_is_loaded_with_the_cache_of_its_own_bytes(
     engine = te.build(models.two_inputs(tmp_path / "net.onnx"))
     monkeypatch.setattr(ort, "get_available_providers", lambda: list(GPU_BUILD))  # as where `onnxruntime-gpu` is
     monkeypatch.setattr(info, "gpus", lambda: ())
-    _, _, choice = asked(engine, RuntimeConfig(providers=("tensorrt",), device="cuda:0"))
+    _, _, choice = session_settings(engine, RuntimeConfig(providers=("tensorrt",), device="cuda:0"))
     passport = engine.passport
     assert choice.cache is not None and choice.cache.parent == store
-    assert choice == choice.caching(passport.payload[0].digest, passport.model.digest)
-    assert passport.payload[0].digest == digest(engine.path), "as it is named while it is built"
+    assert choice == choice.with_cache(passport.payload[0].digest, passport.model.digest)
+    assert passport.payload[0].digest == file_digest(engine.path), "as it is named while it is built"
 
 
 def test_the_users_word_on_the_tensorrt_providers_cache_wins(store: Path):
-    def made(**options: str) -> Choice:
+    def made(**options: str) -> ProviderSelection:
         named = {f"tensorrt.{name}": value for name, value in options.items()}
-        return choose(("tensorrt",), "cuda:0", options=named, available=GPU_BUILD, boards=()).caching("sha256:a")
+        return select_providers(("tensorrt",), "cuda:0", options=named, available=GPU_BUILD, gpus=()).with_cache(
+            "sha256:a"
+        )
 
     off = made(trt_engine_cache_enable="0")
     assert off.cache is None and given(off) == {"device_id": "0", "trt_engine_cache_enable": "False"}
@@ -114,34 +124,34 @@ def test_the_users_word_on_the_tensorrt_providers_cache_wins(store: Path):
     on = made(trt_engine_cache_enable="1")
     assert on.cache == made().cache and given(on) == given(made())
     for providers in (("cuda",), ("cpu",)):
-        other = choose(providers, "cpu", available=GPU_BUILD, boards=())
-        assert other.caching("sha256:a") is other
+        other = select_providers(providers, "cpu", available=GPU_BUILD, gpus=())
+        assert other.with_cache("sha256:a") is other
 
 
 def test_switches_of_the_tensorrt_provider_are_words_and_its_numbers_stay_numbers():
     options = {"tensorrt.trt_int8_enable": "1", "tensorrt.trt_max_partition_iterations": "1", "cuda.use_tf32": "1"}
-    choice = choose(("tensorrt", "cuda"), "cuda:0", options=options, available=GPU_BUILD, boards=())
+    choice = select_providers(("tensorrt", "cuda"), "cuda:0", options=options, available=GPU_BUILD, gpus=())
     assert given(choice) == {"device_id": "0", "trt_int8_enable": "True", "trt_max_partition_iterations": "1"}
-    assert dict(choice.spelled())["CUDAExecutionProvider"]["use_tf32"] == "1"
+    assert dict(choice.to_ort_providers())["CUDAExecutionProvider"]["use_tf32"] == "1"
 
 
 def test_one_session_at_a_time_compiles_an_engine_and_a_store_nobody_may_write_to_keeps_nothing(
     store: Path, caplog: pytest.LogCaptureFixture
 ):
-    choice = choose(("tensorrt",), "cuda:0", available=GPU_BUILD, boards=()).caching("sha256:a")
+    choice = select_providers(("tensorrt",), "cuda:0", available=GPU_BUILD, gpus=()).with_cache("sha256:a")
     assert choice.cache is not None and not choice.cache.exists(), "a dry run writes nothing"
-    with alone(choice) as settled:
+    with compile_lock(choice) as settled:
         assert settled is choice and choice.cache.is_dir()
         with pytest.raises(filelock.Timeout):
             filelock.FileLock(choice.cache / ".lock").acquire(timeout=0)
     with filelock.FileLock(choice.cache / ".lock").acquire(timeout=0):
         pass
-    other = choose(("tensorrt",), "cuda:0", available=GPU_BUILD, boards=()).caching("sha256:b")
+    other = select_providers(("tensorrt",), "cuda:0", available=GPU_BUILD, gpus=()).with_cache("sha256:b")
     assert other.cache is not None
     other.cache.write_text("in the way of a folder")
-    with caplog.at_level("WARNING"), alone(other) as settled:
+    with caplog.at_level("WARNING"), compile_lock(other) as settled:
         assert settled.cache is None and "trt_engine_cache_enable" not in given(settled)
-    assert "what TensorRT compiles is not kept" in caplog.text
+    assert "compiled subgraphs are not cached" in caplog.text
 
 
 H200 = info.Gpu(0, "NVIDIA H200", "GPU-1", 143771, "9.0", "580.1")
@@ -162,31 +172,31 @@ T4 = info.Gpu(0, "Tesla T4", "GPU-2", 15360, "7.5", "580.1")
     ],
 )
 def test_only_tf32_asked_for_lets_fp32_run_in_tf32(precision, options, boards, value, tf32):
-    choice = choose((), "cuda:0", options=options, precision=precision, available=GPU_BUILD, boards=boards)
+    choice = select_providers((), "cuda:0", options=options, precision=precision, available=GPU_BUILD, gpus=boards)
     assert (choice.options[0]["use_tf32"], choice.tf32) == (value, tf32)
 
 
 def test_the_environment_of_nvidias_libraries_forbids_tf32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert not choose((), "cuda:0", precision="tf32", available=GPU_BUILD, boards=(H200,)).tf32
-    assert not choose(("tensorrt",), "cuda:0", available=GPU_BUILD, boards=(H200,)).tf32
+    assert not select_providers((), "cuda:0", precision="tf32", available=GPU_BUILD, gpus=(H200,)).tf32
+    assert not select_providers(("tensorrt",), "cuda:0", available=GPU_BUILD, gpus=(H200,)).tf32
 
 
 def test_tensorrts_provider_has_no_switch_for_tf32_and_so_may_use_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
-    assert choose(("tensorrt",), "cuda:0", precision="fp32", available=GPU_BUILD, boards=(H200,)).tf32
+    assert select_providers(("tensorrt",), "cuda:0", precision="fp32", available=GPU_BUILD, gpus=(H200,)).tf32
 
 
 def test_a_gpu_that_is_not_there_is_a_usage_error_that_names_those_that_are():
-    with pytest.raises(UsageError, match=r"no device `cuda:9`, here is `cuda:0` \(NVIDIA H200\)") as caught:
-        choose((), "cuda:9", available=GPU_BUILD, boards=(H200,))
+    with pytest.raises(UsageError, match=r"no device `cuda:9`, available: `cuda:0` \(NVIDIA H200\)") as caught:
+        select_providers((), "cuda:9", available=GPU_BUILD, gpus=(H200,))
     assert caught.value.exit_code == 2 and caught.value.hint == "`--device cuda:0`"
-    assert choose((), "cuda:9", available=GPU_BUILD, boards=()).device == "cuda:9"  # nobody can tell
+    assert select_providers((), "cuda:9", available=GPU_BUILD, gpus=()).device == "cuda:9"  # nobody can tell
 
 
 def test_a_capturing_session_is_the_same_with_graphs_on():
-    choice = choose(("cuda", "cpu"), "cuda:0", available=GPU_BUILD, boards=(H200,))
-    made = choice.capturing()
+    choice = select_providers(("cuda", "cpu"), "cuda:0", available=GPU_BUILD, gpus=(H200,))
+    made = choice.with_cuda_graphs()
     assert made.options == ({**choice.options[0], "enable_cuda_graph": "1"}, {})
     assert "enable_cuda_graph" not in choice.options[0]
 
@@ -201,7 +211,7 @@ def test_a_capturing_session_is_the_same_with_graphs_on():
     ],
 )
 def test_a_missing_library_has_its_own_fix(why: str, fix: str):
-    assert fix in fix_for(why)
+    assert fix in install_hint(why)
 
 
 @pytest.mark.parametrize(
@@ -215,21 +225,21 @@ def test_a_missing_library_has_its_own_fix(why: str, fix: str):
     ],
 )
 def test_what_a_gpu_refuses_is_never_called_the_models_fault(text: str, kind: type[Exception], code: int):
-    found = session.on_load(RuntimeError(text), Path("net.onnx"))
+    found = session.translate_load_error(RuntimeError(text), Path("net.onnx"))
     assert type(found) is kind and found.exit_code == code and found.hint
 
 
 def test_a_provider_this_build_lacks_is_an_error_that_names_what_it_has():
     with pytest.raises(SetupError, match=r"`cuda` was asked for, and onnxruntime .* has `cpu`") as caught:
-        choose(("cuda", "cpu"), "cpu", available=CPU_BUILD)
+        select_providers(("cuda", "cpu"), "cpu", available=CPU_BUILD)
     assert "onnxruntime-gpu" in (caught.value.hint or "") and "--allow-fallback" in (caught.value.hint or "")
     assert "`allow_fallback: true` in a plan" in (caught.value.hint or "")  # `run` has no such option
 
 
 def test_a_fallback_happens_only_when_allowed_and_is_told():
-    choice = choose(("cuda",), "cuda:0", allow_fallback=True, available=CPU_BUILD)
+    choice = select_providers(("cuda",), "cuda:0", allow_fallback=True, available=CPU_BUILD)
     assert choice.names == ("cpu",) and choice.device == "cpu"
-    assert "`cuda` was asked for" in (choice.fallback or "") and "`cpu` runs in its place" in (choice.fallback or "")
+    assert "`cuda` was asked for" in (choice.fallback or "") and "`cpu` runs instead" in (choice.fallback or "")
 
 
 @pytest.mark.parametrize(
@@ -238,13 +248,13 @@ def test_a_fallback_happens_only_when_allowed_and_is_told():
         (("cpux",), "cpu", {}, "unknown provider `cpux`"),
         (("cuda", "gpu"), "cuda:0", {}, "named twice"),
         (("cpu",), "cuda:0", {}, "do not use it"),
-        (("cpu",), "cpu", {"cuda.device_id": "1"}, "not asked for"),
+        (("cpu",), "cpu", {"cuda.device_id": "1"}, "not requested"),
         ((), "fake", {}, "no device `fake`"),
     ],
 )
 def test_contradictions_are_usage_errors(providers, device, options, text):
     with pytest.raises(UsageError, match=text) as caught:
-        choose(providers, device, options=options, available=GPU_BUILD)
+        select_providers(providers, device, options=options, available=GPU_BUILD)
     assert caught.value.hint
 
 
@@ -259,20 +269,20 @@ class Dropped:
 
 
 def test_a_provider_that_was_dropped_in_silence_is_found_by_asking_the_session():
-    choice = choose(("cuda", "cpu"), "cuda:0", precision="tf32", available=GPU_BUILD, boards=(H200,))
+    choice = select_providers(("cuda", "cpu"), "cuda:0", precision="tf32", available=GPU_BUILD, gpus=(H200,))
     with pytest.raises(SetupError, match=r"`cuda` was asked for and does not run: .") as caught:
-        read_back(Dropped(), choice, allow_fallback=False)  # type: ignore[arg-type]
+        verify_active(Dropped(), choice, allow_fallback=False)  # type: ignore[arg-type]
     assert "trt-engine doctor" in (caught.value.hint or "")
-    told = read_back(Dropped(), choice, allow_fallback=True)  # type: ignore[arg-type]
+    told = verify_active(Dropped(), choice, allow_fallback=True)  # type: ignore[arg-type]
     assert "`CPU` runs".lower() in (told.fallback or "")
     assert (told.names, told.device, told.on_gpu, told.tf32) == (("cpu",), "cpu", False, False)
-    assert read_back(Dropped(GPU_BUILD), choice, allow_fallback=False) == choice  # type: ignore[arg-type]
+    assert verify_active(Dropped(GPU_BUILD), choice, allow_fallback=False) == choice  # type: ignore[arg-type]
 
 
 def test_a_provider_that_does_not_start_is_told_from_a_model_that_needs_the_cpu():
-    choice = choose(("cuda",), "cuda:0", available=GPU_BUILD, boards=())
+    choice = select_providers(("cuda",), "cuda:0", available=GPU_BUILD, gpus=())
     refused = RuntimeError("but fallback to CPU EP has been explicitly disabled by the user")
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("the CUDA provider may start here")
-    found = session.on_load(refused, Path("net.onnx"), choice)
+    found = session.translate_load_error(refused, Path("net.onnx"), choice)
     assert isinstance(found, SetupError) and "`cuda` was asked for and does not run" in found.message

@@ -13,39 +13,39 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.gpu import OnnxRuntimeStreams, StreamSession, on_cpu
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.providers import Choice, choose
-from trt_engine.config import RuntimeConfig
+from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
+from trt_engine.backends.onnxruntime.stream_session import OnnxRuntimeMultiStreamSession, StreamSession, cpu_operators
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Buffer, Stream
 from trt_engine.device.host import HostDevice
 from trt_engine.errors import DeviceLost, FeedError, MemoryExhausted, TrtEngineError, UsageError
-from trt_engine.runtime.assembly import over
-from trt_engine.runtime.pool import ContextPool
+from trt_engine.runtime.assemble import runner_for_session
+from trt_engine.runtime.context_pool import ContextPool
 
-Open = Callable[..., OnnxRuntimeStreams]
+Open = Callable[..., OnnxRuntimeMultiStreamSession]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
     """`opened(models.two_inputs, batch=(1, 2, 8))`: its session with streams, over the host's memory."""
-    made: list[OnnxRuntimeStreams] = []
+    made: list[OnnxRuntimeMultiStreamSession] = []
 
-    def make(model: Callable[[Path], Path], **settings: object) -> OnnxRuntimeStreams:
+    def make(model: Callable[[Path], Path], **settings: object) -> OnnxRuntimeMultiStreamSession:
         engine = te.build(model(tmp_path / "net.onnx"), store=te.Store(tmp_path / "store"), **settings)
         device = HostDevice()
 
         def loaded() -> ort.InferenceSession:
             made_of = session.session_options(OnnxRuntimeOptions(), level="none")
-            return session.create(engine.path, made_of, Choice(("cpu",), ({},), "cpu", strict=False))
+            return session.create_session(engine.path, made_of, ProviderSelection(("cpu",), ({},), "cpu", strict=False))
 
         def on(stream: Stream) -> StreamSession:
-            return StreamSession(loaded(), stream, refused="the CPU has no graphs")
+            return StreamSession(loaded(), stream, no_graph_reason="the CPU has no graphs")
 
         made.append(
-            OnnxRuntimeStreams(
+            OnnxRuntimeMultiStreamSession(
                 on(device.stream()), engine.signature, engine.passport.profiles, {"device": "cpu"}, device, on,
-                loaded, loaded, place=("cpu", 0),
+                loaded, loaded, device_spec=("cpu", 0),
             )
         )  # fmt: skip
         return made[-1]
@@ -59,16 +59,18 @@ def rows(count: int, value: float = 1.0) -> np.ndarray:
     return np.full((count, 4), value, np.float32)
 
 
-def buffers(streams: OnnxRuntimeStreams, shapes: dict[str, tuple[int, ...]]) -> dict[str, Buffer]:
+def buffers(streams: OnnxRuntimeMultiStreamSession, shapes: dict[str, tuple[int, ...]]) -> dict[str, Buffer]:
     return {name: streams.device.allocate(4 * int(np.prod(shape))) for name, shape in shapes.items()}
 
 
-def fill(streams: OnnxRuntimeStreams, held: dict[str, Buffer], stream: Stream, **values: np.ndarray) -> None:
+def fill(streams: OnnxRuntimeMultiStreamSession, held: dict[str, Buffer], stream: Stream, **values: np.ndarray) -> None:
     for name, array in values.items():
         streams.device.upload(array, held[name], stream)
 
 
-def read(streams: OnnxRuntimeStreams, buffer: Buffer, shape: tuple[int, ...], stream: Stream) -> list[list[float]]:
+def read(
+    streams: OnnxRuntimeMultiStreamSession, buffer: Buffer, shape: tuple[int, ...], stream: Stream
+) -> list[list[float]]:
     array = np.empty(shape, np.float32)
     streams.device.download(buffer, array, stream)
     stream.synchronize()
@@ -77,7 +79,7 @@ def read(streams: OnnxRuntimeStreams, buffer: Buffer, shape: tuple[int, ...], st
 
 def test_a_context_runs_what_is_bound_and_follows_buffers_and_shapes_that_change(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
-    stream, context = streams.stream(), streams.context()
+    stream, context = streams.stream(), streams.create_context()
     for count in (2, 5, 1):
         shapes = {"a": (count, 4), "b": (count, 4)}
         assert context.prepare(shapes) == {"total": (count, 4)}
@@ -93,7 +95,7 @@ def test_a_context_runs_what_is_bound_and_follows_buffers_and_shapes_that_change
 
 def test_one_input_in_other_memory_is_enough_to_be_read_from_there(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
-    stream, context = streams.stream(), streams.context()
+    stream, context = streams.stream(), streams.create_context()
     held = buffers(streams, context.prepare({"a": (1, 4), "b": (1, 4)}) | {"a": (1, 4), "b": (1, 4)})
     fill(streams, held, stream, a=rows(1), b=rows(1))
     context.bind(held)
@@ -108,7 +110,7 @@ def test_one_input_in_other_memory_is_enough_to_be_read_from_there(opened: Open)
 
 def test_a_context_runs_on_a_stream_from_elsewhere_too(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
-    context, elsewhere = streams.context(), streams.device.stream()
+    context, elsewhere = streams.create_context(), streams.device.stream()
     held = buffers(streams, context.prepare({"a": (1, 4), "b": (1, 4)}) | {"a": (1, 4), "b": (1, 4)})
     context.bind(held)
     for stream in (elsewhere, streams.stream(), streams.stream(), elsewhere):
@@ -122,9 +124,9 @@ def test_each_stream_has_a_session_of_its_own_and_the_first_was_there_already(op
     streams = opened(models.two_inputs, batch=(1, 2, 8))
     first = streams._loaded
     one, two = streams.stream(), streams.stream()
-    assert streams.home_of(one).loaded is first
-    assert streams.home_of(two).loaded is not first
-    assert streams.home_of(two).stream is two
+    assert streams.session_for_stream(one).loaded is first
+    assert streams.session_for_stream(two).loaded is not first
+    assert streams.session_for_stream(two).stream is two
     one.close(), two.close()
 
 
@@ -132,7 +134,7 @@ def test_outputs_whose_size_the_data_decides_come_when_the_stream_is_done(opened
     streams = opened(models.positions, batch=(1, 2, 8))
     name = streams.signature.inputs[0].name
     shape = tuple(size if size > 0 else 4 for size in streams.signature.inputs[0].shape)
-    stream, context = streams.stream(), streams.context()
+    stream, context = streams.stream(), streams.create_context()
     sized = context.prepare({name: shape})
     late = [output for output, size in sized.items() if -1 in size]
     assert late
@@ -152,7 +154,7 @@ def test_outputs_whose_size_the_data_decides_come_when_the_stream_is_done(opened
 
 def test_what_cannot_be_run_is_refused_before_onnxruntime_sees_an_address(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
-    stream, context = streams.stream(), streams.context()
+    stream, context = streams.stream(), streams.create_context()
     with pytest.raises(UsageError, match="before the shapes"):
         context.bind({})
     shapes = {"a": (2, 4), "b": (2, 4)}
@@ -184,7 +186,7 @@ def test_a_capture_that_cannot_be_says_why_and_inference_goes_on(opened: Open):
     pool = ContextPool(streams, streams._profiles, RuntimeConfig(graphs=True))
     for value in (1.0, 2.0, 3.0):
         assert pool.run({"a": rows(1, value), "b": rows(1)})["total"].tolist() == [[value + 1] * 4]
-    assert pool.facts()["graphs"] == "none: the CPU has no graphs"
+    assert pool.runtime_info()["graphs"] == "none: the CPU has no graphs"
     assert pool.stats().graphs.captured == 0
     pool.close()
 
@@ -192,7 +194,7 @@ def test_a_capture_that_cannot_be_says_why_and_inference_goes_on(opened: Open):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_pool_of_contexts_answers_every_caller_with_its_own_rows(opened: Open, count: int):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
-    pool = over(streams, streams._profiles, RuntimeConfig(contexts=3, streams=count))
+    pool = runner_for_session(streams, streams._profiles, RuntimeConfig(contexts=3, streams=count))
     assert isinstance(pool, ContextPool)
     wrong: list[int] = []
 
@@ -216,7 +218,10 @@ def test_the_direct_way_is_still_there_and_gives_the_same(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
     feeds = {"a": rows(3, 2.0), "b": rows(3)}
     assert streams.run(feeds)["total"].tolist() == [[3.0] * 4] * 3
-    context, stream = streams.context(), streams.device.stream()  # after `run`, which had given the first session up
+    context, stream = (
+        streams.create_context(),
+        streams.device.stream(),
+    )  # after `run`, which had given the first session up
     held = buffers(streams, context.prepare({"a": (3, 4), "b": (3, 4)}) | {"a": (3, 4), "b": (3, 4)})
     context.bind(held)
     fill(streams, held, stream, **feeds)
@@ -233,7 +238,7 @@ def test_the_direct_way_is_still_there_and_gives_the_same(opened: Open):
 def test_the_operators_on_the_cpu_are_named(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
     assert streams._loaded is not None
-    assert on_cpu(streams._loaded) == ["Add"]
+    assert cpu_operators(streams._loaded) == ["Add"]
 
 
 # ------------------------------------------------------------------------------------------------ settings and errors
@@ -242,8 +247,10 @@ GPU_BUILD = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecution
 
 
 def test_a_session_on_a_stream_is_told_which_and_the_choice_stays_as_it_was():
-    choice = choose(("cuda", "cpu"), "cuda:0", options={"cuda.prefer_nhwc": "1"}, available=GPU_BUILD, boards=())
-    made = choice.on_stream(4711).capturing()
+    choice = select_providers(
+        ("cuda", "cpu"), "cuda:0", options={"cuda.prefer_nhwc": "1"}, available=GPU_BUILD, gpus=()
+    )
+    made = choice.with_stream(4711).with_cuda_graphs()
     assert made.options[0] == choice.options[0] | {"user_compute_stream": "4711", "enable_cuda_graph": "1"}
     assert made.options[1] == {}
     assert choice.options[0] == {"device_id": "0", "use_tf32": "0", "prefer_nhwc": "1"}
@@ -252,7 +259,7 @@ def test_a_session_on_a_stream_is_told_which_and_the_choice_stays_as_it_was():
 @pytest.mark.parametrize(
     ("setting", "found", "hint"),
     [
-        ("gpu_mem_limt", "no setting `gpu_mem_limt`", "did you mean `gpu_mem_limit`"),
+        ("gpu_mem_limt", "has no setting `gpu_mem_limt`", "did you mean `gpu_mem_limit`"),
         ("enable_cuda_graph", "is set by trt-engine itself", "graphs=True"),
         ("user_compute_stream", "is set by trt-engine itself", "streams="),
         ("fuse_conv_bias", "is not offered: a network of two convolutions", "leave it out"),
@@ -260,7 +267,7 @@ def test_a_session_on_a_stream_is_told_which_and_the_choice_stays_as_it_was():
 )
 def test_a_setting_the_cuda_provider_does_not_have_is_named_before_anything_is_loaded(setting, found, hint):
     with pytest.raises(UsageError, match=found) as caught:
-        choose((), "cuda:0", options={f"cuda.{setting}": "1"}, available=GPU_BUILD, boards=())
+        select_providers((), "cuda:0", options={f"cuda.{setting}": "1"}, available=GPU_BUILD, gpus=())
     assert hint in (caught.value.hint or "")
 
 
@@ -269,11 +276,11 @@ def test_a_setting_the_cuda_provider_does_not_have_is_named_before_anything_is_l
     [
         (
             "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 268435456",
-            MemoryExhausted, "asked for 268435456 bytes of `cuda:0`",
+            MemoryExhausted, "could not allocate 268435456 bytes of `cuda:0`",
         ),
         (
             "Available memory of 1048576 is smaller than requested bytes of 9437184",
-            MemoryExhausted, "asked for 9437184 bytes of `cuda:0` while running, below its limit 1048576 are left",
+            MemoryExhausted, "could not allocate 9437184 bytes of `cuda:0` while running: 1048576 are left below its limit",
         ),
         ("CUDA failure 2: out of memory ; GPU=0", MemoryExhausted, "out of memory of `cuda:0`"),
         ("CUDA failure 700: an illegal memory access was encountered ; GPU=0", DeviceLost, "`cuda:0` is lost"),
@@ -290,7 +297,7 @@ def test_a_setting_the_cuda_provider_does_not_have_is_named_before_anything_is_l
     ],
 )  # fmt: skip
 def test_what_goes_wrong_on_a_gpu_becomes_an_error_of_ours_that_names_it(text, kind, said):
-    found = session.on_run(RuntimeError(text), "cuda:0")
+    found = session.translate_run_error(RuntimeError(text), "cuda:0")
     assert type(found) is kind
     assert said in found.message
 
@@ -299,7 +306,7 @@ def test_what_refuses_our_own_capture_is_not_laid_on_another_threads():
     error = RuntimeError(
         "Error in execution: CUDA failure 900: operation not permitted when stream is capturing ; GPU=0"
     )
-    found = session.on_run(error, "cuda:0", captured=True)
+    found = session.translate_run_error(error, "cuda:0", captured=True)
     assert "cannot be captured on `cuda:0`: CUDA failure 900: operation" in found.message
     assert "another thread" not in found.message
 
@@ -308,5 +315,5 @@ def test_a_refusal_to_capture_is_known_by_its_words():
     text = (
         "This session cannot use the graph capture feature as requested by the user as all compute graph nodes have not"
     )
-    assert session.refuses_capture(RuntimeError(text))
-    assert not session.refuses_capture(RuntimeError("Failed to load library"))
+    assert session.is_capture_refusal(RuntimeError(text))
+    assert not session.is_capture_refusal(RuntimeError("Failed to load library"))

@@ -10,12 +10,13 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
+from trt_engine.backends.onnxruntime.compatibility import check_compatibility
 from trt_engine.backends.onnxruntime.run import OnnxRuntime
-from trt_engine.backends.onnxruntime.verdict import verdict
-from trt_engine.config import RuntimeConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info
-from trt_engine.engine import Engine, Share
+from trt_engine.engine import Engine
 from trt_engine.errors import EngineError
+from trt_engine.records.passport import DtypeShare
 
 
 @pytest.fixture
@@ -29,12 +30,17 @@ def changed(engine: Engine, *, notes: dict[str, str] | None = None, backend: str
     build = replace(passport.build, notes=passport.build.notes | (notes or {}))
     return Engine(
         engine.path,
-        replace(passport, build=build, needs=replace(passport.needs, **needs), backend=backend or passport.backend),
+        replace(
+            passport,
+            build=build,
+            requirements=replace(passport.requirements, **needs),
+            backend=backend or passport.backend,
+        ),
     )
 
 
 def test_an_engine_loads_where_it_was_built(engine: Engine):
-    assert verdict(engine, RuntimeConfig()).verdict == "loads"
+    assert check_compatibility(engine, RuntimeConfig()).status == "loads"
 
 
 CASES = {
@@ -50,8 +56,8 @@ CASES = {
 @pytest.mark.parametrize("what", CASES)
 def test_an_engine_of_another_machine_is_judged_with_a_reason(what: str, engine: Engine):
     needs, notes, expected, reason = CASES[what]
-    found = verdict(changed(engine, notes=notes, **needs), RuntimeConfig())
-    assert found.verdict == expected
+    found = check_compatibility(changed(engine, notes=notes, **needs), RuntimeConfig())
+    assert found.status == expected
     assert reason in found.reason
     if expected == "rebuild":
         assert found.command == engine.passport.build.command
@@ -67,11 +73,13 @@ def test_what_must_be_rebuilt_or_is_refused_does_not_load(what: str, engine: Eng
 
 @pytest.mark.parametrize("asked", [{"providers": ("cuda",)}, {"device": "cuda:0"}])
 def test_a_provider_somebody_asks_for_is_not_called_the_engines_need(asked: dict[str, Any], engine: Engine):
-    found = verdict(engine, RuntimeConfig(**asked), available=("CPUExecutionProvider",))
-    assert found.verdict == "refuse" and "it needs" not in found.reason
-    assert found.reason.startswith("asked for is the provider `cuda`")
+    found = check_compatibility(engine, RuntimeConfig(**asked), available=("CPUExecutionProvider",))
+    assert found.status == "refuse" and "it needs" not in found.reason
+    assert found.reason.startswith("requested is the provider `cuda`")
     assert found.reason.endswith("; the engine was built for cpu")
-    needed = verdict(changed(engine, providers=("cuda",)), RuntimeConfig(), available=("CPUExecutionProvider",))
+    needed = check_compatibility(
+        changed(engine, providers=("cuda",)), RuntimeConfig(), available=("CPUExecutionProvider",)
+    )
     assert needed.reason.startswith("it needs the provider `cuda`")
 
 
@@ -79,8 +87,8 @@ def test_a_changed_payload_is_refused(engine: Engine):
     raw = bytearray(engine.path.read_bytes())
     raw[len(raw) // 2] ^= 1
     engine.path.write_bytes(raw)
-    found = te.inspect(engine.path).verdict
-    assert found.verdict == "refuse" and "digest" in found.reason and found.command
+    found = te.inspect(engine.path).compatibility
+    assert found.status == "refuse" and "digest" in found.reason and found.command
     with pytest.raises(EngineError, match="digest"):
         te.load(engine)
 
@@ -90,26 +98,26 @@ def test_a_missing_weights_file_is_refused(tmp_path: Path):
         models.conv_net(tmp_path / "net.onnx"), store=te.Store(tmp_path / "s"), options={"external_weights": True}
     )
     engine.files[1].unlink()
-    assert te.inspect(engine.path).verdict.verdict == "refuse"
+    assert te.inspect(engine.path).compatibility.status == "refuse"
     with pytest.raises(EngineError, match="missing"):
         te.load(engine)
 
 
 def test_a_fallback_that_was_allowed_is_a_penalty(engine: Engine):
     other = changed(engine, providers=("migraphx",))
-    assert verdict(other, RuntimeConfig(allow_fallback=True)).verdict == "penalty"
+    assert check_compatibility(other, RuntimeConfig(allow_fallback=True)).status == "penalty"
 
 
 def test_asking_for_another_provider_than_the_build_had_means_building_again(engine: Engine):
-    found = verdict(changed(engine, providers=("cuda", "cpu")), RuntimeConfig(providers=("cpu",)))
-    assert found.verdict == "rebuild"
+    found = check_compatibility(changed(engine, providers=("cuda", "cpu")), RuntimeConfig(providers=("cpu",)))
+    assert found.status == "rebuild"
     assert (found.command or "").endswith("--providers cpu")
 
 
 GPU_BUILD = ("CUDAExecutionProvider", "CPUExecutionProvider")
 HERE = {
-    "the same architecture": ("9.0", (), "loads", "built with the onnxruntime that is here"),
-    "another architecture": ("8.0", (), "penalty", "proved on compute capability 9.0"),
+    "the same architecture": ("9.0", (), "loads", "built with the installed onnxruntime"),
+    "another architecture": ("8.0", (), "penalty", "verified on compute capability 9.0"),
     "TF32 where there is none": ("7.5", ("tf32",), "rebuild", "computes in TF32"),
 }
 
@@ -117,7 +125,7 @@ HERE = {
 def on_gpu(engine: Engine, *kinds: str) -> Engine:
     """The engine as if an H200 had made it."""
     made = changed(engine, providers=("cuda",), cpu_features=(), compute_capability="9.0", gpu="NVIDIA H200")
-    precision = replace(made.passport.precision, found={kind: Share(1, 1, 1) for kind in kinds or ("fp32",)})
+    precision = replace(made.passport.precision, shares={kind: DtypeShare(1, 1, 1) for kind in kinds or ("fp32",)})
     notes = {name: text for name, text in made.passport.build.notes.items() if name != "layout"}
     build = replace(made.passport.build, notes=notes)
     return Engine(engine.path, replace(made.passport, precision=precision, build=build, device="cuda:0"))
@@ -127,11 +135,11 @@ def on_gpu(engine: Engine, *kinds: str) -> Engine:
 def test_a_gpus_engine_is_judged_by_the_gpu_that_is_here(what: str, engine: Engine):
     capability, kinds, expected, reason = HERE[what]
     board = info.Gpu(0, "NVIDIA Another", "GPU-1", 1 << 14, capability, "580.1")
-    found = verdict(on_gpu(engine, *kinds), RuntimeConfig(), available=GPU_BUILD, boards=(board,))
-    assert (found.verdict, reason in found.reason) == (expected, True)
+    found = check_compatibility(on_gpu(engine, *kinds), RuntimeConfig(), available=GPU_BUILD, gpus=(board,))
+    assert (found.status, reason in found.reason) == (expected, True)
     assert expected == "loads" or found.command
 
 
 def test_a_gpus_engine_is_refused_where_there_is_no_provider_for_it(engine: Engine):
-    found = verdict(on_gpu(engine), RuntimeConfig(), available=("CPUExecutionProvider",), boards=())
-    assert (found.verdict, found.command) == ("refuse", "trt-engine doctor") and "`cuda`" in found.reason
+    found = check_compatibility(on_gpu(engine), RuntimeConfig(), available=("CPUExecutionProvider",), gpus=())
+    assert (found.status, found.command) == ("refuse", "trt-engine doctor") and "`cuda`" in found.reason

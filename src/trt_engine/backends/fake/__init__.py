@@ -1,15 +1,10 @@
-"""The backend that needs no hardware: the ONNX reference evaluator behind a fake device that keeps the rules of a real one.
+"""Test backend without hardware: the ONNX reference evaluator on a fake device that enforces the rules of a real one."""
 
-It is slow and right, and it is here to test everything that is written against streams, buffers and contexts.
-"""
+from trt_engine.backend import BackendSpec
 
-from trt_engine.backend import Backend
-
-__all__ = ["card"]
-
-card = Backend(
+spec = BackendSpec(
     name="fake",
-    summary="the ONNX reference evaluator on a device that does not exist, for tests",
+    summary="the ONNX reference evaluator on a simulated device, for tests",
     payload_suffix=".fake",
     modules=("onnx", "numpy"),
     install="pip install onnx",
@@ -17,8 +12,10 @@ card = Backend(
     runtime="trt_engine.backends.fake.run:FakeRuntime",
     devices=("fake",),
     options="trt_engine.backends.fake.options:FakeOptions",
-    ignores=("workspace_mib",),
-    verdict="trt_engine.backends.fake.run:verdict",
+    ignored_settings=("workspace_mib", "fuse", "tuning_s"),
+    resolve_gpus="trt_engine.trt.gpu_targets:rtx_targets",
+    parity_options="trt_engine.backends.fake.build:parity_options",
+    compatibility="trt_engine.backends.fake.run:check_compatibility",
     profile="trt_engine.backends.fake.profile:profile",
     hidden=True,
 )

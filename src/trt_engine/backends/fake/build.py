@@ -1,29 +1,29 @@
-"""From a model to a fake payload: a header and the model, its external data taken in."""
+"""Builds fake payloads: a header and the model with its external data."""
 
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from trt_engine.atomic_io import write_atomic
 from trt_engine.backends.fake.options import FakeOptions
-from trt_engine.config import BuildConfig, from_values
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
-from trt_engine.engine import Needs, Precision
 from trt_engine.errors import BuildError, ModelError, UsageError
-from trt_engine.files import write_whole
 from trt_engine.model import Model
-from trt_engine.protocols import BuildOutcome, BuildPlaces
-
-__all__ = ["MAGIC", "FakeBuilder", "library_version"]
+from trt_engine.protocols import BuildOutcome, BuildPaths
+from trt_engine.records.passport import Precision, Requirements
 
 MAGIC = b"trt-engine fake\x00"
 """The payload's first 16 bytes; the serialized model follows."""
 
 
 def library_version() -> str:
-    """The version of onnx, whose reference evaluator does the work."""
+    """The version of onnx, which provides the reference evaluator."""
     return metadata.version("onnx")
 
 
@@ -33,7 +33,7 @@ class FakeBuilder:
     def identity(self, config: BuildConfig) -> str:
         return f"fake onnx {library_version()}"
 
-    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
+    def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
         from_values(FakeOptions, config.options)
         if config.precision not in (None, "fp32"):
             raise UsageError(
@@ -45,28 +45,39 @@ class FakeBuilder:
             raise UsageError(f"the backend `fake` cannot build for `{config.device}`", hint="`--device fake`")
         for spec in model.signature:
             if spec.dtype == "string":
-                raise ModelError(f"`{spec.name}` holds strings, which no device memory does", hint="`-b onnxruntime`")
+                raise ModelError(
+                    f"`{spec.name}` is a string tensor, which device memory cannot hold", hint="`-b onnxruntime`"
+                )
         try:
             proto = onnx.load(model.path)
         except Exception as error:  # OSError, and protobuf's DecodeError, which comes without types
             raise ModelError(
                 f"`{model.path}` cannot be read: {error}", hint=f"trt-engine inspect {model.path}"
             ) from error
-        _refuse_unknown_operators(proto)
+        _check_operators(proto)
         try:
             raw = proto.SerializeToString()
         except ValueError as error:  # protobuf's limit of 2 GiB for one message
             raise BuildError(f"`{model.path}` is too large for the backend `fake`", hint="`-b onnxruntime`") from error
-        write_whole(places.payload, MAGIC + raw)
+        write_atomic(paths.payload, MAGIC + raw)
         return BuildOutcome(
             signature=model.signature,
-            precision=Precision(asked=config.precision),
-            needs=Needs(library="onnx", version=library_version()),
+            precision=Precision(requested=config.precision),
+            requirements=Requirements(library="onnx", version=library_version(), compute_capabilities=config.gpus),
         )
 
 
-def _refuse_unknown_operators(proto: onnx.ModelProto) -> None:
-    """`ModelError` when the reference evaluator lacks an operator of the graph: it says so when it is made."""
+def parity_options(model: Path, config: BuildConfig) -> dict[str, str] | str:
+    """Options to load an engine for parity checks, or why it cannot be: an engine for certain GPUs needs a matching
+    `compute_capability`."""
+    own = from_values(FakeOptions, config.options).compute_capability
+    if config.gpus and own not in config.gpus:
+        return f"it is for compute capability {', '.join(config.gpus)}, and no such GPU is here"
+    return {}
+
+
+def _check_operators(proto: onnx.ModelProto) -> None:
+    """`ModelError` if the reference evaluator lacks an operator of the graph."""
     try:
         ReferenceEvaluator(proto)
     except Exception as error:  # it raises KeyError, RuntimeError, TypeError and classes of its own

@@ -1,4 +1,4 @@
-"""How long each operator takes in the reference evaluator, by the host's clock."""
+"""Operator times in the reference evaluator, by host time."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from trt_engine.atomic_io import write_atomic
 from trt_engine.backends.fake.build import MAGIC, library_version
-from trt_engine.config import RuntimeConfig
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
-from trt_engine.files import write_whole
 from trt_engine.graph import walk
+from trt_engine.records.profile import LayerProfile, LayerRow
 from trt_engine.tensors import Tensors
-from trt_engine.traces import LayerProfile, LayerRow
-
-__all__ = ["profile"]
 
 
 def profile(
     engine: Engine, feeds: Tensors, config: RuntimeConfig, *, inferences: int, warmup: int, keep: Path | None
 ) -> LayerProfile:
-    """The times of the main graph's operators, one after another; a body's are inside the one it belongs to."""
+    """Times of the main graph's operators; subgraph bodies count towards their operator."""
     proto = onnx.load_from_string(engine.path.read_bytes()[len(MAGIC) :])
     evaluator = ReferenceEvaluator(proto)
     for _ in range(warmup):
-        _timed(evaluator, feeds)
+        _time_nodes(evaluator, feeds)
     runs, walls = [], []
     for _ in range(inferences):
         started = time.perf_counter()
-        runs.append(_timed(evaluator, feeds))
+        runs.append(_time_nodes(evaluator, feeds))
         walls.append((time.perf_counter() - started) * 1e3)
     samples: dict[int, list[float]] = defaultdict(list)
     for run in runs:
@@ -46,7 +44,7 @@ def profile(
     raw = None
     if keep is not None:
         times = [[ms for ms, _ in run] for run in runs]
-        raw = str(write_whole(keep / "fake-layers.json", msgspec.json.encode(times)))
+        raw = str(write_atomic(keep / "fake-layers.json", msgspec.json.encode(times)))
     return LayerProfile(
         rows=tuple(
             LayerRow(
@@ -71,8 +69,8 @@ def profile(
     )
 
 
-def _timed(evaluator: Any, feeds: Tensors) -> list[tuple[float, tuple[Any, ...]]]:
-    """Milliseconds and outputs of each operator of one inference."""
+def _time_nodes(evaluator: Any, feeds: Tensors) -> list[tuple[float, tuple[Any, ...]]]:
+    """Time in ms and outputs of each operator of one inference."""
     results: dict[str, Any] = {"": None, **{name: np.asarray(value) for name, value in feeds.items()}}
     results |= evaluator.rt_inits_
     found = []

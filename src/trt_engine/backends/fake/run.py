@@ -1,4 +1,4 @@
-"""A fake payload at work: sessions and contexts whose inferences happen when their stream is waited for."""
+"""Runs fake payloads: sessions and contexts that execute when their stream is synchronized."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from onnx.reference import ReferenceEvaluator
 
 from trt_engine.backends.fake.build import MAGIC, library_version
 from trt_engine.backends.fake.options import FakeOptions
-from trt_engine.config import Profile, RuntimeConfig, check_shapes, from_values
+from trt_engine.config.profiles import Profile, check_shapes, profile_at
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.config.settings import from_values
 from trt_engine.device import Buffer, Stream, parse_device
 from trt_engine.device.fake import FakeBuffer, FakeDevice, FakeStream
 from trt_engine.device.host import numpy_dtype
-from trt_engine.engine import Engine, Verdict
+from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, UsageError
-from trt_engine.tensors import Shape, Signature, closest, dtype, format_shape
-
-__all__ = ["FakeContext", "FakeRuntime", "FakeSession", "verdict"]
+from trt_engine.protocols import CheckedContext, Session, check_buffer_size
+from trt_engine.records.passport import Compatibility
+from trt_engine.tensors import Shape, Signature, dtype, format_shape
 
 Array = npt.NDArray[Any]
 
@@ -35,7 +37,7 @@ class FakeRuntime:
             raise UsageError(f"an engine of the backend `fake` cannot run on `{config.device}`", hint="`--device fake`")
         raw = engine.path.read_bytes()
         if not raw.startswith(MAGIC):
-            raise EngineError(f"`{engine.path}` is no payload of the backend `fake`", hint="build it again")
+            raise EngineError(f"`{engine.path}` is not a payload of the backend `fake`", hint="build it again")
         try:
             proto = onnx.load_from_string(raw[len(MAGIC) :])
         except Exception as error:  # protobuf's DecodeError, which comes without types
@@ -44,16 +46,23 @@ class FakeRuntime:
         return FakeSession(proto, engine.signature, engine.passport.profiles, device)
 
 
-def verdict(engine: Engine, config: RuntimeConfig) -> Verdict:
-    """The fake backend loads whatever it built; another version of onnx is said."""
-    built, here = engine.passport.needs.version, library_version()
+def check_compatibility(engine: Engine, config: RuntimeConfig) -> Compatibility:
+    """Loads on the GPUs it was built for; another version of onnx is a penalty."""
+    own = from_values(FakeOptions, config.options).compute_capability
+    targets = engine.passport.requirements.compute_capabilities
+    if own and targets and own not in targets:
+        reason = f"it is for compute capability {', '.join(targets)}, the device here has {own}"
+        return Compatibility("refuse", reason, engine.passport.build.command)
+    built, here = engine.passport.requirements.version, library_version()
     if built != here:
-        return Verdict("penalty", f"built with onnx {built}, here is {here}: results may differ", None)
-    return Verdict("loads", f"built with the onnx that is here ({here})", None)
+        return Compatibility("penalty", f"built with onnx {built}, installed is {here}: results may differ", None)
+    return Compatibility("loads", f"built with the installed onnx ({here})", None)
 
 
-class FakeSession:
+class FakeSession(Session):
     """A model on a fake device."""
+
+    device: FakeDevice
 
     def __init__(
         self, proto: onnx.ModelProto, signature: Signature, profiles: tuple[Profile, ...], device: FakeDevice
@@ -65,18 +74,14 @@ class FakeSession:
         self._open: set[FakeContext] = set()
         self._closed = False
 
-    def context(self, profile: int = 0) -> FakeContext:
+    def create_context(self, profile: int = 0) -> FakeContext:
         if self._closed:
             raise UsageError("the session is closed", hint="load the engine again")
-        if not 0 <= profile < max(len(self._profiles), 1):
-            raise UsageError(
-                f"there is no profile {profile}, the engine has {len(self._profiles)}", hint="profiles count from 0"
-            )
-        made = FakeContext(self, self._proto, self._profiles[profile] if self._profiles else None, profile)
+        made = FakeContext(self, self._proto, profile_at(self._profiles, profile), profile)
         self._open.add(made)
         return made
 
-    def facts(self) -> dict[str, str]:
+    def runtime_info(self) -> dict[str, str]:
         return {"library": f"onnx {library_version()}", "computes": "onnx.reference on the host"}
 
     def close(self) -> None:
@@ -88,54 +93,41 @@ class FakeSession:
         self.device.close()
 
 
-class FakeContext:
+class FakeContext(CheckedContext):
     """One inference in flight on a fake device."""
 
+    can_prebind = True
+
     def __init__(self, session: FakeSession, proto: onnx.ModelProto, profile: Profile | None, index: int) -> None:
+        super().__init__()
         self._session = session
         self._signature = session.signature
         self._proto = proto
         self._evaluator = ReferenceEvaluator(proto)
         self._profile = profile
         self._profile_index = index
-        self._epoch = 0
-        self._inputs: dict[str, Shape] | None = None
-        self._outputs: dict[str, Shape] = {}
         self._bound: dict[str, FakeBuffer] | None = None
-        self._late: dict[str, Array] | None = None
-        self._closed = False
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         self._check_open()
         check_shapes(self._signature, inputs, self._profile, self._profile_index)
-        self._epoch += 1
+        self._generation += 1
         self._inputs = dict(inputs)
         self._outputs = _output_shapes(self._proto, inputs)
         self._bound = None
-        self._late = None
+        self._dynamic_outputs = None
         return dict(self._outputs)
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
-        self._check_open()
-        if self._inputs is None:
-            raise UsageError("buffers were bound before the shapes were prepared", hint="call `prepare` first")
-        sized = {name: shape for name, shape in self._outputs.items() if -1 not in shape}
-        wanted = self._inputs | sized
         types = {spec.name: spec.dtype for spec in self._signature}
-        for name in buffers:
-            if name not in wanted:
-                raise UsageError(f"there is no tensor `{name}` to bind", hint=closest(name, list(wanted)))
         bound = {}
-        for name, shape in wanted.items():
-            buffer = buffers.get(name)
-            if buffer is None:
-                raise UsageError(f"no buffer is bound to `{name}`", hint="bind every input and every sized output")
+        for name, shape in self._check_buffers(buffers).items():
+            buffer = buffers[name]
             if not isinstance(buffer, FakeBuffer) or buffer.device is not self._session.device:
                 raise UsageError(
                     f"the buffer of `{name}` is not on `{self._session.device.name}`", hint="allocate it there"
                 )
-            if (need := _nbytes(types[name], shape)) > buffer.nbytes:
-                raise UsageError(f"`{name}` needs {need} bytes, its buffer has {buffer.nbytes}", hint="a larger buffer")
+            check_buffer_size(name, buffer, _nbytes(types[name], shape))
             buffer.memory()
             bound[name] = buffer
         self._bound = bound
@@ -146,22 +138,22 @@ class FakeContext:
             raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
         if not isinstance(stream, FakeStream):
             raise UsageError("the stream is of another device", hint="`session.device.stream()`")
-        inputs, outputs, bound, epoch = self._inputs, self._outputs, self._bound, self._epoch
+        inputs, outputs, bound, epoch = self._inputs, self._outputs, self._bound, self._generation
 
         def stale() -> str | None:
             if self._closed:
                 return "its context is closed"
-            return None if epoch == self._epoch else "its context was prepared again"
+            return None if epoch == self._generation else "its context was prepared again"
 
         stream.enqueue(lambda: self._compute(inputs, outputs, bound), list(bound.values()), stale)
 
-    def launching(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
+    def prebind(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
         self._check_open()
-        epoch = self._epoch
+        epoch = self._generation
 
         def run() -> None:
-            if epoch != self._epoch:
-                raise UsageError("what launches was made for other shapes", hint="`launching` again, after `prepare`")
+            if epoch != self._generation:
+                raise UsageError("the launch was bound for other shapes", hint="`prebind` again, after `prepare`")
             at, bound = self._session.device.buffer_at, self._bound
             try:
                 self.bind({spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)})
@@ -173,27 +165,16 @@ class FakeContext:
 
         return run
 
-    def explained(self, error: BaseException) -> None:
-        return None
-
-    def outputs(self) -> dict[str, Any]:
-        self._check_open()
-        if all(-1 not in shape for shape in self._outputs.values()):
-            return {}
-        if self._late is None:
-            raise UsageError("the outputs are not there yet", hint="synchronize the stream first")
-        late, self._late = self._late, None
-        return dict(late)
-
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._bound = None
             self._session._open.discard(self)
 
     def _compute(
         self, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], bound: Mapping[str, FakeBuffer]
     ) -> None:
-        """The inference itself, on the stream's turn: from buffers to buffers."""
+        """Run the inference in stream order, from buffers to buffers."""
         feeds = {}
         for spec in self._signature.inputs:
             shape = inputs[spec.name]
@@ -201,7 +182,7 @@ class FakeContext:
             feeds[spec.name] = raw.view(numpy_dtype(spec.dtype)).reshape(shape).copy()
         names = [spec.name for spec in self._signature.outputs]
         late = {}
-        with np.errstate(all="ignore"):  # a device divides by zero without a word
+        with np.errstate(all="ignore"):  # devices do not warn about division by zero
             values = self._evaluator.run(names, feeds)
         for spec, value in zip(self._signature.outputs, values, strict=True):
             result = np.asarray(value, dtype=numpy_dtype(spec.dtype), order="C")
@@ -209,26 +190,21 @@ class FakeContext:
                 late[spec.name] = result.copy()
             elif result.shape != outputs[spec.name]:
                 raise UsageError(
-                    f"output `{spec.name}` came out as {format_shape(result.shape)}, "
-                    f"prepared was {format_shape(outputs[spec.name])}",
+                    f"output `{spec.name}` is {format_shape(result.shape)}, expected {format_shape(outputs[spec.name])}",
                     hint="the model's shapes contradict its operators",
                 )
             else:
                 bound[spec.name].memory()[: result.nbytes] = result.reshape(-1).view(np.uint8)
-        self._late = late
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("the context is closed", hint="make another with `session.context()`")
+        self._dynamic_outputs = late
 
 
 def _nbytes(name: str, shape: Shape) -> int:
-    """Bytes as the host holds them: 4-bit types take a byte each here."""
+    """Size in host memory in bytes; 4-bit elements take a byte each."""
     return max(dtype(name).bits // 8, 1) * int(np.prod(shape, dtype=np.int64))
 
 
 def _output_shapes(proto: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes of the outputs at these input shapes by ONNX's inference; -1 where they depend on the data."""
+    """Output shapes for these input shapes by ONNX shape inference; -1 for data-dependent dimensions."""
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
     for value in fixed.graph.input:
@@ -237,7 +213,7 @@ def _output_shapes(proto: onnx.ModelProto, inputs: Mapping[str, Shape]) -> dict[
             del shape.dim[:]
             for size in inputs[value.name]:
                 shape.dim.add().dim_value = size
-    del fixed.graph.value_info[:]  # the exporter's symbols would stand against the sizes
+    del fixed.graph.value_info[:]  # the exporter's symbols would contradict them
     for value in fixed.graph.output:
         for dim in value.type.tensor_type.shape.dim:
             dim.ClearField("value")

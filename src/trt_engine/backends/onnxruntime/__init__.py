@@ -1,12 +1,11 @@
-"""ONNX Runtime: the backend every machine has. Its engine is the optimised graph, saved and loaded again."""
+"""ONNX Runtime backend: the engine is the saved optimised graph."""
 
-from trt_engine.backend import Backend
+from trt_engine.backend import BackendSpec
 
-__all__ = ["card"]
-
-card = Backend(
+spec = BackendSpec(
     name="onnxruntime",
-    summary="ONNX Runtime's optimised graph: on the CPU everywhere, on CUDA and TensorRT providers where they are",
+    aliases=("ort", "onnx", "cpu"),
+    summary="ONNX Runtime's optimised graph: on the CPU, and on CUDA and TensorRT providers if available",
     payload_suffix=".onnx",
     modules=("onnxruntime", "onnx", "numpy"),
     install="pip install onnxruntime",
@@ -15,13 +14,14 @@ card = Backend(
     devices=("cpu", "cuda"),
     providers=True,
     options="trt_engine.backends.onnxruntime.options:OnnxRuntimeOptions",
-    ignores=("workspace_mib",),
-    accepts="trt_engine.graph.load:check_onnxruntime",
-    lacking="trt_engine.backends.onnxruntime.kernels:lacking",
-    quant_target="trt_engine.backends.onnxruntime.target:quant_target",
-    builds_in_seconds=True,
-    milder=("graph_optimization=basic", "graph_optimization=none"),
-    verdict="trt_engine.backends.onnxruntime.verdict:verdict",
+    ignored_settings=("workspace_mib",),
+    check_model="trt_engine.graph.load:check_onnxruntime",
+    unsupported_precision="trt_engine.backends.onnxruntime.cpu_kernels:unsupported_precision",
+    quant_target="trt_engine.backends.onnxruntime.provider_names:quant_target",
+    fast_build=True,
+    tuning="trt_engine.backends.onnxruntime.tuning:tuning_candidates",
+    safer_options=("graph_optimization=basic", "graph_optimization=none"),
+    compatibility="trt_engine.backends.onnxruntime.compatibility:check_compatibility",
     profile="trt_engine.backends.onnxruntime.profile:profile",
-    traced="trt_engine.backends.onnxruntime.profile:traced",
+    trace_nodes="trt_engine.backends.onnxruntime.profile:trace_nodes",
 )

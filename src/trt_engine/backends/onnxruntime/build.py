@@ -1,4 +1,4 @@
-"""From a model to ONNX Runtime's optimised graph: rewritten once, saved, loaded again, counted."""
+"""Builds ONNX Runtime's optimised graph: optimise, save, reload, count dtypes."""
 
 from __future__ import annotations
 
@@ -11,64 +11,72 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 
+from trt_engine.atomic_io import file_digest, os_errors, write_atomic
 from trt_engine.backends.onnxruntime import hardware, providers, session
-from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions, parse
-from trt_engine.backends.onnxruntime.providers import Choice, choose
-from trt_engine.config import BuildConfig
+from trt_engine.backends.onnxruntime.conv_bias import separate_conv_biases
+from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
+from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
+from trt_engine.config.build import BuildConfig
 from trt_engine.device import info
-from trt_engine.engine import WRITTEN, Needs, Precision, Share
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
-from trt_engine.figures import percent
-from trt_engine.files import digest, explain
+from trt_engine.format import format_bytes, format_percent
 from trt_engine.graph import walk
-from trt_engine.graph.census import census, is_dequantize, precision_of
-from trt_engine.graph.load import ENGINE_MARK, check_onnxruntime, external_files, read_proto
-from trt_engine.model import Model
-from trt_engine.protocols import BuildOutcome, BuildPlaces
+from trt_engine.graph.dtype_breakdown import dtype_shares, is_dequantize, main_precision
+from trt_engine.graph.fusion import FUSION_VERSION, FusedModel, fuse_model
+from trt_engine.graph.load import ENGINE_MAGIC, check_onnxruntime, external_files, read_graph, read_proto
+from trt_engine.model import GraphIndex, Model
+from trt_engine.protocols import BuildOutcome, BuildPaths
+from trt_engine.records.passport import FUSIONS, GRAPH_DTYPE, DtypeShare, Precision, Requirements
 from trt_engine.store import engine_key
-
-__all__ = ["OnnxRuntimeBuilder"]
 
 log = logging.getLogger(__name__)
 
-EXTERNAL_FROM = 1 << 30
-"""Bytes of model from which the engine's weights lie beside its graph: one protobuf ends at 2 GiB, and graphs grow."""
+EXTERNAL_WEIGHTS_BYTES = 1 << 30
+"""Model size in bytes from which weights go to a separate file: protobuf is limited to 2 GiB, and graphs grow."""
+
+_MAX_FUSED_BYTES = (2 << 30) - (64 << 20)
+"""Largest graph that is fused, external weights not counted: protobuf is limited to 2 GiB."""
 
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 
 
 class OnnxRuntimeBuilder:
-    """Builds for the CPU, CUDA and TensorRT providers."""
+    """Builds for the CPU, CUDA, TensorRT and TensorRT-RTX providers."""
 
     def identity(self, config: BuildConfig) -> str:
-        choice = _choice(config)
+        choice = _select_providers(config)
         parts = ["onnxruntime", ort.__version__, *map(providers.long_name, choice.names)]
+        if (version := choice.plugin_version) is not None:
+            parts.append(f"({version})")
         if choice.on_gpu:
-            parts.append(hardware.architecture(hardware.board(choice.device)))
-        if not choice.strict:  # nodes may run on the processor, in layouts made for it
+            parts.append(hardware.sm_architecture(hardware.gpu_info(choice.device)))
+        if not choice.strict:  # nodes may run on the CPU, in layouts specific to it
             parts.append(",".join(info.cpu().features))
+        if config.fuse and not choice.compiles:
+            parts.append(f"fusions {FUSION_VERSION}")
         return " ".join(parts).strip()
 
-    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
-        payload = places.payload
-        options, choice = parse(config.options), _choice(config)
-        proto = read_proto(model.path)
-        check_onnxruntime(model, proto)
-        level = _level(options, choice, proto)
+    def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
+        payload = paths.payload
+        options, choice = parse(config.options), _select_providers(config)
+        check_onnxruntime(model)
+        level = _optimization_level(options, choice, model.graph)
         weights = _weights_file(self, model, config, payload)
-        graph = _without_defaults(proto)
+        fused = _fuse(model, config, choice, level)
+        graph = _without_default_inputs(model.proto) if fused is None else fused.proto.SerializeToString()
         choice = _optimise(model, graph, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
-        reload_level = "all" if choice.compiles else "none"  # rewritten already; twice is slower to load and no faster
-        _mark(payload)
+        separated = _separate_conv_biases(payload, choice) if options.separate_conv_bias else 0
+        reload_level = "all" if choice.compiles else "none"  # optimised already
+        _mark_as_engine(payload)
         choice, placement = _reload(model, options, choice, reload_level, payload, allow_fallback=config.allow_fallback)
-        built = read_proto(payload)
+        built = read_graph(payload)
         side = _side_files(built, payload, weights)
-        # ONNX Runtime's own providers have fused what they could; a compiler fuses the pairs when the engine is loaded
-        found = census(built, tf32=choice.tf32, literal=not choice.compiles)
-        precision = Precision(asked=config.precision, found=found)
-        _keep_the_contract(precision, proto, choice)
-        written = _written_otherwise(proto, precision)
-        domains = {walk.domain_of(place.node) for place in walk.nodes(built)}
+        # ONNX Runtime's own providers have fused Q/DQ pairs already; compiling providers fuse them at load
+        found = dtype_shares(built, tf32=choice.tf32, literal=not choice.compiles)
+        precision = Precision(requested=config.precision, shares=found)
+        _check_precision(precision, model.graph, choice)
+        written = _written_precision(model.graph, precision)
+        domains = {walk.domain_of(place.node) for place in built.nodes}
         blocked = hardware.BLOCKED_DOMAIN in domains
         if choice.fallback:
             log.warning("%s", choice.fallback)
@@ -79,20 +87,26 @@ class OnnxRuntimeBuilder:
             "operators": "standard" if domains.issubset(_STANDARD) else "onnxruntime",
             "nodes": placement,
         }
+        if fused is not None:
+            notes[FUSIONS] = fused.summary
+        if separated:
+            notes["conv_biases"] = f"{separated} outside their convolutions"
         if written is not None:
-            notes[WRITTEN] = written
-            log.info("the graph is %s, %s computes it in %s", written, choice.device, precision.main)
+            notes[GRAPH_DTYPE] = written
+            log.info("the graph is %s, %s computes it in %s", written, choice.device, precision.main_dtype)
         if blocked:
             notes["layout"] = hardware.blocked_layout()
         if choice.on_gpu:
             notes["tf32"] = "on" if choice.tf32 else "off"
+        if (version := choice.plugin_version) is not None:
+            notes[providers.PROVIDER_VERSION] = version
         if choice.fallback:
             notes["fallback"] = choice.fallback
-        board = hardware.board(choice.device)
+        board = hardware.gpu_info(choice.device)
         return BuildOutcome(
             signature=model.signature,
             precision=precision,
-            needs=Needs(
+            requirements=Requirements(
                 library="onnxruntime",
                 version=ort.__version__,
                 cpu_features=hardware.layout_features() if blocked else (),
@@ -108,8 +122,8 @@ class OnnxRuntimeBuilder:
         )
 
 
-def _choice(config: BuildConfig) -> Choice:
-    return choose(
+def _select_providers(config: BuildConfig) -> ProviderSelection:
+    return select_providers(
         config.providers,
         config.device,
         allow_fallback=config.allow_fallback,
@@ -118,21 +132,41 @@ def _choice(config: BuildConfig) -> Choice:
     )
 
 
-def _level(options: OnnxRuntimeOptions, choice: Choice, proto: onnx.ModelProto) -> str:
+def _optimization_level(options: OnnxRuntimeOptions, choice: ProviderSelection, graph: GraphIndex) -> str:
     if options.graph_optimization is not None:
         return options.graph_optimization
-    float8 = _holds(proto, _FLOAT8)
-    if float8 and _holds(proto, _FLOAT16):
-        log.info(
-            "the graph holds FP8 and FP16: level `none`, at `basic` already ONNX Runtime can compute other numbers"
-        )
+    float8 = _contains_dtype(graph, _FLOAT8)
+    if float8 and _contains_dtype(graph, _FLOAT16):
+        log.info("the graph contains FP8 and FP16: level `none`, because `basic` can change results in ONNX Runtime")
         return "none"
     if choice.compiles:
-        return "basic"  # the provider's own compiler does the rest when the engine is loaded
+        return "basic"  # the provider compiles the graph at load
     if float8:
-        log.info("the graph holds FP8: optimised at level `basic`, higher ones make operators that do not take FP8")
+        log.info(
+            "the graph contains FP8: optimised at level `basic`, higher levels create operators without FP8 support"
+        )
         return "basic"
     return "all"
+
+
+def _fuse(model: Model, config: BuildConfig, choice: ProviderSelection, level: str) -> FusedModel | None:
+    """The model with its attention, norms and activations in ONNX Runtime's operators; None where nothing is fused.
+
+    Providers that compile have fusions of their own.
+    """
+    if not config.fuse or choice.compiles or LEVELS.index(level) < LEVELS.index("extended"):
+        return None
+    proto = model.proto
+    if (nbytes := proto.ByteSize()) > _MAX_FUSED_BYTES:
+        log.info("the graph of %s is not fused: the limit is %s", *map(format_bytes, (nbytes, _MAX_FUSED_BYTES)))
+        return None
+    fused = fuse_model(proto, model.path.parent, on_gpu=choice.on_gpu)
+    for node, reason in fused.unfused.items():
+        log.debug("the attention of `%s` is not fused: %s", node, reason)
+    if not fused.counts or fused.proto.ByteSize() > _MAX_FUSED_BYTES:
+        return None
+    log.info("fused: %s", fused.summary)
+    return fused
 
 
 _FLOAT8 = {
@@ -141,28 +175,26 @@ _FLOAT8 = {
     onnx.TensorProto.FLOAT8E5M2,
     onnx.TensorProto.FLOAT8E5M2FNUZ,
 }
-
-
 _FLOAT16 = {onnx.TensorProto.FLOAT16}
 
 
-def _holds(proto: onnx.ModelProto, kinds: Container[int]) -> bool:
-    values = (*proto.graph.input, *proto.graph.output)
+def _contains_dtype(graph: GraphIndex, kinds: Container[int]) -> bool:
+    values = (*graph.proto.graph.input, *graph.proto.graph.output)
     return (
         any(value.type.tensor_type.elem_type in kinds for value in values)
-        or any(tensor.data_type in kinds for tensor in walk.tensors(proto))
+        or any(tensor.data_type in kinds for tensor in graph.tensors)
         or any(
             attribute.name in ("to", "output_dtype") and attribute.i in kinds
-            for place in walk.nodes(proto)
+            for place in graph.nodes
             for attribute in place.node.attribute
         )
     )
 
 
 def _weights_file(builder: OnnxRuntimeBuilder, model: Model, config: BuildConfig, payload: Path) -> str | None:
-    """The name of the file for the weights, or None to keep them in the graph.
+    """The file name for the weights; None to keep them in the graph.
 
-    A model with external data gets one at any size: what no rewrite touched would go on pointing at the model's files.
+    A model with external data always gets one: otherwise untouched weights would still refer to the model's files.
     """
     wanted = parse(config.options).external_weights
     if model.external and wanted is False:
@@ -170,29 +202,30 @@ def _weights_file(builder: OnnxRuntimeBuilder, model: Model, config: BuildConfig
             f"`{model.path}` keeps weights outside its graph, so its engine does too",
             hint="leave out `external_weights`",
         )
-    if not (model.external or wanted or (wanted is None and model.nbytes >= EXTERNAL_FROM)):
+    if not (model.external or wanted or (wanted is None and model.nbytes >= EXTERNAL_WEIGHTS_BYTES)):
         return None
-    # two engines of one model may be copied into one folder, and the graph holds this name
+    # unique per engine: engines may be copied into one folder
     key = engine_key(model.digest, config, builder.identity(config))
     return f"{payload.stem}.{key[:8]}.weights"
 
 
-def _without_defaults(proto: onnx.ModelProto) -> bytes | None:
-    """The graph without the inputs that initializers give values to, in place; None where it has none.
+def _without_default_inputs(proto: onnx.ModelProto) -> bytes | None:
+    """The model without inputs that have initializers, serialized; None if there are none.
 
-    IR version 3 has every weight among the inputs, and ONNX Runtime folds none that a caller may replace: for an engine
-    they are constants.
+    IR version 3 lists all weights as inputs, and ONNX Runtime does not fold overridable initializers.
     """
     values = proto.graph.initializer
     stored = {item.name for item in values} | {item.values.name for item in proto.graph.sparse_initializer}
     inputs = [item for item in proto.graph.input if item.name not in stored]
     if len(inputs) == len(proto.graph.input):
         return None
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
-    proto.ir_version = max(proto.ir_version, 4)
-    log.info("initializers that are inputs too are constants of the engine")
-    graph: bytes = proto.SerializeToString()
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto)
+    del changed.graph.input[:]
+    changed.graph.input.extend(inputs)
+    changed.ir_version = max(changed.ir_version, 4)
+    log.info("inputs with initializers become constants of the engine")
+    graph: bytes = changed.SerializeToString()
     return graph
 
 
@@ -200,59 +233,75 @@ def _optimise(
     model: Model,
     graph: bytes | None,
     options: OnnxRuntimeOptions,
-    choice: Choice,
+    choice: ProviderSelection,
     level: str,
     payload: Path,
     weights: str | None,
     *,
     allow_fallback: bool,
-) -> Choice:
-    """Write the optimised graph; the choice as it came true."""
+) -> ProviderSelection:
+    """Write the optimised graph; returns the providers actually active."""
     log.info("optimising `%s` at level %s for %s", model.path.name, level, ",".join(choice.names))
-    # a compiling provider's work cannot be saved: the graph it will get is made without it
-    target = Choice(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
+    # compiled subgraphs cannot be saved: optimise without the compiling provider
+    target = ProviderSelection(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
     made = session.session_options(options, level=level, save=payload, weights=weights)
     try:
-        optimised = session.create(model.path, made, target, graph=graph)
+        optimised = session.create_session(model.path, made, target, graph=graph)
     except session.ERRORS as error:
         if session.is_write_failure(error):
-            raise session.on_write(payload, model.nbytes) from error
-        raise session.on_load(error, model.path, target) from error
+            raise session.translate_write_error(payload, model.nbytes) from error
+        raise session.translate_load_error(error, model.path, target) from error
     if not payload.exists():
         raise BuildError("ONNX Runtime wrote no graph", hint="`-O graph_optimization=basic`")
     if choice.compiles:
         return choice
-    settled = providers.read_back(optimised, choice, allow_fallback=allow_fallback)
+    settled = providers.verify_active(optimised, choice, allow_fallback=allow_fallback)
     del optimised
-    gc.collect()  # its weights go before the engine's own are loaded
+    gc.collect()  # frees its weights before the engine is loaded
     return settled
 
 
-def _mark(payload: Path) -> None:
-    """Say in the graph that it is an engine. Protobuf joins what follows a message to it: nothing is read or rewritten."""
+def _separate_conv_biases(payload: Path, choice: ProviderSelection) -> int:
+    """Take the biases out of the convolutions of the optimised graph; returns how many."""
+    if not choice.prefers_nhwc:
+        raise UsageError(
+            "`-O separate_conv_bias` needs the layout NHWC of the CUDA provider", hint="add `-O cuda.prefer_nhwc=1`"
+        )
+    proto = read_proto(payload)
+    separated = separate_conv_biases(proto, payload.parent)
+    if separated:
+        write_atomic(payload, proto.SerializeToString())
+    return separated
+
+
+def _mark_as_engine(payload: Path) -> None:
+    """Mark the graph as an engine by appending metadata: protobuf merges appended messages."""
     mark = onnx.ModelProto()
-    mark.metadata_props.add(key=ENGINE_MARK, value=f"onnxruntime {ort.__version__}")
-    try:
-        with payload.open("ab") as file:
-            file.write(mark.SerializeToString())
-    except OSError as error:
-        raise explain(error, payload) from error
+    mark.metadata_props.add(key=ENGINE_MAGIC, value=f"onnxruntime {ort.__version__}")
+    with os_errors(payload), payload.open("ab") as file:
+        file.write(mark.SerializeToString())
 
 
 def _reload(
-    model: Model, options: OnnxRuntimeOptions, choice: Choice, level: str, payload: Path, *, allow_fallback: bool
-) -> tuple[Choice, str]:
-    """Load what was written, as a user will; the choice as it came true, and the nodes by provider."""
-    if choice.compiles:  # what is compiled here is kept for those who load the engine
-        choice = choice.caching(digest(payload), model.digest)
+    model: Model,
+    options: OnnxRuntimeOptions,
+    choice: ProviderSelection,
+    level: str,
+    payload: Path,
+    *,
+    allow_fallback: bool,
+) -> tuple[ProviderSelection, str]:
+    """Load the written graph; returns the active providers and the nodes by provider."""
+    if choice.compiles:  # keep compiled subgraphs for later loads
+        choice = choice.with_cache(file_digest(payload), model.digest)
     try:
-        loaded = session.create(payload, session.session_options(options, level=level), choice)
+        loaded = session.create_session(payload, session.session_options(options, level=level), choice)
     except session.ERRORS as error:
-        found = session.on_load(error, payload, choice)
+        found = session.translate_load_error(error, payload, choice)
         if not isinstance(found, ModelError | BuildError):
-            raise found from error  # the machine's fault or the user's wish, not the graph's
+            raise found from error  # not caused by the graph
         raise BuildError(
-            f"the optimised graph does not load again: {found.message}", hint="`-O graph_optimization=basic`"
+            f"the optimised graph does not load: {found.message}", hint="`-O graph_optimization=basic`"
         ) from error
     names = [value.name for value in (*loaded.get_inputs(), *loaded.get_outputs())]
     if names != [spec.name for spec in model.signature]:
@@ -260,20 +309,20 @@ def _reload(
             f"the optimised graph has the inputs and outputs {names}, the model {[s.name for s in model.signature]}",
             hint="`-O graph_optimization=basic`",
         )
-    return providers.read_back(loaded, choice, allow_fallback=allow_fallback), placement(loaded)
+    return providers.verify_active(loaded, choice, allow_fallback=allow_fallback), node_placement(loaded)
 
 
-def placement(loaded: ort.InferenceSession) -> str:
-    """`CPUExecutionProvider 12`: the nodes each provider runs, as ONNX Runtime says."""
+def node_placement(loaded: ort.InferenceSession) -> str:
+    """Node count per provider, as `CPUExecutionProvider 12`."""
     counted: Counter[str] = Counter()
     for part in loaded.get_provider_graph_assignment_info():
         counted[part.ep_name] += len(part.get_nodes())
     return ", ".join(f"{name} {count}" for name, count in counted.items())
 
 
-def _side_files(built: onnx.ModelProto, payload: Path, weights: str | None) -> tuple[Path, ...]:
-    """The weights beside the graph; `BuildError` when it points at anything else."""
-    outside = [item.location for item in external_files(built, payload)]
+def _side_files(built: GraphIndex, payload: Path, weights: str | None) -> tuple[Path, ...]:
+    """The external weights file, if any; `BuildError` if the graph refers to any other file."""
+    outside = [item.location for item in external_files(built.tensors, payload)]
     if outside not in ([], [weights]):
         raise BuildError(
             f"the optimised graph points at {', '.join(outside)}, expected {weights or 'nothing outside'}",
@@ -281,52 +330,54 @@ def _side_files(built: onnx.ModelProto, payload: Path, weights: str | None) -> t
         )
     if weights is None:
         return ()
-    if not outside:  # every weight was small enough to stay in the graph
+    if not outside:  # all weights are small and stayed in the graph
         payload.with_name(weights).unlink(missing_ok=True)
         return ()
     return (payload.with_name(weights),)
 
 
-def _keep_the_contract(precision: Precision, proto: onnx.ModelProto, choice: Choice) -> None:
-    """`PrecisionError` when the engine does not compute in what was asked for."""
-    if precision.asked is None or precision.main == precision.asked:
+def _check_precision(precision: Precision, graph: GraphIndex, choice: ProviderSelection) -> None:
+    """`PrecisionError` unless the engine computes in the requested precision."""
+    if precision.requested is None or precision.main_dtype == precision.requested:
         return
-    shares = ", ".join(f"{name} {_percent(share)}" for name, share in precision.running.items()) or "nothing countable"
-    given = precision_of(proto)
+    shares = (
+        ", ".join(f"{name} {_percent(share)}" for name, share in precision.compute_shares.items())
+        or "nothing countable"
+    )
+    given = main_precision(graph)
     hint = "precision is in the graph: export the model in it, or leave `--precision` out"
-    if precision.asked == "tf32" and given == "fp32":
+    if precision.requested == "tf32" and given == "fp32":
         why = f"{choice.device} computes this fp32 graph without TF32"
         hint = "TF32 is how NVIDIA GPUs from compute capability 8.0 on compute FP32: `--device cuda:0`, or leave it out"
-    elif precision.main == "tf32":
+    elif precision.main_dtype == "tf32":
         why = "the providers were allowed TF32"
         hint = (
-            "`NVIDIA_TF32_OVERRIDE=0` in the environment forbids it: the TensorRT provider has no option for it"
+            "`NVIDIA_TF32_OVERRIDE=0` in the environment forbids it: the providers that compile have no option for it"
             if choice.compiles
-            else "leave `-O cuda.use_tf32` out, or ask for `--precision tf32`"
+            else "leave `-O cuda.use_tf32` out, or build with `--precision tf32`"
         )
-    elif given == precision.asked:
-        why = f"ONNX Runtime computes this {given} graph in {precision.main} on {choice.device}"
+    elif given == precision.requested:
+        why = f"ONNX Runtime computes this {given} graph in {precision.main_dtype} on {choice.device}"
     else:
         why = f"the model itself is {given or 'without arithmetic'}"
     raise PrecisionError(
-        f"asked for {precision.asked}, found {shares}: {why}",
+        f"requested {precision.requested}, found {shares}: {why}",
         hint=hint,
     )
 
 
-def _written_otherwise(proto: onnx.ModelProto, precision: Precision) -> str | None:
-    """`int8`: what most of the graph is written in, where the engine computes most of it in another type; None where it
-    does not, which TF32 is no case of."""
-    if precision.main not in ("fp32", "tf32") or not (
-        any(is_dequantize(place.node) for place in walk.nodes(proto)) or _holds(proto, _NARROW)
+def _written_precision(graph: GraphIndex, precision: Precision) -> str | None:
+    """The graph's main dtype (`int8`), if the engine computes mostly in another one other than TF32; else None."""
+    if precision.main_dtype not in ("fp32", "tf32") or not (
+        any(is_dequantize(place.node) for place in graph.nodes) or _contains_dtype(graph, _HALF_TYPES)
     ):
         return None
-    given = precision_of(proto)
+    given = main_precision(graph)
     return None if given in (None, "fp32", "fp64") else given
 
 
-_NARROW = _FLOAT16 | {onnx.TensorProto.BFLOAT16}
+_HALF_TYPES = _FLOAT16 | {onnx.TensorProto.BFLOAT16}
 
 
-def _percent(share: Share) -> str:
-    return percent(share.layers if share.macs is None else share.macs)
+def _percent(share: DtypeShare) -> str:
+    return format_percent(share.layers if share.macs is None else share.macs)

@@ -1,4 +1,4 @@
-"""What an optimised graph owes to the processor and the GPU it was made on."""
+"""Hardware dependencies of an optimised graph: CPU layouts and GPU architecture."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 from trt_engine.device import info, parse_device
 
-__all__ = ["BLOCKED_DOMAIN", "architecture", "blocked_layout", "board", "layout_features"]
-
 BLOCKED_DOMAIN = "com.microsoft.nchwc"
-"""Convolutions whose weights were stored in blocks of channels."""
+"""Operator domain of convolutions with blocked weights."""
 
 
 def blocked_layout() -> str:
-    """The block ONNX Runtime's convolutions use here: `nchwc16` with AVX-512, `nchwc8` with AVX.
+    """The blocked layout of ONNX Runtime's convolutions here: `nchwc16` with AVX-512, `nchwc8` with AVX.
 
-    A graph with weights in blocks of 8 is wrong, not slow, where 16 are read: more features do not help.
+    A graph with another block size gives wrong results.
     Source: the choice of `NchwcBlockSize` in MLAS (onnxruntime/core/mlas/lib/platform.cpp of the public repository).
     """
     features = info.cpu().features
@@ -26,18 +24,18 @@ def blocked_layout() -> str:
 
 
 def layout_features() -> tuple[str, ...]:
-    """The instruction sets behind `blocked_layout`."""
+    """Instruction sets required by `blocked_layout`."""
     return {"nchwc16": ("avx512f",), "nchwc8": ("avx",)}.get(blocked_layout(), ())
 
 
-def board(device: str, boards: Sequence[info.Gpu] | None = None) -> info.Gpu | None:
-    """The GPU behind `cuda:0`; None for a CPU, and where NVML is not there to tell."""
+def gpu_info(device: str, gpus: Sequence[info.Gpu] | None = None) -> info.Gpu | None:
+    """The GPU of `cuda:0`; None for a CPU or without NVML."""
     kind, number = parse_device(device)
     if kind != "cuda":
         return None
-    return info.gpu(number, boards)
+    return info.gpu(number, gpus)
 
 
-def architecture(found: info.Gpu | None) -> str:
-    """`sm_90`; `sm_unknown` where NVML is not there to tell."""
-    return f"sm_{found.compute_capability.replace('.', '')}" if found else "sm_unknown"
+def sm_architecture(gpu: info.Gpu | None) -> str:
+    """`sm_90`; `sm_unknown` without NVML."""
+    return f"sm_{gpu.compute_capability.replace('.', '')}" if gpu else "sm_unknown"

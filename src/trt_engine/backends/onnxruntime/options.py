@@ -1,4 +1,4 @@
-"""What `-O name=value` sets on ONNX Runtime, and what `-O cuda.name=value` hands to a provider."""
+"""Options of ONNX Runtime (`-O name=value`) and its providers (`-O cuda.name=value`)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trt_engine.config import from_values, opt
+from trt_engine.config.settings import from_values, opt
 from trt_engine.device import info
 from trt_engine.errors import UsageError
 
-__all__ = ["AT_BUILD", "LEVELS", "MOST_THREADS", "OnnxRuntimeOptions", "parse", "provider_options"]
-
 LEVELS = ("none", "basic", "extended", "all")
-MOST_THREADS, _THREADS_A_CORE = 1024, 16
-"""Threads of one kind, in any case and for each core: ONNX Runtime makes as many as it is told, and spins them."""
+MAX_THREADS, _THREADS_PER_CORE = 1024, 16
+"""Thread limits, in total and per core: ONNX Runtime creates and spins any number."""
 
 
-def _switch(value: str | bool) -> bool:
+def _parse_switch(value: str | bool) -> bool:
     text = str(value).strip().lower()
     if text not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
         raise UsageError(f"cannot read `{value}` as on or off", hint="write it as `-O name=on` or `-O name=off`")
     return text in ("on", "true", "yes", "1")
 
 
-def _threads(value: str | int) -> int:
+def _parse_threads(value: str | int) -> int:
     try:
         count = int(value)
     except ValueError:
@@ -32,10 +30,9 @@ def _threads(value: str | int) -> int:
     if count < 0:
         raise UsageError(f"cannot read `{value}` as a number of threads", hint="0 is ONNX Runtime's own choice")
     cores = info.cpu().cores
-    if count > (most := min(_THREADS_A_CORE * cores, MOST_THREADS)):
+    if count > (most := min(_THREADS_PER_CORE * cores, MAX_THREADS)):
         raise UsageError(
-            f"{count} threads are more than this machine bears: {most} at most, with {cores} "
-            f"core{'s' if cores > 1 else ''} to use",
+            f"{count} threads exceed the limit of {most} with {cores} available core{'s' if cores > 1 else ''}",
             hint=f"{cores} is one for each core; 0 is ONNX Runtime's own choice",
         )
     return count
@@ -43,7 +40,7 @@ def _threads(value: str | int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRuntimeOptions:
-    """Settings of the onnxruntime backend. What is None is ONNX Runtime's own default."""
+    """Settings of the onnxruntime backend; None is ONNX Runtime's default."""
 
     graph_optimization: str | None = opt(
         None,
@@ -51,26 +48,32 @@ class OnnxRuntimeOptions:
         choices=LEVELS,
     )
     external_weights: bool | None = opt(
-        None, "keep the weights in a file beside the graph (default: from 1 GiB on)", parse=_switch
+        None, "keep the weights in a file beside the graph (default: from 1 GiB on)", parse=_parse_switch
     )
-    intra_op_threads: int | None = opt(None, "threads inside one operator; 0 is one for each core", parse=_threads)
-    inter_op_threads: int | None = opt(None, "threads across operators (execution_mode=parallel)", parse=_threads)
+    separate_conv_bias: bool | None = opt(
+        None, "with cuda.prefer_nhwc: take the biases of convolutions out of them, most of them into ReLU",
+        parse=_parse_switch,
+    )  # fmt: skip
+    intra_op_threads: int | None = opt(
+        None, "threads inside one operator; 0 is one for each core", parse=_parse_threads
+    )
+    inter_op_threads: int | None = opt(None, "threads across operators (execution_mode=parallel)", parse=_parse_threads)
     execution_mode: str | None = opt(
         None, "operators one after another or side by side", choices=("sequential", "parallel")
     )
-    spinning: bool | None = opt(None, "idle threads spin instead of sleeping", parse=_switch)
-    arena: bool | None = opt(None, "keep freed memory for the next inference", parse=_switch)
-    memory_pattern: bool | None = opt(None, "plan memory once for equal input shapes", parse=_switch)
-    denormals_as_zero: bool | None = opt(None, "treat denormal numbers as zero", parse=_switch)
-    deterministic: bool | None = opt(None, "only kernels that give the same bits each time", parse=_switch)
+    spinning: bool | None = opt(None, "idle threads spin instead of sleeping", parse=_parse_switch)
+    arena: bool | None = opt(None, "keep freed memory for the next inference", parse=_parse_switch)
+    memory_pattern: bool | None = opt(None, "plan memory once for equal input shapes", parse=_parse_switch)
+    denormals_as_zero: bool | None = opt(None, "treat denormal numbers as zero", parse=_parse_switch)
+    deterministic: bool | None = opt(None, "only kernels that give the same bits each time", parse=_parse_switch)
 
 
-AT_BUILD = ("graph_optimization", "external_weights")
-"""The settings that shape the payload: they are decided when it is built."""
+BUILD_ONLY = ("graph_optimization", "external_weights", "separate_conv_bias")
+"""Settings fixed at build."""
 
 
 def parse(options: Mapping[str, Any]) -> OnnxRuntimeOptions:
-    """The settings without a dot in their name; `UsageError` naming the right ones for one that does not exist."""
+    """The settings without a dot in their name; `UsageError` with suggestions for unknown names."""
     own = {name: value for name, value in options.items() if "." not in name}
     made: OnnxRuntimeOptions = from_values(OnnxRuntimeOptions, own)
     return made

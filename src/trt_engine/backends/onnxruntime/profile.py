@@ -1,8 +1,7 @@
-"""ONNX Runtime's own times, node by node: its profiler in a session of its own, and the trace that it writes.
+"""Node times by ONNX Runtime's profiler in a separate session.
 
-The trace is one event for each node that ran (`NAME_kernel_time`, category `Node`) inside one `model_run` for each
-inference. A Loop's event holds those of its body, which are taken out of it. On a GPU a node's time is that of launching it:
-a provider that computes asynchronously returns before the device is done.
+The trace has one event per node (`NAME_kernel_time`, category `Node`) inside one `model_run` per inference. A Loop's event
+includes its body, which is subtracted. On a GPU node times are launch times, because providers are asynchronous.
 """
 
 from __future__ import annotations
@@ -25,28 +24,27 @@ import msgspec
 import onnxruntime as ort
 from onnx import ModelProto
 
-from trt_engine.backends.onnxruntime import providers, session
-from trt_engine.backends.onnxruntime.origins import origins
-from trt_engine.backends.onnxruntime.run import OnnxRuntimeGpuSession, OnnxRuntimeSession, asked, in_numpy
-from trt_engine.config import RuntimeConfig
+from trt_engine.atomic_io import decode_json, ensure_folder, read_bounded
+from trt_engine.backends.onnxruntime import provider_names, providers, session
+from trt_engine.backends.onnxruntime.host_session import OnnxRuntimeGpuSession, OnnxRuntimeSession
+from trt_engine.backends.onnxruntime.node_mapping import map_nodes
+from trt_engine.backends.onnxruntime.ort_values import is_numpy_dtype
+from trt_engine.backends.onnxruntime.run import session_settings
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, TrtEngineError
-from trt_engine.files import ensure_folder
-from trt_engine.graph.census import layers_of
-from trt_engine.graph.flops import Cost, cost_of, count
+from trt_engine.graph.cost import Cost, model_cost, node_cost, traffic_nbytes
+from trt_engine.graph.dtype_breakdown import compute_layers
 from trt_engine.graph.load import read_proto
-from trt_engine.graph.trace import Step, flatten
-from trt_engine.graph.traffic import bytes_of
+from trt_engine.graph.shape_inference import TracedNode, flatten
+from trt_engine.records.profile import LayerProfile, LayerRow
 from trt_engine.tensors import DTYPES, Tensors
-from trt_engine.traces import LayerProfile, LayerRow
-
-__all__ = ["TRACE", "Event", "profile", "read_trace", "runs_of", "traced"]
 
 log = logging.getLogger(__name__)
 
 TRACE = "onnxruntime.json"
 _MOST_EVENTS = 100_000
-"""Events are about 800 bytes of JSON each, and ONNX Runtime drops those beyond a million."""
+"""Maximum events: each is about 800 bytes of JSON, and ONNX Runtime drops those beyond a million."""
 _UNKNOWN_TRIPS = 50
 _NODE = "_kernel_time"
 _RUN = "model_run"
@@ -56,15 +54,15 @@ _TYPES = {"float": "float32", "double": "float64", "float8e4m3fn": "float8_e4m3f
 def profile(
     engine: Engine, feeds: Tensors, config: RuntimeConfig, *, inferences: int, warmup: int, keep: Path | None
 ) -> LayerProfile:
-    """The times of the engine's nodes in `inferences` runs, the `warmup` before them left out; the trace goes to `keep`.
+    """Node times over `inferences` runs after `warmup` runs; writes the trace to `keep`.
 
-    Fewer runs are made where their trace would be too long; a note says so.
+    Runs are reduced, with a note, if the trace would be too long.
     """
     built = read_proto(engine.path)
-    cost = count(built, {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()})
-    steps = flatten(cost.trace.steps) if cost.trace is not None else []
+    cost = model_cost(built, {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()})
+    steps = flatten(cost.trace.nodes) if cost.trace is not None else []
     notes = []
-    fits = max(1, _MOST_EVENTS // max(1, _events(cost)))
+    fits = max(1, _MOST_EVENTS // max(1, _estimate_events(cost)))
     if fits < inferences + warmup:
         warmup = min(warmup, max(1, fits // 10))
         fewer = max(1, min(inferences, fits - warmup))
@@ -75,7 +73,7 @@ def profile(
     with tempfile.TemporaryDirectory(prefix="trt-engine-trace-") as place:
         trace = (ensure_folder(keep) if keep is not None else Path(place)) / TRACE
         try:
-            with traced(engine, feeds, config, trace=trace) as infer:
+            with trace_nodes(engine, feeds, config, trace=trace) as infer:
                 for _ in range(warmup):
                     infer()
                 for _ in range(inferences):
@@ -85,7 +83,7 @@ def profile(
         except BaseException:
             trace.unlink(missing_ok=True)
             raise
-        runs = runs_of(read_trace(trace))
+        runs = split_runs(read_trace(trace))
     if len(runs) < warmup + inferences:
         notes.append(f"the trace holds {len(runs)} of {warmup + inferences} runs: ONNX Runtime's profiler ran full")
         kept = runs[warmup:] or runs
@@ -93,16 +91,14 @@ def profile(
         kept = runs[-inferences:]
     if not kept:
         raise EngineError(
-            f"ONNX Runtime's trace of `{engine.path.name}` tells of no run",
-            hint="profile again; `-v` shows what it says",
+            f"ONNX Runtime's trace of `{engine.path.name}` contains no run",
+            hint="profile again; `-v` shows its log",
         )
-    if _side_by_side([event for event, _ in kept[-1]]):
-        notes.append("nodes ran side by side, on several threads: their times add up to more than an inference")
+    if _overlaps([event for event, _ in kept[-1]]):
+        notes.append("nodes ran in parallel on several threads: their times add up to more than an inference")
     on_gpu = any(event.provider and not event.provider.startswith("CPU") for event, _ in kept[0])
     if on_gpu:
-        notes.append(
-            "times of nodes on the GPU are the host's time to launch them: the kernel table tells what the GPU did"
-        )
+        notes.append("times of GPU nodes are host launch times: see the kernel table for GPU times")
     return LayerProfile(
         rows=_rows(kept, built, cost, steps, engine, config.device or engine.passport.device),
         inferences=len(kept),
@@ -115,21 +111,24 @@ def profile(
 
 
 @contextmanager
-def traced(engine: Engine, feeds: Tensors, config: RuntimeConfig, *, trace: Path) -> Iterator[Callable[[], object]]:
-    """One inference for each call while ONNX Runtime writes down its nodes; the file `trace` is there when this ends.
+def trace_nodes(
+    engine: Engine, feeds: Tensors, config: RuntimeConfig, *, trace: Path
+) -> Iterator[Callable[[], object]]:
+    """Yields a callable that runs one profiled inference; writes `trace` on exit.
 
-    On a GPU the feeds lie there already, and no graph is replayed: nodes are launched one by one.
+    On a GPU the feeds are resident and no graph is used.
     """
     with tempfile.TemporaryDirectory(prefix="trt-engine-trace-") as place:
-        loaded, choice = _opened(engine, config, Path(place))
-        plain = all(in_numpy(spec.dtype) and spec.dtype != "string" for spec in engine.signature)
+        loaded, choice = _create_profiled_session(engine, config, Path(place))
+        plain = all(is_numpy_dtype(spec.dtype) and spec.dtype != "string" for spec in engine.signature)
         runner: OnnxRuntimeSession | None = None
         try:
             if choice.on_gpu and plain:
                 runner = on_gpu = OnnxRuntimeGpuSession(
-                    loaded, engine.signature, engine.passport.profiles, {}, choice.device, lambda: loaded
-                )
-                yield on_gpu.resident(feeds)
+                    loaded, engine.signature, profiles=engine.passport.profiles, runtime_info={}, device=choice.device,
+                    create_graph_session=lambda: loaded,
+                )  # fmt: skip
+                yield on_gpu.bind_resident(feeds)
             else:
                 runner = direct = OnnxRuntimeSession(loaded, engine.signature, engine.passport.profiles, {})
                 yield lambda: direct.run(feeds)
@@ -140,38 +139,40 @@ def traced(engine: Engine, feeds: Tensors, config: RuntimeConfig, *, trace: Path
             shutil.move(written, trace)
 
 
-def _opened(engine: Engine, config: RuntimeConfig, folder: Path) -> tuple[ort.InferenceSession, providers.Choice]:
-    """A session as the engine's own, with the profiler on."""
-    options, level, choice = asked(engine, config)
+def _create_profiled_session(
+    engine: Engine, config: RuntimeConfig, folder: Path
+) -> tuple[ort.InferenceSession, providers.ProviderSelection]:
+    """The engine's session with profiling enabled."""
+    options, level, choice = session_settings(engine, config)
     made = session.session_options(options, level=level)
     made.enable_profiling = True
     made.profile_file_prefix = str(folder / "onnxruntime")
     try:
-        loaded = session.create(engine.path, made, choice)
+        loaded = session.create_session(engine.path, made, choice)
     except session.ERRORS as error:
-        raise session.on_load(error, engine.path, choice) from error
-    return loaded, providers.read_back(loaded, choice, allow_fallback=config.allow_fallback)
+        raise session.translate_load_error(error, engine.path, choice) from error
+    return loaded, providers.verify_active(loaded, choice, allow_fallback=config.allow_fallback)
 
 
-def _events(cost: Cost) -> int:
-    """How many events one run will leave, about."""
+def _estimate_events(cost: Cost) -> int:
+    """Estimated events per run."""
 
-    def within(steps: Sequence[Step], times: int) -> int:
+    def within(steps: Sequence[TracedNode], times: int) -> int:
         total = 0
         for step in steps:
-            trips = _UNKNOWN_TRIPS if step.times is None else max(1, step.times)
-            total += times + sum(within(body, times * trips) for body in step.inside)
+            trips = _UNKNOWN_TRIPS if step.trip_count is None else max(1, step.trip_count)
+            total += times + sum(within(body, times * trips) for body in step.bodies)
         return total
 
-    return within(cost.trace.steps, 1) if cost.trace is not None else 0
+    return within(cost.trace.nodes, 1) if cost.trace is not None else 0
 
 
 # ------------------------------------------------------------------------------------------------ the trace
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One run of one node, or of the model. Times in microseconds of the trace."""
+class TraceEvent:
+    """One run of a node or of the model; times in us."""
 
     name: str
     start_us: float
@@ -188,38 +189,38 @@ class Event:
         return self.start_us + self.us
 
 
-def read_trace(path: Path) -> list[Event]:
-    """The nodes' and runs' events of a trace, by their start; one that was cut is read as far as it goes.
+def read_trace(path: Path) -> list[TraceEvent]:
+    """Node and run events of a trace, sorted by start; a truncated trace is read as far as possible.
 
-    `EngineError` for a file that holds none.
+    `EngineError` if there are none.
     """
     try:
-        text = path.read_bytes()
+        text = read_bounded(path, error=EngineError)
     except OSError as error:
-        raise _damaged(path, (error.strerror or str(error)).lower()) from error
+        raise _trace_error(path, (error.strerror or str(error)).lower()) from error
     try:
-        items = msgspec.json.decode(text)
+        items = decode_json(text)
     except msgspec.DecodeError:
         items = list(_line_by_line(text))
-        log.warning("`%s` is not whole: what can be read of it is", path.name)
+        log.warning("`%s` is truncated: reading the valid part", path.name)
     if not isinstance(items, list):
-        raise _damaged(path, "it is no list of events")
-    events = [event for item in items if isinstance(item, Mapping) and (event := _event(item)) is not None]
+        raise _trace_error(path, "it is not a list of events")
+    events = [event for item in items if isinstance(item, Mapping) and (event := _parse_event(item)) is not None]
     if not events:
-        raise _damaged(path, "there is no run in it")
+        raise _trace_error(path, "there is no run in it")
     return sorted(events, key=lambda event: (event.start_us, -event.us))
 
 
 def _line_by_line(text: bytes) -> Iterable[Any]:
-    """ONNX Runtime writes an event a line."""
+    """The events of a truncated trace, one per line."""
     for line in text.splitlines():
         try:
-            yield msgspec.json.decode(line.strip().strip(b",[]"))
+            yield decode_json(line.strip().strip(b",[]"))
         except msgspec.DecodeError:
             continue
 
 
-def _event(item: Mapping[str, Any]) -> Event | None:
+def _parse_event(item: Mapping[str, Any]) -> TraceEvent | None:
     name, category = item.get("name"), item.get("cat")
     is_node = category == "Node" and isinstance(name, str) and name.endswith(_NODE)
     if not isinstance(name, str) or not (is_node or (category == "Session" and name == _RUN)):
@@ -233,20 +234,20 @@ def _event(item: Mapping[str, Any]) -> Event | None:
     if not (math.isfinite(start) and us >= 0):
         return None
     thread = item.get("tid")
-    return Event(
+    return TraceEvent(
         name=name.removesuffix(_NODE) if is_node else name,
         start_us=start,
         us=us,
         thread=thread if isinstance(thread, int) else 0,
         op=str(args.get("op_name") or "") if is_node else "",
         provider=str(args.get("provider") or ""),
-        inputs=_typed(args.get("input_type_shape")),
-        outputs=_typed(args.get("output_type_shape")),
+        inputs=_parse_types(args.get("input_type_shape")),
+        outputs=_parse_types(args.get("output_type_shape")),
     )
 
 
-def _typed(value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """`[{"float": [2, 16, 80, 80]}]`, by our names."""
+def _parse_types(value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Dtypes and shapes of `[{"float": [2, 16, 80, 80]}]`."""
     found = []
     for item in value if isinstance(value, list) else ():
         for kind, shape in item.items() if isinstance(item, Mapping) else ():
@@ -255,18 +256,15 @@ def _typed(value: Any) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(found)
 
 
-def _damaged(path: Path, what: str) -> EngineError:
-    return EngineError(f"`{path}` is no trace of ONNX Runtime: {what}", hint="profile again")
+def _trace_error(path: Path, reason: str) -> EngineError:
+    return EngineError(f"`{path}` is not a trace of ONNX Runtime: {reason}", hint="profile again")
 
 
-def runs_of(events: Sequence[Event]) -> list[list[tuple[Event, float]]]:
-    """The nodes of each run in the order they began, each with its own time: what lies inside another is taken out of it.
-
-    A run that was not finished is left out.
-    """
+def split_runs(events: Sequence[TraceEvent]) -> list[list[tuple[TraceEvent, float]]]:
+    """Nodes of each complete run by start, each with its self time (nested nodes subtracted)."""
     runs = [event for event in events if event.name == _RUN and not event.op]
     nodes = [event for event in events if event.op or event.name != _RUN]
-    found: list[list[tuple[Event, float]]] = []
+    found: list[list[tuple[TraceEvent, float]]] = []
     at = 0
     for run in runs:
         inside = []
@@ -275,12 +273,12 @@ def runs_of(events: Sequence[Event]) -> list[list[tuple[Event, float]]]:
         while at < len(nodes) and nodes[at].start_us <= run.end_us:
             inside.append(nodes[at])
             at += 1
-        found.append(_own_times(inside))
+        found.append(_self_times(inside))
     return found
 
 
-def _own_times(events: Sequence[Event]) -> list[tuple[Event, float]]:
-    """Each event with its time less that of the events directly inside it, on the same thread."""
+def _self_times(events: Sequence[TraceEvent]) -> list[tuple[TraceEvent, float]]:
+    """Each event with its self time: minus directly nested events of its thread."""
     own = [event.us for event in events]
     open_now: dict[int, list[int]] = defaultdict(list)
     for index, event in enumerate(events):
@@ -293,7 +291,7 @@ def _own_times(events: Sequence[Event]) -> list[tuple[Event, float]]:
     return [(event, max(0.0, us)) for event, us in zip(events, own, strict=True)]
 
 
-def _side_by_side(events: Sequence[Event]) -> bool:
+def _overlaps(events: Sequence[TraceEvent]) -> bool:
     """Whether two nodes of different threads ran at the same time."""
     return any(
         before.thread != event.thread and event.start_us < before.end_us for before, event in itertools.pairwise(events)
@@ -304,34 +302,34 @@ def _side_by_side(events: Sequence[Event]) -> bool:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _NodeTimes:
     """One node over all runs."""
 
-    event: Event
+    event: TraceEvent
     calls: int
     us: list[float]
     """In each run."""
 
 
 def _rows(
-    runs: Sequence[Sequence[tuple[Event, float]]],
+    runs: Sequence[Sequence[tuple[TraceEvent, float]]],
     built: ModelProto,
     cost: Cost,
-    steps: Sequence[Step],
+    steps: Sequence[TracedNode],
     engine: Engine,
     device: str,
 ) -> tuple[LayerRow, ...]:
-    seen: dict[tuple[str, str], _Seen] = {}
+    seen: dict[tuple[str, str], _NodeTimes] = {}
     for index, run in enumerate(runs):
         for event, us in run:
             key = (event.name, event.op)
             if key not in seen:
-                seen[key] = _Seen(event, 0, [0.0] * len(runs))
+                seen[key] = _NodeTimes(event, 0, [0.0] * len(runs))
             seen[key].calls += 1
             seen[key].us[index] += us
     known = _steps_by_name(steps)
-    made_of = origins(built, _source(engine))
-    kinds = _kinds(built, cost, engine)
+    made_of = map_nodes(built, _source(engine))
+    kinds = _node_dtypes(built, cost, engine)
     whole = sum(statistics.median(item.us) for item in seen.values())
     rows = []
     for (name, op), item in seen.items():
@@ -347,7 +345,7 @@ def _rows(
                 share=statistics.median(item.us) / whole if whole else 0.0,
                 calls=calls,
                 device="cpu" if event.provider.startswith("CPU") else device,
-                provider=providers.short_name(event.provider) if event.provider else "",
+                provider=provider_names.short_name(event.provider) if event.provider else "",
                 dtypes=tuple(kind for kind, _ in event.outputs),
                 shapes=tuple(shape for _, shape in event.outputs),
                 onnx_nodes=made_of.get(_first_output(step), ()) if step is not None else (),
@@ -359,42 +357,42 @@ def _rows(
     return tuple(rows)
 
 
-def _steps_by_name(steps: Sequence[Step]) -> dict[tuple[str, str], Step]:
-    """The traced nodes as the profiler calls them: by name, or by operator and position where there is none."""
-    found: dict[tuple[str, str], Step] = {}
+def _steps_by_name(steps: Sequence[TracedNode]) -> dict[tuple[str, str], TracedNode]:
+    """Traced nodes by the profiler's name: node name, or operator and position."""
+    found: dict[tuple[str, str], TracedNode] = {}
     for index, step in enumerate(steps):
         op = step.node.op_type
         found.setdefault((step.node.name or f"{op}_{index}", op), step)
     return found
 
 
-def _first_output(step: Step) -> str:
+def _first_output(step: TracedNode) -> str:
     return next((name for name in step.node.output if name), step.node.name)
 
 
 def _source(engine: Engine) -> ModelProto | None:
-    """The model the engine was built from, where it still lies there."""
+    """The model the engine was built from, if the file still exists."""
     try:
         return read_proto(Path(engine.passport.model.file))
     except TrtEngineError:
         return None
 
 
-def _kinds(built: ModelProto, cost: Cost, engine: Engine) -> dict[str, str]:
-    """What each node computes in, by its key in the trace; the graph is taken at its word, as the contract does."""
-    tf32 = "tf32" in engine.passport.precision.found
-    return {layer.step.key: layer.kind for layer in layers_of(built, cost, tf32=tf32, literal=True)}
+def _node_dtypes(built: ModelProto, cost: Cost, engine: Engine) -> dict[str, str]:
+    """The dtype of each node by trace key, taken literally from the graph as in the precision check."""
+    tf32 = "tf32" in engine.passport.precision.shares
+    return {layer.step.key: layer.dtype for layer in compute_layers(built, cost, tf32=tf32, literal=True)}
 
 
-def _flops(step: Step | None, calls: float) -> int | None:
-    if step is None or step.inside:
-        return None if step is None else 0  # what has bodies computes nothing itself
-    found = (0, 0) if step.folded else cost_of(step)
+def _flops(step: TracedNode | None, calls: float) -> int | None:
+    if step is None or step.bodies:
+        return None if step is None else 0  # nodes with subgraphs compute nothing themselves
+    found = (0, 0) if step.folded else node_cost(step)
     return None if found is None else round(found[1] * calls)
 
 
-def _nbytes(step: Step | None, event: Event, calls: float) -> int | None:
-    found = bytes_of(step) if step is not None else None
+def _nbytes(step: TracedNode | None, event: TraceEvent, calls: float) -> int | None:
+    found = traffic_nbytes(step) if step is not None else None
     if found is None:
         sizes = [DTYPES[kind].nbytes(shape) for kind, shape in (*event.inputs, *event.outputs) if kind in DTYPES]
         if len(sizes) < len(event.inputs) + len(event.outputs) or not event.outputs:

@@ -1,4 +1,4 @@
-"""Which of ONNX Runtime's providers run, said before and read back after: nothing falls back in silence."""
+"""Selects ONNX Runtime's execution providers and verifies which are active: no silent fallback."""
 
 from __future__ import annotations
 
@@ -18,104 +18,136 @@ import filelock
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
-from trt_engine.backends.onnxruntime import hardware
+from trt_engine.atomic_io import encode_json, ensure_folder
+from trt_engine.backends.onnxruntime import hardware, plugin_providers
 from trt_engine.backends.onnxruntime.options import provider_options
-from trt_engine.backends.onnxruntime.target import short_name
+from trt_engine.backends.onnxruntime.provider_names import short_name
 from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.files import ensure_folder, json_bytes
 from trt_engine.store import Store
-from trt_engine.tensors import closest
-
-__all__ = [
-    "Choice",
-    "alone",
-    "broken",
-    "choose",
-    "fix_for",
-    "long_name",
-    "read_back",
-    "short_name",
-    "unstarted",
-]
+from trt_engine.tensors import suggest
 
 log = logging.getLogger(__name__)
 
-_LONG = {
+_LONG_NAMES = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
+} | {name: item.provider for name, item in plugin_providers.PLUGINS.items()}
+_ON_GPU = ("cuda", "tensorrt", *plugin_providers.PLUGINS)
+_GRAPH_OPTIONS = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}} | {
+    name: dict(item.capture) for name, item in plugin_providers.PLUGINS.items()
 }
-_ON_GPU = ("cuda", "tensorrt")
-_CAPTURE = {"cuda": {"enable_cuda_graph": "1"}, "tensorrt": {"trt_cuda_graph_enable": "True"}}
-_CACHE_ON, _CACHE_PATH = "trt_engine_cache_enable", "trt_engine_cache_path"
-COMPILES = ("tensorrt",)
-"""Providers that compile subgraphs when a session is made: ONNX Runtime cannot save what they made as a graph."""
+_CACHE_ON = "trt_engine_cache_enable"
+_CACHE_PATH = {"tensorrt": "trt_engine_cache_path"} | {
+    name: item.cache_path for name, item in plugin_providers.PLUGINS.items()
+}
+PROVIDER_VERSION = "provider_version"
+"""The passport note with the version of a plugin provider."""
+COMPILES = ("tensorrt", *plugin_providers.PLUGINS)
+"""Providers that compile subgraphs at session creation, which cannot be saved as a graph."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ProviderSelection:
     """The providers of a session, in order."""
 
     names: tuple[str, ...]
-    """Ours: `cpu`, `cuda`, `tensorrt`."""
+    """Short names: `cpu`, `cuda`, `tensorrt`, `tensorrt-rtx`."""
     options: tuple[dict[str, str], ...]
     device: str
     strict: bool
-    """The CPU was not asked for: a node that lands there is an error."""
+    """Nodes on the CPU are an error: it was not requested."""
     fallback: str | None = None
-    """What was asked for and does not run, and why; only with `allow_fallback`."""
+    """The requested provider that does not run, and why; only with `allow_fallback`."""
     tf32: bool = False
-    """Matrix operators of an FP32 graph run in TF32: the mantissa of their inputs is cut to 10 bits."""
+    """Whether FP32 matrix operators run in TF32 (10-bit mantissa)."""
     cache: Path | None = None
-    """Where the TensorRT provider keeps what it compiles; None where it compiles nothing, or the user said otherwise."""
+    """Cache folder of a compiling provider; None without one, or if set by the user."""
 
-    def spelled(self) -> list[tuple[str, dict[str, str]]]:
-        """As ONNX Runtime takes them."""
-        kept = {_CACHE_ON: "True", _CACHE_PATH: str(self.cache)} if self.cache is not None else {}
+    def to_ort_providers(self) -> list[tuple[str, dict[str, str]]]:
+        """In ONNX Runtime's format."""
         return [
-            (long_name(name), _with_words(kept | options) if name == "tensorrt" else options)
+            (long_name(name), _format_options(name, self._cache_options(name) | options))
             for name, options in zip(self.names, self.options, strict=True)
         ]
+
+    def _cache_options(self, name: str) -> dict[str, str]:
+        if self.cache is None or name not in COMPILES:
+            return {}
+        return ({_CACHE_ON: "True"} if name == "tensorrt" else {}) | {_CACHE_PATH[name]: str(self.cache)}
 
     @property
     def compiles(self) -> bool:
         return any(name in COMPILES for name in self.names)
 
     @property
+    def plugin_version(self) -> str | None:
+        """Version of the plugin provider: `0.5.0, TensorRT-RTX 1.7.1`; None without one."""
+        return next((plugin_providers.versions(name) for name in self.names if name in plugin_providers.PLUGINS), None)
+
+    @property
     def on_gpu(self) -> bool:
         return any(name in _ON_GPU for name in self.names)
 
-    def caching(self, *made_of: str) -> Choice:
-        """The same, keeping in the store what the TensorRT provider compiles of the engine with these digests.
+    @property
+    def prefers_nhwc(self) -> bool:
+        """Whether the CUDA provider computes in its layout NHWC."""
+        return self._cuda_options().get("prefer_nhwc", "0").strip().lower() in ("1", "true")
 
-        Each engine, with its settings and machine, has a folder of its own: the provider's names for its files tell neither
-        weights nor fixed shapes apart (issues 6455 and 32254 of microsoft/onnxruntime). The user's own path or switch wins.
+    def with_tensor_cores(self) -> ProviderSelection:
+        """A copy for a graph without FP32 arithmetic, with the CUDA provider's `use_tf32` on.
+
+        Off, it excludes tensor cores from convolutions of FP16 too: ResNet-50 takes 6 to 11 % longer on an H200.
         """
-        if "tensorrt" not in self.names:
+        made = tuple(
+            values | ({"use_tf32": "1"} if name == "cuda" else {})
+            for name, values in zip(self.names, self.options, strict=True)
+        )
+        return replace(self, options=made)
+
+    def _cuda_options(self) -> dict[str, str]:
+        return next((values for name, values in zip(self.names, self.options, strict=True) if name == "cuda"), {})
+
+    def with_cache(self, *digests: str) -> ProviderSelection:
+        """A copy that caches compiled subgraphs of the engine with these digests in the store.
+
+        Each combination of engine, settings and machine has a separate folder, because the provider's file names ignore
+        weights and static shapes (issues 6455 and 32254 of microsoft/onnxruntime). The user's path or switch wins.
+        """
+        compiler = next((name for name in self.names if name in COMPILES), None)
+        if compiler is None:
             return self
-        given = self.options[self.names.index("tensorrt")]
-        if _CACHE_PATH in given:
+        given = self.options[self.names.index(compiler)]
+        if _CACHE_PATH[compiler] in given:
             made = tuple(
                 ({_CACHE_ON: "True"} if name == "tensorrt" else {}) | values
                 for name, values in zip(self.names, self.options, strict=True)
             )
             return replace(self, options=made)
-        if _word(given.get(_CACHE_ON, "True")) == "False":
+        if _normalize_switch(given.get(_CACHE_ON, "True")) == "False":
             return self
-        found = hardware.board(self.device)
-        machine = [ort.__version__, _tensorrt_version(), *((found.name, found.compute_capability) if found else ("",))]
-        settings = {name: value for name, value in _with_words(given).items() if name not in ("device_id", _CACHE_ON)}
-        facts = json_bytes([*made_of, *machine, sorted(settings.items())])
-        return replace(self, cache=Store().folder.absolute() / _KEPT / hashlib.sha256(facts).hexdigest()[:32])
+        found = hardware.gpu_info(self.device)
+        version = _tensorrt_version() if compiler == "tensorrt" else plugin_providers.versions(compiler) or ""
+        machine = [ort.__version__, version, *((found.name, found.compute_capability) if found else ("",))]
+        settings = {
+            name: value
+            for name, value in _format_options(compiler, given).items()
+            if name not in ("device_id", _CACHE_ON)
+        }
+        facts = encode_json([*digests, *machine, sorted(settings.items())])
+        folder = Store().folder.absolute() / f"{compiler}-provider"
+        return replace(self, cache=folder / hashlib.sha256(facts).hexdigest()[:32])
 
-    def capturing(self) -> Choice:
-        """The same with CUDA graphs: what a session captures is decided when it is made."""
-        made = tuple(values | _CAPTURE.get(name, {}) for name, values in zip(self.names, self.options, strict=True))
+    def with_cuda_graphs(self) -> ProviderSelection:
+        """A copy with CUDA graphs enabled, which is fixed at session creation."""
+        made = tuple(
+            values | _GRAPH_OPTIONS.get(name, {}) for name, values in zip(self.names, self.options, strict=True)
+        )
         return replace(self, options=made)
 
-    def on_stream(self, handle: int) -> Choice:
-        """The same, launching on that CUDA stream: it is taken when a session is made, and for good."""
+    def with_stream(self, handle: int) -> ProviderSelection:
+        """A copy that launches on that CUDA stream, which is fixed at session creation."""
         made = tuple(
             values | ({"user_compute_stream": str(handle)} if name == "cuda" else {})
             for name, values in zip(self.names, self.options, strict=True)
@@ -123,27 +155,29 @@ class Choice:
         return replace(self, options=made)
 
 
-_KEPT = "tensorrt-provider"
-"""The folder of the store with what the TensorRT provider compiled."""
-_WORDS = {"1": "True", "on": "True", "yes": "True", "true": "True"} | dict.fromkeys(
+_SWITCH_VALUES = {"1": "True", "on": "True", "yes": "True", "true": "True"} | dict.fromkeys(
     ("0", "off", "no", "false"), "False"
 )
 
 
-def _word(value: str) -> str:
-    return _WORDS.get(value.strip().lower(), value)
+def _normalize_switch(value: str) -> str:
+    return _SWITCH_VALUES.get(value.strip().lower(), value)
 
 
-def _with_words(options: Mapping[str, str]) -> dict[str, str]:
-    """Switches as ONNX Runtime's Python module reads them for this provider: `True` and `False`, no numbers."""
-    return {name: _word(value) if name.endswith("_enable") else value for name, value in options.items()}
+def _format_options(provider: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Options in the provider's format: TensorRT's switches are `True` and `False`."""
+    if provider in plugin_providers.PLUGINS:
+        return plugin_providers.format_settings(provider, options)
+    if provider != "tensorrt":
+        return dict(options)
+    return {name: _normalize_switch(value) if name.endswith("_enable") else value for name, value in options.items()}
 
 
 @contextlib.contextmanager
-def alone(choice: Choice) -> Iterator[Choice]:
-    """The choice to make a session with: nobody else compiles the same engine meanwhile, and who waited finds it compiled.
+def compile_lock(choice: ProviderSelection) -> Iterator[ProviderSelection]:
+    """Lock the engine's compile cache while a session is created, so that concurrent processes reuse it.
 
-    Where the store cannot be written to, nothing is kept, which is said.
+    Without a writable store, logs a warning and disables the cache.
     """
     if choice.cache is None:
         yield choice
@@ -151,7 +185,7 @@ def alone(choice: Choice) -> Iterator[Choice]:
     try:
         folder = ensure_folder(choice.cache, by="TRT_ENGINE_STORE")
     except SetupError as error:
-        log.warning("what TensorRT compiles is not kept: %s", error.message)
+        log.warning("compiled subgraphs are not cached: %s", error.message)
         yield replace(choice, cache=None)
         return
     with filelock.FileLock(folder / ".lock"):
@@ -160,12 +194,34 @@ def alone(choice: Choice) -> Iterator[Choice]:
 
 def long_name(name: str) -> str:
     """ONNX Runtime's name: `cuda` -> `CUDAExecutionProvider`."""
-    return _LONG.get(name) or next(
+    return _LONG_NAMES.get(name) or next(
         (item for item in ort.get_available_providers() if short_name(item) == name), f"{name}ExecutionProvider"
     )
 
 
-def choose(
+def installed_providers() -> list[str]:
+    """Short names of the installed providers, including plugins."""
+    built_in = [short_name(item) for item in ort.get_available_providers()]
+    return built_in + [
+        name for name in plugin_providers.PLUGINS if name not in built_in and plugin_providers.installed(name)
+    ]
+
+
+def attach(choice: ProviderSelection, options: ort.SessionOptions) -> list[tuple[str, dict[str, str]]] | None:
+    """The `providers` argument of a session; None if they were added to `options`, as plugins require."""
+    spelled = choice.to_ort_providers()
+    if not any(name in plugin_providers.PLUGINS for name in choice.names):
+        return spelled
+    _, number = parse_device(choice.device)
+    for name, (long, values) in zip(choice.names, spelled, strict=True):
+        if name in plugin_providers.PLUGINS:
+            options.add_provider_for_devices([plugin_providers.ep_device(name, number)], values)
+        elif name != "cpu":  # added by ONNX Runtime; adding it twice is an error
+            options.add_provider(long, values)
+    return None
+
+
+def select_providers(
     providers: Sequence[str],
     device: str,
     *,
@@ -173,37 +229,45 @@ def choose(
     options: Mapping[str, str] | None = None,
     precision: str | None = None,
     available: Sequence[str] | None = None,
-    boards: Sequence[info.Gpu] | None = None,
-) -> Choice:
-    """The providers to run on. `SetupError` for one that this ONNX Runtime does not have or whose libraries do not load,
-    unless fallback is allowed; `UsageError` for a GPU that is not there.
+    gpus: Sequence[info.Gpu] | None = None,
+) -> ProviderSelection:
+    """Select providers. `SetupError` for one that is not installed or does not load, unless fallback is allowed;
+    `UsageError` for a missing GPU.
 
-    Only `precision` `tf32` lets FP32 arithmetic run in TF32, which is the CUDA provider's own default; an option of the
-    provider wins. `available` are the providers the library has (default: asked of it, and their libraries tried),
-    `boards` the GPUs (default: NVML's; none where it is not there).
+    TF32, the CUDA provider's default, is only enabled for `precision` `tf32`; provider options win. `available` are the
+    providers (default: those installed, with their libraries tested), `boards` the GPUs (default: NVML's, if any).
     """
-    here = [short_name(name) for name in (ort.get_available_providers() if available is None else available)]
+    here = installed_providers() if available is None else [short_name(name) for name in available]
     kind, number = parse_device(device)
     if kind == "fake":
         raise UsageError("the backend `onnxruntime` has no device `fake`", hint="`--device cpu` or `--device cuda:0`")
     asked = [short_name(name) for name in providers] or [kind]
-    known = sorted({*_LONG, *here})
+    known = sorted({*_LONG_NAMES, *here})
     for name in asked:
         if name not in known:
-            raise UsageError(f"unknown provider `{name}`", hint=closest(name, known))
+            raise UsageError(f"unknown provider `{name}`", hint=suggest(name, known))
         if asked.count(name) > 1:
             raise UsageError(f"the provider `{name}` is named twice", hint="name each once, the preferred first")
-    given = {short_name(name): values for name, values in provider_options(options or {}).items()}
+    given: dict[str, dict[str, str]] = {}
+    for name, values in provider_options(options or {}).items():  # merge aliases
+        given.setdefault(short_name(name), {}).update(values)
     for name in given:
         if name not in asked:
             raise UsageError(
-                f"`-O {name}.{next(iter(given[name]))}` is for a provider that was not asked for",
+                f"`-O {name}.{next(iter(given[name]))}` is for a provider that was not requested",
                 hint=f"`--providers {','.join([name, *asked])}`",
             )
     _check_settings(given.get("cuda", {}))
-    refused = {name: _not_here(name, here) for name in asked if name not in here}
+    for name in plugin_providers.PLUGINS:
+        plugin_providers.check_settings(name, given.get(name, {}))
+    number = (
+        number if kind == "cuda" else int(next((given[n]["device_id"] for n in given if "device_id" in given[n]), 0))
+    )
+    refused = {name: _not_installed_error(name, here) for name in asked if name not in here}
     if available is None:
-        refused |= {name: _dead(name, why) for name in asked if name in here and (why := broken(name)) is not None}
+        refused |= {
+            name: error for name in asked if name in here and (error := _usability_error(name, number)) is not None
+        }
     running = [name for name in asked if name not in refused]
     fallback = None
     if refused:
@@ -211,23 +275,18 @@ def choose(
         if not allow_fallback:
             raise error
         running = running or ["cpu"]
-        fallback = f"{error.message}; `{','.join(running)}` runs in its place"
+        fallback = f"{error.message}; `{','.join(running)}` runs instead"
     on_gpu = any(name in _ON_GPU for name in running)
     if kind == "cuda" and not on_gpu and not fallback:
         raise UsageError(
             f"the device is `{device}` and the providers are `{','.join(running)}`, which do not use it",
             hint=f"`--providers cuda,{','.join(running)}`, or `--device cpu`",
         )
-    number = (
-        number if kind == "cuda" else int(next((given[n]["device_id"] for n in given if "device_id" in given[n]), 0))
-    )
-    board = _board(number, info.gpus() if boards is None else boards) if on_gpu else None
-    own = {"cuda": {"use_tf32": "1" if precision == "tf32" else "0"}}
-    made = tuple(
-        ({"device_id": str(number)} | own.get(name, {}) if name in _ON_GPU else {}) | given.get(name, {})
-        for name in running
-    )
-    return Choice(
+    board = _gpu_info(number, info.gpus() if gpus is None else gpus) if on_gpu else None
+    where = {"device_id": str(number)}
+    own = {"cuda": where | {"use_tf32": "1" if precision == "tf32" else "0"}, "tensorrt": where}
+    made = tuple(own.get(name, {}) | given.get(name, {}) for name in running)
+    return ProviderSelection(
         names=tuple(running),
         options=made,
         device=f"cuda:{number}" if on_gpu else "cpu",
@@ -237,15 +296,14 @@ def choose(
     )
 
 
-_CUDA = (
+_CUDA_SETTINGS = (
     "arena_extend_strategy", "cudnn_conv1d_pad_to_nc1d", "cudnn_conv_algo_search", "cudnn_conv_use_max_workspace",
     "device_id", "do_copy_in_default_stream", "enable_skip_layer_norm_strict_mode", "gpu_mem_limit",
     "prefer_nhwc", "sdpa_kernel", "tunable_op_enable", "tunable_op_max_tuning_duration_ms", "tunable_op_tuning_enable",
     "use_ep_level_unified_stream", "use_tf32",
 )  # fmt: skip
-"""Settings of the CUDA provider, by the names ONNX Runtime 1.31.1 reads; it ignores others, or fails in its own words."""
-
-_OURS = {
+"""Settings of the CUDA provider in ONNX Runtime 1.31.1, which ignores or rejects others."""
+_RESERVED_SETTINGS = {
     "enable_cuda_graph": "`te.load(engine, graphs=True)` captures graphs; `trt-engine bench` does by itself",
     "user_compute_stream": "`te.load(engine, contexts=4, streams=4)`: streams are made for the contexts",
     "has_user_compute_stream": "leave it out: it follows from the stream",
@@ -253,31 +311,32 @@ _OURS = {
     "gpu_external_free": "leave it out",
     "gpu_external_empty_cache": "leave it out",
 }
-
-_WRONG = {"fuse_conv_bias": "a network of two convolutions gave numbers three times too large on an H200 (1.31.1)"}
-"""Settings of the CUDA provider that are not offered, and what was seen of them."""
+_UNSAFE_SETTINGS = {
+    "fuse_conv_bias": "a network of two convolutions gave numbers three times too large on an H200 (1.31.1)"
+}
+"""Unsupported settings of the CUDA provider, with the reason."""
 
 
 def _check_settings(given: Mapping[str, str]) -> None:
-    """`UsageError` for a setting the CUDA provider does not have, and for one that is not the user's to set."""
+    """`UsageError` for unknown, reserved and unsupported settings of the CUDA provider."""
     for name in given:
-        if name in _OURS:
-            raise UsageError(f"`-O cuda.{name}` is set by trt-engine itself", hint=_OURS[name])
-        if name in _WRONG:
-            raise UsageError(f"`-O cuda.{name}` is not offered: {_WRONG[name]}", hint="leave it out")
-        if name not in _CUDA:
-            raise UsageError(f"the CUDA provider has no setting `{name}`", hint=closest(name, _CUDA))
+        if name in _RESERVED_SETTINGS:
+            raise UsageError(f"`-O cuda.{name}` is set by trt-engine itself", hint=_RESERVED_SETTINGS[name])
+        if name in _UNSAFE_SETTINGS:
+            raise UsageError(f"`-O cuda.{name}` is not offered: {_UNSAFE_SETTINGS[name]}", hint="leave it out")
+        if name not in _CUDA_SETTINGS:
+            raise UsageError(f"the CUDA provider has no setting `{name}`", hint=suggest(name, _CUDA_SETTINGS))
 
 
-def _board(number: int, boards: Sequence[info.Gpu]) -> info.Gpu | None:
-    """The GPU of that number; None where nobody can tell."""
-    if not boards:
+def _gpu_info(number: int, gpus: Sequence[info.Gpu]) -> info.Gpu | None:
+    """The GPU with that index; None without NVML."""
+    if not gpus:
         return None
-    found = info.gpu(number, boards)
+    found = info.gpu(number, gpus)
     if found is None:
-        here = ", ".join(f"`cuda:{item.index}` ({item.name})" for item in boards)
+        here = ", ".join(f"`cuda:{item.index}` ({item.name})" for item in gpus)
         raise UsageError(
-            f"there is no device `cuda:{number}`, here is {here}", hint=f"`--device cuda:{boards[0].index}`"
+            f"there is no device `cuda:{number}`, available: {here}", hint=f"`--device cuda:{gpus[0].index}`"
         )
     return found
 
@@ -292,42 +351,66 @@ def _tf32(names: Sequence[str], options: Sequence[Mapping[str, str]], board: inf
         return False
     if board is not None and tuple(map(int, board.compute_capability.split("."))) < TF32_FROM:
         return False
-    if "tensorrt" in names:
-        return True  # TensorRT's builder allows it, and the provider has no option for it
+    if any(name in COMPILES for name in names):
+        return True  # TensorRT allows it by default, and the providers have no option for it
     return any(
         name == "cuda" and values["use_tf32"].strip().lower() not in ("0", "false")
         for name, values in zip(names, options, strict=True)
     )
 
 
-def _not_here(name: str, here: Sequence[str]) -> SetupError:
+def _not_installed_error(name: str, here: Sequence[str]) -> SetupError:
+    if name in plugin_providers.PLUGINS:
+        item = plugin_providers.PLUGINS[name]
+        return SetupError(
+            f"the provider `{name}` was asked for, and its package is not installed (module `{item.module}`)",
+            hint=f"{plugin_providers.plugin_hint(name, '')}{_FALLBACK_HINT}",
+        )
     has = ", ".join(f"`{item}`" for item in here if item != "azure")
     return SetupError(
         f"the provider `{name}` was asked for, and onnxruntime {ort.__version__} as installed here has {has}",
         hint="install the GPU build in its place (`pip uninstall onnxruntime onnxruntime-gpu`, then "
-        "`pip install onnxruntime-gpu`)" + _ALLOW
+        "`pip install onnxruntime-gpu`)" + _FALLBACK_HINT
         if name in _ON_GPU
-        else f"install a build of ONNX Runtime that has it{_ALLOW}",
+        else f"install a build of ONNX Runtime that has it{_FALLBACK_HINT}",
     )
 
 
-_ALLOW = "; or `--allow-fallback` (`allow_fallback: true` in a plan of `run`) to run on what is there"
+_FALLBACK_HINT = "; or `--allow-fallback` (`allow_fallback: true` in a plan of `run`) to run on what is there"
 
 
-def _dead(name: str, why: str) -> SetupError:
-    return SetupError(f"the provider `{name}` was asked for and does not run: {why}", hint=fix_for(why) + _ALLOW)
+def _not_running_error(name: str, reason: str) -> SetupError:
+    fix = plugin_providers.plugin_hint(name, reason) if name in plugin_providers.PLUGINS else None
+    return SetupError(
+        f"the provider `{name}` was asked for and does not run: {reason}",
+        hint=(fix or install_hint(reason)) + _FALLBACK_HINT,
+    )
 
 
-def read_back(session: ort.InferenceSession, choice: Choice, *, allow_fallback: bool) -> Choice:
-    """The choice as it came true; `SetupError` for a provider that does not run although ONNX Runtime lists it.
+def _usability_error(name: str, number: int) -> SetupError | None:
+    """The error if the provider cannot run on that GPU; None if it may."""
+    if (why := load_error(name)) is not None:
+        return _not_running_error(name, why)
+    if name in plugin_providers.PLUGINS:
+        try:
+            plugin_providers.ep_device(name, number)
+        except SetupError as error:
+            return SetupError(error.message, hint=f"{error.hint}{_FALLBACK_HINT}")
+    return None
 
-    ONNX Runtime drops a provider that it cannot start, with a log line alone: the session must be asked.
+
+def verify_active(
+    session: ort.InferenceSession, choice: ProviderSelection, *, allow_fallback: bool
+) -> ProviderSelection:
+    """The providers actually active in a session; `SetupError` if one is missing, unless fallback is allowed.
+
+    ONNX Runtime only logs providers that it cannot start.
     """
     running = [short_name(name) for name in session.get_providers()]
     lost = [name for name in choice.names if name not in running]
     if not lost:
         return choice
-    error = _dead(lost[0], broken(lost[0]) or _UNSTARTED)
+    error = _not_running_error(lost[0], load_error(lost[0]) or _NOT_STARTED)
     if not allow_fallback:
         raise error
     kept = [(name, values) for name, values in zip(choice.names, choice.options, strict=True) if name in running]
@@ -338,53 +421,58 @@ def read_back(session: ort.InferenceSession, choice: Choice, *, allow_fallback: 
         names=names,
         options=tuple(values for _, values in kept) or ({},),
         device=choice.device if on_gpu else "cpu",
-        fallback=f"{error.message}; `{','.join(running)}` runs in its place",
+        fallback=f"{error.message}; `{','.join(running)}` runs instead",
         tf32=choice.tf32 and on_gpu,
     )
 
 
-def unstarted(choice: Choice) -> SetupError | None:
-    """The error for a provider of the choice that does not start here, tried on a model of one operator."""
+def start_error(choice: ProviderSelection) -> SetupError | None:
+    """The error of a provider that does not start here, by loading a single operator; None if all start."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     same = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "one", [value], [same])
     raw = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8).SerializeToString()
-    for name, spelled in zip(choice.names, replace(choice, cache=None).spelled(), strict=True):
+    for name, settings in zip(choice.names, choice.options, strict=True):
         if name not in _ON_GPU:
             continue
-        why = broken(name)
+        one = replace(choice, names=(name,), options=(settings,), cache=None)
+        why = load_error(name)
         if why is None:
             quiet = ort.SessionOptions()
             quiet.log_severity_level = 4
             try:
-                tried = ort.InferenceSession(raw, quiet, providers=[spelled], enable_fallback=0)
-            except Exception as error:  # ONNX Runtime's own have no common base, and any of them says it does not start
+                tried = ort.InferenceSession(raw, quiet, providers=attach(one, quiet), enable_fallback=0)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
                 why = str(error).partition("\n")[0]
             else:
-                why = None if spelled[0] in tried.get_providers() else _UNSTARTED
+                why = None if long_name(name) in tried.get_providers() else _NOT_STARTED
         if why is not None:
-            return _dead(name, why)
+            return _not_running_error(name, why)
     return None
 
 
-_UNSTARTED = "ONNX Runtime could not start it (no usable device or driver)"
+_NOT_STARTED = "ONNX Runtime could not start it (no usable device or driver)"
 
 
 # ------------------------------------------------------------------------------------------------ libraries
 
 
+def load_error(name: str) -> str | None:
+    """The loader's error for the provider's library; None if it loads or has none."""
+    if name in plugin_providers.PLUGINS:
+        return plugin_providers.unusable_reason(name)
+    return _library_error(name) if name in _ON_GPU else None
+
+
 @cache
-def broken(name: str) -> str | None:
-    """Why the provider's library does not load, in the loader's words; None when it does, or is part of another one."""
-    if name not in _ON_GPU:
-        return None
+def _library_error(name: str) -> str | None:
     folder = Path(ort.__file__).parent / "capi"
     library = folder / f"libonnxruntime_providers_{name}.so"
     if not library.exists():
         return None
     _preload()
     try:
-        with contextlib.suppress(OSError):  # the provider takes symbols from it and does not name it
+        with contextlib.suppress(OSError):  # needed by the provider without being linked
             ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), mode=ctypes.RTLD_GLOBAL)
         ctypes.CDLL(str(library))
     except OSError as error:
@@ -394,34 +482,32 @@ def broken(name: str) -> str | None:
 
 @cache
 def _tensorrt_version() -> str:
-    """The version of TensorRT that the provider is linked with, as TensorRT counts (101600); nothing where none loads."""
-    if broken("tensorrt") is None:
-        with contextlib.suppress(
-            OSError, AttributeError
-        ):  # found through the provider, which names the library it wants
+    """The version of the TensorRT linked by the provider, as `101600`; empty if it does not load."""
+    if load_error("tensorrt") is None:
+        with contextlib.suppress(OSError, AttributeError):  # resolved through the provider's dependencies
             library = ctypes.CDLL(str(Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_tensorrt.so"))
             return str(library.getInferLibVersion())
     return ""
 
 
 def _preload() -> None:
-    """Load CUDA's libraries where pip put them, which is no place the loader looks at."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(Exception):  # what is missing is told by the provider
+    """Load CUDA libraries of pip packages, which are outside the loader's search path."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(Exception):  # the provider reports missing libraries
         ort.preload_dlls()
-    for line in said.getvalue().splitlines():
+    for line in output.getvalue().splitlines():
         log.debug("%s", line)
 
 
 _MISSING = re.compile(r"(?P<library>lib(?P<stem>[\w+-]+)\.so(?:\.(?P<major>\d+))?\S*): cannot open shared object file")
 
 
-def fix_for(why: str) -> str:
-    """What to do about a library that does not load."""
-    found = _MISSING.search(why)
+def install_hint(reason: str) -> str:
+    """The hint for a library that does not load."""
+    found = _MISSING.search(reason)
     if found is None:
         return "`trt-engine doctor` looks for its libraries"
-    if found["stem"] == "cuda":
+    if found["stem"] in ("cuda", "nvidia-ml"):
         return "install the NVIDIA driver, or start the container with `--gpus all`"
     if found["stem"].startswith(("nvinfer", "nvonnxparser")):
         major = int(found["major"] or 10)

@@ -1,21 +1,24 @@
-"""ONNX Runtime sessions made quietly, stoppable with Ctrl-C, and its errors in words a person can act on."""
+"""Creates interruptible ONNX Runtime sessions, and translates ONNX Runtime's errors."""
 
 from __future__ import annotations
 
+import _thread
 import errno
 import logging
 import re
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
 
+from trt_engine.atomic_io import os_error
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.providers import Choice, alone, fix_for, unstarted
+from trt_engine.backends.onnxruntime.providers import ProviderSelection, attach, compile_lock, install_hint, start_error
 from trt_engine.errors import (
     BuildError,
     DeviceLost,
@@ -26,13 +29,13 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
-from trt_engine.files import explain
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
-
-__all__ = ["ERRORS", "create", "first_line", "on_load", "on_run", "plain", "refuses_capture", "session_options"]
+from trt_engine.workers.process import add_stop_callback
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # ONNX Runtime's exceptions derive from Exception one by one; there is no common base
 ERRORS: tuple[type[Exception], ...] = (
@@ -45,8 +48,7 @@ ERRORS: tuple[type[Exception], ...] = (
     ValueError,
     MemoryError,
 )
-
-_LEVELS = {
+LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
@@ -59,12 +61,12 @@ _EXTERNAL_FROM_BYTES = 1024
 def session_options(
     options: OnnxRuntimeOptions, *, level: str, save: Path | None = None, weights: str | None = None
 ) -> ort.SessionOptions:
-    """ONNX Runtime's options for ours. `save` is where the optimised graph goes, `weights` the file beside it."""
+    """ONNX Runtime session options. `save` is the path of the optimised graph, `weights` the name of its weights file."""
     made = ort.SessionOptions()
     loud = log.isEnabledFor(logging.DEBUG)
-    made.log_severity_level = _WARNING if loud else _FATAL  # our errors say it in one line
+    made.log_severity_level = _WARNING if loud else _FATAL  # errors are translated
     ort.set_default_logger_severity(_WARNING if loud else _FATAL)
-    made.graph_optimization_level = _LEVELS[level]
+    made.graph_optimization_level = LEVELS[level]
     made.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if options.intra_op_threads is not None:
         made.intra_op_num_threads = options.intra_op_threads
@@ -92,67 +94,112 @@ def session_options(
     return made
 
 
-def create(path: Path, made: ort.SessionOptions, choice: Choice, *, graph: bytes | None = None) -> ort.InferenceSession:
-    """A session of the file, or of a changed `graph` whose external weights are those of the file; ONNX Runtime's own
-    exceptions pass (see `on_load`). Ctrl-C stops its work between two steps."""
+def create_session(
+    path: Path, made: ort.SessionOptions, choice: ProviderSelection, *, graph: bytes | None = None
+) -> ort.InferenceSession:
+    """A session of the file, or of a modified `graph` with the file's external weights; raises ONNX Runtime's exceptions
+    (see `on_load`). Interruptible by Ctrl-C."""
     if graph is not None:
         made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     if choice.strict:
         made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
 
-    with alone(choice) as settled:
+    with compile_lock(choice) as settled:
+        providers = attach(settled, made)
 
         def make() -> ort.InferenceSession:
             return ort.InferenceSession(
-                str(path) if graph is None else graph, made, providers=settled.spelled(), enable_fallback=0
+                str(path) if graph is None else graph, made, providers=providers, enable_fallback=0
             )
 
-        if threading.current_thread() is not threading.main_thread():
-            return make()
-        return _interruptible(make, lambda: made.set_load_cancellation_flag(True))
+        return _run_in_thread(make, lambda: made.set_load_cancellation_flag(True))
 
 
-def _interruptible(make: Callable[[], ort.InferenceSession], cancel: Callable[[], None]) -> ort.InferenceSession:
-    """`make()` in a thread of its own: a signal reaches Python only between two steps of the main thread.
+_active_run_options: weakref.WeakSet[ort.RunOptions] = weakref.WeakSet()
 
-    Returns or raises when that thread is through with ONNX Runtime, never before: it aborts when it is left at work.
+
+def run_options() -> ort.RunOptions:
+    """Run options, terminated by `workers.process.stop_inferences` before the next node, also inside a Loop."""
+    made = ort.RunOptions()
+    _active_run_options.add(made)
+    return made
+
+
+def _stop_runs() -> None:
+    for options in [*_active_run_options]:
+        options.terminate = True
+
+
+add_stop_callback(_stop_runs)
+
+
+def run_interruptibly(run: Callable[[ort.RunOptions], T]) -> T:
+    """`run(options)`, terminated by Ctrl-C before the next node, also inside a Loop.
+
+    Starts a thread (about 0.1 ms): not for measurements.
     """
+    options = ort.RunOptions()
+
+    def cancel() -> None:
+        options.terminate = True
+
+    return _run_in_thread(lambda: run(options), cancel)
+
+
+def _run_in_thread(make: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Run `make()` in a separate thread, so that the main thread receives signals.
+
+    Returns or raises only after that thread has left ONNX Runtime, which would abort otherwise.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread
+        return make()
     found: list[Any] = []
-    entered, cancelled, done = threading.Event(), threading.Event(), threading.Event()
+    entered = cancelled = through = False
+    done = threading.Lock()  # not an `Event`, which is not signal-safe
+    done.acquire()
 
     def work() -> None:
-        entered.set()
+        nonlocal entered, through
+        entered = True
         try:
-            if not cancelled.is_set():
+            if not cancelled:
                 found.append(make())
-        except BaseException as error:  # carried to the caller's thread
+        except BaseException as error:  # raised in the caller's thread
             found.append(error)
         finally:
-            done.set()
+            through = True
+            done.release()
 
     try:
-        threading.Thread(target=work, name="onnxruntime-session", daemon=True).start()
-        done.wait()
+        _thread.start_new_thread(work, ())
+        done.acquire()
     except BaseException:
-        cancelled.set()
+        cancelled = True
         cancel()
-        if entered.is_set():  # if not, it will find `cancelled` and touch nothing
-            done.wait()
+        if entered and not through:  # otherwise it sees `cancelled` and returns
+            done.acquire()
         raise
     result = found.pop()
     if isinstance(result, BaseException):
         raise result
-    made: ort.InferenceSession = result
+    made: T = result
     return made
 
 
-def plain(path: Path, threads: int | None = None) -> ort.InferenceSession:
-    """A session on the CPU that rewrites nothing: the reference others are compared with."""
+def create_unoptimized(path: Path, threads: int | None = None) -> ort.InferenceSession:
+    """An unoptimised CPU session, as a reference."""
     made = session_options(OnnxRuntimeOptions(intra_op_threads=threads), level="none")
     try:
-        return create(path, made, Choice(("cpu",), ({},), "cpu", strict=False))
+        return create_session(path, made, ProviderSelection(("cpu",), ({},), "cpu", strict=False))
     except ERRORS as error:
-        raise on_load(error, path) from error
+        raise translate_load_error(error, path) from error
+
+
+def create_plain(model: Path | bytes, threads: int | None = None) -> ort.InferenceSession:
+    """An unoptimised CPU session without an arena; raises ONNX Runtime's exceptions."""
+    made = session_options(OnnxRuntimeOptions(arena=False, intra_op_threads=threads), level="none")
+    given = model if isinstance(model, bytes) else str(model)
+    return ort.InferenceSession(given, made, providers=["CPUExecutionProvider"], enable_fallback=0)
 
 
 # ------------------------------------------------------------------------------------------------ errors
@@ -162,8 +209,8 @@ _OUT_OF_MEMORY = re.compile(
     r"|smaller than requested bytes",
     re.IGNORECASE,
 )
-_ASKED = re.compile(r"(?:requested bytes of|requested buffer of size) (?P<nbytes>\d+)", re.IGNORECASE)
-_LEFT = re.compile(r"Available memory of (?P<nbytes>\d+)", re.IGNORECASE)
+_REQUESTED_BYTES = re.compile(r"(?:requested bytes of|requested buffer of size) (?P<nbytes>\d+)", re.IGNORECASE)
+_AVAILABLE_BYTES = re.compile(r"Available memory of (?P<nbytes>\d+)", re.IGNORECASE)
 _NODE_FAILED = re.compile(
     r"returned while running (?P<op>\S+) node\. Name:'(?P<node>[^']*)' Status Message: (?P<why>.*)", re.DOTALL
 )
@@ -172,7 +219,9 @@ _LOST = re.compile(
     r"|CUDA (?:failure|error) (?:214|700|702|710|715|716|717|718|719)\b",
     re.IGNORECASE,
 )
-_OF_A_GPU = re.compile(r"\b(?:CUDA|CUBLAS|CUDNN|CUFFT|CUSPARSE)\w* (?:failure|error) \d+\s*:[^;]*[^; ]", re.IGNORECASE)
+_CUDA_ERROR = re.compile(
+    r"\b(?:CUDA|CUBLAS|CUDNN|CUFFT|CUSPARSE)\w* (?:failure|error) \d+\s*:[^;]*[^; ]", re.IGNORECASE
+)
 _CAPTURED_BY_ANOTHER = re.compile(r"(?:failure|error) 90[0-7]\b|stream is capturing", re.IGNORECASE)
 _NO_CAPTURE = re.compile(r"graph capture feature", re.IGNORECASE)
 _NO_SUCH_DEVICE = re.compile(
@@ -189,10 +238,8 @@ _NO_KERNEL = re.compile(
 )
 _OPSET = re.compile(r"Opset (?P<got>\d+) is under development.*till opset (?P<limit>\d+)", re.DOTALL)
 _IR = re.compile(r"Unsupported model IR version: (?P<got>\d+), max supported IR version: (?P<limit>\d+)")
-
-
 _FIRST_OPSET = 7
-"""The oldest opset ONNX Runtime promises to run (its documentation on compatibility)."""
+"""The oldest opset supported by ONNX Runtime (its compatibility documentation)."""
 
 
 def _opset_of(path: Path) -> int | None:
@@ -202,30 +249,30 @@ def _opset_of(path: Path) -> int | None:
         return None
 
 
-def first_line(error: BaseException) -> str:
-    """What ONNX Runtime says, without its prefixes and source positions."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
+def error_summary(error: BaseException) -> str:
+    """The first line of ONNX Runtime's message, without prefixes and source positions."""
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)[:4000])
     text = re.sub(r"/\S*onnxruntime\S*:\d+ .*?(?=\[|[A-Z][a-z]+ |$)", "", text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
-def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> TrtEngineError:
-    """The error a person can act on behind one met while loading `path` on the providers of `choice`."""
+def translate_load_error(error: BaseException, path: Path, choice: ProviderSelection | None = None) -> TrtEngineError:
+    """Translate an error of loading `path` on the providers of `choice`."""
     text = str(error)
     version = f"onnxruntime {ort.__version__}"
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
         return MemoryExhausted(f"out of memory while loading `{path}`", hint="free some memory, or a smaller model")
     if _NO_SUCH_DEVICE.search(text):
-        device = f"`{choice.device}`" if choice is not None else "the GPU asked for"
+        device = f"`{choice.device}`" if choice is not None else "the requested GPU"
         return UsageError(f"there is no device {device} here", hint="`nvidia-smi -L` lists the GPUs; they count from 0")
     if _NO_DEVICE.search(text):
         return SetupError(
-            f"no usable GPU is here: {first_line(error)}",
+            f"no usable GPU is here: {error_summary(error)}",
             hint="`nvidia-smi` shows the driver and the GPUs; in a container: `--gpus all`; or `--device cpu`",
         )
     if _NO_LIBRARY.search(text):
-        return SetupError(f"a provider's library does not load: {first_line(error)}", hint=fix_for(text))
+        return SetupError(f"a provider's library does not load: {error_summary(error)}", hint=install_hint(text))
     if found := _NO_SCHEMA.search(text):
         return ModelError(
             f"{version} does not know the operator `{found['op']}` (opset {found['version']}) of `{path}`",
@@ -247,7 +294,7 @@ def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> T
         return ModelError(
             f"{version} has no kernel for `{found['op']}` in the types `{path}` uses{where}",
             hint="export the model in FP32 or FP16; bfloat16 and 8-bit floats have few kernels on a CPU",
-            not_here=True,
+            machine_specific=True,
         )
     if found := _OPSET.search(text):
         return ModelError(
@@ -261,101 +308,107 @@ def on_load(error: BaseException, path: Path, choice: Choice | None = None) -> T
         )
     if "float8" in text and "invalid" in text:
         return ModelError(
-            f"ONNX Runtime rewrites `{path}` into operators that do not take FP8: {first_line(error)}",
+            f"ONNX Runtime rewrites `{path}` into operators that do not take FP8: {error_summary(error)}",
             hint="`-O graph_optimization=basic`, which is the default for graphs with FP8",
         )
     if "fallback to CPU EP has been explicitly disabled" in text:
-        if choice is not None and (dead := unstarted(choice)) is not None:
-            return dead  # nothing runs on it at all: the model is not to blame
+        if choice is not None and (dead := start_error(choice)) is not None:
+            return dead  # the provider does not start at all
         return SetupError(
-            "a part of the model does not run on the providers asked for and would fall back to the CPU",
+            "a part of the model does not run on the requested providers and would fall back to the CPU",
             hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback` (`allow_fallback: true` in a plan)",
         )
     if isinstance(error, state.EPFail):
-        return SetupError(f"a provider failed: {first_line(error)}", hint="trt-engine doctor")
+        return SetupError(f"a provider failed: {error_summary(error)}", hint="trt-engine doctor")
     if isinstance(error, state.RuntimeException):
-        return BuildError(f"ONNX Runtime failed on `{path}`: {first_line(error)}", hint="`-O graph_optimization=basic`")
+        return BuildError(
+            f"ONNX Runtime failed on `{path}`: {error_summary(error)}", hint="`-O graph_optimization=basic`"
+        )
     return ModelError(
-        f"ONNX Runtime cannot load `{path}`: {first_line(error)}",
-        hint=f"`trt-engine inspect {path}` says what is in it",
+        f"ONNX Runtime cannot load `{path}`: {error_summary(error)}",
+        hint=f"`trt-engine inspect {path}` shows its contents",
     )
 
 
-def refuses_capture(error: BaseException) -> bool:
-    """True when ONNX Runtime will not capture graphs of this model on these providers."""
+def is_capture_refusal(error: BaseException) -> bool:
+    """Whether ONNX Runtime cannot capture graphs of this model on these providers."""
     return _NO_CAPTURE.search(str(error)) is not None
 
 
 def is_write_failure(error: BaseException) -> bool:
-    """True when ONNX Runtime could not write the optimised graph or its weights."""
+    """Whether ONNX Runtime could not write the optimised graph or its weights."""
     text = str(error)
     return "Protobuf serialization failed" in text or "write external initializers" in text or "SystemError :" in text
 
 
-def on_write(payload: Path, nbytes: int) -> TrtEngineError:
-    """Why a graph could not be written; ONNX Runtime keeps the reason to itself, so the limits are looked at."""
+def translate_write_error(payload: Path, nbytes: int) -> TrtEngineError:
+    """The error of a failed write; ONNX Runtime gives no reason, so limits and disk space are checked."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and limit < 2 * nbytes + (1 << 20):
-        return explain(OSError(errno.EFBIG, "file too large"), payload)
+        return os_error(OSError(errno.EFBIG, "file too large"), payload)
     if shutil.disk_usage(payload.parent).free < nbytes + (1 << 20):
-        return explain(OSError(errno.ENOSPC, "no space"), payload)
+        return os_error(OSError(errno.ENOSPC, "no space"), payload)
     return SetupError(
         f"ONNX Runtime could not write the engine to `{payload.parent}`",
         hint="check the space and the permissions there, or choose another with `$TRT_ENGINE_STORE`",
     )
 
 
-def on_run(error: BaseException, device: str | None = None, *, captured: bool = False) -> TrtEngineError:
-    """The error a person can act on behind one met while running, or while we `captured` what runs."""
+def translate_run_error(error: BaseException, device: str | None = None, *, captured: bool = False) -> TrtEngineError:
+    """Translate an error of running, or of capturing if `captured`."""
     text = str(error)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
-        return _exhausted(text, device)
+        return _memory_error(text, device)
     if _LOST.search(text):
         return DeviceLost(
-            f"`{device or 'the GPU'}` is lost: {first_line(error)}", hint="close the engine and start the process again"
+            f"`{device or 'the GPU'}` is lost: {error_summary(error)}",
+            hint="close the engine and start the process again",
         )
-    if (said := _OF_A_GPU.search(text)) is not None:
+    if (failure := _CUDA_ERROR.search(text)) is not None:
         if _CAPTURED_BY_ANOTHER.search(text):
             if captured:
                 return TrtEngineError(
-                    f"ONNX Runtime cannot be captured on `{device or 'the GPU'}`: {said[0]}",
-                    hint="leave `graphs` out: inference goes on without",
+                    f"ONNX Runtime cannot be captured on `{device or 'the GPU'}`: {failure[0]}",
+                    hint="leave `graphs` out",
                 )
             return TrtEngineError(
-                f"ONNX Runtime could not run on `{device or 'the GPU'}`: another thread captures a CUDA graph in the mode "
-                "`global`, in which the calls of all threads are refused",
+                f"ONNX Runtime could not run on `{device or 'the GPU'}`: another thread captures a CUDA graph in mode "
+                "`global`, which forbids calls of all threads",
                 hint="`torch.cuda.graph(..., capture_error_mode='thread_local')`, or infer before or after the capture",
             )
         return TrtEngineError(
-            f"ONNX Runtime failed on `{device or 'the GPU'}`: {said[0]}", hint="`-v` shows its own log"
+            f"ONNX Runtime failed on `{device or 'the GPU'}`: {failure[0]}", hint="`-v` shows its own log"
         )
     if isinstance(error, state.InvalidArgument | ValueError | RuntimeError) and not isinstance(
         error, state.RuntimeException
     ):
         return FeedError(
-            f"ONNX Runtime refuses the feeds: {first_line(error)}", hint="`trt-engine inspect` shows the inputs"
+            f"ONNX Runtime refuses the feeds: {error_summary(error)}", hint="`trt-engine inspect` shows the inputs"
         )
     if (failed := _NODE_FAILED.search(text)) is not None:
         where = f" (node `{failed['node']}`)" if failed["node"] else ""
         return ModelError(
-            f"ONNX Runtime's `{failed['op']}`{where} fails on these inputs: {first_line(Exception(failed['why']))}",
+            f"ONNX Runtime's `{failed['op']}`{where} fails on these inputs: {error_summary(Exception(failed['why']))}",
             hint="other inputs or other shapes; `-v` shows its own log",
         )
-    return TrtEngineError(f"ONNX Runtime failed while running: {first_line(error)}", hint="`-v` shows its own log")
+    failed_running = f"ONNX Runtime failed while running: {error_summary(error)}"
+    if device is None:  # on a CPU: a kernel without support for these shapes
+        return ModelError(failed_running, hint="other inputs or other shapes; `-v` shows its own log")
+    return TrtEngineError(failed_running, hint="`-v` shows its own log")
 
 
-def _exhausted(text: str, device: str | None) -> MemoryExhausted:
-    """Out of memory, with what was asked for where ONNX Runtime says it."""
-    asked, left = _ASKED.search(text), _LEFT.search(text)
+def _memory_error(text: str, device: str | None) -> MemoryExhausted:
+    """`MemoryExhausted` with the requested bytes, if reported."""
+    asked, left = _REQUESTED_BYTES.search(text), _AVAILABLE_BYTES.search(text)
     where = f" of `{device}`" if device else ""
     if asked is None:
         return MemoryExhausted(f"out of memory{where} while running", hint="a smaller batch")
-    said = f"ONNX Runtime asked for {asked['nbytes']} bytes{where} while running"
+    failed = f"ONNX Runtime could not allocate {asked['nbytes']} bytes{where} while running"
     if left is not None:
         return MemoryExhausted(
-            f"{said}, below its limit {left['nbytes']} are left",
+            f"{failed}: {left['nbytes']} are left below its limit",
             hint="a smaller batch, or a higher `-O cuda.gpu_mem_limit`",
         )
-    return MemoryExhausted(f"{said} and did not get them", hint="a smaller batch, or fewer `contexts`")
+    return MemoryExhausted(failed, hint="a smaller batch, or fewer `contexts`")

@@ -1,11 +1,10 @@
-"""TensorRT through its Python bindings, 10.0 to 11.x: builds, proves, runs."""
+"""TensorRT through its Python bindings, 10.0 to 11.x: builds, checks and runs engines."""
 
-from trt_engine.backend import Backend
+from trt_engine.backend import BackendSpec
 
-__all__ = ["card"]
-
-card = Backend(
+spec = BackendSpec(
     name="tensorrt",
+    aliases=("trt",),
     summary="TensorRT's own builder and runtime through its Python bindings (10.0 to 11.x)",
     payload_suffix=".engine",
     modules=("tensorrt", "onnx", "numpy"),
@@ -13,12 +12,14 @@ card = Backend(
     builder="trt_engine.backends.tensorrt.build:TensorRtBuilder",
     runtime="trt_engine.backends.tensorrt.run:TensorRtRuntime",
     devices=("cuda",),
-    options="trt_engine.plans.settings:PlanSettings",
-    verdict="trt_engine.plans.verdict:verdict",
-    proving="trt_engine.plans.proving:proving",
+    options="trt_engine.trt.settings:PlanSettings",
+    ignored_settings=("fuse", "tuning_s"),
+    compatibility="trt_engine.trt.compatibility:check_compatibility",
+    parity_options="trt_engine.trt.settings:parity_options",
     layers="trt_engine.backends.tensorrt.run:layers",
     profile="trt_engine.backends.tensorrt.profile:profile",
     quant_target="tensorrt",
-    builds_log=True,
-    tuned=True,
+    writes_log=True,
+    profile_sensitive=True,
+    nvinfer=True,
 )

@@ -1,4 +1,4 @@
-"""TensorRT's own device memory, counted: what it takes while it builds or runs goes through one of our devices."""
+"""Counts the device memory that TensorRT allocates during builds and inference, through our device."""
 
 from __future__ import annotations
 
@@ -10,16 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import tensorrt as trt
-
 from trt_engine.errors import MemoryExhausted
-
-__all__ = ["Allocated", "CountingAllocator", "Memory", "let_go"]
 
 log = logging.getLogger(__name__)
 
 
-class Block(Protocol):
+class DeviceAllocation(Protocol):
     """Memory of a GPU."""
 
     @property
@@ -27,80 +23,80 @@ class Block(Protocol):
     def close(self) -> None: ...
 
 
-class Memory(Protocol):
-    """Where it comes from: a `Device`, or `driver.Memory`."""
+class DeviceMemory(Protocol):
+    """The source of device memory: a `Device`, or `driver.Memory`."""
 
-    def allocate(self, nbytes: int) -> Block:
-        """`MemoryExhausted` where there is none."""
+    def allocate(self, nbytes: int) -> DeviceAllocation:
+        """`MemoryExhausted` if there is not enough."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Allocated:
-    """Device memory TensorRT asked for, in bytes."""
+class AllocationStats:
+    """Device memory requested by TensorRT, in bytes."""
 
-    now: int
-    peak: int
-    total: int
-    """Of all allocations, freed or not."""
+    current_bytes: int
+    peak_bytes: int
+    total_bytes: int
+    """Sum of all allocations, freed or not."""
     count: int
-    refused: int
-    """Requests the device had no memory for."""
+    failed: int
+    """Number of failed requests."""
 
     def __str__(self) -> str:
-        return f"peak {self.peak >> 20} MiB, total {self.total >> 20} MiB in {self.count} allocations"
+        return f"peak {self.peak_bytes >> 20} MiB, total {self.total_bytes >> 20} MiB in {self.count} allocations"
 
 
-class CountingAllocator(trt.IGpuAsyncAllocator):  # type: ignore[misc]
-    """Gives TensorRT memory of `memory` and counts it. Called from any thread; never raises.
+class CountingAllocator:
+    """Allocates memory for TensorRT from `memory` and counts it. Called from any thread; never raises.
 
-    Memory given back in a stream's order is freed when that stream is done (`synchronize(stream)`), other memory when
-    everything is (`synchronize(0)`), as CUDA's own `cudaFree` does. What TensorRT still holds at `close` is freed then and
-    said.
+    Stream-ordered frees wait for that stream (`synchronize(stream)`), others for the device (`synchronize(0)`), as
+    `cudaFree` does. What TensorRT has not freed by `close` is freed then, with a warning.
     """
 
-    def __init__(self, memory: Memory, synchronize: Callable[[int], None]) -> None:
-        super().__init__()
+    native_base = "IGpuAsyncAllocator"
+
+    def __init__(self, memory: DeviceMemory, synchronize: Callable[[int], None]) -> None:
         self._memory = memory
         self._synchronize = synchronize
         self._lock = threading.Lock()
-        self._buffers: dict[int, tuple[Block, int]] = {}
-        self._now = self._peak = self._total = self._count = self._refused = 0
+        self._buffers: dict[int, tuple[DeviceAllocation, int]] = {}
+        self._now = self._peak = self._total = self._count = self._failed = 0
         self.error: BaseException | None = None
-        """What went wrong in a callback other than having no memory: TensorRT would only print it."""
+        """A callback's error other than out of memory: TensorRT would only print it."""
 
     @property
-    def allocated(self) -> Allocated:
-        """The counts until now."""
+    def stats(self) -> AllocationStats:
+        """The counts so far."""
         with self._lock:
-            return Allocated(self._now, self._peak, self._total, self._count, self._refused)
+            return AllocationStats(self._now, self._peak, self._total, self._count, self._failed)
 
     # -------------------------------------------------------------------------------- called by TensorRT
 
     def allocate(self, size: int, alignment: int, flags: int) -> int:
-        return self._take(size, alignment)
+        return self._allocate(size, alignment)
 
     def allocate_async(self, size: int, alignment: int, first: int, second: int) -> int:
         # flags and stream, in an order that 11.2 turned around
-        return self._take(size, alignment)  # there at once, so before anything the stream will do
+        return self._allocate(size, alignment)  # available at once, before any work of the stream
 
     def reallocate(self, address: int, alignment: int, new_size: int) -> int:
-        return 0  # TensorRT then allocates anew; None is printed as an error in the bindings
+        return 0  # TensorRT then allocates again; None is printed as an error in the bindings
 
     def deallocate(self, memory: int) -> bool:
-        return self._give(memory, 0)
+        return self._free(memory, 0)
 
     def deallocate_async(self, memory: int, stream: int) -> bool:
-        return self._give(memory, stream)
+        return self._free(memory, stream)
 
-    def _take(self, size: int, alignment: int) -> int:
+    def _allocate(self, size: int, alignment: int) -> int:
         if size == 0:
             return 0
         try:
             buffer = self._memory.allocate(size)
         except MemoryExhausted:
             with self._lock:
-                self._refused += 1
+                self._failed += 1
             return 0
         except Exception as error:
             self.error = self.error or error
@@ -118,12 +114,12 @@ class CountingAllocator(trt.IGpuAsyncAllocator):  # type: ignore[misc]
             self._peak = max(self._peak, self._now)
         return pointer
 
-    def _give(self, memory: int, stream: int) -> bool:
+    def _free(self, memory: int, stream: int) -> bool:
         if not memory:
             return True
         try:
             self._synchronize(stream)
-        except Exception as error:  # freed all the same: the alternative is a leak
+        except Exception as error:  # freed anyway: the alternative is a leak
             self.error = self.error or error
         with self._lock:
             held = self._buffers.pop(memory, None)
@@ -142,17 +138,17 @@ class CountingAllocator(trt.IGpuAsyncAllocator):  # type: ignore[misc]
         with self._lock:
             left, self._buffers, held, self._now = list(self._buffers.values()), {}, self._now, 0
         if left:
-            log.warning("TensorRT kept %d allocations (%d bytes) of its own; freed now", len(left), held)
+            log.warning("TensorRT did not free %d allocations (%d bytes); freed now", len(left), held)
         for buffer, _ in left:
             with contextlib.suppress(Exception):  # an interpreter that ends: nothing can be done about it
                 buffer.close()
 
 
-def let_go(error: BaseException) -> None:
-    """Drop what the frames of a failure hold: TensorRT's objects give their memory back before their allocator ends."""
+def clear_frames(error: BaseException) -> None:
+    """Clear the frames of an error, so that TensorRT's objects free their memory before their allocator closes."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:
         seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)  # frames that still run are left as they are
+        traceback.clear_frames(one.__traceback__)  # running frames are skipped
         one = one.__cause__ or one.__context__

@@ -1,7 +1,7 @@
-"""From a model to a TensorRT plan: parsed, configured, built, checked, and its layers counted.
+"""Builds a TensorRT plan: parse, configure, build, check, and count its layers by dtype.
 
-Precision is in the graph on both majors: the network is strongly typed, and what `--precision` asked for was written into
-the ONNX before this. A plan in which TensorRT chose another type is found by the census, not hoped against.
+Precision is in the graph on both majors: the network is strongly typed, and `--precision` was written into the ONNX
+before this. The dtype breakdown of the plan detects another type.
 """
 
 from __future__ import annotations
@@ -12,141 +12,188 @@ import logging
 import mmap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import tensorrt as trt
-
-from trt_engine.backends.tensorrt import compat, configure, driver, inspector, parsing
-from trt_engine.backends.tensorrt.allocator import Allocated, CountingAllocator, Memory, let_go
-from trt_engine.backends.tensorrt.driver import Board
+from trt_engine.atomic_io import os_error
+from trt_engine.backends.tensorrt import configure, cuda_driver, inspector, onnx_parser
+from trt_engine.backends.tensorrt.allocator import AllocationStats, CountingAllocator, DeviceMemory, clear_frames
+from trt_engine.backends.tensorrt.binding import TENSORRT, Binding, StreamWriter, dtype_name, lifecycle_lock
+from trt_engine.backends.tensorrt.build_progress import BuildProgress, run_in_thread
+from trt_engine.backends.tensorrt.cuda_driver import TargetGpu
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
+from trt_engine.backends.tensorrt.number_formats import GpuFormats
 from trt_engine.backends.tensorrt.plugins import load_plugins
-from trt_engine.backends.tensorrt.progress import Progress, run_beside
-from trt_engine.backends.tensorrt.timing import TimingCache
-from trt_engine.config import BuildConfig
+from trt_engine.backends.tensorrt.timing_cache import TimingCache
+from trt_engine.config.build import BuildConfig
 from trt_engine.device import open_device
-from trt_engine.engine import Needs, Precision, Share, plan_header
 from trt_engine.errors import BuildError, SetupError, TrtEngineError
-from trt_engine.files import explain
-from trt_engine.graph.flops import count
-from trt_engine.graph.load import read_proto
+from trt_engine.graph.cost import model_cost
+from trt_engine.graph.dtype_breakdown import data_types
 from trt_engine.model import Model
-from trt_engine.plans import versions
-from trt_engine.plans.layers import census, read_layers
-from trt_engine.plans.settings import PlanSettings, parse
-from trt_engine.protocols import BuildOutcome, BuildPlaces
+from trt_engine.plan_header import plan_header
+from trt_engine.protocols import BuildOutcome, BuildPaths
+from trt_engine.records.passport import DtypeShare, Precision, Requirements
 from trt_engine.tensors import Signature
-
-__all__ = ["TensorRtBuilder"]
+from trt_engine.trt import versions
+from trt_engine.trt.layers import dtype_shares, read_layers
+from trt_engine.trt.settings import PlanSettings, parse
 
 log = logging.getLogger(__name__)
 
-STREAMED_FROM = 2 << 30
-"""Bytes of model from which the plan goes to its file piece by piece, where this TensorRT can: no copy of it in memory."""
-_SHOWN_WARNINGS = 8
+T = TypeVar("T")
+STREAM_MIN_BYTES = 2 << 30
+"""Model bytes from which the plan is streamed to its file, if this TensorRT can, without a copy in memory."""
+_MAX_WARNINGS = 8
 
 
 class TensorRtBuilder:
-    """Builds for one GPU through TensorRT's own builder."""
+    """Builds for one GPU with TensorRT's builder."""
 
     def identity(self, config: BuildConfig) -> str:
-        _, board = _admitted(config)  # asked first: what cannot be built is refused before it is cast or calibrated
-        return " ".join(dict.fromkeys(("tensorrt", compat.version_text(), board.architecture, board.name)))
+        _, board = _check_request(config)  # first: unsupported requests fail before casting or calibration
+        return " ".join(dict.fromkeys(("tensorrt", TENSORRT.version_text, board.architecture, board.name)))
 
-    def build(self, model: Model, config: BuildConfig, places: BuildPlaces) -> BuildOutcome:
-        settings, board = _admitted(config)
-        progress = Progress(places.doing)
-        with TensorRtLogger(places.log) as logger:
-            job = _Job(model, config, settings, places, board, logger, progress)
-            return run_beside(job.run, progress)
+    def build(self, model: Model, config: BuildConfig, places: BuildPaths) -> BuildOutcome:
+        settings, board = _check_request(config)
+        if board.compute_capability:
+            FORMATS.check(model.path, data_types(model.proto), [board.compute_capability], board.name)
+        progress = BuildProgress(places.on_status)
+        with TensorRtLogger(places.log, binding=TENSORRT) as logger:
+            job = BuildJob(model, config, settings, places, board, logger, progress)
+            return run_in_thread(job.run, progress)
 
 
 @dataclass
-class _Job:
-    """One build, in the thread it runs in."""
+class BuildJob:
+    """One build, in the thread it runs in. A subclass overrides what differs for TensorRT-RTX."""
 
     model: Model
     config: BuildConfig
     settings: PlanSettings
-    places: BuildPlaces
-    board: Board
+    paths: BuildPaths
+    gpu: TargetGpu | None
+    """The GPU of this machine; None for a build that needs none."""
     logger: TensorRtLogger
-    progress: Progress
+    progress: BuildProgress
     notes: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
+    @property
+    def binding(self) -> Binding:
+        return self.logger.binding
+
     def run(self) -> BuildOutcome:
-        with driver.current(self.config.device), self._counting() as allocator:
+        here = cuda_driver.current_device(self.config.device) if self.gpu is not None else contextlib.nullcontext()
+        with here, self._counting_allocator() as allocator:
             libraries = load_plugins(self.settings.plugins, self.settings.python_plugins, self.logger)
-            self._warn(*configure.warnings_of(self.settings))
+            self._warn(*self.setting_warnings())
             signature = self._write_plan(allocator)
-            gc.collect()  # builder and network go before the plan is read: their memory is not both needed
-            built_by = self._check_plan()
-            found = self._prove(allocator)
+            gc.collect()  # free builder and network before loading the plan, to save memory
+            built_by = self.check_plan()
+            found = self.verify_plan(allocator)
             if allocator is not None:
-                self._note_allocations(allocator.allocated, allocator.error)
-        said = [f"TensorRT: {text}" for text in self.logger.warnings()[:_SHOWN_WARNINGS]]
+                self._note_allocations(allocator.stats, allocator.error)
+        said = [f"{self.binding.product}: {text}" for text in self.logger.warnings()[:_MAX_WARNINGS]]
         return BuildOutcome(
             signature=signature,
-            precision=Precision(asked=self.config.precision, found=found),
-            needs=Needs(
-                library="tensorrt",
-                version=built_by,
-                compute_capability=self.board.compute_capability or None,
-                gpu=self.board.name if self.board.compute_capability else None,
-                plugins=() if self.settings.serialize_plugins else tuple(Path(item).name for item in libraries),
-                hardware_compatibility=self.settings.hardware_compatibility,
-                version_compatible=self.settings.version_compatible,
-                lean_runtime=self.settings.exclude_lean_runtime,
-                stripped=self.settings.strip_weights,
-            ),
+            precision=Precision(requested=self.config.precision, shares=found),
+            requirements=self.requirements(built_by, tuple(Path(item).name for item in libraries)),
             warnings=tuple(dict.fromkeys((*self.warnings, *said))),
             notes=self.notes,
+        )
+
+    # -------------------------------------------------------------------------------- what differs between libraries
+
+    def setting_warnings(self) -> Iterator[str]:
+        """Warnings about costs of the settings."""
+        return configure.setting_warnings(self.binding, self.settings)
+
+    def configure(self, builder: Any, config: Any) -> None:
+        """Apply all settings but profiles, timing cache and progress monitor."""
+        self._warn(*configure.configure(self.binding, builder, config, self.config, self.settings))
+
+    def requirements(self, version: str, plugins: tuple[str, ...]) -> Requirements:
+        """Requirements for loading the plan."""
+        gpu = self.gpu.name if self.gpu is not None and self.gpu.compute_capability else None
+        return Requirements(
+            library="tensorrt",
+            version=version,
+            compute_capability=self.gpu.compute_capability if self.gpu is not None and gpu else None,
+            gpu=gpu,
+            plugins=() if self.settings.serialize_plugins else plugins,
+            hardware_compatibility=self.settings.hardware_compatibility,
+            version_compatible=self.settings.version_compatible,
+            lean_runtime=self.settings.exclude_lean_runtime,
+            stripped=self.settings.strip_weights,
         )
 
     # -------------------------------------------------------------------------------- building
 
     def _write_plan(self, allocator: CountingAllocator | None) -> Signature:
-        """Build the plan into its file; the signature as TensorRT takes it. Its objects end with this call."""
-        builder = _made(lambda: trt.Builder(self.logger), "creating TensorRT's builder", self.logger, SetupError)
+        """Build the plan into its file; return its signature. TensorRT's objects are destroyed in this call."""
+        return self._use_object("Builder", self._build_with, allocator)
+
+    def _use_object(self, kind: str, use: Callable[[Any, Any], T], allocator: CountingAllocator | None) -> T:
+        """The result of `use` for the library's builder or runtime, and its allocator; destroys it in this call."""
+        trt, product = self.binding.trt, self.binding.product
+        counting = self.binding.wrap_callback(allocator) if allocator is not None else None
+        make, action = partial(getattr(trt, kind), self.logger.native), f"creating {product}'s {kind.lower()}"
+        with lifecycle_lock():
+            made = _create(make, action, self.logger, SetupError)
+        try:
+            return use(made, counting)
+        except BaseException as error:
+            clear_frames(error)
+            raise
+        finally:
+            with lifecycle_lock():
+                del made
+
+    def _build_with(self, builder: Any, allocator: Any) -> Signature:
         if allocator is not None:
             builder.gpu_allocator = allocator
-        network = _made(
-            lambda: builder.create_network(compat.strongly_typed()), "creating a strongly typed network", self.logger
+        binding, trt, product = self.binding, self.binding.trt, self.binding.product
+        network = _create(
+            lambda: builder.create_network(binding.strongly_typed_flags()),
+            "creating a strongly typed network",
+            self.logger,
         )
         if not network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED):
-            raise BuildError("TensorRT made a network that is not strongly typed", hint="`trt-engine doctor`")
-        config = _made(builder.create_builder_config, "creating the builder's settings", self.logger)
-        configure.configure(builder, config, self.config, self.settings)
-        config.progress_monitor = self.progress
+            raise BuildError(f"{product} made a network that is not strongly typed", hint="`trt-engine doctor`")
+        config = _create(builder.create_builder_config, "creating the builder's settings", self.logger)
+        with configure.add_logged_reason(self.logger):
+            self.configure(builder, config)
+        monitor = binding.wrap_callback(self.progress)
+        config.progress_monitor = monitor
         parser = self._parse(network, config)
         configure.mark_refittable(network, self.settings)
         signature = self._signature(network)
         profiles = configure.add_profiles(builder, network, config, self.config.profiles, self.settings, self.logger)
-        self._carry_used_libraries(parser, config)
-        cache = TimingCache(self.places.timing_cache) if self.places.timing_cache is not None else None
+        self._serialize_used_plugins(parser, config)
+        cache = TimingCache(self.paths.timing_cache, self.logger) if self.paths.timing_cache is not None else None
         if cache is not None:
             cache.attach(config)
-        self._note_settings(config, profiles, network.num_layers)
+        self.note_settings(config)
+        self.notes |= {"profiles": str(profiles), "network_layers": str(network.num_layers)}
         try:
             self._serialize(builder, network, config)
         except BaseException:
             if cache is not None and self.progress.cancelled:
-                cache.keep(config)  # what was timed until then need not be timed again
+                cache.save(config)  # keep the timings taken so far
             raise
         if cache is not None:
-            cache.keep(config)
-            self.notes["timing_cache"] = cache.note()
+            cache.save(config)
+            self.notes["timing_cache"] = cache.summary()
             self._warn(*dict.fromkeys(cache.warnings))
         if self.progress.seconds:
-            longest = sorted(self.progress.seconds.items(), key=lambda item: -item[1])[:4]
-            self.notes["phases"] = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in longest)
+            self.notes["phases"] = self.progress.slowest_phases()
         return signature
 
     def _parse(self, network: Any, config: Any) -> Any:
-        looks = self.settings.dla_core is not None and compat.has("OnnxParser.set_builder_config")
-        return parsing.parse(network, self.model.path, self.logger, config if looks else None)
+        looks = self.settings.dla_core is not None and self.binding.has_api("OnnxParser.set_builder_config")
+        return onnx_parser.parse_model(network, self.model.path, self.logger, config if looks else None)
 
     def _signature(self, network: Any) -> Signature:
         """The model's signature in the types of the network, whose names must be the model's."""
@@ -158,21 +205,26 @@ class _Job:
             tensors = {tensor.name: tensor for tensor in map(tensor_at, range(size))}
             if set(tensors) != {spec.name for spec in specs}:
                 raise BuildError(
-                    f"TensorRT's network has {', '.join(sorted(tensors)) or 'nothing'} where the model has "
+                    f"{self.binding.product}'s network has {', '.join(sorted(tensors)) or 'nothing'} where the model has "
                     f"{', '.join(sorted(spec.name for spec in specs))}",
                     hint="`trt-engine inspect` shows the model's inputs and outputs",
                 )
-            sides.append(tuple(replace(spec, dtype=self._type_of(spec.name, spec.dtype, tensors)) for spec in specs))
+            sides.append(
+                tuple(replace(spec, dtype=self._network_dtype(spec.name, spec.dtype, tensors)) for spec in specs)
+            )
         return Signature(*sides)
 
-    def _type_of(self, name: str, asked: str, tensors: dict[str, Any]) -> str:
-        found = compat.dtype_name(tensors[name].dtype)
-        if found != asked:
-            self._warn(f"`{name}` is {asked} in the model and {found} in TensorRT's network: the engine takes {found}")
+    def _network_dtype(self, name: str, model_dtype: str, tensors: dict[str, Any]) -> str:
+        found = dtype_name(tensors[name].dtype)
+        if found != model_dtype:
+            self._warn(
+                f"`{name}` is {model_dtype} in the model and {found} in {self.binding.product}'s network: the "
+                f"engine takes {found}"
+            )
         return found
 
-    def _carry_used_libraries(self, parser: Any, config: Any) -> None:
-        """A plan for later versions takes along the plugin libraries its operators come from."""
+    def _serialize_used_plugins(self, parser: Any, config: Any) -> None:
+        """Serialize the used plugin libraries into a version-compatible plan."""
         if not self.settings.version_compatible or self.settings.exclude_lean_runtime:
             return
         used = [str(item) for item in parser.get_used_vc_plugin_libraries() or ()]
@@ -180,14 +232,16 @@ class _Job:
             config.plugins_to_serialize = list(dict.fromkeys([*config.plugins_to_serialize, *used]))
 
     def _serialize(self, builder: Any, network: Any, config: Any) -> None:
-        payload, subject = self.places.payload, f"the build of `{self.model.path.name}`"
-        streams = compat.has("Builder.build_serialized_network_to_stream") and self.model.nbytes >= STREAMED_FROM
-        said = self.logger.said
+        payload, subject = self.paths.payload, f"the build of `{self.model.path.name}`"
+        can_stream = self.binding.has_api("Builder.build_serialized_network_to_stream")
+        said = self.logger.problem_count
         try:
             with payload.open("wb") as file:
-                if streams:
-                    writer = compat.stream_writer(file.write)
-                    done = builder.build_serialized_network_to_stream(network, config, writer)
+                if can_stream and self.model.nbytes >= STREAM_MIN_BYTES:
+                    writer = StreamWriter(file.write)
+                    done = builder.build_serialized_network_to_stream(
+                        network, config, self.binding.wrap_callback(writer)
+                    )
                     if writer.error is not None and not self.progress.cancelled:
                         raise writer.error
                 else:
@@ -196,96 +250,104 @@ class _Job:
                     if done:
                         file.write(memoryview(plan))
             if not done:
-                raise self._failed(subject, said)
+                raise self._build_error(subject, said)
         except OSError as error:
             payload.unlink(missing_ok=True)
-            raise explain(error, payload) from error
+            raise os_error(error, payload) from error
         except BaseException:
             payload.unlink(missing_ok=True)
             raise
 
-    def _failed(self, subject: str, said: int) -> BaseException:
-        """Why there is no plan: a callback's own exception, somebody who stopped it, or what TensorRT said since."""
+    def _build_error(self, subject: str, problems_before: int) -> BaseException:
+        """The error for a missing plan: a callback's exception, a cancelled build, or TensorRT's messages since."""
         if self.progress.error is not None:
             return self.progress.error
         if self.progress.cancelled:
             return BuildError(
                 f"{subject} was stopped", hint="run it again; what was timed until now is in the timing cache"
             )
-        return self.logger.failure(subject, since=said)
+        return self.logger.make_error(subject, since=problems_before)
 
     # -------------------------------------------------------------------------------- afterwards
 
-    def _check_plan(self) -> str:
-        """The TensorRT the plan says it is of; `BuildError` for a payload that does not begin as a plan of this one."""
-        payload = self.places.payload
+    def check_plan(self) -> str:
+        """The TensorRT version in the plan's header; `BuildError` if the payload is not a plan of this TensorRT."""
+        payload = self.paths.payload
         header = plan_header(payload)
         if header is None:
             raise BuildError(
-                f"TensorRT wrote {payload.stat().st_size} bytes that do not begin as a plan",
-                hint="the disk may be full, or the TensorRT libraries damaged: `trt-engine doctor`",
+                f"{self.binding.product} wrote {payload.stat().st_size} bytes that do not begin as a plan",
+                hint="the disk may be full, or the libraries damaged: `trt-engine doctor`",
             )
-        if header.tensorrt[:3] != compat.VERSION[:3]:  # the fourth is of a distribution, and the library's counts
+        # the fourth part differs by distribution, and the library's counts
+        if header.tensorrt[:3] != self.binding.version[:3]:
             raise BuildError(
-                f"the plan says TensorRT {header.version}, the bindings that built it are {compat.version_text()}",
-                hint="two TensorRTs lie on one loader path: `trt-engine doctor` lists them",
+                f"the plan states {self.binding.product} {header.version}, the bindings that built it are "
+                f"{self.binding.version_text}",
+                hint="two releases are on one loader path: `trt-engine doctor` lists them",
             )
         return header.version
 
-    def _prove(self, allocator: CountingAllocator | None) -> dict[str, Share]:
-        """Load the plan as a user will and count its layers by type; empty, and said, where that cannot be done here."""
+    def verify_plan(self, allocator: CountingAllocator | None) -> dict[str, DtypeShare]:
+        """Load the plan and return its layer shares by dtype; empty, with a warning, if it cannot be loaded here."""
         if self.settings.runtime_platform != "same":
             self._warn("the plan is for another platform: it was not loaded here, and its precision not counted")
             return {}
-        said = self.logger.said  # a build that succeeds can have complained of memory: that is no reason for this
-        with _opened(self.places.payload) as plan:
-            runtime = _made(lambda: trt.Runtime(self.logger), "creating TensorRT's runtime", self.logger, SetupError)
+        document = self._use_object("Runtime", self._layer_document, allocator)
+        if document is None:
+            return {}
+        layers = read_layers(document)
+        self.notes["layers"] = str(len(layers))
+        return dtype_shares(layers, self._macs_by_node())
+
+    def _layer_document(self, runtime: Any, allocator: Any) -> dict[str, Any] | None:
+        """The layer document of the plan's engine, destroyed in this call; None if it needs the lean runtime."""
+        if allocator is not None:
+            runtime.gpu_allocator = allocator
+        said = self.logger.problem_count  # a successful build can have logged memory errors, which are unrelated
+        with _map_plan(self.paths.payload) as plan:
             runtime.engine_host_code_allowed = self.settings.version_compatible or self.settings.serialize_plugins
-            if allocator is not None:
-                runtime.gpu_allocator = allocator
             engine = runtime.deserialize_cuda_engine(plan)
             if engine is None:
                 if self.settings.exclude_lean_runtime:
                     self._warn("the plan needs the lean runtime to be loaded: its precision was not counted")
-                    return {}
-                raise self.logger.failure("loading the plan that was just built", since=said)
-            document = inspector.layer_document(engine)
+                    return None
+                raise self.logger.make_error("loading the plan that was just built", since=said)
+            document = inspector.layer_document(self.binding, engine)
             self._note_engine(engine)
-            del engine, runtime
-        layers = read_layers(document)
-        self.notes["layers"] = str(len(layers))
-        return census(layers, self._macs())
+            del engine
+        return document
 
-    def _macs(self) -> dict[str, int]:
-        """Multiply-adds by node at the first profile's optimum: what a layer weighs in the census."""
+    def _macs_by_node(self) -> dict[str, int]:
+        """MACs by node at the first profile's optimum: the layer weights of the dtype breakdown."""
         shapes = {name: span.opt for profile in self.config.profiles[:1] for name, span in profile.ranges.items()}
-        return count(read_proto(self.model.path), shapes).macs_by_node()
+        return model_cost(self.model.proto, shapes).macs_by_node()
 
     # -------------------------------------------------------------------------------- notes
 
-    def _note_settings(self, config: Any, profiles: int, layers: int) -> None:
+    def note_settings(self, config: Any) -> None:
+        trt = self.binding.trt
         self.notes |= {
             "typing": "strong",
             "optimization_level": str(config.builder_optimization_level),
             "workspace": f"{config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE)} bytes",
             "tf32": "on" if config.get_flag(trt.BuilderFlag.TF32) else "off",
             "avg_timing_iterations": str(config.avg_timing_iterations),
-            "profiles": str(profiles),
-            "network_layers": str(layers),
         }
 
     def _note_engine(self, engine: Any) -> None:
         self.notes["aux_streams"] = str(engine.num_aux_streams)
         self.notes["refittable"] = "yes" if engine.refittable else "no"
-        name = "device_memory_size_v2" if compat.has("ICudaEngine.device_memory_size_v2") else "device_memory_size"
-        self.notes["activation_memory"] = f"{getattr(engine, name)} bytes"
+        newer = self.binding.has_api("ICudaEngine.device_memory_size_v2")
+        nbytes = engine.device_memory_size_v2 if newer else engine.device_memory_size
+        self.notes["activation_memory"] = f"{nbytes} bytes"
         if self.settings.weight_streaming:
             self.notes["streamable_weights"] = f"{engine.streamable_weights_size} bytes"
 
-    def _note_allocations(self, allocated: Allocated, error: BaseException | None) -> None:
+    def _note_allocations(self, allocated: AllocationStats, error: BaseException | None) -> None:
         self.notes["allocations"] = str(allocated)
-        if allocated.refused:
-            self._warn(f"the GPU had no memory for {allocated.refused} of TensorRT's requests: tactics were left out")
+        if allocated.failed:
+            self._warn(f"the GPU had no memory for {allocated.failed} of TensorRT's requests: tactics were left out")
         if error is not None:
             self._warn(f"TensorRT's memory was not all counted: {error}")
 
@@ -295,79 +357,81 @@ class _Job:
             self.warnings.append(text)
 
     @contextlib.contextmanager
-    def _counting(self) -> Iterator[CountingAllocator | None]:
-        if not self.settings.count_allocations:
+    def _counting_allocator(self) -> Iterator[CountingAllocator | None]:
+        if not self.settings.count_allocations or self.gpu is None:
             yield None
             return
         with contextlib.ExitStack() as stack:
-            memory: Memory = driver.Memory(self.config.device)  # which waits as it frees
-            if self.board.architecture == "fake":
+            memory: DeviceMemory = cuda_driver.DriverMemory(self.config.device)  # its free waits
+            if self.gpu is not None and self.gpu.architecture == "fake":
                 memory = stack.enter_context(contextlib.closing(open_device(self.config.device)))
-            allocator = CountingAllocator(memory, _freed_in_turn)
+            allocator = CountingAllocator(memory, lambda stream: None)  # its memory waits
             try:
                 yield allocator
             except BaseException as error:
-                let_go(error)
+                clear_frames(error)
                 raise
             finally:
-                gc.collect()  # objects that hold its memory
+                gc.collect()  # destroy objects that hold its memory
                 allocator.close()
 
 
-def _admitted(config: BuildConfig) -> tuple[PlanSettings, Board]:
-    """The settings and the GPU of a build that this TensorRT can make here; `UsageError` or `SetupError` otherwise."""
+FORMATS = GpuFormats(TENSORRT.product, versions.COMPUTE_CAPABILITY)
+"""The number formats TensorRT builds for each GPU."""
+
+
+def _check_request(config: BuildConfig) -> tuple[PlanSettings, TargetGpu]:
+    """The settings and the GPU of a build, validated; `UsageError` or `SetupError` if not possible here."""
     settings = parse(config.options)
-    compat.check_version()
-    board = driver.board(config.device)
+    TENSORRT.check_version()
+    board = cuda_driver.find_gpu(config.device)
     _check_machine(config, board)
-    configure.check_release(settings)
+    configure.check_release(TENSORRT, settings)
     return settings, board
 
 
-def _check_machine(config: BuildConfig, board: Board) -> None:
-    """`SetupError` for a GPU this TensorRT or the precision asked for does not run on, before anything is spent."""
-    here = versions.Version(compat.VERSION)
-    has = versions.capability(board.compute_capability) if board.compute_capability else None
+def _check_machine(config: BuildConfig, gpu: TargetGpu) -> None:
+    """`SetupError` for a GPU that does not support this TensorRT or the requested precision."""
+    here = versions.Version(TENSORRT.version)
+    has = versions.parse_capability(gpu.compute_capability) if gpu.compute_capability else None
     if has is not None and versions.supports(here, has) is False:
         raise SetupError(
-            f"TensorRT {compat.version_text()} does not run on {board.name} ({board.architecture})",
-            hint=f"it needs TensorRT {versions.newest_for(has)}",
+            f"TensorRT {TENSORRT.version_text} does not run on {gpu.name} ({gpu.architecture})",
+            hint=f"it needs TensorRT {versions.supported_versions_text(has)}",
         )
     if config.precision is None:
         return
     since = versions.precision_since(config.precision)
     if since is not None and here < since:
         raise SetupError(
-            f"TensorRT {compat.version_text()} has no {config.precision}, it came with {since}",
-            hint=f"install TensorRT {since} or later, or ask for another precision",
+            f"TensorRT {TENSORRT.version_text} has no {config.precision}, it came with {since}",
+            hint=f"install TensorRT {since} or later, or choose another precision",
         )
     needed = versions.COMPUTE_CAPABILITY[config.precision]
     if has is not None and has < needed:
         raise SetupError(
-            f"{board.name} ({board.compute_capability}) has no {config.precision}, which needs compute capability "
+            f"{gpu.name} ({gpu.compute_capability}) has no {config.precision}, which needs compute capability "
             f"{needed[0]}.{needed[1]}",
-            hint="ask for a precision this GPU has; `trt-engine doctor` lists them",
+            hint="choose a precision this GPU has; `trt-engine doctor` lists them",
         )
 
 
-def _freed_in_turn(stream: int) -> None:
-    """Waits for nothing: what a build's memory is given back to waits itself."""
-
-
-def _made(make: Callable[[], Any], doing: str, logger: TensorRtLogger, kind: type[TrtEngineError] = BuildError) -> Any:
-    """What `make` gives; the logger's reason where that is nothing: factories give None, constructors a TypeError."""
+def _create(
+    make: Callable[[], Any], action: str, logger: TensorRtLogger, kind: type[TrtEngineError] = BuildError
+) -> Any:
+    """The result of `make`; the logger's reason if it fails: factories return None, constructors raise TypeError."""
     try:
         made = make()
     except TypeError as error:
-        raise logger.failure(doing, kind) from error
+        raise logger.make_error(action, kind) from error
     if made is None:
-        raise logger.failure(doing, kind)
+        raise logger.make_error(action, kind)
     return made
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The file's bytes without a copy in memory."""
+def _map_plan(path: Path) -> Iterator[Any]:
+    """The memory-mapped file."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,4 +1,4 @@
-"""What TensorRT says: kept, written down raw, and told on through Python's logging.
+"""TensorRT's messages: kept in memory, written to the raw log, and forwarded to Python's logging.
 
 A failed call only returns None; the reason is here.
 """
@@ -10,17 +10,17 @@ import datetime
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Self, TextIO
 
-import tensorrt as trt
-
+from trt_engine.atomic_io import os_errors
+from trt_engine.backends.tensorrt.binding import TENSORRT, Binding
 from trt_engine.errors import BuildError, TrtEngineError
-from trt_engine.files import explain
-from trt_engine.plans.causes import cause_of, error_of, errors_of, telling_error
-
-__all__ = ["Message", "TensorRtLogger"]
+from trt_engine.trt.failure_causes import error_texts, find_cause, main_error, make_error
+from trt_engine.trt.known_warnings import find_known_warning
+from trt_engine.trt.parser_messages import drop_driver_errors, plain_text
 
 log = logging.getLogger("trt_engine.tensorrt")
 
@@ -28,155 +28,176 @@ _LEVELS = {
     "INTERNAL_ERROR": logging.CRITICAL,
     "ERROR": logging.ERROR,
     "WARNING": logging.WARNING,
-    "INFO": logging.DEBUG + 5,  # a build says hundreds of lines: the raw log has them, `-v` shows them
+    "INFO": logging.DEBUG + 5,  # a build logs hundreds of lines: the raw log has them, `-v` shows them
     "VERBOSE": logging.DEBUG,
 }
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
-_GRAVE = ("INTERNAL_ERROR", "ERROR", "WARNING")
-_KEPT = 2000
-"""Messages kept of each kind (grave ones, others): a build can say a hundred thousand lines."""
-_ALIVE: list[TensorRtLogger] = []
-"""TensorRT goes on using the first logger it was given for what belongs to no builder; a dead one would be a crash."""
+_PROBLEM_LEVELS = ("INTERNAL_ERROR", "ERROR", "WARNING")
+_CANCELED_TEXT = "BuildCanceled"
+"""In the error of a cancelled build, which the command reports."""
+_MAX_MESSAGES = 2000
+"""Messages kept of each kind (problems, others): a build can log a hundred thousand lines."""
+_OPEN_LOGGERS: list[TensorRtLogger] = []
+"""TensorRT keeps using its first logger for global messages; destroying that one would crash."""
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One thing TensorRT said."""
+class LogMessage:
+    """One message of TensorRT."""
 
-    at: datetime.datetime
+    time: datetime.datetime
     severity: str
     """`INTERNAL_ERROR`, `ERROR`, `WARNING`, `INFO`, `VERBOSE`."""
     text: str
 
     def __str__(self) -> str:
-        clock = self.at.strftime("%m/%d/%Y-%H:%M:%S")
-        return f"[{clock}.{self.at.microsecond // 1000:03d}] [{_LETTERS[self.severity]}] [TRT] {self.text}"
+        clock = self.time.strftime("%m/%d/%Y-%H:%M:%S")
+        start = f"[{clock}.{self.time.microsecond // 1000:03d}] [{_LETTERS[self.severity]}] [TRT] "
+        return "\n".join(f"{start}{part}" for part in self.text.split("\n"))
 
 
-class TensorRtLogger(trt.ILogger):  # type: ignore[misc]
+class TensorRtLogger:
     """The logger given to builder, runtime, parser and refitter. Called from any thread.
 
-    `path` gets every message as it is said, VERBOSE ones only where Python's logging wants them; nothing is lost when a
-    build fails. `close` ends the file and forgets the messages; TensorRT may go on calling a closed one, whose warnings and
-    errors then go to those that are open.
+    `path` receives every message at once, VERBOSE ones only if Python's logging is enabled for them; a failed build loses
+    nothing. `close` closes the file and drops the messages; TensorRT may still call a closed logger, whose warnings and
+    errors then go to the open ones.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        super().__init__()
+    native_base = "ILogger"
+
+    def __init__(self, path: Path | None = None, *, binding: Binding = TENSORRT) -> None:
+        self.binding = binding
         self.path = path
         self._lock = threading.Lock()
-        self._grave: deque[Message] = deque(maxlen=_KEPT)
-        self._other: deque[Message] = deque(maxlen=_KEPT)
-        self._graves = 0
+        self._problems: deque[LogMessage] = deque(maxlen=_MAX_MESSAGES)
+        self._other: deque[LogMessage] = deque(maxlen=_MAX_MESSAGES)
+        self._problem_count = 0
         self._file: TextIO | None = None
         self._closed = False
-        self.last_said: datetime.datetime | None = None
+        self._suppressed: list[str] | None = None
         self.error: BaseException | None = None
-        """Why the raw log could not be written; said once."""
+        """Why the raw log could not be written; reported once."""
         if path is not None:
-            try:
+            with os_errors(path):
                 self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
-            except OSError as error:
-                raise explain(error, path) from error
-        _ALIVE.append(self)
+        self.native: Any = binding.wrap_callback(self)
+        """The library's logger object."""
+        _OPEN_LOGGERS.append(self)
 
-    def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-        """Called by TensorRT. What is raised in here would be printed and lost."""
+    def log(self, severity: Any, msg: str) -> None:
+        """Called by TensorRT, which would only print an exception."""
         try:
-            self._take(severity.name, msg)
+            self._record(severity.name, msg)
         except Exception as error:
             self.error = error
 
-    def _take(self, severity: str, text: str) -> None:
+    def _record(self, severity: str, text: str) -> None:
         level = _LEVELS.get(severity, logging.INFO)
-        wanted = log.isEnabledFor(level)
-        if severity == "VERBOSE" and not wanted:
+        if severity == "VERBOSE" and not log.isEnabledFor(level):
             return
-        message = Message(datetime.datetime.now(), severity, text)
-        for logger in _open_ones() if self._closed and severity in _GRAVE else (self,):
-            logger._keep(message)
-        if wanted:
-            log.log(_DIFFERS if _BENIGN in text else level, "%s", text)
+        message = LogMessage(datetime.datetime.now(), severity, text)
+        loggers = [self]
+        if self._closed and severity in _PROBLEM_LEVELS:  # TensorRT keeps sending global messages to the first logger
+            loggers = [one for one in list(_OPEN_LOGGERS) if not one._closed and one.binding is self.binding]
+        for logger in loggers:
+            logger._store(message)
+        known = find_known_warning(text)
+        if (known is not None and known.silent) or _CANCELED_TEXT in text:
+            level = logging.DEBUG
+        elif severity == "ERROR" and self._suppressed is not None:
+            self._suppressed.append(text)
+            level = _LEVELS["INFO"]
+        log.log(level, "%s", text)
 
-    def _keep(self, message: Message) -> None:
+    def _store(self, message: LogMessage) -> None:
         severity = message.severity
         with self._lock:
-            self.last_said = message.at
-            (self._grave if severity in _GRAVE else self._other).append(message)
-            self._graves += severity in _GRAVE
+            (self._problems if severity in _PROBLEM_LEVELS else self._other).append(message)
+            self._problem_count += severity in _PROBLEM_LEVELS
             if self._file is not None:
                 try:
                     self._file.write(f"{message}\n")
                 except OSError as error:  # a full disk must not stop the build
                     self.error, self._file = error, None
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """What was said and is still kept, in order."""
-        with self._lock:
-            return tuple(sorted((*self._grave, *self._other), key=lambda message: message.at))
+    @contextlib.contextmanager
+    def suppress_errors(self) -> Iterator[None]:
+        """ERROR records go to the raw log and `-v` alone, as an exception repeats them; without one they are logged."""
+        withheld: list[str] = []
+        self._suppressed = withheld
+        try:
+            yield
+        finally:
+            self._suppressed = None
+        for text in withheld:
+            log.error("%s", text)
 
     @property
-    def said(self) -> int:
-        """How many warnings and errors there were until now: what `since` takes."""
+    def messages(self) -> tuple[LogMessage, ...]:
+        """The messages still in memory, in order."""
         with self._lock:
-            return self._graves
+            return tuple(sorted((*self._problems, *self._other), key=lambda message: message.time))
 
-    def grave(self, since: int = 0) -> list[str]:
-        """Texts of warnings and errors after the first `since`, with their severities as trtexec writes them: what a
-        cause is found in."""
+    @property
+    def problem_count(self) -> int:
+        """Number of warnings and errors so far: an argument for `since`."""
         with self._lock:
-            forgotten = self._graves - len(self._grave)
-            kept = list(self._grave)[max(0, since - forgotten) :]
+            return self._problem_count
+
+    def problems(self, since: int = 0) -> list[str]:
+        """Texts of warnings and errors after the first `since`, with trtexec's severity
+        letters: the input of cause detection."""
+        with self._lock:
+            forgotten = self._problem_count - len(self._problems)
+            kept = list(self._problems)[max(0, since - forgotten) :]
         return [f"[{_LETTERS[message.severity]}] {message.text}" for message in kept]
 
-    def complained(self, since: int = 0) -> bool:
-        """True when an error was said after the first `since` grave messages; warnings are none."""
-        return any(not text.startswith("[W]") for text in self.grave(since))
+    def had_errors(self, since: int = 0) -> bool:
+        """True if an error was logged after the first `since` warnings and errors."""
+        return bool(self.errors(since))
 
-    def errors(self) -> list[str]:
-        """Texts of errors, oldest first."""
-        with self._lock:
-            return [message.text for message in self._grave if message.severity != "WARNING"]
+    def errors(self, since: int = 0) -> list[str]:
+        """Texts of errors after the first `since` warnings and errors, oldest first."""
+        return [text.partition("] ")[2] for text in self.problems(since) if not text.startswith("[W]")]
 
     def warnings(self) -> tuple[str, ...]:
-        """Texts of warnings, each once."""
+        """Texts of warnings, each once, without irrelevant ones."""
         with self._lock:
-            texts = [item.text for item in self._grave if item.severity == "WARNING" and _BENIGN not in item.text]
-        return tuple(dict.fromkeys(texts))
+            texts = dict.fromkeys(item.text for item in self._problems if item.severity == "WARNING")
+        return tuple(text for text in texts if (known := find_known_warning(text)) is None or not known.silent)
 
-    def failure(self, subject: str, kind: type[TrtEngineError] = BuildError, since: int = 0) -> TrtEngineError:
-        """The error for a call that failed: of the cause in the messages where it is known, else of `kind`."""
-        texts = self.grave(since)
-        cause = cause_of(texts)
+    def plain_reasons(self, since: int = 0) -> str:
+        """The messages after the first `since` warnings and errors, without internals; empty if none."""
+        texts = (text.partition("] ")[2] for text in self.problems(since))
+        shown = drop_driver_errors(
+            text for text in texts if (known := find_known_warning(text)) is None or not known.silent
+        )
+        return "; ".join(dict.fromkeys(plain_text(text, self.binding.product) for text in shown))
+
+    def make_error(self, subject: str, kind: type[TrtEngineError] = BuildError, since: int = 0) -> TrtEngineError:
+        """The exception for a failed call: of the known cause in the messages, else of type `kind`."""
+        texts = self.problems(since)
+        cause = find_cause(texts)
         if cause is not None:
-            return error_of(cause, subject)
-        warned = texts[-1].partition("] ")[2] if texts else "TensorRT gave no reason"
-        reason = (telling_error(errors_of(texts), ended=True) or warned)[:400]
-        return kind(f"{subject} failed: {reason}", hint="`-v` shows all TensorRT said")
+            return make_error(cause, subject, product=self.binding.product)
+        warned = texts[-1].partition("] ")[2] if texts else f"{self.binding.product} gave no reason"
+        reason = plain_text(main_error(error_texts(texts), crashed=True) or warned, self.binding.product)[:400]
+        return kind(f"{subject} failed: {reason}", hint=f"`-v` shows all messages of {self.binding.product}")
 
     def close(self) -> None:
-        """End the file and forget the messages; a second call does nothing."""
+        """Close the file and drop the messages. Idempotent."""
         with self._lock:
             self._closed = True
             if self._file is not None:
                 with contextlib.suppress(OSError):
                     self._file.close()
             self._file = None
-            self._grave.clear()
+            self._problems.clear()
             self._other.clear()
 
-    def __enter__(self) -> TensorRtLogger:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _open_ones() -> list[TensorRtLogger]:
-    """Who may want to know what a closed logger is told: TensorRT's global messages go to the first one for ever."""
-    return [logger for logger in list(_ALIVE) if not logger._closed]
-
-
-_BENIGN = "differs from one already provided for an existing builder, runtime, or refitter"
-_DIFFERS = logging.DEBUG

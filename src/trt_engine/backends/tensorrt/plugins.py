@@ -1,4 +1,4 @@
-"""Plugins: NVIDIA's own, libraries of others, and Python ones, registered before a graph is parsed or a plan is read."""
+"""Registers plugins of NVIDIA, third-party libraries and Python before a graph is parsed or a plan is loaded."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import tensorrt as trt
-
+from trt_engine.backends.tensorrt.binding import Binding
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.errors import ModelError, SetupError, TrtEngineError
 
-__all__ = ["available", "load_plugins"]
-
 _LOCK = threading.RLock()
-_LOADED: dict[str, Any] = {}
-"""Libraries by real path and modules by name: TensorRT's registry lives as long as the process."""
+_LOADED: dict[tuple[Binding, str], Any] = {}
+"""Libraries by real path, of each binding: its registry lives as long as the process."""
+_NVIDIA = ""
+"""The key of NVIDIA's plugins."""
 
 
-def load_plugins(
-    libraries: Sequence[str], modules: Sequence[str], logger: TensorRtLogger, *, registry: Any = None
-) -> tuple[Path | str, ...]:
-    """Register NVIDIA's plugins, then each library and module, once in a process; where the libraries were found.
+def load_plugins(libraries: Sequence[str], modules: Sequence[str], logger: TensorRtLogger) -> tuple[Path | str, ...]:
+    """Register NVIDIA's plugins, then each library and module, once per process; return the libraries' paths.
 
     `SetupError` naming the file where one cannot be loaded. `modules` are importable names or paths of `.py` files.
     """
+    binding, trt = logger.binding, logger.binding.trt
     with _LOCK:
-        if "nvidia" not in _LOADED:
-            if not trt.init_libnvinfer_plugins(logger, ""):
-                raise SetupError("TensorRT's own plugins cannot be registered", hint="`trt-engine doctor`")
-            _LOADED["nvidia"] = True
-        found = [_load_library(library, logger, registry) for library in libraries]
+        if (binding, _NVIDIA) not in _LOADED:
+            if not trt.init_libnvinfer_plugins(logger.native, ""):
+                raise SetupError(f"{binding.product}'s own plugins cannot be registered", hint="`trt-engine doctor`")
+            _LOADED[binding, _NVIDIA] = True
+        found = [_load_library(library, logger, trt.get_plugin_registry()) for library in libraries]
         for module in modules:
             _load_module(module)
     return tuple(found)
 
 
-def available() -> tuple[str, ...]:
-    """Names of the plugins that are registered now, as `name:version`."""
+def registered_plugins(binding: Binding) -> tuple[str, ...]:
+    """The registered plugins, as `name:version`."""
+    trt = binding.trt
     registry = trt.get_plugin_registry()
     if registry is None:
         return ()
@@ -63,24 +62,27 @@ def _load_library(name: str, logger: TensorRtLogger, registry: Any) -> Path | st
     if path.exists():
         found = path.resolve()
     elif "/" in name:
-        raise SetupError(f"there is no plugin library `{name}`", hint="give the path of the `.so` in `-O plugins=`")
+        raise SetupError(
+            f"the plugin library `{name}` does not exist", hint="give the path of the `.so` in `-O plugins=`"
+        )
     else:
-        found = name  # the loader looks in its own folders, and says below where it does not find it
-    if str(found) in _LOADED:
+        found = name  # the loader searches its own folders and fails below if it is missing
+    binding = logger.binding
+    if (binding, str(found)) in _LOADED:
         return found
-    known = available()
+    known = registered_plugins(binding)
     try:
-        # first by the loader: it says which symbol or library is missing, where TensorRT would only give None
+        # first by the loader: it names a missing symbol or library, TensorRT would only return None
         library = ctypes.CDLL(str(found), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise SetupError(
             f"the plugin library `{name}` cannot be loaded: {error}",
             hint="`ldd` shows what it misses; it must be built for this TensorRT and this CUDA",
         ) from error
-    registry = registry if registry is not None else trt.get_plugin_registry()
     handle: Any = None
-    # a library that registers its plugins as it is loaded has done so; TensorRT would refuse them a second time
-    if registry is not None and available() == known and _has_entry_point(library):
+    # a library without TensorRT's entry point has registered its plugins at load; TensorRT rejects duplicates
+    has_entry_point = any(hasattr(library, name) for name in ("getCreators", "getPluginCreators"))
+    if registry is not None and registered_plugins(binding) == known and has_entry_point:
         handle = registry.load_library(str(found))
         if handle is None:
             errors = logger.errors()
@@ -89,17 +91,12 @@ def _load_library(name: str, logger: TensorRtLogger, registry: Any) -> Path | st
                 + (f": {errors[-1]}" if errors else ": one of its plugins is registered already"),
                 hint="load each plugin once; two libraries may hold the same one",
             )
-    _LOADED[str(found)] = (library, handle)
+    _LOADED[binding, str(found)] = (library, handle)
     return found
 
 
-def _has_entry_point(library: ctypes.CDLL) -> bool:
-    """True for a library TensorRT can ask for its creators; others register theirs as they are loaded."""
-    return any(hasattr(library, name) for name in ("getCreators", "getPluginCreators"))
-
-
 def _load_module(name: str) -> None:
-    """Import a module that registers Python plugins; by path it gets a name of its own."""
+    """Import a module that registers Python plugins; by path it gets a unique name."""
     try:
         if name.endswith(".py"):
             path = Path(name).expanduser().resolve()
@@ -109,7 +106,8 @@ def _load_module(name: str) -> None:
             spec = importlib.util.spec_from_file_location(key, path)
             if spec is None or spec.loader is None or not path.is_file():
                 raise SetupError(
-                    f"there is no plugin module `{name}`", hint="give the path of a `.py` in `-O python_plugins=`"
+                    f"the plugin module `{name}` does not exist",
+                    hint="give the path of a `.py` in `-O python_plugins=`",
                 )
             module = importlib.util.module_from_spec(spec)
             sys.modules[key] = module
@@ -126,7 +124,7 @@ def _load_module(name: str) -> None:
         raise SetupError(
             f"the plugin module `{name}` cannot be imported: {error}", hint="install it, or give the path of its `.py`"
         ) from error
-    except Exception as error:  # somebody else's code
+    except Exception as error:  # third-party code
         raise ModelError(
             f"the plugin module `{name}` failed as it was imported: {type(error).__name__}: {error}",
             hint=f"`python -c 'import runpy; runpy.run_path(\"{name}\")'` shows where",

@@ -1,4 +1,4 @@
-"""TensorRT's own layer times: `IProfiler` on a context of its own, its report asked for after each inference."""
+"""TensorRT's layer times: `IProfiler` on a separate context, reported after each inference."""
 
 from __future__ import annotations
 
@@ -14,46 +14,51 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trt_engine.backends.tensorrt import compat
-from trt_engine.backends.tensorrt.context import LayerTimes, TensorRtContext
+from trt_engine.atomic_io import write_atomic
+from trt_engine.backends.tensorrt.context import LayerProfiler, TensorRtContext
 from trt_engine.backends.tensorrt.run import TensorRtRuntime, TensorRtSession
-from trt_engine.config import RuntimeConfig, check_shapes, first_fitting
+from trt_engine.config.profiles import check_shapes, select_profile
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Stream
 from trt_engine.device.host import numpy_dtype
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, SetupError
-from trt_engine.files import write_whole
-from trt_engine.plans.layer_times import over, rows
-from trt_engine.plans.layers import LayerInfo
+from trt_engine.records.profile import LayerProfile
 from trt_engine.tensors import Tensors
-from trt_engine.traces import LayerProfile
-
-__all__ = ["TIMES", "profile"]
+from trt_engine.trt.layer_timing import layer_rows, merge_runs
+from trt_engine.trt.layers import LayerInfo
 
 log = logging.getLogger(__name__)
 
-TIMES = "tensorrt-layers.json"
+TIMES_FILE = "tensorrt-layers.json"
 """The raw times: a list of `[layer, ms]` for each inference."""
 
 
 def profile(
-    engine: Engine, feeds: Tensors, config: RuntimeConfig, *, inferences: int, warmup: int, keep: Path | None
+    engine: Engine,
+    feeds: Tensors,
+    config: RuntimeConfig,
+    *,
+    inferences: int,
+    warmup: int,
+    keep: Path | None,
+    runtime: TensorRtRuntime | None = None,
 ) -> LayerProfile:
-    """The times of the engine's layers by the device's clock, in `inferences` runs after `warmup` that are not looked at."""
+    """The times of the engine's layers by the device's clock, in `inferences` runs after `warmup` untimed ones."""
     shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
     profiles = engine.passport.profiles
     number = (
-        first_fitting(profiles, lambda span, index: check_shapes(engine.signature, shapes, span, index))
+        select_profile(profiles, lambda span, index: check_shapes(engine.signature, shapes, span, index))
         if profiles
         else 0
     )
-    session = TensorRtRuntime().load(engine, config)
-    times = LayerTimes()
+    session = (runtime or TensorRtRuntime()).load(engine, config)
+    times = LayerProfiler()
     found: list[list[tuple[str, float]]] = []
     try:
-        layers, notes = _layers(session)
-        with _ready(session, number, feeds) as (context, stream):
-            for _ in range(max(1, warmup)):  # the first one sets things up that no later one pays for
+        layers, notes = _inspect_layers(session)
+        with _prepared_context(session, number, feeds) as (context, stream):
+            for _ in range(max(1, warmup)):  # the first one includes one-time setup
                 context.enqueue(stream)
                 stream.synchronize()
             context.profile_layers(times)
@@ -70,20 +75,20 @@ def profile(
         session.close()
     if not any(found):
         raise EngineError(
-            f"TensorRT told no layer times of `{engine.path.name}`",
+            f"TensorRT reported no layer times of `{engine.path.name}`",
             hint="build it with `-O profiling_verbosity=layer_names_only` or `detailed`",
         )
     raw = None
     if keep is not None:
-        raw = str(write_whole(keep / TIMES, msgspec.json.encode(found)))
+        raw = str(write_atomic(keep / TIMES_FILE, msgspec.json.encode(found)))
     at_optimum = not profiles or all(
         name not in profiles[number].ranges or profiles[number].ranges[name].opt == shape
         for name, shape in shapes.items()
     )
     return LayerProfile(
-        rows=rows(over(found), layers, device=device, at_these_shapes=at_optimum and number == 0),
+        rows=layer_rows(merge_runs(found), layers, device=device, same_shapes=at_optimum and number == 0),
         inferences=inferences,
-        instrument=f"tensorrt IProfiler {compat.version_text()}",
+        instrument=f"{session.binding.module} IProfiler {session.binding.version_text}",
         wall_ms=statistics.median(walls),
         raw=raw,
         notes=notes,
@@ -91,25 +96,25 @@ def profile(
     )
 
 
-def _layers(session: TensorRtSession) -> tuple[tuple[LayerInfo, ...], tuple[str, ...]]:
-    """What the inspector says of the layers; times are worth having without it."""
+def _inspect_layers(session: TensorRtSession) -> tuple[tuple[LayerInfo, ...], tuple[str, ...]]:
+    """The inspector's layers; empty if it fails, as times are useful alone."""
     try:
         found = session.layers()
     except (EngineError, SetupError) as error:
         return (), (f"the layers have names alone: {error.message}",)
-    if not any(layer.detailed for layer in found):
-        return found, (
-            "the engine was built without `-O profiling_verbosity=detailed`: what a layer is made of is not told",
-        )
+    if not any(layer.is_detailed for layer in found):
+        return found, ("the engine was built without `-O profiling_verbosity=detailed`: layer details are unknown",)
     return found, ()
 
 
 @contextmanager
-def _ready(session: TensorRtSession, profile: int, feeds: Tensors) -> Iterator[tuple[TensorRtContext, Stream]]:
-    """A context with the feeds on the device; everything is given back in the end."""
+def _prepared_context(
+    session: TensorRtSession, profile: int, feeds: Tensors
+) -> Iterator[tuple[TensorRtContext, Stream]]:
+    """A context with the feeds on the device; frees everything on exit."""
     with ExitStack() as stack:
         device = session.device
-        context = session.context(profile)
+        context = session.create_context(profile)
         stack.callback(context.close)
         for name in context.host_inputs:
             context.set_values(name, feeds[name])
@@ -135,5 +140,5 @@ def _ready(session: TensorRtSession, profile: int, feeds: Tensors) -> Iterator[t
         try:
             yield context, stream
         finally:
-            stream.synchronize()  # after Ctrl-C too: nothing is freed under a device at work
+            stream.synchronize()  # after Ctrl-C too: never free memory in use by the device
             held.clear()

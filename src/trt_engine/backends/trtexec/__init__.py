@@ -1,10 +1,8 @@
-"""TensorRT through NVIDIA's command-line tool: the same engines where trtexec is there and the bindings are not."""
+"""TensorRT through NVIDIA's `trtexec`, for machines without the Python bindings."""
 
-from trt_engine.backend import Backend
+from trt_engine.backend import BackendSpec
 
-__all__ = ["card"]
-
-card = Backend(
+spec = BackendSpec(
     name="trtexec",
     summary="TensorRT through the trtexec program (8.6 to 11.x): builds, measures; bindings run its engines where they are",
     payload_suffix=".engine",
@@ -13,14 +11,16 @@ card = Backend(
     install="install TensorRT's `libnvinfer-bin` (Debian) or its tar file, and put trtexec's folder on PATH",
     builder="trt_engine.backends.trtexec.build:TrtexecBuilder",
     runtime="trt_engine.backends.trtexec.run:TrtexecRuntime",
-    run_by=("tensorrt",),
+    runtimes=("tensorrt",),
     devices=("cuda",),
-    options="trt_engine.plans.settings:PlanSettings",
-    verdict="trt_engine.backends.trtexec.verdict:verdict",
-    proving="trt_engine.backends.trtexec.verdict:proving",
+    options="trt_engine.trt.settings:PlanSettings",
+    ignored_settings=("fuse", "tuning_s"),
+    compatibility="trt_engine.backends.trtexec.compatibility:check_compatibility",
+    parity_options="trt_engine.backends.trtexec.compatibility:parity_options",
     measure="trt_engine.benchmark.trtexec:measure",
     profile="trt_engine.backends.trtexec.profile:profile",
     quant_target="tensorrt",
-    builds_log=True,
-    tuned=True,
+    writes_log=True,
+    profile_sensitive=True,
+    nvinfer=True,
 )

@@ -1,4 +1,4 @@
-"""A plan at work through trtexec, where no bindings are: one process for each inference, bytes in and bytes out."""
+"""Runs plans with trtexec when the bindings are missing: one process per inference."""
 
 from __future__ import annotations
 
@@ -13,140 +13,130 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.backends.trtexec.arguments import Arguments, for_running, quoted
-from trt_engine.backends.trtexec.build import failure
-from trt_engine.backends.trtexec.program import Program, find
-from trt_engine.config import RuntimeConfig, check_shapes, first_fitting
+from trt_engine.backends.trtexec.build import run_checked
+from trt_engine.backends.trtexec.command_line import CommandLine, quote_name, run_command
+from trt_engine.backends.trtexec.program import Program, find_program
+from trt_engine.config.profiles import check_shapes, select_profile
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device.host import HostDevice, numpy_dtype
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, UsageError
-from trt_engine.plans.settings import PlanSettings, parse
-from trt_engine.plans.trtexec_log import misses
-from trt_engine.plans.trtexec_log import parse as parse_log
-from trt_engine.protocols import Context
+from trt_engine.protocols import Context, Session
 from trt_engine.tensors import Shape, Tensors, TensorSpec, dtype, format_shape
-
-__all__ = ["TrtexecRuntime", "TrtexecSession", "input_words", "profile_of", "settings_of"]
+from trt_engine.trt.settings import parse
 
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
 
-_WROTE = re.compile(
+_OUTPUT_LINE = re.compile(
     r"Writing file for output binding (?P<name>.*) \(with datatype \S+ and dimensions (?P<dims>[\d.]*)\) to (?P<file>\S+)"
 )
 
 
 class TrtexecRuntime:
-    """Loads plans for one process per inference."""
+    """Loads plans to run in one process per inference."""
 
     def load(self, engine: Engine, config: RuntimeConfig) -> TrtexecSession:
-        """A session; nothing runs until something is fed. Whether the plan fits is the caller's question (`verdict`)."""
-        program = find()
+        """A session; starts nothing. The caller checks compatibility."""
+        program = find_program()
         if not program.has("dumpRawBindingsToFile"):
             raise EngineError(
-                f"trtexec {program.text} cannot give outputs exactly (`--dumpRawBindingsToFile` came with 8.6)",
+                f"trtexec {program.version_text} cannot write raw outputs (`--dumpRawBindingsToFile` came with 8.6)",
                 hint="`trt-engine bench` measures with it; install the TensorRT bindings to run engines",
             )
         for spec in engine.signature:
             if spec.dtype == "string" or dtype(spec.dtype).bits < 8:
                 raise UsageError(
-                    f"`{spec.name}` is {spec.dtype}, which cannot be handed to trtexec in a file",
+                    f"`{spec.name}` is {spec.dtype}, which cannot be passed to trtexec in a file",
                     hint="install the TensorRT bindings to run this engine",
                 )
-        log.warning("there are no TensorRT bindings here: every inference starts trtexec anew, which takes seconds")
+        log.warning("the TensorRT bindings are not installed: every inference starts trtexec, which takes seconds")
         return TrtexecSession(program, engine, config)
 
 
-class TrtexecSession:
-    """A direct session: `run` takes and gives host arrays, exactly as many bytes as the engine has."""
+class TrtexecSession(Session):
+    """A host session: `run` maps host arrays to host arrays, bit for bit."""
+
+    runs_host_arrays = True
 
     def __init__(self, program: Program, engine: Engine, config: RuntimeConfig) -> None:
         self.signature = engine.signature
         self.device = HostDevice()
         self._program = program
         self._engine = engine
-        self._on = config.device or engine.passport.device
-        self._settings = settings_of(engine, config)
+        self._config = config
         self._closed = False
-        self._one = threading.Lock()  # two processes would share the GPU's memory and each other's time
+        self._process_lock = threading.Lock()  # concurrent processes would share GPU memory and time
 
-    def context(self, profile: int = 0) -> Context:
-        raise UsageError("trtexec has no contexts to hand out", hint="`session.run(feeds)`")
+    def create_context(self, profile: int = 0) -> Context:
+        raise UsageError("trtexec has no contexts", hint="`session.run(feeds)`")
 
-    def facts(self) -> dict[str, str]:
+    def runtime_info(self) -> dict[str, str]:
         return {
-            "device": self._on,
-            "library": f"tensorrt {self._program.text}",
-            "computes": "trtexec, one process per inference: latencies hold the start of a process and the loading",
-            "precision": self._engine.passport.precision.main or "unknown",
+            "device": self._config.device or self._engine.passport.device,
+            "library": f"tensorrt {self._program.version_text}",
+            "computes": "trtexec, one process per inference: latencies include process start and loading",
+            "precision": self._engine.passport.precision.main_dtype or "unknown",
         }
 
     def close(self) -> None:
         self._closed = True
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        """One inference; the outputs bit for bit."""
+        """Run one inference; outputs are exact."""
         if self._closed:
             raise UsageError("the session is closed", hint="load the engine again")
-        given = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
-        profile = profile_of(self._engine, given)
         with tempfile.TemporaryDirectory(prefix="trt-engine-trtexec-") as place:
             folder = Path(place)
-            made = for_running(
-                self._program, self._settings, self.signature, given,
-                engine=self._engine.path.absolute(), device=self._on, profile=profile,
-            )  # fmt: skip
-            input_words(made, self.signature.inputs, feeds, folder)
-            for option, value in (("iterations", 1), ("duration", 0), ("warmUp", 0)):
-                made.add(option, value)
+            made = engine_command(self._program, self._engine, self._config, feeds, folder)
+            made.add_all(iterations=1, duration=0, warmUp=0)
             made.add("dumpRawBindingsToFile")
             if self._program.version >= (11, 0, 0):
                 made.add("includeDataTransfers")  # without, outputs would stay on the device
                 made.add("noCudaGraph")
-            with self._one:
-                ran = self._program.run(made.words, folder=folder, quiet=True)
-            said = parse_log(ran.lines, "trtexec")
-            if lacking := misses(said, exit_code=ran.exit_code, measured=True):
-                raise failure(ran, said, lacking, f"the inference of `{self._engine.path.name}`")
-            return {spec.name: _read(spec, ran.lines, folder) for spec in self.signature.outputs}
+            with self._process_lock:
+                subject = f"the inference of `{self._engine.path.name}`"
+                ran, _ = run_checked(made, folder, subject, measured=True, quiet=True)
+            return {spec.name: _read_output(spec, ran.lines, folder) for spec in self.signature.outputs}
 
 
-def settings_of(engine: Engine, config: RuntimeConfig) -> PlanSettings:
-    """The settings of the build, and over them those of this load."""
-    built = engine.passport.build.config.get("options") or {}
-    return parse(built | config.options)
+def engine_command(
+    program: Program, engine: Engine, config: RuntimeConfig, feeds: Tensors, folder: Path
+) -> CommandLine:
+    """The command line of the engine on `feeds`, written as raw files into `folder`, trtexec's working directory.
 
-
-def input_words(made: Arguments, specs: Sequence[TensorSpec], feeds: Tensors, folder: Path) -> None:
-    """Write the feeds as raw bytes into `folder`, where the program runs, and name them on its command line."""
+    The settings are the build's, overridden by those of this load; the profile is the first that contains the shapes.
+    """
+    signature, profiles = engine.signature, engine.passport.profiles
+    shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
+    if not profiles:
+        check_shapes(signature, shapes)
+    made = run_command(
+        program, parse((engine.passport.build.config.get("options") or {}) | config.options), signature, shapes,
+        engine=engine.path.absolute(), device=config.device or engine.passport.device,
+        profile=select_profile(profiles, lambda profile, index: check_shapes(signature, shapes, profile, index)),
+    )  # fmt: skip
     parts = []
-    for index, spec in enumerate(specs):
+    for index, spec in enumerate(signature.inputs):
         (folder / f"{index}.bin").write_bytes(np.ascontiguousarray(feeds[spec.name]).tobytes())
-        parts.append(f"{quoted(spec.name)}:{index}.bin")
+        parts.append(f"{quote_name(spec.name)}:{index}.bin")
     if parts:
         made.add("loadInputs", ",".join(parts))
+    return made
 
 
-def profile_of(engine: Engine, given: dict[str, Shape]) -> int:
-    """The first profile that holds the shapes; the first one's `ProfileError` where none does."""
-    profiles = engine.passport.profiles
-    if not profiles:
-        check_shapes(engine.signature, given)
-    return first_fitting(profiles, lambda profile, index: check_shapes(engine.signature, given, profile, index))
-
-
-def _read(spec: TensorSpec, lines: Sequence[str], folder: Path) -> Array:
-    """One output from the file trtexec says it wrote it to."""
-    wrote = list(_written(lines))
+def _read_output(spec: TensorSpec, lines: Sequence[str], folder: Path) -> Array:
+    """Read one output from the file named in trtexec's log."""
+    wrote = list(_output_files(lines))
     mine = [(dims, file) for name, dims, file in wrote if name == spec.name]
     if not mine:
         raise EngineError(
-            f"trtexec wrote no output `{spec.name}`", hint="the passport and the plan are not of one engine"
+            f"trtexec wrote no output `{spec.name}`", hint="passport and plan belong to different engines"
         )
     dims, file = mine[-1]
     if sum(other == file for _, _, other in wrote) > len(mine):
         raise EngineError(
-            f"trtexec wrote several outputs to one file, `{spec.name}` among them: their names differ in signs it replaces",
+            f"trtexec wrote outputs including `{spec.name}` to one file: their names differ only in characters it replaces",
             hint="rename the outputs in the model, or install the TensorRT bindings",
         )
     raw = (folder / Path(file).name).read_bytes()
@@ -155,12 +145,12 @@ def _read(spec: TensorSpec, lines: Sequence[str], folder: Path) -> Array:
         raise EngineError(
             f"output `{spec.name}` is {format_shape(dims) or 'a scalar'} in {len(raw)} bytes, expected {wanted} of "
             f"{spec.dtype}",
-            hint="the passport and the plan are not of one engine: build it again",
+            hint="passport and plan belong to different engines: build it again",
         )
     return np.frombuffer(raw[:wanted], kind).reshape(dims).copy()
 
 
-def _written(lines: Sequence[str]) -> Iterator[tuple[str, Shape, str]]:
+def _output_files(lines: Sequence[str]) -> Iterator[tuple[str, Shape, str]]:
     for line in lines:
-        if match := _WROTE.search(line):
+        if match := _OUTPUT_LINE.search(line):
             yield match["name"], tuple(int(size) for size in match["dims"].split(".") if size), match["file"]

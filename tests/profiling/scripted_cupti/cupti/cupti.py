@@ -76,7 +76,7 @@ class _Machine:
         number = self._call(211)
         start = self.now + 500
         self._write(ActivityKind.CONCURRENT_KERNEL, start=start, end=start + ns if done else 0, name=name,
-                    correlation_id=number, stream_id=stream, grid=(4, 2, 1), block=(128, 1, 1))  # fmt: skip
+                    correlation_id=number, stream_id=stream, grid=(4, 2, 1), block_size=(128, 1, 1))  # fmt: skip
         self.now = start + ns
 
     def copy(self, kind: int, nbytes: int, ns: int) -> None:
@@ -130,7 +130,7 @@ class _Machine:
                 self.dropped += 1
                 return
             self.buffer = []
-        grid, block = told.pop("grid", (0, 0, 0)), told.pop("block", (0, 0, 0))
+        grid, block = told.pop("grid", (0, 0, 0)), told.pop("block_size", (0, 0, 0))
         shape = dict(zip(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"), (*grid, *block), strict=True))
         common = {"device_id": 0, "stream_id": 7, "graph_node_id": 0, "registers_per_thread": 32,
                   "static_shared_memory": 16, "dynamic_shared_memory": 8}  # fmt: skip

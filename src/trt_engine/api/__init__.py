@@ -1,1 +1,0 @@
-"""build(), load(), inspect() and bench(): where backends and runtime meet."""

@@ -1,0 +1,434 @@
+"""Atomic file writes (staged, then renamed), bounded reads, and actionable OS errors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import gc
+import hashlib
+import itertools
+import os
+import platform
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, overload
+
+from trt_engine.errors import ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.limits import RECORD_SIZE, RECORD_VALUES, Limit
+
+_CHUNK = 1 << 20
+_T = TypeVar("_T")
+
+
+def file_digest(*paths: Path, before: bytes = b"") -> str:
+    """SHA-256 over the bytes of the files in the order given, after those `before` them, as `sha256:<hex>`."""
+    total = hashlib.sha256(before)
+    for path in paths:
+        with open_regular(path) as file:
+            while chunk := file.read(_CHUNK):
+                total.update(chunk)
+    return f"sha256:{total.hexdigest()}"
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with what cannot be written as UTF-8 (bytes of a file name in another encoding) replaced."""
+    return "".join("\ufffd" if "\ud800" <= letter <= "\udfff" else letter for letter in text)
+
+
+def encode_json(value: Any) -> bytes:
+    """The value as JSON on one line, whatever bytes the file names in it are made of."""
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_replace_surrogates_in(msgspec.to_builtins(value)))
+
+
+def _replace_surrogates_in(value: Any) -> Any:
+    if isinstance(value, str):
+        return replace_surrogates(value)
+    if isinstance(value, dict):
+        return {_replace_surrogates_in(name): _replace_surrogates_in(item) for name, item in value.items()}
+    return [_replace_surrogates_in(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+_HUGE = re.compile(rb"(?<![0-9.])[0-9]{100}")
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+
+
+@overload
+def decode_json(raw: bytes | str) -> Any: ...
+@overload
+def decode_json(raw: bytes | str, type: type[_T]) -> _T: ...
+def decode_json(raw: bytes | str, type: Any = Any) -> Any:
+    """The JSON document as that type; `msgspec.DecodeError` for any that cannot be read, whatever the reason.
+
+    Nesting without end, texts that are not UTF-8, numbers of a hundred digits and values by the million are such reasons.
+    Every JSON file from elsewhere is decoded by this function.
+    """
+    import msgspec
+
+    raw = raw.encode(errors="surrogatepass") if isinstance(raw, str) else raw
+    most = RECORD_VALUES.value
+    if len(raw) > most and raw.count(b",") + raw.count(b"[") + raw.count(b"{") > most:
+        raise msgspec.ValidationError(f"it has more than {most} values; {RECORD_VALUES.hint}")
+    if _HUGE.search(raw) and _HUGE.search(_TEXT.sub(b'""', raw)):
+        raise msgspec.ValidationError("a number in it has a hundred digits or more")
+    try:
+        return msgspec.json.decode(raw, type=type)
+    except RecursionError as error:
+        raise msgspec.ValidationError("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise msgspec.ValidationError("a text in it is not UTF-8") from error
+
+
+def as_path(path: object, what: str) -> Path:
+    """A caller's value as a path; `UsageError` if it is not one."""
+    if isinstance(path, str | os.PathLike) and isinstance(text := os.fspath(path), str):
+        return Path(text)
+    raise UsageError(f"{what} is {path!r}, expected a path", hint="give it as `str` or `pathlib.Path`")
+
+
+def os_error(error: OSError, path: Path, doing: str = "write", *, by: str = "-o") -> SetupError | ModelError:
+    """The error a person can act on behind an `OSError` met while writing to `path`, which is chosen with `by`.
+
+    A model that cannot be read (`doing="read"`) is a `ModelError` with hints for a file that is there already.
+    """
+    reads = doing == "read"
+    texts, hint = (_READ_ERRORS, _CHECK_PATH) if reads else (_WRITE_ERRORS, "name another place with `{by}`")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = (
+            "`chmod +r` it, or see its owner and mode with `ls -l`"
+            if reads
+            else "choose a folder you may write to with `{by}`"
+        )
+    what, hint = texts.get(error.errno or 0, (_errno_text(error), hint))
+    if reads:
+        return ModelError(f"cannot read `{path}`: {what}", hint=hint)
+    return SetupError(f"cannot {doing} `{path}`: {what}", hint=hint.format(by=by), machine_specific=False)
+
+
+@contextlib.contextmanager
+def os_errors(path: Path, doing: str = "write", *, by: str = "-o") -> Iterator[None]:
+    """Convert an `OSError` to `os_error` with these arguments."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error(error, path, doing, by=by) from error
+
+
+_CHECK_PATH = "check the path: `ls -l` on its folder"
+_READ_ERRORS: dict[int, tuple[str, str]] = {
+    errno.ENAMETOOLONG: ("the name is too long for this disk", _CHECK_PATH),
+    errno.ELOOP: ("its links lead to each other", "give the path of the file itself; `ls -l` shows where a link leads"),
+}
+_WRITE_ERRORS: dict[int, tuple[str, str]] = {
+    errno.ENOSPC: ("the disk is full", "free some space, or name another disk with `{by}`"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space, or name another disk with `{by}`"),
+    errno.EFBIG: (
+        "the file would be larger than this shell allows",
+        "see `ulimit -f`, and raise it with `ulimit -f unlimited`",
+    ),
+    errno.ENOTDIR: ("a file is in the way of a folder", "name another place with `{by}`"),
+    errno.EEXIST: ("a file is in the way of a folder", "name another place with `{by}`"),
+    errno.EISDIR: ("it is a folder, expected a file", "add a file name to `{by}`"),
+    errno.ENAMETOOLONG: ("the name is too long for this disk", "name a shorter one with `{by}`"),
+    errno.ELOOP: ("its links lead to each other", "name another place with `{by}`, or mend the links"),
+}
+
+
+def _errno_text(error: OSError) -> str:
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+def ensure_folder(path: Path, *, by: str = "-o") -> Path:
+    """The folder, made with its parents if need be and tried for writing; `SetupError` if it cannot be."""
+    with os_errors(path, by=by):
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    return path
+
+
+_KINDS = {
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> BinaryIO:
+    """The file opened for reading; `error` for a device, pipe, socket or folder, which is neither read nor waited for.
+
+    An `OSError` of the path itself (missing, not permitted) passes: the caller knows what the file is for.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(path, flags)
+    except OSError as failed:
+        if failed.errno == errno.ENXIO:  # a socket
+            raise error(f"`{path}` is a socket, expected a file", hint="name a file") from failed
+        raise
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
+            raise error(f"`{path}` is {kind}, expected a file", hint="name a file; `ls -l` shows what it is")
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def read_bounded(path: Path, limit: Limit = RECORD_SIZE, *, error: type[TrtEngineError] = UsageError) -> bytes:
+    """All bytes of a regular file of at most `limit` bytes; `error` for any other, before it is read.
+
+    Every record, log, passport, plan file and declaration is read by this function.
+    """
+    most = limit.value
+    with open_regular(path, error=error) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= most:
+            raw = file.read(size + 1) or b""  # None of what has a regular file's mode and would block: /proc/kmsg
+            size = max(size, len(raw))
+            if len(raw) <= most:
+                return raw
+    raise error(f"`{path}` has {size} bytes, more than the {limit.format_value(most)} that are read", hint=limit.hint)
+
+
+_STANDARD_STREAMS = ("/dev/stdin", "/dev/stdout", "/dev/stderr")
+_STREAM_FOLDERS = ("/dev/fd", "/proc/self/fd", "/proc/thread-self/fd")
+
+
+def resolve_link(path: Path) -> Path:
+    """The file that a write to `path` is for: a link stays a link, and what it names is written.
+
+    `UsageError` for a device, a pipe, a socket or a standard stream: a rename would put a file in its place.
+    """
+    whole = path.absolute()
+    if str(whole) in _STANDARD_STREAMS or str(whole.parent) in _STREAM_FOLDERS:
+        raise _not_a_file_error(path, "a stream")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG  # to be made; behind a link too
+    kind = _KINDS.get(stat.S_IFMT(mode))
+    if kind and not stat.S_ISDIR(mode):
+        raise _not_a_file_error(path, kind)
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
+def _not_a_file_error(path: Path, kind: str) -> UsageError:
+    return UsageError(f"`{path}` is {kind}, expected a file or a new name", hint="name a file with `-o`")
+
+
+# ------------------------------------------------------------------------------------------------ staging
+
+_STAGED = re.compile(r"\..+\.([0-9a-f]{8})-\d+-\d+\.tmp")
+"""`.NAME.BOOT-PID-NUMBER.tmp`."""
+_OTHER_HOST_AGE_S = 86400.0
+"""What was staged on another machine, or before a reboot, is left alone for a day: its locks may not show here."""
+_staged_paths: set[Path] = set()
+"""What this process stages now."""
+_swept: set[Path] = set()
+_counter = itertools.count(1)
+
+
+@functools.cache
+def _boot_id() -> str:
+    """Eight hex digits for this boot of this machine, the same in all of its containers."""
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:  # no Linux
+        name = platform.node()
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def remove_staged() -> None:
+    """Remove what this process staged and did not finish, and its temporary folders: it is about to end."""
+    for path in [*_staged_paths]:
+        _remove(path)
+    for found in gc.get_objects():
+        if type(found) is tempfile.TemporaryDirectory:
+            _remove(Path(found.name))
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all in it; links in it are not followed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep_staged(folder: Path) -> None:
+    """Remove what killed processes left staged in a folder: ours by name and owner, and locked by no process.
+
+    A process holds a lock on what it stages for as long as it lives, so another process's work is never removed.
+    """
+    try:
+        found = [entry.name for entry in os.scandir(folder) if _STAGED.fullmatch(entry.name)]
+    except OSError:
+        return
+    for name in found:
+        with contextlib.suppress(OSError):
+            _remove_dead(folder / name)
+
+
+def _remove_dead(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        named = _STAGED.fullmatch(path.name)
+        recent = time.time() - found.st_mtime < _OTHER_HOST_AGE_S
+        if found.st_uid != os.geteuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+            return
+        if named is None or (named[1] != _boot_id() and recent):
+            return
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(path)
+    finally:
+        os.close(handle)
+
+
+def _stage(target: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
+    """A new path beside `target` that `create` made, and its handle, locked for as long as it is open."""
+    if target.parent not in _swept:
+        _swept.add(target.parent)
+        sweep_staged(target.parent)
+    while True:
+        path = target.with_name(f".{target.name}.{_boot_id()}-{os.getpid()}-{next(_counter)}.tmp")
+        try:
+            handle = create(path)
+        except FileExistsError:  # a process of that number in another container
+            continue
+        _staged_paths.add(path)
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.path.lexists(path):
+            return path, handle
+        os.close(handle)  # swept between the two steps
+        _staged_paths.discard(path)
+
+
+def _create_file(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def _create_folder(path: Path) -> int:
+    path.mkdir(mode=0o700)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def write_atomic(path: Path, data: bytes | str) -> Path:
+    """Write all of `data` or nothing: aside first, to the disk, then renamed over `path`, or over what it links to."""
+    raw = data.encode() if isinstance(data, str) else data
+    with os_errors(path):
+        target = resolve_link(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _staged(target, _create_file) as (aside, handle):
+            with open(handle, "wb", closefd=False) as file:
+                file.write(raw)
+                file.flush()
+                os.fsync(handle)
+            aside.replace(target)
+    return path
+
+
+@contextlib.contextmanager
+def _staged(target: Path, create: Callable[[Path], int]) -> Iterator[tuple[Path, int]]:
+    """A new file or folder on the same disk and its handle; removed afterwards if it was not renamed."""
+    aside, handle = _stage(target, create)
+    try:
+        yield aside, handle
+    finally:
+        _remove(aside)
+        _staged_paths.discard(aside)
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def staging_folder(beside: Path, *, by: str = "-o") -> Iterator[Path]:
+    """A hidden folder next to `beside` (same disk, so a rename seals) that is always removed afterwards."""
+    with contextlib.ExitStack() as stack:
+        with os_errors(beside, by=by):
+            resolve_link(beside)
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            folder, _ = stack.enter_context(_staged(beside, _create_folder))
+        yield folder
+
+
+@contextlib.contextmanager
+def staged_copy(source: Path, target: Path) -> Iterator[Path]:
+    """A complete copy of `source` beside `target`, to be renamed over it; removed afterwards if it was not.
+
+    `target` has its links resolved already (`resolve_link`).
+    """
+    try:
+        goal = resolve_link(target)
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        with _staged(goal, _create_file) as (aside, handle):
+            shutil.copyfile(source, aside)
+            os.fsync(handle)
+            yield aside
+    except OSError as error:
+        raise os_error(error, target) from error
+
+
+def copy_atomic(source: Path, target: Path) -> Path:
+    """Copy `source` to `target` (or its link target) atomically."""
+    with os_errors(target):
+        goal = resolve_link(target)
+    with staged_copy(source, goal) as copy:
+        copy.replace(goal)
+    return target
+
+
+def unused_folder(folder: Path) -> Path:
+    """The folder, or with suffix `_2`, `_3`, ... if it exists."""
+    candidate, number = folder, 1
+    with contextlib.suppress(OSError):  # a name that is too long does not exist
+        while candidate.exists():
+            number += 1
+            candidate = folder.with_name(f"{folder.name}_{number}")
+    return candidate
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write the value atomically as indented JSON, with a final newline."""
+    import msgspec
+
+    return write_atomic(path, msgspec.json.format(encode_json(value), indent=2) + b"\n")
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, *, busy: SetupError | str, by: str = "-o") -> Iterator[None]:
+    """Hold the lock file at `path`. Where another process has it, raise `busy`, or log that text and wait."""
+    import filelock
+
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        if isinstance(busy, SetupError):
+            raise busy from None
+        import logging  # not needed by the light modules
+
+        logging.getLogger(__name__).info("%s", busy)
+        lock.acquire()
+    except OSError as error:
+        raise os_error(error, path.parent, by=by) from error
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,20 @@
+"""TorchInductor backend: the ONNX graph, imported into PyTorch and compiled ahead of time to native code (`.pt2`)."""
+
+from trt_engine.backend import BackendSpec
+
+spec = BackendSpec(
+    name="inductor",
+    aliases=("torch", "pytorch", "aoti", "aotinductor", "torchinductor"),
+    summary="PyTorch's compiler, ahead of time: Triton and C++ kernels for the CPU or GPU of this machine",
+    payload_suffix=".pt2",
+    modules=("torch", "onnx", "numpy"),
+    install="pip install 'trt-engine[torch]'",
+    builder="trt_engine.backends.inductor.build:InductorBuilder",
+    runtime="trt_engine.backends.inductor.run:InductorRuntime",
+    keeps_cache=True,
+    devices=("cpu", "cuda"),
+    options="trt_engine.backends.inductor.options:InductorOptions",
+    ignored_settings=("workspace_mib", "fuse", "tuning_s"),
+    check_model="trt_engine.backends.inductor.operators:check_model",
+    compatibility="trt_engine.backends.inductor.compatibility:check_compatibility",
+)

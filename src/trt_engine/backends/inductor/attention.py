@@ -1,0 +1,115 @@
+"""Attention in a graph: MatMul, scale, mask, Softmax and MatMul as one node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from trt_engine.graph import walk
+
+ATTENTION = "_Attention"
+"""Our own operator: q, transposed k, v and a mask, with the factor `scale` between the first product and Softmax."""
+
+
+@dataclass(slots=True)
+class _Match:
+    """The nodes of one attention, from Softmax back to the first product."""
+
+    nodes: list[NodeProto]
+    name: str
+    """The tensor that is looked at next."""
+    mask: str = ""
+    scale: float = 1.0
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Looks attention up in a graph."""
+
+    graph: GraphProto
+    outputs: set[str] = field(init=False)
+    makers: dict[str, NodeProto] = field(init=False)
+    readers: Counter[str] = field(init=False)
+    constants: dict[str, TensorProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = {item.name for item in self.graph.output}
+        self.makers = {name: node for node in self.graph.node for name in node.output}
+        self.readers = Counter(name for node in self.graph.node for name in node.input)
+        self.constants = {item.name: item for item in self.graph.initializer}
+
+    def inner(self, name: str, *ops: str) -> NodeProto | None:
+        """The node that makes a tensor which one node reads, if it is one of these operators."""
+        node = self.makers.get(name)
+        if node is None or node.op_type not in ops or walk.domain_of(node) or name in self.outputs:
+            return None
+        return node if self.readers[name] == 1 else None
+
+    def softmax(self, last: NodeProto) -> _Match | None:
+        """Softmax before the last product; with it IsNaN and Where, by which exporters make masked rows zero."""
+        node = self.inner(last.input[0], "Softmax", "Where")
+        if node is None:
+            return None
+        nodes = [node]
+        if node.op_type == "Where":
+            test, found = self.makers.get(node.input[0]), self.makers.get(node.input[2])
+            if test is None or found is None or self.readers[node.input[2]] != 2 or self.scalar(node.input[1]) != 0.0:
+                return None
+            if test.op_type != "IsNaN" or test.input[0] != node.input[2] or found.op_type != "Softmax":
+                return None
+            nodes = [found, test, node]
+        return _Match(nodes, nodes[0].input[0]) if walk.attributes(nodes[0]).get("axis", -1) in (-1, 3) else None
+
+    def take_mask(self, match: _Match) -> bool:
+        """Step over the addition of a mask; False where it is not known which side is the mask."""
+        added = self.inner(match.name, "Add")
+        if added is not None:
+            product = next((at for at in (0, 1) if self.inner(added.input[at], "MatMul", "Mul", "Div")), None)
+            if product is None:
+                return False
+            match.nodes.append(added)
+            match.name, match.mask = added.input[product], added.input[1 - product]
+        return True
+
+    def take_scale(self, match: _Match) -> bool:
+        """Step over the product with a factor; False for one that is not a constant number."""
+        scaled = self.inner(match.name, "Mul", "Div")
+        if scaled is not None:
+            factor = next((at for at in (1, 0) if self.scalar(scaled.input[at]) is not None), None)
+            number = None if factor is None else self.scalar(scaled.input[factor])
+            if factor is None or not number or (scaled.op_type == "Div" and factor == 0):
+                return False
+            match.nodes.append(scaled)
+            match.scale = number if scaled.op_type == "Mul" else 1.0 / number
+            match.name = scaled.input[1 - factor]
+        return True
+
+    def scalar(self, name: str) -> float | None:
+        tensor = self.constants.get(name)
+        if tensor is None or len(tensor.dims) > 1 or int(np.prod(tensor.dims, dtype=np.int64)) != 1:
+            return None
+        return float(numpy_helper.to_array(tensor).reshape(-1)[0])
+
+
+def fuse_attention(graph: GraphProto) -> int:
+    """Replace each attention by one node `_Attention`, in place; returns how many.
+
+    PyTorch's attention kernels compute it without writing the scores (Dao et al. 2022).
+    """
+    finder, fused = _Finder(graph), 0
+    for last in list(graph.node):
+        if last.op_type != "MatMul" or (match := finder.softmax(last)) is None:
+            continue
+        if not (finder.take_mask(match) and finder.take_scale(match)):
+            continue
+        if (scores := finder.inner(match.name, "MatMul")) is None:
+            continue
+        inputs = [*scores.input, last.input[1], match.mask]
+        last.CopyFrom(helper.make_node(ATTENTION, inputs, last.output, name=last.name, scale=match.scale))
+        for node in [*match.nodes, scores]:
+            graph.node.remove(node)
+        fused += 1
+    return fused

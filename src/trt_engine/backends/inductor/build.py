@@ -1,0 +1,222 @@
+"""Builds `.pt2` packages: checks the C++ compiler, compiles in a child process, states what the package needs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from trt_engine.backends.inductor.compatibility import required_features, torch_version
+from trt_engine.backends.inductor.compile_worker import CompileRequest, CompileResult, InputRange
+from trt_engine.backends.inductor.operators import check_model
+from trt_engine.backends.inductor.options import InductorOptions
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.profiles import Profile
+from trt_engine.config.settings import from_values
+from trt_engine.device import info, parse_device
+from trt_engine.errors import BuildError, PrecisionError, SetupError
+from trt_engine.graph.dtype_breakdown import dtype_shares, main_precision
+from trt_engine.model import Model
+from trt_engine.protocols import BuildOutcome, BuildPaths
+from trt_engine.records.passport import GRAPH_DTYPE, NOT_FUSED, Precision, Requirements
+from trt_engine.workers.crash import exit_name, ran_out_of_memory, restore_error
+from trt_engine.workers.messages import ErrorMessage, LogMessage
+from trt_engine.workers.process import spawn_worker
+
+log = logging.getLogger(__name__)
+
+_COMPILE_LIMIT_S = 6 * 3600.0
+_QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
+
+
+class InductorBuilder:
+    """Builds for the CPU and for CUDA."""
+
+    def identity(self, config: BuildConfig) -> str:
+        kind, number = parse_device(config.device or "cpu")
+        features = ",".join(info.cpu().features)
+        return f"inductor torch {torch_version()} {_gpu(number).compute_capability if kind == 'cuda' else features}"
+
+    def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
+        options: InductorOptions = from_values(InductorOptions, config.options)
+        check_model(model)
+        compiler = find_compiler()
+        kind, number = parse_device(config.device)
+        board = _gpu(number) if kind == "cuda" else None
+        tf32 = board is not None and config.precision == "tf32"
+        # Q/DQ pairs are computed as written: products run in the dtype that DequantizeLinear gives
+        precision = Precision(requested=config.precision, shares=dtype_shares(model.graph, tf32=tf32, literal=True))
+        _check_precision(precision, config, main_precision(model.graph))
+        request = CompileRequest(
+            model=str(model.path),
+            package=str(paths.payload),
+            device=f"cuda:{number}" if board is not None else "cpu",
+            inputs=_input_ranges(model, config.profiles),
+            configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
+            | ({} if board is not None else {"compile_threads": 1}),
+            tf32=tf32,
+        )
+        kept = paths.cache or paths.payload.parent / ".prepared" / "cache"  # removed after the build
+        notes = {"compiler": compiler, "freezing": "on" if options.freezing else "off"}
+        result = None
+        if options.autotune_s:
+            tuned = msgspec.structs.replace(request, configs=request.configs | {"max_autotune": True})
+            result = _compile(tuned, compiler, kept, paths, limit_s=float(options.autotune_s))
+            notes["autotune"] = f"within {options.autotune_s} s" if result else f"stopped after {options.autotune_s} s"
+        if result is None:
+            result = _compile(request, compiler, kept, paths)
+        assert result is not None
+        graph_dtype = main_precision(model.graph)
+        if graph_dtype in _QUANTISED:
+            notes[GRAPH_DTYPE] = graph_dtype
+            notes[NOT_FUSED] = f"the {graph_dtype} layers run in {precision.main_dtype}, on dequantised values"
+        if result.attentions:
+            notes["attention"] = f"{result.attentions} fused"
+        notes["tf32"] = "on" if tf32 else "off"
+        return BuildOutcome(
+            signature=model.signature,
+            precision=precision,
+            requirements=Requirements(
+                library="torch",
+                version=result.torch,
+                cpu_features=required_features(result.isa),
+                compute_capability=board.compute_capability if board else None,
+                gpu=board.name if board else None,
+            ),
+            notes=notes,
+        )
+
+
+def _gpu(number: int) -> info.Gpu:
+    found = next((gpu for gpu in info.gpus() if gpu.index == number), None)
+    if found is None:
+        raise SetupError(f"there is no `cuda:{number}` here", hint="`trt-engine doctor` lists the GPUs")
+    return found
+
+
+def _check_precision(precision: Precision, config: BuildConfig, written: str | None) -> None:
+    """`PrecisionError`, before anything is compiled, where the package would not compute in the requested precision."""
+    asked, found = precision.requested, precision.main_dtype
+    if asked is None or found is None or found == asked:
+        return
+    if written in _QUANTISED:
+        why = f"the backend `inductor` computes quantised layers in {found}, on dequantised values"
+        hint = "`-b tensorrt` or `-b onnxruntime` has kernels for them; leave `--precision` out to build the graph as it is"
+    elif asked == "tf32":
+        why, hint = f"{config.device} computes this graph in {found}", "TF32 is of NVIDIA GPUs: `--device cuda:0`"
+    else:
+        why = f"the graph computes in {precision.shares_text}"
+        hint = "precision is in the graph: export the model in it, or leave `--precision` out"
+    raise PrecisionError(f"requested {asked}: {why}", hint=hint)
+
+
+def _input_ranges(model: Model, profiles: tuple[Profile, ...]) -> tuple[InputRange, ...]:
+    """The inputs with the shapes of all profiles together: one package serves them all."""
+    made = []
+    for spec in model.signature.inputs:
+        spans = [profile.ranges[spec.name] for profile in profiles if spec.name in profile.ranges]
+        lows, highs = [span.min for span in spans] or [spec.shape], [span.max for span in spans] or [spec.shape]
+        made.append(
+            InputRange(
+                name=spec.name,
+                dtype=spec.dtype,
+                symbols=tuple(spec.symbols),
+                min=tuple(map(min, zip(*lows, strict=True))),
+                opt=tuple(spans[0].opt if spans else spec.shape),
+                max=tuple(map(max, zip(*highs, strict=True))),
+            )
+        )
+    return tuple(made)
+
+
+# ------------------------------------------------------------------------------------------------ the compiler
+
+_PROBE = """
+#include <regex>
+#include <string>
+extern "C" bool probe(const char* text) { return std::regex_match(std::string(text), std::regex("cuda:[0-9]+")); }
+"""
+
+
+def find_compiler() -> str:
+    """The C++ compiler: `$CXX`, else `g++`; `SetupError` for none, or for one whose libraries PyTorch cannot load."""
+    return _check_compiler(os.environ.get("CXX") or "g++")
+
+
+@cache
+def _check_compiler(name: str) -> str:
+    program = shutil.which(name)
+    hint = "install g++ (`apt install g++`), or name it: `CXX=/usr/bin/g++`"
+    if program is None:
+        raise SetupError(f"the C++ compiler `{name}` is not here, which compiles the engine", hint=hint)
+    with tempfile.TemporaryDirectory(prefix="trt-engine-") as folder:
+        source, library = Path(folder, "probe.cpp"), Path(folder, "probe.so")
+        source.write_text(_PROBE)
+        done = subprocess.run(
+            [program, "-shared", "-fPIC", "-o", str(library), str(source)], capture_output=True, text=True, timeout=120
+        )
+        if done.returncode or not library.is_file():
+            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["-"]
+            raise SetupError(f"the C++ compiler `{program}` fails: {lines[0][:300]}", hint=hint)
+        # one that links it statically gives packages that crash in std::regex beside PyTorch's own copy
+        if not any(shared in library.read_bytes() for shared in (b"libstdc++.so", b"libc++.so")):
+            raise SetupError(
+                f"the C++ compiler `{program}` links the C++ library statically: its packages crash when loaded",
+                hint="`CXX=/usr/bin/g++` names the system's",
+            )
+    return program
+
+
+# ------------------------------------------------------------------------------------------------ the child
+
+
+def _compile(
+    request: CompileRequest, compiler: str, cache: Path, paths: BuildPaths, *, limit_s: float | None = None
+) -> CompileResult | None:
+    """The child's result; None when it took longer than `limit_s`."""
+    started = time.monotonic()
+    cache.mkdir(parents=True, exist_ok=True)
+    environment = {"CXX": compiler, "TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    with tempfile.TemporaryFile() as output:
+        module = "trt_engine.backends.inductor.compile_worker"
+        child = spawn_worker(module, msgspec.json.encode(request), output, environment)
+        paths.on_status("measuring kernels" if limit_s is not None else "compiling")
+        answer: CompileResult | ErrorMessage | None = None
+        try:
+            while not isinstance(answer, CompileResult | ErrorMessage):
+                line = child.read_line((limit_s or _COMPILE_LIMIT_S) - (time.monotonic() - started))
+                if line is None:
+                    break
+                message = msgspec.json.decode(line, type=CompileResult | ErrorMessage | LogMessage)
+                if isinstance(message, LogMessage):
+                    logging.getLogger(message.name).log(message.level, "%s", message.text)
+                else:
+                    answer = message
+        except TimeoutError:
+            if limit_s is None:
+                raise BuildError("TorchInductor did not end", hint="`-v` shows its log") from None
+            log.warning(
+                "kernels were not all measured within %.0f s; built without, the rest at the next build", limit_s
+            )
+            return None
+        finally:
+            ended = child.close(5.0 if isinstance(answer, CompileResult) else 0.0)
+            output.seek(0)
+            printed = output.read().decode(errors="replace")
+            if printed.strip():
+                log.debug("the compiler's output: %s", printed)
+    if isinstance(answer, CompileResult):
+        return answer
+    if answer is not None:
+        raise restore_error(answer.kind, answer.message, answer.hint)
+    if ran_out_of_memory(ended, printed, least_bytes=1 << 30):
+        raise restore_error("MemoryExhausted", "out of memory while compiling", "a smaller profile")
+    last = (printed.strip().splitlines() or [""])[-1][:300]
+    raise BuildError(f"TorchInductor ended with {exit_name(ended.code)}: {last}", hint="`-v` shows its log")

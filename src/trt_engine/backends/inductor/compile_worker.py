@@ -1,0 +1,174 @@
+"""The child process that imports, exports and compiles one graph: PyTorch's state, caches and crashes stay in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from trt_engine.errors import BuildError, SetupError, TrtEngineError
+from trt_engine.workers.messages import error_message, receive_request
+
+
+class InputRange(msgspec.Struct):
+    """An input of the graph, in its order: dtype, and the shapes of the profiles together."""
+
+    name: str
+    dtype: str
+    symbols: tuple[str | None, ...]
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def key(self, axis: int) -> str:
+        """The dimension's name: axes of one symbol are one dimension."""
+        symbol = self.symbols[axis] if axis < len(self.symbols) else None
+        return symbol or f"{self.name}[{axis}]"
+
+    @property
+    def dynamic(self) -> list[int]:
+        return [axis for axis, (low, high) in enumerate(zip(self.min, self.max, strict=True)) if low != high]
+
+
+class CompileRequest(msgspec.Struct):
+    """What to compile, where to, and how."""
+
+    model: str
+    package: str
+    device: str
+    inputs: tuple[InputRange, ...]
+    configs: dict[str, Any]
+    tf32: bool
+
+
+class CompileResult(msgspec.Struct, tag="result"):
+    """The package is written."""
+
+    torch: str
+    isa: str
+    attentions: int
+
+
+def compile_graph(request: CompileRequest) -> CompileResult:
+    """Write the package of the request's model."""
+    import torch
+    from torch._inductor import cpu_vec_isa
+
+    from trt_engine.backends.inductor.attention import ATTENTION
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+    from trt_engine.graph.load import read_proto
+
+    device = torch.device(request.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise SetupError(f"PyTorch {torch.__version__} finds no GPU", hint="trt-engine doctor")
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = request.tf32
+    graph = load_graph(read_proto(Path(request.model), weights=True))
+    module = OnnxModule(graph, device, RULES).eval()
+    with torch.no_grad():
+        program = export(module, request)
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=request.package, inductor_configs=dict(request.configs)
+        )
+    return CompileResult(
+        torch=str(torch.__version__),
+        isa=str(cpu_vec_isa.pick_vec_isa()) if device.type == "cpu" else "",
+        attentions=sum(node.op_type == ATTENTION for node in graph.graph.node),
+    )
+
+
+def export(module: Any, request: CompileRequest) -> Any:
+    """The exported program, dynamic over the whole range of each dimension; `BuildError` where it would be narrower."""
+    import torch
+    from torch.export import Dim
+
+    dims: dict[str, Any] = {}
+    examples, dynamic = [], []
+    for item in request.inputs:
+        for axis in item.dynamic:
+            dims.setdefault(item.key(axis), Dim(f"d{len(dims)}", min=item.min[axis], max=item.max[axis]))
+        # an example of size 1 would make the dimension a constant
+        shape = [
+            min(max(size, 2), item.max[axis]) if axis in item.dynamic else size for axis, size in enumerate(item.opt)
+        ]
+        examples.append(torch.zeros(shape, dtype=getattr(torch, item.dtype), device=request.device))
+        dynamic.append({axis: dims[item.key(axis)] for axis in item.dynamic})
+    try:
+        program = torch.export.export(
+            module, tuple(examples), dynamic_shapes=(tuple(dynamic),) if dims else None, strict=False
+        )
+    except TrtEngineError:
+        raise
+    except Exception as error:  # torch.export's own classes have no public base
+        raise BuildError(
+            f"PyTorch cannot export the graph: {_reason(error, list(dims))}",
+            hint="fix a size with `--shapes`, or `-b onnxruntime`",
+        ) from error
+    check_ranges(program, request.inputs)
+    return program
+
+
+def _reason(error: Exception, names: list[str]) -> str:
+    """The constraint that is violated, else the first line; our dimensions by their names."""
+    found = [text for text in map(str.strip, str(error).splitlines()) if text]
+    text = next((text.removeprefix("- ") for text in found if text.startswith("- ")), (found or [""])[0])
+    text = re.sub(
+        r"\bd(\d+)\b", lambda number: f"`{names[int(number[1])]}`" if int(number[1]) < len(names) else number[0], text
+    )
+    return text[:300] or type(error).__name__
+
+
+def check_ranges(program: Any, inputs: tuple[InputRange, ...]) -> None:
+    """`BuildError` for a dimension that the exported program narrowed or made constant, which it does without a word."""
+    import torch
+
+    given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    for item, name in zip(inputs, program.graph_signature.user_inputs, strict=True):
+        if name not in given:  # unused
+            continue
+        for axis in item.dynamic:
+            size = given[name].shape[axis]
+            wanted = f"{item.min[axis]} to {item.max[axis]}"
+            if not isinstance(size, torch.SymInt):
+                raise _narrowed(item, axis, wanted, str(size))
+            span = program.range_constraints.get(size.node.expr)
+            # PyTorch treats sizes 0 and 1 as any other size of a dynamic dimension, and states 2 as their bound
+            if span is not None and (int(span.lower) > max(item.min[axis], 2) or int(span.upper) < item.max[axis]):
+                raise _narrowed(item, axis, wanted, f"{span.lower} to {span.upper}")
+
+
+def _narrowed(item: InputRange, axis: int, wanted: str, found: str) -> BuildError:
+    return BuildError(
+        f"dimension {axis} of `{item.name}` is to be {wanted}, and the exported program takes {found}",
+        hint="give that range with `--profile`, or `-b onnxruntime`",
+    )
+
+
+def main() -> None:
+    pipe, raw = receive_request()
+    warnings.simplefilter("ignore")  # PyTorch's own deprecations
+    try:
+        pipe.send(compile_graph(msgspec.json.decode(raw, type=CompileRequest)))
+    except BaseException as error:
+        log_hint = "`-v` shows its log"
+        found = error_message(error, "while compiling", interrupted=("interrupted", ""), log_hint=log_hint)
+        if found.kind == "TrtEngineError":
+            text = next(filter(None, map(str.strip, str(error).splitlines())), "")
+            found = type(found)("BuildError", f"TorchInductor failed: {type(error).__name__}: {text[:500]}", log_hint)
+        pipe.send(found)
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(0)  # without waiting for the compiler's idle processes
+
+
+if __name__ == "__main__":
+    main()

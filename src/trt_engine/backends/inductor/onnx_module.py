@@ -1,0 +1,206 @@
+"""An ONNX graph as a `torch.nn.Module` that `torch.export` traces with dynamic dimensions.
+
+Shape arithmetic stays symbolic: what `Shape` gives, small constants, and what is computed from these are `Scalars` (Python
+numbers and SymInts in a numpy object array), never tensors: no size becomes a constant of the traced batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from onnx import NodeProto, numpy_helper
+
+from trt_engine.backends.inductor.attention import fuse_attention
+from trt_engine.backends.inductor.linear import fuse_linear
+from trt_engine.errors import ModelError
+from trt_engine.graph import walk
+from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs
+from trt_engine.graph.opset import raise_opset
+from trt_engine.tensors import dtype
+
+MIN_OPSET = 18
+"""Graphs of older opsets are raised to it; the rules know no older meaning of an operator."""
+_SMALL = 64
+"""Most elements of constants and results that are kept as Python numbers."""
+_WIDE_FLOATS = 8
+"""The same for floating-point constants: scales and limits, not weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalars:
+    """A small array of Python numbers and SymInts, and the dtype it has as a tensor."""
+
+    values: npt.NDArray[np.object_]
+    dtype: torch.dtype
+
+    def tensor(self, device: torch.device) -> torch.Tensor:
+        flat = self.values.reshape(-1).tolist()
+        if not any(isinstance(item, torch.SymInt | torch.SymFloat | torch.SymBool) for item in flat):
+            return torch.tensor(flat, dtype=self.dtype, device=device).reshape(self.values.shape)
+        parts = [torch.full((), item, dtype=self.dtype, device=device) for item in flat]
+        return torch.stack(parts).reshape(self.values.shape)
+
+
+Value: TypeAlias = Any
+"""A tensor, or `Scalars`."""
+
+
+class Unsupported(Exception):
+    """An operator, or a form of one, that the importer lacks."""
+
+
+class Call:
+    """One node and its inputs, for a rule to compute."""
+
+    def __init__(
+        self, node: NodeProto, attributes: dict[str, Any], values: Sequence[Value | None], device: torch.device
+    ) -> None:
+        self.node, self.attributes, self.values, self.device = node, attributes, values, device
+
+    def has(self, at: int) -> bool:
+        return at < len(self.values) and self.values[at] is not None
+
+    def tensor(self, at: int) -> torch.Tensor:
+        value = self.values[at]
+        if value is None:
+            raise Unsupported(f"input {at} is missing")
+        return value.tensor(self.device) if isinstance(value, Scalars) else value
+
+    def optional(self, at: int) -> torch.Tensor | None:
+        return self.tensor(at) if self.has(at) else None
+
+    def scalars(self, at: int) -> npt.NDArray[np.object_]:
+        """An input that must be known when the graph is traced: a shape, axes, pads."""
+        value = self.values[at]
+        if not isinstance(value, Scalars):
+            raise Unsupported(f"input {at} (`{self.node.input[at]}`) decides a shape and depends on the data")
+        return value.values
+
+    def numbers(self, at: int) -> list[Any]:
+        return list(self.scalars(at).reshape(-1))
+
+    def number(self, at: int, default: Any = None) -> Any:
+        return self.numbers(at)[0] if self.has(at) else default
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        value = self.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+
+Rule = Callable[[Call], Any]
+
+
+class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is not installed
+    """Interprets the nodes of a graph in `forward`; inputs and outputs in the order of the graph's."""
+
+    def __init__(self, proto: onnx.ModelProto, device: torch.device, rules: dict[str, Rule]) -> None:
+        super().__init__()
+        self._device = device
+        self._rules = rules
+        self._inputs = [item.name for item in proto.graph.input]
+        self._outputs = [item.name for item in proto.graph.output]
+        self._nodes = [(node, walk.attributes(node)) for node in proto.graph.node]
+        self._scalars: dict[str, Scalars] = {}
+        self._weights: dict[str, str] = {}
+        for number, stored in enumerate(proto.graph.initializer):
+            array = numpy_helper.to_array(stored)
+            found = to_tensor(array, stored.data_type)
+            if _is_small(array, found):
+                self._scalars[stored.name] = Scalars(array.astype(object), found.dtype)
+            else:
+                self._weights[stored.name] = f"w{number}"
+                self.register_buffer(f"w{number}", found.to(device))
+        last = {name: at for at, (node, _) in enumerate(self._nodes) for name in node.input}
+        self._last_use = [
+            [name for name in dict.fromkeys(node.input) if last[name] == at and name not in self._outputs]
+            for at, (node, _) in enumerate(self._nodes)
+        ]
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: dict[str, Value] = dict(zip(self._inputs, inputs, strict=True))
+        values |= self._scalars
+        values |= {name: getattr(self, buffer) for name, buffer in self._weights.items()}
+        for (node, attributes), unused in zip(self._nodes, self._last_use, strict=True):
+            call = Call(node, attributes, [values[name] if name else None for name in node.input], self._device)
+            results = self._compute(call)
+            for name, value in zip(node.output, results, strict=False):
+                if name:
+                    values[name] = value
+            for name in unused:
+                values.pop(name, None)
+        found = [values[name] for name in self._outputs]
+        tensors = [value.tensor(self._device) if isinstance(value, Scalars) else value for value in found]
+        # an output that is an input or a weight, or is there twice, would share its memory
+        seen: Counter[int] = Counter(map(id, (*inputs, *self.buffers())))
+        for at, value in enumerate(tensors):
+            seen[id(value)] += 1
+            tensors[at] = value.clone() if seen[id(value)] > 1 else value.contiguous()
+        return tuple(tensors)
+
+    def _compute(self, call: Call) -> Sequence[Value]:
+        from trt_engine.backends.inductor.scalar_rules import fold
+
+        node = call.node
+        try:
+            folded = fold(call)
+            found = folded if folded is not None else self._rules[node.op_type](call)
+            results = found if isinstance(found, tuple | list) else (found,)
+            if any(node.output[len(results) :]):
+                raise Unsupported("its further outputs")
+        except Exception as error:  # of the rule, and of PyTorch, which names no node
+            first = str(error).strip().partition("\n")[0][:200]
+            raise ModelError(
+                f"node {walk.label(node)} ({node.op_type}) is not imported: {first}", hint="`-b onnxruntime` runs it"
+            ) from error
+        return results
+
+
+def _is_small(array: npt.NDArray[Any], stored: torch.Tensor) -> bool:
+    if array.ndim > 1 or stored.dtype not in _PYTHON_TYPES:
+        return False
+    return array.size <= (_WIDE_FLOATS if stored.dtype.is_floating_point else _SMALL)
+
+
+_PYTHON_TYPES = frozenset(
+    (torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+     torch.float64)
+)  # fmt: skip
+
+
+def torch_dtype(kind: int) -> torch.dtype:
+    """The torch dtype of an ONNX element type; 4-bit integers take a byte each."""
+    name = {"int4": "int8", "uint4": "uint8"}.get(found := dtype(kind).name, found)
+    made = getattr(torch, name, None)
+    if not isinstance(made, torch.dtype):
+        raise Unsupported(f"PyTorch has no element type `{found}`")
+    return made
+
+
+def to_tensor(array: npt.NDArray[Any], kind: int) -> torch.Tensor:
+    """A copy of an ONNX constant as a tensor on the host."""
+    wanted = torch_dtype(kind)
+    if array.dtype.name in ("int4", "uint4"):
+        array = array.astype(np.int8 if wanted is torch.int8 else np.uint8)
+    array = np.array(array, order="C", copy=True)
+    if array.dtype.kind == "V" or array.dtype.name.startswith(("bfloat", "float8")):  # numpy has no name for them
+        return torch.from_numpy(array.view(f"i{array.itemsize}")).view(wanted)
+    return torch.from_numpy(array)
+
+
+def load_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The graph as the rules read it: functions inlined, constants as initializers, opset raised, attention fused."""
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    drop_initializer_inputs(proto)
+    constants_as_initializers(proto)
+    raise_opset(proto, MIN_OPSET)
+    fuse_attention(proto.graph)
+    fuse_linear(proto.graph)
+    return proto

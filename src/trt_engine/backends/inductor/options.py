@@ -1,0 +1,36 @@
+"""Options of the inductor backend (`-O name=value`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_engine.config.settings import opt
+from trt_engine.errors import UsageError
+
+
+def _parse_switch(value: str | bool) -> bool:
+    text = str(value).strip().lower()
+    if text not in ("on", "off", "true", "false"):
+        raise UsageError(f"cannot read `{value}` as on or off", hint="write it as `-O name=on` or `-O name=off`")
+    return text in ("on", "true")
+
+
+def _parse_seconds(value: str | int) -> int:
+    if not str(value).isdecimal() or int(value) > 86400:
+        raise UsageError(f"cannot read `{value}` as seconds", hint="as `-O autotune_s=300`, at most 86400")
+    return int(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InductorOptions:
+    """Settings of the inductor backend."""
+
+    autotune_s: int = opt(
+        0, "seconds to choose kernels by measurement; measurements are kept for the next build", parse=_parse_seconds
+    )
+    freezing: bool = opt(True, "compute from the weights once, at build, and choose their layout", parse=_parse_switch)
+    conv_1x1_as_mm: bool = opt(False, "1x1 convolutions as matrix products", parse=_parse_switch)
+    trust_source: bool = opt(
+        False, "load a package whose digest is not the passport's: its code runs with your permissions",
+        parse=_parse_switch, in_key=False,
+    )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Takes the biases of convolutions out of the convolutions of an optimised graph in NHWC layout.
+
+ONNX Runtime's CUDA provider adds the bias of a convolution in a pass of its own, which takes longer than the arithmetic of
+most layers (ResNet-50 in FP16 at batch 64 on an H200: 5.5 ms with the biases, 3.0 ms without any). Here a bias becomes a
+*shift*: the value of a tensor is what the graph computes plus the shift, a constant for each channel. Shifts pass through
+the operators behind the convolution without a pass over the data:
+
+    Relu(x + s) = Max(x, -s) + s            Conv(x + s) = Conv(x) + Conv(s), without padding
+    (x + s) + (y + t) = (x + y) + (s + t)   MaxPool(x + s) = MaxPool(x) + s
+
+and are added where any other operator reads the tensor. (A convolution with padding would make a constant for each position;
+measured, those cost more than the addition before it.) A shift far larger than the biases that it comes from would cost
+digits, so it is added early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, NodeProto, helper
+
+from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import Weights, drop_unused, free_name, make_initializer, replace_items, used_names
+from trt_engine.graph.shape_inference import trace
+from trt_engine.tensors import Shape
+
+NHWC_DOMAIN = "com.ms.internal.nhwc"
+_MAX_GROWTH = 4.0
+"""Largest shift that is carried on, in multiples of the largest bias it comes from."""
+
+Array = npt.NDArray[np.float32]
+
+
+def separate_conv_biases(proto: ModelProto, folder: Path) -> int:
+    """Rewrite the graph in place; returns the number of convolutions whose bias was taken out.
+
+    `folder` holds the weights of a graph that keeps them outside. A graph with subgraphs is left as it is.
+    """
+    if any(True for node in proto.graph.node for _ in walk.bodies(node)):
+        return 0
+    return _ShiftPass(proto, folder).run()
+
+
+class _ShiftPass:
+    """One pass over the nodes in order; `shifts` holds what is missing from a tensor's value."""
+
+    def __init__(self, proto: ModelProto, folder: Path) -> None:
+        self.proto = proto
+        self.weights = Weights(proto, folder)
+        self.facts = trace(proto, {}).tensors
+        self.taken = used_names(proto)
+        self.shifts: dict[str, Array] = {}
+        """By tensor, one value for each channel."""
+        self.scales: dict[str, float] = {}
+        """By tensor: the largest bias that its shift comes from."""
+        self.complete: dict[str, str] = {}
+        """By tensor: the tensor with its shift added."""
+        self.nodes: list[NodeProto] = []
+        self.count = 0
+
+    def run(self) -> int:
+        old = [item.name for item in self.proto.graph.initializer]
+        for node in list(self.proto.graph.node):
+            rule = _RULES.get((walk.domain_of(node), node.op_type))
+            if rule is None or not rule(self, node):
+                for at, name in enumerate(node.input):
+                    node.input[at] = self.add_shift(name)
+                self.nodes.append(node)
+        for value in self.proto.graph.output:
+            self._complete_output(value.name)
+        replace_items(self.proto.graph.node, self.nodes)
+        drop_unused(self.proto, old)
+        return self.count
+
+    def conv(self, node: NodeProto) -> bool:
+        if any(name not in self.weights for name in node.input[1:]):
+            return False
+        weight = self.weights.read(node.input[1]).astype(np.float32)
+        bias = np.zeros(len(weight), np.float32)
+        if len(node.input) > 2:
+            bias = self.weights.read(node.input[2]).astype(np.float32)
+            del node.input[2:]
+            self.count += 1
+        own = float(np.abs(bias).max(initial=0.0))
+        scale = max(own, self.scales.get(node.input[0], 0.0))
+        shift = self._convolve_shift(node, weight, bias)
+        if shift is None or np.abs(shift).max() > _MAX_GROWTH * scale:
+            node.input[0], shift, scale = self.add_shift(node.input[0]), bias, own
+        self._set_shift(node.output[0], shift, scale)
+        self.nodes.append(node)
+        return True
+
+    def relu(self, node: NodeProto) -> bool:
+        name, out = node.input[0], node.output[0]
+        if name not in self.shifts:
+            return False
+        least = self._constant(-self.shifts[name], f"{out}_least", name)
+        self.nodes.append(helper.make_node("Max", [name, least], [out], name=node.name))
+        self._set_shift(out, self.shifts[name], self.scales[name])
+        return True
+
+    def add(self, node: NodeProto) -> bool:
+        shape = self._shape(node.output[0])
+        carried = [name for name in node.input if name in self.shifts]
+        if not carried or shape[3] < 0 or any(self._shape(name) != shape for name in carried):
+            return False
+        shift = sum((self.shifts[name] for name in carried), np.zeros(1, np.float32))
+        scale = max(self.scales[name] for name in carried)
+        if np.abs(shift).max() > _MAX_GROWTH * scale:
+            return False
+        self._set_shift(node.output[0], shift, scale)
+        self.nodes.append(node)
+        return True
+
+    def pool(self, node: NodeProto) -> bool:
+        """Maximum or mean of a channel: both move with its shift."""
+        name = node.input[0]
+        if name not in self.shifts or len(node.output) > 1:
+            return False
+        self._set_shift(node.output[0], self.shifts[name], self.scales[name])
+        self.nodes.append(node)
+        return True
+
+    def add_shift(self, name: str) -> str:
+        """The tensor with its shift added, by a node of its own."""
+        if name not in self.shifts:
+            return name
+        if name not in self.complete:
+            made = self.complete[name] = free_name(f"{name}_shifted", self.taken)
+            constant = self._constant(self.shifts[name], f"{name}_shift", name)
+            self.nodes.append(helper.make_node("Add", [name, constant], [made], name=made))
+        return self.complete[name]
+
+    def _convolve_shift(self, node: NodeProto, weight: Array, bias: Array) -> Array | None:
+        """Bias plus the convolution of the input's shift; None where that is not one value for each channel."""
+        shift = self.shifts.get(node.input[0])
+        if shift is None:
+            return bias
+        given = walk.attributes(node)
+        if any(given.get("pads") or ()) or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
+            return None
+        groups = shift.reshape(int(given.get("group", 1)), -1)
+        kernel = weight.sum(axis=tuple(range(2, weight.ndim))).reshape(len(groups), -1, groups.shape[1])
+        return np.asarray(np.einsum("goi,gi->go", kernel, groups).reshape(-1) + bias, np.float32)
+
+    def _set_shift(self, name: str, shift: Array, scale: float) -> None:
+        """Keep a shift, rounded to the tensor's type as its constants are; nothing for a shift of zero."""
+        kind = helper.tensor_dtype_to_np_dtype(self.facts[name].elem)
+        rounded = np.asarray(shift, np.float32).astype(kind).astype(np.float32)
+        if rounded.any():
+            self.shifts[name], self.scales[name] = rounded, scale
+
+    def _shape(self, name: str) -> Shape:
+        """Sizes `[N, H, W, C]`, -1 for an open one."""
+        shape = self.facts[name].shape if name in self.facts else None
+        return shape if shape is not None and len(shape) == 4 else (-1, -1, -1, -1)
+
+    def _constant(self, value: Array, name: str, like: str) -> str:
+        """Name of a new initializer of the dtype of the tensor `like`."""
+        made = free_name(name, self.taken)
+        array = value.astype(helper.tensor_dtype_to_np_dtype(self.facts[like].elem))
+        self.proto.graph.initializer.append(make_initializer(array, made))
+        return made
+
+    def _complete_output(self, name: str) -> None:
+        """Give an output of the graph its true value under its own name."""
+        if name not in self.shifts:
+            return
+        raw = free_name(f"{name}_unshifted", self.taken)
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for at, other in enumerate(names):
+                    names[at] = raw if other == name else other
+        constant = self._constant(self.shifts[name], f"{name}_shift", name)
+        self.nodes.append(helper.make_node("Add", [raw, constant], [name], name=f"{raw}_add"))
+
+
+_RULES: dict[tuple[str, str], Callable[[_ShiftPass, NodeProto], bool]] = {
+    (NHWC_DOMAIN, "Conv"): _ShiftPass.conv,
+    (NHWC_DOMAIN, "MaxPool"): _ShiftPass.pool,
+    (NHWC_DOMAIN, "GlobalAveragePool"): _ShiftPass.pool,
+    ("", "Relu"): _ShiftPass.relu,
+    ("", "Add"): _ShiftPass.add,
+}

@@ -1,0 +1,36 @@
+"""Settings of the CUDA provider that change a graph's speed and not its precision."""
+
+from __future__ import annotations
+
+from trt_engine.backends.onnxruntime.options import parse, provider_options
+from trt_engine.backends.onnxruntime.provider_names import short_name
+from trt_engine.config.build import BuildConfig
+from trt_engine.device import parse_device
+from trt_engine.model import Model
+
+_LAYOUTS = ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"})
+"""For convolutions. Their algorithm search and workspace make no difference since cuDNN's own heuristics choose (1.31.1)."""
+_ATTENTION_KERNELS = ({"cuda.sdpa_kernel": "8"}, {"cuda.sdpa_kernel": "1"})
+"""cuDNN's and flash attention, for the fused operators."""
+
+
+def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]:
+    """Settings worth measuring for this graph, each alone; what `config` sets itself stays as it is."""
+    kind, _ = parse_device(config.device)
+    if kind != "cuda" or any(short_name(name) != "cuda" for name in config.providers):
+        return ()
+    operators = {place.node.op_type for place in model.graph.nodes}
+    found = [
+        *(_LAYOUTS if "Conv" in operators else ()),
+        *(_ATTENTION_KERNELS if config.fuse and operators & {"Softmax", "Attention"} else ()),
+    ]
+    cuda = next((values for name, values in provider_options(config.options).items() if short_name(name) == "cuda"), {})
+    given = {f"cuda.{name}": value for name, value in cuda.items()}
+    if (separate := parse(config.options).separate_conv_bias) is not None:
+        given["separate_conv_bias"] = "on" if separate else "off"
+    return tuple(
+        new
+        for item in found
+        if all(given.get(name, value) == value for name, value in item.items())
+        and (new := {name: value for name, value in item.items() if name not in given})
+    )

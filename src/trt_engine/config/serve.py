@@ -1,0 +1,124 @@
+"""Settings of `serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_engine.config.parse import parse_bytes
+from trt_engine.config.settings import Config, check_limits, opt
+from trt_engine.errors import UsageError
+from trt_engine.units import parse_duration
+
+MIB = 1 << 20
+
+
+def _format_bytes(nbytes: int) -> str:
+    return f"{nbytes}B"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig(Config):
+    """Settings of a server: its models, addresses, scheduling, limits, and who may use it."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UsageError("TLS needs a certificate and its key", hint="`--tls-cert FILE --tls-key FILE`")
+        if self.model_repository is None and self.model_control_mode != "none":
+            raise UsageError(
+                f"`--model-control-mode {self.model_control_mode}` needs a repository", hint="`--model-repository DIR`"
+            )
+        if self.load_model and self.model_control_mode != "explicit":
+            raise UsageError("`--load-model` needs explicit control", hint="`--model-control-mode explicit`")
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            if getattr(self, name) > 65535:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"`{flag}` is {getattr(self, name)}, expected 0 to 65535", hint="0 is any free port")
+
+    model_repository: Path | None = opt(
+        None, "folder of models, as NAME/VERSION/model.onnx or model.plan", parse=Path, metavar="DIR", group="Input"
+    )
+    model_control_mode: str = opt(
+        "none", "what loads models after the start: nothing, changed files, or clients",
+        choices=("none", "poll", "explicit"), group="Input",
+    )  # fmt: skip
+    load_model: tuple[str, ...] = opt(
+        (),
+        "with explicit control: load this model at the start",
+        parse=str,
+        multiple=True,
+        metavar="NAME",
+        group="Input",
+    )
+    poll_interval_s: float = opt(
+        15.0, "with poll: time between two looks at the repository", parse=parse_duration, metavar="TIME", gt=0,
+        group="Input",
+    )  # fmt: skip
+    build_models: bool = opt(False, "build models that are not engines, into the store", group="Input")
+    allow_changed: bool = opt(False, "load engines whose digest is not that of their passport", group="Input")
+
+    host: str = opt("127.0.0.1", "address to listen at; the default is reached from this machine alone")
+    http_port: int = opt(8000, "port of HTTP; 0: any free one, -1: none", ge=-1)
+    grpc_port: int = opt(8001, "port of gRPC; 0: any free one, -1: none", ge=-1)
+    metrics_port: int = opt(8002, "port of the metrics alone; 0: any free one, -1: none", ge=-1)
+    strict_readiness: bool = opt(True, "the server is ready only while every requested model is")
+    token_file: Path | None = opt(
+        None,
+        "file with the bearer token that every request but the health checks must carry",
+        parse=Path,
+        metavar="FILE",
+    )
+    tls_cert: Path | None = opt(None, "certificate chain for TLS, PEM", parse=Path, metavar="FILE")
+    tls_key: Path | None = opt(None, "private key for TLS, PEM", parse=Path, metavar="FILE")
+    shared_memory: bool | None = opt(
+        None, "let clients register system shared memory [default: only on a loopback address]",
+        flags="--shared-memory/--no-shared-memory",
+    )  # fmt: skip
+
+    max_batch: int | None = opt(
+        None, "rows of joined requests [default: the engine's largest batch, else 32; 1: never joined]", ge=1,
+        group="Measure",
+    )  # fmt: skip
+    max_wait_ms: float = opt(
+        0.0, "how long a request waits for others while a context is free", metavar="MS", ge=0, group="Measure"
+    )
+    max_queue: int | None = opt(
+        None, "requests (rows, where they are joined) that may wait for a model [default: 64 batches]", ge=1,
+        group="Measure",
+    )  # fmt: skip
+
+    max_request: int = opt(
+        256 * MIB, "largest request [default: 256MiB]", parse=parse_bytes, metavar="SIZE", to_text=_format_bytes, ge=1,
+        group="Advanced",
+    )  # fmt: skip
+    max_json: int = opt(
+        16 * MIB, "largest JSON part of a request [default: 16MiB]", parse=parse_bytes, metavar="SIZE",
+        to_text=_format_bytes, ge=1, group="Advanced",
+    )  # fmt: skip
+    max_header: int = opt(
+        64 << 10, "largest HTTP header [default: 64KiB]", parse=parse_bytes, metavar="SIZE", to_text=_format_bytes, ge=256,
+        group="Advanced",
+    )  # fmt: skip
+    max_in_flight: int = opt(1024, "requests of inference at once; more are refused", ge=1, group="Advanced")
+    max_in_flight_size: int = opt(
+        2048 * MIB, "bytes of all requests at once; more are refused [default: 2GiB]", parse=parse_bytes, metavar="SIZE",
+        to_text=_format_bytes, ge=1, group="Advanced",
+    )  # fmt: skip
+    max_connections: int = opt(4096, "HTTP connections at once", ge=1, group="Advanced")
+    request_timeout_s: float = opt(
+        30.0, "time for a client to send its header, and then its body", parse=parse_duration, metavar="TIME", gt=0,
+        group="Advanced",
+    )  # fmt: skip
+    drain_delay_s: float = opt(
+        1.0, "at the end: time between not being ready and refusing connections", parse=parse_duration, metavar="TIME",
+        ge=0, group="Advanced",
+    )  # fmt: skip
+    drain_timeout_s: float = opt(
+        30.0,
+        "at the end: longest wait for accepted requests",
+        parse=parse_duration,
+        metavar="TIME",
+        gt=0,
+        group="Advanced",
+    )

@@ -1,0 +1,308 @@
+"""SavedModels, frozen graphs, Keras and TFLite files to ONNX, with tf2onnx in a worker process.
+
+TensorFlow takes seconds to import and half a gigabyte, logs to stderr, and parses untrusted files: all of it stays in
+the worker (`tensorflow_worker.py`), which may use another interpreter (`TRT_ENGINE_TF_PYTHON`). The worker lives while
+the source is needed as reference.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  NumPy learns `bfloat16` from it
+import numpy as np
+
+from trt_engine.conversion.axes import EVERY, Axes, Axis, axes_for, sizes_of, symbols_of
+from trt_engine.conversion.examples import Example, array_of, with_batch_2
+from trt_engine.conversion.exported import Array
+from trt_engine.conversion.tensorflow.worker_process import PYTHON, WorkerProcess
+from trt_engine.errors import FeedError, ModelError, SetupError, UsageError
+from trt_engine.runtime.feeds import numpy_dtype
+from trt_engine.tensors import Shape, suggest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TensorFlowOptions:
+    """Options of a TensorFlow source: part to convert, layout, interpreter."""
+
+    signature: str | None = None
+    """Of a SavedModel or TFLite file; None: `serving_default`, or the only one."""
+    tags: tuple[str, ...] = ()
+    """Of the SavedModel's graph; default `serve`."""
+    inputs: tuple[str, ...] = ()
+    """Of a frozen graph, `node:0`; default: its Placeholders."""
+    outputs: tuple[str, ...] = ()
+    """Of a frozen graph, `node:0`; default: tensors without a reader."""
+    inputs_as_nchw: tuple[str, ...] = ()
+    """Inputs, by ONNX name, that are NHWC in the source and NCHW in the ONNX file."""
+    python: str | None = None
+    """Worker interpreter; None: `TRT_ENGINE_TF_PYTHON`, or the current one."""
+    timeout_s: float = 1800.0
+    """Seconds each for reading, converting and running the source."""
+
+    @staticmethod
+    def parse(given: Mapping[str, Any]) -> TensorFlowOptions:
+        """Parse options: `{"signature": "predict", "outputs": "a:0,b:0"}`."""
+        known = {item.name: item for item in fields(TensorFlowOptions)}
+        made: dict[str, Any] = {}
+        for name, value in given.items():
+            key = name.replace("-", "_")
+            if key not in known:
+                raise UsageError(f"TensorFlow sources have no option `{name}`", hint=suggest(key, list(known)))
+            if key == "timeout_s":
+                try:
+                    made[key] = float(value)
+                except (TypeError, ValueError):
+                    raise UsageError(f"`timeout_s` is `{value}`, expected seconds", hint="`-O timeout_s=600`") from None
+                if not made[key] > 0:
+                    raise UsageError(f"`timeout_s` is {value}, expected more than 0", hint="`-O timeout_s=600`")
+            elif key in ("signature", "python"):
+                made[key] = None if value is None else str(value)
+            else:
+                items = value if isinstance(value, list | tuple) else str(value).split(",")
+                made[key] = tuple(str(item).strip() for item in items if str(item).strip())
+        return TensorFlowOptions(**made)
+
+
+@dataclass(frozen=True)
+class _Port:
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...] | None
+    """Shape in ONNX layout: None for a dynamic size, None as a whole for an unknown rank."""
+
+
+@dataclass
+class BoundSource:
+    """The source opened in a worker, with named inputs. `close` ends the worker."""
+
+    inputs: tuple[_Port, ...]
+    outputs: tuple[str, ...]
+    examples: dict[str, Example]
+    axes: Axes
+    notes: tuple[str, ...]
+    versions: dict[str, str]
+    _child: WorkerProcess
+    _nchw: tuple[str, ...]
+
+    def example(self) -> dict[str, Array]:
+        """Example inputs of the conversion."""
+        return {name: array_of(name, item, item.shape) for name, item in self.examples.items()}
+
+    def convert(self, path: Path, opset: int, shapes: Mapping[str, Any], large_nbytes: int) -> dict[str, Any]:
+        """Write ONNX to `path` in the worker; returns its opset and unused inputs."""
+        request = {"do": "convert", "out": str(path.absolute()), "opset": opset, "shapes": shapes, "nchw": self._nchw}
+        return self._child.request({**request, "large": large_nbytes})
+
+    def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs of the source; an unused input that ONNX dropped may be missing."""
+        arrays: dict[str, Any] = {}  # by number: names may be invalid as members of an archive
+        for at, port in enumerate(self.inputs):
+            item = self.examples[port.name]
+            array = feeds[port.name] if port.name in feeds else array_of(port.name, item, item.shape)
+            if array.dtype != numpy_dtype(port.dtype):
+                raise FeedError(
+                    f"`{port.name}` is {array.dtype}, and the source takes {port.dtype}",
+                    hint=f"`.astype(numpy.{port.dtype})`",
+                )
+            arrays[f"a{at}"] = np.asarray(array, order="C")  # `ascontiguousarray` would make a scalar a vector
+        with tempfile.TemporaryDirectory(prefix="trt-engine-tf-") as folder:
+            took, gave = Path(folder) / "feeds.npz", Path(folder) / "outputs.npz"
+            np.savez(took, **arrays)
+            stated = self._child.request({"do": "run", "feeds": str(took), "out": str(gave), "nchw": self._nchw})
+            with np.load(gave, allow_pickle=False) as found:
+                answers = [found[f"a{at}"] for at in range(len(self.outputs))]
+        return {
+            name: array.view(numpy_dtype(dtype)) if array.dtype.kind == "V" else array  # NumPy files know no bfloat16
+            for name, array, dtype in zip(self.outputs, answers, stated["dtypes"], strict=True)
+        }
+
+    def close(self) -> None:
+        """End the worker; idempotent."""
+        self._child.close()
+
+    def __enter__(self) -> BoundSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_source(
+    path: Path,
+    kind: str,
+    given: Sequence[Example],
+    dynamic: Axes | None,
+    options: TensorFlowOptions | None = None,
+    *,
+    trust_source: bool = False,
+) -> BoundSource:
+    """Open the source and bind its inputs: shapes and types are its own, dynamic sizes come from `given`.
+
+    Without `dynamic` every open axis stays dynamic, the first as `batch`; with it, only those named. `SetupError`
+    without TensorFlow or tf2onnx, `ModelError` for an unreadable source, `UsageError` for unknown names.
+    """
+    wanted = options or TensorFlowOptions()
+    child = WorkerProcess(_worker_python(wanted.python), path, wanted.timeout_s)
+    try:
+        part = {name: getattr(wanted, name) for name in ("signature", "tags", "inputs", "outputs")}
+        request = {"do": "open", "kind": kind, "path": str(path.absolute()), "nchw": wanted.inputs_as_nchw}
+        stated = child.request({**request, **part, "trust_source": trust_source})
+        ports = tuple(
+            _Port(item["name"], item["dtype"], None if item["shape"] is None else tuple(item["shape"]))
+            for item in stated["inputs"]
+        )
+        examples = _examples(ports, given, dynamic)
+        axes = _axes(ports, examples, dynamic)
+        examples, said = with_batch_2(examples, axes)
+        sizes_of(axes, {name: item.shape for name, item in examples.items()})
+        said += _fixed_axis_notes(ports, examples, axes)
+        return BoundSource(
+            ports, tuple(item["name"] for item in stated["outputs"]), examples, axes, (*stated["notes"], *said),
+            child.versions, child, wanted.inputs_as_nchw,
+        )  # fmt: skip
+    except BaseException:
+        child.close()
+        raise
+
+
+def _worker_python(named: str | None) -> str:
+    """Interpreter of the worker: option, environment variable, or the current one."""
+    text = named or os.environ.get(PYTHON) or sys.executable
+    found = shutil.which(Path(text).expanduser())
+    if found is None:
+        where = "`python`" if named else f"`{PYTHON}`"
+        raise SetupError(f"{where} names `{text}`, which is not a program", hint="name a Python interpreter's file")
+    return found
+
+
+def _examples(ports: Sequence[_Port], given: Sequence[Example], dynamic: Axes | None) -> dict[str, Example]:
+    """An example for every input, in the source's order."""
+    names = [port.name for port in ports]
+    if len(given) > len(ports):
+        raise UsageError(
+            f"{len(given)} inputs are given, and the source has {len(ports)}: {', '.join(names)}", hint="one for each"
+        )
+    by_name: dict[str, Example] = {}
+    for at, item in enumerate(given):
+        name = names[at] if item.name is None else item.name
+        if name not in names:
+            raise UsageError(f"the source has no input `{name}`", hint=suggest(name, names))
+        by_name[name] = item
+    return {port.name: _example(port, by_name.get(port.name), dynamic) for port in ports}
+
+
+def _example(port: _Port, given: Example | None, dynamic: Axes | None) -> Example:
+    if given is None:
+        return Example(port.name, _default_shape(port, dynamic), port.dtype)
+    if port.shape is not None:
+        if len(given.shape) != len(port.shape):
+            raise UsageError(
+                f"the example of `{port.name}` has {len(given.shape)} dimensions, and the source takes {_format_port(port)}",
+                hint=f"`--input {port.name}:{_example_shape(port)}`",
+            )
+        for at, size in enumerate(port.shape):
+            if size is not None and given.shape[at] != size:
+                raise UsageError(
+                    f"axis {at} of the example of `{port.name}` is {given.shape[at]}, and the source takes "
+                    f"{_format_port(port)}",
+                    hint=f"`--input {port.name}:{_example_shape(port)}`",
+                )
+    if given.dtype != port.dtype and (given.array is not None or given.dtype != "float32"):
+        raise FeedError(
+            f"the example of `{port.name}` is {given.dtype}, and the source takes {port.dtype}",
+            hint=f"`--input {port.name}:{_example_shape(port)}` leaves the type to the source",
+        )
+    return replace(given, name=port.name, dtype=port.dtype)  # only the shape is given: use the source's dtype
+
+
+def _default_shape(port: _Port, dynamic: Axes | None) -> Shape:
+    """Default sizes of an input: 2 for an open first axis, a range's own size for a named one."""
+    if port.shape is None:
+        raise UsageError(
+            f"the source does not declare the rank of `{port.name}`", hint=f"`--input {port.name}:2x224x224x3`"
+        )
+    asked = {**(dynamic or {}).get(EVERY, {}), **(dynamic or {}).get(port.name, {})}
+    made = []
+    for at, size in enumerate(port.shape):
+        axis = asked.get(at)
+        if size is not None:
+            made.append(size)
+        elif at == 0 and (axis is None or axis.contains(2)):
+            made.append(2)
+        elif axis is not None and axis.high is not None:
+            made.append(axis.low if axis.low > 1 else min(axis.high, max(2, axis.step)))
+        else:
+            raise UsageError(
+                f"the source leaves axis {at} of `{port.name}` open ({_format_port(port)}): its size is unknown",
+                hint=f"`--input {port.name}:{_example_shape(port)}`",
+            )
+    return tuple(made)
+
+
+def _format_port(port: _Port) -> str:
+    return "x".join("?" if size is None else str(size) for size in port.shape or ())
+
+
+def _example_shape(port: _Port) -> str:
+    """An example shape: 2 for the first open axis, 64 for the others."""
+    return "x".join(str(size if size is not None else 64 if at else 2) for at, size in enumerate(port.shape or ()))
+
+
+def _axes(ports: Sequence[_Port], examples: Mapping[str, Example], dynamic: Axes | None) -> Axes:
+    """Dynamic axes; `ModelError` for a requested axis that is static in the source."""
+    shapes = {name: item.shape for name, item in examples.items()}
+    if dynamic is None:
+        return {
+            name: axes for name, axes in ((port.name, _open_axes(port, shapes[port.name])) for port in ports) if axes
+        }
+    asked = axes_for(dynamic, shapes)
+    found: Axes = {}
+    lost: dict[str, str] = {}
+    for port in ports:
+        for at, axis in asked.get(port.name, {}).items():
+            if port.shape is None or port.shape[at] is None:
+                found.setdefault(port.name, {})[at] = axis
+            else:
+                lost.setdefault(axis.symbol, f"axis {at} of `{port.name}` is {port.shape[at]}")
+                if at in dynamic.get(port.name, {}):
+                    raise _fixed_axis_error(axis.symbol, lost[axis.symbol])
+    for symbol, where in lost.items():
+        if symbol not in symbols_of(found):
+            raise _fixed_axis_error(symbol, where)
+    return found
+
+
+def _fixed_axis_error(symbol: str, where: str) -> ModelError:
+    return ModelError(
+        f"`{symbol}` was to be dynamic, but in the source {where}",
+        hint="save it again with `None` in that place of its signature or input layer",
+    )
+
+
+def _open_axes(port: _Port, example: Shape) -> dict[int, Axis]:
+    shape: tuple[int | None, ...] = (None, *example[1:]) if port.shape is None and example else port.shape or ()
+    plain = re.sub(r"\W", "_", port.name)
+    plain = plain if plain[:1].isalpha() or plain[:1] == "_" else f"_{plain}"
+    return {at: Axis("batch" if at == 0 else f"{plain}_{at}") for at, size in enumerate(shape) if size is None}
+
+
+def _fixed_axis_notes(ports: Sequence[_Port], examples: Mapping[str, Example], axes: Axes) -> list[str]:
+    """Notes on open axes that were not named: they become static at the example's size."""
+    return [
+        f"axis {at} of `{port.name}`, open in the source, is static at {examples[port.name].shape[at]}: nothing names it"
+        for port in ports
+        for at, size in enumerate(port.shape or ())
+        if size is None and at not in axes.get(port.name, {})
+    ]

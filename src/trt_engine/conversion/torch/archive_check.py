@@ -1,0 +1,314 @@
+"""Checks ZIP archives of models before opening them: one directory, bounded sizes, every pickle inspected.
+
+Members are classified by content: pickles, archives and code are detected whatever their names. Members that PyTorch
+unpickles by name must be pickles.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import os
+import re
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from trt_engine.conversion.torch.program_check import code_in_program, pickled_members
+from trt_engine.errors import ModelError
+from trt_engine.limits import ARCHIVE_MEMBERS, ARCHIVE_RATIO, PROGRAM_SIZE
+from trt_engine.pickle_check import NUMPY_GLOBALS, TENSOR_GLOBALS, PickleContents, PickleError, read_pickle
+
+_DAMAGED = "copy or download the file again"
+_MAX_DEPTH = 4
+_SLACK = 1 << 20
+_END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+_ZIP = b"PK\x03\x04"
+_SCRIPT_PICKLE = frozenset(
+    ("torch.jit._pickle", name)
+    for name in (
+        "build_intlist",
+        "build_tensorlist",
+        "build_doublelist",
+        "build_boollist",
+        "build_tensor_from_id",
+        "restore_type_tag",
+    )
+)
+
+
+@contextlib.contextmanager
+def open_checked_archive(file: BinaryIO, what: str) -> Iterator[zipfile.ZipFile]:
+    """The opened archive if every reader sees the same bounded members; `ModelError` otherwise."""
+    try:
+        _check_directory(file, what)
+        with zipfile.ZipFile(file) as archive:
+            _members(archive, file, what)
+            yield archive
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error) as error:
+        raise ModelError(f"{what} is a damaged ZIP archive: {error}", hint=_DAMAGED) from error
+
+
+def _rejection(what: str, reason: str, hint: str = _DAMAGED) -> ModelError:
+    return ModelError(f"{what} is a damaged ZIP archive: {reason}", hint=hint)
+
+
+def _check_directory(file: BinaryIO, what: str) -> None:
+    """Require the directory at the end of the file, as readers locate it differently."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 98))
+    tail = file.read(98)
+    if len(tail) < 22 or tail[-22:-18] != _END or tail[-2:] != b"\0\0":
+        raise _rejection(what, "its directory is not at its end")
+    place, length, start = size - 22, int.from_bytes(tail[-10:-6], "little"), int.from_bytes(tail[-6:-2], "little")
+    if tail[-42:-38] == _LOCATOR64:
+        if tail[:4] != _END64:
+            raise _rejection(what, "its directory is not at its end")
+        place, length, start = size - 98, int.from_bytes(tail[40:48], "little"), int.from_bytes(tail[48:56], "little")
+    if start + length != place:
+        raise _rejection(what, "its directory is not at its recorded offset")
+    if length > 46 * ARCHIVE_MEMBERS.value * 4:
+        raise _rejection(what, f"its directory has {length} bytes", ARCHIVE_MEMBERS.hint)
+    file.seek(0)
+
+
+def _members(archive: zipfile.ZipFile, file: BinaryIO, what: str) -> None:
+    infos = archive.infolist()
+    if len(infos) > ARCHIVE_MEMBERS.value:
+        raise _rejection(what, f"it has {len(infos)} members", ARCHIVE_MEMBERS.hint)
+    seen: set[str] = set()
+    end = 0
+    for info in sorted(infos, key=lambda item: item.header_offset):
+        if info.filename.casefold() in seen:
+            raise _rejection(what, f"it has two members `{info.filename}`")
+        seen.add(info.filename.casefold())
+        if (
+            not info.filename
+            or info.filename.startswith("/")
+            or "\\" in info.filename
+            or ".." in info.filename.split("/")
+        ):
+            raise _rejection(what, f"its member `{info.filename}` leaves the archive")
+        if info.flag_bits & 0x1:
+            raise _rejection(
+                what, f"its member `{info.filename}` is encrypted", "unpack it, and pack it without a password"
+            )
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise _rejection(what, f"its member `{info.filename}` is compressed in a way that models do not use")
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+            raise _rejection(what, f"its member `{info.filename}` has two sizes")
+        if info.header_offset < end:
+            raise _rejection(what, f"its member `{info.filename}` overlaps another")
+        end = info.header_offset + 30 + info.compress_size
+    size = file.seek(0, os.SEEK_END)
+    total = sum(info.file_size for info in infos)
+    if end > size or total > ARCHIVE_RATIO.value * size + _SLACK:
+        raise _rejection(what, f"it has {size} bytes and would grow to {total}", ARCHIVE_RATIO.hint)
+
+
+# ------------------------------------------------------------------------------------------------ contents
+
+
+def code_in_archive(archive: zipfile.ZipFile, what: str, *, kind: str, depth: int = 1) -> list[str]:
+    """Executable content of a PyTorch archive: foreign globals, code that accesses files, compiled code."""
+    found: list[str] = []
+    script = kind == "torchscript"
+    strict = _pickles_by_name(archive, what, kind)
+    for info in archive.infolist():
+        if info.is_dir():
+            continue
+        inner = info.filename.split("/", 1)[-1].casefold()  # PyTorch finds members case-insensitively
+        member = f"`{info.filename}` of {what}"
+        with archive.open(info) as raw:
+            head = raw.read(4)
+        if kind == "exported-program" and (native := _native(inner)):
+            found.append(f"its member `{info.filename}` is {native}")
+        elif script and inner.startswith("code/") and not inner.endswith((".debug_pkl", ".pkl")):
+            if reaches := _code_in_script(_read_member(archive, info, what)):
+                found.append(reaches)
+        elif kind == "exported-program" and _is_program(inner):
+            if evaluated := code_in_program(_read_member(archive, info, what), member):
+                found.append(evaluated)
+        elif head == _ZIP:
+            found += _nested(archive, info, what, depth)
+        elif info.filename in strict and info.file_size:
+            with archive.open(info) as opened:
+                found += code_in_pickles(_buffered(opened), member, strict=True, script=script)
+        elif head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
+            with archive.open(info) as opened:
+                found += code_in_pickles(_buffered(opened), member, strict=False, script=script)
+    return found
+
+
+def _is_program(inner: str) -> bool:
+    """JSON by name, and all of `models/`, which PyTorch reads as programs."""
+    return inner.startswith("models/") or (inner.endswith(".json") and not inner.startswith("extra/"))
+
+
+def _buffered(opened: object) -> BinaryIO:
+    return io.BufferedReader(opened, 1 << 16)  # type: ignore[type-var]
+
+
+def _native(inner: str) -> str | None:
+    if inner.startswith(("data/aotinductor/", "aotinductor/")) or inner.endswith((".so", ".dll", ".dylib", ".pyd")):
+        return "compiled code"
+    name = inner.rsplit("/", 1)[-1]
+    if name.startswith("custom_obj_"):
+        return "an object of a class of TorchScript"
+    return "a pickled object" if name.startswith("opaque_obj_") else None
+
+
+def _pickles_by_name(archive: zipfile.ZipFile, what: str, kind: str) -> set[str]:
+    """Members that PyTorch unpickles by name."""
+    names: set[str] = set()
+    for info in archive.infolist():
+        inner = info.filename.split("/", 1)[-1].casefold()
+        last = inner.rsplit("/", 1)[-1]
+        if last.endswith((".pkl", ".pickle", ".debug_pkl")):
+            names.add(info.filename)
+        elif kind == "exported-program":
+            if last.endswith((".pt", ".pth", ".bin")) and not inner.startswith("extra/"):
+                names.add(info.filename)
+            elif last.endswith(("weights_config.json", "constants_config.json")):
+                folder = info.filename.rsplit("/", 1)[0]
+                listed = pickled_members(_read_member(archive, info, what), f"`{info.filename}` of {what}")
+                names |= {f"{folder}/{name}" for name in listed}
+    return names
+
+
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> bytes:
+    if info.file_size > PROGRAM_SIZE.value:
+        raise ModelError(f"`{info.filename}` of {what} has {info.file_size} bytes", hint=PROGRAM_SIZE.hint)
+    return archive.read(info)
+
+
+def _nested(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str, depth: int) -> list[str]:
+    member = f"`{info.filename}` of {what}"
+    if depth >= _MAX_DEPTH:
+        raise _rejection(what, f"it has archives in archives, {depth} deep")
+    if info.compress_type == zipfile.ZIP_STORED:
+        with archive.open(info) as opened, open_checked_archive(_buffered(opened), member) as inside:
+            return code_in_archive(inside, member, kind="nested", depth=depth + 1)
+    with open_checked_archive(io.BytesIO(_read_member(archive, info, what)), member) as inside:
+        return code_in_archive(inside, member, kind="nested", depth=depth + 1)
+
+
+_LEGACY_PICKLES = 5
+
+
+def code_in_pickles(file: BinaryIO, what: str, *, strict: bool, script: bool = False) -> list[str]:
+    """Disallowed globals of the pickles in a file; the legacy format has five in sequence.
+
+    `strict` rejects unreadable content; otherwise such a file counts as data if no foreign global precedes.
+    """
+    for at in range(_LEGACY_PICKLES):
+        try:
+            contents = read_pickle(file)
+        except PickleError as error:
+            if foreign := _foreign(error.contents, script):
+                return foreign
+            if error.contents.calls_unknown:
+                return [f"its pickle applies {error.contents.calls_unknown} to what the pickle does not show"]
+            if strict:
+                raise ModelError(f"the pickle in {what} cannot be read: {error}", hint=_DAMAGED) from error
+            return []
+        if foreign := _foreign(contents, script):
+            return foreign
+        if at == 0 and not isinstance(contents.value, int):  # the legacy format begins with a number
+            return []
+    return []
+
+
+def _foreign(contents: PickleContents, script: bool) -> list[str]:
+    for module, name in contents.globals:
+        if (module, name) in TENSOR_GLOBALS or (module, name) in NUMPY_GLOBALS:
+            continue
+        # `__torch__` is not a Python module: it names classes defined in the archive
+        if script and (module == "__torch__" or module.startswith("__torch__.") or (module, name) in _SCRIPT_PICKLE):
+            continue
+        return [f"it imports `{module}.{name}`"]
+    return []
+
+
+# ------------------------------------------------------------------------------------------------ TorchScript
+
+_REACHING = re.compile(r"from_file|save|rpc_(a?sync|remote)|load_tensor")
+"""`aten::from_file` maps a file, `aten::save` writes one, the others start work in other processes."""
+_IN_TEXT = re.compile(rb"from_file|rpc_a?sync|rpc_remote|\bsave[\"'\s]*[(,]")
+"""The same in raw bytes, however PyTorch tokenizes them; `def save(` is a method of the archive."""
+_SPACES = frozenset(
+    "aten prim prims quantized _quantized quantization mkldnn mkldnn_prepacked onednn sparse torchvision torchaudio "
+    "profiler static_runtime".split()
+)
+_CLASSES = frozenset("quantized xnnpack mkldnn rnn sparse".split())
+"""Allowed in `torch.classes`: packed weights."""
+_SKIPPED = (tokenize.NEWLINE, tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+
+
+def _code_in_script(raw: bytes) -> str | None:
+    """What TorchScript accesses beyond computation, from its text before PyTorch compiles it; None if nothing.
+
+    It has no `import`: it can use PyTorch operators and classes of its archive. Two operators take a file name and a few
+    communicate with other processes; methods of the archive run while it is opened.
+    """
+    try:
+        tokens = [
+            item for item in tokenize.generate_tokens(io.StringIO(raw.decode()).readline) if item.type not in _SKIPPED
+        ]
+    except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
+        return "its code cannot be read"
+    if word := _IN_TEXT.search(re.sub(rb"\bdef\s+save\s*\(", b"def (", raw)):
+        return f"its code uses `{word[0].decode().strip(chr(34) + ' (,')}`"
+    for at, item in enumerate(tokens):
+        if item.type == tokenize.NAME and _REACHING.fullmatch(item.string) and not _is_defined(tokens, at):
+            return f"its code uses `{item.string}`"
+        if item.type == tokenize.STRING and _is_attribute(tokens, at):
+            text = _text(tokens, at)
+            if text is None or _REACHING.fullmatch(text):
+                return f"its code uses `{item.string[:60]}`"
+        if (
+            item.string in ("ops", "classes")
+            and item.type == tokenize.NAME
+            and (found := _foreign_namespace(tokens, at))
+        ):
+            return f"its code uses `{found}`"
+    return None
+
+
+def _is_defined(tokens: list[tokenize.TokenInfo], at: int) -> bool:
+    """`def save(self)`: a method of the archive; also `self.save : Tensor`."""
+    return tokens[at - 1].string == "def" if at else False
+
+
+def _is_attribute(tokens: list[tokenize.TokenInfo], at: int) -> bool:
+    """A string that names an attribute: the second argument of `getattr`, possibly concatenated."""
+    return any(item.string in ("getattr", "hasattr", "setattr") for item in tokens[max(0, at - 12) : at])
+
+
+def _text(tokens: list[tokenize.TokenInfo], at: int) -> str | None:
+    """The string with its adjacent parts: `"from_" "file"` is one string."""
+    parts = []
+    for item in tokens[at:]:
+        if item.type != tokenize.STRING:
+            break
+        try:
+            value = ast.literal_eval(item.string)
+        except (ValueError, SyntaxError):
+            return None
+        if not isinstance(value, str):
+            return None
+        parts.append(value)
+    return "".join(parts)
+
+
+def _foreign_namespace(tokens: list[tokenize.TokenInfo], at: int) -> str | None:
+    """`ops.NAME` and `torch.classes.NAME` outside the computing namespaces; None otherwise."""
+    if at + 2 >= len(tokens) or tokens[at + 1].string != "." or tokens[at + 2].type != tokenize.NAME:
+        return None
+    name, before = tokens[at + 2].string, tokens[at - 2].string if at > 1 and tokens[at - 1].string == "." else ""
+    if tokens[at].string == "ops":
+        return None if (before and before != "torch") or name in _SPACES else f"ops.{name}"
+    return None if before != "torch" or name in _CLASSES else f"torch.classes.{name}"

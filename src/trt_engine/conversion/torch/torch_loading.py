@@ -1,0 +1,212 @@
+"""Loads PyTorch sources: a factory's module, an archive, an exported program, a state dict, a name on a hub.
+
+Factories, Hugging Face folders with Python code, and TorchScript run in this process as user code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trt_engine.conversion.sources import Source
+from trt_engine.conversion.torch.loaded_module import (
+    LoadedModule,
+    as_loaded_module,
+    module_examples,
+    script_parameter_names,
+)
+from trt_engine.conversion.torch.pickle_guard import no_pickled_code
+from trt_engine.conversion.torch.torch_factory import call_factory, parse_option, reject_unused_options
+from trt_engine.conversion.torch.torch_hub import load_huggingface, load_timm
+from trt_engine.conversion.torch.user_code import quiet_loggers, user_code_errors
+from trt_engine.errors import ModelError, SetupError, UsageError
+
+
+def load_torch(
+    source: Source,
+    *,
+    factory: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    offline: bool = False,
+    cache: Path | None = None,
+    trust_source: bool = False,
+) -> LoadedModule:
+    """Load the source in evaluation mode on the CPU; `ModelError` with the user's line for code that raises.
+
+    Without `trust_source`, no code of a file runs except its operators: see `pickle_guard`.
+    """
+    given = {name: parse_option(value) for name, value in (options or {}).items()}
+    if source.kind in ("torchscript", "exported-program"):
+        reject_unused_options(given, source)
+    match source.kind:
+        case "torch-module":
+            loaded = as_loaded_module(call_factory(source, given), source.text)
+        case "torchscript":
+            loaded = _load_script(source, trust_source)
+        case "exported-program":
+            loaded = _load_program(source, trust_source)
+        case "state-dict":
+            loaded = _load_state_dict(source, factory, given, trust_source)
+        case "huggingface":
+            loaded = load_huggingface(source, given, offline, cache, trust_source)
+        case _:
+            loaded = load_timm(source, given, offline, cache)
+    loaded.versions = {"torch": str(torch.__version__), **loaded.versions}
+    if loaded.program is None:
+        loaded.module.eval()
+        with contextlib.suppress(RuntimeError, AttributeError):
+            loaded.module.to("cpu")
+    return loaded
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def _load_script(source: Source, trust_source: bool) -> LoadedModule:
+    with (
+        user_code_errors(f"opening `{source.text}` as TorchScript", hint="save it again with `torch.jit.save`"),
+        no_pickled_code(trust_source=trust_source),
+    ):
+        module = torch.jit.load(str(source.path), map_location="cpu")
+    return LoadedModule(module, script_parameter_names(module), scripted=True)
+
+
+def _load_program(source: Source, trust_source: bool) -> LoadedModule:
+    with (
+        user_code_errors(
+            f"opening `{source.text}` as an exported program",
+            hint=f"this is torch {torch.__version__}; save it again with this release's `torch.export.save`",
+        ),
+        no_pickled_code(trust_source=trust_source),
+        quiet_loggers("torch.export", "torch._export", "torch.export.pt2_archive._package"),
+    ):
+        program = torch.export.load(str(source.path))
+        if not trust_source and getattr(program, "_guards_code", None):
+            program._guards_code = []  # Python text, which `module()` compiles; sizes are compared anyway
+        module = program.module()
+        args, kwargs = program.example_inputs if program.example_inputs is not None else ((), {})
+    names = tuple(str(name) for name in program.graph_signature.user_inputs)
+    flat = [*args, *kwargs.values()]
+    examples = module_examples(dict(zip(names, flat, strict=False)), source.text)
+    keywords = (*(None for _ in args), *(str(name) for name in kwargs))
+    return LoadedModule(module, names, examples, program=program, keywords=keywords)
+
+
+def _load_state_dict(source: Source, factory: str | None, options: dict[str, Any], trust_source: bool) -> LoadedModule:
+    if source.code and factory is None:
+        reject_unused_options(options, source)
+        return _load_pickled_module(source)
+    if factory is None:
+        raise UsageError(
+            f"`{source.text}` contains only weights, without the module they belong to",
+            hint="name the function that makes the module: `--factory file.py:factory`",
+        )
+    place, _, function = factory.rpartition(":")
+    if not place or not function:
+        raise UsageError(
+            f"cannot read the factory `{factory}`", hint="`--factory package.module:factory` or `file.py:factory`"
+        )
+    maker = Source(factory, "torch-module", "", Path(place) if place.endswith(".py") else None, place, function)
+    loaded = as_loaded_module(call_factory(maker, options), factory)
+    weights = _load_weights(source, trust_source)
+    wanted = loaded.module.state_dict()
+    state, note = _match_prefix(weights, wanted)
+    if note:
+        loaded.notes.append(note)
+    missing = [name for name in wanted if name not in state]
+    foreign = [name for name in state if name not in wanted]
+    if missing or foreign:
+        raise ModelError(
+            f"the weights of `{source.text}` are not those of `{factory}`: "
+            + "; ".join(
+                f"{len(names)} {what} (`{names[0]}`)"
+                for names, what in ((missing, "are missing"), (foreign, "are unknown to it"))
+                if names
+            ),
+            hint="check the factory's arguments (`-O name=value`)",
+        )
+    for name, tensor in state.items():
+        if tuple(tensor.shape) != tuple(wanted[name].shape):
+            raise ModelError(
+                f"`{name}` is {_format_shape(tensor)} in `{source.text}` and {_format_shape(wanted[name])} in `{factory}`",
+                hint="check the factory's arguments (`-O name=value`)",
+            )
+    with user_code_errors(f"loading the weights of `{source.text}`"):
+        loaded.module.load_state_dict(state)
+    return loaded
+
+
+def _format_shape(tensor: Any) -> str:
+    return "x".join(map(str, tensor.shape)) or "scalar"
+
+
+def _load_pickled_module(source: Source) -> LoadedModule:
+    """A fully pickled module: opening it runs its code, allowed by `trust_source`."""
+    with user_code_errors(f"opening `{source.text}`", hint="run it where the module's own code can be imported"):
+        made = torch.load(str(source.path), map_location="cpu", weights_only=False)
+        if isinstance(made, Mapping):  # a checkpoint with the module in it
+            made = next((made[key] for key in ("ema", "model", "module", "net") if made.get(key) is not None), made)
+    if not isinstance(made, torch.nn.Module):
+        raise ModelError(
+            f"`{source.text}` holds a {type(made).__name__}, expected a `torch.nn.Module`",
+            hint="name the function that makes the module: `--factory file.py:factory`",
+        )
+    return as_loaded_module(made.float(), source.text)
+
+
+def _load_weights(source: Source, trust_source: bool) -> dict[str, Any]:
+    assert source.path is not None
+    if source.evidence.endswith("safetensors file"):
+        try:
+            from safetensors.torch import load_file
+        except ImportError as error:
+            raise SetupError(
+                f"`{source.text}` is a safetensors file, and safetensors is not installed",
+                hint="`pip install safetensors`",
+            ) from error
+        with user_code_errors(f"reading `{source.text}`", hint="copy or download the file again"):
+            return dict(load_file(str(source.path)))
+    try:
+        with no_pickled_code(trust_source=trust_source):
+            raw = torch.load(str(source.path), map_location="cpu", weights_only=not trust_source)
+    except Exception as error:
+        raise ModelError(
+            f"`{source.text}` holds more than weights: {(str(error).strip().splitlines() or [''])[0][:200]}",
+            hint="save the weights alone: `torch.save(module.state_dict(), 'weights.pt')`",
+        ) from error
+    if isinstance(raw, torch.nn.Module):
+        return dict(raw.state_dict())
+    for _ in range(3):
+        if isinstance(raw, Mapping) and raw and all(isinstance(value, torch.Tensor) for value in raw.values()):
+            return dict(raw)
+        inner = next(
+            (raw[key] for key in _WEIGHT_KEYS if isinstance(raw, Mapping) and isinstance(raw.get(key), Mapping)), None
+        )
+        if inner is None:
+            break
+        raw = inner
+    if isinstance(raw, Mapping):
+        found = {name: value for name, value in raw.items() if isinstance(value, torch.Tensor)}
+        if found:
+            return found
+    raise ModelError(
+        f"`{source.text}` holds no weights by name", hint="save them: `torch.save(module.state_dict(), 'weights.pt')`"
+    )
+
+
+_WEIGHT_KEYS = ("state_dict", "model_state_dict", "model", "ema", "module", "net", "weights")
+_PREFIXES = ("module.", "_orig_mod.", "model.")
+"""Prefixes added to names by DataParallel, torch.compile and Lightning."""
+
+
+def _match_prefix(weights: dict[str, Any], wanted: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    best, note = weights, None
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in best) and not all(name in wanted for name in best):
+            best = {name.removeprefix(prefix): value for name, value in best.items()}
+            note = f"`{prefix}` was taken off the names of the weights"
+    return best, note

@@ -1,0 +1,157 @@
+"""Calls of the CUDA driver: status codes as errors, relaxed capture, prebound calls."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from trt_engine.errors import SetupError, TrtEngineError
+
+if TYPE_CHECKING:
+    from trt_engine.device.cuda.device import CudaDevice
+
+
+Result = driver.CUresult
+SUCCESS = Result.CUDA_SUCCESS
+OUT_OF_MEMORY = Result.CUDA_ERROR_OUT_OF_MEMORY
+
+
+# cuda.h: sticky errors, returned by every later call of the process
+FATAL = frozenset(
+    getattr(Result, f"CUDA_ERROR_{name}")
+    for name in (
+        "ILLEGAL_ADDRESS LAUNCH_FAILED HARDWARE_STACK_ERROR ILLEGAL_INSTRUCTION MISALIGNED_ADDRESS INVALID_ADDRESS_SPACE "
+        "INVALID_PC ASSERT LAUNCH_TIMEOUT ECC_UNCORRECTABLE NVLINK_UNCORRECTABLE CONTEXT_IS_DESTROYED DEVICE_UNAVAILABLE "
+        "DEVICE_NOT_LICENSED EXTERNAL_DEVICE DEINITIALIZED CONTAINED UNKNOWN"
+    ).split()
+    if hasattr(Result, f"CUDA_ERROR_{name}")
+)
+CAPTURE_ERROR_PREFIX = "CUDA_ERROR_STREAM_CAPTURE"
+RELAXED_MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def device_count() -> int:
+    """The number of visible GPUs; `SetupError` without a driver."""
+    try:
+        (status,) = driver.cuInit(0)
+        if status == Result.CUDA_ERROR_NO_DEVICE:
+            return 0
+        if status == SUCCESS:
+            status, count = driver.cuDeviceGetCount()
+    except RuntimeError as error:  # cuda.pathfinder's DynamicLibNotFoundError, or a symbol the driver lacks
+        raise SetupError(
+            f"no NVIDIA driver was found: {error}",
+            hint="install one (`nvidia-smi` then answers), in a container start it with `--gpus all`; or `--device cpu`",
+        ) from error
+    if status != SUCCESS:
+        raise SetupError(
+            f"the NVIDIA driver does not start: {status_text(status)}",
+            hint="`nvidia-smi` shows driver and GPUs; a driver older than cuda-bindings needs an older `cuda-bindings`",
+        )
+    return int(count)
+
+
+def status_text(status: Any) -> str:
+    """As `an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)`."""
+    failed, described = driver.cuGetErrorString(status)
+    text = described.decode() if failed == SUCCESS and described else "unknown error"
+    return f"{text} ({getattr(status, 'name', status)})"
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+class ContextGuard:
+    """Makes the device's context current and restores the previous one; translates CUDA errors."""
+
+    __slots__ = ("_device", "_pushed")
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._pushed = False
+
+    def __enter__(self) -> None:
+        _, current = driver.cuCtxGetCurrent()
+        if int(current) != self._device._context_handle:
+            (status,) = driver.cuCtxPushCurrent(self._device._context)
+            if status != SUCCESS:
+                raise self._device._translate_status(status)
+            self._pushed = True
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._pushed:
+            driver.cuCtxPopCurrent()
+        if not isinstance(error, Exception) or isinstance(error, TrtEngineError):
+            return
+        if found := re.search(r"CUDA_ERROR_\w+", str(error)):  # cuda.core's errors have no public class
+            raise self._device._translate_status(getattr(Result, found[0], found[0])) from error
+
+
+class RelaxedCapture:
+    """Relaxed capture mode for the calling thread. Otherwise its waits, allocations and event queries would invalidate
+    captures of other threads in "global" mode, which torch and ONNX Runtime use (seen on an H200).
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        _, self._before = driver.cuThreadExchangeStreamCaptureMode(RELAXED_MODE)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:  # None if the driver refused
+            driver.cuThreadExchangeStreamCaptureMode(self._before)
+
+
+class DriverCalls:
+    """Driver calls of the hot path through ctypes; each returns a status, 0 for success.
+
+    Through cuda.bindings, with context and capture mode, each takes up to six calls of 1 us or more. On another status,
+    or without the library, the caller falls back to cuda.bindings.
+    """
+
+    def __init__(self, library: str = "libcuda.so.1") -> None:
+        self.available = False
+        try:
+            brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second releases the GIL
+            self._exchange = brief.cuThreadExchangeStreamCaptureMode
+            self._wait, self._copy, self._launch = long.cuStreamSynchronize, long.cuMemcpyAsync, long.cuGraphLaunch
+            self._record, self._wait_event = long.cuEventRecord, long.cuStreamWaitEvent
+        except (OSError, AttributeError):
+            return
+        address = ctypes.c_void_p
+        self._exchange.argtypes = self._wait.argtypes = (address,)
+        self._copy.argtypes, self._launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
+        self._record.argtypes, self._wait_event.argtypes = (address, address), (address, address, ctypes.c_uint)
+        self._relaxed = int(RELAXED_MODE)
+        self.available = True
+
+    def synchronize_stream(self, stream: int) -> int:
+        """Synchronize a stream in relaxed capture mode, in any context."""
+        if not self.available:
+            return -1
+        mode = ctypes.c_int(self._relaxed)
+        place = ctypes.byref(mode)
+        if status := self._exchange(place):
+            return int(status)
+        try:
+            return int(self._wait(stream))
+        finally:
+            self._exchange(place)
+
+    def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> int:
+        """Copy in the stream's context; the driver may refuse in a thread with no or another context."""
+        return int(self._copy(target, source, nbytes, stream)) if self.available else -1
+
+    def order_streams(self, later: int, earlier: int, event: int) -> int:
+        """Order the later work of one stream after the present work of another, by recording `event`."""
+        return int(self._record(event, earlier) or self._wait_event(later, event, 0)) if self.available else -1
+
+    def launch_graph(self, graph: int, stream: int) -> int:
+        return int(self._launch(graph, stream)) if self.available else -1
+
+
+driver_calls = DriverCalls()

@@ -1,0 +1,87 @@
+"""Reads CUDA arrays of torch and CuPy without a DLPack capsule, and the handles of other libraries' streams.
+
+A capsule with its stream objects and events takes torch some 60 us for each call; the same facts are four of its fields.
+Nothing is kept between two calls: torch can change a tensor in place (`resize_`, `set_`, `.data =`), and Python reuses
+ids. No library is imported here; a type is known only once its library is loaded.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from trt_engine.errors import UsageError
+
+Found: TypeAlias = tuple[int, int, int, int]
+"""Address, size in bytes, GPU index, handle of the owner's current stream on that GPU."""
+Reader: TypeAlias = Callable[[Any], Found | None]
+"""None for an array that only a capsule describes: on the host, strided, or one the library refuses to export."""
+
+_readers: dict[type, Reader] = {}
+
+
+def reader_for(kind: type) -> Reader | None:
+    """The reader of arrays of exactly this type; None for types that are read through DLPack."""
+    found = _readers.get(kind)
+    if found is not None:
+        return found
+    if (torch := sys.modules.get("torch")) is not None and kind is getattr(torch, "Tensor", None):
+        found = _torch_reader(torch)
+    elif (cupy := sys.modules.get("cupy")) is not None and kind is getattr(cupy, "ndarray", None):
+        found = _cupy_reader(cupy)
+    if found is not None:
+        _readers[kind] = found
+    return found
+
+
+def _torch_reader(torch: Any) -> Reader:
+    # torch's own function beneath `torch.cuda.current_stream`, which makes an object of 2 us
+    current = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
+        lambda index: torch.cuda.current_stream(index).cuda_stream
+    )
+
+    def read(tensor: Any) -> Found | None:
+        if not tensor.is_cuda or tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
+            return None
+        try:
+            if not tensor.is_contiguous():
+                return None
+            index = tensor.get_device()
+            return tensor.data_ptr(), tensor.numel() * tensor.element_size(), index, current(index)
+        except RuntimeError:  # sparse, or without storage
+            return None
+
+    return read
+
+
+def _cupy_reader(cupy: Any) -> Reader:
+    current = cupy.cuda.get_current_stream
+
+    def read(array: Any) -> Found | None:
+        if not array.flags.c_contiguous:
+            return None
+        memory = array.data
+        index = memory.device_id
+        return memory.ptr, array.nbytes, index, current(index).ptr
+
+    return read
+
+
+def stream_handle(stream: Any) -> int:
+    """The `cudaStream_t` of a stream of torch, CuPy, this package or another library, or of its integer.
+
+    Raises `UsageError` for anything else.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
+        return stream
+    if hasattr(stream, "__cuda_stream__"):
+        described = stream.__cuda_stream__
+        return int((described() if callable(described) else described)[1])
+    for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, this package's other devices
+        if isinstance(found := getattr(stream, name, None), int):
+            return found
+    raise UsageError(
+        f"a {type(stream).__name__} is not a stream",
+        hint="expected a stream of torch or CuPy, an object with `__cuda_stream__`, or a `cudaStream_t` as an integer",
+    )

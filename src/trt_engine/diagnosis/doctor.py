@@ -1,0 +1,507 @@
+"""`te.doctor()`: each check inspects a `Machine` and yields findings with fixes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from trt_engine.backend import BackendSpec, list_backends
+from trt_engine.device import info
+from trt_engine.diagnosis import tensorrt_checks as plans
+from trt_engine.diagnosis import tensorrt_rtx_checks as rtx
+from trt_engine.diagnosis.machine import Machine, requirement_holds
+from trt_engine.environment import Environment
+from trt_engine.errors import MemoryExhausted, SetupError, UsageError
+from trt_engine.format import MIB, format_bytes
+from trt_engine.limits import LIMITS
+from trt_engine.profiling.peaks.cache import device_peaks as measured
+from trt_engine.public_function import public_function
+from trt_engine.records.diagnosis import BackendState, Diagnosis, DoctorReport, Status
+from trt_engine.store import Store
+
+log = logging.getLogger(__name__)
+
+_MIN_PYTHON = (3, 11)
+_LOW_DISK_MIB, _MIN_DISK_MIB = 4096, 256
+"""An FP32 detector with engine, stored copy and logs needs a few hundred MiB."""
+_LOW_MEMORY_MIB = 2048
+_ORT_FAMILY = ("onnxruntime", "ort-")
+_OTHER_CUDA = {"rtx": "rtx-cu12", "ort-rtx": "ort-rtx-cu12"}
+"""Extras for CUDA 13 and their CUDA 12 counterparts: either is enough, and both share a folder."""
+_REINSTALL = "pip uninstall -y {names} && pip install {wanted}"
+"""The package to keep must be installed last, into an empty folder (docs/troubleshooting.md)."""
+_PROVIDER_DEVICES = {"CPUExecutionProvider": "cpu", "CUDAExecutionProvider": "cuda:0"}
+Check = Callable[[Machine], Iterator[Diagnosis]]
+CHECKS: list[Check] = []
+
+
+def register_check(look: Check) -> Check:
+    """Register a check; `doctor` runs them in the order of this file."""
+    CHECKS.append(look)
+    return look
+
+
+@public_function
+def doctor(machine: Machine | None = None, *, peaks: Sequence[str] = (), remeasure: bool = False) -> DoctorReport:
+    """Diagnose this machine: libraries, working backends, and fixes; changes nothing.
+
+    `peaks` names devices (`cpu`, `cuda:0`) whose peaks to report: from the cache, else measured and cached; `remeasure`
+    measures in any case. A missing or lost device is a finding.
+    """
+    machine = machine or Machine()
+    looked = [item for look in CHECKS for item in _run_check(look, machine)]
+    measured_peaks = []
+    for name in (peaks,) if isinstance(peaks, str) else peaks:
+        try:
+            measured_peaks.append(measured(name, measure=True, remeasure=remeasure))
+        except (SetupError, MemoryExhausted) as error:
+            looked.append(Diagnosis(f"peaks-{name}", "problem", f"not measured: {error.message}", error.hint))
+    diagnoses = tuple(looked)
+    return DoctorReport(
+        diagnoses=diagnoses,
+        backends=tuple(
+            _check_backend(backend_spec, machine)
+            for backend_spec in list_backends().values()
+            if not backend_spec.hidden
+        ),
+        environment=Environment.detect(0 if _has_gpu(machine) else None),
+        problems=sum(item.status == "problem" for item in diagnoses),
+        warnings_found=sum(item.status == "warning" for item in diagnoses),
+        peaks=tuple(item for item in measured_peaks if item is not None),
+    )
+
+
+def _run_check(check: Check, machine: Machine) -> list[Diagnosis]:
+    """Run one check; its failure is a finding, so that the others still run."""
+    diagnoses: list[Diagnosis] = []
+    try:
+        diagnoses.extend(check(machine))
+    except Exception as error:
+        log.debug("the check `%s` failed:\n%s", check.__name__, traceback.format_exc())
+        name = check.__name__.replace("_", "-")
+        diagnoses.append(
+            Diagnosis(name, "warning", f"could not be checked: {_reason(error)}", "`-v` shows the traceback")
+        )
+    return diagnoses
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def _check_backend(backend_spec: BackendSpec, machine: Machine) -> BackendState:
+    try:
+        return _backend_state(backend_spec, machine)
+    except Exception as error:
+        reason = f"could not be checked: {_reason(error)}"
+        return BackendState(backend_spec.name, backend_spec.summary, False, reason=reason, fix=backend_spec.install)
+
+
+def _has_gpu(machine: Machine) -> bool:
+    try:
+        return bool(machine.gpus)
+    except Exception:  # reported by the check `gpu`
+        return False
+
+
+# ------------------------------------------------------------------------------------------------ Python and packages
+
+
+@register_check
+def python(machine: Machine) -> Iterator[Diagnosis]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    bits = 64 if sys.maxsize > 2**32 else 32
+    if sys.version_info[:2] < _MIN_PYTHON:
+        yield Diagnosis(
+            "python", "problem", f"Python {version}, expected 3.11 or newer", "install Python 3.11 or newer"
+        )
+    elif bits != 64:
+        yield Diagnosis("python", "problem", f"{bits}-bit Python {version}", "install a 64-bit Python")
+    else:
+        yield Diagnosis("python", "ok", f"{version}, {bits}-bit")
+
+
+@register_check
+def packages(machine: Machine) -> Iterator[Diagnosis]:
+    """Compare the requirements of the installed package with the installed versions."""
+    ours = next((d for d in machine.distributions if d.metadata["Name"] == "trt-engine"), None)
+    if ours is None:
+        yield Diagnosis("packages", "warning", "trt-engine runs from its sources, not installed", "pip install -e .")
+        return
+    wrong, extras, here = [], dict[str, list[str]](), set[str]()
+    for line in ours.requires or ():
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"]([^'\"]+)['\"])?", line)
+        if match is None:
+            continue
+        name, wanted, extra = match[1], match[2].strip("() "), match[3]
+        have = machine.version(name)
+        if extra:
+            if have is None and name != "trt-engine":
+                extras.setdefault(extra, []).append(name)
+            elif name not in ("trt-engine", "onnxruntime"):
+                here.add(extra)
+        elif have is None and not (name == "onnxruntime" and machine.ort_usable()):  # onnxruntime-gpu replaces it
+            wrong.append((f"`{name}` is missing", f'"{name}{wanted}"'))
+        elif have is not None and not requirement_holds(have, wanted):
+            wrong.append((f"`{name}` is {have}, expected {wanted}", f'"{name}{wanted}"'))
+    if wrong:
+        yield Diagnosis(
+            "packages",
+            "problem",
+            "; ".join(text for text, _ in wrong),
+            f"pip install {' '.join(pin for _, pin in wrong)}",
+        )
+    else:
+        names = [name for name in ("numpy", "onnx", "onnxruntime") if machine.version(name)]
+        versions = ", ".join(f"{name} {machine.version(name)}" for name in names)
+        yield Diagnosis("packages", "ok", f"trt-engine {ours.version}; {versions}")
+    for extra, missing in extras.items():
+        if extra in _OTHER_CUDA.values() or _OTHER_CUDA.get(extra) in here:
+            continue
+        yield Diagnosis(
+            f"extra-{extra}", "note", f"not installed: {', '.join(missing)}", f'pip install "trt-engine[{extra}]"'
+        )
+
+
+@register_check
+def limits(machine: Machine) -> Iterator[Diagnosis]:
+    """Limits for untrusted files: those changed from the default, and invalid variables."""
+    raised = []
+    for limit in LIMITS:
+        try:
+            value = limit.value
+        except UsageError as error:
+            yield Diagnosis(f"limit-{limit.variable}", "problem", error.message, error.hint)
+            continue
+        if value != limit.default:
+            raised.append(f"{limit.variable}={limit.format_value(value)} (default {limit.format_value(limit.default)})")
+    shown = ", ".join(raised) or f"all {len(LIMITS)} at their defaults: `trt-engine docs limits`"
+    yield Diagnosis("limits", "note" if raised else "ok", shown)
+
+
+# ------------------------------------------------------------------------------------------------ ONNX Runtime and onnx
+
+
+@register_check
+def onnxruntime_packages(machine: Machine) -> Iterator[Diagnosis]:
+    """Two packages that own the folder `onnxruntime/` overwrite each other silently."""
+    owners = machine.owners("onnxruntime", _ORT_FAMILY)
+    if len(owners) > 1:
+        names = " ".join(name for name, _ in owners)
+        yield Diagnosis(
+            "onnxruntime-twice",
+            "problem",
+            f"{' and '.join(f'`{name}` {version}' for name, version in owners)} share the folder `onnxruntime/`: "
+            "the one installed last has overwritten the other",
+            _REINSTALL.format(names=names, wanted="onnxruntime-gpu" if machine.gpus else "onnxruntime"),
+        )
+
+
+@register_check
+def onnxruntime(machine: Machine) -> Iterator[Diagnosis]:
+    probed = machine.onnxruntime
+    if "error" in probed:
+        missing = probed["error"].startswith("ModuleNotFoundError: No module named 'onnxruntime'")
+        fix = "pip install onnxruntime" if missing else "pip install --force-reinstall onnxruntime"
+        yield Diagnosis("onnxruntime", "problem", probed["error"], fix)
+        return
+    if probed["hollow"]:
+        yield Diagnosis(
+            "onnxruntime",
+            "problem",
+            "the package is hollow: `module 'onnxruntime' has no attribute 'InferenceSession'`, left over when "
+            "one of two ONNX Runtimes in one folder is uninstalled",
+            _REINSTALL.format(names="onnxruntime onnxruntime-gpu", wanted="onnxruntime"),
+        )
+        return
+    runs = [name for name, state in probed["providers"].items() if state["runs"]]
+    yield Diagnosis("onnxruntime", "ok", f"{probed['version']}, runs on {', '.join(runs) or 'no provider'}")
+    for name, state in probed["providers"].items():
+        if not state["runs"]:
+            status: Status = "warning" if machine.gpus or machine.driver_loaded else "note"
+            yield Diagnosis(
+                f"provider-{name.removesuffix('ExecutionProvider').lower()}",
+                status,
+                f"{name} is installed but does not run: {state['reason']}",
+                _provider_fix(state["reason"], machine),
+            )
+
+
+def _library_in(text: str | None) -> str | None:
+    """The first shared library that a message names."""
+    found = re.search(r"lib\w[\w.+-]*\.so[.\d]*", text or "")
+    return found[0].rstrip(".") if found else None
+
+
+def _provider_fix(reason: str, machine: Machine) -> str:
+    library = _library_in(reason)
+    if not (machine.gpus or machine.driver_loaded):
+        return "none needed on a machine without an NVIDIA GPU"
+    if library and library.startswith(("libnvinfer", "libnvonnxparser")):
+        return plans.how_to_find(library, machine.tensorrt, machine)
+    if library:
+        return f"install the CUDA and cuDNN this package was built for, or put `{library}` on LD_LIBRARY_PATH"
+    return "`trt-engine docs troubleshooting`, ONNX Runtime and GPUs"
+
+
+@register_check
+def model_versions(machine: Machine) -> Iterator[Diagnosis]:
+    """onnx may write models newer than ONNX Runtime reads."""
+    writes = machine.library_info("onnx")
+    if "error" in writes:
+        yield Diagnosis("onnx", "problem", writes["error"], "pip install --force-reinstall onnx")
+        return
+    if not machine.ort_usable() or machine.onnxruntime.get("opset") is None:
+        return
+    reads = machine.onnxruntime
+    text = (
+        f"onnx {writes['version']} writes opset {writes['opset']} and IR {writes['ir_version']}, "
+        f"ONNX Runtime reads up to opset {reads['opset']} and IR {reads['ir_version']}"
+    )
+    if writes["opset"] > reads["opset"] or writes["ir_version"] > (reads["ir_version"] or 0):
+        yield Diagnosis(
+            "onnx-opset",
+            "note",
+            text,
+            f"set both when exporting a model: opset {min(20, reads['opset'])}, ir_version {min(10, reads['ir_version'])}",
+        )
+    else:
+        yield Diagnosis("onnx-opset", "ok", text)
+
+
+# ------------------------------------------------------------------------------------------------ disk and memory
+
+
+@register_check
+def disk(machine: Machine) -> Iterator[Diagnosis]:
+    store = machine.store or Store().folder
+    for name, folder, elsewhere in (
+        (
+            "disk-store",
+            store,
+            "set `TRT_ENGINE_STORE` to another folder, or free space: `trt-engine cache prune --max-size 10GiB`",
+        ),
+        ("disk-here", machine.working_folder, "use another disk with `-o`"),
+    ):
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            yield Diagnosis(name, "problem", f"`{folder}` cannot be written", elsewhere)
+            continue
+        free = shutil.disk_usage(there).free >> 20
+        status: Status = "problem" if free < _MIN_DISK_MIB else "warning" if free < _LOW_DISK_MIB else "ok"
+        yield Diagnosis(
+            name, status, f"{format_bytes(free * MIB)} free in `{folder}`", elsewhere if status != "ok" else None
+        )
+
+
+@register_check
+def memory(machine: Machine) -> Iterator[Diagnosis]:
+    total, available = machine.memory_mib()
+    limit = machine.memory_limit_mib()
+    room = min(available, limit) if limit else available
+    text = f"{format_bytes(available * MIB)} of {format_bytes(total * MIB)} available"
+    if limit:
+        text += f", limited to {format_bytes(limit * MIB)} by the control group (container, job or service)"
+    if room < _LOW_MEMORY_MIB:
+        fix = "raise the container's or job's memory limit" if limit and limit < available else "stop other programs"
+        yield Diagnosis("memory", "warning", text, f"{fix}, or measure with `--max-batch 16`")
+    else:
+        yield Diagnosis("memory", "ok", text)
+
+
+@register_check
+def processor(machine: Machine) -> Iterator[Diagnosis]:
+    cpu = info.cpu()
+    fast = [name for name in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16", "asimddp", "i8mm", "sve")
+            if name in cpu.features]  # fmt: skip
+    text = f"{cpu.name}, {cpu.cores} core{'' if cpu.cores == 1 else 's'}, {' '.join(fast) or 'no vector extension of note'}"
+    if "avx2" not in cpu.features and "asimd" not in cpu.features and "neon" not in cpu.features:
+        yield Diagnosis("processor", "warning", text, "ONNX Runtime's fast kernels need AVX2: expect much lower speed")
+        return
+    yield Diagnosis("processor", "ok", text)
+    if not {"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"}.intersection(cpu.features):
+        yield Diagnosis(
+            "processor-int8", "note", "no integer dot-product instructions: INT8 is barely faster than FP32 here"
+        )
+
+
+@register_check
+def container(machine: Machine) -> Iterator[Diagnosis]:
+    where = machine.tensorrt.container
+    if where is not None:
+        held = plans.container_contents(machine.tensorrt, machine)
+        yield Diagnosis(
+            "container",
+            "note",
+            f"inside a container ({where}): engines are built for the versions in it, not the host's"
+            + (f"; it has {held}" if held else ""),
+        )
+    yield from plans.container_tools(machine, where, machine.gpus)
+
+
+# ------------------------------------------------------------------------------------------------ GPU and NVIDIA's tools
+
+
+@register_check
+def gpu(machine: Machine) -> Iterator[Diagnosis]:
+    for board in machine.gpus:
+        yield Diagnosis(
+            f"gpu-{board.index}",
+            "ok",
+            f"{board.name}, {format_bytes(board.memory_mib * MIB)}, compute capability {board.compute_capability}, "
+            f"driver {board.driver}",
+        )
+    if machine.gpus:
+        return
+    if machine.driver_loaded or any((machine.root / "dev").glob("nvidia[0-9]*")):
+        fix = (
+            'pip install "trt-engine[gpu]"'
+            if machine.version("nvidia-ml-py") is None
+            else "start the container with `--gpus all`, or see `nvidia-smi`"
+        )
+        driver = f" (driver {machine.driver_loaded})" if machine.driver_loaded else ""
+        yield Diagnosis("gpu", "warning", f"an NVIDIA driver is loaded{driver} and NVML shows no GPU", fix)
+    else:
+        yield Diagnosis("gpu", "note", "no NVIDIA GPU: only the CPU can be measured")
+
+
+@register_check
+def tensorrt(machine: Machine) -> Iterator[Diagnosis]:
+    """The bindings, imported in a separate process."""
+    here = machine.tensorrt
+    if not here.packages:
+        text = "no TensorRT bindings installed"
+        if (library := here.library()) is not None:
+            text += f"; the library {library.version} is in `{library.path.parent}`"
+        yield Diagnosis("tensorrt", "note", text, plans.how_to_install(here))
+        return
+    probed = machine.library_info("tensorrt")
+    if "error" not in probed:
+        below = here.library(major=here.bindings.version.major if here.bindings else None)
+        place = f", libnvinfer in `{below.path.parent}`" if below is not None else ""
+        cuda = f", for CUDA {here.cuda_major}" if here.cuda_major is not None else ""
+        yield Diagnosis("tensorrt", "ok", f"bindings {probed['version']}{cuda}{place}")
+        return
+    if "No module named" in probed["error"]:  # bindings alone have no module `tensorrt`; their error names the library
+        probed = machine.library_info("tensorrt_bindings")
+    names = ", ".join(f"{item.name} {item.version}" for item in here.packages)
+    yield Diagnosis(
+        "tensorrt",
+        "warning",
+        f"installed ({names}) and cannot be imported: {probed.get('error', 'there is no module `tensorrt`')}",
+        _bindings_fix(machine, _library_in(probed.get("error"))),
+    )
+
+
+def _bindings_fix(machine: Machine, library: str | None) -> str:
+    here = machine.tensorrt
+    whole = here.pip_command((here.bindings or here.packages[0]).version, "--force-reinstall")
+    if library is None:
+        return whole
+    fix = plans.how_to_find(library, here, machine)
+    return fix if fix.startswith("export") else f"{whole}, or put the folder of `{library}` on LD_LIBRARY_PATH"
+
+
+@register_check
+def tensorrt_together(machine: Machine) -> Iterator[Diagnosis]:
+    """Consistency of TensorRT's parts, and the GPUs and drivers they support."""
+    here = machine.tensorrt
+    for check in plans.PART_CHECKS:
+        yield from check(here)
+    yield from plans.libraries_on_path(here, machine)
+    for check_provider in (plans.onnxruntime_provider, plans.onnxruntime_cuda):
+        yield from check_provider(here, machine.package_folders())
+    if here.lean:
+        versions = ", ".join(f"{item.version} in `{item.path.parent}`" for item in here.lean)
+        yield Diagnosis("tensorrt-lean", "note", f"lean runtimes: {versions}")
+
+
+@register_check
+def tensorrt_rtx(machine: Machine) -> Iterator[Diagnosis]:
+    yield from rtx.tensorrt_rtx(machine.tensorrt_rtx, machine.library_info)
+
+
+@register_check
+def tools(machine: Machine) -> Iterator[Diagnosis]:
+    here = machine.tensorrt
+    if here.trtexec is None:
+        yield Diagnosis(
+            "trtexec", "note", "not found on PATH or in /usr/src/tensorrt/bin", "sudo apt-get install libnvinfer-bin"
+        )
+    elif here.trtexec_version is None:
+        library = _library_in(here.trtexec_message)
+        yield Diagnosis(
+            "trtexec",
+            "warning",
+            f"`{here.trtexec}` reports no version: {here.trtexec_message}",
+            plans.how_to_find(library, here, machine, packaged=True) if library else f"try `{here.trtexec} --help`",
+        )
+    else:
+        yield Diagnosis("trtexec", "ok", f"`{here.trtexec}`, TensorRT {here.trtexec_version}")
+    for name, title in (("nsys", "Nsight Systems"), ("ncu", "Nsight Compute")):
+        place = machine.tool(name)
+        if place is not None:
+            yield Diagnosis(name, "ok", f"{title}: `{place}`")
+        else:
+            fix = f"install {title}, then put its folder on PATH: `export PATH=/opt/nvidia/...:$PATH`"
+            yield Diagnosis(name, "note", f"{title} not found", fix if machine.gpus else None)
+
+
+# ------------------------------------------------------------------------------------------------ backends
+
+
+def _backend_state(backend_spec: BackendSpec, machine: Machine) -> BackendState:
+    """Whether a backend works here: its modules import, its programs start, a device is usable."""
+
+    def refused(reason: str, fix: str | None = None) -> BackendState:
+        return BackendState(
+            backend_spec.name, backend_spec.summary, False, reason=reason, fix=fix or backend_spec.install
+        )
+
+    for module in backend_spec.modules:
+        probed = machine.library_info(module)
+        if "error" in probed or probed.get("hollow"):
+            return refused(probed.get("error") or f"`{module}` is hollow")
+    for program in backend_spec.tools:
+        if (place := machine.tool(program)) is None:
+            return refused(f"the program `{program}` was not found")
+        if place == machine.tensorrt.trtexec and machine.tensorrt.trtexec_version is None:
+            return refused(f"`{place}` does not start: {machine.tensorrt.trtexec_message}", "see `trtexec` above")
+    devices: tuple[str, ...] = backend_spec.devices
+    if "onnxruntime" in backend_spec.modules:
+        ran = [name for name, state in machine.onnxruntime["providers"].items() if state["runs"]]
+        devices = tuple(_PROVIDER_DEVICES[name] for name in ran if name in _PROVIDER_DEVICES)
+    elif not _usable_gpus(backend_spec, machine):
+        devices = tuple(name for name in backend_spec.devices if not name.startswith("cuda"))
+    if not devices:
+        names = ", ".join(f"{board.name} ({board.compute_capability})" for board in machine.gpus)
+        reason = f"it does not run on {names}" if names else "it needs an NVIDIA GPU"
+        other = "a machine with an NVIDIA GPU and its driver; `trt-engine inspect` judges plans without one"
+        if names:
+            other = "another backend, as `--backend tensorrt`"
+        elif machine.driver_loaded:
+            other = "see `gpu` above"
+        return replace(refused(reason, other), builds=backend_spec.resolve_gpus is not None)
+    fix = None
+    if machine.gpus and "onnxruntime" in backend_spec.modules and not any(name.startswith("cuda") for name in devices):
+        fix = f"for the GPU: {_REINSTALL.format(names='onnxruntime', wanted='onnxruntime-gpu')}"
+    return BackendState(backend_spec.name, backend_spec.summary, True, devices, fix=fix, builds=True)
+
+
+def _usable_gpus(backend_spec: BackendSpec, machine: Machine) -> list[info.Gpu]:
+    """The GPUs the backend can build for."""
+    if backend_spec.resolve_gpus is None:
+        return list(machine.gpus)
+    usable = []
+    for board in machine.gpus:
+        with contextlib.suppress(UsageError):
+            backend_spec.load_function("resolve_gpus")((board.compute_capability,))
+            usable.append(board)
+    return usable

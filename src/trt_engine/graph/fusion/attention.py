@@ -1,0 +1,342 @@
+"""Fuses scaled dot-product attention into `com.microsoft` Attention or MultiHeadAttention.
+
+The pattern starts at a Softmax: queries times keys, scalars on any side, an additive or boolean mask, the softmax, times the
+values. How the heads are split off is traced by `head_view`. Where queries, keys and values are products of one tensor with
+constant weights, the weights are packed and the products become part of the operator (Attention); otherwise they stay
+(MultiHeadAttention). Heads that cannot be traced to a tensor of rank 3, as behind a norm or a rotary embedding, are
+merged before the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.fusion.attention_heads import Heads, read_heads
+from trt_engine.graph.fusion.attention_mask import Mask, SequenceLength, attention_bias, finite_bias, read_mask
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
+from trt_engine.graph.fusion.head_view import View, apply_view
+from trt_engine.graph.fusion.projection import Projection, is_read_within, packed_bias, packed_weight
+
+_MAX_HEAD_SIZE = 1024
+_MAX_PACKED_BYTES = 1 << 30
+"""Largest packed weight of one Attention."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """The product of queries and keys, and what happens to it before the softmax."""
+
+    product: NodeProto
+    scale: float
+    masks: list[Mask] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMatch:
+    """One attention: the node that computes its result, and the heads."""
+
+    node: NodeProto
+    query: Heads
+    key: Heads
+    value: Heads
+    scale: float
+    masks: tuple[Mask, ...] = ()
+    causal: bool = False
+    zero_rows: bool = False
+    """True if the result of a query without a key is 0, and the mask can be minus infinity."""
+    rank: int = 4
+    """Rank of the result: 4 (batch, heads, queries, size) or 3, where batch and heads, or heads and size are one."""
+    heads_merged: bool = False
+    """True for a result (batch, queries, heads x size)."""
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.query.columns.shape[0])
+
+
+def fuse_attention(graph: FusionGraph, *, pack: bool = True) -> dict[str, str]:
+    """Replace every attention that matches; returns the reason of each Softmax between two products that does not.
+
+    With `pack` the projections become part of the operator where they can.
+    """
+    left: dict[str, str] = {}
+    for softmax in [node for node in graph.nodes.values() if node.op_type == "Softmax" and not walk.domain_of(node)]:
+        if id(softmax) not in graph.nodes:
+            continue
+        match = match_attention(graph, softmax)
+        reason = match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
+        if reason:
+            left[walk.label(softmax)] = reason
+    return left
+
+
+def match_attention(graph: FusionGraph, softmax: NodeProto) -> AttentionMatch | str:
+    """The attention around a softmax, or why it is not one that can be fused."""
+    context, guarded = _context_product(graph, softmax)
+    if context is None:
+        return "its result is used in another way than one product with values"
+    rank = graph.rank(context.input[1])
+    axis = walk.attributes(softmax).get("axis", -1 if graph.opset >= 13 else 1)
+    if rank not in (3, 4) or axis not in (-1, rank - 1):
+        return "its softmax is not over the last of 3 or 4 dimensions"
+    scores = _read_scores(graph, softmax)
+    if isinstance(scores, str):
+        return scores
+    operands = {"query": scores.product.input[0], "key": scores.product.input[1], "value": context.input[1]}
+    kinds = {graph.elem_type(name) for name in operands.values()}
+    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT):
+        return "its tensors are not all FP32 or all FP16"
+    if graph.quantized([*operands.values(), scores.product.output[0], *context.input, context.output[0]]):
+        return "its products are quantized"
+    found = {role: read_heads(graph, name, role) for role, name in operands.items()}
+    heads = [item for item in found.values() if item is not None]
+    if len(heads) < 3:
+        return f"the heads of its {next(role for role, item in found.items() if item is None)} cannot be traced"
+    query, key, value = heads
+    if query.columns.shape != key.columns.shape or len(query.columns) != len(value.columns):
+        return "its queries, keys and values have different heads"
+    if value.scale != 1:
+        return "its values are multiplied"
+    if max(query.columns.shape[1], value.columns.shape[1]) > _MAX_HEAD_SIZE:
+        return f"its heads are larger than {_MAX_HEAD_SIZE}"
+    guarded = guarded and any(not mask.finite for mask in scores.masks)
+    if guarded and not all(mask.for_all_heads for mask in scores.masks):
+        return "rows without a key give 0, and its mask differs between heads"
+    scale = scores.scale * query.scale * key.scale
+    return AttentionMatch(context, query, key, value, scale, tuple(scores.masks), zero_rows=guarded, rank=rank)
+
+
+def _context_product(graph: FusionGraph, softmax: NodeProto) -> tuple[NodeProto | None, bool]:
+    """The product of probabilities and values, and whether NaN rows are replaced by 0 in between."""
+    name, guarded = softmax.output[0], False
+    readers = sorted(graph.consumers(name), key=lambda node: node.op_type)
+    if [node.op_type for node in readers] == ["IsNaN", "Where"] and name not in graph.outputs:
+        test, where = readers
+        if graph.only_consumer(test.output[0]) is not where or graph.scalar(where.input[1]) != 0:
+            return None, False
+        if [where.input[0], where.input[2]] != [test.output[0], name]:
+            return None, False
+        name, guarded = where.output[0], True
+    if (cast := graph.only_consumer(name, "Cast")) is not None:
+        name = cast.output[0]
+    found = graph.only_consumer(name, "MatMul")
+    return (found if found is not None and found.input[0] == name else None), guarded
+
+
+def _read_scores(graph: FusionGraph, softmax: NodeProto) -> Scores | str:
+    """What is between the first product and the softmax."""
+    name, scale, masks = softmax.input[0], 1.0, list[Mask]()
+    shape = graph.shape(softmax.output[0])
+    for _ in range(8):
+        if not graph.is_private(name):
+            return "its scores are used elsewhere too"
+        node = graph.producer(name)
+        if node is None:
+            break
+        if node.op_type == "MatMul" and not walk.domain_of(node):
+            return Scores(node, scale, masks)
+        if (multiplied := graph.factor(node)) is not None:
+            name, scale = multiplied[0], scale * multiplied[1]
+        elif node.op_type == "Cast" and graph.elem_type(node.input[0]) in HALF_AND_FLOAT:
+            name = node.input[0]
+        elif isinstance(found := read_mask(graph, node, scale, shape), str):
+            return found
+        elif found is not None:
+            name = found.scores
+            masks.append(found)
+        else:
+            return f"its scores pass through {walk.qualified_name(node)}"
+    return "its scores are not a product of two matrices"
+
+
+# ------------------------------------------------------------------------------------------------ replacement
+
+
+def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool = True) -> str:
+    """Write the operator, and layout operators around it where they are needed; returns a reason if that cannot be done."""
+    place = _result_place(graph, match)
+    if place is None:
+        return "its result is not merged to one row of heads"
+    target, layout = place
+    removed = graph.producer(target)
+    assert removed is not None
+    stem = walk.label(match.node)
+    query = match.query
+    length = SequenceLength(query.view.sizes.get("S"), query.anchor, query.order.index("S"))
+    elem = graph.elem_type(query.tensor)
+    bias = attention_bias(graph, match.masks, length, elem)
+    bias, masked = finite_bias(graph, bias, elem) if match.zero_rows else (bias, "")
+    parts = (query, match.key, match.value)
+    projections = _shared_projections(graph, match, removed) if pack else []
+    given: dict[str, Any] = {"num_heads": match.num_heads, "scale": match.scale}
+    if match.causal:
+        given["unidirectional"] = 1
+    if projections:
+        operator, fusion = "Attention", "attention"
+        inputs = _packed_inputs(graph, parts, projections, bias, stem)
+        sizes = [int(part.columns.size) for part in parts]
+        given |= {} if len(set(sizes)) == 1 else {"qkv_hidden_sizes": sizes}
+    else:
+        operator, fusion = "MultiHeadAttention", "multi_head_attention"
+        inputs = _separate_inputs(graph, parts, bias, stem)
+    while not inputs[-1]:
+        inputs.pop()
+    out = graph.builder.add(operator, inputs, stem, domain=MICROSOFT, **given)
+    if masked:
+        zero = graph.constant(np.zeros((), np.float16 if elem == TensorProto.FLOAT16 else np.float32), "zero")
+        out = graph.builder.add("Where", [masked, zero, out], stem)
+    _finish(graph, out, target, layout, match, stem)
+    graph.replace(fusion, [removed])
+    return ""
+
+
+def _shared_projections(graph: FusionGraph, match: AttentionMatch, last: NodeProto) -> list[Projection]:
+    """The three products, if they are of one tensor with constant weights and lead nowhere else; otherwise none."""
+    parts = (match.query, match.key, match.value)
+    found = [part.projection for part in parts if part.projection is not None]
+    if len(found) < 3 or len({(item.source, part.order) for item, part in zip(found, parts, strict=True)}) > 1:
+        return []
+    if any(graph.quantized([item.product.output[0], *item.product.input[:2]]) for item in found):
+        return []
+    if not all(is_read_within(graph, item.output, (match.node, last)) for item in found):
+        return []
+    kind = 2 if graph.elem_type(match.query.tensor) == TensorProto.FLOAT16 else 4
+    width = sum(int(part.columns.size) for part in parts)
+    return found if found[0].depth * width * kind <= _MAX_PACKED_BYTES else []
+
+
+def _packed_inputs(
+    graph: FusionGraph, parts: Sequence[Heads], projections: Sequence[Projection], bias: str, stem: str
+) -> list[str]:
+    pieces = [(item, part.columns.reshape(-1)) for item, part in zip(projections, parts, strict=True)]
+    weight = packed_weight(graph, pieces, f"{stem}_qkv_weight")
+    offset = packed_bias(graph, pieces, f"{stem}_qkv_bias")
+    return [_batch_first(graph, projections[0].source, parts[0].order, stem), weight, offset, "", "", bias]
+
+
+def _separate_inputs(graph: FusionGraph, parts: Sequence[Heads], bias: str, stem: str) -> list[str]:
+    query, key, value = parts
+    first = _merged_heads(graph, query, f"{stem}_query")
+    if key.order == value.order == "BCSC" and key.is_whole and value.is_whole:
+        return [first, key.source, value.source, "", "", bias]  # heads first, as the operator takes them
+    return [first, _merged_heads(graph, key, f"{stem}_key"), _merged_heads(graph, value, f"{stem}_value"), "", "", bias]
+
+
+def _merged_heads(graph: FusionGraph, part: Heads, stem: str) -> str:
+    """The heads as a tensor (batch, sequence, heads x size)."""
+    name, builder = part.source, graph.builder
+    if part.merged_rows:
+        target = builder.add(
+            "Concat",
+            [graph.sizes(part.anchor, 0, 2), graph.constant(np.array([-1], np.int64), "last_size")],
+            stem,
+            axis=0,
+        )
+        name = builder.add("Reshape", [name, target], stem)
+    if part.order == "BCSC":
+        name = builder.add("Transpose", [name], stem, perm=[0, 2, 1, 3])
+    name = _batch_first(graph, name, part.order, stem)
+    if len(part.order) == 4:
+        name = builder.add("Reshape", [name, graph.constant(np.array([0, 0, -1], np.int64), "merged_heads")], stem)
+    if part.is_whole:
+        return name
+    flat = part.columns.reshape(-1)
+    if np.array_equal(flat, np.arange(flat[0], flat[0] + len(flat))):
+        ends = [graph.constant(np.array([at], np.int64), "columns") for at in (flat[0], flat[0] + len(flat), 2)]
+        return builder.add("Slice", [name, *ends], stem)
+    return builder.add("Gather", [name, graph.constant(flat, f"{stem}_columns")], stem, axis=2)
+
+
+def _batch_first(graph: FusionGraph, name: str, order: str, stem: str) -> str:
+    if order != "SBC":
+        return name
+    made = graph.producer(name, "Transpose")
+    if made is not None and list(walk.attributes(made).get("perm", ())) == [1, 0, 2]:
+        return str(made.input[0])
+    return graph.builder.add("Transpose", [name], stem, perm=[1, 0, 2])
+
+
+_RESULTS: dict[tuple[str, ...], str] = {
+    ("B", "S", "C"): "merged",
+    ("S", "B", "C"): "sequence first",
+    ("BS", "C"): "rows",
+    ("SB", "C"): "sequence first rows",
+    ("B", "S", "C", "C"): "heads last",
+    ("B", "C", "S", "C"): "heads first",
+}
+
+
+_RESULT_VIEWS = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten".split())
+
+
+def _result_place(graph: FusionGraph, match: AttentionMatch) -> tuple[str, str] | None:
+    """The tensor that the operator's result replaces, as far behind the product as its layout is known, and its layout."""
+    name = match.node.output[0]
+    if match.heads_merged:
+        return name, "merged"
+    heads, size = match.value.columns.shape
+    lengths = match.query.view.sizes
+    drop = {atom for atom in ("B", "S") if lengths.get(atom) == 1}
+    shape = [item for item in (heads, size) if item > 1]
+    head_axis, size_axis = (("C",) if heads > 1 else ()), (("C",) if size > 1 else ())
+    batch, rows = ((atom,) if atom not in drop else () for atom in ("B", "S"))
+    axes = (batch, head_axis, rows, size_axis) if match.rank == 4 else (batch + head_axis, rows, size_axis)
+    view: View | None = View(axes, np.arange(heads * size, dtype=np.int64).reshape(shape), lengths)
+    best: tuple[str, str] | None = None
+    while view is not None:
+        layout, last = _result_layout(view, heads, size, drop), graph.producer(name) or match.node
+        if layout is not None and (last is match.node or is_read_within(graph, match.node.output[0], [last])):
+            best = (name, layout)
+        readers = [node for node in graph.consumers(name) if node.op_type != "Shape"]
+        if len(readers) != 1 or name in graph.outputs or readers[0].op_type not in _RESULT_VIEWS:
+            break
+        view, name = apply_view(graph, view, readers[0]), readers[0].output[0]
+    return best
+
+
+def _result_layout(view: View, heads: int, size: int, drop: set[str]) -> str | None:
+    if not np.array_equal(view.columns.reshape(-1), np.arange(heads * size)):
+        return None
+    for pattern, layout in _RESULTS.items():
+        if len(pattern) != len(view.axes):
+            continue
+        counts = [heads, size] if pattern.count("C") == 2 else [heads * size]
+        for wanted, axis, at in zip(pattern, view.axes, range(len(pattern)), strict=True):
+            if wanted == "C":
+                matches = set(axis) <= {"C"} and view.count(at) == counts.pop(0)
+            else:
+                matches = axis == tuple(atom for atom in wanted if atom not in drop)
+            if not matches:
+                break
+        else:
+            return layout
+    return None
+
+
+def _finish(graph: FusionGraph, out: str, target: str, layout: str, match: AttentionMatch, stem: str) -> None:
+    """Bring the result (batch, sequence, heads x size) to the layout that the graph had."""
+    builder = graph.builder
+    steps: list[tuple[str, list[int]]] = []
+    if layout.startswith("sequence first"):
+        steps.append(("Transpose", [1, 0, 2]))
+    heads, size = (int(item) for item in match.value.columns.shape)
+    if layout.endswith("rows"):
+        steps.append(("Reshape", [-1, heads * size]))
+    elif layout.startswith("heads"):
+        steps.append(("Reshape", [0, 0, heads, size]))
+        if layout == "heads first":
+            steps.append(("Transpose", [0, 2, 1, 3]))
+    if not steps:
+        builder.nodes[-1].output[0] = target
+    for at, (op, values) in enumerate(steps):
+        last = target if at == len(steps) - 1 else None
+        if op == "Transpose":
+            out = builder.add(op, [out], stem, out=last, perm=values)
+        else:
+            out = builder.add(op, [out, graph.constant(np.array(values, np.int64), "attention_shape")], stem, out=last)

@@ -1,0 +1,209 @@
+"""Masks of attention: what is added to the scores, or put in their place, as one additive bias of rank 4."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.fusion.fusion_graph import FusionGraph
+from trt_engine.graph.symbolic_shapes import Size
+
+_LARGEST_FILL = -1e4
+"""A number that takes the place of masked scores must be at most this for an addition to have its effect."""
+_LOWEST: dict[int, float] = {TensorProto.FLOAT16: -65504.0, TensorProto.FLOAT: float(np.finfo(np.float32).min)}
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A mask of the scores."""
+
+    scores: str
+    """The scores before it."""
+    tensor: str
+    scale: float = 1.0
+    """Factor of the scores after the mask."""
+    fill: float | None = None
+    """For a boolean mask, what replaces masked scores; None for one that is added."""
+    masked_value: bool = False
+    """For a boolean mask, the value of masked positions."""
+    finite: bool = False
+    """True if it cannot be minus infinity."""
+    for_all_heads: bool = False
+    """True if it is the same for all heads."""
+    expanded: bool = False
+    """True if its last two dimensions are those of the scores."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLength:
+    """Where the number of queries is found: a known size, or a dimension of a tensor."""
+
+    size: Size
+    tensor: str
+    axis: int
+
+
+def read_mask(
+    graph: FusionGraph, node: NodeProto, scale: float, scores_shape: Sequence[Size] | None
+) -> Mask | str | None:
+    """The mask that a node applies; a reason if it is of a form that cannot be fused, None if the node does not mask."""
+    if walk.domain_of(node) or node.op_type not in ("Add", "Where"):
+        return None
+    if node.op_type == "Add":
+        scores, tensor = node.input if _is_scores(graph, node.input[0]) else reversed(node.input)
+        found = Mask(scores, tensor, scale, finite=is_finite(graph, tensor))
+    else:
+        condition, yes, no = node.input
+        filled = (graph.scalar(yes), graph.scalar(no))
+        if (filled[0] is None) == (filled[1] is None):
+            infinite = [_is_minus_infinity(graph, name) for name in (yes, no)]
+            if infinite[0] == infinite[1]:
+                return "its scores are chosen from two tensors"
+            filled = (-math.inf if infinite[0] else None, -math.inf if infinite[1] else None)
+        fill = filled[0] if filled[0] is not None else filled[1]
+        if fill is None or fill > _LARGEST_FILL:
+            return f"masked scores become {fill:g}"
+        masked = filled[0] is not None
+        found = Mask(no if masked else yes, condition, 1.0, fill, masked, math.isfinite(fill))
+    return check_mask(graph, found, scores_shape)
+
+
+def check_mask(graph: FusionGraph, found: Mask, scores_shape: Sequence[Size] | None) -> Mask | str:
+    """The mask with its layout, or why its sizes do not fit scores (batch, heads, queries, keys)."""
+    shape = _mask_shape(graph, found.tensor)
+    if shape is None or scores_shape is None or len(scores_shape) != 4 or len(shape) > 4:
+        return f"its mask has rank {'unknown' if shape is None else len(shape)}"
+    if not shape or len(shape) < 2 or (shape[-1] == 1 and scores_shape[-1] != 1):
+        return "its mask is the same for all keys"
+    if any(
+        isinstance(own, int) and own > 1 and isinstance(other, int) and own != other
+        for own, other in zip(reversed(shape), reversed(scores_shape), strict=False)
+    ):
+        return "its mask has other sizes than its scores"
+    expanded = shape[-2] is not None and shape[-2] == scores_shape[-2] and shape[-1] == scores_shape[-1]
+    return replace(found, for_all_heads=len(shape) < 3 or shape[-3] == 1, expanded=expanded)
+
+
+def _mask_shape(graph: FusionGraph, name: str, depth: int = 8) -> list[Size] | None:
+    """Sizes of a mask, through Expand to a shape that is computed, which shape inference does not follow."""
+    shape, node = graph.shape(name), graph.producer(name)
+    if node is None or not depth or shape is None or all(isinstance(size, int) for size in shape):
+        return shape
+    if node.op_type == "Expand":
+        parts = [_mask_shape(graph, node.input[0], depth - 1), graph.vectors.get(node.input[1])]
+    elif node.op_type in ("Where", "And", "Or", "Not", "Cast", "Mul", "Add", "Sub"):
+        parts = [_mask_shape(graph, item, depth - 1) for item in node.input]
+    else:
+        return shape
+    if any(part is None for part in parts):
+        return shape
+    made = list(shape)
+    for at in range(1, len(shape) + 1):
+        sizes = {part[-at] for part in parts if part is not None and len(part) >= at} - {1}
+        if not sizes:
+            made[-at] = 1
+        elif len(sizes) == 1:
+            made[-at] = sizes.pop()
+    return made
+
+
+def _is_scores(graph: FusionGraph, name: str, depth: int = 6) -> bool:
+    """True for a product of two computed tensors, with scalars and masks behind it."""
+    node = graph.producer(name, "MatMul", "Mul", "Div", "Add", "Where", "Cast")
+    if node is None or not depth or not graph.is_private(name):
+        return False
+    if node.op_type == "MatMul":
+        return not any(graph.is_constant(item) for item in node.input)
+    names = node.input[1:] if node.op_type == "Where" else node.input
+    return any(_is_scores(graph, item, depth - 1) for item in names)
+
+
+def _is_minus_infinity(graph: FusionGraph, name: str) -> bool:
+    value = graph.small_value(name)
+    return value is not None and value.size == 1 and bool(np.isneginf(value.reshape(-1)[0]))
+
+
+def is_finite(graph: FusionGraph, name: str, depth: int = 12) -> bool:
+    """True if a tensor is shown to hold no infinity: a choice between finite constants, or a multiple of a boolean."""
+    if graph.is_constant(name):
+        return bool(np.isfinite(graph.read(name).astype(np.float64)).all())
+    node = graph.producer(name)
+    if node is None or walk.domain_of(node) or not depth:
+        return False
+    if node.op_type == "Where":
+        return all(is_finite(graph, item, depth - 1) for item in node.input[1:])
+    if node.op_type in ("Reshape", "Expand", "Unsqueeze", "Squeeze", "Slice", "Transpose", "Gather", "Split", "Trilu"):
+        return is_finite(graph, node.input[0], depth - 1)
+    if node.op_type == "Mul":  # a boolean times a finite number
+        return all(
+            is_finite(graph, item, depth - 1)
+            or (
+                (cast := graph.producer(item, "Cast")) is not None
+                and graph.elem_type(cast.input[0]) == TensorProto.BOOL
+            )
+            for item in node.input
+        )
+    return False
+
+
+def attention_bias(graph: FusionGraph, masks: Sequence[Mask], length: SequenceLength, elem: int) -> str:
+    """One tensor (batch or 1, heads or 1, queries, keys) to be added to the scores; an empty name without masks."""
+    made = [_rank_four(graph, mask, length, elem) for mask in masks]
+    if not made:
+        return ""
+    total = made[0]
+    for other in made[1:]:
+        total = graph.builder.add("Add", [total, other], "attention_bias")
+    return total
+
+
+def finite_bias(graph: FusionGraph, bias: str, elem: int) -> tuple[str, str]:
+    """The bias without infinities, and a boolean (batch or 1, queries, 1) of the queries whose keys are all masked."""
+    if (bias, "finite") not in graph.shared:
+        builder, kind = graph.builder, np.float16 if elem == TensorProto.FLOAT16 else np.float32
+        lowest = graph.constant(np.array(_LOWEST[elem], kind), "lowest")
+        largest = graph.with_axes("ReduceMax", bias, [-1], since=18, keepdims=0)
+        masked = builder.add("Less", [largest, lowest], bias)
+        graph.shared[bias, "masked"] = builder.add("Transpose", [masked], bias, perm=[0, 2, 1])
+        graph.shared[bias, "finite"] = builder.add("Max", [bias, lowest], bias)
+    return graph.shared[bias, "finite"], graph.shared[bias, "masked"]
+
+
+def _rank_four(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int) -> str:
+    where = length.size if length.size is not None else f"{length.tensor}:{length.axis}"
+    key = (mask.tensor, mask.scale, mask.fill, mask.masked_value, elem, "" if mask.expanded else where)
+    if key not in graph.shared:
+        graph.shared[key] = _write_mask(graph, mask, length, elem)
+    return graph.shared[key]
+
+
+def _write_mask(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int) -> str:
+    builder, stem = graph.builder, f"{mask.tensor}_bias"
+    kind = np.float16 if elem == TensorProto.FLOAT16 else np.float32
+    name = mask.tensor
+    if mask.fill is not None:
+        # the lowest number takes every score in, so that a query whose keys are all masked weighs them equally, as before
+        fill = graph.constant(np.array(_LOWEST[elem] if math.isfinite(mask.fill) else mask.fill, kind), stem)
+        zero = graph.constant(np.array(0, kind), stem)
+        name = builder.add("Where", [name, *((fill, zero) if mask.masked_value else (zero, fill))], stem)
+    elif graph.elem_type(name) != elem:
+        lowest = graph.constant(np.array(_LOWEST[elem], np.float32), stem)
+        name = builder.add("Cast", [builder.add("Max", [name, lowest], stem)], stem, to=elem)
+    if mask.scale != 1:
+        name = builder.add("Mul", [name, graph.constant(np.array(mask.scale, kind), stem)], stem)
+    if missing := 4 - len(graph.shape(mask.tensor) or ()):
+        name = graph.with_axes("Unsqueeze", name, list(range(missing)), since=13)
+    if mask.expanded:
+        return name
+    one = graph.constant(np.array([1], np.int64), stem)
+    if isinstance(length.size, int):
+        size = graph.constant(np.array([length.size], np.int64), stem)
+    else:
+        size = graph.sizes(length.tensor, length.axis, length.axis + 1)
+    target = builder.add("Concat", [one, one, size, one], stem, axis=0)
+    return builder.add("Expand", [name, target], stem)

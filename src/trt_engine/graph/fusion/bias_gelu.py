@@ -1,0 +1,144 @@
+"""Fuses the bias of a linear layer and the activation behind it: Gelu and its approximations.
+
+An activation written out is first put together: Gelu as `x * 0.5 * (1 + erf(x / sqrt 2))` in any order, its tanh form, and
+`x * sigmoid(1.702 x)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+from onnx import NodeProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
+
+_TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
+_MAX_FACTORS = 6
+_TOLERANCE = 1e-3
+"""Relative difference of a stored constant from the formula's, as FP16 rounds it."""
+
+
+def fuse_gelu(graph: FusionGraph) -> None:
+    """Replace activations that are written out, then every bias with its activation."""
+    for node in [*graph.nodes.values()]:
+        if id(node) in graph.nodes and not walk.domain_of(node):
+            if node.op_type == "Erf":
+                _fuse_erf(graph, node)
+            elif node.op_type == "Tanh":
+                _fuse_tanh(graph, node)
+    for node in [item for item in graph.nodes.values() if item.op_type in ("Gelu", "FastGelu")]:
+        _fuse_bias(graph, node)
+
+
+def _close(value: float | None, wanted: float) -> bool:
+    return value is not None and abs(value - wanted) <= _TOLERANCE * abs(wanted)
+
+
+def _product_factors(graph: FusionGraph, end: NodeProto, inner: str) -> tuple[float, Counter[str]]:
+    """A product as its scalar factor and its other factors; products other than `inner` that it alone reads are entered."""
+    scale, factors = 1.0, Counter[str]()
+    waiting = list(end.input)
+    while waiting:
+        name = waiting.pop()
+        made = graph.producer(name, "Mul", "Div") if name != inner and graph.is_private(name) else None
+        if (value := graph.scalar(name)) is not None:
+            scale *= value
+        elif made is not None and (multiplied := graph.factor(made)) is not None:
+            scale *= multiplied[1]
+            waiting.append(multiplied[0])
+        elif made is not None and made.op_type == "Mul" and len(waiting) + factors.total() < _MAX_FACTORS:
+            waiting += made.input
+        else:
+            factors[name] += 1
+    return scale, factors
+
+
+def _ends(graph: FusionGraph, name: str) -> Iterator[NodeProto]:
+    """The products behind a tensor, nearest first."""
+    for _ in range(3):
+        node = graph.only_consumer(name, "Mul")
+        if node is None:
+            return
+        yield node
+        name = node.output[0]
+
+
+def _fuse_erf(graph: FusionGraph, erf: NodeProto) -> None:
+    """`x * 0.5 * (1 + erf(x / sqrt 2))`."""
+    source = graph.producer(erf.input[0])
+    scaled = graph.factor(source) if source is not None else None
+    if scaled is None or not _close(scaled[1], math.sqrt(0.5)) or not graph.is_private(erf.input[0]):
+        return
+    _fuse_half_product(graph, erf, scaled[0], "none")
+
+
+def _fuse_tanh(graph: FusionGraph, tanh: NodeProto) -> None:
+    """`x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`."""
+    source = graph.producer(tanh.input[0], "Mul")
+    scaled = graph.factor(source) if source is not None else None
+    if scaled is None or not _close(scaled[1], _TANH_SCALE) or not graph.is_private(tanh.input[0]):
+        return
+    add = graph.producer(scaled[0], "Add")
+    if add is None or not graph.is_private(scaled[0]):
+        return
+    for x, cube in (add.input, reversed(add.input)):
+        made = graph.producer(cube, "Mul")
+        scaled_cube = graph.factor(made) if made is not None else None
+        if scaled_cube is None or not _close(scaled_cube[1], _TANH_CUBE) or not graph.is_private(cube):
+            continue
+        if _is_cube(graph, scaled_cube[0], x):
+            _fuse_half_product(graph, tanh, x, "tanh")
+            return
+
+
+def _is_cube(graph: FusionGraph, name: str, x: str) -> bool:
+    power = graph.producer(name, "Pow")
+    if power is not None:
+        return power.input[0] == x and graph.scalar(power.input[1]) == 3
+    product = graph.producer(name, "Mul")
+    if product is None:
+        return False
+    return _product_factors(graph, product, "") == (1.0, Counter({x: 3}))
+
+
+def _fuse_half_product(graph: FusionGraph, inner: NodeProto, x: str, approximate: str) -> None:
+    """Replace the product of x, one half and (1 + `inner`)."""
+    add = graph.only_consumer(inner.output[0], "Add")
+    if add is None or graph.elem_type(x) not in HALF_AND_FLOAT:
+        return
+    one = next((name for name in add.input if name != inner.output[0]), "")
+    if graph.scalar(one) != 1:
+        return
+    for end in _ends(graph, add.output[0]):
+        half, factors = _product_factors(graph, end, add.output[0])
+        if _close(half, 0.5) and factors == Counter({x: 1, add.output[0]: 1}):
+            stem, out = walk.label(end), end.output[0]
+            if approximate == "tanh":
+                graph.builder.add("FastGelu", [x], stem, out=out, domain=MICROSOFT)
+            else:
+                graph.builder.add("Gelu", [x], stem, out=out, domain=MICROSOFT)
+            graph.replace("fast_gelu" if approximate == "tanh" else "gelu", [end])
+            return
+
+
+def _fuse_bias(graph: FusionGraph, gelu: NodeProto) -> None:
+    """Take in the bias that is added before the activation."""
+    add = graph.producer(gelu.input[0], "Add")
+    if add is None or not graph.is_private(gelu.input[0]) or (gelu.op_type == "FastGelu" and len(gelu.input) > 1):
+        return
+    bias = next((name for name in add.input if graph.is_constant(name)), None)
+    other = next((name for name in add.input if name != bias), "")
+    shape = graph.shape(other)
+    if bias is None or not shape or list(graph.constants[bias].dims) != shape[-1:] or shape[-1] is None:
+        return
+    kinds = {graph.elem_type(bias), graph.elem_type(other)}
+    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT) or graph.quantized([other, *add.output, *gelu.output]):
+        return
+    tanh = gelu.op_type == "FastGelu" or walk.attributes(gelu).get("approximate", b"none") == b"tanh"
+    graph.builder.add(
+        "FastGelu" if tanh else "BiasGelu", [other, bias], walk.label(gelu), out=gelu.output[0], domain=MICROSOFT
+    )
+    graph.replace("bias_gelu", [gelu])

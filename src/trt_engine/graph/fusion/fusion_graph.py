@@ -1,0 +1,374 @@
+"""The main graph of a model while it is fused: producers, consumers, types, sizes, and nodes replaced in place."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+
+from trt_engine.graph import walk
+from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs, false_constants
+from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
+from trt_engine.graph.edit_graph import (
+    NameAllocator,
+    NodeBuilder,
+    inline_functions,
+    make_initializer,
+    read_tensor,
+    rename_reads,
+    replace_items,
+    resolve_renames,
+    retain_items,
+)
+from trt_engine.graph.opset import import_domain
+from trt_engine.graph.shape_inference import schema_of
+from trt_engine.graph.symbolic_shapes import Size, elem_type, fold_shapes, infer_types, shape_vectors, symbolic_shape
+
+MICROSOFT = "com.microsoft"
+HALF_AND_FLOAT = (TensorProto.FLOAT, TensorProto.FLOAT16)
+_SMALL_ELEMENTS = 1024
+"""Elements up to which a constant is kept where shapes are inferred; larger ones are only declared."""
+
+Array = npt.NDArray[Any]
+
+
+class FusionGraph:
+    """A copy of a model whose main graph fusions edit; `folder` is where external weights are."""
+
+    def __init__(self, proto: ModelProto, folder: Path) -> None:
+        self.proto = _prepare(proto, folder)
+        self.folder = folder
+        self.types, self.vectors = _infer(self.proto)
+        graph = self.proto.graph
+        self.opset = walk.opsets_of(self.proto).get("", 0)
+        self.outputs = {item.name for item in graph.output}
+        self.constants: dict[str, TensorProto] = {item.name: item for item in graph.initializer}
+        self.builder = NodeBuilder(NameAllocator(self.proto))
+        self.nodes: dict[int, NodeProto] = {}
+        self._producers: dict[str, NodeProto] = {}
+        self._consumers: dict[str, list[NodeProto]] = defaultdict(list)
+        self.fused: Counter[str] = Counter()
+        """Number of fusions by name."""
+        self.shared: dict[Any, str] = {}
+        """Tensors that several fusions use, by what they are."""
+        self._known_constants = 0
+        self._add(graph.node)
+        for node in [*self.nodes.values()]:  # folded shape arithmetic leaves some without a reader
+            if id(node) in self.nodes and not self._is_read(node):
+                self._remove(node)
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def producer(self, name: str, *ops: str) -> NodeProto | None:
+        """The node that computes a tensor, if its operator is one of `ops` of the default domain (or any, without)."""
+        node = self._producers.get(name)
+        if node is None or (ops and (node.op_type not in ops or walk.domain_of(node))):
+            return None
+        return node
+
+    def consumers(self, name: str) -> list[NodeProto]:
+        """Nodes that read a tensor, in their bodies too; one that reads it twice is listed twice."""
+        return self._consumers.get(name, [])
+
+    def only_consumer(self, name: str, *ops: str) -> NodeProto | None:
+        """The node that alone reads a tensor, if its operator is one of `ops`; None for an output of the graph."""
+        found = self.consumers(name)
+        if len(found) != 1 or name in self.outputs or walk.domain_of(found[0]):
+            return None
+        return found[0] if not ops or found[0].op_type in ops else None
+
+    def is_private(self, name: str) -> bool:
+        """True for a tensor with one reader that is not an output of the graph."""
+        return len(self.consumers(name)) == 1 and name not in self.outputs
+
+    def shape(self, name: str) -> list[Size] | None:
+        """Sizes of a tensor: number, symbol, or None; None if its rank is unknown."""
+        if name in self.constants:
+            return list(self.constants[name].dims)
+        return symbolic_shape(self.types, name)
+
+    def rank(self, name: str) -> int | None:
+        shape = self.shape(name)
+        return None if shape is None else len(shape)
+
+    def elem_type(self, name: str) -> int:
+        """ONNX element type; 0 if unknown."""
+        return self.constants[name].data_type if name in self.constants else elem_type(self.types, name)
+
+    def is_constant(self, name: str) -> bool:
+        return name in self.constants
+
+    def read(self, name: str) -> Array:
+        """The values of a constant."""
+        return read_tensor(self.constants[name], self.folder)
+
+    def small_value(self, name: str) -> Array | None:
+        """The values of a constant of at most 1024 elements; None for any other tensor."""
+        tensor = self.constants.get(name)
+        return self.read(name) if tensor is not None and math.prod(tensor.dims) <= _SMALL_ELEMENTS else None
+
+    def integers(self, name: str) -> list[int] | None:
+        """A constant of whole numbers as a flat list; None for any other tensor."""
+        found = self.small_value(name)
+        return None if found is None or found.dtype.kind not in "iu" else [int(item) for item in found.reshape(-1)]
+
+    def scalar(self, name: str) -> float | None:
+        """The value of a constant with one element, or one computed from such (a chain of Sqrt, Div, Cast); else None."""
+        found = self._scalar(name, 8)
+        return None if found is None or not math.isfinite(found) else found
+
+    def _scalar(self, name: str, depth: int) -> float | None:
+        tensor = self.constants.get(name)
+        if tensor is not None:
+            return float(self.read(name).reshape(-1)[0]) if math.prod(tensor.dims) == 1 else None
+        node = self.producer(name, *_SCALAR_OPS)
+        if node is None or not depth:
+            return None
+        values = [self._scalar(item, depth - 1) for item in node.input]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return None
+        try:
+            return float(_SCALAR_OPS[node.op_type](*known))
+        except (ValueError, ZeroDivisionError, OverflowError, TypeError):
+            return None
+
+    def factor(self, node: NodeProto) -> tuple[str, float] | None:
+        """The tensor and the number it is multiplied by, of a Mul or Div with a scalar constant; else None."""
+        if node.op_type not in ("Mul", "Div") or walk.domain_of(node):
+            return None
+        first, second = node.input[:2]
+        if (value := self.scalar(second)) is not None and self._keeps_shape(first, second):
+            return (first, value) if node.op_type == "Mul" else (first, 1 / value) if value else None
+        if node.op_type == "Mul" and (value := self.scalar(first)) is not None and self._keeps_shape(second, first):
+            return second, value
+        return None
+
+    def _keeps_shape(self, tensor: str, scalar: str) -> bool:
+        """Whether the scalar's rank is at most the tensor's: a larger one would add dimensions."""
+        rank, other = self.rank(tensor), self.rank(scalar)
+        return not other or (rank is not None and rank >= other)
+
+    def quantized(self, names: Iterable[str]) -> bool:
+        """True if one of the tensors is read by a quantize or made by a dequantize node, through layout operators."""
+        for name in names:
+            if any(is_quantize(node) for node in self.consumers(name)):
+                return True
+            made = self.producer(name)
+            while made is not None and made.op_type in _LAYOUT_OPS and made.input:
+                made = self.producer(made.input[0])
+            if made is not None and is_dequantize(made):
+                return True
+        return False
+
+    # ------------------------------------------------------------------------------------------ editing
+
+    def replace(self, fusion: str, removed: Sequence[NodeProto]) -> None:
+        """Put the builder's new nodes in the place of `removed`, and count one fusion of that name."""
+        self._add(self.builder.take_nodes())
+        for tensor in self.builder.initializers[self._known_constants :]:
+            self.constants[tensor.name] = tensor
+        self._known_constants = len(self.builder.initializers)
+        for node in removed:
+            self._remove(node)
+        self.fused[fusion] += 1
+
+    def with_axes(self, op: str, name: str, axes: list[int], *, since: int, **given: Any) -> str:
+        """Add a node whose axes are an input from opset `since` on, an attribute before; returns its output."""
+        if self.opset < since:
+            return self.builder.add(op, [name], name, axes=axes, **given)
+        return self.builder.add(op, [name, self.constant(np.array(axes, np.int64), "axes")], name, **given)
+
+    def sizes(self, name: str, start: int, end: int) -> str:
+        """Add nodes that give sizes `start` to `end` of a tensor; returns their output."""
+        if self.opset >= 15:
+            return self.builder.add("Shape", [name], name, start=start, end=end)
+        ends = [self.constant(np.array([at], np.int64), "sizes") for at in (start, end)]
+        return self.builder.add("Slice", [self.builder.add("Shape", [name], name), *ends], name)
+
+    def constant(self, value: Any, stem: str) -> str:
+        """The name of a constant, shared between equal values."""
+        name = self.builder.shared_constant(value, stem)
+        self.constants.setdefault(name, next(item for item in self.builder.initializers if item.name == name))
+        return name
+
+    def _add(self, nodes: Iterable[NodeProto]) -> None:
+        for node in nodes:
+            self.nodes[id(node)] = node
+            for name in node.output:
+                if name:
+                    self._producers[name] = node
+            for name in walk.names_read(node):
+                self._consumers[name].append(node)
+
+    def _remove(self, node: NodeProto) -> None:
+        """Remove a node, and what it alone read."""
+        waiting = [node]
+        while waiting:
+            gone = waiting.pop()
+            if self.nodes.pop(id(gone), None) is None:
+                continue
+            for name in gone.output:
+                if self._producers.get(name) is gone:
+                    del self._producers[name]
+            for name in set(walk.names_read(gone)):
+                self._consumers[name] = [item for item in self._consumers[name] if item is not gone]
+                made = self._producers.get(name)
+                if made is not None and not self._is_read(made):
+                    waiting.append(made)
+
+    def _is_read(self, node: NodeProto) -> bool:
+        return any(self._consumers.get(out) or out in self.outputs for out in node.output)
+
+    def result(self) -> ModelProto:
+        """The fused model: nodes in order, unused constants removed."""
+        graph = self.proto.graph
+        graph.initializer.extend(self.builder.initializers)
+        replace_items(graph.node, _in_order(list(self.nodes.values()), self._producers))
+        read = {name for node in graph.node for name in walk.names_read(node)} | self.outputs
+        retain_items(graph.initializer, lambda item: item.name in read)
+        made = {name for node in graph.node for name in node.output}
+        retain_items(graph.value_info, lambda item: item.name in made)
+        if any(node.domain == MICROSOFT for node in graph.node):
+            import_domain(self.proto, MICROSOFT)
+        return self.proto
+
+
+def has_valid_arity(proto: ModelProto) -> bool:
+    """True if every node of the main graph has the numbers of inputs and outputs that its operator takes."""
+    opset = walk.opsets_of(proto).get("", 0)
+    for node in proto.graph.node:
+        schema = None if walk.domain_of(node) else schema_of(node.op_type, "", opset)
+        if schema is not None and not (
+            schema.min_input <= len(node.input) <= schema.max_input
+            and schema.min_output <= len(node.output) <= schema.max_output
+        ):
+            return False
+    return True
+
+
+_SCALAR_OPS: Mapping[str, Any] = {
+    "Sqrt": math.sqrt,
+    "Cast": lambda value: value,
+    "Identity": lambda value: value,
+    "Reciprocal": lambda value: 1 / value,
+    "Neg": lambda value: -value,
+    "Div": lambda a, b: a / b,
+    "Mul": lambda a, b: a * b,
+    "Pow": lambda a, b: a**b,
+    "Unsqueeze": lambda value, _=None: value,
+    "Squeeze": lambda value, _=None: value,
+}
+_LAYOUT_OPS = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Split Slice Gather Flatten".split())
+
+
+def _prepare(proto: ModelProto, folder: Path) -> ModelProto:
+    """A copy with functions inlined, Constant nodes as initializers, no Identity and inference Dropout.
+
+    Small constants are in the graph: ONNX Runtime reads none outside it for the shapes of a graph in memory.
+    """
+    made = ModelProto()
+    made.CopyFrom(inline_functions(proto))
+    drop_initializer_inputs(made)
+    constants_as_initializers(made)
+    off = false_constants(made)
+    graph = made.graph
+    for item in graph.initializer:
+        if item.data_location == TensorProto.EXTERNAL and math.prod(item.dims) <= _SMALL_ELEMENTS:
+            item.CopyFrom(make_initializer(read_tensor(item, folder), item.name))
+    outputs = {item.name for item in graph.output}
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in graph.node:
+        if _passes_through(node, off) and node.output[0] not in outputs:
+            renamed[node.output[0]] = node.input[0]
+        else:
+            kept.append(node)
+    if renamed:
+        replace_items(graph.node, kept)
+        rename_reads(graph, resolve_renames(renamed))
+    return made
+
+
+def _passes_through(node: NodeProto, off: set[str]) -> bool:
+    if walk.domain_of(node) or len([name for name in node.output if name]) != 1 or not node.input:
+        return False
+    if node.op_type == "Identity":
+        return True
+    return node.op_type == "Dropout" and (len(node.input) < 3 or not node.input[2] or node.input[2] in off)
+
+
+def _infer(proto: ModelProto) -> tuple[dict[str, Any], dict[str, list[Size]]]:
+    """Types of all tensors, and known shape vectors; shape arithmetic on known sizes is folded in `proto`."""
+    graph = proto.graph
+    keep = {item.name for item in graph.output}
+    large = {item.name: item for item in graph.initializer if math.prod(item.dims) > _SMALL_ELEMENTS}
+    skeleton = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    inner = skeleton.graph
+    inner.name = graph.name
+    for part in ("node", "output", "sparse_initializer"):
+        getattr(inner, part).extend(getattr(graph, part))
+    inner.input.extend(graph.input)
+    inner.input.extend(
+        helper.make_tensor_value_info(name, item.data_type, list(item.dims)) for name, item in large.items()
+    )
+    inner.initializer.extend(item for item in graph.initializer if item.name not in large)
+    types = _with_declared(infer_types(skeleton), graph)
+    for _ in range(2):  # folded Reshape targets make more shapes known
+        if not fold_shapes(skeleton, types, keep):
+            break
+        types = _with_declared(infer_types(skeleton), graph)
+    vectors = shape_vectors(skeleton, types)
+    replace_items(graph.node, inner.node)
+    retain_items(graph.initializer, lambda item: item.name in large)
+    graph.initializer.extend(inner.initializer)
+    return types, vectors
+
+
+def _with_declared(types: dict[str, TypeProto], graph: GraphProto) -> dict[str, TypeProto]:
+    """The inferred types, with declared sizes where inference knows none: exporters name sizes that it cannot relate."""
+    for value in graph.value_info:
+        stated, found = value.type.tensor_type, types.get(value.name)
+        if found is None or not found.tensor_type.HasField("shape"):
+            if stated.HasField("shape"):
+                types[value.name] = value.type
+            continue
+        inferred = found.tensor_type.shape.dim
+        if len(inferred) != len(stated.shape.dim):
+            continue
+        for own, other in zip(inferred, stated.shape.dim, strict=True):
+            unknown = not own.HasField("dim_value") and (not own.dim_param or own.dim_param.startswith("unk__"))
+            if unknown and (other.HasField("dim_value") or other.dim_param):
+                own.CopyFrom(other)
+    return types
+
+
+def _in_order(nodes: list[NodeProto], producers: Mapping[str, NodeProto]) -> list[NodeProto]:
+    """The nodes, each after those it reads."""
+    waiting = {id(node): node for node in nodes}
+    placed: set[int] = set()
+    made: list[NodeProto] = []
+    for first in nodes:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            if id(node) in placed:
+                stack.pop()
+                continue
+            needed = [
+                item
+                for name in walk.names_read(node)
+                if (item := producers.get(name)) is not None and id(item) in waiting and id(item) not in placed
+            ]
+            if needed:
+                stack += needed
+                continue
+            placed.add(id(node))
+            made.append(stack.pop())
+    return made

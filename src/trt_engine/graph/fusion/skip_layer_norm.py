@@ -1,0 +1,103 @@
+"""Fuses an addition and the LayerNormalization behind it into `com.microsoft` SkipLayerNormalization.
+
+The sum may have further readers (a residual): the operator gives it as its fourth output. A bias that one of the addends
+has just been added to is taken in as well.
+"""
+
+from __future__ import annotations
+
+from onnx import NodeProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
+from trt_engine.graph.symbolic_shapes import Size
+
+
+def fuse_skip_layer_norm(graph: FusionGraph) -> None:
+    """Replace every LayerNormalization of a sum that matches."""
+    for norm in [node for node in graph.nodes.values() if _is_norm(node)]:
+        add = graph.producer(norm.input[0], "Add")
+        if add is not None and _matches(graph, norm, add):
+            _replace(graph, norm, add)
+
+
+def _is_norm(node: NodeProto) -> bool:
+    simplified = node.op_type == "SimplifiedLayerNormalization"
+    return simplified or (node.op_type == "LayerNormalization" and not walk.domain_of(node))
+
+
+def _matches(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> bool:
+    given = walk.attributes(norm)
+    shapes = [graph.shape(name) for name in (*add.input, norm.input[0])]
+    if any(shape is None or len(shape) != 3 for shape in shapes) or any(graph.is_constant(name) for name in add.input):
+        return False
+    first, second, total = (shape or [] for shape in shapes)
+    if not (first[-1] == second[-1] == total[-1]) or not isinstance(total[-1], int):
+        return False
+    if not all(_may_be_equal(*pair) for pair in zip(first, second, strict=True)):
+        return False  # the operator adds tensors of one shape only
+    if given.get("axis", -1) not in (-1, 2) or given.get("stash_type", 1) != 1:
+        return False
+    if any(norm.output[at] for at in range(1, len(norm.output))):
+        return False
+    stored = [name for name in norm.input[1:] if name]
+    if not stored or not all(
+        graph.is_constant(name) and list(graph.constants[name].dims) == total[-1:] for name in stored
+    ):
+        return False
+    kinds = {graph.elem_type(name) for name in (*add.input, *norm.input[:1], *stored)}
+    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT):
+        return False
+    return add.input[0] != add.input[1] and not graph.quantized([*add.input, *add.output, norm.output[0]])
+
+
+def _may_be_equal(first: Size, second: Size) -> bool:
+    """Whether two sizes are equal as far as shape inference can know; sizes that the model names differently are not."""
+    if 1 in (first, second) and first != second:
+        return False
+    named = [isinstance(size, str) and not size.startswith("unk__") for size in (first, second)]
+    return first == second or not all(named)
+
+
+def _replace(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> None:
+    addends = list(add.input)
+    bias, removed = "", [norm]
+    for at, name in enumerate(addends):
+        found = _bias_of(graph, name)
+        if found is not None:
+            addends = [found[0], addends[1 - at]]
+            bias = found[1]
+            break
+    simplified = norm.op_type == "SimplifiedLayerNormalization"
+    inputs = [*addends, norm.input[1]]
+    if simplified:
+        inputs.append(bias)
+    else:
+        inputs += [norm.input[2] if len(norm.input) > 2 else "", bias]
+    while not inputs[-1]:
+        inputs.pop()
+    outputs = [norm.output[0]]
+    if len(graph.consumers(add.output[0])) > 1 or add.output[0] in graph.outputs:
+        outputs += ["", "", add.output[0]]
+        removed.append(add)
+    operator = "SkipSimplifiedLayerNormalization" if simplified else "SkipLayerNormalization"
+    graph.builder.add_multi_output(
+        operator, inputs, walk.label(norm), len(outputs), out=outputs, domain=MICROSOFT,
+        epsilon=walk.attributes(norm).get("epsilon", 1e-5),
+    )  # fmt: skip
+    graph.replace("skip_layer_norm", removed)
+
+
+def _bias_of(graph: FusionGraph, name: str) -> tuple[str, str] | None:
+    """The product and the constant bias that make an addend; None if it is another node's result, or used elsewhere."""
+    add = graph.producer(name, "Add")
+    if add is None or not graph.is_private(name):
+        return None
+    bias = next((item for item in add.input if graph.is_constant(item)), None)
+    other = next((item for item in add.input if item != bias), "")
+    shape = graph.shape(other)
+    if bias is None or shape is None or len(shape) != 3 or list(graph.constants[bias].dims) != shape[-1:]:
+        return None
+    if graph.producer(other, "MatMul") is None or not graph.is_private(other):
+        return None
+    return other, bias

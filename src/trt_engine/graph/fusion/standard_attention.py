@@ -1,0 +1,75 @@
+"""Turns `Attention` of the standard (opset 23) into ONNX Runtime's own operators, which have faster kernels on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+from onnx import NodeProto, TensorProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.fusion.attention import AttentionMatch, replace_attention
+from trt_engine.graph.fusion.attention_heads import Heads, merged_heads, read_heads
+from trt_engine.graph.fusion.attention_mask import Mask, check_mask
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph
+
+_LOWEST = -3.4e38
+
+
+def fuse_standard_attention(graph: FusionGraph, *, pack: bool = True) -> dict[str, str]:
+    """Replace every standard Attention that matches; returns the reason of each that does not."""
+    left: dict[str, str] = {}
+    for node in [item for item in graph.nodes.values() if item.op_type == "Attention" and not walk.domain_of(item)]:
+        match = match_standard_attention(graph, node)
+        reason = match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
+        if reason:
+            left[walk.label(node)] = reason
+    return left
+
+
+def match_standard_attention(graph: FusionGraph, node: NodeProto) -> AttentionMatch | str:
+    """The attention of a node, or why it stays."""
+    given, inputs = walk.attributes(node), list(node.input)
+    if any(inputs[4:]) or any(node.output[1:]):
+        return "it has a cache, or more than one output"
+    if given.get("softcap") or given.get("softmax_precision", TensorProto.FLOAT) not in HALF_AND_FLOAT:
+        return "it limits its scores, or has a softmax in another type"
+    if {graph.elem_type(name) for name in inputs[:3]} not in ({TensorProto.FLOAT}, {TensorProto.FLOAT16}):
+        return "its tensors are not all FP32 or all FP16"
+    if graph.quantized([*inputs[:3], node.output[0]]):
+        return "its products are quantized"
+    rank = graph.rank(inputs[0])
+    found: list[Heads | None]
+    if rank == 3:
+        counts = (given.get("q_num_heads", 0), given.get("kv_num_heads", 0), given.get("kv_num_heads", 0))
+        found = [merged_heads(graph, name, count) for name, count in zip(inputs[:3], counts, strict=True)]
+    else:
+        found = [
+            read_heads(graph, name, role) for name, role in zip(inputs[:3], ("query", "value", "value"), strict=True)
+        ]
+    heads = [item for item in found if item is not None]
+    if (
+        len(heads) < 3
+        or heads[0].columns.shape != heads[1].columns.shape
+        or len(heads[1].columns) != len(heads[2].columns)
+    ):
+        return "its heads cannot be traced, or queries share keys"
+    query, key, value = heads
+    if value.scale != 1:
+        return "its values are multiplied"
+    lengths = query.view.sizes.get("S"), key.view.sizes.get("S")
+    causal = bool(given.get("is_causal"))
+    if causal and (lengths[0] is None or lengths[0] != lengths[1]):
+        return "it is causal, and its numbers of queries and keys may differ"
+    masks: tuple[Mask, ...] = ()
+    if len(inputs) > 3 and inputs[3]:
+        boolean = graph.elem_type(inputs[3]) == TensorProto.BOOL
+        mask = Mask("", inputs[3], fill=_LOWEST if boolean else None, finite=boolean)
+        sizes = [query.view.sizes.get("B"), len(query.columns), *lengths]
+        checked = check_mask(graph, mask, sizes)
+        if isinstance(checked, str):
+            return checked
+        masks = (checked,)
+    scale = given.get("scale") or 1 / math.sqrt(query.columns.shape[1])
+    return AttentionMatch(
+        node, query, key, value, scale * query.scale * key.scale, masks, causal=causal, heads_merged=rank == 3
+    )

@@ -1,0 +1,235 @@
+"""Output shapes of ONNX Runtime's contrib operators, as exporters and its optimiser write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import retain_items
+from trt_engine.graph.shape_inference import TensorInfo
+from trt_engine.tensors import Shape
+
+MATMUL_INPUTS = {  # positions of the two factors
+    "FusedMatMul": (0, 1),
+    "TransposeMatMul": (0, 1),
+    "GemmFastGelu": (0, 1),
+    "MatMulIntegerToFloat": (0, 1),
+    "DynamicQuantizeMatMul": (0, 1),
+    "MatMulInteger16": (0, 1),
+}
+_AS_CONV = {"FusedConv": 3, "Conv": 3}
+_AS_IS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
+_SAME_SHAPE = frozenset(
+    "Gelu FastGelu QuickGelu BiasGelu BiasAdd ScaledSiLU GroupNorm SkipGroupNorm SkipLayerNormalization "
+    "SkipSimplifiedLayerNormalization SimplifiedLayerNormalization EmbedLayerNormalization BiasSoftmax "
+    "QLinearSigmoid QLinearLeakyRelu QLinearSoftmax RotaryEmbedding GemmaRotaryEmbedding Inverse ReorderInput".split()
+)
+
+_WITH_SUM = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
+"""Operators whose fourth output is the sum that they normalize."""
+
+
+def infer_contrib_outputs(
+    tracer: Any, node: NodeProto, domain: str, inputs: Sequence[TensorInfo | None]
+) -> tuple[TensorInfo, ...] | None:
+    """Inferred outputs of a non-standard operator; None for an unknown one."""
+    op = node.op_type
+    if domain == "" and op != "SimplifiedLayerNormalization":
+        return None
+    if not inputs or inputs[0] is None:
+        return None
+    if domain == "com.ms.internal.nhwc":
+        return _infer_nhwc(tracer, node, inputs)
+    first, given = inputs[0], walk.attributes(node)
+    if domain == "trt":
+        return _tensorrt_outputs(op, first, given, len(node.output))
+    rest = tuple(TensorInfo(first.elem) for _ in node.output[1:])
+    if op in _AS_CONV:
+        return _infer_as_standard(tracer, node, "Conv", inputs, 3) + rest
+    if op in _AS_IS and domain == "com.microsoft.nchwc":
+        return _infer_as_standard(tracer, node, op, inputs, 1) + rest
+    if op == "FusedGemm":
+        return _infer_as_standard(tracer, node, "Gemm", inputs, 3) + rest
+    if op in _SAME_SHAPE:
+        same = TensorInfo(first.elem, first.shape)
+        return (same, *rest[:2], *[same] * len(rest[2:])) if op in _WITH_SUM else (same, *rest)
+    rule = _matmul if op in MATMUL_INPUTS else _RULES.get(op)
+    if rule is None or first.shape is None:
+        return None
+    try:
+        made = rule(first, inputs, given)
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return None
+    return None if made is None else (made, *rest)
+
+
+def _tensorrt_outputs(op: str, first: TensorInfo, attrs: dict[str, Any], count: int) -> tuple[TensorInfo, ...] | None:
+    """TensorRT's own quantisation operators (source: importers of the public onnx-tensorrt parser)."""
+    if op in ("TRT_FP8QuantizeLinear", "TRT_INT4QuantizeLinear"):
+        return (TensorInfo(TensorProto.FLOAT8E4M3FN if "FP8" in op else TensorProto.INT4, first.shape),)
+    if op == "TRT_MXFP8DequantizeLinear":
+        return (TensorInfo(attrs.get("output_dtype") or TensorProto.FLOAT, first.shape),)
+    if op == "TRT_FP4DynamicQuantize":
+        kinds, axis, size = (TensorProto.FLOAT4E2M1, TensorProto.FLOAT8E4M3FN), attrs.get("axis", 1), 16
+    elif op == "TRT_MXFP8DynamicQuantize":
+        kinds, axis, size = (TensorProto.FLOAT8E4M3FN, TensorProto.UINT8), attrs.get("axis", -1), 32
+    else:
+        return None
+    scales = None
+    if first.shape is not None and -len(first.shape) <= axis < len(first.shape):
+        sizes = list(first.shape)
+        sizes[axis] = sizes[axis] // size if sizes[axis] >= 0 else -1
+        scales = tuple(sizes)
+    return (TensorInfo(kinds[0], first.shape), TensorInfo(kinds[1], scales))[:count]
+
+
+def _infer_as_standard(
+    tracer: Any, node: NodeProto, op: str, inputs: Sequence[TensorInfo | None], take: int
+) -> tuple[TensorInfo, ...]:
+    """Infer as the standard operator it extends, without its extra inputs and attributes."""
+    extra = ("activation", "activation_params", "activation_alpha", "activation_beta", "activation_gamma")
+    plain = deepcopy(node)
+    plain.op_type, plain.domain = op, ""
+    retain_items(plain.attribute, lambda item: item.name not in extra)
+    del plain.input[take:]
+    del plain.output[1:]
+    found: tuple[TensorInfo, ...] = tracer.by_schema(plain, "", inputs[:take])
+    return found
+
+
+def _infer_nhwc(tracer: Any, node: NodeProto, inputs: Sequence[TensorInfo | None]) -> tuple[TensorInfo, ...] | None:
+    """Infer as the standard operator on `[N, C, ...]`, whose other inputs are as they are here."""
+    first = inputs[0]
+    if first is None or first.shape is None or len(first.shape) < 3:
+        return None
+    batch, *sizes, channels = first.shape
+    moved = TensorInfo(first.elem, (batch, channels, *sizes))
+    found = _infer_as_standard(tracer, node, node.op_type, (moved, *inputs[1:]), len(inputs))
+    return tuple(
+        TensorInfo(item.elem, (item.shape[0], *item.shape[2:], item.shape[1]))
+        if item.shape is not None and len(item.shape) == len(first.shape)
+        else item
+        for item in found
+    )
+
+
+_Rule = Callable[[TensorInfo, Sequence[TensorInfo | None], dict[str, Any]], TensorInfo | None]
+"""Rule for a node's first output, from its first input, all inputs and its attributes; it may raise `ValueError`."""
+
+
+def _sizes(fact: TensorInfo | None) -> Shape:
+    if fact is None or not fact.shape:
+        raise ValueError("unknown shape, or none")
+    return fact.shape
+
+
+def _matmul(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    a, b = _sizes(first), _sizes(inputs[1])
+    if len(b) < 2 or len(a) < 2:
+        return None
+    rows = a[-1] if attrs.get("transA") else a[-2]
+    columns = b[-2] if attrs.get("transB") else b[-1]
+    lead = a[:-2] if len(a) >= len(b) else b[:-2]
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    elem = next((item.elem for item in inputs if item is not None and item.elem in floats), TensorProto.INT32)
+    return TensorInfo(elem, (*lead, rows, columns))
+
+
+def _replace_last_axis(size: str) -> _Rule:
+    return lambda first, inputs, attrs: TensorInfo(first.elem, (*_sizes(first)[:-1], int(attrs[size])))
+
+
+def _attention(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    sizes, packed = attrs.get("qkv_hidden_sizes"), _sizes(inputs[1])[-1]
+    return TensorInfo(first.elem, (*_sizes(first)[:-1], int(sizes[2]) if sizes else packed // 3))
+
+
+def _multi_head(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    query, value = _sizes(first), inputs[2] if len(inputs) > 2 else None
+    if len(query) == 5:  # packed: batch, sequence, heads, 3, head size
+        return TensorInfo(first.elem, (*query[:2], query[2] * query[4]))
+    hidden = query[-1]
+    if value is not None and value.shape is not None:
+        hidden = value.shape[-1] if len(value.shape) == 3 else value.shape[1] * value.shape[3]
+    return TensorInfo(first.elem, (*query[:-1], hidden))
+
+
+def _group_query(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    query, packed = _sizes(first), len(inputs) < 2 or inputs[1] is None
+    heads, shared = int(attrs["num_heads"]), int(attrs["kv_num_heads"])
+    hidden = query[-1] * heads // (heads + 2 * shared) if packed else query[-1]
+    return TensorInfo(first.elem, (*query[:-1], hidden))
+
+
+def _quantize(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    zero = inputs[2] if len(inputs) > 2 else None
+    return TensorInfo(zero.elem if zero is not None else TensorProto.UINT8, first.shape)
+
+
+def _dequantize(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    scale = inputs[1]
+    return None if scale is None else TensorInfo(scale.elem, first.shape)
+
+
+def _cast_to(elem: int) -> _Rule:
+    return lambda first, inputs, attrs: TensorInfo(elem, first.shape)
+
+
+def _broadcast(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    b = inputs[3]
+    if b is None or first.shape is None or b.shape is None or not (first.is_static and b.is_static):
+        return None
+    return TensorInfo(first.elem, np.broadcast_shapes(first.shape, b.shape))
+
+
+def _quantized_conv(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    """QLinearConv with channels last, as ONNX Runtime's optimiser writes it; weights are OIHW."""
+    x, kernel = _sizes(first), _sizes(inputs[3])
+    if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
+        return None
+    rank, last = len(kernel) - 2, bool(attrs.get("channels_last"))
+    pads = attrs.get("pads") or [0] * (2 * rank)
+    strides, dilations = attrs.get("strides") or [1] * rank, attrs.get("dilations") or [1] * rank
+    out = tuple(
+        (size + pads[i] + pads[i + rank] - dilations[i] * (kernel[2 + i] - 1) - 1) // strides[i] + 1
+        for i, size in enumerate(x[1:-1] if last else x[2:])
+    )
+    zero = inputs[7] if len(inputs) > 7 else None
+    made = (x[0], *out, kernel[0]) if last else (x[0], kernel[0], *out)
+    return TensorInfo(zero.elem if zero is not None else first.elem, made)
+
+
+def _channels(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    sizes = list(_sizes(first))
+    sizes[-1 if attrs.get("channels_last") else 1] = int(attrs["channels"])
+    return TensorInfo(first.elem, tuple(sizes))
+
+
+def _upsample(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    pairs = zip(_sizes(first), attrs["scales"], strict=True)
+    return TensorInfo(first.elem, tuple(size * int(scale) for size, scale in pairs))
+
+
+_RULES: dict[str, _Rule] = {
+    "MatMulNBits": _replace_last_axis("N"),
+    "MatMulBnb4": _replace_last_axis("N"),
+    "Attention": _attention,
+    "QAttention": _attention,
+    "MultiHeadAttention": _multi_head,
+    "GroupQueryAttention": _group_query,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
+    "TRT_MXFP8DequantizeLinear": _cast_to(TensorProto.FLOAT),
+    "TRT_FP8DequantizeLinear": _cast_to(TensorProto.FLOAT),
+    "TRT_FP8QuantizeLinear": _cast_to(TensorProto.FLOAT8E4M3FN),
+    "QLinearAdd": _broadcast,
+    "QLinearMul": _broadcast,
+    "QLinearConv": _quantized_conv,
+    "ReorderOutput": _channels,
+    "Upsample": _upsample,
+}

@@ -1,0 +1,317 @@
+"""Inferred types and sizes of tensors, and shape arithmetic folded where some sizes are numbers and others symbols."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+
+from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import retain_items
+from trt_engine.graph.resource_estimate import infer_shapes
+from trt_engine.graph.shape_eval import fold_node
+
+Array = npt.NDArray[Any]
+
+_INDEX_TYPES = (TensorProto.INT64, TensorProto.INT32)
+
+
+@dataclass(frozen=True, slots=True)
+class _ShapeVector:
+    """A small integer tensor of rank 0 or 1 with partly known elements: a number, a size symbol, or None."""
+
+    value: Array
+    """int64 if every element is known, else Python objects."""
+    elem: int
+    is_static = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def known(self) -> bool:
+        return self.value.dtype != object
+
+    @property
+    def items(self) -> list[Size]:
+        return list(self.value.reshape(-1).tolist())
+
+
+_Rule = Callable[[Sequence[_ShapeVector], Mapping[str, Any]], _ShapeVector | None]
+
+
+def _vector(items: Sequence[Size], shape: tuple[int, ...], elem: int) -> _ShapeVector:
+    known = all(isinstance(item, int) for item in items)
+    return _ShapeVector(np.array(items, np.int64 if known else object).reshape(shape), elem)
+
+
+def fold_shapes(proto: ModelProto, types: Mapping[str, TypeProto], keep: Collection[str]) -> int:
+    """Fold arithmetic on static sizes to constants, including Reshape targets that only copy sizes."""
+    graph = proto.graph
+    vectors = _stored_vectors(proto)
+    fixed = set(vectors)
+    made: dict[str, TensorProto] = {}
+    folded = 0
+    for node in graph.node:
+        if walk.domain_of(node):
+            continue
+        if node.op_type == "Reshape":
+            folded += _fold_reshape_target(node, types, vectors, fixed, made)
+            continue
+        name = node.output[0] if node.output else ""
+        if len(node.output) != 1 or not name:
+            continue
+        vector = _evaluate_node(node, types, vectors)
+        if vector is None:
+            continue
+        vectors[name] = vector
+        if vector.known and name not in keep:
+            made[name] = numpy_helper.from_array(
+                vector.value.astype(helper.tensor_dtype_to_np_dtype(vector.elem)), name
+            )
+            fixed.add(name)
+    gone = [node for node in graph.node if node.output and node.output[0] in made]
+    if made:
+        names = {node.output[0] for node in gone}
+        retain_items(graph.node, lambda node: not (node.output and node.output[0] in names))
+        graph.initializer.extend(made.values())
+    return folded + len(gone)
+
+
+def shape_vectors(proto: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, list[Size]]:
+    """Partly known elements of the small integer tensors of the main graph, by name: numbers, size symbols, or None."""
+    vectors = _stored_vectors(proto)
+    for node in proto.graph.node:
+        if len(node.output) == 1 and not walk.domain_of(node):
+            vector = _evaluate_node(node, types, vectors)
+            if vector is not None:
+                vectors[node.output[0]] = vector
+    return {name: vector.items for name, vector in vectors.items()}
+
+
+def _stored_vectors(proto: ModelProto) -> dict[str, _ShapeVector]:
+    found: dict[str, _ShapeVector] = {}
+    for tensor in proto.graph.initializer:
+        small = len(tensor.dims) < 2 and math.prod(tensor.dims) <= 64 and tensor.data_location != TensorProto.EXTERNAL
+        if small and tensor.data_type in (*_INDEX_TYPES, TensorProto.BOOL):
+            value = numpy_helper.to_array(tensor).astype(np.int64)
+            found[tensor.name] = _ShapeVector(value, tensor.data_type)
+    return found
+
+
+def _evaluate_node(
+    node: NodeProto, types: Mapping[str, TypeProto], vectors: Mapping[str, _ShapeVector]
+) -> _ShapeVector | None:
+    given = walk.attributes(node)
+    if node.op_type in ("Shape", "Size"):
+        sizes = symbolic_shape(types, node.input[0])
+        if sizes is None or len(sizes) > 64:
+            return None
+        if node.op_type == "Shape":
+            sizes = sizes[slice(given.get("start", 0), given.get("end"))]
+            return _vector(sizes, (len(sizes),), TensorProto.INT64)
+        known = [size for size in sizes if isinstance(size, int)]
+        total = math.prod(known)
+        if len(known) < len(sizes) or _exceeds([total], TensorProto.INT64):
+            return None
+        return _vector([total], (), TensorProto.INT64)
+    if not node.input or any(name and name not in vectors for name in node.input):
+        return None
+    inputs = [vectors[name] if name else None for name in node.input]
+    try:
+        if node.op_type in _MOVES:
+            return _move(node.op_type, inputs, given)
+        rule = _RULES.get(node.op_type)
+        return rule([item for item in inputs if item is not None], given) if rule is not None else None
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError):  # a damaged graph is reported elsewhere
+        return None
+
+
+_MOVES = frozenset("Identity Gather Slice Unsqueeze Squeeze Concat Reshape".split())
+"""Operators that move elements of their first input (Concat: of all), whatever these are."""
+
+
+def _move(op: str, inputs: Sequence[_ShapeVector | None], attrs: Mapping[str, Any]) -> _ShapeVector | None:
+    if inputs[0] is None or (op != "Concat" and not all(item is None or item.known for item in inputs[1:])):
+        return None
+    made = fold_node(op, attrs, inputs, 1)
+    if made is None or made[0].ndim > 1:
+        return None
+    return _vector(made[0].reshape(-1).tolist(), made[0].shape, inputs[0].elem)
+
+
+def _cast(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
+    to = int(attrs["to"])
+    if to not in _INDEX_TYPES or (to == TensorProto.INT32 and _exceeds(inputs[0].items, to)):
+        return None
+    return _ShapeVector(inputs[0].value, to)
+
+
+def _exceeds(items: Sequence[Size], elem: int) -> bool:
+    """Whether a known element is beyond the index type."""
+    top = (1 << (31 if elem == TensorProto.INT32 else 63)) - 1
+    return any(isinstance(item, int) and abs(item) > top for item in items)
+
+
+def _broadcast(*inputs: _ShapeVector) -> tuple[Iterator[tuple[Any, ...]], tuple[int, ...]]:
+    """Elements of the operands side by side, and the shape they broadcast to."""
+    wide = np.broadcast_arrays(*(item.value for item in inputs))
+    return zip(*(item.reshape(-1).tolist() for item in wide), strict=True), wide[0].shape
+
+
+def _arithmetic(op: str) -> _Rule:
+    def rule(inputs: Sequence[_ShapeVector], given: Mapping[str, Any]) -> _ShapeVector | None:
+        pairs, shape = _broadcast(*inputs)
+        items = [_compute_item(op, a, b) for a, b in pairs]
+        if inputs[0].elem not in _INDEX_TYPES or _exceeds(items, inputs[0].elem):
+            return None
+        return _vector(items, shape, inputs[0].elem)
+
+    return rule
+
+
+def _compute_item(op: str, a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        if op == "Div":
+            if not b:
+                raise ValueError("divided by zero")
+            return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        return a + b if op == "Add" else a - b if op == "Sub" else a * b
+    if op in ("Mul", "Div") and b == 1:
+        return a
+    if op == "Mul" and a == 1:
+        return b
+    if op in ("Add", "Sub") and b == 0:
+        return a
+    return b if op == "Add" and a == 0 else None
+
+
+def _equal(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
+    pairs, shape = _broadcast(*inputs)
+    items: list[Size] = []
+    for a, b in pairs:
+        if isinstance(a, int) and isinstance(b, int):
+            items.append(int(a == b))
+        else:  # a size is never negative
+            below = any(isinstance(x, str) and isinstance(y, int) and y < 0 for x, y in ((a, b), (b, a)))
+            items.append(0 if below else None)
+    return _vector(items, shape, TensorProto.BOOL)
+
+
+def _where(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
+    if not inputs[0].known:
+        return None
+    rows, shape = _broadcast(*inputs)
+    return _vector([a if condition else b for condition, a, b in rows], shape, inputs[1].elem)
+
+
+def _constant_of_shape(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
+    made = fold_node("ConstantOfShape", attrs, inputs, 1) if inputs[0].known else None
+    if made is None or made[0].ndim > 1 or made[0].size > 64 or made[0].dtype not in (np.int64, np.int32):
+        return None
+    return _vector(made[0].reshape(-1).tolist(), made[0].shape, int(helper.np_dtype_to_tensor_dtype(made[0].dtype)))
+
+
+_RULES: dict[str, _Rule] = {
+    "ConstantOfShape": _constant_of_shape,
+    "Cast": _cast,
+    "Equal": _equal,
+    "Where": _where,
+    **{op: _arithmetic(op) for op in ("Add", "Sub", "Mul", "Div")},
+}
+
+
+def _fold_reshape_target(
+    node: NodeProto,
+    types: Mapping[str, TypeProto],
+    vectors: dict[str, _ShapeVector],
+    fixed: set[str],
+    made: dict[str, TensorProto],
+) -> int:
+    """Make the target of a Reshape that copies sizes or leaves one open a constant; returns 1 if changed."""
+    if len(node.input) < 2:
+        return 0
+    vector = _evaluate_node(node, types, vectors)
+    if vector is not None:
+        vectors[node.output[0]] = vector
+    target = vectors.get(node.input[1])
+    if target is None or not target.shape or node.input[1] in fixed or walk.attributes(node).get("allowzero"):
+        return 0
+    sizes = symbolic_shape(types, node.input[0]) or []
+    wanted: list[int] = []
+    for at, item in enumerate(target.items):
+        if isinstance(item, int):
+            wanted.append(item)
+        elif isinstance(item, str) and at < len(sizes) and sizes[at] == item:
+            wanted.append(0)
+        else:
+            wanted.append(-1)
+    if wanted.count(-1) > 1 or (-1 in wanted and 0 in [item for item in target.items if isinstance(item, int)]):
+        return 0
+    name = f"{node.output[0]}_target"
+    if name in vectors or name in types or name in made:
+        return 0
+    made[name] = numpy_helper.from_array(np.array(wanted, np.int64), name)
+    node.input[1] = name
+    return 1
+
+
+log = logging.getLogger(__name__)
+
+
+def write_inferred_shapes(proto: ModelProto) -> None:
+    """Write inferred shapes into `value_info` and unranked outputs, in place."""
+    del proto.graph.value_info[:]
+    found = _try_infer(proto)
+    proto.graph.value_info.extend(found.graph.value_info)
+    for value, known in zip(proto.graph.output, found.graph.output, strict=True):
+        if not value.type.tensor_type.HasField("shape"):
+            value.CopyFrom(known)
+
+
+def _try_infer(proto: ModelProto) -> ModelProto:
+    """The model with inferred shapes; unchanged if inference fails."""
+    try:
+        return infer_shapes(proto)
+    except Exception as error:  # its errors and the checker's have no common base
+        log.info("no shapes inferred: %s", error)
+        return proto
+
+
+def infer_types(proto: ModelProto) -> dict[str, TypeProto]:
+    """Inferred type of every tensor; declared intermediate types are ignored."""
+    plain = deepcopy(proto)
+    del plain.graph.value_info[:]
+    for value in plain.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    graph = _try_infer(plain).graph
+    found = {item.name: item.type for item in (*graph.value_info, *graph.output, *graph.input)}
+    for tensor in graph.initializer:
+        found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return found
+
+
+def elem_type(types: Mapping[str, TypeProto], name: str) -> int:
+    return int(types[name].tensor_type.elem_type) if name in types else 0
+
+
+Size = int | str | None
+
+
+def symbolic_shape(types: Mapping[str, TypeProto], name: str) -> list[Size] | None:
+    """Sizes of a tensor: number, symbol, or None; None if its rank is unknown."""
+    if name not in types or not types[name].tensor_type.HasField("shape"):
+        return None
+    return [
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in types[name].tensor_type.shape.dim
+    ]

@@ -1,0 +1,103 @@
+"""Requests of the Open Inference Protocol v2 as bytes, and the metadata of a model.
+
+Source: Open Inference Protocol v2 (REST and gRPC), and the binary tensor extension of Triton.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from trt_engine.errors import EngineError, UsageError
+from trt_engine.load_testing.target import Target
+from trt_engine.tensors import DTYPES, Signature, Tensors, TensorSpec
+
+BINARY_EXTENSION = "binary_tensor_data"
+_JSON_LESS = ("float16", "bfloat16")
+_NAMES = {item.kserve_name: item.name for item in DTYPES.values() if item.kserve_name is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The metadata of a server and of one of its models."""
+
+    server: str
+    extensions: tuple[str, ...]
+    name: str
+    versions: tuple[str, ...]
+    signature: Signature
+    info: dict[str, str] = field(default_factory=dict)
+    """Platform and parameters of the metadata."""
+
+
+def spec_of(name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+    """The spec of a tensor by its names in the protocol. Raises `EngineError` for an unknown type."""
+    if datatype not in _NAMES:
+        raise EngineError(
+            f"the tensor `{name}` has the unknown type `{datatype}`", hint=f"expected {', '.join(_NAMES)}"
+        )
+    return TensorSpec(name, _NAMES[datatype], tuple(-1 if size < 0 else int(size) for size in shape))
+
+
+def wire_dtype(spec: TensorSpec) -> str:
+    """The type's name in the protocol."""
+    name = DTYPES[spec.dtype].kserve_name
+    if name is None:
+        raise UsageError(f"input `{spec.name}` is {spec.dtype}, which the protocol does not have")
+    return name
+
+
+def raw_tensor(array: Any) -> bytes:
+    """The tensor's bytes on the wire: little-endian, C order; texts with their length in front (uint32)."""
+    if array.dtype == object:
+        texts = [one if isinstance(one, bytes) else str(one).encode() for one in array.ravel().tolist()]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    return np.ascontiguousarray(array).tobytes()
+
+
+def http_request(
+    target: Target, signature: Signature, feeds: Tensors, *, binary: bool, timeout_us: int | None, token: str | None
+) -> bytes:
+    """One whole POST request, head and body. Raises `UsageError` for types that JSON does not have."""
+    inputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for spec in signature.inputs:
+        array = feeds[spec.name]
+        item: dict[str, Any] = {"name": spec.name, "shape": list(array.shape), "datatype": wire_dtype(spec)}
+        if binary:
+            parts.append(raw_tensor(array))
+            item["parameters"] = {"binary_data_size": len(parts[-1])}
+        elif spec.dtype in _JSON_LESS:
+            raise UsageError(
+                f"input `{spec.name}` is {spec.dtype}, which JSON does not have", hint="`--binary` sends it as bytes"
+            )
+        else:
+            item["data"] = [_json_value(one) for one in array.ravel().tolist()]
+        inputs.append(item)
+    document: dict[str, Any] = {"inputs": inputs}
+    parameters: dict[str, Any] = {"binary_data_output": True} if binary else {}
+    if timeout_us is not None:
+        parameters["timeout"] = timeout_us
+    head = msgspec.json.encode(document | ({"parameters": parameters} if parameters else {}))
+    body = b"".join([head, *parts])
+    fields = [
+        f"POST {target.model_path()}/infer HTTP/1.1", f"Host: {target.address}",
+        f"Content-Type: application/{'octet-stream' if binary else 'json'}", f"Content-Length: {len(body)}",
+    ]  # fmt: skip
+    fields += [f"Inference-Header-Content-Length: {len(head)}"] if binary else []
+    fields += [f"Authorization: Bearer {token}"] if token is not None else []
+    return "\r\n".join([*fields, "", ""]).encode() + body
+
+
+def _json_value(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def tensor_specs(items: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    """The tensors of a metadata document. Raises `KeyError` or `TypeError` for what is not one."""
+    return tuple(spec_of(item["name"], item["datatype"], item["shape"]) for item in items)

@@ -1,0 +1,252 @@
+"""Removed names in C++ and CUDA, found in the syntax tree of tree-sitter (extra `migrate`)."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+from trt_engine.migration.api_types import AMBIGUOUS, owner_classes, returned_cpp_type, type_of_name
+from trt_engine.migration.rules import Rule, RuleSet
+from trt_engine.migration.source import Edit, Hit, Source
+from trt_engine.migration.version_guards import dead_spans
+
+_QUERY = """
+(field_expression argument: (_) @object field: (field_identifier) @field) @member
+(qualified_identifier) @qualified
+(type_identifier) @type
+(call_expression function: (identifier) @function)
+(function_declarator declarator: [(field_identifier) (qualified_identifier)] @declared)
+(string_literal (string_content) @string)
+"""
+_USES_TENSORRT = re.compile(
+    r"nvinfer1|NvInfer|NvOnnxParser|nvonnxparser|NvCaffeParser|NvUffParser|trt_(?:fp16|bf16|int8)_"
+)
+_DECLARED = re.compile(
+    r"\b(I[A-Z]\w+)\b\s*(?:,[^<>;={}()]*)?>*\s*[*&]*\s*(?:const\s+)?(\w+)\s*(?=[=;,)({\[:]|$)", re.MULTILINE
+)
+_AUTO = re.compile(r"\bauto\s*(?:const\b)?\s*[*&]*\s*(\w+)\s*[={(]([^;]{0,300})")
+_CALLED = re.compile(r"(\w+)\s*\(")
+_MASK = re.compile(r"\(\s*(?:1U?\s*<<\s*([1-9])|([2-9]|1[0-9]))\s*U?\s*\)")
+_SHIFT = re.compile(
+    r"1U?L?\s*<<\s*(?:static_cast<\s*\w+\s*>|\(?\s*(?:int|uint32_t|unsigned(?: int)?)\s*\)?)\s*\(?\s*(?:nvinfer1::)?"
+    r"NetworkDefinitionCreationFlag::kEXPLICIT_BATCH\s*\)?"
+)
+
+
+def is_available() -> bool:
+    """Whether the parser of the extra `migrate` is installed."""
+    return find_spec("tree_sitter") is not None and find_spec("tree_sitter_cpp") is not None
+
+
+def may_concern(text: str) -> bool:
+    """Whether a C++ file uses TensorRT."""
+    return bool(_USES_TENSORRT.search(text))
+
+
+@functools.cache
+def _parser() -> tuple[Any, Any]:
+    import tree_sitter
+    import tree_sitter_cpp
+
+    language = tree_sitter.Language(tree_sitter_cpp.language())
+    return tree_sitter.Parser(language), tree_sitter.Query(language, _QUERY)
+
+
+def scan_cpp(source: Source, rules: RuleSet) -> list[Hit]:
+    """What the rules find in a C++ file that uses TensorRT, outside `#if` branches of other releases."""
+    if not rules.concern("cpp", source.text):
+        return []
+    import tree_sitter
+
+    parser, query = _parser()
+    raw = source.text.encode("utf-8", "surrogateescape")
+    found = tree_sitter.QueryCursor(query).captures(parser.parse(raw).root_node)
+    scan = _Scan(source, rules, found, raw)
+    dead = dead_spans(source.text, rules.target)
+    hits: dict[tuple[str, int], Hit] = {}
+    for hit in scan.hits():
+        if not any(start <= hit.start < end for start, end in dead):
+            hits.setdefault((hit.rule.id, hit.end), hit)
+    return list(hits.values())
+
+
+class _Scan:
+    def __init__(self, source: Source, rules: RuleSet, captures: dict[str, list[Any]], raw: bytes) -> None:
+        self.source, self.rules, self.captures, self.raw = source, rules, captures, raw
+        self.ascii = len(raw) == len(source.text)
+        self.types = _declared_types(source.text)
+        self.own_methods = {self.text(node).rpartition("::")[2] for node in captures.get("declared", ())}
+
+    def hits(self) -> Iterator[Hit]:
+        for node in self.captures.get("qualified", ()):
+            if node.parent is None or node.parent.type != "qualified_identifier":
+                yield from self._qualified(node)
+        for kind in ("type", "function"):
+            for node in self.captures.get(kind, ()):
+                name = self.text(node)
+                rule = self.rules.cpp.get(name)
+                if rule is not None:
+                    yield self._hit(rule, node, name)
+        for node in self.captures.get("member", ()):
+            yield from self._member(node)
+        for node in self.captures.get("declared", ()):
+            owner = f"IPluginV2Ext::{self.text(node).rpartition('::')[2]}"
+            if (rule := self.rules.cpp.get(owner)) is not None:
+                yield self._hit(rule, node, owner)
+        for node in self.captures.get("string", ()):
+            rule = self.rules.strings.get(self.text(node))
+            if rule is not None and (rule.id != "shipped-plugin" or self._names_creator(node)):
+                yield self._hit(rule, node, "")
+
+    def _qualified(self, node: Any) -> Iterator[Hit]:
+        """`nvinfer1::BuilderFlag::kFP16`, and classes by their full name."""
+        parts = [part.strip() for part in self.text(node).split("::")]
+        name = "::".join(parts[-2:])
+        if (rule := self.rules.cpp.get(name)) is not None:
+            mask = self._explicit_batch(node) if name.endswith("::kEXPLICIT_BATCH") else ()
+            last = self._last(node, len(parts[-1]))
+            yield self._hit(rule, node, name, last=last, edits=mask)
+        elif (rule := self.rules.cpp.get(parts[-1])) is not None:  # nvinfer1::IInt8Calibrator, a function of a parser
+            yield self._hit(rule, node, parts[-1])
+        elif len(parts) > 1 and (rule := self.rules.cpp.get(parts[-2])) is not None:  # ResizeMode::kLINEAR
+            new = rule.new_name(parts[-2])
+            start, end = self._last(node, len(parts[-1]))
+            start, end = start - 2 - len(parts[-2]), start - 2
+            same = new is not None and self.source.text[start:end] == parts[-2]
+            yield Hit(rule, self.offset(node.start_byte), end, (Edit(start, end, new),) if same and new else ())
+
+    def _explicit_batch(self, node: Any) -> tuple[Edit, ...]:
+        """The whole `1U << static_cast<uint32_t>(...kEXPLICIT_BATCH)` becomes 0."""
+        end = self.offset(node.end_byte)
+        for found in _SHIFT.finditer(self.source.text, max(0, end - 200), end + 2):
+            if found.end() >= end:
+                return (Edit(found.start(), found.end(), "0U"),)
+        return ()
+
+    def _member(self, node: Any) -> Iterator[Hit]:
+        target, field = node.child_by_field_name("argument"), node.child_by_field_name("field")
+        name = self.text(field)
+        call = node.parent if node.parent is not None and node.parent.type == "call_expression" else None
+        yield from self._arguments(name, call)
+        owners = self.rules.owners["cpp"].get(name)
+        if owners is None or call is None:
+            return
+        kind = self._type(target)
+        if kind is None:
+            hinted = type_of_name(self._last_word(target), cpp=True)
+            if hinted is None or not set(owner_classes(hinted)) & set(owners):
+                if name in AMBIGUOUS or name in self.own_methods or self.text(target) == "this":
+                    return
+                hinted = owners[0]
+            kind = hinted
+        owner = next((one for one in owner_classes(kind) if one in owners), None)
+        if owner is None:
+            return
+        rule = self.rules.cpp[f"{owner}::{name}"]
+        if (
+            name == "destroy"
+            and self.source.text[self.offset(target.end_byte) : self.offset(field.start_byte)].strip() == "."
+        ):
+            return  # the objects of TensorRT are pointers
+        yield self._hit(rule, field, f"{owner}::{name}", edits=self._rewrite(rule, name, target, field, call))
+
+    def _rewrite(self, rule: Rule, name: str, target: Any, field: Any, call: Any) -> tuple[Edit, ...]:
+        """Edits that are more than another name."""
+        arguments = call.child_by_field_name("arguments")
+        start = self.offset(field.start_byte)
+        if name == "setMaxWorkspaceSize" and arguments is not None:
+            open_ = self.offset(arguments.start_byte) + 1
+            return (Edit(start, open_, "setMemoryPoolLimit(nvinfer1::MemoryPoolType::kWORKSPACE, "),)
+        if name == "createExecutionContextWithoutDeviceMemory" and arguments is not None:
+            strategy = "nvinfer1::ExecutionContextAllocationStrategy::kUSER_MANAGED"
+            return (Edit(start, self.offset(call.end_byte), f"createExecutionContext({strategy})"),)
+        statement = call.parent is not None and call.parent.type == "expression_statement"
+        owned = rf"(?i:ptr)\s*<[^;{{}}]*>\s*{re.escape(self._last_word(target))}\b"  # a smart pointer cannot be deleted
+        plain = target.type in ("identifier", "field_expression") and not re.search(owned, self.source.text)
+        if name == "destroy" and statement and plain:
+            begin, end = self.offset(target.start_byte), self.offset(target.end_byte)
+            return (Edit(begin, begin, "delete "), Edit(end, self.offset(call.end_byte), ""))
+        return ()
+
+    def _arguments(self, name: str, call: Any) -> Iterator[Hit]:
+        """Calls that changed by their arguments alone."""
+        rules = self.rules.by_id
+        arguments = call.child_by_field_name("arguments") if call is not None else None
+        if arguments is None:
+            return
+        if name == "createNetworkV2" and "network-flag-literal" in rules and _MASK.fullmatch(self.text(arguments)):
+            yield self._hit(rules["network-flag-literal"], arguments, "")
+        if (
+            name in ("addQuantize", "addDequantize")
+            and "quantize-output-type" in rules
+            and arguments.named_child_count == 2
+        ):
+            yield self._hit(rules["quantize-output-type"], arguments, "")
+
+    def _names_creator(self, node: Any) -> bool:
+        before = self.source.text[max(0, self.offset(node.start_byte) - 40) : self.offset(node.start_byte)]
+        return bool(re.search(r"get(?:Plugin)?Creator\(\s*\"$", before))
+
+    def _type(self, node: Any) -> str | None:
+        """The class of TensorRT an expression points to, by its declaration or the call that made it."""
+        text = self.text(node)
+        if node.type == "call_expression" and (called := _CALLED.findall(text)):
+            outer = node.child_by_field_name("function")
+            name = self._last_word(outer) if outer is not None else called[-1]
+            return returned_cpp_type(name) or (self.types.get(self._last_word(node)) if name == "get" else None)
+        return self.types.get(self._last_word(node))
+
+    def _last_word(self, node: Any) -> str:
+        words = re.findall(r"[A-Za-z_]\w*", self.text(node).partition("[")[0]) or [""]
+        return str(words[-2] if words[-1] == "get" and len(words) > 1 else words[-1])
+
+    def _last(self, node: Any, length: int) -> tuple[int, int]:
+        end = self.offset(node.end_byte)
+        return end - length, end
+
+    def _hit(
+        self, rule: Rule, node: Any, name: str, *, last: tuple[int, int] | None = None, edits: tuple[Edit, ...] = ()
+    ) -> Hit:
+        start, end = self.offset(node.start_byte), self.offset(node.end_byte)
+        new = rule.new_name(name) if name and not edits else None
+        if new is not None:
+            place = last or (end - len(name.rpartition("::")[2]), end)
+            edits = (Edit(*place, new),)
+        return Hit(rule, start, end, edits if self.rules.can_fix(rule) else ())
+
+    def text(self, node: Any) -> str:
+        raw: bytes = self.raw[node.start_byte : node.end_byte]
+        return raw.decode(errors="replace")
+
+    def offset(self, at: int) -> int:
+        return at if self.ascii else self._offsets[bisect.bisect_right(self._bytes, at) - 1]
+
+    @functools.cached_property
+    def _offsets(self) -> range:
+        return range(len(self.source.text) + 1)
+
+    @functools.cached_property
+    def _bytes(self) -> list[int]:
+        """The offset in bytes of each character."""
+        found, at = [], 0
+        for char in self.source.text:
+            found.append(at)
+            at += len(char.encode("utf-8", "surrogateescape"))
+        return [*found, at]
+
+
+def _declared_types(text: str) -> dict[str, str]:
+    """Variable -> class, of declarations and of `auto` with a call that is known."""
+    types: dict[str, str] = {}
+    for found in _AUTO.finditer(text):
+        kinds = [kind for name in _CALLED.findall(found[2]) if (kind := returned_cpp_type(name))]
+        pointer = re.search(r"<\s*(?:nvinfer1::|nvonnxparser::)?(I[A-Z]\w+)", found[2])
+        if pointer or kinds:
+            types[found[1]] = pointer[1] if pointer else kinds[0]
+    for found in _DECLARED.finditer(text):
+        types[found[2]] = found[1]
+    return types

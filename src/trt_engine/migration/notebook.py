@@ -1,0 +1,68 @@
+"""Notebooks: the code cells as one Python file, their shell magics as command lines."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+
+from trt_engine.migration import shell
+from trt_engine.migration.python_source import scan_python
+from trt_engine.migration.rules import RuleSet
+from trt_engine.migration.source import Hit, Source
+
+_MAGIC = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
+
+
+def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
+    """What the rules find in the code cells of an .ipynb file, placed at their lines in it; `ValueError` for a damaged one.
+
+    Nothing is edited: the text is inside JSON.
+    """
+    cells = list(_code_cells(json.loads(source.text)))
+    lines = [line for cell in cells for line in cell]
+    places = list(_places(source.text, lines))
+    python = Source(source.path, "\n".join(map(_as_python, cells)))
+    found: list[Hit] = []
+    with contextlib.suppress(SyntaxError):  # `return` and `await` outside of functions
+        found += scan_python(python, rules)
+    magics = "\n".join(
+        re.sub(r"^\s*!+", "", line) if line.lstrip().startswith("!") or shell.is_command(line) else "" for line in lines
+    )
+    commands = Source(source.path, magics)
+    for view, hits in ((python, found), (commands, list(shell.scan_text(magics, rules)))):
+        for hit in hits:
+            start = places[view.place(hit.start)[0] - 1]
+            yield Hit(hit.rule, start, start, (), hit.values)
+
+
+def _code_cells(document: object) -> Iterator[list[str]]:
+    cells = document.get("cells", ()) if isinstance(document, dict) else ()
+    for cell in cells:
+        text = cell.get("source", "") if isinstance(cell, dict) and cell.get("cell_type") == "code" else ""
+        joined = "".join(map(str, text)) if isinstance(text, list) else str(text)
+        if joined.lstrip().startswith("%%") and not joined.lstrip().startswith(("%%bash", "%%sh", "%%time")):
+            continue
+        yield joined.split("\n")
+
+
+def _as_python(cell: list[str]) -> str:
+    """The cell with its magics as `pass`; empty lines for one of another language, or of IPython's own syntax."""
+    code = _MAGIC.sub(lambda found: f"{found[1]}pass", "\n".join(cell))
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return "\n" * (len(cell) - 1)
+    return code
+
+
+def _places(text: str, lines: list[str]) -> Iterator[int]:
+    """The offset of each line of code in the file, in order."""
+    at = 0
+    for line in lines:
+        forms = (json.dumps(line)[1:-1], json.dumps(line, ensure_ascii=False)[1:-1])
+        found = min((place for form in forms if line.strip() and (place := text.find(form, at)) >= 0), default=at)
+        yield found
+        at = found + len(line)

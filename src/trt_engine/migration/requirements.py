@@ -1,0 +1,102 @@
+"""Releases and libraries of TensorRT by name: requirement files, pyproject.toml, base images, packages, CMake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from trt_engine.migration.rules import RuleSet
+from trt_engine.migration.source import Edit, Hit
+
+_REQUIREMENT = re.compile(
+    r"(?P<quote>^[ \t]*|[\"'])(?P<name>(?:nvidia-)?tensorrt(?:-cu1[123])?(?:[-_](?:bindings|libs|lean|dispatch))?)"
+    r"(?:\[[\w,-]*\])?[ \t]*(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+[ \t]*,?[ \t]*)*)"
+    r"(?P<end>[ \t]*(?:;[^\n\"']*)?(?:#[^\n]*|--hash[^\n]*|\\)?$|[\"'])",
+    re.MULTILINE,
+)
+_CLAUSE = re.compile(r"(~=|===?|!=|<=|>=|<|>)\s*(\d+)(?:\.(\d+|\*))?")
+
+
+def scan_requirements(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """Requirements on `tensorrt` that leave out the target release, or do not bound it."""
+    for found in _REQUIREMENT.finditer(text):
+        span = found.start("name"), found.end("spec")
+        name, spec = found["name"], found["spec"].strip()
+        if found["quote"].strip() and not re.compile(r"\s*[,\]]").match(text, found.end()):
+            continue  # a string, but not in a list of requirements
+        if name == "nvidia-tensorrt" and (rule := rules.by_id.get("requirement-name")) is not None:
+            place = found.start("name"), found.start("name") + len("nvidia-")
+            yield Hit(rule, *span, () if spec else (Edit(*place, ""),))
+        elif (kind := _judge(spec, rules)) is not None and (rule := rules.by_id.get(kind)) is not None:
+            major = rules.target[0]
+            yield Hit(rule, *span, (), {"name": name, "major": str(major), "next": str(major + 1)})
+
+
+def _judge(spec: str, rules: RuleSet) -> str | None:
+    """The id of the rule that a version specifier comes under."""
+    clauses = [(sign, int(major), minor) for sign, major, minor in _CLAUSE.findall(spec)]
+    target = rules.target[0]
+    highest = None
+    for sign, major, minor in clauses:
+        exact = sign in ("==", "===") or (sign == "~=" and minor)
+        top = major if exact or sign == "<=" else major - (minor in ("", "0")) if sign == "<" else None
+        highest = top if highest is None else min(highest, top) if top is not None else highest
+    if highest is not None:
+        return "requirement-release" if highest < target else None
+    lowest = max((major for sign, major, _ in clauses if sign in (">", ">=")), default=0)
+    return "requirement-unpinned" if lowest < 11 else None
+
+
+_IMAGE = re.compile(r"nvcr\.io/nvidia/(?:tensorrt|tritonserver):(\d\d)\.(\d\d)[\w.-]*")
+_L4T_IMAGE = re.compile(r"nvcr\.io/nvidia/l4t-tensorrt:r(\d+)\.(\d+)[\w.-]*")
+_FIRST_IMAGE = {10: (24, 5), 11: (26, 6)}
+"""TensorRT major -> the first monthly image that may have it: 10.0 came in May 2024, 11.0 in June 2026."""
+_PACKAGE = re.compile(
+    r"\b(?:lib(?:nvinfer|nvonnxparsers|nvinfer-(?:plugin|lean|dispatch|vc-plugin|bin))(?P<package>8|10)(?![\w.])"
+    r"|libnv(?:infer(?:_plugin|_lean|_dispatch)?|onnxparser)\.so\.(?P<soname>8|10)(?![\w])"
+    r"|nv(?:infer(?:_plugin|_lean|_dispatch)?|onnxparser)_(?P<windows>10)\b"
+    r"|(?<=[ =/])(?:lib)?(?:nvinfer|tensorrt)(?:-\w+)*=(?P<pin>8|10)\.\d[\w.+:-]*)"
+)
+_PARSER_LIBRARY = re.compile(
+    r"(?P<gap>[ \t]+|(?<=\())"
+    r"(?P<word>(?:-l)?(?:lib)?(?:nvparsers|nvcaffe_parser|nvcaffeparser|nvuffparser)\d*(?:-dev)?)(?![\w.])"
+)
+
+
+def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """Images, packages and libraries of a former release, in Dockerfiles, shell, Makefiles and CMake."""
+    target = rules.target[0]
+    values = {"major": str(target), "next": str(target + 1)}
+    image = rules.by_id.get("image-release")
+    first = _FIRST_IMAGE.get(target)
+    for found in _IMAGE.finditer(text):
+        if image is not None and first and (int(found[1]), int(found[2])) < first and not _in_comment(text, found):
+            yield Hit(image, *found.span(), (), values)
+    for found in _L4T_IMAGE.finditer(text):
+        if image is not None and int(found[1]) < target and not _in_comment(text, found):
+            yield Hit(image, *found.span(), (), values)
+    library = rules.by_id.get("library-release")
+    for found in _PACKAGE.finditer(text):
+        old = next(value for value in found.groupdict().values() if value)
+        if library is not None and int(old) < target and not _in_comment(text, found):
+            name = (
+                f"{found[0].replace(old, str(target), 1)}" if not found["pin"] else f"the package of TensorRT {target}"
+            )
+            yield Hit(library, *found.span(), (), {"name": name})
+    parsers, lower = rules.by_id.get("parser-libraries"), text.lower()
+    for found in _PARSER_LIBRARY.finditer(text):
+        before = text[max(0, found.start() - 4000) : found.start()].splitlines()[-2:-1]
+        if (
+            parsers is None
+            or _in_comment(text, found)
+            or (before and re.search(r"\bif.*nv(parsers|caffe|uff)", before[0]))
+        ):
+            continue
+        call = lower.rfind("link_libraries", max(0, found.start() - 2000), found.start())
+        link = found["word"].startswith("-l") or (call >= 0 and ")" not in text[call : found.start()])
+        edits = (Edit(found.start(), found.end(), ""),) if link else ()
+        yield Hit(parsers, found.start("word"), found.end("word"), edits)
+
+
+def _in_comment(text: str, found: re.Match[str]) -> bool:
+    return "#" in text[text.rfind("\n", max(0, found.start() - 4000), found.start()) + 1 : found.start()]

@@ -1,0 +1,297 @@
+"""Command lines of trtexec and polygraphy in any text: shell, Dockerfile, Makefile, CI configuration, strings of Python.
+
+A command begins with the program's name in a place where a shell would run it, and ends at the end of its logical line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from trt_engine.migration.rules import Rule, RuleSet
+from trt_engine.migration.source import Edit, Hit, model_values
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command: what the program gets, and where it is in the text."""
+
+    value: str
+    start: int
+    end: int
+
+    @property
+    def option(self) -> str:
+        return self.value.partition("=")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A call of `trtexec` or `polygraphy`."""
+
+    tool: str
+    start: int
+    name_end: int
+    words: tuple[Word, ...]
+    starts_command: bool
+    """Whether another command can be put before it with `&&`."""
+    editable: bool = True
+
+    def word(self, *options: str) -> Word | None:
+        return next((word for word in self.words if word.option in options), None)
+
+    @property
+    def model(self) -> Word | None:
+        """The word that names the ONNX file."""
+        if self.tool == "trtexec":
+            return self.word("--onnx")
+        return next((word for word in self.words if word.value.endswith(".onnx") and word.value[0] != "-"), None)
+
+
+_TOOL = re.compile(
+    r"(?<![\w$/-])(?:[\w.~+-]*/|\$\w+/|\$[({]\w+[)}]/)*(trtexec|polygraphy)(?=[\s\"'\\])"
+    r"|\$[({]?(TRTEXEC)(?:_\w+)?[)}]?(?=[\s\"'\\])",
+    re.IGNORECASE,
+)
+_ECHO = re.compile(r"(?:^|[;&|(]\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat)\b[^;&|]*$")
+_COMMAND_START = re.compile(
+    r"(?:^|[;&({`]|\b(?:then|do|else|if|while)\b)\s*"
+    r"(?:(?:RUN(?:\s+--\w+=\S+)*|CMD|ENTRYPOINT|-|[\w-]+:|-\s+[\w-]+:)\s+)?[@-]*(?:\w+=\S*\s+)*$"
+)
+_WRAPPED = re.compile(r"(?:-l?c|^\s*-|[\w-]+:)\s*$")
+_MAX_LINE, _MAX_WORDS = 4000, 300
+"""Of a longer line the end is read, and of a command the first words: a file may be one line."""
+_BLANK = re.compile(r"(?:[ \t]|\\\r?\n)+")
+_WORD = re.compile(
+    r"(?:\\[^\n]|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\{\{.*?\}\}|\$\([^()\n]*\)|\$\{[^}\n]*\}|\d?>&\d|[^\s\\'\";|&()`#]|(?<!\s)#)+"
+)
+
+
+def is_command(text: str) -> bool:
+    """Whether the text is a command line of trtexec or polygraphy, and not prose that names one."""
+    return bool(_TOOL.match(text.strip()))
+
+
+def find_commands(text: str) -> Iterator[Command]:
+    """The calls of trtexec and polygraphy in a text, in order."""
+    at = 0
+    while (found := _TOOL.search(text, at)) is not None:
+        at = found.end()
+        line = text[max(text.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_LINE) : found.start()]
+        if line.lstrip().startswith(("#", "//", "::", "REM ")) or " # " in line or _ECHO.search(line):
+            continue
+        quote = line[-1:] if line[-1:] in ("'", '"') else ""
+        lead = line[:-1] if quote else line
+        wrapped = bool(quote) and text[found.end()] != quote
+        first = found.end() + (bool(quote) and not wrapped)
+        words = tuple(itertools.islice(_words(text, first, quote if wrapped else ""), _MAX_WORDS))
+        if words:
+            at = words[-1].end
+        if not any(word.value.startswith("-") for word in words):
+            continue
+        starts = bool((_WRAPPED if wrapped else _COMMAND_START).search(lead)) and not _continues(text, found.start())
+        tool = (found[1] or found[2]).lower()
+        yield Command(tool, found.start() - (bool(quote) and not wrapped), found.end(), words, starts)
+
+
+def _continues(text: str, start: int) -> bool:
+    """Whether the line continues one before it, which may be another command."""
+    before = text[max(0, start - 2 * _MAX_LINE) : text.rfind("\n", 0, start) + 1].rstrip("\n")
+    return before.endswith("\\") and not re.search(r"(?:&&|;|\|)\s*\\$|RUN\s*\\$", before)
+
+
+def _words(text: str, at: int, quote: str) -> Iterator[Word]:
+    end = text.find(quote, at) if quote else len(text)
+    while at < (end if end >= 0 else len(text)):
+        if blank := _BLANK.match(text, at):
+            at = blank.end()
+        found = _WORD.match(text, at, end if end >= 0 else len(text))
+        if found is None:
+            return
+        yield Word(_unquote(found[0]), at, found.end())
+        at = found.end()
+
+
+def _unquote(raw: str) -> str:
+    if "$(" in raw or "${" in raw:
+        return raw.strip("\"'")
+    try:
+        return "".join(shlex.split(raw)) or raw
+    except ValueError:
+        return raw
+
+
+def command_of_words(words: Sequence[str], start: int, end: int) -> Command | None:
+    """A command given as a list of strings; nothing in it is edited."""
+    for at, word in enumerate(words):
+        if word.rpartition("/")[2] in ("trtexec", "polygraphy"):
+            found = tuple(Word(text, start, end) for text in words[at + 1 :])
+            return Command(word.rpartition("/")[2], start, end, found, starts_command=False, editable=False)
+    return None
+
+
+_EXEC_FORM = re.compile(
+    r"^\s*(?:CMD|ENTRYPOINT|RUN|command:|entrypoint:|args:)\s*(\[.*(?:trtexec|polygraphy).*\])", re.MULTILINE
+)
+
+
+def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """What the rules find in the command lines of a text."""
+    taken = []
+    for found in _EXEC_FORM.finditer(text):
+        taken.append(found.span(1))
+        try:
+            command = command_of_words([str(word) for word in json.loads(found[1])], *found.span(1))
+        except ValueError:
+            continue
+        yield from scan_command(command, rules) if command else ()
+    for command in find_commands(text):
+        if not any(start <= command.start < end for start, end in taken):
+            yield from scan_command(command, rules, text)
+
+
+def scan_command(command: Command, rules: RuleSet, text: str = "") -> Iterator[Hit]:
+    """What the rules find in one command."""
+    if command.tool == "trtexec":
+        yield from _scan_trtexec(command, rules, text)
+        return
+    convert = any(word.value == "convert" for word in command.words[:1])
+    for word in command.words:
+        if (rule := rules.polygraphy.get(word.option)) is not None:
+            yield _option_hit(command, word, rule, text, rules, may_cast=convert)
+
+
+_SWITCHES = {
+    "--useCudaGraph": "--noCudaGraph",
+    "--useSpinWait": "--noSpinWait",
+    "--noDataTransfers": "--includeDataTransfers",
+}
+_MEASURES = (
+    "--iterations --duration --warmUp --avgRuns --percentile --infStreams --streams --threads --exportTimes --idleTime "
+    "--useCudaGraph --useSpinWait --noDataTransfers"
+).split()
+_NOT_MEASURED = (
+    "--skipInference",
+    "--buildOnly",
+    "--getPlanVersionOnly",
+    "--help",
+    "-h",
+    "--timeDeserialize",
+    "--timeRefit",
+)
+_QUANTIZED = ("--int8", "--fp8", "--int4", "--best")
+
+
+def _scan_trtexec(command: Command, rules: RuleSet, text: str) -> Iterator[Hit]:
+    missing = _missing_switches(command, rules)
+    for word in command.words:
+        if (rule := rules.trtexec.get(word.option)) is not None:
+            keep = word.option in _SWITCHES and not missing and command.word(*_SWITCHES.values()) is None
+            yield _option_hit(command, word, rule, text, rules, keep=keep)
+        yield from _scan_value(command, word, rules, text)
+    if missing:
+        new = " ".join(missing)
+        at = max(word.end for word in command.words if word.value.startswith("-"))
+        edits = (Edit(at, at, f" {new}"),) if command.editable else ()
+        yield Hit(rules.by_id["trtexec-defaults"], command.start, command.name_end, edits, {"options": new})
+
+
+def _missing_switches(command: Command, rules: RuleSet) -> list[str]:
+    """The options that make 11.x measure what the command measured before; nothing where it is decided, or not measured."""
+    if "trtexec-defaults" not in rules.by_id or command.word(*_NOT_MEASURED, *_SWITCHES.values()):
+        return []
+    if command.word("--saveEngine") and not command.word(*_MEASURES):
+        return []
+    if not command.word("--onnx", "--loadEngine", "--uff", "--model", "--deploy"):
+        return []
+    return [new for old, new in _SWITCHES.items() if command.word(old) is None]
+
+
+def _option_hit(
+    command: Command, word: Word, rule: Rule, text: str, rules: RuleSet, *, may_cast: bool = True, keep: bool = False
+) -> Hit:
+    model = command.model
+    values = model_values(model.value.removeprefix("--onnx=") if model else None)
+    edits: Sequence[Edit] = ()
+    if command.editable and not keep:
+        if (new := rule.rename.get(word.option)) is not None:
+            value = word.value.partition("=")[2]
+            value = {"default": "layer_names_only", "verbose": "detailed"}.get(value, value)
+            edits = (Edit(word.start, word.end, f"{new}={value}" if value else new),)
+        elif (
+            rule.id == "workspace-size" and word.value.partition("=")[2].isdigit() and not command.word("--memPoolSize")
+        ):
+            edits = (Edit(word.start, word.end, f"--memPoolSize=workspace:{word.value.partition('=')[2]}"),)
+        elif rule.drop:
+            edits = (_without(command, word, text),)
+        elif rule.precision is not None and may_cast and not (rule.since == "11.0" and command.word(*_QUANTIZED)):
+            edits = _cast_before(command, word, rule.precision, text)
+    return Hit(rule, word.start, word.end, tuple(edits), values)
+
+
+def _without(command: Command, word: Word, text: str) -> Edit:
+    """Removes a word with the blanks before it, or those after it where a first word would leave a broken line."""
+    before = max((one.end for one in command.words if one.end <= word.start), default=command.name_end)
+    gap = text[before : word.start]
+    return Edit(before if not gap.strip(" \t\\\r\n") else word.start, word.end, "")
+
+
+def _cast_before(command: Command, word: Word, precision: str, text: str) -> Sequence[Edit]:
+    """The edits that put `trt-engine cast` before the command, and its model in place of the old one."""
+    model = command.model
+    if (
+        model is None
+        or not command.starts_command
+        or sum(one.option in ("--fp16", "--bf16") for one in command.words) > 1
+    ):
+        return ()
+    raw = text[model.start : model.end]
+    prefix = "--onnx=" if command.tool == "trtexec" else ""
+    if not raw.startswith(prefix) or not raw.endswith(".onnx") or re.search(r"[\"'\s\\]", raw):
+        return ()  # the extension is not at the end: quoted, or held by a variable
+    path = raw.removeprefix(prefix)
+    new = f"{path.removesuffix('.onnx')}.{precision}.onnx"
+    lead = text.rfind("\n", 0, command.start) + 1
+    start = command.start - len(re.search(r"(?:\b\w+=\S*\s+)*$", text[lead : command.start])[0])  # type: ignore[index]
+    call = f"trt-engine cast {path} --to {precision} -o {new} && "
+    return (Edit(start, start, call), Edit(model.start, model.end, f"{prefix}{new}"), _without(command, word, text))
+
+
+def _scan_value(command: Command, word: Word, rules: RuleSet, text: str) -> Iterator[Hit]:
+    """Values of options that have another meaning, or that trtexec does not know any more."""
+    option, _, value = word.value.partition("=")
+    rule = rules.by_id.get("trtexec-io-formats")
+    if rule is not None and option in ("--inputIOFormats", "--outputIOFormats") and ":" in value:
+        plain = all(part.startswith("fp32:") for part in value.split(","))
+        new = ",".join(part.partition(":")[2] for part in value.split(","))
+        yield _value_hit(command, word, rule, f"{option}={new}" if plain else None, value, text)
+    rule = rules.by_id.get("trtexec-value")
+    gone = {"--tacticSources": _GONE_SOURCES, "--preview": _GONE_PREVIEWS}.get(option, ())
+    items = value.split(",")
+    if rule is not None and (left := [item for item in items if item.lstrip("+-").lower() not in gone]) != items:
+        yield _value_hit(command, word, rule, f"{option}={','.join(left)}" if left else "", value, text)
+    rule = rules.by_id.get("trtexec-pool-unit")
+    if rule is not None and option == "--memPoolSize" and re.search(r"\d[KMG]i?B\b", value, re.IGNORECASE):
+        new = re.sub(r"(?<=\d)Mi?B\b", "", value, flags=re.IGNORECASE)
+        fixed = None if re.search(r"\d[KG]i?B\b", new, re.IGNORECASE) else f"{option}={new}"
+        yield _value_hit(command, word, rule, fixed, value, text)
+
+
+_GONE_SOURCES = ("cublas", "cublas_lt", "cudnn")
+_GONE_PREVIEWS = (
+    "profilesharing0806",
+    "multideviceruntime",
+    "fasterdynamicshapes0805",
+    "disableexternaltacticsourcesforcore0805",
+)
+
+
+def _value_hit(command: Command, word: Word, rule: Rule, new: str | None, value: str, text: str) -> Hit:
+    edits: Iterable[Edit] = ()
+    if command.editable and new is not None and text[word.start : word.end] == word.value:
+        edits = (Edit(word.start, word.end, new) if new else _without(command, word, text),)
+    return Hit(rule, word.start, word.end, tuple(edits), {"value": f"`{value}`"})

@@ -1,0 +1,198 @@
+"""Weights corrected by activation statistics: AWQ scales and clip ranges, and bias correction.
+
+Lin et al., "AWQ: Activation-aware Weight Quantization", 2023: salient input channels are scaled up before rounding and
+down again in the activation, and outliers are clipped where that reduces the weighted error. Rounding W to W' shifts the
+mean output by (W - W')E[x] per channel, which the bias absorbs at no cost (Finkelstein et al., "Fighting Quantization Bias
+With Bias", 2019; Nagel et al., 2019).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trt_engine.arrayfiles import open_arrays
+from trt_engine.atomic_io import write_atomic
+from trt_engine.errors import FeedError
+from trt_engine.graph import walk
+from trt_engine.graph.load import check_onnxruntime
+from trt_engine.model import Model
+from trt_engine.precision.activation_probe import ActivationProbe
+from trt_engine.precision.formats import Format, quantize
+from trt_engine.precision.layer_selection import QuantizableLayer
+from trt_engine.precision.samples import Samples
+
+log = logging.getLogger(__name__)
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+_SAMPLE_ROWS = 512
+"""Rows of each activation kept to evaluate scales."""
+_SCALE_STEPS = 20
+_MIN_GAIN = 0.98
+"""Scaling costs a multiplication, so it is used only if the error falls below this fraction."""
+
+
+@dataclass(slots=True)
+class ChannelStats:
+    """Statistics of one activation's channels (last axis)."""
+
+    mean_square: npt.NDArray[np.float64]
+    mean_magnitude: npt.NDArray[np.float64]
+    rows: Floats
+    """A sample of rows `[N, C]`."""
+    count: int
+
+
+class _StatsCollector:
+    """Accumulates the statistics of one tensor; rows are kept by reservoir sampling."""
+
+    def __init__(self) -> None:
+        self.squares: Any = 0.0
+        self.magnitudes: Any = 0.0
+        self.samples: Floats = np.zeros((0, 0), np.float32)
+        self.count = 0
+        self.rng = np.random.default_rng(0)
+
+    def add(self, array: Array) -> None:
+        rows = array.reshape(-1, array.shape[-1]).astype(np.float32)
+        if not len(rows):
+            return
+        self.squares += np.square(rows, dtype=np.float64).sum(axis=0)
+        self.magnitudes += np.abs(rows).sum(axis=0, dtype=np.float64)
+        room = _SAMPLE_ROWS - len(self.samples)
+        self.samples = np.concatenate([self.samples.reshape(-1, rows.shape[1]), rows[:room]])
+        for at in range(room, len(rows)) if room < len(rows) else ():
+            place = int(self.rng.integers(0, self.count + at + 1))
+            if place < _SAMPLE_ROWS:
+                self.samples[place] = rows[at]
+        self.count += len(rows)
+
+    def stats(self, name: str) -> ChannelStats:
+        if not self.count:
+            raise FeedError(f"no values of `{name}` were seen", hint="give more data")
+        return ChannelStats(self.squares / self.count, self.magnitudes / self.count, self.samples, self.count)
+
+
+def collect_channel_stats(model: Model, tensors: Sequence[str], samples: Samples) -> dict[str, ChannelStats]:
+    """Collect the channel statistics of these activations in one pass over the data."""
+    check_onnxruntime(model)
+    gathered = {name: _StatsCollector() for name in tensors}
+    for batch, name, array in ActivationProbe.read_samples(model, tensors, samples):
+        if not np.isfinite(array).all():
+            raise FeedError(
+                f"the tensor `{name}` has values that are not finite for {batch.source}",
+                hint="`trt-engine ranges` shows where they begin",
+            )
+        gathered[name].add(array)
+    found = {name: own.stats(name) for name, own in gathered.items()}
+    log.info("activations of %d tensors seen over %s", len(found), samples.description)
+    return found
+
+
+def search_input_scale(
+    matrices: Sequence[Floats], stats: ChannelStats, form: Format, blocks: Sequence[int | None]
+) -> Floats | None:
+    """Search the input scale `[C]` of these weights (each `[outputs, inputs]`) that minimizes the layers' output error.
+
+    Returns None if no scale is worth its cost."""
+    magnitude = np.maximum(stats.mean_magnitude, 1e-8)
+    rows = stats.rows
+    plain = best = _output_error(matrices, np.ones(rows.shape[1], np.float32), rows, form, blocks)
+    chosen: Floats | None = None
+    for step in range(1, _SCALE_STEPS):
+        scale = magnitude ** (step / _SCALE_STEPS)
+        scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
+        error = _output_error(matrices, scale, rows, form, blocks)
+        if error < best:
+            best, chosen = error, scale
+    return chosen if best < _MIN_GAIN * plain else None
+
+
+def _output_error(
+    matrices: Sequence[Floats], scale: Floats, rows: Floats, form: Format, blocks: Sequence[int | None]
+) -> float:
+    total = 0.0
+    for matrix, block in zip(matrices, blocks, strict=True):
+        rounded = quantize(matrix * scale, form, axis=1, block=block).dequantize() / scale
+        total += float(np.square(rows @ (rounded - matrix).T, dtype=np.float64).sum())
+    return total
+
+
+ChannelMeans = dict[tuple[str, int], npt.NDArray[np.float64]]
+"""Channel means `[C]` by tensor and channel axis."""
+
+
+def channel_axis(site: QuantizableLayer) -> int:
+    """The channel axis of a layer's activation."""
+    return 1 if site.node.op_type in ("Conv", "ConvTranspose") else -1
+
+
+def channel_means(model: Model, sites: Sequence[QuantizableLayer], samples: Samples) -> ChannelMeans:
+    """Compute the channel means of the layers' activations in one pass over the data."""
+    wanted = dict.fromkeys((site.activation, channel_axis(site)) for site in sites)
+    sums: ChannelMeans = {}
+    counts: Counter[tuple[str, int]] = Counter()
+    names = [name for name, _ in wanted]
+    for _, name, array in ActivationProbe.read_samples(model, names, samples):
+        for key in ((name, 1), (name, -1)):
+            if key in wanted and array.size:
+                rows = np.moveaxis(array, key[1], -1).reshape(-1, array.shape[key[1]])
+                sums[key] = sums.get(key, np.zeros(rows.shape[1])) + rows.sum(axis=0, dtype=np.float64)
+                counts[key] += len(rows)
+    return {key: total / counts[key] for key, total in sums.items()}
+
+
+def output_correction(
+    lost: Array, site: QuantizableLayer, mean: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float32] | None:
+    """Correction `[outputs]` for the bias; `lost` is the weight minus its rounded value. None if shapes do not match."""
+    if site.node.op_type == "ConvTranspose":
+        return None
+    if site.node.op_type == "Conv":
+        groups = int(walk.attributes(site.node).get("group", 1))
+        summed = lost.reshape(*lost.shape[:2], -1).sum(axis=2, dtype=np.float64)
+        outputs, inputs = summed.shape
+        if mean.size != inputs * groups or outputs % groups:
+            return None
+        by_group = summed.reshape(groups, outputs // groups, inputs)
+        made = np.einsum("goi,gi->go", by_group, mean.reshape(groups, inputs)).reshape(-1)
+        return np.asarray(made, np.float32)
+    if lost.ndim != 2:
+        return None
+    matrix = lost if site.reduction_axis == 1 else lost.T
+    return np.asarray(matrix @ mean, np.float32) if matrix.shape[1] == mean.size else None
+
+
+# ------------------------------------------------------------------------------------------------ kept beside a cache
+
+
+def save_means(path: Path, means: ChannelMeans, data: str) -> None:
+    """Write the means and the digest of their data."""
+    buffer = io.BytesIO()
+    names = np.array([[name, str(axis)] for name, axis in means] or np.zeros((0, 2), "U1"))
+    arrays = {f"mean{at}": value for at, value in enumerate(means.values())}
+    np.savez(buffer, allow_pickle=False, names=names, data=np.array(data), **arrays)
+    write_atomic(path, buffer.getvalue())
+
+
+def load_means(path: Path, data: str) -> Mapping[tuple[str, int], npt.NDArray[np.float64]] | None:
+    """Read the means if they belong to that data, else None."""
+    try:
+        with open_arrays(path) as file:
+            if str(file.read("data")) != data:
+                return None
+            return {
+                (str(name), int(axis)): file.read(f"mean{at}") for at, (name, axis) in enumerate(file.read("names"))
+            }
+    except (OSError, ValueError, KeyError, FeedError) as error:
+        log.debug("no means in `%s`: %s", path, error)
+        return None

@@ -1,0 +1,49 @@
+"""Results of `doctor`, and measured peaks of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trt_engine.environment import Environment
+from trt_engine.records.profile import DevicePeaks
+
+Status = Literal["ok", "note", "warning", "problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One check of `doctor`: subject, status, result, fix."""
+
+    name: str
+    """Stable and greppable: `onnxruntime-twice`, `disk-store`."""
+    status: Status
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BackendState:
+    """Availability of a backend: devices, or the reason and the fix."""
+
+    name: str
+    summary: str
+    runs: bool
+    devices: tuple[str, ...] = ()
+    reason: str | None = None
+    fix: str | None = None
+    builds: bool = False
+    """Engines are built here, whether or not they run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """Report of `doctor`: the state of this machine."""
+
+    diagnoses: tuple[Diagnosis, ...]
+    backends: tuple[BackendState, ...]
+    environment: Environment
+    problems: int
+    warnings_found: int
+    peaks: tuple[DevicePeaks, ...] = ()
+    """Peaks of each requested device; with `--peaks`."""

@@ -1,0 +1,109 @@
+"""Results of `evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trt_engine.environment import Environment
+from trt_engine.records.parity import OutputError
+from trt_engine.records.passport import Precision
+from trt_engine.records.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedImage:
+    """A skipped image and the reason."""
+
+    name: str
+    reason: str
+
+
+MAIN_METRIC = {"detect": "AP", "classify": "top1"}
+"""The figure a gate looks at, by task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One engine over a dataset: how good, how fast, on what."""
+
+    engine: str
+    backend: str
+    device: str
+    metrics: dict[str, float]
+    """AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl (-1: nothing of that kind), or top1 and top5."""
+    batch: int
+    """Images per query; a baseline uses the batches it supports."""
+    latency_ms: Summary | None
+    """Time per batch: device events where the device has them, else the host's clock around the call."""
+    samples_ms: tuple[float, ...]
+    precision: Precision
+    """Requested and measured precision."""
+    runtime_info: dict[str, str]
+    predictions: int = 0
+    """Number of scored detections or classified images."""
+    not_finite: int = 0
+    """Rows of the outputs that held NaN or infinities and were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateReport:
+    """Report of `evaluate`: an engine over a dataset, and a baseline over the same images."""
+
+    engine: str
+    backend: str
+    device: str
+    task: Literal["detect", "classify"]
+    metrics: dict[str, float]
+    images: int
+    """Number of evaluated images."""
+    skipped: int
+    """Number of images that could not be read or do not fit."""
+    skipped_images: tuple[SkippedImage, ...]
+    """The first hundred of them, with the reason."""
+    latency_ms: Summary | None
+    per_image_ms: float | None
+    samples_ms: tuple[float, ...]
+    batch: int
+    dataset: str
+    dataset_kind: Literal["coco", "folders", "arrays", "pictures"]
+    dataset_digest: str
+    """SHA-256 over names and bytes of the images, in order."""
+    max_samples: int | None
+    seed: int | None
+    vision: dict[str, Any]
+    """The pre- and post-processing in force, and where it was declared."""
+    precision: Precision
+    predictions: int
+    not_finite: int
+    runtime_info: dict[str, str]
+    environment: Environment
+    wall_s: float
+    started: str
+    """UTC, ISO 8601."""
+    artifacts: dict[str, str]
+    baseline: Evaluation | None = None
+    metric_drop: dict[str, float] | None = None
+    """Baseline less engine, by figure."""
+    parity: dict[str, OutputError] | None = None
+    """Output errors against the baseline: worst batch, by output."""
+    max_drop: float | None = None
+    passed: bool | None = None
+    """Whether the main figure (AP or top1) dropped by no more than `max_drop`; None without a gate."""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatePlan:
+    """Report of `evaluate --dry-run`: images, their processing, and what would be built and written."""
+
+    engine: str
+    needs_build: bool
+    """A model's engine comes from the store, or is built into it."""
+    dataset: str
+    dataset_kind: str
+    images: int
+    vision: dict[str, Any]
+    """The declared pre- and post-processing, as in `EvaluateReport`."""
+    writes: tuple[str, ...]
+    dry_run: bool = True

@@ -1,0 +1,130 @@
+"""Results of `inspect`: models, engines, plans, run folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trt_engine.records.base import Finding
+from trt_engine.records.passport import Compatibility, Passport, Precision
+from trt_engine.tensors import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSupport:
+    """Quantised layers of a graph that one library's kernels support."""
+
+    target: str
+    """A quantisation target, as `onnxruntime-cpu`."""
+    supported_layers: int
+    layers: int
+    """All quantised layers."""
+    layer_kind: str
+    """`convolutions` where all of them are, else `layers`."""
+    share: float
+    """Supported fraction, by multiply-adds (by number where those are unknown)."""
+    reasons: dict[str, int]
+    """Number of unsupported layers by reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantPlacement:
+    """For which libraries' kernels a quantised graph is placed, whatever tool quantised it."""
+
+    style: str
+    """As `S8 symmetric, results in float`."""
+    declared_target: str | None
+    """The target that the file names in its metadata; None where another tool quantised it."""
+    targets: tuple[str, ...]
+    """Targets that take nearly all of it."""
+    support: tuple[TargetSupport, ...]
+    """Every target."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """Report of `inspect` on an ONNX model."""
+
+    path: str
+    name: str
+    digest: str
+    nbytes: int
+    signature: Signature
+    opsets: dict[str, int]
+    ir_version: int
+    producer: str
+    nodes: int
+    operators: dict[str, int]
+    parameters: int
+    parameter_bytes: int
+    flops: int | None
+    """Floating-point operations (2 x multiply-adds) of one inference at `flops_shapes`; None when shapes are unknown."""
+    macs: int | None
+    flops_shapes: dict[str, tuple[int, ...]]
+    flops_exact: bool
+    """False when a shape could not be inferred and some operators are not counted."""
+    precision: Precision
+    quantized: bool
+    q_nodes: int
+    dq_nodes: int
+    dynamic: dict[str, tuple[int, ...]]
+    """Positions of dynamic dimensions by input."""
+    external: tuple[str, ...]
+    domains: dict[str, int]
+    """Nodes by operator domain."""
+    findings: tuple[Finding, ...]
+    metadata: dict[str, str] = field(default_factory=dict)
+    uncounted: dict[str, int] = field(default_factory=dict)
+    """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
+    placement: QuantPlacement | None = None
+    """For a quantised graph."""
+    kind: Literal["model"] = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInfo:
+    """Contents of a plan's header."""
+
+    product: Literal["TensorRT", "TensorRT-RTX"]
+    version: str
+    compute_capabilities: tuple[str, ...] = ()
+    """The GPUs it was built for; TensorRT's plans do not state them."""
+    has_ptx: bool = False
+    """It also has code that GPUs above 12.0 compile for themselves."""
+    weight_nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """Report of `inspect` on an engine or a bare plan."""
+
+    path: str
+    kind: Literal["engine", "plan"]
+    compatibility: Compatibility
+    tensorrt_version: str | None = None
+    """For a plan of TensorRT; `plan` has it for every plan."""
+    plan: PlanInfo | None = None
+    nbytes: int = 0
+    passport: Passport | None = None
+    smoke_run: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """Report of `inspect` on a run folder: its records and their contents."""
+
+    path: str
+    kind: Literal["run"]
+    verb: str | None
+    """The verb that wrote the folder's document; None for records alone."""
+    complete: bool
+    """False when the run was interrupted or a record is damaged."""
+    summary: dict[str, Any]
+    """The document's own main figures: model, engine, peak_streams, images_per_s, stop_reason."""
+    measurements: tuple[dict[str, Any], ...]
+    """One entry for each record: engine, backend, device, batch, qps, mean_ms, stable, complete."""
+    damaged: int
+    """Number of damaged lines in `records.jsonl`."""
+    files: dict[str, int]
+    """Bytes by path inside the folder."""
+    nbytes: int

@@ -1,0 +1,138 @@
+"""What was compared with an engine, and how far they differ: plain values of its passport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trt_engine.format import format_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """An index of one axis of an output."""
+
+    axis: int
+    index: int
+    size: int
+    """The number of channels of the axis."""
+    max_abs: float
+    """The largest difference in it."""
+
+    def __str__(self) -> str:
+        return f"channel {self.index} of {self.size} (axis {self.axis})"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """Difference of one output from the reference."""
+
+    max_abs: float
+    mean_abs: float
+    max_rel: float
+    """Largest difference over scale (largest absolute reference value), of the worst channel."""
+    cosine: float
+    rms_rel: float | None = None
+    """RMS difference over scale, of the worst channel; None in old records."""
+    noise: float | None = None
+    """RMS difference over the reference's standard deviation, of the worst channel."""
+    std_ratio: float = 1.0
+    """Standard deviation over that of the reference, of the worst channel; 0 where it became a constant."""
+    channel: Channel | None = None
+    """Where `max_rel` is; None where the whole output has one scale."""
+    noise_channel: Channel | None = None
+    std_ratio_channel: Channel | None = None
+    """Where `std_ratio` is."""
+    rows_moved: int = 0
+    """Rows of a model that sorts that were compared at another place."""
+    rows_skipped: int = 0
+    """Rows of a model that sorts that were not compared: those at the cut."""
+
+    @property
+    def rms_text(self) -> str:
+        """The figures over all of the worst channel, in words."""
+        noise = "" if self.noise is None else f", noise {self.noise:.2g} of the signal"
+        return "" if self.rms_rel is None else f"RMS {self.rms_rel:.2g}{noise}"
+
+    @property
+    def summary(self) -> str:
+        """In words, for a line of text."""
+        at = f"{self.channel}: " if self.channel is not None else ""
+        apart = self.channel.max_abs if self.channel is not None else self.max_abs
+        rows = f", {self.rows_moved} rows matched by value" if self.rows_moved else ""
+        rows += f", {self.rows_skipped} rows left out" if self.rows_skipped else ""
+        return f"{at}difference {apart:.3g} ({self.max_rel:.2g} of the {'channel' if at else 'output'}'s scale){rows}"
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The engine against plain ONNX Runtime on the same input."""
+
+    reference: str
+    inputs: str
+    """How the input was made: `seeded random, seed 0, images:2x3x160x160`."""
+    tolerance: float
+    passed: bool
+    outputs: dict[str, OutputError] = field(default_factory=dict)
+    metric: Literal["max_rel", "rms_rel"] = "max_rel"
+    """The figure that `tolerance` is for: in quantised models one step decides the largest difference."""
+    source_errors: dict[str, OutputError] = field(default_factory=dict)
+    """The engine against the model that was given, where a cast or quantised copy of it was built: measured, not judged."""
+    sensitivity: dict[str, OutputError] = field(default_factory=dict)
+    """How far the reference moves from itself when its input is changed by the format's roundoff; measured where the engine
+    was beyond the tolerance, which is then raised to a few times this."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParityLimits:
+    """What a comparison allows: the fields of `equivalence.tolerance.Tolerance`, as JSON has them."""
+
+    limit: float
+    metric: Literal["max_rel", "rms_rel"]
+    """The figure that `limit` is for."""
+    noise: float | None
+    """The most noise over signal; None where it is not judged."""
+    max_replaced_rows: float
+    allow_ties: bool
+    roundoff: float
+    explicit: bool
+    """`--parity-rtol` set the limit."""
+    rounding: str
+    """The coarsest rounding of the graph, which the limits are for: `fp32`, `fp16`, `quantized`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedCheck:
+    """A quantised engine beside an FP32 engine of the same model, run alternately for about a second: an indication, no
+    benchmark."""
+
+    baseline: str
+    """What it was measured against."""
+    protocol: str
+    shapes: dict[str, tuple[int, ...]]
+    pairs: int
+    """How often each engine ran."""
+    quantized_ms: float
+    baseline_ms: float
+    """Medians."""
+    ratio: float
+    """Median of time quantised / time in FP32, pair by pair; above 1 the quantised engine is slower."""
+    low: float
+    high: float
+    """95 % interval of that median, by order statistics."""
+
+    @property
+    def summary(self) -> str:
+        """`1.8 x as fast as fp32 (2.10 ms and 3.78 ms in 170 alternating runs, an indication)`."""
+        pace = (
+            f"{1 / self.ratio:.2g} x as fast as" if self.high < 1
+            else f"{100 * (self.ratio - 1):.0f} % slower than" if self.low > 1
+            else "no difference found from"
+        )  # fmt: skip
+        times = f"{format_ms(self.quantized_ms)} and {format_ms(self.baseline_ms)} in {self.pairs} alternating runs"
+        return f"{pace} fp32 ({times}, an indication)"
+
+    @property
+    def is_slower(self) -> bool:
+        """By more than two loads of one engine may differ."""
+        return self.low > 1.05

@@ -1,0 +1,277 @@
+"""Parts of an engine's passport: source, build, requirements, precision, compatibility."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trt_engine.config.profiles import Profile
+from trt_engine.environment import Environment
+from trt_engine.format import format_percent
+from trt_engine.records.parity import OutputError, Parity, ParityLimits, SpeedCheck
+from trt_engine.tensors import Signature
+
+PASSPORT_SCHEMA = "trt-engine/passport"
+PASSPORT_VERSION = 1
+GRAPH_DTYPE = "written"
+"""Build note: dtype of the graph, where the engine computes in another one."""
+QUANT_TARGET = "quant_target"
+"""The note of a build that names the quantisation target its graph was quantised for by the build."""
+NOT_FUSED = "not_fused"
+"""Build note: quantised layers that the kernels do not support, and why."""
+FUSIONS = "fusions"
+"""Build note: what the build fused and how often, as `attention 12, bias_gelu 12`."""
+NOT_VALIDATED = "not validated on a GPU"
+"""The summary of an engine whose check is deferred."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """One file of the engine: name beside the passport, bytes, SHA-256."""
+
+    file: str
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The model an engine was built from."""
+
+    name: str
+    digest: str
+    opset: int | None
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeShare:
+    """Fractions of a network in one dtype, each between 0 and 1."""
+
+    layers: float
+    parameters: float
+    macs: float | None = None
+
+    @property
+    def main(self) -> float:
+        """The share of the multiply-adds, or of the layers where those could not be counted."""
+        return self.layers if self.macs is None else self.macs
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Requested precision and dtype breakdown of the engine."""
+
+    requested: str | None
+    shares: dict[str, DtypeShare] = field(default_factory=dict)
+
+    @property
+    def main_dtype(self) -> str | None:
+        """The type most multiply-adds (or, unknown, most layers) run in."""
+        if not self.shares:
+            return None
+        return max(self.shares, key=lambda name: (self.shares[name].macs or 0.0, self.shares[name].layers))
+
+    @property
+    def compute_shares(self) -> dict[str, DtypeShare]:
+        """`shares` without dtypes that only store weights."""
+        return {name: share for name, share in self.shares.items() if share.layers or share.macs}
+
+    @property
+    def shares_text(self) -> str:
+        """`fp16 92 %, fp32 8 %`, of the dtypes that compute."""
+        return ", ".join(f"{name} {format_percent(share.main)}" for name, share in self.compute_shares.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """Requirements for loading the engine."""
+
+    library: str
+    """`onnxruntime`, `tensorrt`, `tensorrt-rtx`."""
+    version: str
+    cpu_features: tuple[str, ...] = ()
+    """Instruction sets the payload's layouts and kernels were chosen for."""
+    providers: tuple[str, ...] = ()
+    compute_capability: str | None = None
+    gpu: str | None = None
+    compute_capabilities: tuple[str, ...] = ()
+    """The GPUs of a payload that was built for several, or for one the building machine need not have: `8.9`, `12.0`."""
+    plugins: tuple[str, ...] = ()
+    """Plugin libraries that must be loaded first, by file name."""
+    hardware_compatibility: str = "none"
+    """For a TensorRT plan: `none`, `ampere_plus`, `same_compute_capability`."""
+    version_compatible: bool = False
+    """Later TensorRT versions run it; it holds code for the host unless `lean_runtime` is needed."""
+    lean_runtime: bool = False
+    """The loader must bring the lean runtime library of the version that built it."""
+    stripped: bool = False
+    """Its weights must be put back before it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTrial:
+    """One group of settings, measured before the build."""
+
+    options: dict[str, str]
+    """`-O` settings; empty for those that were requested."""
+    median_ms: float | None = None
+    slower_pct: float | None = None
+    """Than the first trial, at the median; negative is faster."""
+    interval_pct: tuple[float, float] | None = None
+    """95 % interval of `slower_pct`."""
+    note: str | None = None
+    """Why it was not measured, or not eligible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Settings that were measured on this machine before the build, and the ones chosen."""
+
+    trials: tuple[TuningTrial, ...]
+    chosen: int
+    """Index of the trial whose settings the engine has."""
+    shapes: dict[str, tuple[int, ...]]
+    protocol: str
+    """How it was measured."""
+    budget_s: float
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """`cuda.prefer_nhwc=1: 24.1 % faster than as requested (3 measured in 12.0 s)`."""
+        best, measured = self.trials[self.chosen], sum(trial.median_ms is not None for trial in self.trials)
+        aside = f"({measured} of {len(self.trials)} measured in {self.seconds:.1f} s)"
+        if not best.options or best.slower_pct is None:
+            return f"nothing was faster than the requested settings {aside}"
+        names = " ".join(f"{name}={value}" for name, value in best.options.items())
+        return f"{names}: {-best.slower_pct:.1f} % faster than as requested {aside}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """How the engine was built; `command` repeats the build."""
+
+    command: str
+    config: dict[str, Any]
+    seconds: float
+    identity: str
+    warnings: tuple[str, ...] = ()
+    retries: tuple[str, ...] = ()
+    notes: dict[str, str] = field(default_factory=dict)
+    tuning: Tuning | None = None
+
+    @property
+    def graph_dtype(self) -> str | None:
+        """Dtype of the graph, where the engine computes in another one: `int8` for an engine that runs in fp32."""
+        return self.notes.get(GRAPH_DTYPE)
+
+    @property
+    def fusions(self) -> str | None:
+        """What the build fused into ONNX Runtime's operators, and how often: `attention 12, bias_gelu 12`."""
+        return self.notes.get(FUSIONS)
+
+    @property
+    def quant_target(self) -> str | None:
+        """The target its model was quantised for by the build itself."""
+        return self.notes.get(QUANT_TARGET)
+
+    @property
+    def not_fused(self) -> str | None:
+        """Which quantised layers run in floating point, and why."""
+        return self.notes.get(NOT_FUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPrecision:
+    """Dtype breakdown of the built graph, where the engine's layers could not be counted."""
+
+    meets_request: bool
+    """Whether the graph is in the requested precision."""
+    share: float
+    """Fraction in the requested precision, weighted by `weighting`."""
+    macs_by_dtype: dict[str, float]
+    weighting: str
+    requested_macs: float
+    """Fraction of all multiply-adds in the requested precision."""
+    has_exclusions: bool
+    """Whether nodes were left out on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The check of an engine that could not be loaded on the machine that built it: deferred, or its result
+    (`trt-engine validate`). The figures of a check are the passport's `parity`."""
+
+    state: Literal["deferred", "passed", "failed"]
+    deferred_reason: str
+    """Why it was not checked when it was built."""
+    failure: str | None = None
+    """What was wrong."""
+    checks: tuple[str, ...] = ("parity",)
+    """`parity`, `precision`."""
+    reference: Payload | None = None
+    """The file of reference inputs and outputs beside the engine; None where plain ONNX Runtime could not make any."""
+    inputs: str = ""
+    """How the inputs were made."""
+    reference_runtime: str = ""
+    """Runtime of the reference outputs."""
+    tolerance: ParityLimits | None = None
+    sorted_outputs: tuple[str, ...] = ()
+    """Outputs that the graph sorts: their rows may change places."""
+    sensitivity: dict[str, OutputError] = field(default_factory=dict)
+    """How far the reference moves from itself when its input is changed by the format's roundoff."""
+    graph: GraphPrecision | None = None
+    validated_at: str | None = None
+    """UTC, ISO 8601."""
+    device: str | None = None
+    environment: Environment | None = None
+    """Where it was checked."""
+    accuracy_command: str | None = None
+    """The command that measures its accuracy where its GPU is, of an engine that a plan wanted evaluated."""
+
+    @property
+    def summary(self) -> str:
+        """`not validated on a GPU`, or the result and where it was found."""
+        if self.state == "deferred":
+            return NOT_VALIDATED
+        where = self.environment and (self.environment.gpu or (self.device == "cpu" and self.environment.cpu))
+        return f"{self.state} on {where or self.device or 'a GPU'}" + (f": {self.failure}" if self.failure else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Passport:
+    """Everything `inspect ENGINE` reports without loading the engine."""
+
+    schema: Literal["trt-engine/passport"]
+    schema_version: int
+    backend: str
+    payload: tuple[Payload, ...]
+    """The main file first, then its side files."""
+    model: Source
+    signature: Signature
+    profiles: tuple[Profile, ...]
+    precision: Precision
+    device: str
+    build: BuildInfo
+    environment: Environment
+    requirements: Requirements
+    parity: Parity | None = None
+    key: str | None = None
+    """The engine's key in the store."""
+    speed: SpeedCheck | None = None
+    """For an engine whose model the build quantised, where an FP32 engine is quickly built."""
+    vision: dict[str, Any] | None = None
+    """Pre- and post-processing the model declares, in plain values; `trt_engine.vision.spec` reads them."""
+    validation: Validation | None = None
+    """For an engine that could not be checked where it was built; None otherwise and with `--no-parity`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compatibility:
+    """Whether an engine can be used here, with one reason and one command."""
+
+    status: Literal["loads", "penalty", "unknown", "rebuild", "refuse"]
+    """`unknown`: no known obstacle, but the decisive check was not available."""
+    reason: str
+    command: str | None = None

@@ -1,0 +1,244 @@
+"""Results of `cast`, `quantize` and `ranges`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trt_engine.environment import Environment
+from trt_engine.records.base import Finding
+from trt_engine.records.parity import OutputError
+from trt_engine.records.passport import Precision
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRange:
+    """The values of one tensor over the data. Shares are of the finite values, zeros not counted among the small ones."""
+
+    name: str
+    kind: Literal["input", "activation", "constant"]
+    node: str | None
+    """The node that makes it."""
+    operator: str | None
+    elements: int
+    min: float
+    max: float
+    absmax: float
+    """Over finite values, as `min` and `max`."""
+    zero_share: float
+    nan: int
+    infinite: int
+    fp16_overflow: float
+    """Share beyond 65504."""
+    fp16_subnormal: float
+    """Share below 2^-14: fewer digits."""
+    fp16_underflow: float
+    """Share below 2^-25: zero in FP16."""
+    bf16_subnormal: float
+    fp8_subnormal: float
+    """Under one E4M3 scale for the tensor, `absmax` / 448; estimated within a quarter octave."""
+    fp8_underflow: float
+    module: str | None = None
+    """The PyTorch module that makes it, or reads the constant; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """One node to leave in FP32, and why."""
+
+    node: str
+    """Its name, or its first output where it has none."""
+    operator: str
+    code: str
+    """Code of the finding behind it."""
+    reason: str
+    tensor: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangesReport:
+    """Report of `ranges`: value ranges of a model."""
+
+    model: str
+    digest: str
+    calib_data: str
+    """Source of the inputs."""
+    random: bool
+    """True without data: the ranges are then not representative of real values."""
+    batches: int
+    rows: int
+    headroom: float
+    tensors: tuple[TensorRange, ...]
+    constants: tuple[TensorRange, ...]
+    findings: tuple[Finding, ...]
+    exclude: tuple[Exclusion, ...]
+    """Nodes to leave in FP32 when casting to FP16."""
+    wall_s: float
+    warnings: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Files left out, and why."""
+    preprocess: dict[str, Any] | None = None
+    """Preprocessing of images, its origin under `source`; None where the data was not images."""
+
+
+@dataclass(frozen=True, slots=True)
+class RangesPlan:
+    """Report of `ranges --dry-run`: what would be read and written."""
+
+    model: str
+    calib_data: str | None
+    """None for random inputs."""
+    writes: tuple[str, ...]
+    dry_run: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedNode:
+    """One node that was quantised, and how."""
+
+    node: str
+    op: str
+    weight: str
+    """Weight format: `int8, one scale for each of 64 channels (axis 0)`."""
+    activation: str | None
+    """The tensor it reads, where that is quantised."""
+    amax: float | None
+    """Range of that tensor; None where it is worked out while running."""
+    error: float
+    """Relative RMS error of the weight."""
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnquantizedNode:
+    """One linear node that stays as it was, and why."""
+
+    node: str
+    op: str
+    reason: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerKernels:
+    """Kernels ONNX Runtime selected for a quantised graph on a CPU."""
+
+    layers: dict[str, tuple[int, int]]
+    """By operator with weights: nodes in integer kernels, and all nodes."""
+    not_fused: tuple[UnquantizedNode, ...]
+    """Those that do not, and why."""
+    kernels: dict[str, int]
+    """Integer kernels of the optimised graph, by operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizeReport:
+    """Report of `quantize`; for a dry run, what would be quantised."""
+
+    model: str
+    out: str | None
+    """None for a dry run, and where only an emulation was requested and possible."""
+    to: str
+    target: str
+    """The library that Q/DQ was placed for."""
+    method: Literal["rtn", "awq", "dynamic"]
+    weights_only: bool
+    high_precision: str
+    quantized: tuple[QuantizedNode, ...]
+    unquantized: tuple[UnquantizedNode, ...]
+    opset_before: int
+    opset: int
+    nbytes_before: int
+    nbytes: int | None
+    """Model file and side files."""
+    precision: Precision
+    """Requested precision and dtype breakdown of the result."""
+    calibration: dict[str, Any] | None
+    """Calibrator, settings, samples, digests; None where no data was needed."""
+    parity: dict[str, OutputError] | None
+    """Against the model as it was, by output."""
+    parity_inputs: str | None
+    """Inputs of the parity check."""
+    measured_on: Literal["kernels", "emulation"] | None
+    """`kernels`: ONNX Runtime ran the file itself, in FP32 where it has no kernels of the type; `emulation`: an FP32 graph
+    that rounds alike."""
+    rewritten: tuple[str, ...]
+    """Changes by raising the opset and preparing the graph."""
+    seconds: float
+    environment: Environment
+    artifacts: dict[str, str]
+    integer_kernels: IntegerKernels | None = None
+    """Fusions by ONNX Runtime, for `onnxruntime-cpu`."""
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+Fp32ReasonCode = Literal["excluded", "range", "type", "constant", "scale", "index", "between", "autocast"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp32Node:
+    """A node that `cast` left in FP32."""
+
+    node: str
+    op: str
+    code: Fp32ReasonCode
+    reason: str
+    module: str | None = None
+    """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CastParity:
+    """The cast model against its FP32 source, both in ONNX Runtime on the same input; or why that was not judged."""
+
+    inputs: str
+    outputs: dict[str, OutputError]
+    kernels: dict[str, int]
+    """Nodes by the type their kernels really ran in, Casts left out."""
+    emulated: bool
+    """True when FP32 kernels ran with every result rounded to the type: it has no kernels here, for all layers or some."""
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CastReport:
+    """Report of `cast`: what computes in the low type now, what does not, and why."""
+
+    model: str
+    out: str | None
+    """None of a dry run."""
+    to: str
+    method: Literal["built-in", "autocast"]
+    """Our own rewrite, or ModelOpt's AutoCast."""
+    keep_io: bool
+    opset: tuple[int, int]
+    """Before and after."""
+    nodes: int
+    """Nodes that read or make floating-point numbers, constants left out."""
+    nodes_cast: int
+    operators_cast: dict[str, int]
+    fp32_nodes: tuple[Fp32Node, ...]
+    casts_added: int
+    casts_removed: int
+    constants_converted: int
+    duplicated_constants: tuple[str, ...]
+    constants_clamped: tuple[str, ...]
+    nbytes_before: int
+    nbytes_after: int | None
+    """External data included; None of a dry run."""
+    findings: tuple[Finding, ...]
+    """Findings by the strong-typing rules of TensorRT's parser, on the result."""
+    notes: tuple[str, ...]
+    preprocess: dict[str, Any] | None = None
+    """Preprocessing of images, its origin under `source`; None where the data was not images."""
+    precision: Precision | None = None
+    parity: CastParity | None = None
+    artifacts: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    dry_run: bool = False
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,28 @@
+"""What `serve` reports when it has started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model at the start of a server."""
+
+    name: str
+    version: str
+    state: str
+    """`READY`, or why not in `reason`."""
+    reason: str
+    properties: dict[str, str]
+    """What really runs: backend, providers, device, precision, digest of the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeReport:
+    """Addresses and models of a server that has started."""
+
+    http: str | None
+    grpc: str | None
+    metrics: str | None
+    models: tuple[ServedModel, ...]

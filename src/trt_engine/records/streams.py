@@ -1,0 +1,151 @@
+"""Streams within a deadline: the measured latency curve, and the answer of `size --deadline-ms`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trt_engine.config.streams import BatchPolicy, SourceGroup
+from trt_engine.environment import Environment
+
+FrameMemory = Literal["host", "device"]
+"""Where a frame is when it arrives: uploaded as part of its batch, or already on the device."""
+Limit = Literal["compute", "deadline", "upload", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """Times of full batches with all contexts busy, in ms, one tuple for each turn of the measurement.
+
+    `host`: the cycle of one worker of the batcher (concatenation, upload, inference, download, splitting, hand-over).
+    `device`: the inference alone.
+    """
+
+    engine_digest: str
+    device: str
+    batch: int
+    contexts: int
+    frames: FrameMemory
+    turns_ms: tuple[tuple[float, ...], ...]
+    environment: Environment
+    started: str
+    """UTC, ISO 8601."""
+
+    @property
+    def samples(self) -> int:
+        return sum(map(len, self.turns_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSummary:
+    """One point of the curve as reported; the samples are in `curve.jsonl`."""
+
+    batch: int
+    contexts: int
+    frames: FrameMemory
+    samples: int
+    median_ms: float
+    p99_ms: float
+    rows_per_s: float
+    """Rows/s of all contexts together, from the mean time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharePoint:
+    """Predicted share of late frames for a number of sources."""
+
+    streams: int
+    late_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCapacity:
+    """The largest number of sources under one policy, and its late share around that number."""
+
+    label: str
+    policy: BatchPolicy
+    streams: int
+    points: tuple[SharePoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuCount:
+    """GPUs for the requested sources: `needed` carry them within the deadline, `spare` may fail."""
+
+    sources: tuple[SourceGroup, ...]
+    needed: int
+    spare: int
+    total: int
+    late_share: float
+    """Predicted on the `needed` GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLimit:
+    """Published decoder throughput of the GPU, at 1920x1080."""
+
+    codec: str
+    architecture: str
+    decoders: int
+    frames_per_s: float
+    """All decoders of one GPU together."""
+    streams: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The engine driven through the batcher with paced sources, and the prediction for the same arrivals."""
+
+    streams: int
+    duration_s: float
+    policy: BatchPolicy
+    frames: int
+    late: int
+    dropped: int
+    observed_share: float
+    predicted_share: float
+    observed_p50_ms: float | None
+    """None if every frame was dropped."""
+    predicted_p50_ms: float
+    observed_p99_ms: float | None
+    predicted_p99_ms: float
+    passed: bool
+    """The observed share is within the allowed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCapacity:
+    """The largest number of sources on one device with at most `late` of the frames late or dropped."""
+
+    deadline_ms: float
+    late: float
+    """Allowed share of late or dropped frames."""
+    frames: FrameMemory
+    mix: tuple[SourceGroup, ...]
+    """The sources of the answer: the requested ones, in proportion."""
+    interval: int
+    """Frames of each source skipped between two inferred ones."""
+    streams: int
+    low: int
+    high: int
+    confidence: float
+    """Of the interval `low` to `high`, by bootstrap over the turns and samples of the curve."""
+    policy: BatchPolicy
+    late_share: float
+    """Predicted for `streams` sources."""
+    utilization: float
+    """Arriving frames/s over the largest rows/s of the policy."""
+    limit: Limit
+    limit_reason: str
+    upper_bound: int
+    """Streams from compute alone, `floor(images/s / fps)` of the fastest point measured, for the same sources."""
+    policies: tuple[PolicyCapacity, ...]
+    """The chosen policy first, then usual first choices."""
+    curve: tuple[CurveSummary, ...]
+    deepstream: dict[str, str]
+    batching: str
+    """The settings as Python, for `te.load`."""
+    gpus: GpuCount | None = None
+    decode: DecodeLimit | None = None
+    verification: Verification | None = None

@@ -1,0 +1,101 @@
+"""Parts that several results share: findings, output differences, signatures, next commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trt_engine.format import format_bytes, format_ms, format_percent, join_names
+from trt_engine.records.base import Finding
+from trt_engine.records.parity import OutputError, Parity
+from trt_engine.records.passport import Passport, Precision
+from trt_engine.reporting.document import Fact
+from trt_engine.tensors import format_shape
+
+
+def plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """`warning: code: message` and its hint."""
+    for item in findings:
+        yield f"{item.severity}: {item.code}: {item.full_message}"
+        if item.hint:
+            yield f"  hint: {item.hint}"
+
+
+def first_lines(lines: Sequence[str], most: int, rest: str = "") -> list[str]:
+    """The first lines, and how many more there are."""
+    return [*lines[:most], *([f"and {len(lines) - most} more{rest}"] if len(lines) > most else [])]
+
+
+def name_groups(items: Iterable[tuple[str, str]], most: int) -> dict[str, str]:
+    """Names by reason: `a, b and 3 more`."""
+    groups: dict[str, list[str]] = {}
+    for reason, name in items:
+        groups.setdefault(reason, []).append(name)
+    return {reason: join_names(names, most) for reason, names in groups.items()}
+
+
+def shapes_text(shapes: Mapping[str, Sequence[int]], sign: str = ":") -> str:
+    return ", ".join(f"{name}{sign}{format_shape(tuple(shape))}" for name, shape in shapes.items())
+
+
+def requested_text(precision: Precision) -> str:
+    return f" (requested: {precision.requested})" if precision.requested else ""
+
+
+def layer_shares(precision: Precision, of: str = "") -> str:
+    shares = precision.compute_shares.items()
+    return ", ".join(f"{name} {format_percent(share.layers)}{of}" for name, share in shares)
+
+
+def largest_difference(outputs: Mapping[str, OutputError]) -> str:
+    """The output with the largest difference, and its location."""
+    if not outputs:
+        return "no output was compared"
+    name, error = max(outputs.items(), key=lambda item: item[1].max_rel)
+    return ", ".join(filter(None, (f"{name}: {error.summary}", error.rms_text)))
+
+
+def parity_fact(parity: Parity | None) -> Fact:
+    """The difference between engine and model outputs."""
+    if parity is None:
+        return "parity", None
+    rms = " RMS" if parity.metric == "rms_rel" else ""
+    lines = [f"{largest_difference(parity.outputs)}, allowed {parity.tolerance:g}{rms}"]
+    if parity.source_errors:
+        lines.append(f"from the model as it was given: {largest_difference(parity.source_errors)} (not judged)")
+    return "parity", lines
+
+
+def signature_facts(passport: Passport) -> list[Fact]:
+    """Inputs, outputs and profiles, one row each."""
+    return [
+        *(("input", str(spec)) for spec in passport.signature.inputs),
+        *(("output", str(spec)) for spec in passport.signature.outputs),
+        *((f"profile {index}", str(profile)) for index, profile in enumerate(passport.profiles)),
+    ]
+
+
+def smoke_time(smoke: Mapping[str, float]) -> str:
+    """Times of a smoke run."""
+    return (
+        f"loaded in {format_ms(smoke['load_ms'])}, first inference {format_ms(smoke['first_ms'])}, "
+        f"second {format_ms(smoke['second_ms'])} (seed {smoke['seed']})"
+    )
+
+
+def sized(text: object, nbytes: int | None) -> str:
+    """`model.engine (4.0 KiB)`."""
+    return f"{text}" if nbytes is None else f"{text} ({format_bytes(nbytes)})"
+
+
+def batch_option(model: str) -> str:
+    """` --batch 1:8:64` for a model with only a dynamic batch, which `build` would fix at 1."""
+    from trt_engine.graph.load import open_model
+
+    signature = open_model(Path(model)).signature
+    alone = {at for spec in signature.inputs for at in spec.dynamic} == {0}
+    return " --batch 1:8:64" if alone else ""

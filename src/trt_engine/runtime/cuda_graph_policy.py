@@ -1,0 +1,125 @@
+"""`GraphPolicy`: which shapes get a CUDA graph; shared by all executors of a pool."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trt_engine.config.profiles import Profile
+from trt_engine.errors import UsageError
+from trt_engine.runtime.batch_rows import BatchLayout
+from trt_engine.tensors import Signature
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """Graph counters of one pool."""
+
+    captured: int = 0
+    replayed: int = 0
+    evicted: int = 0
+    """Graphs evicted for another shape or because a buffer moved."""
+    disabled_reason: str | None = None
+    """Why graphs are disabled; inference runs without."""
+
+
+class GraphPolicy:
+    """`graphs=True`: a graph for every shape, batches padded to the next power of two; sizes: only these batches.
+
+    Batches are padded if every output has a row per input row, and never beyond the profile.
+    """
+
+    def __init__(
+        self,
+        graphs: bool | Sequence[int] = False,
+        max_graphs: int = 16,
+        *,
+        signature: Signature,
+        profiles: Sequence[Profile] = (),
+    ) -> None:
+        self.enabled = bool(graphs)
+        self.max_graphs = max_graphs
+        self.generation = 0
+        self._disabled_reason: str | None = None
+        self._lock = threading.Lock()
+        self._captured = self._replayed = self._evicted = 0
+        self._batch_sizes: tuple[int, ...] | None = None
+        self._layout: BatchLayout | None = None
+        try:
+            self._layout = BatchLayout.from_signature(signature, profiles)
+        except UsageError as error:
+            if self.enabled and not isinstance(graphs, bool):
+                raise UsageError(
+                    f"graphs cannot be captured for batches of {', '.join(map(str, graphs))}: {error.message}",
+                    hint="`graphs=True` captures one for each shape",
+                ) from error
+        if not isinstance(graphs, bool):
+            self._batch_sizes = tuple(sorted(set(graphs)))
+            for size in self._batch_sizes:
+                self._check_batch_size(size)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether batches may be padded."""
+        return self._layout is not None and (
+            not self._layout.batch_ranges or self._layout.batch_ranges[0][0] != self._layout.batch_ranges[0][1]
+        )
+
+    def bucket_for(self, rows: int) -> int:
+        """The padded batch for `rows`."""
+        if not self.enabled or self._disabled_reason is not None or not self.pads_batches or self._layout is None:
+            return rows
+        if self._batch_sizes is not None:
+            return next((size for size in self._batch_sizes if size >= rows), rows)
+        size = 1 << (rows - 1).bit_length() if rows else rows
+        return (
+            size
+            if not self._layout.batch_ranges or any(low <= size <= high for low, high in self._layout.batch_ranges)
+            else rows
+        )
+
+    def should_capture(self, key: tuple[Any, ...]) -> bool:
+        """Whether to capture a graph for shapes without one."""
+        if not self.enabled or self._disabled_reason is not None:
+            return False
+        return self._batch_sizes is None or (bool(key) and bool(key[0]) and key[0][0] in self._batch_sizes)
+
+    def disable(self, reason: str) -> None:
+        """Disable capture until `reset`; logs the first reason."""
+        with self._lock:
+            first, self._disabled_reason = self._disabled_reason is None, self._disabled_reason or reason
+        if first:
+            log.warning("no graph could be captured (%s); inference runs without", reason)
+
+    def reset(self) -> None:
+        """Drop all graphs and enable capture again."""
+        with self._lock:
+            self.generation += 1
+            self._disabled_reason = None
+
+    def count_captured(self) -> None:
+        with self._lock:
+            self._captured += 1
+
+    def count_replayed(self) -> None:
+        with self._lock:
+            self._replayed += 1
+
+    def count_evicted(self) -> None:
+        with self._lock:
+            self._evicted += 1
+
+    def stats(self) -> GraphStats:
+        with self._lock:
+            return GraphStats(self._captured, self._replayed, self._evicted, self._disabled_reason)
+
+    def _check_batch_size(self, size: int) -> None:
+        spans = self._layout.batch_ranges if self._layout is not None else ()
+        if spans and not any(low <= size <= high for low, high in spans):
+            ranges = ", ".join(f"{low} to {high}" for low, high in spans)
+            raise UsageError(f"graphs for batches of {size}, the engine takes {ranges}", hint="leave that size out")

@@ -1,0 +1,53 @@
+"""What a server takes at once, and its end: new requests are refused, accepted ones are answered."""
+
+from __future__ import annotations
+
+import asyncio
+
+from trt_engine.errors import Overloaded
+
+
+class Admission:
+    """Counts requests and their bytes. Belongs to the event loop."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests, self._max_bytes = max_requests, max_bytes
+        self.requests = self.nbytes = self.refused = 0
+        self.started = False
+        """Whether the models of the start are loaded."""
+        self.draining = False
+        """Whether the server is ending: not ready, connections are closed after their answer."""
+        self.closed = False
+        """Whether new requests are refused."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def enter(self, nbytes: int) -> None:
+        """Count a request in; `Overloaded` where the server is full or ending."""
+        if (
+            self.closed
+            or self.requests >= self._max_requests
+            or (self.requests and self.nbytes + nbytes > self._max_bytes)
+        ):
+            self.refused += 1
+            raise Overloaded(
+                "the server is shutting down" if self.closed else f"the server has {self.requests} requests already",
+                hint="again later",
+            )
+        self.requests += 1
+        self.nbytes += nbytes
+        self._idle.clear()
+
+    def leave(self, nbytes: int) -> None:
+        self.requests -= 1
+        self.nbytes -= nbytes
+        if not self.requests:
+            self._idle.set()
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Whether no request is left, after waiting for it that long."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,402 @@
+"""The HTTP side of the protocol: routes, limits and answers, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import zlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trt_engine.atomic_io import encode_json
+from trt_engine.config.serve import ServeConfig
+from trt_engine.environment import distribution_version
+from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
+from trt_engine.serving.inference import InferRequest, Service, start_timing
+from trt_engine.serving.page import POLICY, read_page
+from trt_engine.serving.served_model import ServedVersion
+from trt_engine.serving.wire_tensors import aligned_buffer
+
+log = logging.getLogger(__name__)
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+_JSON, _BINARY = (b"content-type", b"application/json"), (b"content-type", b"application/octet-stream")
+_SMALL = 1 << 16
+"""Bodies up to this are sent in one piece."""
+_LARGE_JSON = 1 << 18
+"""Requests with more JSON than this are decoded in another thread."""
+_MAX_CONTROL = 1 << 20
+"""Largest body of requests that are not inference."""
+_ROUTES: dict[tuple[str, ...], str] = {
+    ("",): "GET page",
+    ("v2",): "GET server",
+    ("v2", "health", "live"): "GET live",
+    ("v2", "health", "ready"): "GET ready",
+    ("v2", "models", "stats"): "GET stats",
+    ("v2", "repository", "index"): "POST index",
+    ("metrics",): "GET metrics",
+}
+_OPEN = ("live", "ready", "page")
+"""Routes that need no token."""
+
+
+class _HttpError(Exception):
+    """An answer other than 200, with its own status."""
+
+    def __init__(self, status: int, text: str, headers: Headers | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, headers or []
+
+
+@dataclass(slots=True)
+class Route:
+    """Where a request goes: `name` with its method, and the names in its path."""
+
+    name: str
+    model: str = ""
+    version: str = ""
+
+
+def find_route(method: str, path: str) -> Route:
+    """The route of a path; an error 404 or 405 otherwise."""
+    parts = tuple(path.strip("/").split("/"))
+    if len(parts) > 3 and parts[:2] == ("v2", "models"):
+        route = _model_route(parts)
+    elif len(parts) == 3 and parts[:2] == ("v2", "models") and parts not in _ROUTES:
+        route = ("GET metadata", parts[2], "")
+    elif len(parts) == 5 and parts[:3] == ("v2", "repository", "models") and parts[4] in ("load", "unload"):
+        route = (f"POST {parts[4]}", parts[3], "")
+    elif len(parts) in (3, 5) and parts[:2] == ("v2", "systemsharedmemory"):
+        known = parts[-1] in ("status", "register", "unregister") and parts[2:3] in (("region",), parts[-1:])
+        verb = "GET" if parts[-1] == "status" else "POST"
+        route = (f"{verb} memory-{parts[-1]}" if known else "", parts[3] if len(parts) == 5 else "", "")
+    else:
+        route = (_ROUTES.get(parts, ""), "", "")
+    verb, _, name = route[0].partition(" ")
+    if not name:
+        raise _HttpError(404, f"there is no `{path[:200]}` here; `/v2` describes the server")
+    if method != verb and not (verb == "GET" and method == "HEAD"):
+        raise _HttpError(405, f"`{path[:200]}` takes {verb}", [(b"allow", verb.encode())])
+    return Route(name, route[1], route[2])
+
+
+_ACTIONS = {"ready": "GET model-ready", "infer": "POST infer", "config": "GET config", "stats": "GET stats"}
+
+
+def _model_route(parts: tuple[str, ...]) -> tuple[str, str, str]:
+    if parts[3] == "versions" and len(parts) in (5, 6):
+        return (_ACTIONS.get(parts[5], "") if len(parts) == 6 else "GET metadata", parts[2], parts[4])
+    return (_ACTIONS.get(parts[3], "") if len(parts) == 4 else "", parts[2], "")
+
+
+class HttpApp:
+    """The ASGI application of a server."""
+
+    def __init__(
+        self, service: Service, config: ServeConfig, token: bytes | None, metrics: Callable[[], tuple[bytes, bytes]]
+    ) -> None:
+        self._service = service
+        self._config = config
+        self._authorization = b"Bearer " + token if token else None
+        self._metrics = metrics
+        self.metrics_ports: set[int] = set()
+        """Ports that have the metrics alone."""
+        self._inference_routes: dict[str, Route] = {}
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except _HttpError as error:
+            await self._send_error(send, error.status, error.text, error.headers)
+        except TrtEngineError as error:
+            await self._send_error(send, error.http_status, error.one_line)
+        except Exception:
+            log.exception("a request failed")
+            await self._send_error(send, 500, "internal error; the server's log has it")
+
+    async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if scope["server"] is not None and scope["server"][1] in self.metrics_ports and path != "/metrics":
+            raise _HttpError(404, "this port has `/metrics` alone")
+        route = self._inference_routes.get(path) if scope["method"] == "POST" else None
+        if route is None:
+            route = find_route(scope["method"], path)
+            if route.name == "infer" and len(self._inference_routes) < 1024:
+                self._inference_routes[path] = route
+        if route.name not in _OPEN:
+            self._check_token(scope["headers"])
+        if route.name == "infer":
+            await self._infer(route, scope["headers"], receive, send)
+            return
+        handler: Callable[..., Awaitable[None]] = getattr(self, f"_get_{route.name.replace('-', '_')}")
+        await handler(route, scope["headers"], receive, send)
+
+    def _check_token(self, headers: Headers) -> None:
+        if self._authorization is None:
+            return
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        if not hmac.compare_digest(given, self._authorization):
+            raise _HttpError(401, "a bearer token is needed", [(b"www-authenticate", b"Bearer")])
+
+    # -------------------------------------------------------------------------------------------- inference
+
+    async def _infer(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        length, header, encoding = _body_headers(headers)
+        admission = self._service.admission
+        reserved = self._config.max_request if length is None or encoding else self._check_length(length)
+        admission.enter(reserved)
+        served: ServedVersion | None = None
+        timing = start_timing()
+        try:
+            body = await _receive_body(receive, length, header or 0, self._config.max_request)
+            if encoding:
+                body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
+            served = self._service.repository.acquire(route.model, route.version)
+            timing.arrived_ns = start_timing().arrived_ns
+            request = await self._decode(served, body, header)
+            del body
+            outputs = await self._service.run(served, request, timing)
+            document, buffers = encode_infer(self._service, served, request, outputs)
+            served.statistics.count_success(timing)
+        except BaseException as error:
+            if served is not None:
+                served.statistics.count_failure(error, timing.arrived_ns)
+            raise
+        finally:
+            admission.leave(reserved)
+            if served is not None:
+                served.leave()
+        more = [(b"trt-engine", served.header)]
+        if not buffers:
+            await self._send(send, document, [_JSON, *more])
+            return
+        more.append((b"inference-header-content-length", b"%d" % len(document)))
+        await self._send_parts(send, [document, *buffers], [_BINARY, *more])
+
+    async def _decode(self, served: ServedVersion, body: memoryview, header: int | None) -> InferRequest:
+        size = len(body) if header is None else header
+        if size > self._config.max_json:
+            raise _HttpError(
+                413, f"the JSON has {size} bytes, {self._config.max_json} are allowed; send tensors as binary data"
+            )
+        if size > len(body):
+            raise UsageError(f"the body has {len(body)} bytes, {size} of JSON were announced")
+        if size > _LARGE_JSON:
+            return await asyncio.to_thread(decode_infer, self._service, served, body, header)
+        return decode_infer(self._service, served, body, header)
+
+    def _check_length(self, length: int) -> int:
+        if length > self._config.max_request:
+            raise _HttpError(
+                413,
+                f"the request has {length} bytes, {self._config.max_request} are allowed",
+                [(b"connection", b"close")],
+            )
+        return length
+
+    # -------------------------------------------------------------------------------------------- other routes
+
+    async def _json_body(self, headers: Headers, receive: Receive) -> dict[str, Any]:
+        length, _, _ = _body_headers(headers)
+        if length is not None and length > _MAX_CONTROL:
+            raise _HttpError(
+                413, f"the request has {length} bytes, {_MAX_CONTROL} are allowed", [(b"connection", b"close")]
+            )
+        raw = await _receive_body(receive, length, 0, _MAX_CONTROL)
+        found = decode_json(raw) if len(raw) else {}
+        if not isinstance(found, dict):
+            raise UsageError("the request is not a JSON object")
+        return found
+
+    async def _get_live(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        await self._send_json(send, {"live": True})
+
+    async def _get_ready(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        reasons = self._service.not_ready()
+        await self._send_json(send, {"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+
+    async def _get_server(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        version = distribution_version("trt-engine") or "unknown"
+        await self._send_json(
+            send, {"name": "trt-engine", "version": version, "extensions": self._service.extensions()}
+        )
+
+    async def _get_metadata(self, route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        served = self._service.repository.acquire(route.model, route.version)
+        try:
+            versions = sorted(self._service.repository.models[route.model].versions, key=int)
+            await self._send_json(send, served.metadata(versions), served=served)
+        finally:
+            served.leave()
+
+    async def _get_model_ready(self, route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        reason = self._service.repository.not_ready(route.model, route.version)
+        if self._service.admission.draining:
+            reason = "the server is shutting down"
+        body: dict[str, Any] = {"name": route.model, "ready": reason is None}
+        if reason is not None:
+            await self._send_json(send, body | {"reason": reason}, 503)
+            return
+        served = self._service.repository.acquire(route.model, route.version)
+        try:
+            await self._send_json(send, body | {"properties": served.truth.as_dict()}, served=served)
+        finally:
+            served.leave()
+
+    async def _get_config(self, route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        from google.protobuf import json_format
+
+        served = self._service.repository.acquire(route.model, route.version)
+        try:
+            found = json_format.MessageToDict(served.config(), preserving_proto_field_name=True)
+            found.setdefault("max_batch_size", 0)
+            for item in (*found.get("input", ()), *found.get("output", ())):
+                item["dims"] = [int(size) for size in item.get("dims", ())]
+            await self._send_json(send, found, served=served)
+        finally:
+            served.leave()
+
+    async def _get_stats(self, route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        await self._send_json(send, {"model_stats": self._service.statistics(route.model, route.version)})
+
+    async def _get_index(self, _route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        wanted = (await self._json_body(headers, receive)).get("ready")
+        rows = await self._service.repository.index()
+        await self._send_json(send, [row for row in rows if not wanted or row.get("state") == "READY"])
+
+    async def _get_load(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        parameters = (await self._json_body(headers, receive)).get("parameters") or {}
+        self._service.check_control(parameters)
+        await self._service.repository.load(route.model)
+        await self._send(send, b"", [_JSON])
+
+    async def _get_unload(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        parameters = (await self._json_body(headers, receive)).get("parameters") or {}
+        self._service.check_control(parameters)
+        await self._service.repository.unload(route.model)
+        await self._send(send, b"", [_JSON])
+
+    async def _get_memory_status(self, route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        await self._send_json(send, [region.as_dict() for region in self._service.memory.status(route.model)])
+
+    async def _get_memory_register(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        body = await self._json_body(headers, receive)
+        key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
+        if not isinstance(key, str) or type(offset) is not int or type(size) is not int or not route.model:
+            raise UsageError("a region needs a name, `key` and `byte_size`", hint='{"key": "/region", "byte_size": 64}')
+        self._service.memory.register(route.model, key, offset, size)
+        await self._send(send, b"", [_JSON])
+
+    async def _get_memory_unregister(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        await self._json_body(headers, receive)
+        self._service.memory.unregister(route.model)
+        await self._send(send, b"", [_JSON])
+
+    async def _get_metrics(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        kind, body = self._metrics()
+        await self._send(send, body, [(b"content-type", kind)])
+
+    async def _get_page(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", POLICY)]
+        await self._send(send, read_page(), headers)
+
+    # -------------------------------------------------------------------------------------------- answers
+
+    async def _send_json(
+        self, send: Send, value: Any, status: int = 200, *, served: ServedVersion | None = None
+    ) -> None:
+        headers = [_JSON, (b"trt-engine", served.header)] if served is not None else [_JSON]
+        await self._send(send, encode_document(value), headers, status)
+
+    async def _send_error(self, send: Send, status: int, text: str, headers: Headers | None = None) -> None:
+        more = [*(headers or []), *([(b"retry-after", b"1")] if status == 503 else [])]
+        await self._send(send, encode_json({"error": text}), [_JSON, *more], status)
+
+    async def _send(self, send: Send, body: bytes, headers: Headers, status: int = 200) -> None:
+        await self._send_parts(send, [body], headers, status)
+
+    async def _send_parts(self, send: Send, parts: list[Any], headers: Headers, status: int = 200) -> None:
+        length = sum(map(len, parts))
+        headers.append((b"content-length", b"%d" % length))
+        if self._service.admission.draining:
+            headers.append((b"connection", b"close"))
+        if length <= _SMALL:
+            parts = [b"".join(parts)]
+        try:
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            for part in parts[:-1]:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": parts[-1]})
+        except RuntimeError as error:  # the connection is closed already
+            log.debug("an answer could not be sent: %s", error)
+
+
+def _body_headers(headers: Headers) -> tuple[int | None, int | None, bytes]:
+    """The body's length, the length of its JSON, and its encoding."""
+    length = header = None
+    encoding = b""
+    for name, value in headers:
+        if name == b"content-length":
+            length = int(value)  # checked by the parser
+        elif name == b"inference-header-content-length":
+            if not value.isdigit() or len(value) > 18:
+                raise UsageError("`Inference-Header-Content-Length` is not a number of bytes")
+            header = int(value)
+        elif name == b"content-encoding":
+            encoding = value.strip().lower()
+    if encoding not in (b"", b"identity", b"gzip", b"deflate"):
+        raise _HttpError(415, f"the encoding `{encoding[:40]!r}` is not supported; `gzip` or `deflate`")
+    return length, header, b"" if encoding == b"identity" else encoding
+
+
+async def _receive_body(receive: Receive, length: int | None, header: int, most: int) -> memoryview:
+    """The body, in memory where the tensor after the JSON is aligned. The server ends connections that are too slow."""
+    if length is None:
+        chunks, total = [], 0
+        while True:
+            event = await receive()
+            chunk = _chunk(event)
+            chunks.append(chunk)
+            total += len(chunk)
+            if total > most:
+                raise _HttpError(413, f"the request has more than {most} bytes", [(b"connection", b"close")])
+            if not event.get("more_body"):
+                break
+        whole = b"".join(chunks)
+        buffer = aligned_buffer(total, min(header, total))
+        buffer[:] = whole
+        return buffer
+    buffer, position = aligned_buffer(length, min(header, length)), 0
+    while True:
+        event = await receive()
+        chunk = _chunk(event)
+        buffer[position : position + len(chunk)] = chunk
+        position += len(chunk)
+        if not event.get("more_body"):
+            return buffer
+
+
+def _chunk(event: dict[str, Any]) -> bytes:
+    if event["type"] == "http.disconnect":
+        raise _HttpError(400, "the client closed the connection inside its request")
+    chunk: bytes = event.get("body", b"")
+    return chunk
+
+
+def _decompress(encoding: bytes, body: memoryview, most: int) -> memoryview:
+    """The body without its encoding; an error for one that is damaged or grows beyond the limit."""
+    inflater = zlib.decompressobj(31 if encoding == b"gzip" else 15)
+    try:
+        raw = inflater.decompress(body, most + 1)
+    except zlib.error as error:
+        raise UsageError(f"the body is not valid {encoding.decode()}: {error}") from None
+    if len(raw) > most:
+        raise _HttpError(413, f"the request has more than {most} bytes without its encoding")
+    if not inflater.eof or inflater.unused_data:
+        raise UsageError(f"the body is not one whole {encoding.decode()} stream")
+    return memoryview(raw)

@@ -1,0 +1,192 @@
+"""Inference over HTTP: JSON with tensors in it, or after it as bytes (the binary tensor extension)."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any
+
+import msgspec
+
+from trt_engine.errors import FeedError, UsageError
+from trt_engine.serving.inference import (
+    InferRequest,
+    RequestedOutput,
+    Service,
+    check_distinct,
+    check_input,
+    region_of,
+    requested_output,
+    take_options,
+)
+from trt_engine.serving.served_model import ServedVersion
+from trt_engine.serving.wire_tensors import (
+    NUMPY_DTYPES,
+    Array,
+    decode_tensor,
+    encode_tensor,
+    flatten,
+    from_values,
+    to_values,
+)
+
+Scalar = bool | int | float | str | None
+_MAX_RANK = 32
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Scalar] | None = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Scalar] | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    id: str = ""
+    parameters: dict[str, Scalar] | None = None
+    outputs: list[_Output] | None = None
+
+
+_decode = msgspec.json.Decoder(_Request).decode
+_encode = msgspec.json.Encoder().encode
+_ELEMENTS: dict[str, type] = {"BOOL": bool, "BYTES": str} | {
+    name: float if dtype.kind == "f" else int for name, dtype in NUMPY_DTYPES.items() if name != "BOOL"
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def _list_decoder(element: type, depth: int) -> msgspec.json.Decoder[Any]:
+    """A decoder of lists nested `depth` deep."""
+    return msgspec.json.Decoder(functools.reduce(lambda inner, _: list[inner], range(depth), element))  # type: ignore[valid-type]
+
+
+def decode_json(raw: Any, decode: Any = msgspec.json.decode) -> Any:
+    """The JSON document; `UsageError` for anything else."""
+    try:
+        return decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"the request is not valid: {error}", hint="JSON as the Open Inference Protocol has it"
+        ) from None
+
+
+def decode_infer(service: Service, served: ServedVersion, body: memoryview, header: int | None) -> InferRequest:
+    """The request in this body, whose JSON takes `header` bytes; None: all of it, 0: nothing, the tensor alone."""
+    if header == 0:
+        return _decode_raw(served, body)
+    length = len(body) if header is None else header
+    parsed: _Request = decode_json(body[:length], _decode)
+    request = InferRequest(parsed.id)
+    binary = False
+    if parsed.parameters:
+        take_options(request, parsed.parameters)
+        binary = bool(parsed.parameters.get("binary_data_output"))
+    position = length
+    for item in parsed.inputs:
+        check_input(served, item.name, item.datatype, request.feeds)
+        parameters, shape = item.parameters or {}, tuple(item.shape)
+        size = parameters.get("binary_data_size")
+        if (part := region_of(parameters)) is not None:
+            data = service.memory.read(part.name, part.offset, part.size)
+        elif size is not None:
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(body) - position:
+                raise FeedError(
+                    f"input `{item.name}` has {size!r:.40} bytes, {len(body) - position} are there",
+                    hint="`binary_data_size` in the order of the inputs",
+                )
+            data = body[position : position + size]
+            position += size
+        elif len(bytes(item.data)):
+            request.feeds[item.name] = _decode_values(item, shape)
+            continue
+        else:
+            raise FeedError(f"input `{item.name}` has no data", hint="`data`, or `binary_data_size`")
+        request.feeds[item.name] = decode_tensor(item.name, item.datatype, shape, data)
+    if position != len(body):
+        raise FeedError(f"{len(body) - position} bytes follow the last input", hint="`binary_data_size` of each input")
+    if parsed.outputs:
+        request.outputs = check_distinct(
+            requested_output(served, item.name, item.parameters, binary) for item in parsed.outputs
+        )
+    else:
+        request.outputs = tuple(RequestedOutput(name, binary) for name in served.outputs)
+    return request
+
+
+def _decode_raw(served: ServedVersion, body: memoryview) -> InferRequest:
+    """The request whose body is the one input's bytes; its dynamic size follows from their number."""
+    if len(served.inputs) != 1:
+        raise UsageError(f"the model has {len(served.inputs)} inputs, a raw body is one", hint="JSON, then the tensors")
+    ((name, (spec, datatype)),) = served.inputs.items()
+    dynamic = spec.dynamic
+    if len(dynamic) > 1 or datatype == "BYTES":
+        raise UsageError(f"the shape of `{name}` does not follow from its size: {spec}", hint="JSON, then the tensors")
+    known = functools.reduce(operator.mul, (size for size in spec.shape if size >= 0), NUMPY_DTYPES[datatype].itemsize)
+    shape = tuple(len(body) // max(known, 1) if size < 0 else size for size in spec.shape)
+    array = decode_tensor(name, datatype, shape, body)
+    return InferRequest("", {name: array}, tuple(RequestedOutput(name) for name in served.outputs))
+
+
+def _decode_values(item: _Input, shape: tuple[int, ...]) -> Array:
+    if item.datatype in ("FP16", "BF16"):
+        raise FeedError(f"input `{item.name}` is {item.datatype}, which has no JSON form", hint="as binary data")
+    if len(shape) > _MAX_RANK:
+        raise FeedError(f"input `{item.name}` has {len(shape)} dimensions, expected {_MAX_RANK} at most")
+    raw, depth = bytes(item.data), max(len(shape), 1)
+    element = _ELEMENTS[item.datatype]
+    nested = depth > 1 and raw.lstrip()[1:].lstrip()[:1] == b"["
+    values = decode_json(raw, _list_decoder(element, depth if nested else 1).decode)
+    if nested and not _is_regular(values, shape):
+        raise FeedError(
+            f"`data` of input `{item.name}` is nested differently from its shape", hint=f"{[*shape]}, or flat"
+        )
+    return from_values(item.name, item.datatype, shape, [*flatten(values, depth if nested else 1)])
+
+
+def _is_regular(values: list[Any], shape: tuple[int, ...]) -> bool:
+    """Whether lists are nested as the shape has it."""
+    for size in shape[:-1]:
+        if any(len(row) != shape[1] for row in values) or size < 0:
+            return False
+        values, shape = [item for row in values for item in row], shape[1:]
+    return True
+
+
+def encode_infer(
+    service: Service, served: ServedVersion, request: InferRequest, outputs: dict[str, Any]
+) -> tuple[bytes, list[memoryview | bytes]]:
+    """The JSON of a response, and the tensors that follow it."""
+    described: list[dict[str, Any]] = []
+    buffers: list[memoryview | bytes] = []
+    for output in request.outputs:
+        array, datatype = outputs[output.name], served.outputs[output.name]
+        item: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": array.shape}
+        if output.region is not None:
+            data = encode_tensor(array, datatype)
+            region = output.region
+            service.memory.write(region.name, region.offset, region.size, data)
+            item["parameters"] = {
+                "shared_memory_region": region.name,
+                "shared_memory_byte_size": len(data),
+                "shared_memory_offset": region.offset,
+            }
+        elif output.binary:
+            buffers.append(encode_tensor(array, datatype))
+            item["parameters"] = {"binary_data_size": len(buffers[-1])}
+        else:
+            item["data"] = to_values(output.name, array, datatype)
+        described.append(item)
+    answer: dict[str, Any] = {"model_name": served.name, "model_version": served.version, "outputs": described}
+    if request.id:
+        answer["id"] = request.id
+    return _encode(answer), buffers
+
+
+encode_document = _encode

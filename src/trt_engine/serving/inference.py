@@ -1,0 +1,168 @@
+"""An inference request as both protocols carry it, and the steps that they share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trt_engine.errors import FeedError, UsageError
+from trt_engine.serving.admission import Admission
+from trt_engine.serving.repository import Repository
+from trt_engine.serving.served_model import Mailbox, ServedVersion
+from trt_engine.serving.shared_memory import SharedMemory
+from trt_engine.serving.statistics import Timing
+from trt_engine.serving.wire_tensors import Array
+from trt_engine.tensors import suggest
+
+Parameters = Mapping[str, Any]
+_NONE: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPart:
+    """A part of a shared memory region that a tensor is in."""
+
+    name: str
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output to return: in which form, or into which region."""
+
+    name: str
+    binary: bool = True
+    region: RegionPart | None = None
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """A decoded request."""
+
+    id: str = ""
+    feeds: dict[str, Array] = field(default_factory=dict)
+    outputs: tuple[RequestedOutput, ...] = ()
+    priority: int = 0
+    timeout_us: int = 0
+
+
+@dataclass(slots=True)
+class Service:
+    """What the servers of both protocols share."""
+
+    repository: Repository
+    memory: SharedMemory
+    admission: Admission
+    mailbox: Mailbox
+    explicit: bool
+    """Whether clients may load and unload models."""
+    strict: bool
+    """Whether every requested model must be ready for the server to be."""
+
+    def not_ready(self) -> dict[str, str]:
+        """Why the server is not ready, by model; empty where it is."""
+        if self.admission.draining:
+            return {"server": "the server is shutting down"}
+        if not self.admission.started:
+            return {"server": "models are being loaded"}
+        return self.repository.all_not_ready() if self.strict else {}
+
+    def extensions(self) -> list[str]:
+        """The protocol extensions that work here."""
+        found = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
+        if self.explicit:
+            found.append("model_repository(unload_dependents)")
+        return sorted([*found, *(["system_shared_memory"] if self.memory.enabled else [])])
+
+    def check_control(self, parameters: Iterable[str]) -> None:
+        """`UsageError` unless clients may load and unload models, with these parameters."""
+        if not self.explicit:
+            raise UsageError(
+                "clients may not load or unload models here", hint="start it with `--model-control-mode explicit`"
+            )
+        if unknown := sorted({*parameters} - {"unload_dependents"}):
+            raise UsageError(f"the parameter `{unknown[0][:80]}` is not supported", hint="files on the server decide")
+
+    async def run(self, served: ServedVersion, request: InferRequest, timing: Timing) -> dict[str, Any]:
+        """The outputs of a request, within its deadline."""
+        return await served.infer(
+            request.feeds, self.mailbox, timing, level=request.priority, timeout_us=request.timeout_us
+        )
+
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Statistics of the versions that are loaded; `UnknownModel` for a name that is not there."""
+        rows = []
+        if name:
+            self.repository.not_ready(name)  # it is known
+        for model in self.repository.models.values():
+            for number, served in sorted(model.versions.items(), key=lambda item: int(item[0])):
+                if name in ("", model.name) and version in ("", number):
+                    rows.append({"name": model.name, "version": number} | served.statistics.as_dict())
+        return rows
+
+
+def start_timing() -> Timing:
+    return Timing(time.perf_counter_ns())
+
+
+def take_options(request: InferRequest, parameters: Parameters) -> None:
+    """Read the request's own parameters: priority, timeout; a sequence is refused."""
+    if not parameters:
+        return
+    request.priority = integer(parameters, "priority")
+    request.timeout_us = integer(parameters, "timeout")
+    if parameters.get("sequence_id") not in (None, 0, ""):
+        raise UsageError("sequences of requests are not supported", hint="leave out `sequence_id`")
+
+
+def integer(parameters: Parameters, name: str) -> int:
+    """A parameter that is a whole number of 0 or more; 0 where it is not given."""
+    value = parameters.get(name, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"the parameter `{name}` is {value!r:.80}, expected a whole number of 0 or more")
+    return value
+
+
+def region_of(parameters: Parameters) -> RegionPart | None:
+    """The shared memory that a tensor's parameters name."""
+    name = parameters.get("shared_memory_region")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise UsageError(f"the parameter `shared_memory_region` is {name!r:.80}, expected a name")
+    return RegionPart(name, integer(parameters, "shared_memory_byte_size"), integer(parameters, "shared_memory_offset"))
+
+
+def check_input(served: ServedVersion, name: str, datatype: str, known: Mapping[str, Any]) -> None:
+    """`FeedError` for an input that is not one, comes twice or has another datatype."""
+    expected = served.inputs.get(name)
+    if expected is None:
+        raise FeedError(f"unknown input `{name[:80]}`", hint=suggest(name[:80], [*served.inputs]))
+    if name in known:
+        raise FeedError(f"input `{name}` comes twice", hint="each input once")
+    if datatype != expected[1]:
+        raise FeedError(f"input `{name}` is {datatype[:20]}, expected {expected[1]}", hint=str(expected[0]))
+
+
+def requested_output(served: ServedVersion, name: str, parameters: Parameters | None, binary: bool) -> RequestedOutput:
+    """An output with its form; `UsageError` for one that is not there, or for classification."""
+    parameters = parameters or _NONE
+    if name not in served.outputs:
+        raise UsageError(f"unknown output `{name[:80]}`", hint=suggest(name[:80], [*served.outputs]))
+    if parameters.get("classification"):
+        raise UsageError("classification is not supported", hint="leave out `classification`")
+    wanted = parameters.get("binary_data", binary)
+    if not isinstance(wanted, bool):
+        raise UsageError(f"the parameter `binary_data` is {wanted!r:.80}, expected true or false")
+    return RequestedOutput(name, wanted, region_of(parameters))
+
+
+def check_distinct(outputs: Iterable[RequestedOutput]) -> tuple[RequestedOutput, ...]:
+    """The outputs; `UsageError` for one that is requested twice."""
+    found = tuple(outputs)
+    if len({output.name for output in found}) != len(found):
+        raise UsageError("an output is requested twice", hint="each output once")
+    return found

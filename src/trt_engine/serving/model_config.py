@@ -1,0 +1,256 @@
+"""`config.pbtxt` of a model: what it sets, and its check against the engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from trt_engine.config.parse import parse_names
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.config.serve import ServeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import EngineError, UsageError
+from trt_engine.serving.messages import message
+from trt_engine.tensors import DTYPES, Signature, TensorSpec, suggest
+
+CONFIG_FILE = "config.pbtxt"
+PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", "trtexec": "tensorrt_plan"}
+"""Platform names that clients know, by backend of the engine."""
+_CONFIG_BACKENDS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "trtexec": "tensorrt"}
+_DEFAULT_LEVELS = 10
+"""Priority levels of a model whose configuration has none."""
+_PARAMETERS = ("providers", "allow_fallback", "device")
+"""Keys of `parameters` that are read."""
+CONFIG_DTYPES = {
+    item.name: "TYPE_STRING" if item.name == "string" else f"TYPE_{item.kserve_name}"
+    for item in DTYPES.values()
+    if item.kserve_name is not None
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions of a model are served: the newest ones, all, or those named."""
+
+    newest: int | None = 1
+    named: tuple[int, ...] = ()
+
+    def select(self, versions: list[int]) -> list[int]:
+        """The versions to serve of those that are there, ascending."""
+        if self.named:
+            return sorted(self.named)
+        return sorted(versions)[-self.newest :] if self.newest is not None else sorted(versions)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model is loaded and scheduled: the server's settings, then those of its `config.pbtxt`."""
+
+    runtime: RuntimeConfig
+    max_batch: int | None
+    """Rows of joined requests; None: what the engine takes. 1 without joining."""
+    max_wait_ms: float
+    max_queue: int | None
+    join: bool = True
+    """Whether requests are joined where the engine allows it."""
+    max_request_rows: int | None = None
+    """Rows of one request, where the configuration limits them."""
+    has_batch: bool | None = None
+    """Whether the configuration leaves the batch dimension out of `dims`; None without a configuration."""
+    priority_levels: int = _DEFAULT_LEVELS
+    default_priority: int = _DEFAULT_LEVELS // 2
+    default_timeout_us: int = 0
+    allow_timeout: bool = True
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    filename: str = ""
+    config: Any = None
+    """The `inference.ModelConfig` that was read."""
+
+    def priority(self, level: int) -> int:
+        """The batcher's priority, higher is earlier, of the protocol's level: 1 is the first, 0 the default."""
+        if not 1 <= level <= self.priority_levels:
+            level = self.default_priority if level <= 0 else self.priority_levels
+        return self.priority_levels - level
+
+    def deadline_ms(self, timeout_us: int) -> float | None:
+        """The deadline of a request with this `timeout`, which is 0 for none."""
+        wanted = timeout_us if self.allow_timeout and timeout_us > 0 else self.default_timeout_us
+        return wanted / 1e3 if wanted else None
+
+
+def server_settings(config: ServeConfig, runtime: RuntimeConfig) -> ModelSettings:
+    """The settings of a model without `config.pbtxt`."""
+    return ModelSettings(
+        runtime=runtime,
+        max_batch=config.max_batch,
+        max_wait_ms=config.max_wait_ms,
+        max_queue=config.max_queue,
+        join=config.max_batch != 1,
+    )
+
+
+def read_config(raw: bytes, name: str, base: ModelSettings) -> ModelSettings:
+    """The settings of the model `name` with this `config.pbtxt`; `UsageError` naming a key that is not supported."""
+    config = message("ModelConfig")()
+    try:
+        text_format.Parse(raw.decode("utf-8"), config)
+    except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise _parse_error(name, str(error)) from None
+    if config.name not in ("", name):
+        raise _config_error(name, f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out")
+    settings = replace(base, config=config, filename=_file_name(name, config.default_model_filename))
+    settings = _with_versions(_with_batching(settings, config, name), config, name)
+    return replace(settings, runtime=_runtime(settings.runtime, config, name))
+
+
+def _parse_error(name: str, text: str) -> UsageError:
+    place = re.match(r"(\d+):\d+ : ", text)
+    where = f", row {place[1]}" if place else ""
+    unknown = re.search(r'[Mm]essage type "inference\.(\S+)" has no field named "([^"]+)"', text)
+    if unknown is not None:
+        known = [item.name for item in message(unknown[1].replace(".", "_")).DESCRIPTOR.fields] if (
+            "." not in unknown[1]
+        ) else []  # fmt: skip
+        return _config_error(name, f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known), where)
+    return _config_error(name, text[place.end() :] if place else text, "protobuf text format", where)
+
+
+def _config_error(name: str, text: str, hint: str | None, where: str = "") -> UsageError:
+    return UsageError(f"`{CONFIG_FILE}` of `{name}`{where}: {text}", hint=hint)
+
+
+def _file_name(name: str, given: str) -> str:
+    if given and (given != Path(given).name or given.startswith(".")):
+        raise _config_error(name, f"`default_model_filename` is `{given}`, expected a file name", "`model.onnx`")
+    return given
+
+
+def _with_batching(settings: ModelSettings, config: Any, name: str) -> ModelSettings:
+    largest = config.max_batch_size
+    if largest < 0:
+        raise _config_error(name, f"`max_batch_size` is {largest}", "0 for a model without a batch dimension")
+    settings = replace(settings, has_batch=largest > 0, max_request_rows=largest or None)
+    if not config.HasField("dynamic_batching"):
+        return replace(settings, join=False)
+    if not largest:
+        raise _config_error(name, "`dynamic_batching` without `max_batch_size`", "the largest batch")
+    batching = config.dynamic_batching
+    preferred = [*batching.preferred_batch_size]
+    if any(not 1 <= size <= largest for size in preferred):
+        raise _config_error(name, f"`preferred_batch_size` is {preferred}", f"1 to {largest}")
+    levels = batching.priority_levels or settings.priority_levels
+    default = batching.default_priority_level
+    if batching.priority_levels and not 1 <= default <= levels:
+        raise _config_error(name, f"`default_priority_level` is {default}", f"1 to {levels}")
+    policy = batching.default_queue_policy
+    return replace(
+        settings,
+        join=True,
+        max_batch=max(preferred, default=largest),
+        max_wait_ms=batching.max_queue_delay_microseconds / 1e3,
+        max_queue=policy.max_queue_size or settings.max_queue,
+        priority_levels=levels,
+        default_priority=default or settings.default_priority,
+        default_timeout_us=policy.default_timeout_microseconds,
+        allow_timeout=policy.allow_timeout_override or not batching.HasField("default_queue_policy"),
+    )
+
+
+def _with_versions(settings: ModelSettings, config: Any, name: str) -> ModelSettings:
+    chosen = config.version_policy.WhichOneof("policy_choice")
+    if chosen == "all":
+        return replace(settings, policy=VersionPolicy(newest=None))
+    if chosen == "specific":
+        named = tuple(config.version_policy.specific.versions)
+        if not named or min(named) < 1:
+            raise _config_error(name, f"`version_policy` names the versions {[*named]}", "1 or more")
+        return replace(settings, policy=VersionPolicy(named=named))
+    return replace(settings, policy=VersionPolicy(newest=max(config.version_policy.latest.num_versions, 1)))
+
+
+def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    if unknown := sorted(parameters.keys() - {*_PARAMETERS}):
+        raise _config_error(name, f"the parameter `{unknown[0]}` is not supported", suggest(unknown[0], _PARAMETERS))
+    if len(config.instance_group) > 1:
+        raise _config_error(name, f"{len(config.instance_group)} instance groups", "one, with `count`")
+    changed: dict[str, Any] = {}
+    for group in config.instance_group:
+        kind = type(group).DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        if group.count:
+            changed["contexts"] = group.count
+        if group.gpus and kind == "KIND_CPU":
+            raise _config_error(name, "`gpus` in a group of KIND_CPU", "KIND_GPU")
+        if kind == "KIND_CPU":
+            changed["device"] = "cpu"
+        elif group.gpus or kind == "KIND_GPU":
+            changed["device"] = ",".join(f"cuda:{number}" for number in (group.gpus or [0]))
+    if config.optimization.cuda.graphs:
+        changed["graphs"] = True
+    if "device" in parameters:
+        changed["device"] = parameters["device"]
+    if "providers" in parameters:
+        changed["providers"] = parse_names(parameters["providers"])
+    if "allow_fallback" in parameters:
+        if parameters["allow_fallback"] not in ("true", "false"):
+            raise _config_error(name, f"`allow_fallback` is `{parameters['allow_fallback']}`", "`true` or `false`")
+        changed["allow_fallback"] = parameters["allow_fallback"] == "true"
+    return replace(runtime, **changed)
+
+
+def check_engine(settings: ModelSettings, engine: Engine, name: str) -> None:
+    """`EngineError` unless the engine is what the configuration declares: its backend, inputs and outputs."""
+    config = settings.config
+    if config is None:
+        return
+    backend = engine.passport.backend
+    backends = {"backend": _CONFIG_BACKENDS.get(backend, backend), "platform": PLATFORMS.get(backend, backend)}
+    for key, own in backends.items():
+        if (declared := getattr(config, key)) and declared != own:
+            raise EngineError(
+                f"`{CONFIG_FILE}` of `{name}`: `{key}` is `{declared}`, the engine's is `{own}`", hint="leave it out"
+            )
+    for side, tensors in (("inputs", config.input), ("outputs", config.output)):
+        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(engine.signature, side)})
+
+
+def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dict[str, TensorSpec]) -> None:
+    for item in declared:
+        found = specs.get(item.name)
+        if found is None:
+            raise EngineError(
+                f"`{CONFIG_FILE}` of `{name}`: the engine has no tensor `{item.name}` there",
+                hint=suggest(item.name, [*specs]),
+            )
+        dtype = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[item.data_type].name
+        shape = found.shape[1:] if settings.has_batch else found.shape
+        fits = len(item.dims) == len(shape) and all(
+            min(want, have) < 0 or want == have for want, have in zip(item.dims, shape, strict=True)
+        )
+        if not fits or dtype != CONFIG_DTYPES.get(found.dtype):
+            raise EngineError(
+                f"`{CONFIG_FILE}` of `{name}`: `{item.name}` is {dtype} {[*item.dims]}, the engine's is {found}",
+                hint="`dims` without the batch dimension where `max_batch_size` is not 0",
+            )
+
+
+def describe_config(name: str, settings: ModelSettings, signature: Signature, backend: str, max_batch: int) -> Any:
+    """The `inference.ModelConfig` in force: what was read, completed by the engine's tensors and scheduling."""
+    config = message("ModelConfig")()
+    if settings.config is not None:
+        config.CopyFrom(settings.config)
+    config.name, config.max_batch_size = name, max_batch
+    config.backend, config.platform = _CONFIG_BACKENDS.get(backend, backend), PLATFORMS.get(backend, backend)
+    types = message("ModelInput").DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name
+    for declared, specs in ((config.input, signature.inputs), (config.output, signature.outputs)):
+        del declared[:]
+        for spec in specs:
+            dims = spec.shape[1:] if max_batch else spec.shape
+            declared.add(name=spec.name, data_type=types[CONFIG_DTYPES[spec.dtype]].number, dims=dims)
+    if settings.join and max_batch and not config.HasField("dynamic_batching"):
+        config.dynamic_batching.max_queue_delay_microseconds = int(settings.max_wait_ms * 1e3)
+    return config

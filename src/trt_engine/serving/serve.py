@@ -1,0 +1,109 @@
+"""`serve`: engines behind the Open Inference Protocol v2, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from trt_engine.atomic_io import as_path, os_error, read_bounded
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.config.serve import ServeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.public_function import public_function
+from trt_engine.verbs.build import build as build_engine
+from trt_engine.verbs.load import build_for_runtime, merge_run_settings
+
+if TYPE_CHECKING:
+    from trt_engine.serving.server import Server
+    from trt_engine.verbs.settings_types import ServeSettings
+
+log = logging.getLogger(__name__)
+
+_SUFFIX = re.compile(r"(\.engine)?(\.onnx|\.plan|\.engine|\.trt)?$")
+
+
+@public_function
+def serve(
+    engines: Engine | Path | str | Sequence[Engine | Path | str] = (),
+    *,
+    config: ServeConfig | None = None,
+    runtime: RuntimeConfig | None = None,
+    build: BuildConfig | None = None,
+    **values: Unpack[ServeSettings],
+) -> Server:
+    """A running server of these engines and of `model_repository`, back when each model is ready or has a reason why not.
+
+    An engine is named after its file (`digits.engine.onnx` is `digits`), or `NAME=PATH`. `values` are settings of
+    `ServeConfig`, `RuntimeConfig` and (with `build_models`) `BuildConfig`. Use it in `with`, or call `close`, which answers
+    every accepted request. Raises `UsageError` without a model, `SetupError` for an address that is not free or a missing
+    package. An engine that cannot run does not raise: its model is not ready, with the reason.
+    """
+    chosen, run, made = merge_run_settings(values, runtime, build, config or ServeConfig())
+    given = [engines] if isinstance(engines, Engine | Path | str) else [*engines]
+    named = _name_engines(given)
+    if not named and chosen.model_repository is None:
+        raise UsageError(
+            "there is nothing to serve", hint="`trt-engine serve model.engine.onnx`, or `--model-repository DIR`"
+        )
+    if chosen.model_repository is not None and not chosen.model_repository.is_dir():
+        raise UsageError(f"`{chosen.model_repository}` is not a folder", hint="`NAME/VERSION/model.onnx` below it")
+    token = _read_token(chosen)
+    try:
+        from trt_engine.serving.repository import Repository
+        from trt_engine.serving.server import Server, is_loopback
+    except ImportError as error:
+        raise SetupError(
+            f"serving needs `{error.name}`, which is not installed", hint="`pip install 'trt-engine[serve]'`"
+        ) from error
+    from trt_engine.serving.model_config import server_settings
+
+    if token is None and not is_loopback(chosen.host):
+        log.warning("anyone who reaches %s can use this server: `--token-file`, and `--tls-cert`", chosen.host)
+
+    def make_repository() -> Repository:
+        return Repository(
+            chosen.model_repository,
+            named,
+            server_settings(chosen, run),
+            verify=not chosen.allow_changed,
+            build=(lambda path: build_engine(path, config=build_for_runtime(made, run)))
+            if chosen.build_models
+            else None,
+        )
+
+    return Server(make_repository, chosen, token).start()
+
+
+def _name_engines(given: Sequence[Engine | Path | str]) -> dict[str, Path]:
+    """Paths of engines by model name; `UsageError` for a name that comes twice or that no URL can hold."""
+    named: dict[str, Path] = {}
+    for item in given:
+        name, path = "", item.path if isinstance(item, Engine) else as_path(item, "`engines`")
+        if not isinstance(item, Engine) and not path.exists() and (parts := str(item).partition("="))[1]:
+            name, path = parts[0], Path(parts[2])
+        name = name or _SUFFIX.sub("", path.name.removesuffix(".json"))
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", name):
+            raise UsageError(f"`{name}` cannot be the name of a model", hint="`NAME=PATH` gives another one")
+        if name in named:
+            raise UsageError(f"two engines are named `{name}`", hint="`NAME=PATH` gives another name")
+        if not path.exists():
+            raise UsageError(f"no such file `{path}`", hint="the path of an engine")
+        named[name] = path
+    return named
+
+
+def _read_token(config: ServeConfig) -> bytes | None:
+    if config.token_file is None:
+        return None
+    try:
+        token = read_bounded(config.token_file).strip()
+    except OSError as error:
+        raise os_error(error, config.token_file, "read", by="--token-file") from error
+    if not token or not re.fullmatch(rb"[!-~]{1,4096}", token):
+        raise UsageError(f"`{config.token_file}` has no token", hint="one word of printable ASCII")
+    return token

@@ -1,0 +1,318 @@
+"""One version of a model, loaded: its engine, its queue, its statistics, and what really runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trt_engine.config.profiles import select_profile
+from trt_engine.config.runtime import Batching
+from trt_engine.engine import Engine
+from trt_engine.errors import FeedError, TrtEngineError, UsageError
+from trt_engine.runtime.batcher import Batcher
+from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
+from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config
+from trt_engine.serving.statistics import Timing, VersionStatistics
+from trt_engine.serving.wire_tensors import protocol_dtype
+from trt_engine.tensors import Signature, Tensors, TensorSpec
+from trt_engine.verbs.load import load
+
+log = logging.getLogger(__name__)
+
+_DEFAULT_WAITING = 1024
+"""Requests that may wait for an engine whose requests are not joined."""
+_MAX_VALIDATED = 1024
+_SHORT_NS = 100_000
+"""A run up to this costs less on the event loop than its way through other threads."""
+_SHORT_RUNS = 8
+"""Short runs of one shape after which the next is made on the event loop."""
+
+
+class Mailbox:
+    """Hands results of other threads to the event loop, many in one call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._results: deque[tuple[asyncio.Future[Run | None], Future[dict[str, Any]], Run | None]] = deque()
+        self._scheduled = False
+
+    def put(self, waiter: asyncio.Future[Run | None], future: Future[dict[str, Any]], run: Run | None) -> None:
+        self._results.append((waiter, future, run))
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: the server has ended
+                log.debug("a result came after the server had ended")
+
+    def _deliver(self) -> None:
+        self._scheduled = False  # before reading: a later result schedules again
+        while self._results:
+            waiter, future, run = self._results.popleft()
+            if waiter.done():  # the caller has gone
+                continue
+            if future.cancelled():
+                waiter.cancel()
+            elif (error := future.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(run)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What really runs, as found when the engine was loaded."""
+
+    backend: str
+    providers: str
+    """ONNX Runtime's providers; empty for other backends."""
+    device: str
+    precision: str
+    """As found in the engine, not as requested."""
+    engine: str
+    """SHA-256 of the engine's payload."""
+    fallback: str = ""
+    """The provider that was replaced and why, where that was allowed."""
+
+    def as_dict(self) -> dict[str, str]:
+        found = {
+            name: getattr(self, name) for name in ("backend", "providers", "device", "precision", "engine", "fallback")
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def header(self) -> str:
+        """As the value of the response header `trt-engine`."""
+        return "; ".join(f"{name}={_header_text(value)}" for name, value in self.as_dict().items())
+
+
+def _header_text(value: str) -> str:
+    return "".join(letter if " " <= letter <= "~" and letter != ";" else "?" for letter in value)
+
+
+class ServedVersion:
+    """A loaded version. Made in any thread; requests come from the event loop alone."""
+
+    def __init__(self, name: str, version: str, runner: InferenceEngine, settings: ModelSettings) -> None:
+        self.name, self.version, self.settings = name, version, settings
+        self.runner = runner
+        self.statistics = VersionStatistics()
+        self.timed = TimedRunner(runner, self.statistics)
+        self.in_flight = 0
+        self._idle: asyncio.Event | None = None
+        self._validated: dict[tuple[Any, ...], int] = {}
+        """Short runs by shapes that were checked: one more for each, several fewer for a long one; -1 where none counts."""
+        self.queue: RequestQueue
+        self.signature: Signature
+        self.max_batch = 0
+        """Rows that requests are joined to; 0 where the batch is not the first dimension."""
+        self._make_queue()
+        self.inputs: dict[str, tuple[TensorSpec, str]] = {
+            spec.name: (spec, protocol_dtype(spec)) for spec in self.signature.inputs
+        }
+        """Spec and protocol dtype by name."""
+        self.outputs = {spec.name: protocol_dtype(spec) for spec in self.signature.outputs}
+        self.truth = _find_truth(runner)
+        self.header = self.truth.header().encode()
+        self.metadata_pair = (("trt-engine", self.truth.header()),)
+        """The truth as gRPC's trailing metadata."""
+        self.loaded_s = 0.0
+        """Time that loading took."""
+
+    @property
+    def platform(self) -> str:
+        return PLATFORMS.get(self.truth.backend, self.truth.backend)
+
+    def _make_queue(self) -> None:
+        settings, waiting = self.settings, self.settings.max_queue or _DEFAULT_WAITING
+        single = all(spec.shape[:1] == (1,) for spec in self.runner.signature.inputs)
+        batcher = None
+        if settings.join and settings.max_batch != 1 and not single:
+            batching = Batching(
+                max_batch=settings.max_batch, max_wait_ms=settings.max_wait_ms, max_rows_waiting=settings.max_queue
+            )
+            try:
+                batcher = Batcher(self.timed, batching, profiles=self.runner.profiles)
+            except UsageError:  # no batch dimension
+                if settings.config is not None or settings.max_batch is not None:
+                    raise
+        if batcher is None:
+            self.queue, self.signature = DirectQueue(self.timed, max_waiting=waiting), self.runner.signature
+            self.max_batch = settings.max_request_rows or 0
+            return
+        self.queue, self.signature = batcher, batcher.signature
+        self.max_batch = settings.max_request_rows or batcher.batching.max_batch or 0
+
+    # -------------------------------------------------------------------------------------------- requests
+
+    def check(self, feeds: Tensors) -> tuple[Any, ...]:
+        """Names and shapes; `FeedError` or `ProfileError` unless exactly the inputs are fed, in shapes the engine takes."""
+        key = tuple([(name, array.shape) for name, array in feeds.items()])
+        if key in self._validated:
+            return key
+        self.signature.check(feeds)
+        profiles = self.queue.profiles if isinstance(self.queue, Batcher) else self.runner.profiles
+        select_profile(profiles, lambda profile, index: profile.check(feeds, index))
+        most = self.settings.max_request_rows
+        if most is not None and (rows := row_count(feeds)) > most:
+            raise FeedError(f"the request has {rows} rows, the model takes {most}", hint="split the request")
+        if len(self._validated) < _MAX_VALIDATED:
+            self._validated[key] = 0 if self._runs_as_it_is(feeds) else -1
+        return key
+
+    def _runs_as_it_is(self, feeds: Tensors) -> bool:
+        """Whether the engine takes a request without padding and without waiting for others."""
+        if self.settings.max_wait_ms or self.settings.runtime.graphs:
+            return False
+        try:
+            self.runner.signature.check(feeds)
+            select_profile(self.runner.profiles, lambda profile, index: profile.check(feeds, index))
+        except UsageError:
+            return False
+        return True
+
+    async def infer(
+        self, feeds: Tensors, mailbox: Mailbox, timing: Timing, *, level: int = 0, timeout_us: int = 0
+    ) -> dict[str, Any]:
+        """The outputs; fills in the times of the run. `level` is the protocol's priority, 1 the first.
+
+        Raises what the engine raises, `Overloaded` where too much waits, `DeadlineExpired` after `timeout_us`.
+        """
+        key = self.check(feeds)
+        timing.submitted_ns = time.perf_counter_ns()
+        timing.rows = row_count(feeds) if self.max_batch else 1
+        if self.in_flight == 1 and self._validated.get(key, 0) >= _SHORT_RUNS:
+            return self._run_here(key, feeds, timing)
+        busy_ns = self.timed.all_busy_ns(timing.submitted_ns)
+        deadline_ms = self.settings.deadline_ms(timeout_us)
+        future = self.queue.submit(feeds, priority=self.settings.priority(level), deadline_ms=deadline_ms)
+        waiter: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda done: mailbox.put(waiter, done, self.timed.last_run()))
+        try:
+            run = await waiter
+        except BaseException:
+            future.cancel()
+            raise
+        if run is not None:
+            self._note_run(key, run, timing)
+            wait_ns = timing.started_ns - timing.submitted_ns
+            timing.batch_wait_ns = max(wait_ns - (run.all_busy_ns - busy_ns), 0)
+        return future.result()
+
+    def _run_here(self, key: tuple[Any, ...], feeds: Tensors, timing: Timing) -> dict[str, Any]:
+        """Run the only request at once on the event loop: its runs are shorter than the way through other threads."""
+        try:
+            outputs = self.timed.run(feeds)
+        except TrtEngineError:
+            raise
+        except Exception as error:
+            raise TrtEngineError(f"the engine failed: {error}") from error
+        run = self.timed.last_run()
+        assert run is not None
+        self._note_run(key, run, timing)
+        return outputs
+
+    def _note_run(self, key: tuple[Any, ...], run: Run, timing: Timing) -> None:
+        timing.started_ns, timing.ended_ns = max(run.started_ns, timing.submitted_ns), run.ended_ns
+        short = self._validated.get(key, -1)
+        if short >= 0:
+            is_short = run.ended_ns - run.started_ns <= _SHORT_NS
+            self._validated[key] = min(short + 1, 8 * _SHORT_RUNS) if is_short else max(short - 2 * _SHORT_RUNS, 0)
+
+    # -------------------------------------------------------------------------------------------- state
+
+    def enter(self) -> None:
+        """Count a request; from the event loop."""
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if self._idle is not None and not self.in_flight:
+            self._idle.set()
+
+    async def retire(self) -> None:
+        """Wait for the requests that hold this version, then close it. New requests must not reach it any more."""
+        self._idle = asyncio.Event()
+        if self.in_flight:
+            await self._idle.wait()
+        await asyncio.to_thread(self.close)
+
+    def not_ready_reason(self) -> str | None:
+        """Why the loaded engine cannot answer; None where it can."""
+        suspended = self.runner.runtime_info.get("not serving")
+        replicas = self.runner.stats().replicas
+        if suspended and replicas and not any(replica.serving for replica in replicas):
+            return f"no device serves: {suspended}"
+        return None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a run."""
+        return self.queue.waiting if isinstance(self.queue, DirectQueue) else self.batch_stats().waiting
+
+    def batch_stats(self) -> Any:
+        """The batcher's statistics; None where requests are not joined."""
+        return self.queue.stats() if isinstance(self.queue, Batcher) else None
+
+    def metadata(self, versions: list[str]) -> dict[str, Any]:
+        """The protocol's metadata, and the truth as `properties`."""
+        return {
+            "name": self.name,
+            "versions": versions,
+            "platform": self.platform,
+            "inputs": [_tensor_metadata(spec) for spec in self.signature.inputs],
+            "outputs": [_tensor_metadata(spec) for spec in self.signature.outputs],
+            "properties": self.truth.as_dict(),
+        }
+
+    def config(self) -> Any:
+        """The `inference.ModelConfig` in force; its parameters carry the truth."""
+        made = describe_config(self.name, self.settings, self.signature, self.truth.backend, self.max_batch)
+        for key, value in self.truth.as_dict().items():
+            made.parameters[key].string_value = value
+        return made
+
+    def close(self) -> None:
+        self.queue.close()
+
+
+def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": protocol_dtype(spec), "shape": [*spec.shape]}
+
+
+def _find_truth(runner: InferenceEngine) -> Truth:
+    info, passport = runner.runtime_info, runner.engine.passport
+    return Truth(
+        backend=passport.backend,
+        providers=info.get("providers", ""),
+        device=info.get("device", passport.device),
+        precision=passport.precision.shares_text or info.get("precision", "") or "unknown",
+        engine=passport.payload[0].digest,
+        fallback=info.get("fallback", ""),
+    )
+
+
+def load_version(name: str, version: str, engine: Engine, settings: ModelSettings, *, verify: bool) -> ServedVersion:
+    """The engine loaded, warmed up and ready for requests; raises the reason where it cannot be."""
+    started = time.perf_counter()
+    check_engine(settings, engine, name)
+    runtime = replace(settings.runtime, batching=None)
+    device = runtime.device
+    devices = device if device is not None and "," in device else None
+    runner = load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
+    try:
+        try:
+            runner.warmup(1)
+        except TrtEngineError as error:  # random inputs need not be valid for every model
+            log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
+        served = ServedVersion(name, version, runner, settings)
+    except BaseException:
+        runner.close()
+        raise
+    served.loaded_s = time.perf_counter() - started
+    return served

@@ -1,0 +1,283 @@
+"""A running server: its event loop in a thread, its listeners, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trt_engine.config.serve import ServeConfig
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.records.serve import ServedModel, ServeReport
+from trt_engine.serving.admission import Admission
+from trt_engine.serving.http_app import HttpApp
+from trt_engine.serving.http_server import HttpServer, listen
+from trt_engine.serving.inference import Service
+from trt_engine.serving.repository import Repository
+from trt_engine.serving.served_model import Mailbox
+from trt_engine.serving.shared_memory import SharedMemory
+
+log = logging.getLogger(__name__)
+
+_LOOPBACK = ("localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine alone."""
+    return host in _LOOPBACK or host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the server listens: `host:port`, None for what is not served."""
+
+    http: str | None
+    grpc: str | None
+    metrics: str | None
+
+
+class Server:
+    """Models behind HTTP and gRPC, until `close`. Made by `te.serve`; works in `with`."""
+
+    def __init__(self, repository: Callable[[], Repository], config: ServeConfig, token: bytes | None) -> None:
+        self._make_repository, self._config, self._token = repository, config, token
+        self._sockets: list[socket.socket] = []
+        self._http_socket = self._listen("http_port")
+        self._metrics_socket = self._listen("metrics_port")
+        self._addresses: Addresses | None = None
+        self._models: tuple[ServedModel, ...] = ()
+        self._failure: BaseException | None = None
+        self._started, self._loop_ready, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+        self._service: Service | None = None
+        self._thread = threading.Thread(target=self._serve, name="serve", daemon=True)
+
+    def _listen(self, name: str) -> socket.socket | None:
+        port = getattr(self._config, name)
+        if port < 0:
+            return None
+        flag = f"--{name.replace('_', '-')}"
+        try:
+            made = listen(self._config.host, port)
+        except (OSError, UnicodeError) as error:
+            self._close_sockets()
+            reason = os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else str(error)
+            raise SetupError(
+                f"cannot listen at {self._config.host}:{port}: {reason}", hint=f"`{flag} 0` takes any free port"
+            ) from error
+        self._sockets.append(made)
+        return made
+
+    def _close_sockets(self) -> None:
+        for item in self._sockets:
+            item.close()
+
+    # -------------------------------------------------------------------------------------------- for any thread
+
+    def start(self) -> Server:
+        """Listen and load the models; back when every model of the start is ready or has a reason why not."""
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        return self
+
+    @property
+    def report(self) -> ServeReport:
+        """Addresses, and the models as they were when the server had started."""
+        assert self._addresses is not None
+        scheme = "https" if self._config.tls_cert is not None else "http"
+        http, metrics = (
+            f"{scheme}://{address}" if address else None for address in (self._addresses.http, self._addresses.metrics)
+        )
+        return ServeReport(http, self._addresses.grpc, metrics and f"{metrics}/metrics", self._models)
+
+    @property
+    def http_address(self) -> str | None:
+        """`host:port` of HTTP, as tritonclient takes it."""
+        return self._addresses.http if self._addresses else None
+
+    @property
+    def grpc_address(self) -> str | None:
+        """`host:port` of gRPC."""
+        return self._addresses.grpc if self._addresses else None
+
+    @property
+    def metrics_address(self) -> str | None:
+        """`host:port` of the metrics."""
+        return self._addresses.metrics if self._addresses else None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the server has ended; whether it has. Raises what ended it, where that was a failure."""
+        self._thread.join(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        return not self._thread.is_alive()
+
+    def drain(self) -> None:
+        """Begin to end: not ready at once, then no new connections, then accepted requests are answered. Does not wait."""
+        self._closing.set()
+        if self._loop is not None and self._end is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._end.set)
+
+    def close(self) -> None:
+        """`drain`, and wait for the end. Idempotent."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("`close` was called from inside a request", hint="close from the thread that started it")
+        self.drain()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._close_sockets()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -------------------------------------------------------------------------------------------- the server's thread
+
+    def _serve(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(self._main())
+        except BaseException as error:
+            self._failure = error
+            if self._started.is_set():
+                log.exception("the server failed")
+        finally:
+            self._started.set()
+            self._close_sockets()
+
+    async def _main(self) -> None:
+        config, loop = self._config, asyncio.get_running_loop()
+        self._loop, self._end = loop, asyncio.Event()
+        if self._closing.is_set():
+            self._end.set()
+        shared = config.shared_memory if config.shared_memory is not None else is_loopback(config.host)
+        service = self._service = Service(
+            repository=self._make_repository(),
+            memory=SharedMemory(shared),
+            admission=Admission(config.max_in_flight, config.max_in_flight_size),
+            mailbox=Mailbox(loop),
+            explicit=config.model_control_mode == "explicit",
+            strict=config.strict_readiness,
+        )
+        try:
+            await self._run(service)
+        finally:
+            await service.repository.close()
+            service.memory.close()
+
+    async def _run(self, service: Service) -> None:
+        assert self._end is not None
+        async with contextlib.AsyncExitStack() as servers:
+            await self._start_http(service, servers)
+            grpc = await self._start_grpc(service, servers)
+            self._addresses = Addresses(_address(self._http_socket), grpc, _address(self._metrics_socket))
+            await self._load_models(service)
+            service.admission.started = True
+            self._models = await _models(service)
+            self._started.set()
+            poll = asyncio.create_task(self._poll(service))
+            await self._end.wait()
+            poll.cancel()
+            service.admission.draining = True
+            log.info("not ready any more; %d requests are being answered", service.admission.requests)
+            await asyncio.sleep(self._config.drain_delay_s)
+            service.admission.closed = True
+            if not await service.admission.idle(self._config.drain_timeout_s):
+                log.warning("%d requests were not answered in time", service.admission.requests)
+
+    async def _start_http(self, service: Service, servers: contextlib.AsyncExitStack) -> None:
+        sockets = [item for item in (self._http_socket, self._metrics_socket) if item is not None]
+        if not sockets:
+            return
+        from trt_engine.serving.metrics import make_exposition
+
+        app = HttpApp(service, self._config, self._token, make_exposition(service))
+        if self._metrics_socket is not None:
+            app.metrics_ports.add(self._metrics_socket.getsockname()[1])
+        try:
+            server = HttpServer(app, self._config)
+            server.config.load()
+        except (OSError, ValueError) as error:
+            raise SetupError(
+                f"TLS cannot be set up: {error}", hint="`--tls-cert` and `--tls-key` are PEM files"
+            ) from error
+        task = asyncio.create_task(server.serve(sockets))
+        while not server.started and not task.done():
+            await asyncio.sleep(0.005)
+
+        async def stop() -> None:
+            server.should_exit = True
+            await task
+
+        servers.push_async_callback(stop)
+
+    async def _start_grpc(self, service: Service, servers: contextlib.AsyncExitStack) -> str | None:
+        if self._config.grpc_port < 0:
+            return None
+        from trt_engine.serving.grpc_server import GrpcServer
+
+        server = GrpcServer(service, self._config, self._token)
+        port = await server.start()
+        servers.push_async_callback(server.stop)
+        return f"{self._config.host}:{port}"
+
+    async def _load_models(self, service: Service) -> None:
+        if self._config.model_control_mode != "explicit":
+            return await service.repository.load_all()
+        for name in [*service.repository.engines, *self._config.load_model]:
+            await service.repository.load_quietly(name)
+        return None
+
+    async def _poll(self, service: Service) -> None:
+        while self._config.model_control_mode == "poll":
+            await asyncio.sleep(self._config.poll_interval_s)
+            try:
+                await service.repository.poll()
+            except Exception as error:  # the next look may succeed
+                log.warning("the repository cannot be read: %s", error)
+
+
+def _address(listener: socket.socket | None) -> str | None:
+    if listener is None:
+        return None
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop where it is installed: half the time of a small request."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _models(service: Service) -> tuple[ServedModel, ...]:
+    rows: list[dict[str, Any]] = await service.repository.index()
+    found = []
+    for row in rows:
+        version = row.get("version", "")
+        model = service.repository.models.get(row["name"])
+        served = model.versions.get(version) if model else None
+        found.append(
+            ServedModel(
+                row["name"], version, row.get("state", "UNAVAILABLE"), row.get("reason", ""),
+                served.truth.as_dict() if served else {},
+            )
+        )  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,123 @@
+"""System shared memory of clients: POSIX regions registered by name, read and written by position.
+
+Regions are read with `pread` and not mapped: a client that shrinks its region gets an error; a mapping would end the server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_engine.errors import FeedError, UnknownModel, UsageError
+from trt_engine.serving.wire_tensors import aligned_buffer
+
+_FOLDER = Path("/dev/shm")
+_KEY = re.compile(r"/?[A-Za-z0-9_.-]{1,250}")
+_MAX_REGIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One registered region: `size` bytes from `offset` of the POSIX object `key`."""
+
+    name: str
+    key: str
+    offset: int
+    size: int
+    handle: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.size}
+
+
+class SharedMemory:
+    """The regions of a server; large requests read them in other threads."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._regions: dict[str, Region] = {}
+        self._lock = threading.RLock()
+        """Held while a handle is used, so that none is closed meanwhile."""
+
+    def register(self, name: str, key: str, offset: int, size: int) -> None:
+        """Register a region; `UsageError` where it is not one, or the name is taken."""
+        self._check_enabled()
+        if name in self._regions:
+            raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
+        if not name or len(name) > 250 or not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
+            raise UsageError(f"`{key[:80]}` is not a key of shared memory", hint="as `/input_region`")
+        if len(self._regions) >= _MAX_REGIONS:
+            raise UsageError(f"{_MAX_REGIONS} regions are registered already", hint="unregister some")
+        try:
+            handle = os.open(_FOLDER / key.lstrip("/"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise UsageError(f"the shared memory `{key}` cannot be opened: {os.strerror(error.errno or 0)}") from error
+        there = os.fstat(handle).st_size
+        if offset < 0 or size < 1 or offset + size > there:
+            os.close(handle)
+            raise UsageError(f"bytes {offset} to {offset + size} are outside `{key}`, which has {there}")
+        self._regions[name] = Region(name, key, offset, size, handle)
+
+    def _check_enabled(self) -> None:
+        if not self.enabled:
+            raise UsageError("this server does not use shared memory", hint="`--shared-memory` of `trt-engine serve`")
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all of them; one that is not registered is fine."""
+        with self._lock:
+            for region in [item for item in self._regions.values() if name in ("", item.name)]:
+                del self._regions[region.name]
+                os.close(region.handle)
+
+    def status(self, name: str = "") -> list[Region]:
+        """The regions, or the one of that name; `UnknownModel` where it is not registered."""
+        if not name:
+            return [*self._regions.values()]
+        return [self._find(name)]
+
+    def _find(self, name: str) -> Region:
+        self._check_enabled()
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
+        return region
+
+    def read(self, name: str, offset: int, size: int) -> memoryview:
+        """A copy of `size` bytes at `offset` of the region."""
+        with self._lock:
+            region = self._find(name)
+            _check_range(region, offset, size)
+            buffer, done = aligned_buffer(size), 0
+            while done < size:
+                count = os.preadv(region.handle, [buffer[done:]], region.offset + offset + done)
+                if count < 1:
+                    raise FeedError(f"the region `{name}` has shrunk", hint="register it again")
+                done += count
+            return buffer
+
+    def write(self, name: str, offset: int, size: int, data: memoryview | bytes) -> None:
+        """Write an output into its part of the region; `UsageError` where it does not fit."""
+        with self._lock:
+            region = self._find(name)
+            _check_range(region, offset, size)
+            if len(data) > size:
+                raise UsageError(f"an output has {len(data)} bytes, its part of the region `{name}` {size}")
+            if os.fstat(region.handle).st_size < region.offset + offset + len(data):
+                raise UsageError(f"the region `{name}` has shrunk", hint="register it again")
+            done, view = 0, memoryview(data)
+            while done < len(view):
+                done += os.pwrite(region.handle, view[done:], region.offset + offset + done)
+
+    def close(self) -> None:
+        self.unregister()
+
+
+def _check_range(region: Region, offset: int, size: int) -> None:
+    if offset < 0 or size < 0 or offset + size > region.size:
+        raise UsageError(
+            f"bytes {offset} to {offset + size} are outside the region `{region.name}`, which has {region.size}"
+        )

@@ -1,0 +1,264 @@
+"""The answer of `size --deadline-ms`: streams, interval, limit, policy and settings, from a latency curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from trt_engine.config.settings import settings
+from trt_engine.config.size import SizeConfig
+from trt_engine.config.streams import BatchPolicy, SourceGroup
+from trt_engine.errors import UsageError
+from trt_engine.format import format_percent
+from trt_engine.records.streams import (
+    CurvePoint,
+    DecodeLimit,
+    GpuCount,
+    Limit,
+    PolicyCapacity,
+    SharePoint,
+    StreamCapacity,
+    Verification,
+)
+from trt_engine.sizing.arrivals import Sources, read_trace
+from trt_engine.sizing.capacity import (
+    CONFIDENCE,
+    StreamModel,
+    best_policy,
+    bootstrap_interval,
+    candidate_policies,
+    gpus_for,
+)
+from trt_engine.sizing.curve import queue_limit, read_curve, service_times, summarize_curve, turn_times
+from trt_engine.sizing.decode import decode_limit
+from trt_engine.sizing.simulation import ServiceTimes, simulate
+from trt_engine.sizing.stream_worker import DriveRequest
+
+_POINT_SHARES = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
+"""Numbers of sources of the chart, as shares of the policy's largest number."""
+_COMPUTE_BOUND = 0.9
+"""Share of the policy's largest throughput above which compute is the limit."""
+_UPLOAD_BOUND = 1.1
+"""Gain without upload from which on upload is the limit."""
+_VERIFY_SEED = 41
+
+
+_NEED_DEADLINE = (
+    "sources", "spare_gpus", "policy", "frames", "interval", "jitter_ms", "arrivals", "codec", "curve", "verify_s",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The report, and what `verify` needs to repeat its prediction."""
+
+    capacity: StreamCapacity
+    model: StreamModel
+
+
+def check_settings(config: SizeConfig) -> None:
+    """Raises `UsageError` for settings without effect, and for unreadable files, before anything is built."""
+    if config.deadline_ms is None:
+        for item in settings(config):
+            if item.name in _NEED_DEADLINE and getattr(config, item.name) != item.default:
+                raise UsageError(f"`{item.flags[0]}` needs a deadline", hint="add `--deadline-ms 50`")
+        return
+    if config.spare_gpus and not config.sources:
+        raise UsageError("`--spare-gpus` needs the sources", hint="as `--sources 500@30`")
+    if config.verify_s is not None and config.frames == "device":
+        raise UsageError("`--verify` submits frames from host memory", hint="leave `--frames device` out")
+    if config.policy is not None and config.policy.contexts > max(config.contexts):
+        raise UsageError(
+            f"the policy has {config.policy.contexts} contexts, measured are {max(config.contexts)}",
+            hint=f"`--contexts 1,{config.policy.contexts}`",
+        )
+    if config.policy is not None and config.policy.max_batch > config.max_batch:
+        raise UsageError(
+            f"the policy has batches of {config.policy.max_batch}, `--max-batch` is {config.max_batch}",
+            hint=f"`--max-batch {config.policy.max_batch}`",
+        )
+    sources_of(config)
+    if config.curve is not None:
+        read_curve(config.curve)
+
+
+def sources_of(config: SizeConfig) -> Sources:
+    """The requested sources; without `sources` one at `fps`."""
+    return Sources(
+        config.sources or (SourceGroup(1, config.fps),),
+        jitter_ms=config.jitter_ms,
+        interval=config.interval,
+        gaps=read_trace(config.arrivals) if config.arrivals is not None else (),
+    )
+
+
+def find_capacity(
+    points: Sequence[CurvePoint], config: SizeConfig, images_per_s: float, gpu: str | None = None
+) -> Answer:
+    """Search the policy and the largest number of sources over a measured curve.
+
+    `points` may hold both kinds of frames; `frames` of the config decides which are used. `images_per_s` is the measured
+    throughput of the largest batch, for the upper bound. `streams` is 0 if no policy serves one source.
+    """
+    assert config.deadline_ms is not None
+    chosen = [point for point in points if point.frames == config.frames] or list(points)
+    service, mix = service_times(chosen), sources_of(config)
+    model = StreamModel(service, mix, config.deadline_ms / 1e3, config.late)
+    if config.policy is not None and not service.covers(config.policy):
+        raise UsageError(
+            f"the policy is {config.policy}, the curve ends at batch {service.batches[-1]}, contexts {service.contexts[-1]}",
+            hint="a smaller policy",
+        )
+    policies = [config.policy] if config.policy else [*candidate_policies(service, model.deadline_s)]
+    policy, streams = best_policy(model, policies)
+    low, high = bootstrap_interval(turn_times(chosen), model, policy, streams)
+    decode = decode_limit(gpu, config.codec, mix.groups) if config.codec else None
+    limit, reason = _limit(points, model, policy, streams, decode)
+    most = streams if decode is None else decode.streams
+    served, summary = min(streams, most), summarize_curve(points)
+    answered = mix.scaled(served)
+    rates = (point.rows_per_s for point in summary)
+    capacity = StreamCapacity(
+        deadline_ms=config.deadline_ms,
+        late=config.late,
+        frames=chosen[0].frames,
+        mix=tuple(group for group in answered.groups if group.count),
+        interval=config.interval,
+        streams=served,
+        low=min(low, served),
+        high=high if decode is None else min(high, most),
+        confidence=CONFIDENCE,
+        policy=policy,
+        late_share=model.late_share(served, policy),
+        utilization=answered.frames_per_s / service.rows_per_s(policy),
+        limit=limit,
+        limit_reason=reason,
+        upper_bound=math.floor(max(images_per_s, *rates) * mix.count / mix.frames_per_s),
+        policies=tuple(_compare_policies(model, policy, streams)),
+        curve=summary,
+        deepstream=deepstream_settings(policy, config.interval),
+        batching=batching_settings(policy, service, model.deadline_s),
+        gpus=_count_gpus(model, policy, config.spare_gpus, decode) if config.sources else None,
+        decode=decode,
+    )
+    return Answer(capacity, model)
+
+
+def _count_gpus(model: StreamModel, policy: BatchPolicy, spare: int, decode: DecodeLimit | None) -> GpuCount | None:
+    """GPUs for the sources of the model, also for their decoding."""
+    found = gpus_for(model, model.mix, policy, spare)
+    if found is None or decode is None:
+        return found
+    needed = max(found.needed, math.ceil(model.mix.count / max(1, decode.streams)))
+    return replace(
+        found, needed=needed, total=needed + spare, late_share=model.late_share_of(model.mix.share_of(needed), policy)
+    )
+
+
+def _compare_policies(model: StreamModel, policy: BatchPolicy, streams: int) -> list[PolicyCapacity]:
+    """The chosen policy, then what a person would try first."""
+    batches, found = model.service.batches, [("chosen", policy, streams)]
+    first = {
+        "one batch for all sources, no wait": BatchPolicy(min(batches[-1], max(streams, batches[0])), 0.0),
+        "batch 1": BatchPolicy(1, 0.0),
+        "batch 8, wait 5 ms": BatchPolicy(8, 5.0),
+    }
+    for label, other in first.items():
+        if batches[0] <= other.max_batch <= batches[-1]:
+            found.append((label, other, model.largest(other)))
+    return [PolicyCapacity(label, one, many, _share_points(model, one, many)) for label, one, many in found]
+
+
+def _share_points(model: StreamModel, policy: BatchPolicy, streams: int) -> tuple[SharePoint, ...]:
+    counts = sorted({max(1, round(share * max(1, streams))) for share in _POINT_SHARES})
+    return tuple(SharePoint(count, model.late_share(count, policy)) for count in counts)
+
+
+def _limit(
+    points: Sequence[CurvePoint], model: StreamModel, policy: BatchPolicy, streams: int, decode: DecodeLimit | None
+) -> tuple[Limit, str]:
+    """The resource that more of would serve more sources, and why."""
+    if decode is not None and decode.streams < streams:
+        what = f"{decode.decoders} decoders of the {decode.architecture} generation"
+        return (
+            "decode",
+            f"{what} decode {decode.frames_per_s:,.0f} frames/s of {decode.codec}: {decode.streams} streams",
+        )
+    resident = [point for point in points if point.frames == "device"]
+    if resident and len(resident) < len(points):
+        without = StreamModel(service_times(resident), model.mix, model.deadline_s, model.late)
+        if without.service.covers(policy) and (more := without.largest(policy)) >= _UPLOAD_BOUND * streams:
+            return "upload", f"with frames already on the device the same policy serves {more} streams"
+    if not streams:
+        first = model.service.batches[0]
+        return "deadline", (
+            f"batch {first} takes {1e3 * model.service.mean_s(first):.3g} ms on average; of one stream "
+            f"{format_percent(model.late_share(1, policy))} of the frames would be late"
+        )
+    busy = model.mix.scaled(streams).frames_per_s / model.service.rows_per_s(policy)
+    percent = f"{100 * busy:.0f} % of the policy's largest throughput"
+    if busy >= _COMPUTE_BOUND:
+        return "compute", f"the frames use {percent}"
+    return "deadline", f"the frames use {percent}; one more stream would be late, not unserved"
+
+
+def deepstream_settings(policy: BatchPolicy, interval: int) -> dict[str, str]:
+    """Keys of nvstreammux (`batch-size`, `batched-push-timeout` in us) and nvinfer (`batch-size`, `interval`)."""
+    return {
+        "batch-size": str(policy.max_batch),
+        "batched-push-timeout": str(round(policy.max_wait_ms * 1e3)),
+        "interval": str(interval),
+    }
+
+
+def batching_settings(policy: BatchPolicy, service: ServiceTimes, deadline_s: float) -> str:
+    """The policy as keyword arguments of `te.load`."""
+    rows = queue_limit(policy, service, deadline_s)
+    batching = f"te.Batching(max_batch={policy.max_batch}, max_wait_ms={policy.max_wait_ms:g}, max_rows_waiting={rows})"
+    return f"te.load(engine, contexts={policy.contexts}, batching={batching})"
+
+
+def drive_request(answer: Answer, duration_s: float) -> DriveRequest:
+    """Arrivals of the answer's number of sources for `duration_s`, under its policy."""
+    capacity, model = answer.capacity, answer.model
+    rng = np.random.default_rng(_VERIFY_SEED)
+    times = model.mix.scaled(capacity.streams).arrivals(duration_s, rng)
+    return DriveRequest(
+        capacity.policy, tuple(times.tolist()), queue_limit(capacity.policy, model.service, model.deadline_s)
+    )
+
+
+def verify(
+    answer: Answer, request: DriveRequest, latencies_s: Sequence[float | None], duration_s: float
+) -> StreamCapacity:
+    """The answer with what was observed beside the prediction for the same arrivals."""
+    capacity, deadline_s = answer.capacity, answer.model.deadline_s
+    rng = np.random.default_rng(_VERIFY_SEED + 1)
+    predicted = simulate(np.array(request.times_s), capacity.policy, answer.model.service, rng)
+    served = np.array([latency for latency in latencies_s if latency is not None])
+    dropped = sum(latency is None for latency in latencies_s)
+    late = int(np.count_nonzero(served > deadline_s))
+    share = (late + dropped) / max(1, len(latencies_s))
+    p50, p99 = (float(1e3 * np.quantile(served, q)) if served.size else None for q in (0.5, 0.99))
+    expected = [float(1e3 * np.quantile(predicted.latencies_s, q)) for q in (0.5, 0.99)]
+    return replace(
+        capacity,
+        verification=Verification(
+            streams=capacity.streams,
+            duration_s=duration_s,
+            policy=capacity.policy,
+            frames=len(latencies_s),
+            late=late,
+            dropped=dropped,
+            observed_share=share,
+            predicted_share=predicted.late_share(deadline_s),
+            observed_p50_ms=p50,
+            predicted_p50_ms=expected[0],
+            observed_p99_ms=p99,
+            predicted_p99_ms=expected[1],
+            passed=share <= capacity.late,
+        ),
+    )

@@ -1,0 +1,86 @@
+"""Measures or reuses the latency curve of a sized engine, and finds the streams within the deadline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from trt_engine.device import parse_device
+from trt_engine.engine import Engine
+from trt_engine.errors import UsageError
+from trt_engine.records.bench import BenchRecord
+from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity
+from trt_engine.sizing import curve, stream_capacity
+from trt_engine.sizing.size_plan import SizeJob
+
+log = logging.getLogger(__name__)
+
+
+def find_streams(
+    job: SizeJob, engine: Engine, record: BenchRecord, step: Callable[[str], AbstractContextManager[None]]
+) -> StreamCapacity:
+    """Streams within the deadline on the measured engine; `record` is its largest batch."""
+    config, device = job.config, record.device
+    assert config.deadline_ms is not None
+    if config.policy is not None and config.policy.max_batch > record.batch:
+        raise UsageError(
+            f"the policy has batches of {config.policy.max_batch}, the engine takes {record.batch}",
+            hint="a larger `--max-batch`, or a smaller policy",
+        )
+    batches = curve.grid_batches(record.batch) if job.dynamic else (record.batch,)
+    longest_ms = config.deadline_ms
+    if config.policy is not None:
+        batches = tuple(
+            sorted({*(batch for batch in batches if batch <= config.policy.max_batch), config.policy.max_batch})
+        )
+        longest_ms = 1e9  # the policy's batch is measured, however slow
+    grid = curve.CurveGrid(batches, config.contexts, config.duration_s, longest_ms)
+    points = list(_measured_curve(job, engine, device, grid, step))
+    with step("search policy"):
+        images_per_s = max(record.images_per_s, 0.0)
+        answer = stream_capacity.find_capacity(points, config, images_per_s, record.environment.gpu)
+    found = answer.capacity
+    log.info(
+        "%d streams (%d to %d) within %g ms: %s", found.streams, found.low, found.high, found.deadline_ms, found.policy
+    )
+    if config.verify_s is not None and found.streams:
+        with step("verify"):
+            request = stream_capacity.drive_request(answer, config.verify_s)
+            latencies_s = curve.drive_sources(engine, request, job.runtime)
+        found = stream_capacity.verify(answer, request, latencies_s, config.verify_s)
+    return found
+
+
+def _measured_curve(
+    job: SizeJob,
+    engine: Engine,
+    device: str,
+    grid: curve.CurveGrid,
+    step: Callable[[str], AbstractContextManager[None]],
+) -> list[CurvePoint]:
+    """The curve of each kind of frames: from a kept file where that covers the grid, else measured and kept."""
+    kinds: tuple[FrameMemory, ...] = ("host",) if parse_device(device)[0] == "cpu" else ("host", "device")
+    if job.config.frames not in kinds:
+        raise UsageError(f"frames are in host memory on `{device}`", hint="leave `--frames device` out")
+    path = job.layout.curve
+    known = curve.read_curve(path) if path.exists() else []
+    known += curve.read_curve(job.config.curve) if job.config.curve is not None else []
+    found = []
+    for frames in kinds:
+        points = curve.usable_points(known, engine, device, frames, grid)
+        if points:
+            log.info("the latency curve of frames on the %s is from an earlier run", frames)
+        elif job.config.curve is not None:
+            raise UsageError(
+                f"`{job.config.curve}` does not cover this engine on this machine at batch "
+                f"{', '.join(map(str, grid.batches))} and {', '.join(map(str, grid.contexts))} contexts",
+                hint="leave `--curve` out to measure",
+            )
+        else:
+            measure = curve.measure_host_curve if frames == "host" else curve.measure_device_curve
+            with step(f"measure curve, {frames}"):
+                points = measure(engine, grid, job.runtime, device)
+            curve.keep_points(path, points)
+        found += points
+    return found

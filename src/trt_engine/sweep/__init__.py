@@ -1,0 +1,1 @@
+"""Runs the cells of a plan in one run folder, and resumes them."""

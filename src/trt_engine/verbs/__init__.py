@@ -1,0 +1,1 @@
+"""The public functions: build, load, inspect, bench, ..."""

@@ -1,0 +1,325 @@
+"""Parity of a built engine with its source model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trt_engine.backend import BackendSpec, get_backend
+from trt_engine.backends.onnxruntime.host_session import reference_session
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.profiles import Profile
+from trt_engine.config.settings import from_values
+from trt_engine.engine import Engine, payload_files, reference_path
+from trt_engine.equivalence.parity import REFERENCE, measure_parity, parity_feeds, perturb_feeds
+from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
+from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
+from trt_engine.equivalence.tolerance import Tolerance
+from trt_engine.errors import (
+    AccuracyError,
+    BuildError,
+    MemoryExhausted,
+    TrtEngineError,
+)
+from trt_engine.format import format_bytes
+from trt_engine.graph.cost import model_cost
+from trt_engine.model import Model
+from trt_engine.precision.precision_check import graph_precision
+from trt_engine.precision.samples import open_samples
+from trt_engine.records.parity import OutputError, Parity
+from trt_engine.records.passport import NOT_VALIDATED, Validation
+from trt_engine.tensors import Tensors
+from trt_engine.verbs.build_precision import PreparedModel
+from trt_engine.verbs.calibration_images import images_as_inputs
+from trt_engine.verbs.load import load
+
+if TYPE_CHECKING:
+    from trt_engine.verbs.build import BuildPlan
+    from trt_engine.verbs.build_retry import Attempt
+
+log = logging.getLogger(__package__)
+
+_MAX_ROWS = 8
+"""Most rows of calibration data for parity, within the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParityCheck:
+    """Result of the parity check of a new engine."""
+
+    parity: Parity | None = None
+    validation: Validation | None = None
+    """The check deferred to a machine that can load the engine."""
+    note: str | None = None
+    """Why nothing was judged."""
+
+
+def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attempt: Attempt) -> ParityCheck:
+    """Parity with the model, or why it could not be judged; `AccuracyError` when the engine is wrong.
+
+    It is compared with the graph that was built: a cast or quantised copy, where the precision required one. The
+    difference from the model itself is measured too. `attempt` has what the builder was given in the end, where the
+    retry changed the graph. An engine that cannot be loaded here gets reference inputs and outputs beside it instead.
+    """
+    model, config, tolerance = prepared.model, plan.config, plan.tolerance(engine)
+    backend_spec = get_backend(config.backend)
+    options: dict[str, str] | str = (
+        backend_spec.load_function("parity_options")(attempt.model.path, config)
+        if backend_spec.provides("parity_options")
+        else {}
+    )
+    if isinstance(options, str):
+        return _defer_check(engine, plan, prepared, attempt, options)
+    with load(engine, verify=False, allow_fallback=config.allow_fallback, options=options) as runner:
+
+        def run(feeds: Tensors) -> Mapping[str, Any]:
+            try:
+                return runner.infer(feeds)
+            except MemoryExhausted:
+                raise
+            except TrtEngineError as error:
+                raise _EngineFailed(error) from error
+
+        try:
+            feeds, described = _parity_feeds(engine, plan, prepared)
+            found = measure_parity(model, run, feeds, described, tolerance)
+            if prepared.steps:
+                found = replace(
+                    found,
+                    reference=_reference_runtime(prepared),
+                    source_errors=_source_errors(plan.model, model, feeds, described, tolerance, run),
+                )
+        except MemoryExhausted:
+            raise
+        except _EngineFailed as failed:
+            raise BuildError(
+                f"the engine was built and does not run: {failed.error.message}",
+                hint=failed.error.hint or "`--no-parity` builds without trying it",
+            ) from failed.error
+        except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
+            return _skipped_check(_no_reference_reason(error, model))
+    milder = _safer_options(backend_spec, engine)
+    require_accuracy(
+        found, tolerance, "`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else "")
+    )
+    largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
+    log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
+    return ParityCheck(found)
+
+
+def require_accuracy(parity: Parity, tolerance: Tolerance, hint: str) -> None:
+    """`AccuracyError` for outputs that differ by more than is allowed."""
+    for name, apart in parity.outputs.items():
+        if (objection := tolerance.violation(apart, parity.sensitivity.get(name))) is not None:
+            raise AccuracyError(
+                f"output `{name}` of the engine differs from plain ONNX Runtime: {objection} (largest difference "
+                f"{apart.max_abs:.3g}, cosine {apart.cosine:.4f})",
+                hint=hint,
+            )
+    if not parity.passed:
+        raise AccuracyError("the engine does not give all outputs of its model", hint="`trt-engine inspect` lists them")
+
+
+def _reference_runtime(prepared: PreparedModel) -> str:
+    return f"{REFERENCE}, of the model {prepared.steps[0].partition(':')[0]}" if prepared.steps else REFERENCE
+
+
+def _no_reference_reason(error: TrtEngineError, model: Model) -> str:
+    """The reason, a copy that was made for the build by its name alone: it will be gone."""
+    why = error.message.replace(str(model.path), model.path.name)
+    return f"plain ONNX Runtime does not run this model here ({why})"
+
+
+def _skipped_check(why: str) -> ParityCheck:
+    note = f"parity was not judged: {why}"
+    log.warning("%s", note)
+    return ParityCheck(note=note)
+
+
+# ------------------------------------------------------------------------------------------------ deferred
+
+
+def _defer_check(
+    engine: Engine, plan: BuildPlan, prepared: PreparedModel, attempt: Attempt, reason: str
+) -> ParityCheck:
+    """The check deferred to a machine that can load the engine (`validate`): reference inputs and outputs are written beside
+    the engine, and the passport gets all that the judgement needs of the model."""
+    counts_layers = get_backend(plan.config.backend).provides("layers")
+    asked = plan.config.precision if counts_layers else None
+    graph = graph_precision(asked, attempt.model.proto, prepared.excluded) if asked is not None else None
+    validation = Validation(
+        state="deferred",
+        deferred_reason=reason,
+        checks=("parity",) if graph is None else ("precision", "parity"),
+        tolerance=plan.tolerance(engine).to_limits(plan.rounding),
+        reference_runtime=_reference_runtime(prepared),
+        graph=graph,
+    )
+    try:
+        made, described, ranked, sensitivity = _make_reference(engine, plan, prepared)
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        validation = replace(validation, deferred_reason=f"{reason}; {_no_reference_reason(error, prepared.model)}")
+    else:
+        if made.nbytes > MAX_REFERENCE_BYTES:
+            limit = format_bytes(MAX_REFERENCE_BYTES)
+            large = f"reference inputs and outputs have {format_bytes(made.nbytes)}, more than {limit}"
+            validation = replace(validation, deferred_reason=f"{reason}; {large}")
+        else:
+            made = replace(made, macs=_macs_by_node(attempt.model, engine) if counts_layers else {})
+            path = write_reference(reference_path(engine.path), made)
+            validation = replace(
+                validation,
+                reference=payload_files(path)[0],
+                inputs=described,
+                sorted_outputs=ranked,
+                sensitivity=sensitivity,
+            )
+    after = (
+        "`trt-engine validate` checks it there" if validation.reference is not None else "it cannot be checked later"
+    )
+    note = f"{NOT_VALIDATED}: {validation.deferred_reason}; {after}"
+    log.warning("%s", note)
+    return ParityCheck(validation=validation, note=note)
+
+
+def _make_reference(
+    engine: Engine, plan: BuildPlan, prepared: PreparedModel
+) -> tuple[ReferenceData, str, tuple[str, ...], dict[str, OutputError]]:
+    """Inputs as parity draws them and what plain ONNX Runtime makes of them, how they were made, the outputs that are
+    sorted, and the model's own sensitivity."""
+    model, source, config, tolerance = prepared.model, plan.model, plan.config, plan.tolerance(engine)
+    plain = reference_session(model.path, model.signature)
+    feeds, described = _parity_feeds(engine, plan, prepared)
+    made = ReferenceData(_as_arrays(feeds), _as_arrays(plain.run(feeds)))
+    if made.nbytes > MAX_REFERENCE_BYTES and not _size_input_values(get_backend(config.backend), config):
+        feeds, described = _min_rows(feeds, engine), f"{described}, the first rows of them"
+        made = ReferenceData(_as_arrays(feeds), _as_arrays(plain.run(feeds)))
+    ranked = sorted_outputs(model.proto)
+    moved = _reference_outputs(model, perturb_feeds(feeds, tolerance.roundoff))
+    sensitivity = clip_infinite(compare_outputs(moved, made.outputs, ranked, tolerance)) if moved is not None else {}
+    if (
+        prepared.steps
+        and _same_interface(source, model)
+        and (of_given := _reference_outputs(source, feeds)) is not None
+    ):
+        whole = replace(made, source_outputs=of_given)
+        made = whole if whole.nbytes <= MAX_REFERENCE_BYTES else made
+    return made, described, ranked, sensitivity
+
+
+def _reference_outputs(model: Model, feeds: Tensors) -> dict[str, Any] | None:
+    """Outputs of plain ONNX Runtime; None where it fails on the inputs."""
+    try:
+        return _as_arrays(reference_session(model.path, model.signature).run(feeds))
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        log.debug("plain ONNX Runtime does not run `%s` on these inputs: %s", model.path.name, error.message)
+        return None
+
+
+def _as_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+def _min_rows(feeds: Tensors, engine: Engine) -> dict[str, Any]:
+    ranges = engine.passport.profiles[0].ranges
+    return {
+        spec.name: feeds[spec.name][: max(1, ranges[spec.name].min[0])] if 0 in spec.dynamic else feeds[spec.name]
+        for spec in engine.signature.inputs
+    }
+
+
+def _macs_by_node(model: Model, engine: Engine) -> dict[str, int]:
+    """Multiply-adds by node at the first profile's optimum, as a builder that loads its own engine counts them."""
+    shapes = {name: span.opt for name, span in engine.passport.profiles[0].ranges.items()}
+    return dict(model_cost(model.proto, shapes).macs_by_node())
+
+
+# ------------------------------------------------------------------------------------------------ inputs
+
+
+def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> tuple[Tensors, str]:
+    """Rows of the data that the model was calibrated with, where there are some that the profile takes; else random ones."""
+    model, config, profile = prepared.model, plan.config, engine.passport.profiles[0]
+    backend_spec = get_backend(config.backend)
+    values = _size_input_values(backend_spec, config)
+    if prepared.steps and config.calib_data not in (None, "random") and not values:
+        rows = min([_MAX_ROWS, *(span.max[0] for span in profile.ranges.values() if span.max)])
+        try:
+            data = images_as_inputs(plan.model, config.calib_data, config.preprocess).calib_data
+            batch = next(iter(open_samples(data, model.signature, batch=rows, limit=rows)), None)
+            if batch is not None:
+                profile.check(batch.feeds)
+                return batch.feeds, f"{batch.rows} rows of {config.calib_data}"
+        except TrtEngineError as error:
+            log.info("parity is measured on random inputs, not on the calibration data: %s", error.message)
+    graph = engine.path if backend_spec.payload_suffix == ".onnx" else None
+    return parity_feeds(model, profile, values, engine=graph)
+
+
+def _source_errors(
+    source: Model, model: Model, feeds: Tensors, described: str, tolerance: Tolerance, run: Callable[[Tensors], Any]
+) -> dict[str, OutputError]:
+    """Difference of the engine of a cast or quantised `model` from the given one, on the same input; empty where
+    plain ONNX Runtime does not run that, or where it takes other inputs."""
+    if not _same_interface(source, model):
+        return {}
+    try:
+        return measure_parity(source, run, feeds, described, tolerance).outputs
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        log.debug("the engine was not compared with the model as it was given: %s", error.message)
+        return {}
+
+
+def _same_interface(source: Model, model: Model) -> bool:
+    """Whether both models take and give tensors of the same names and types."""
+    return [(spec.name, spec.dtype) for spec in source.signature] == [
+        (spec.name, spec.dtype) for spec in model.signature
+    ]
+
+
+def computes_in_tf32(engine: Engine) -> bool:
+    return "tf32" in engine.passport.precision.shares or engine.passport.build.notes.get("tf32") == "on"
+
+
+def _size_input_values(spec: BackendSpec, config: BuildConfig) -> dict[str, tuple[int, ...]]:
+    """The usual values of inputs that hold sizes, by a backend's setting of that name: random numbers are not sizes."""
+    if not spec.provides("options"):
+        return {}
+    given: Profile | None = getattr(
+        from_values(spec.load_component("options"), backend_options(spec, config)), "shape_values", None
+    )
+    return {name: span.opt for name, span in given.ranges.items()} if given is not None else {}
+
+
+def backend_options(spec: BackendSpec, config: BuildConfig) -> dict[str, str]:
+    """The `-O` of the backend itself, without those of the providers under it."""
+    return {name: value for name, value in config.options.items() if not (spec.providers and "." in name)}
+
+
+def _safer_options(spec: BackendSpec, engine: Engine) -> str | None:
+    """`-O` options of a build that rewrites less than this engine's; None without any."""
+    notes = engine.passport.build.notes
+    had = [
+        at
+        for at, setting in enumerate(spec.safer_options)
+        if notes.get(setting.partition("=")[0]) == setting.partition("=")[2]
+    ]
+    return next(iter(spec.safer_options[had[0] + 1 if had else 0 :]), None)
+
+
+class _EngineFailed(Exception):
+    """The engine, not the reference, raised."""
+
+    def __init__(self, error: TrtEngineError) -> None:
+        super().__init__(error.message)
+        self.error = error

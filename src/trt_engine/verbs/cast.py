@@ -1,0 +1,212 @@
+"""`cast`: rewrite the graph, check it, count its dtypes, and compare it with its FP32 source in ONNX Runtime."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from trt_engine import atomic_io
+from trt_engine.backends.onnxruntime.cpu_kernels import kernel_dtypes
+from trt_engine.backends.onnxruntime.host_session import reference_session
+from trt_engine.config.precision import CastConfig, RangesConfig
+from trt_engine.config.settings import replace_values
+from trt_engine.device.host_memory import available_memory
+from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
+from trt_engine.equivalence.tolerance import select_tolerance
+from trt_engine.errors import MemoryExhausted, TrtEngineError
+from trt_engine.graph.dtype_breakdown import compute_layers, dtype_shares
+from trt_engine.graph.load import open_model, read_proto
+from trt_engine.model import Model
+from trt_engine.precision import autocast, cast_model, tensor_ranges
+from trt_engine.precision.emulate_half import emulate_half_precision
+from trt_engine.precision.samples import open_samples
+from trt_engine.progress import ProgressOption
+from trt_engine.public_function import public_function
+from trt_engine.records.base import Finding
+from trt_engine.records.passport import Precision
+from trt_engine.records.precision import CastParity, CastReport, RangesReport
+from trt_engine.runtime.feeds import numpy_dtype, shapes_of
+from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
+
+if TYPE_CHECKING:
+    from trt_engine.verbs.settings_types import CastSettings
+
+log = logging.getLogger(__name__)
+
+_MAX_EMULATED_BYTES = 900 << 20
+"""Bytes of a model whose numbers are emulated: it is twice as large in FP32, and one protobuf ends at 2 GiB."""
+_EMULATION_MEMORY_FACTOR = 13
+"""Times its bytes that emulating a model takes of memory, at the peak: graphs in FP32 and the sessions of both."""
+
+
+@public_function
+def cast(
+    model: Path | str,
+    to: str,
+    *,
+    out: Path | str | None = None,
+    config: CastConfig | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: ProgressOption = False,
+    **settings: Unpack[CastSettings],
+) -> CastReport:
+    """The model in `fp16` or `bf16` at `out`: what was cast, kept and why, and its difference from FP32.
+
+    `auto` keeps in FP32 what leaves the type's range on `calib_data` (as of `ranges`), or what a ranges report names.
+    `preprocess` turns images into inputs as in `quantize`. `autocast` lets ModelOpt's AutoCast decide instead. Parity is
+    measured on the first of the data, else on seeded random inputs of batch 2.
+    """
+    config = replace_values(config or CastConfig(), settings)
+    opened = open_model(model)
+    inputs = CalibrationInputs(None)
+    if config.calib_data is not None:
+        inputs = images_as_inputs(opened, config.calib_data, config.preprocess)
+        config = replace(config, calib_data=inputs.calib_data)
+    measure = functools.partial(
+        tensor_ranges.ranges, opened, config.calib_data, config=RangesConfig(shapes=config.shapes, seed=config.seed)
+    )
+    warnings: list[str] = []
+    if config.autocast:
+        target = Path(out) if out is not None else opened.path.with_suffix(f".{to}.onnx")
+        has_data = config.calib_data is not None
+        feeds = open_samples(config.calib_data, opened.signature).first().feeds if has_data else None
+        report = autocast.autocast(opened.path, to, out=target, config=config, feeds=feeds, overwrite=overwrite)
+    else:
+        if config.auto_exclude:
+            config = replace(config, ranges=measure())
+            warnings += config.ranges.warnings
+        report = cast_model.cast(
+            opened.path, to, out=out, ranges=config.ranges, config=config, overwrite=overwrite, dry_run=dry_run
+        )
+    report = replace(report, preprocess=inputs.provenance)
+    warnings += [f"{item.message} ({item.location})" for item in report.findings if item.severity != "info"]
+    if report.out is None:
+        return replace(report, warnings=tuple(warnings))
+    written = open_model(report.out)
+    parity = measure_cast_parity(opened, written, to, config) if config.parity else None
+    for level, warning in _parity_warnings(parity, to):
+        log.log(level, "%s", warning)
+        warnings.append(warning)
+    if _may_overflow(to, config, opened):
+        overflows = tuple(_check_overflows(measure(), report))
+        warnings += [f"{item.message} ({item.location})" for item in overflows]
+        report = replace(report, findings=(*report.findings, *overflows))
+    shares = Precision(requested=to, shares=dtype_shares(written.graph))
+    return replace(report, precision=shares, parity=parity, warnings=tuple(warnings))
+
+
+def _parity_warnings(parity: CastParity | None, to: str) -> Iterator[tuple[int, str]]:
+    if parity is None:
+        return
+    if parity.outputs and parity.note and not parity.emulated:
+        yield logging.INFO, f"parity is not that of {to}: {parity.note}"
+    if lost := [name for name, error in parity.outputs.items() if not isfinite(error.max_rel)]:
+        names = ", ".join(f"`{name}`" for name in lost)
+        yield logging.WARNING, f"in {to} {names} is infinite or no number where FP32 is not"
+
+
+def _may_overflow(to: str, config: CastConfig, model: Model) -> bool:
+    """Whether the data shows overflows of FP16 that were not looked for before the cast."""
+    if to != "fp16" or config.calib_data is None or config.auto_exclude:
+        return False
+    return open_samples(config.calib_data, model.signature).repeatable
+
+
+def _check_overflows(found: RangesReport, report: CastReport) -> Iterator[Finding]:
+    """The tensors that leave FP16's range on the data and are not between nodes that were kept in FP32."""
+    kept = {item.node for item in report.fp32_nodes}
+    met: set[str] = set()
+    for item in found.exclude:
+        if item.code == "fp16-overflow" and item.node not in kept and item.tensor not in met:
+            met.add(item.tensor)
+            yield Finding(
+                item.code,
+                "error",
+                f"on this data {item.reason}",
+                item.node,
+                "`--auto-exclude` keeps it in FP32, or take BF16",
+            )
+
+
+def measure_cast_parity(source: Model, result: Model, to: str, config: CastConfig) -> CastParity:
+    """Difference of the result's outputs, computed in `to`, from the source's, with the kernels that ran.
+
+    Where ONNX Runtime has no kernels for the type, or runs FP32 ones between Casts, every result is rounded to the type
+    instead, as the note states.
+    """
+    try:
+        if config.calib_data is not None:
+            batch = open_samples(config.calib_data, source.signature).first()
+            feeds, origin = batch.feeds, batch.source
+        else:
+            batch_axis = source.signature.batch_axis
+            chosen = shapes_of(source.signature, None, batch=2 if batch_axis else None, overrides=config.shapes)
+            feeds, origin = (
+                random_inputs(source.path, source.signature, chosen, config.seed),
+                f"seeded random, seed {config.seed}",
+            )
+        expected = reference_session(source.path, source.signature).run(feeds)
+        given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
+        outputs, kernels, emulated, note = _run_cast_model(result, to, given)
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        log.warning("parity was not judged: %s", error.message)
+        return CastParity("", {}, {}, False, f"not judged: {error.message}")
+    ranked = sorted_outputs(result.proto)
+    return CastParity(
+        inputs=origin,
+        outputs=compare_outputs(outputs, expected, ranked, select_tolerance(to)),
+        kernels=kernels,
+        emulated=emulated,
+        note=note,
+    )
+
+
+def _run_cast_model(
+    result: Model, to: str, feeds: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, int], bool, str | None]:
+    """Outputs, layers by compute dtype, whether that was emulation, and a note.
+
+    Emulated is what ONNX Runtime has no kernels for, and what it would run in FP32: those numbers are not the type's.
+    """
+    try:
+        kernels = kernel_dtypes(result.path)
+        why = _fp32_fallback_note(result, kernels)
+        if why is None or _exceeds_emulation(result):
+            outputs = reference_session(result.path, result.signature).run(feeds)
+            return outputs, kernels, False, why and f"{why}, and the model is too large to be emulated here"
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        if _exceeds_emulation(result):
+            raise
+        why = f"ONNX Runtime has no kernels for it here ({error.message})"
+    proto = emulate_half_precision(read_proto(result.path, weights=True), result.path.parent)
+    with atomic_io.staging_folder(result.path) as folder:
+        path = folder / "rounded.onnx"
+        path.write_bytes(proto.SerializeToString())
+        outputs = reference_session(path, open_model(path).signature).run(feeds)
+        kernels = kernel_dtypes(path)
+    return outputs, kernels, True, f"emulated: {why}, so every result was rounded to {to} instead"
+
+
+def _exceeds_emulation(result: Model) -> bool:
+    """Whether a model is not emulated: beyond one protobuf, or what this machine has free."""
+    return result.nbytes > min(_MAX_EMULATED_BYTES, available_memory() // _EMULATION_MEMORY_FACTOR)
+
+
+def _fp32_fallback_note(result: Model, kernels: Mapping[str, int]) -> str | None:
+    """Note on 16-bit layers that ONNX Runtime runs in FP32; None without any."""
+    own = sum(layer.dtype == "fp32" for layer in compute_layers(result.proto))
+    wide = kernels.get("fp32", 0) - own
+    if wide <= 0:
+        return None
+    return f"{wide} of {sum(kernels.values())} layers run in FP32 between Casts that ONNX Runtime puts in"

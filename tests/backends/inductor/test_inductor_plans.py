@@ -1,0 +1,201 @@
+"""What the backend `inductor` promises before PyTorch is needed: refusals, verdicts, what a package is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import onnx_models
+import trt_engine as te
+from onnx_models import FLOAT, node, save
+from trt_engine.backend import code_options, list_backends
+from trt_engine.backends.inductor import build as building
+from trt_engine.backends.inductor.compatibility import check_compatibility, required_features, torch_version
+from trt_engine.backends.inductor.operators import SUPPORTED, check_model
+from trt_engine.backends.inductor.options import InductorOptions
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.config.settings import from_values
+from trt_engine.device import info
+from trt_engine.engine import Engine
+from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
+from trt_engine.graph.load import open_model
+from trt_engine.plan_header import is_native_package
+from trt_engine.records.passport import Requirements
+
+
+def test_an_operator_that_is_lacking_is_named_before_anything_is_built(tmp_path: Path) -> None:
+    model = save(
+        tmp_path / "m.onnx",
+        [node("Det", "x", "y"), node("Celu", "y", "z")],
+        {"x": (FLOAT, ["batch", 3, 3])},
+        {"z": (FLOAT, ["batch"])},
+    )
+    with pytest.raises(ModelError, match="does not import: `Det`, `Celu`") as refused:
+        check_model(open_model(model))
+    assert refused.value.exit_code == 4
+    assert "onnxruntime" in (refused.value.hint or "")
+
+
+def test_a_newer_opset_and_strings_are_refused(tmp_path: Path) -> None:
+    assert "Add" in SUPPORTED
+    newer = save(
+        tmp_path / "newer.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, [1])}, {"y": (FLOAT, [1])}, opset=24,
+        ir_version=11,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="opset 24"):
+        check_model(open_model(newer))
+    words = onnx_models.words(tmp_path / "words.onnx")
+    with pytest.raises(ModelError):
+        check_model(open_model(words))
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize("value", ["-1", "soon", "86401", "1.5"])
+def test_seconds_of_autotuning_are_seconds(value: str) -> None:
+    with pytest.raises(UsageError, match="as seconds"):
+        from_values(InductorOptions, {"autotune_s": value})
+
+
+def test_trusting_a_package_is_not_for_a_file_to_set() -> None:
+    assert code_options({"trust_source": "on", "autotune_s": "3"}) == ["trust_source"]
+
+
+# ------------------------------------------------------------------------------------------------ the compiler
+
+
+def test_a_missing_compiler_is_a_thing_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(SetupError, match="`no-such-compiler` is not here") as refused:
+        building.find_compiler()
+    assert refused.value.exit_code == 3
+    assert "CXX=" in (refused.value.hint or "")
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'probe.cpp:1: fatal error: no headers' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(SetupError, match="fatal error: no headers"):
+        building.find_compiler()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
+def test_a_compiler_that_links_its_library_statically_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    static = tmp_path / "static-g++"
+    static.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    static.chmod(0o755)
+    monkeypatch.setenv("CXX", str(static))
+    with pytest.raises(SetupError, match="links the C\\+\\+ library statically"):
+        building.find_compiler()
+    monkeypatch.setenv("CXX", "g++")
+    assert Path(building.find_compiler()).name == "g++"
+
+
+# ------------------------------------------------------------------------------------------------ packages
+
+
+def package(path: Path, member: str) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("m/archive_format", "pt2")
+        archive.writestr(member, "bytes")
+    return path
+
+
+def test_a_package_and_a_program_of_one_suffix_are_told_apart_by_content(tmp_path: Path) -> None:
+    native = package(tmp_path / "native.pt2", "m/data/aotinductor/model/x.wrapper.so")
+    program = package(tmp_path / "program.pt2", "m/models/model.json")
+    text = tmp_path / "text.pt2"
+    text.write_text("PK no archive")
+    assert is_native_package(native)
+    assert not is_native_package(program) and not is_native_package(text)
+    for use in (te.inspect, lambda path: te.convert(path, out=tmp_path / "m.onnx")):
+        with pytest.raises(ModelError, match="package of compiled code") as refused:
+            use(native)
+        assert "passport" in (refused.value.hint or "")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    """An engine of ONNX Runtime's whose passport states the needs of a package: a verdict reads the passport alone."""
+    model = save(
+        tmp_path / "m.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, ["batch", 2])}, {"y": (FLOAT, ["batch", 2])}
+    )
+    made = te.build(model, out=tmp_path / "m.engine.onnx", batch=(1, 2, 4))
+    needs = Requirements("torch", torch_version() or "2.13.0")
+    return Engine(made.path, replace(made.passport, backend="inductor", requirements=needs))
+
+
+def with_needs(engine: Engine, *, device: str = "cpu", **values: object) -> Engine:
+    needs = replace(engine.passport.requirements, **values)
+    return Engine(engine.path, replace(engine.passport, requirements=needs, device=device))
+
+
+def here(monkeypatch: pytest.MonkeyPatch, version: str = "2.13.0+cpu", gpus: tuple[info.Gpu, ...] = ()) -> None:
+    monkeypatch.setattr("trt_engine.backends.inductor.compatibility.torch_version", lambda: version)
+    monkeypatch.setattr(info, "gpus", lambda: gpus)
+
+
+H200 = info.Gpu(0, "NVIDIA H200", "GPU-1", 143771, "9.0", "580")
+
+
+def test_a_package_needs_its_release_of_pytorch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    here(monkeypatch, "2.13.0+cu130")
+    assert check_compatibility(with_needs(engine, version="2.13.0+cpu"), RuntimeConfig()).status == "loads"
+    found = check_compatibility(with_needs(engine, version="2.11.0"), RuntimeConfig())
+    assert found.status == "rebuild" and "2.11.0" in found.reason and found.command == engine.passport.build.command
+    here(monkeypatch, "")
+    assert check_compatibility(with_needs(engine, version="2.13.0"), RuntimeConfig()).status == "rebuild"
+
+
+def test_a_package_needs_its_instruction_set(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    here(monkeypatch)
+    assert required_features("AVX512 AVX512_VNNI") == ("avx512_vnni", "avx512bw", "avx512dq", "avx512f", "avx512vl")
+    found = check_compatibility(with_needs(engine, version="2.13.0", cpu_features=("sve9",)), RuntimeConfig())
+    assert found.status == "rebuild" and "sve9" in found.reason
+
+
+def test_a_package_needs_its_kind_of_gpu(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = with_needs(engine, device="cuda:0", version="2.13.0", compute_capability="9.0", gpu="NVIDIA H200")
+    here(monkeypatch)
+    assert check_compatibility(made, RuntimeConfig()).status == "refuse"
+    here(monkeypatch, gpus=(H200,))
+    assert check_compatibility(made, RuntimeConfig()).status == "loads"
+    here(monkeypatch, gpus=(replace(H200, compute_capability="8.9", name="NVIDIA L4"),))
+    assert check_compatibility(made, RuntimeConfig()).status == "rebuild"
+    assert check_compatibility(made, RuntimeConfig(device="cpu")).status == "rebuild"
+
+
+def test_loading_says_what_to_install_or_to_build_again(engine: Engine) -> None:
+    with pytest.raises((EngineError, SetupError)) as refused:
+        te.load(with_needs(engine, version="1.0"))
+    if torch_version():
+        assert "built with PyTorch 1.0" in refused.value.message
+    else:
+        assert refused.value.hint == list_backends()["inductor"].install
+
+
+def test_it_is_listed_with_its_install_command() -> None:
+    spec = list_backends()["inductor"]
+    assert spec.payload_suffix == ".pt2" and "torch" in spec.install
+
+
+def test_its_description_imports_no_pytorch() -> None:
+    code = (
+        "import sys; from trt_engine.backend import list_backends; spec = list_backends()['inductor'];"
+        "from trt_engine.backends.inductor import build, compatibility, operators; print('torch' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "False", done.stderr

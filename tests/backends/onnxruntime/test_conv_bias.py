@@ -1,0 +1,213 @@
+"""Biases outside their convolutions: the same numbers, in NHWC graphs as ONNX Runtime's optimiser writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+from trt_engine.backends.onnxruntime.conv_bias import NHWC_DOMAIN, separate_conv_biases
+from trt_engine.graph.cost import model_cost
+
+
+class Net:
+    """A graph in NHWC, written operator by operator."""
+
+    def __init__(self, size: int | str = 12, channels: int = 4, *, half: bool = False, scale: float = 0.5) -> None:
+        self.random, self.scale = np.random.default_rng(0), scale
+        self.dtype = np.float16 if half else np.float32
+        self.nodes: list[onnx.NodeProto] = []
+        self.stored: list[onnx.TensorProto] = []
+        self.image = ["N", size, size, channels]
+        self.count = 0
+
+    def op(self, op: str, *inputs: str, domain: str = "", **given: Any) -> str:
+        self.count += 1
+        out = f"{op.lower()}{self.count}"
+        self.nodes.append(helper.make_node(op, list(inputs), [out], name=out, domain=domain, **given))
+        return out
+
+    def constant(self, array: np.ndarray) -> str:
+        self.count += 1
+        self.stored.append(numpy_helper.from_array(array.astype(self.dtype), f"w{self.count}"))
+        return f"w{self.count}"
+
+    def conv(
+        self, x: str, before: int, after: int, kernel: int = 1, *, bias: bool = True, group: int = 1, **given: Any
+    ) -> str:
+        weight = self.random.standard_normal((after, before // group, kernel, kernel)) / np.sqrt(before * kernel**2)
+        names = [self.constant(weight)]
+        if bias:
+            names.append(self.constant(self.random.standard_normal(after) * self.scale))
+        pad = {"pads": [kernel // 2] * 4} | given
+        return self.op("Conv", x, *names, domain=NHWC_DOMAIN, kernel_shape=[kernel, kernel], group=group, **pad)
+
+    def model(self, *outputs: str) -> onnx.ModelProto:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
+        graph = helper.make_graph(
+            self.nodes, "net", [helper.make_tensor_value_info("x", kind, self.image)],
+            [helper.make_tensor_value_info(name, kind, None) for name in outputs], self.stored,
+        )  # fmt: skip
+        opsets = [helper.make_opsetid("", 20), helper.make_opsetid(NHWC_DOMAIN, 20)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def run(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
+    """Outputs on the CPU, which has no operator in NHWC: each one between two transpositions."""
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    nodes = []
+    for node in plain.graph.node:
+        if node.domain != NHWC_DOMAIN:
+            nodes.append(node)
+            continue
+        name, out = node.input[0], node.output[0]
+        node.domain, node.input[0], node.output[0] = "", f"{out}_in", f"{out}_out"
+        nodes += [
+            helper.make_node("Transpose", [name], [f"{out}_in"], perm=[0, 3, 1, 2]),
+            node,
+            helper.make_node("Transpose", [f"{out}_out"], [out], perm=[0, 2, 3, 1]),
+        ]
+    del plain.graph.node[:]
+    plain.graph.node.extend(nodes)
+    session = ort.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = session.run(None, {"x": x})
+    return found
+
+
+def rewritten(model: onnx.ModelProto, *, separated: int) -> onnx.ModelProto:
+    """The graph after the pass, with the same outputs."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    assert separate_conv_biases(made, Path()) == separated
+    size = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value or 9
+    half = model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+    x = np.random.default_rng(1).standard_normal((2, size, size, 4)).astype(np.float16 if half else np.float32)
+    for before, after in zip(run(model, x), run(made, x), strict=True):
+        assert before.shape == after.shape
+        np.testing.assert_allclose(after, before, rtol=0, atol=(4e-3 if half else 4e-6) * np.abs(before).max())
+    return made
+
+
+def count(model: onnx.ModelProto, op: str) -> int:
+    return sum(node.op_type == op for node in model.graph.node)
+
+
+def bottleneck(net: Net, x: str, channels: int, inner: int, stride: int = 1) -> str:
+    """The block of a ResNet."""
+    y = net.op("Relu", net.conv(x, channels, inner))
+    y = net.op("Relu", net.conv(y, inner, inner, 3, strides=[stride] * 2))
+    y = net.conv(y, inner, channels)
+    skip = x if stride == 1 else net.conv(x, channels, channels, strides=[stride] * 2)
+    return net.op("Relu", net.op("Add", y, skip))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_residual_network_needs_an_addition_for_each_padded_convolution(half: bool) -> None:
+    net = Net(half=half)
+    x = net.op("Relu", net.conv("x", 4, 8, 3))
+    x = net.op("MaxPool", x, domain=NHWC_DOMAIN, kernel_shape=[2, 2], strides=[2, 2])
+    x = bottleneck(net, bottleneck(net, x, 8, 4), 8, 4, stride=2)
+    pooled = net.op("GlobalAveragePool", x, domain=NHWC_DOMAIN)
+    made = rewritten(net.model(net.op("Identity", pooled)), separated=8)
+    assert all(len(node.input) == 2 for node in made.graph.node if node.op_type == "Conv")
+    assert (count(made, "Relu"), count(made, "Max")) == (0, 7)
+    # the two residual sums, an addition before each padded convolution but the first, and one behind the pooling
+    assert count(made, "Add") == 2 + 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({"pads": [0] * 4}, 1), ({"pads": [0] * 4, "group": 2}, 1), ({"pads": [0] * 4, "strides": [2, 1]}, 1),
+        ({"pads": [0] * 4, "dilations": [2, 2]}, 1), ({"pads": [0, 1, 2, 1]}, 2), ({"pads": [1] * 4, "group": 2}, 2),
+    ],
+)  # fmt: skip
+def test_a_shift_passes_through_a_convolution_without_padding(given: dict[str, Any], added: int) -> None:
+    net = Net()
+    x = net.op("Relu", net.conv("x", 4, 8))
+    made = rewritten(net.model(net.op("Relu", net.conv(x, 8, 8, 3, **given))), separated=2)
+    assert count(made, "Add") == added  # the output, and before padding
+
+
+def test_groups_of_a_pointwise_convolution() -> None:
+    net = Net(size="H")
+    x = net.op("Relu", net.conv("x", 4, 8))
+    rewritten(net.model(net.op("Relu", net.conv(x, 8, 8, group=4))), separated=2)
+
+
+@pytest.mark.parametrize("op", ["Sigmoid", "Identity", "LeakyRelu"])
+def test_other_operators_read_the_true_value(op: str) -> None:
+    net = Net()
+    x = net.conv("x", 4, 8, 3)
+    made = rewritten(net.model(net.op("Mul", x, net.op(op, x))), separated=1)
+    assert count(made, "Add") == 1  # once for both readers
+
+
+def test_outputs_in_the_middle_keep_their_names_and_values() -> None:
+    net = Net()
+    x = net.conv("x", 4, 8, 3)
+    y = net.op("Relu", x)
+    rewritten(net.model(x, y, net.op("Relu", net.conv(y, 8, 8))), separated=2)
+
+
+def test_a_sum_that_broadcasts_reads_the_true_values() -> None:
+    net = Net()
+    x = net.conv("x", 4, 8, 3)
+    pooled = net.op("GlobalAveragePool", net.op("Relu", net.conv(x, 8, 8, 3)), domain=NHWC_DOMAIN)
+    rewritten(net.model(net.op("Relu", net.op("Add", x, pooled))), separated=2)
+
+
+def test_a_sum_with_a_constant_keeps_the_shift() -> None:
+    net = Net()
+    x = net.op("Add", net.conv("x", 4, 8, 3), net.constant(np.arange(8.0)))
+    made = rewritten(net.model(net.op("Relu", x)), separated=1)
+    assert count(made, "Max") == 1
+
+
+def test_a_shift_that_outgrows_its_biases_is_added_early() -> None:
+    net = Net()
+    x, scale = "x", 4.0
+    for channels in (4, 8, 8, 8):
+        net.random = np.random.default_rng(0)
+        x = net.op("Relu", net.conv(x, channels, 8))
+        net.stored[-2].CopyFrom(numpy_helper.from_array(np.full((8, channels, 1, 1), scale, "f4"), net.stored[-2].name))
+    made = rewritten(net.model(x), separated=4)
+    assert count(made, "Add") > 1
+
+
+def test_biases_of_zero_leave_no_operator_behind() -> None:
+    net = Net(scale=0.0)
+    made = rewritten(net.model(net.op("Relu", net.conv("x", 4, 8, 3))), separated=1)
+    assert [node.op_type for node in made.graph.node] == ["Conv", "Relu"]
+    assert len(made.graph.initializer) == 1
+
+
+def test_a_graph_with_a_subgraph_or_computed_weights_stays() -> None:
+    net = Net()
+    weight = net.op("Identity", net.constant(np.ones((8, 4, 1, 1))))
+    x = net.op("Conv", "x", net.op("Neg", weight), net.constant(np.ones(8)), domain=NHWC_DOMAIN, kernel_shape=[1, 1])
+    rewritten(net.model(net.op("Relu", x)), separated=0)
+    body = helper.make_graph(
+        [helper.make_node("Neg", [x], ["b"])], "then", [], [helper.make_tensor_value_info("b", 1, None)]
+    )
+    net.nodes.append(
+        helper.make_node(
+            "If", [net.op("Cast", net.constant(np.ones(())), to=9)], ["y"], then_branch=body, else_branch=body
+        )
+    )
+    model = net.model("y")
+    before = model.SerializeToString()
+    assert separate_conv_biases(model, Path()) == 0
+    assert model.SerializeToString() == before
+
+
+def test_the_cost_of_a_convolution_in_nhwc_is_counted() -> None:
+    net = Net()
+    cost = model_cost(net.model(net.conv("x", 4, 8, 3, strides=[2, 2])), {"x": (2, 12, 12, 4)})
+    assert cost.macs == 2 * 6 * 6 * 8 * 4 * 9

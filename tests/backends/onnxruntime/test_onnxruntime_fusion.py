@@ -1,0 +1,163 @@
+"""Builds with fused attention: recorded, switched off, counted as what they compute, and read by this backend alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import trt_engine as te
+from graph.fusion.attention_graphs import HEADS, SIZE, TOKENS, WIDTH, Builder, self_attention, tokens
+from trt_engine.backends.onnxruntime.node_mapping import map_nodes
+from trt_engine.config.build import BuildConfig
+from trt_engine.engine import Engine
+from trt_engine.graph import walk
+from trt_engine.graph.cost import model_cost
+from trt_engine.graph.dtype_breakdown import dtype_shares
+from trt_engine.graph.fusion import fuse_model
+from trt_engine.graph.load import read_proto
+
+BATCH = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of attention, norms and activations."""
+    path = tmp_path_factory.mktemp("models") / "encoder.onnx"
+    onnx.save(encoder(), path)
+    return path
+
+
+def encoder(half: bool = False) -> onnx.ModelProto:
+    b = Builder(half)
+    x = tokens(b)
+    for _ in range(2):
+        x = b.add("Add", x, b.linear(self_attention(b, x), WIDTH, WIDTH))
+        y = b.add("LayerNormalization", x, b.weight(WIDTH), b.weight(WIDTH), axis=-1)
+        x = b.add("Add", x, b.linear(b.add("Gelu", b.linear(y, WIDTH, 2 * WIDTH)), 2 * WIDTH, WIDTH))
+    return b.model(x)
+
+
+def build(model: Path, folder: Path, **settings: object) -> Engine:
+    shapes = {"x": (BATCH, TOKENS, WIDTH)}
+    return te.build(model, store=te.Store(folder / "store"), shapes=shapes, **settings)
+
+
+@pytest.fixture(scope="module")
+def engines(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
+    folder = tmp_path_factory.mktemp("engines")
+    return build(model, folder), build(model, folder, fuse=False)
+
+
+def test_a_build_records_what_it_fused_and_no_fuse_leaves_the_graph_as_it_is(engines: tuple[Engine, Engine]) -> None:
+    fused, plain = engines
+    assert fused.passport.build.fusions == "multi_head_attention 2"
+    assert plain.passport.build.fusions is None
+    assert fused.passport.key != plain.passport.key
+    assert "--no-fuse" in plain.passport.build.command and "fuse" not in fused.passport.build.command
+    kinds = [[node.op_type for node in read_proto(engine.path).graph.node] for engine in engines]
+    assert kinds[0].count("MultiHeadAttention") == 2 and "Softmax" not in kinds[0]
+    assert kinds[1].count("Softmax") == 2
+    for engine in engines:
+        assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+@pytest.mark.parametrize("option", [{"graph_optimization": "basic"}, {"graph_optimization": "none"}])
+def test_a_graph_that_is_to_be_optimised_less_is_not_fused(model: Path, tmp_path: Path, option: dict[str, str]) -> None:
+    assert build(model, tmp_path, options=option).passport.build.fusions is None
+
+
+def test_weights_outside_the_graph_are_read_for_a_fusion(tmp_path: Path) -> None:
+    path = tmp_path / "outside.onnx"
+    onnx.save(encoder(), path, save_as_external_data=True, location="weights.bin", size_threshold=128)
+    engine = build(path, tmp_path)
+    assert engine.passport.build.fusions == "multi_head_attention 2"
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+def test_an_fp16_graph_is_fused_within_the_tolerance_of_its_format(tmp_path: Path) -> None:
+    path = tmp_path / "half.onnx"
+    onnx.save(encoder(half=True), path)
+    engine = build(path, tmp_path)
+    assert engine.passport.build.fusions == "multi_head_attention 2"
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_a_fused_attention_counts_as_its_matrix_products_in_its_type(half: bool, on_gpu: bool) -> None:
+    model = encoder(half)
+    fused = fuse_model(model, Path(), on_gpu=on_gpu).proto
+    shapes = {"x": (BATCH, TOKENS, WIDTH)}
+    plain, counted = (model_cost(proto, shapes) for proto in (model, fused))
+    assert counted.exact and counted.macs == plain.macs
+    assert abs(counted.flops - plain.flops) < 0.1 * plain.flops  # the scale of the scores is counted as it is written
+    attention = next(node for node in fused.graph.node if "Attention" in node.op_type)
+    own = 2 * BATCH * HEADS * TOKENS * TOKENS * SIZE
+    packed = 3 * BATCH * TOKENS * WIDTH * WIDTH if on_gpu else 0
+    assert counted.macs_by_node()[attention.name] == own + packed
+    kind = "fp16" if half else "fp32"
+    assert dtype_shares(walk.index_of(fused), counted)[kind].macs == 1.0
+
+
+def test_layers_of_a_fused_engine_name_the_nodes_of_the_model(model: Path, engines: tuple[Engine, Engine]) -> None:
+    source = read_proto(model)
+    found = map_nodes(read_proto(engines[0].path), source)
+    operators = {node.name: node.op_type for node in source.graph.node}
+    attention = next(node for node in read_proto(engines[0].path).graph.node if node.op_type == "MultiHeadAttention")
+    assert {operators[name] for name in found[attention.output[0]]} >= {
+        "MatMul",
+        "Mul",
+        "Softmax",
+        "Transpose",
+        "Reshape",
+    }
+    assert sum(operators[name] == "Softmax" for names in found.values() for name in names) == 2
+
+
+def test_the_difference_of_two_engines_lists_the_fusions(model: Path, engines: tuple[Engine, Engine]) -> None:
+    report = te.diff(engines[1].path, engines[0].path, model=model)
+    assert "multi_head_attention 2" in str(report)
+    fused = [change for change in report.changes if change.change == "fused"]
+    assert any("MultiHeadAttention" in str(change) and "Softmax" in str(change) for change in fused)
+
+
+def test_the_model_and_other_backends_never_see_a_fused_graph(model: Path, tmp_path: Path) -> None:
+    before = model.read_bytes()
+    build(model, tmp_path)
+    assert model.read_bytes() == before
+    assert "com.microsoft" not in {item.domain for item in read_proto(model).opset_import}
+
+
+def test_quantized_products_are_not_fused_in_a_build(tmp_path: Path) -> None:
+    path = tmp_path / "quantized.onnx"
+    proto = encoder()
+    scale = numpy_helper.from_array(np.array(0.05, np.float32), "scale")
+    zero = numpy_helper.from_array(np.array(0, np.int8), "zero")
+    proto.graph.initializer.extend([scale, zero])
+    nodes = []
+    for node in proto.graph.node:
+        if node.op_type == "Softmax":
+            out = node.output[0]
+            node.output[0] = f"{out}_plain"
+            nodes.append(node)
+            nodes.append(helper.make_node("QuantizeLinear", [f"{out}_plain", "scale", "zero"], [f"{out}_q"]))
+            nodes.append(helper.make_node("DequantizeLinear", [f"{out}_q", "scale", "zero"], [out]))
+        else:
+            nodes.append(node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    onnx.save(proto, path)
+    assert build(path, tmp_path).passport.build.fusions is None
+
+
+def test_the_setting_is_part_of_the_key_for_this_backend_alone() -> None:
+    from trt_engine.backend import list_backends
+
+    assert BuildConfig().fuse is True
+    for setting in ("fuse", "tuning_s"):
+        ignoring = {name for name, spec in list_backends().items() if setting in spec.ignored_settings}
+        assert ignoring == set(list_backends()) - {"onnxruntime"}

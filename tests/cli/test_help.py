@@ -1,0 +1,102 @@
+"""The help of every verb: in groups, its values named, its defaults in one style, no wider than the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import click
+import pytest
+
+from trt_engine import errors
+from trt_engine.backend import backend_names
+from trt_engine.cli.main import run
+from trt_engine.cli.verb_command import GROUPS
+from trt_engine.cli.verbs_table import VERBS, help_text
+from trt_engine.config.bench import PROTOCOLS
+from trt_engine.config.precision import PRECISIONS
+
+PAGES = [*([name] for name in VERBS), ["cache", "list"], ["cache", "prune"]]
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def read(words: list[str], columns: int = 100) -> str:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run([*words, "--help"]) == 0
+        return capsys.readouterr().out
+
+    return read
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_no_line_is_wider_than_the_terminal(words: list[str], columns: int, page: Callable[..., str]) -> None:
+    wide = [line for line in page(words, columns).splitlines() if len(line) > columns]
+    assert not wide
+
+
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_defaults_have_one_style(words: list[str], page: Callable[..., str]) -> None:
+    text = page(words)
+    assert "(default" not in text
+    assert not re.search(r" \[(?!default:\s)[^\]|]*\]\.$", text, re.MULTILINE)
+
+
+def test_the_groups_stand_in_their_order_the_verbs_own_options_first(page: Callable[..., str]) -> None:
+    for verb in ("bench", "profile", "compare", "size", "build"):
+        found = re.findall(r"^(\w+):$", page([verb]), re.MULTILINE)
+        assert found == [group for group in GROUPS if group in found]
+        assert {"Input", "Build", "Output", "Advanced"} <= set(found)
+    text = page(["profile"])
+    assert text.index("--profiler") < text.index("--backend") < text.index("--out") < text.index("--option")
+
+
+def test_values_are_named(page: Callable[..., str]) -> None:
+    text = re.sub(r"\s+", "", page(["bench"]))
+    for values in (backend_names(), PRECISIONS, PROTOCOLS):
+        assert f"[{'|'.join(values)}]" in text
+    assert "--devicecpu|cuda:N" in text
+
+
+def test_a_long_example_is_broken_so_that_a_shell_joins_it(page: Callable[..., str]) -> None:
+    text = page(["build"], 60)
+    assert "trt-engine build model.onnx --batch 1:8:64 \\\n" in text
+    assert "\\\n        -o model.engine.onnx\n" in text
+
+
+def test_the_help_names_every_exit_code_of_the_errors() -> None:
+    named = re.search(r"Exit codes: (.*?)\.$", help_text(), re.DOTALL)
+    assert named is not None
+    codes = {int(code) for code in re.findall(r"\d+", named[1])}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "exit_code")]
+    assert codes == {0, *(kind.exit_code for kind in kinds)}
+
+
+def test_every_verb_shares_the_help(page: Callable[..., str]) -> None:
+    from trt_engine.cli.click_app import cli
+    from trt_engine.cli.verb_command import Verb
+
+    for name in VERBS:
+        command = cli.get_command(click.Context(cli), name)
+        for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+            assert isinstance(one, Verb), name
+
+
+def test_h_is_the_help_of_a_verb_that_was_first_made_on_its_own() -> None:
+    from trt_engine.cli.verb_command import verb
+
+    @verb("alone")
+    def alone() -> None:
+        """Alone."""
+
+    assert alone.get_help_option(click.Context(alone)) is not None  # click keeps what this context asks for
+    assert set(alone.make_parser(click.Context(alone, help_option_names=["-h", "--help"]))._short_opt) == {"-h"}
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trt", "tensorrt"), ("ort", "onnxruntime"), ("trtexe", "trtexec")])
+def test_a_backend_by_another_name_is_answered_with_its_own(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["build", "net.onnx", "-b", typed]) == 2
+    assert f"hint: did you mean `{meant}`?" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""`build --gpus`, `build --each-gpu` and `validate` as a person and a script meet them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import onnx_models as models
+from trt_engine.backends.fake.build import MAGIC, FakeBuilder
+from trt_engine.cli import main
+from trt_engine.engine import Engine, passport_path, payload_files
+from trt_engine.errors import SetupError
+from trt_engine.records.passport import NOT_VALIDATED
+from trt_engine.verbs import build_each
+
+Run = Callable[..., tuple[int, str, str]]
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exit code, stdout and stderr of a command line, in a folder with `net.onnx`."""
+    monkeypatch.chdir(tmp_path)
+    models.conv_net(Path("net.onnx"))
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        return main.run(list(words)), *capsys.readouterr()
+
+    return typed
+
+
+def document(out: str, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(out)
+    assert told["schema"] == f"trt-engine/{name}"
+    jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_text())).validate(told)
+    return told
+
+
+BUILD = ("build", "net.onnx", "--backend", "fake", "--batch", "1:2:4")
+
+
+def test_an_engine_goes_from_the_machine_that_builds_it_to_the_one_that_validates_it(run: Run, tmp_path: Path):
+    code, out, err = run(*BUILD, "--gpus", "RTX 4090,sm120", "-o", "net.fake")
+    assert code == 0 and f"checked:   {NOT_VALIDATED}: it is for compute capability 8.9, 12.0" in out
+    assert "next:      trt-engine validate net.fake" in out and NOT_VALIDATED in err
+    away = tmp_path / "away"
+    away.mkdir()
+    for name in ("net.fake", "net.fake.json", "net.fake.reference.npz"):
+        shutil.move(name, away / name)
+    Path("net.onnx").unlink()
+    code, out, _ = run("inspect", "away/net.fake")
+    assert code == 0 and f"validation: {NOT_VALIDATED}\n" in out
+    code, out, _ = run("validate", "away/net.fake", "--dry-run")
+    assert code == 0 and "would:     compare it with onnxruntime on the CPU" in out
+    assert Engine.open(away / "net.fake").validation == NOT_VALIDATED
+    code, out, err = run("validate", "away/net.fake")
+    assert code == 0 and "result:    passed on fake:0" in out and "parity:    scores: " in out
+    assert NOT_VALIDATED not in err and "next:      trt-engine bench away/net.fake" in out
+    assert "validation: passed on fake:0\n" in run("inspect", "away/net.fake")[1]
+
+
+def test_a_measurement_says_it_in_text_and_in_its_document(run: Run):
+    run(*BUILD, "--gpus", "sm89", "-o", "net.fake")
+    short = ("bench", "net.fake", "--iterations", "1", "--duration", "0", "--warmup", "0")
+    _, out, _ = run(*short)
+    assert f"validation: {NOT_VALIDATED}" in out
+    assert document(run("inspect", "net.fake", "--json")[1], "inspect")["passport"]["validation"]["state"] == "deferred"
+
+
+def test_the_documents_fit_their_schemas(run: Run):
+    built = document(run(*BUILD, "--gpus", "sm89", "-o", "net.fake", "--json")[1], "build")
+    assert built["validation"]["state"] == "deferred" and built["artifacts"]["reference"] == "net.fake.reference.npz"
+    assert document(run("validate", "net.fake", "--dry-run", "--json")[1], "validate")["dry_run"] is True
+    told = document(run("validate", "net.fake", "--json")[1], "validate")
+    assert told["state"] == "passed" and told["parity"]["passed"] and told["gpu"] is None
+    assert set(told["artifacts"]) == {"engine", "passport", "reference"}
+
+
+def test_an_engine_that_fails_has_its_document_its_error_and_its_exit_code(run: Run):
+    run(*BUILD, "--gpus", "sm89", "-o", "net.fake")
+    engine = Engine.open("net.fake")
+    proto = onnx.load_from_string(engine.path.read_bytes()[len(MAGIC) :])
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float32(1.1), tensor.name))
+    engine.path.write_bytes(MAGIC + proto.SerializeToString())
+    Engine.seal(engine.path, replace(engine.passport, payload=payload_files(engine.path)))
+    code, out, err = run("validate", "net.fake", "--json")
+    told = document(out, "validate")
+    assert code == 7 and told["state"] == "failed" and "`scores`" in told["failure"]
+    assert "error: output `scores` of the engine differs" in err and "hint: " in err
+    code, out, err = run("infer", "net.fake", "--random")
+    assert code == 0 and "its validation failed on fake:0: output `scores`" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("validate",), 2, "missing argument `ENGINE`"),
+        (("validate", "none.engine"), 4, "no such file"),
+        (("validate", "net.onnx"), 10, "has no passport"),
+        (("validate", "net.fake", "-O", "compute_capability=12.0"), 10, "the device here has 12.0"),
+        (("validate", "net.fake", "-O", "memroy=1"), 2, "unknown setting `memroy`"),
+    ],
+)
+def test_what_cannot_be_validated_changes_nothing(run: Run, words: tuple[str, ...], code: int, says: str):
+    run(*BUILD, "--gpus", "sm89", "-o", "net.fake")
+    before = passport_path(Path("net.fake")).read_bytes()
+    got, _, err = run(*words)
+    assert got == code and says in err
+    assert passport_path(Path("net.fake")).read_bytes() == before
+
+
+# ------------------------------------------------------------------------------------------------ --each-gpu
+
+
+def test_one_command_makes_a_file_for_each_gpu(run: Run):
+    code, out, _ = run(*BUILD, "--each-gpu", "sm120,RTX4090,8.9", "-o", "fleet/")
+    assert code == 0 and "built:     2 of 2" in out
+    assert "sm89:      fleet/net.sm89.engine.fake" in out and "on each GPU: trt-engine validate fleet/" in out
+    for label, target in (("sm89", "8.9"), ("sm120", "12.0")):
+        engine = Engine.open(f"fleet/net.{label}.engine.fake")
+        assert engine.passport.requirements.compute_capabilities == (target,) and engine.verify_reference()
+        assert engine.passport.build.command.endswith(f"--gpus {target} -o fleet/net.{label}.engine.fake")
+    code, out, _ = run(*BUILD, "--each-gpu", "sm89", "-o", "one.fake", "--json")
+    told = document(out, "build")
+    assert code == 0 and told["targets"][0]["gpu"] == "8.9" and told["built"] == 1 and told["failed"] == 0
+    assert told["artifacts"]["sm89_engine"] == "one.sm89.fake" and told["targets"][0]["report"]["cached"] is True
+
+
+@pytest.fixture
+def turing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = FakeBuilder.build
+
+    def build(self: FakeBuilder, model: Any, config: Any, places: Any) -> Any:
+        if config.gpus == ("7.5",):
+            raise SetupError("Turing has no such type", hint="leave 7.5 out")
+        return whole(self, model, config, places)
+
+    monkeypatch.setattr(FakeBuilder, "build", build)
+
+
+@pytest.mark.usefixtures("turing_fails")
+def test_a_gpu_that_fails_leaves_the_others_and_gives_the_exit_code(run: Run):
+    code, out, err = run(*BUILD, "--each-gpu", "sm75,sm89", "-o", "net.fake")
+    assert code == 3 and "built:     1 of 2, 1 failed" in out
+    assert "sm75:      FAILED (3): Turing has no such type (leave 7.5 out)" in out and "sm75: Turing" in err
+    assert sorted(path.name for path in Path().glob("net.sm*")) == [
+        "net.sm89.fake", "net.sm89.fake.json", "net.sm89.fake.reference.npz",
+    ]  # fmt: skip
+    code, out, _ = run(*BUILD, "--each-gpu", "sm75,sm89", "-o", "net.fake", "--json")
+    told = document(out, "build")
+    assert code == 3 and [item["gpu"] for item in told["targets"]] == ["7.5", "8.9"]
+    assert told["targets"][0]["error"] == {
+        "type": "SetupError", "message": "Turing has no such type", "hint": "leave 7.5 out", "exit_code": 3,
+    }  # fmt: skip
+    assert told["targets"][0]["report"] is None and told["targets"][1]["error"] is None
+
+
+def test_different_failures_end_with_1() -> None:
+    from trt_engine.records.base import Failure
+    from trt_engine.records.build import BuildEachReport, TargetBuild
+
+    def ended(*codes: int) -> int:
+        targets = tuple(TargetBuild("8.9", error=Failure("E", "", None, code)) for code in codes)
+        return build_each.exit_code(BuildEachReport("m", "fake", targets, 0, len(codes), 0.0, {}))
+
+    assert (ended(), ended(5), ended(5, 5), ended(5, 6)) == (0, 5, 5, 1)
+
+
+def test_a_dry_run_of_several_writes_nothing(run: Run, tmp_path: Path):
+    before = sorted(tmp_path.rglob("*"))
+    code, out, _ = run(*BUILD, "--each-gpu", "sm89,sm120", "-o", "fleet/", "--dry-run", "--json")
+    assert code == 0 and document(out, "build")["dry_run"] is True and sorted(tmp_path.rglob("*")) == before
+    assert "would:     make 2 engines" in run(*BUILD, "--each-gpu", "sm89,sm120", "-o", "fleet/", "--dry-run")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--each-gpu", "sm89,H100"), "`H100` is compute capability 9.0 (Hopper)"),
+        (("--each-gpu", "sm89,RTX 4091"), "unknown GPU `RTX 4091`"),
+        (("--each-gpu", "sm89", "--gpus", "sm89"), "`--gpus` and `--each-gpu` are both given"),
+        (("--each-gpu", ","), "`--each-gpu` names no GPU"),
+        (("--each-gpu", "sm89,sm120", "-o", "mine.fake"), "`mine.sm120.fake` exists and is not a trt-engine engine"),
+    ],
+)
+def test_a_mistake_ends_it_before_anything_is_built(run: Run, tmp_path: Path, words: tuple[str, ...], says: str):
+    Path("mine.sm120.fake").write_text("years of work")
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = run(*BUILD, *words)
+    assert code == 2 and says in err and "hint: " in err
+    assert sorted(tmp_path.rglob("*")) == before and Path("mine.sm120.fake").read_text() == "years of work"

@@ -1,0 +1,44 @@
+"""Top-1 and top-5, and which class a folder is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trt_engine.errors import UsageError
+from trt_engine.evaluation.evaluate_runner import TopKAccuracy, class_ranks, label_classes
+
+
+@given(seed=st.integers(0, 2**32), rows=st.integers(1, 6), classes=st.integers(1, 9))
+def test_the_rank_is_the_place_in_a_stable_sort(seed: int, rows: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores, labels = rng.integers(0, 4, (rows, classes)) / 4, rng.integers(0, classes, rows)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    expected = [list(order[row]).index(labels[row]) for row in range(rows)]
+    assert class_ranks(scores, labels.tolist()).tolist() == expected
+
+
+def test_top_1_and_top_5_are_counted_over_batches() -> None:
+    hits = TopKAccuracy()
+    scores = np.arange(7.0)[None].repeat(4, axis=0)  # class 6 is best, then 5, 4, ...
+    hits.add(scores, [6, 5, 2, 1])
+    hits.add(scores[:1], [6])
+    assert hits.images == 5
+    assert hits.metrics() == {"top1": 2 / 5, "top5": 4 / 5}
+
+
+def test_a_score_that_is_nan_is_never_right() -> None:
+    hits = TopKAccuracy()
+    hits.add(np.array([[np.nan, np.nan]]), [0])
+    hits.add(np.array([[np.nan, 0.1]]), [1])
+    assert hits.metrics() == {"top1": 1 / 2, "top5": 1 / 2}
+
+
+def test_folders_are_matched_by_name_where_names_are_declared() -> None:
+    assert label_classes(["cat", "Dog"], ["dog", "cow", "cat"]) == [2, 0]
+    assert label_classes(["b", "a"], []) == [0, 1]
+    with pytest.raises(UsageError, match=r"`hen` is not a class of the model, nor are 1 others") as refused:
+        label_classes(["cat", "hen", "ox"], ["dog", "cat"])
+    assert "`dog`, `cat`" in str(refused.value.hint)

@@ -1,0 +1,224 @@
+"""Load over gRPC, against a server whose messages are protobuf's own."""
+
+from __future__ import annotations
+
+import builtins
+import time
+from concurrent import futures
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trt_engine as te
+from trt_engine.config.loadtest import LoadtestConfig
+from trt_engine.errors import EngineError, Overloaded, SetupError, UsageError
+from trt_engine.load_testing.grpc_messages import infer_request, read_fields, read_tensor
+from trt_engine.tensors import Signature, TensorSpec
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("google.protobuf")
+
+BRIEF = {"warmup_s": 0.0, "duration_s": 0.2}
+_KINDS = {"string": 9, "int64": 3, "bytes": 12, "bool": 8}
+
+
+def _messages():
+    """The messages of the service that are used here, from their published field numbers."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="inference_test.proto", package="inference_test", syntax="proto3")
+    fields = {
+        "ServerMetadataResponse": ("name string 1", "version string 2", "extensions *string 3"),
+        "ModelMetadataRequest": ("name string 1", "version string 2"),
+        "TensorMetadata": ("name string 1", "datatype string 2", "shape *int64 3"),
+        "ModelMetadataResponse": (
+            "name string 1", "versions *string 2", "platform string 3", "inputs *TensorMetadata 4",
+            "outputs *TensorMetadata 5",
+        ),
+        "InferParameter": ("bool_param bool 1", "int64_param int64 2", "string_param string 3"),
+        "ParameterEntry": ("key string 1", "value InferParameter 2"),
+        "InferInputTensor": ("name string 1", "datatype string 2", "shape *int64 3"),
+        "ModelInferRequest": (
+            "model_name string 1", "model_version string 2", "id string 3", "parameters *ParameterEntry 4",
+            "inputs *InferInputTensor 5", "raw_input_contents *bytes 7",
+        ),
+        "ModelIndex": ("name string 1", "version string 2", "state string 3"),
+        "RepositoryIndexResponse": ("models *ModelIndex 1",),
+    }  # fmt: skip
+    for name, lines in fields.items():
+        message = file.message_type.add(name=name)
+        for line in lines:
+            field, kind, number = line.split()
+            added = message.field.add(name=field, number=int(number), label=3 if kind[0] == "*" else 1)
+            kind = kind.lstrip("*")
+            added.type = _KINDS.get(kind, 11)
+            if kind not in _KINDS:
+                added.type_name = f".inference_test.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference_test.{name}")) for name in fields
+    }
+
+
+MESSAGES = _messages()
+
+
+class GrpcServer:
+    """The service with one model `net`; `on_infer` gets the decoded request and its context."""
+
+    def __init__(self, on_infer=None, models: tuple[str, ...] = ("net",)) -> None:
+        self.requests: list = []
+        self.metadata: list = []
+        self._on_infer, self._models = on_infer, models
+
+    def __enter__(self) -> GrpcServer:
+        methods = {
+            "ServerMetadata": lambda raw, context: MESSAGES["ServerMetadataResponse"](name="small", version="3"),
+            "ModelMetadata": self._describe,
+            "RepositoryIndex": lambda raw, context: MESSAGES["RepositoryIndexResponse"](
+                models=[MESSAGES["ModelIndex"](name=name, state="READY") for name in self._models]
+            ),
+            "ModelInfer": self._infer,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                call, response_serializer=lambda found: found if isinstance(found, bytes) else found.SerializeToString()
+            )
+            for name, call in methods.items()
+        }
+        self._server = grpc.server(futures.ThreadPoolExecutor(32))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("inference.GRPCInferenceService", handlers),)
+        )
+        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+
+    @property
+    def url(self) -> str:
+        return f"grpc://127.0.0.1:{self.port}"
+
+    def _describe(self, raw: bytes, context):
+        request = MESSAGES["ModelMetadataRequest"].FromString(raw)
+        if request.name == "loading":
+            context.abort(grpc.StatusCode.UNAVAILABLE, "not ready")
+        if request.name != "net":
+            context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
+        tensor = MESSAGES["TensorMetadata"]
+        return MESSAGES["ModelMetadataResponse"](
+            name="net", versions=["1"], platform="tensorrt_plan",
+            inputs=[tensor(name="x", datatype="FP16", shape=[-1, 300])],
+            outputs=[tensor(name="y", datatype="BF16", shape=[-1])],
+        )  # fmt: skip
+
+    def _infer(self, raw: bytes, context):
+        self.requests.append(raw)
+        self.metadata.append(dict(context.invocation_metadata()))
+        return b"" if self._on_infer is None else self._on_infer(len(self.requests) - 1, context)
+
+
+@pytest.mark.parametrize("settings", [{"concurrency": 3}, {"rate": 100.0, "connections": 8}])
+def test_requests_are_the_messages_of_the_protocol(settings: dict, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("word")
+    with GrpcServer() as server:
+        record = te.loadtest(server.url, batch=2, deadline_ms=5000, token_file=tmp_path / "token", **settings, **BRIEF)
+    assert record.requests == len(server.requests) > 3 and not record.errors
+    assert (record.server, record.model, record.runtime_info) == ("small 3", "net", {"platform": "tensorrt_plan"})
+    assert server.metadata[0]["authorization"] == "Bearer word"
+    request = MESSAGES["ModelInferRequest"].FromString(server.requests[0])
+    assert request.model_name == "net" and not request.model_version
+    ((name, datatype, shape),) = ((one.name, one.datatype, list(one.shape)) for one in request.inputs)
+    assert (name, datatype, shape) == ("x", "FP16", [2, 300])
+    assert len(np.frombuffer(request.raw_input_contents[0], np.float16)) == 600
+    assert [(one.key, one.value.int64_param) for one in request.parameters] == [("timeout", 5_000_000)]
+
+
+def test_several_processes_share_the_load() -> None:
+    with GrpcServer() as server:
+        record = te.loadtest(server.url, concurrency=2, processes=2, **BRIEF)
+    assert record.requests == len(server.requests) > 2 and not record.errors
+
+
+def test_failures_are_counted_by_kind() -> None:
+    def fail(number: int, context):
+        if number % 3 == 1:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "queue is full")
+        if number % 3 == 2:
+            time.sleep(0.8)
+        return b""
+
+    with GrpcServer(fail) as server:
+        record = te.loadtest(server.url, rate=50, arrivals="constant", timeout_s=0.5, warmup_s=0.0, duration_s=0.4)
+    assert set(record.errors) == {"status RESOURCE_EXHAUSTED", "timeout"}
+    assert record.error_messages["status RESOURCE_EXHAUSTED"] == "queue is full"
+    assert record.requests + record.failed == 20
+
+
+def test_a_server_that_refuses_everything_is_overloaded() -> None:
+    refuse = lambda number, context: context.abort(grpc.StatusCode.UNAVAILABLE, "full")  # noqa: E731
+    with GrpcServer(refuse) as server, pytest.raises(Overloaded, match="full"):
+        te.loadtest(server.url, **BRIEF)
+
+
+def test_what_is_wrong_before_the_first_request_is_named() -> None:
+    with GrpcServer(models=("a", "b")) as server:
+        with pytest.raises(UsageError, match="has 2 models"):
+            te.loadtest(server.url)
+        with pytest.raises(UsageError, match="NOT_FOUND"):
+            te.loadtest(server.url, model="a")
+        with pytest.raises(SetupError, match="gives UNAVAILABLE: not ready"):
+            te.loadtest(server.url, model="loading")
+        with pytest.raises(UsageError, match="no JSON"):
+            te.loadtest(server.url, model="net", binary=False)
+        port = server.port
+    with pytest.raises(SetupError, match=f"no answer from 127.0.0.1:{port}"):
+        te.loadtest(f"grpc://127.0.0.1:{port}", model="net")
+
+
+def test_without_grpcio_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = builtins.__import__
+
+    def without(name: str, *args, **kwargs):
+        if name == "grpc":
+            raise ImportError(name)
+        return usual(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SetupError) as caught:
+        te.loadtest("grpc://127.0.0.1:1", model="net", config=LoadtestConfig())
+    assert caught.value.hint == "`pip install 'trt-engine[serve]'`" and caught.value.exit_code == 3
+
+
+def test_a_request_with_every_field_is_what_protobuf_reads() -> None:
+    signature = Signature((TensorSpec("a", "int64", (2,)), TensorSpec("b", "string", (2,))), ())
+    feeds = {"a": np.array([-1, 1 << 40]), "b": np.array(["x", "yz"], object)}
+    raw = infer_request("name", "12", signature, feeds, timeout_us=None)
+    request = MESSAGES["ModelInferRequest"].FromString(raw)
+    assert (request.model_name, request.model_version) == ("name", "12") and not request.parameters
+    assert np.frombuffer(request.raw_input_contents[0], "<i8").tolist() == [-1, 1 << 40]
+    assert request.raw_input_contents[1] == b"\1\0\0\0x\2\0\0\0yz"
+
+
+@pytest.mark.parametrize("raw", [b"\x0a", b"\x0a\x05ab", b"\xff" * 12, b"\x0b", b"\x09abc"])
+def test_bytes_that_are_no_message_are_refused(raw: bytes) -> None:
+    with pytest.raises(ValueError, match=r"field|number"):
+        list(read_fields(raw))
+
+
+def test_shapes_are_read_packed_and_one_by_one() -> None:
+    tensor = MESSAGES["TensorMetadata"](name="x", datatype="FP32", shape=[-1, 3, 1 << 40])
+    assert read_tensor(tensor.SerializeToString()) == ("x", "FP32", [-1, 3, 1 << 40])
+    assert read_tensor(b"\x18\x05\x18\x07") == ("", "", [5, 7])
+
+
+def test_an_answer_of_another_service_is_an_engine_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with GrpcServer() as server:
+        monkeypatch.setattr(server, "_describe", None)
+        monkeypatch.setattr("trt_engine.load_testing.grpc_client.read_tensor", lambda value: read_tensor(5))
+        with pytest.raises(EngineError):
+            te.loadtest(server.url, model="net")

@@ -1,0 +1,72 @@
+"""A URL names a server, a model and a version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trt_engine.errors import UsageError
+from trt_engine.load_testing.target import parse_target, read_token, tls_context
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://localhost:8000/v2/models/net", ("http", False, "localhost", 8000, "", "net", None)),
+        ("http://localhost:8000/v2/models/net/versions/3/infer", ("http", False, "localhost", 8000, "", "net", "3")),
+        ("https://host", ("http", True, "host", 443, "", None, None)),
+        ("http://host/", ("http", False, "host", 80, "", None, None)),
+        ("http://host/v2", ("http", False, "host", 80, "", None, None)),
+        ("http://host/a/b/v2/models/x%2Fy", ("http", False, "host", 80, "/a/b", "x/y", None)),
+        ("grpc://10.0.0.1:9/v2/models/net", ("grpc", False, "10.0.0.1", 9, "", "net", None)),
+        ("grpcs://[::1]", ("grpc", True, "::1", 8001, "", None, None)),
+    ],
+)
+def test_a_url_is_read(url: str, expected: tuple) -> None:
+    found = parse_target(url, None, None)
+    assert (
+        found.interface, found.tls, found.host, found.port, found.base, found.model, found.version
+    ) == expected  # fmt: skip
+    assert parse_target(str(found), None, None) == found
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://host", "http://", "http://host:port", "http://host?x=1", "http://host/v2#a", "http://a b/", "file:///etc"],
+)
+def test_what_is_not_the_address_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        parse_target(url, None, None)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_target("http://me:secret@host", None, None)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_model_is_named_once() -> None:
+    assert parse_target("http://host", "net", "2").model_path() == "/v2/models/net/versions/2"
+    assert parse_target("http://host/v2/models/net", "net", None).model == "net"
+    with pytest.raises(UsageError, match="names the model `net`"):
+        parse_target("http://host/v2/models/net", "other", None)
+
+
+def test_a_token_is_one_word_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "good").write_text("abc.def\n")
+    assert read_token(tmp_path / "good") == "abc.def" and read_token(None) is None
+    for text in ("", "two words", "a\r\nX-Evil: 1"):
+        (tmp_path / "bad").write_text(text)
+        with pytest.raises(UsageError):
+            read_token(tmp_path / "bad")
+
+
+def test_certificates_are_for_tls(tmp_path: Path) -> None:
+    plain, secure = parse_target("http://host", None, None), parse_target("https://host", None, None)
+    assert tls_context(plain, None) is None and tls_context(secure, None) is not None
+    with pytest.raises(UsageError, match="is for https"):
+        tls_context(plain, tmp_path)
+    (tmp_path / "not.pem").write_text("nothing")
+    with pytest.raises(UsageError, match="certificates"):
+        tls_context(secure, tmp_path / "not.pem")

@@ -1,0 +1,352 @@
+# ruff: noqa: E501
+"""`migrate` as a whole: files it looks at, comments and settings that restrict it, what it prints and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import trt_engine as te
+from trt_engine.cli.main import run
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.migration import cpp_source
+from trt_engine.migration import migrate as module
+from trt_engine.migration.files import MAX_BYTES
+
+ROOT = Path(__file__).parents[2]
+OLD = "import tensorrt as trt\nconfig.set_flag(trt.BuilderFlag.FP16)\n"
+
+
+def rules_of(path: Path, text: str, **settings: Any) -> list[str]:
+    path.write_text(text)
+    return [item.rule for item in te.migrate(path, **settings).findings]
+
+
+# ------------------------------------------------------------------------------------------------ Python
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import tensorrt\nf = tensorrt.BuilderFlag.FP16\n",
+        "import tensorrt as t\nB = t.BuilderFlag\nf = t.BuilderFlag.FP16\n",
+        "from tensorrt import BuilderFlag\nf = BuilderFlag.FP16\n",
+        "from importlib import import_module\ntrt = import_module('tensorrt')\nf = trt.BuilderFlag.FP16\n",
+        "from polygraphy import mod\ntrt = mod.lazy_import('tensorrt')\nf = trt.BuilderFlag.FP16\n",
+        "try:\n    import tensorrt as trt\nexcept ImportError:\n    trt = None\nf = trt.BuilderFlag.FP16\n",
+        "import tensorrt as trt\ndef g():\n    async def h():\n        return [trt.BuilderFlag.FP16 for x in y]\n",
+    ],
+)
+def test_a_name_is_found_by_whatever_it_was_imported_as(text: str, tmp_path: Path) -> None:
+    assert rules_of(tmp_path / "a.py", text) == ["fp16-flag"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import tensorrt_rtx as trt\nf = trt.BuilderFlag.FP16\n", 0),
+        ("f = trt.BuilderFlag.FP16  # whose trt?\n", 0),
+        ("import tensorrt as trt\nif int(trt.__version__.split('.')[0]) >= 10:\n    a()\nelse:\n    engine.num_bindings\n", 0),
+        ("import tensorrt as trt\nif trt.__version__ < '10':\n    engine.num_bindings\n    return_()\n", 0),
+        ("import tensorrt as trt\nis_trt10 = int(trt.__version__.split('.')[0]) >= 10\nx = a if is_trt10 else engine.num_bindings\n", 0),
+        ("import tensorrt as trt\nif hasattr(engine, 'num_io_tensors'):\n    a()\nelse:\n    engine.num_bindings\n", 0),
+        ("import tensorrt as trt\nif hasattr(engine, 'num_bindings'):\n    engine.num_bindings\n", 0),
+        ("import tensorrt as trt\ntry:\n    engine.num_io_tensors\nexcept AttributeError:\n    engine.num_bindings\n", 0),
+        ("import tensorrt as trt\ndef f():\n    if trt.__version__ >= '10.0':\n        return 1\n    return engine.num_bindings\n", 0),
+        ("import tensorrt as trt\nif torch.__version__ >= '2':\n    engine.num_bindings\n", 1),
+        ("import tensorrt as trt\nif trt.__version__ >= '10.0':\n    engine.num_bindings\n", 1),
+        ("import tensorrt as trt\ntry:\n    engine.num_bindings\nexcept RuntimeError:\n    pass\n", 1),
+    ],
+)  # fmt: skip
+def test_code_that_does_not_run_with_the_target_release_is_left_alone(text: str, expected: int, tmp_path: Path) -> None:
+    assert len(rules_of(tmp_path / "a.py", text)) == expected
+
+
+def test_places_are_right_after_text_that_is_not_ascii_and_comments_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    text = "import tensorrt as trt\ns = 'äö€'; n = engine.num_bindings  # größe\nraw = '\udc80'\n"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    (found,) = te.migrate(path).findings
+    assert (found.line, found.column, found.text) == (2, 23, "num_bindings")
+    te.migrate(path, fix=True)
+    assert path.read_bytes() == text.replace("num_bindings", "num_io_tensors").encode("utf-8", "surrogateescape")
+
+
+# ------------------------------------------------------------------------------------------------ notebooks, C++
+
+
+def test_a_notebook_is_read_cell_by_cell_and_keeps_its_lines(tmp_path: Path) -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["trtexec --onnx=m.onnx --fp16 is old\n"]},
+        {
+            "cell_type": "code",
+            "source": [
+                "%matplotlib inline\n",
+                "import tensorrt as trt\n",
+                "x\n",
+                "f = trt.BuilderFlag.INT8\n",
+                "y = 'ä'",
+            ],
+        },
+        {"cell_type": "code", "source": ["help?\n", "a b c"]},
+        {"cell_type": "code", "source": "!trtexec --onnx=m.onnx --best --skipInference\nx = 1"},
+    ]
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": cells}, indent=1))
+    report = te.migrate(path, fix=True)
+    lines = path.read_text().splitlines()
+    assert [item.rule for item in report.findings] == ["int8-flag", "best-flag"]
+    assert "trt.BuilderFlag.INT8" in lines[report.findings[0].line - 1]
+    assert "--best" in lines[report.findings[1].line - 1]
+    path.write_text("{tensorrt")
+    (skipped,) = te.migrate(path).files_skipped
+    assert skipped.reason.startswith("does not parse")
+
+
+@pytest.mark.skipif(not cpp_source.is_available(), reason="the C++ parser (extra `migrate`) is not installed")
+def test_branches_of_the_preprocessor_for_other_releases_are_left_out(tmp_path: Path) -> None:
+    text = """#include <NvInfer.h>
+#if NV_TENSORRT_MAJOR >= 10
+int a = engine->getNbIOTensors();
+#else
+int a = engine->getNbBindings();
+#endif
+#if NV_TENSORRT_MAJOR < 8 || defined(MINE)
+int b = engine->getNbBindings();
+#elif NV_TENSORRT_VERSION < 10000
+int c = engine->getNbBindings();
+#endif
+"""
+    assert [item.line for item in _report(tmp_path / "a.cpp", text).findings] == [8]
+
+
+def _report(path: Path, text: str) -> te.MigrateReport:
+    path.write_text(text)
+    return te.migrate(path)
+
+
+def test_without_the_parser_cpp_is_named_and_fails_only_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_source, "find_spec", lambda name: None)
+    (tmp_path / "a.cpp").write_text("#include <NvInfer.h>\n")
+    with pytest.raises(SetupError, match="C\\+\\+") as error:
+        te.migrate(tmp_path)
+    assert error.value.exit_code == 3 and "trt-engine[migrate]" in str(error.value.hint)
+    (tmp_path / "a.py").write_text(OLD)
+    report = te.migrate(tmp_path)
+    assert [item.rule for item in report.findings] == ["fp16-flag"]
+    assert [Path(item.file).name for item in report.files_skipped] == ["a.cpp"]
+
+
+# ------------------------------------------------------------------------------------------------ files and comments
+
+
+def test_environments_version_control_binaries_links_and_huge_files_are_left_out(tmp_path: Path) -> None:
+    for folder in (".git", "node_modules", "mine/pyvenv", "src"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.py").write_text(OLD)
+    (tmp_path / "mine/pyvenv/pyvenv.cfg").touch()
+    (tmp_path / "b.py").write_bytes(b"\0" + OLD.encode())
+    (tmp_path / "c.py").symlink_to(tmp_path / "src" / "a.py")
+    (tmp_path / "big.py").write_text(OLD + "#" * MAX_BYTES)
+    (tmp_path / "d.py").write_text(OLD + "def (:\n")
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "latin.py").write_bytes(OLD.encode() + b"# \xe9\n")
+    report = te.migrate(tmp_path)
+    assert [Path(item.file).relative_to(tmp_path).as_posix() for item in report.findings] == ["latin.py", "src/a.py"]
+    assert {Path(item.file).name for item in report.files_skipped} == {"big.py", "d.py", "pipe.py"}
+    assert not te.migrate(tmp_path, exclude=("src", "lat*")).findings
+    assert len(te.migrate(tmp_path / "node_modules" / "a.py").findings) == 1, "named itself"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("config.set_flag(trt.BuilderFlag.FP16)  # trt-engine: ignore[fp16-flag]\n", 0),
+        ("config.set_flag(trt.BuilderFlag.FP16)  # trt-engine: ignore[int8-flag, fp16-flag]\n", 0),
+        ("config.set_flag(trt.BuilderFlag.FP16)  # trt-engine: ignore\n", 0),
+        ("# trt-engine: ignore[fp16-flag]\nconfig.set_flag(trt.BuilderFlag.FP16)\n", 0),
+        ("# trt-engine: ignore-file[fp16-flag]\n\n\nconfig.set_flag(trt.BuilderFlag.FP16)\n", 0),
+        ("config.set_flag(trt.BuilderFlag.FP16)  # trt-engine: ignore[int8-flag]\n", 1),
+        ("x = 1  # trt-engine: ignore\nconfig.set_flag(trt.BuilderFlag.FP16)\n", 1),
+    ],
+)
+def test_comments_turn_findings_off(text: str, left: int, tmp_path: Path) -> None:
+    report = _report(tmp_path / "a.py", "import tensorrt as trt\n" + text)
+    assert len(report.findings) == left and report.counts["ignored"] == 1 - left
+
+
+def test_a_comment_before_a_command_covers_its_continued_lines(tmp_path: Path) -> None:
+    text = "# trt-engine: ignore\ntrtexec --onnx=m.onnx \\\n  --fp16 \\\n  --skipInference\n"
+    assert not _report(tmp_path / "a.sh", text).findings
+
+
+def test_commands_end_where_the_shell_ends_them(tmp_path: Path) -> None:
+    text = """\
+if trtexec --onnx=a.onnx --saveEngine=a 2>&1 | tee log; then echo --fp16; fi
+x=$(trtexec --onnx="$DIR/b c.onnx" --skipInference) && other --int8
+/opt/trt/bin/trtexec --loadEngine=p --skipInference # --best
+cat <<EOF
+EOF
+"""
+    assert not _report(tmp_path / "a.sh", text).findings
+    report = _report(tmp_path / "b.sh", 'trtexec --onnx="$DIR/b c.onnx" --fp16 --skipInference\n')
+    assert [(item.rule, item.fixable) for item in report.findings] == [("fp16-flag", False)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.sh", ("trtexec --onnx=m " * 500 + "\\\n") * 100),
+        ("a.sh", ("trtexec " + "ab/cd" * 3_000 + "\n") * 50),
+        ("a.sh", "# trtexec\n" + "\\\n" * 200_000 + "trtexec --fp16 '" + '"' * 10_000),
+        ("a.txt", "[property]\nonnx-file=a\n" + ("network-mode=" + " " * 19_000 + "x\n") * 50),
+        ("requirements.txt", ("tensorrt" + ">=1," * 4_000 + "\n" + " " * 19_000 + "\n") * 25),
+        ("CMakeLists.txt", ("nvinfer_10 nvparsers " * 500 + "\n") * 80),
+        ("a.py", "import tensorrt as trt\nx = " + "-" * 5_000 + "trt.BuilderFlag.FP16\n"),
+        ("config.pbtxt", 'name : "tensorrt" ' + ('key: "precision_mode" value: ' * 500 + "\n") * 50),
+        ("long.sh", "trtexec --fp16 " * 50_000),
+    ],
+)
+def test_a_hostile_file_ends_in_time(name: str, text: str, tmp_path: Path) -> None:
+    """Each takes about a second or less; a quadratic pattern takes hours, which the timeout of the tests ends."""
+    (tmp_path / name).write_text(text)
+    te.migrate(tmp_path)
+
+
+@pytest.mark.parametrize("before", ["test -e p ||", "if !", "!", "cat x |", "xargs", "time", "nohup", "docker run i"])
+def test_a_command_whose_place_another_one_cannot_share_is_left_to_the_reader(before: str, tmp_path: Path) -> None:
+    """`a || b` is not `a || c && b`."""
+    report = _report(tmp_path / "a.sh", f"{before} trtexec --onnx=m.onnx --fp16 --skipInference\n")
+    assert [(item.rule, item.fixable) for item in report.findings] == [("fp16-flag", False)]
+
+
+# ------------------------------------------------------------------------------------------------ the verb
+
+
+def test_the_verb_prints_findings_and_fails_only_when_it_is_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text(OLD)
+    Path("requirements.txt").write_text("tensorrt>=8.6\n")
+    assert run(["migrate", "."]) == 0
+    out = capsys.readouterr().out
+    assert "a.py\n  2: error: fp16-flag: `FP16`\n" in out.replace("  a.py", "a.py").replace("    2:", "  2:")
+    assert "trt-engine cast MODEL.onnx --to fp16" in out and "findings: 1 error, 1 warning" in out
+    assert run(["migrate", ".", "--fail-on", "error"]) == 4
+    assert run(["migrate", "requirements.txt", "--fail-on", "error"]) == 0
+    assert run(["migrate", "requirements.txt", "--fail-on", "warning"]) == 4
+    assert run(["migrate", ".", "--to", "10.x", "--fail-on", "warning"]) == 0
+    assert run(["migrate", "missing"]) == 2
+    assert run(["migrate", ".", "--from", "11.0", "--to", "10.0"]) == 2
+    assert run(["migrate", ".", "--fix", "--diff"]) == 2
+    assert run(["migrate", ".", "--rule", "fp61-flag"]) == 2
+    assert "did you mean `fp16-flag`" in capsys.readouterr().err
+
+
+def test_the_document_fits_its_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.py").write_text(OLD)
+    assert run(["migrate", str(tmp_path), "--diff", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schemas/migrate.json").read_text())).validate(document)
+    (finding,) = document["findings"]
+    assert finding["rule"] == "fp16-flag" and finding["line"] == 2 and finding["since"] == "11.0"
+    assert finding["replacement"] and finding["source"] and finding["kind"] == "removed"
+
+
+SARIF = {
+    "type": "object",
+    "required": ["version", "runs"],
+    "properties": {
+        "version": {"const": "2.1.0"},
+        "runs": {
+            "type": "array",
+            "items": {
+                "required": ["tool", "results"],
+                "additionalProperties": False,
+                "properties": {
+                    "tool": {"required": ["driver"], "properties": {"driver": {"required": ["name", "rules"]}}},
+                    "results": {
+                        "items": {
+                            "required": ["message", "ruleId", "ruleIndex", "level", "locations"],
+                            "additionalProperties": False,
+                            "properties": {
+                                "message": {"required": ["text"]},
+                                "ruleId": {"type": "string"},
+                                "ruleIndex": {"type": "integer", "minimum": 0},
+                                "level": {"enum": ["none", "note", "warning", "error"]},
+                                "locations": {
+                                    "items": {
+                                        "properties": {
+                                            "physicalLocation": {
+                                                "required": ["artifactLocation", "region"],
+                                                "properties": {
+                                                    "artifactLocation": {
+                                                        "properties": {"uri": {"format": "uri-reference"}}
+                                                    },
+                                                    "region": {
+                                                        "properties": {
+                                                            "startLine": {"type": "integer", "minimum": 1},
+                                                            "startColumn": {"type": "integer", "minimum": 1},
+                                                        }
+                                                    },
+                                                },
+                                            }
+                                        }
+                                    }
+                                },
+                            },
+                        }
+                    },
+                },
+            },
+        },
+    },
+}
+"""What this project writes of SARIF 2.1.0, in the terms of its section 3."""
+
+
+def test_sarif_names_rule_and_line_of_each_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a b.py").write_text(OLD)
+    report = te.migrate("a b.py", sarif="out.sarif")
+    log = json.loads(Path("out.sarif").read_text())
+    jsonschema.Draft202012Validator(SARIF).validate(log)
+    (result,) = log["runs"][0]["results"]
+    rules = log["runs"][0]["tool"]["driver"]["rules"]
+    assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == "fp16-flag" == report.findings[0].rule
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "a%20b.py" and place["region"]["startLine"] == 2
+
+
+def test_a_change_that_cannot_be_written_is_an_error_and_leaves_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, data: bytes | str) -> Path:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    path = tmp_path / "a.py"
+    path.write_text("import tensorrt as trt\nn = engine.num_bindings\n")
+    monkeypatch.setattr(module, "write_atomic", refuse)
+    with pytest.raises((SetupError, UsageError)):
+        te.migrate(path, fix=True)
+    assert "num_bindings" in path.read_text()
+
+
+def test_line_ends_and_modes_survive_a_fix(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_bytes(b"#!/bin/sh\r\ntrtexec --onnx=m.onnx --buildOnly \\\r\n  --explicitBatch\r\n")
+    path.chmod(0o755)
+    te.migrate(path, fix=True)
+    assert path.read_bytes() == b"#!/bin/sh\r\ntrtexec --onnx=m.onnx --skipInference\r\n"
+    assert os.access(path, os.X_OK)
+
+
+def test_this_project_itself_has_no_findings_of_its_own_commands() -> None:
+    report = te.migrate([ROOT / "tools", ROOT / "environments", ROOT / "examples"])
+    assert [f"{item.file}:{item.line} {item.rule}" for item in report.findings if item.severity == "error"] == []

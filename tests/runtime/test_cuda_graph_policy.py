@@ -1,0 +1,165 @@
+"""Graphs of the fake device, which refuses to replay what has changed: captured, replayed, padded, dropped, refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trt_engine.backends.fake.run import FakeContext, FakeSession
+from trt_engine.device.fake import FakeStream
+from trt_engine.errors import MemoryExhausted, UsageError
+from trt_engine.runtime.cuda_graph_policy import GraphStats
+from trt_engine.runtime.inference_engine import InferenceEngine
+
+Load = Callable[..., InferenceEngine]
+
+
+def rows(count: int, start: float = 0.0) -> np.ndarray:
+    return (np.arange(count * 3, dtype=np.float32) + np.float32(start)).reshape(count, 3)
+
+
+def answers(engine: InferenceEngine, count: int, start: float = 0.0) -> bool:
+    y = engine.infer(rows(count, start))["y"]
+    return y.shape == (count, 3) and np.array_equal(y, 2 * rows(count, start))
+
+
+def graphs(engine: InferenceEngine) -> GraphStats:
+    found = engine.stats().pool
+    assert found is not None
+    return found.graphs
+
+
+def test_a_shape_is_captured_once_and_replayed_from_then_on(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True)
+    assert not engine.is_captured(rows(2))
+    assert all(answers(engine, 2, start) for start in (0, 10, 20))
+    assert engine.is_captured(rows(2))
+    assert (graphs(engine).captured, graphs(engine).replayed) == (1, 2)
+
+
+def test_a_replay_enqueues_nothing_but_the_graph(load: Load, double: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(double, graphs=True)
+    engine.infer(rows(2))
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the context was asked again")
+
+    monkeypatch.setattr(FakeContext, "enqueue", fail)
+    monkeypatch.setattr(FakeContext, "prepare", fail)
+    assert answers(engine, 2, 7)
+
+
+def test_batches_are_filled_up_to_captured_sizes_and_callers_do_not_notice(load: Load, double: Path) -> None:
+    engine = load(double, graphs=(2, 4))
+    for count in (4, 3, 2, 1, 3):
+        assert answers(engine, count)
+    assert graphs(engine).captured == 2
+    assert engine.is_captured(rows(3))
+
+
+def test_without_sizes_batches_are_filled_up_to_powers_of_two_within_the_profile(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True, batch=(1, 4, 6))
+    for count in (3, 4, 5, 6, 5):  # 8 is beyond the profile: 5 and 6 are graphs of their own
+        assert answers(engine, count)
+    # growing from four rows to five and from five to six took the addresses of the smaller ones
+    assert graphs(engine).evicted == 2
+    assert graphs(engine).captured == 4
+
+
+def test_sizes_the_engine_cannot_run_are_refused(load: Load, double: Path) -> None:
+    with pytest.raises(UsageError, match="graphs for batches of 8, the engine takes 1 to 4"):
+        load(double, graphs=(2, 8))
+
+
+def test_the_least_recently_used_graph_makes_room(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True, max_graphs=2)
+    for count in (4, 2, 4, 1):
+        assert answers(engine, count)
+    assert [engine.is_captured(rows(count)) for count in (4, 2, 1)] == [True, False, True]
+    assert graphs(engine).evicted == 1
+
+
+def test_growing_a_buffer_forgets_graphs_that_hold_its_old_address(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True)
+    for count in (1, 4, 1, 1):
+        assert answers(engine, count)
+    assert (graphs(engine).captured, graphs(engine).evicted) == (3, 1)
+
+
+def test_reset_forgets_graphs_and_they_are_captured_again(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True)
+    answers(engine, 2)
+    engine.reset_graphs()
+    assert not engine.is_captured(rows(2))
+    assert answers(engine, 2)
+    assert engine.is_captured(rows(2))
+    assert graphs(engine).captured == 2
+
+
+def test_a_capture_that_is_refused_is_explained_once_and_inference_goes_on(
+    load: Load, double: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(*_: object) -> None:
+        raise UsageError("an operator waits for the stream while it is captured")
+
+    monkeypatch.setattr(FakeStream, "capture", refuses)
+    engine = load(double, graphs=True)
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        assert all(answers(engine, count) for count in (2, 1, 3))
+    assert graphs(engine).disabled_reason == "an operator waits for the stream while it is captured"
+    assert engine.runtime_info["graphs"].startswith("none: an operator waits")
+    assert caplog.text.count("no graph could be captured") == 1
+    monkeypatch.undo()
+    engine.reset_graphs()
+    answers(engine, 2)
+    assert engine.is_captured(rows(2))
+
+
+def test_outputs_that_depend_on_the_data_are_answered_without_a_graph(load: Load, positions: Path) -> None:
+    engine = load(positions, graphs=True)
+    for _ in range(2):
+        assert engine.infer({"x": np.eye(3, dtype=np.float32)})["where"].shape == (2, 3)
+    assert "depend on the data" in str(graphs(engine).disabled_reason)
+
+
+def test_a_first_run_that_fails_leaves_no_context_behind(
+    load: Load, double: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shape to be captured runs in a context of its own first; the session would refuse to close under it."""
+    engine = load(double, graphs=True)
+    enqueue = FakeContext.enqueue
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the engine raised")
+
+    monkeypatch.setattr(FakeContext, "enqueue", fail)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            engine.infer(rows(2))
+    monkeypatch.setattr(FakeContext, "enqueue", enqueue)
+    assert engine._pool is not None
+    session = engine._pool._session
+    assert isinstance(session, FakeSession)
+    assert len(session._open) == 1
+    assert answers(engine, 2)
+    engine.close()
+
+
+def test_memory_that_does_not_suffice_for_a_graph_leaves_the_others_working(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True, memory="60B")  # two buffers of two rows
+    assert answers(engine, 2)
+    with pytest.raises(MemoryExhausted):
+        engine.infer(rows(4))
+    assert answers(engine, 2)
+    assert answers(engine, 2)
+    assert engine.is_captured(rows(2))
+
+
+def test_warm_up_captures_in_every_context(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True, contexts=3)
+    engine.warmup(1, batch=2)
+    assert graphs(engine).captured == 3

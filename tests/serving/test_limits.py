@@ -1,0 +1,322 @@
+"""A full server refuses, an ending one answers what it accepted; tokens and TLS."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from patience import HANG_S, until
+from serving.conftest import start
+from serving.triton import Client, fetch, ones
+from trt_engine.serving.server import Server, is_loopback
+
+
+def long_call(server: Server, protocol: str = "http", times: int = 4_000) -> Any:
+    client = Client(protocol, server, **({"network_timeout": HANG_S} if protocol == "http" else {}))
+    try:
+        return client.infer("slow", {"count": np.array([times])}, "INT64").as_numpy("y")
+    finally:
+        client.raw.close()
+
+
+def in_flight(server: Server) -> float:
+    text = fetch(server, f"http://{server.metrics_address}/metrics")[2]
+    (row,) = [row for row in text.splitlines() if row.startswith("trt_engine_requests_in_flight ")]
+    return float(row.split()[1])
+
+
+@pytest.mark.parametrize("limits", [{"max_in_flight": 1}, {"max_in_flight_size": 1}], ids=["requests", "bytes"])
+def test_a_full_server_refuses_and_says_when_to_come_back(
+    engines: dict[str, Path], serve: Callable[..., Server], limits: dict[str, int]
+) -> None:
+    server = serve(engines["slow"], engines["double"], **limits)
+    with ThreadPoolExecutor(1) as callers:
+        first = callers.submit(long_call, server)
+        until(lambda: in_flight(server) == 1, "the first request runs")
+        body = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[0,1,2,3]}]}'
+        status, headers, answer = fetch(server, "/v2/models/double/infer", body)
+        assert status == 503 and headers["retry-after"] == "1" and "1 requests already" in answer["error"]
+        client = Client("grpc", server)
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("double", {"x": ones()})
+        assert caught.value.status() == "StatusCode.UNAVAILABLE"
+        client.raw.close()
+        assert first.result(HANG_S) == 1.0
+    assert fetch(server, "/v2/models/double/infer", body)[0] == 200
+    assert "trt_engine_refused_requests_total 2.0" in fetch(server, "/metrics")[2]
+
+
+def test_an_ending_server_is_not_ready_first_and_answers_everything_that_it_accepted(engines: dict[str, Path]) -> None:
+    server = start(engines["slow"], drain_delay_s=0.3)
+    client = Client("grpc", server)
+    with ThreadPoolExecutor(4) as callers:
+        calls = [callers.submit(long_call, server, protocol) for protocol in ("http", "grpc", "http", "grpc")]
+        until(lambda: in_flight(server) == 4, "all requests were accepted")
+        server.drain()
+        until(lambda: not client.raw.is_server_ready() and not client.raw.is_model_ready("slow"), "not ready")
+        assert [call.result(HANG_S).item() for call in calls] == [1.0] * 4
+    client.raw.close()
+    assert server.wait(HANG_S)
+    with pytest.raises(OSError):
+        fetch(server, "/v2/health/live")
+    server.close()
+    server.close()
+
+
+def test_callers_that_come_back_at_once_do_not_keep_an_ending_server_from_its_end(engines: dict[str, Path]) -> None:
+    server = start(engines["double"])
+    stop = threading.Event()
+    refused: list[str] = []
+    answered: list[float] = []
+
+    def call(protocol: str) -> None:
+        client = Client(protocol, server)
+        while not stop.is_set():
+            try:
+                answer = client.infer("double", {"x": ones()})
+            except Exception as error:  # refused, or the connection is closed: each client has its own error for that
+                refused.append(str(error))
+            else:
+                answered.append(float(answer.as_numpy("y")[0, 1]))
+        client.raw.close()
+
+    callers = [threading.Thread(target=call, args=(protocol,)) for protocol in ("http", "grpc")]
+    for one in callers:
+        one.start()
+    until(lambda: answered, "an answer")
+    server.drain()
+    try:
+        assert server.wait(HANG_S)
+        until(lambda: refused, "a caller was refused")
+    finally:
+        stop.set()
+        for one in callers:
+            one.join()
+    assert {*answered} == {2.0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_after_the_last_answer(engines: dict[str, Path], number: int) -> None:
+    command = [sys.executable, "-m", "trt_engine", "serve", str(engines["slow"]), "--json", "-q"]
+    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--drain-delay", "0"]
+    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it ended early"
+        import json
+
+        document = json.loads("".join(lines))
+        assert document["models"][0]["state"] == "READY" and document["schema"] == "trt-engine/serve"
+        address = document["http"].removeprefix("http://")
+        metrics = document["metrics"].removeprefix("http://").removesuffix("/metrics")
+        there = type(
+            "There", (), {"http_address": address, "grpc_address": document["grpc"], "metrics_address": metrics}
+        )
+        with ThreadPoolExecutor(2) as callers:
+            calls = [callers.submit(long_call, there, protocol, 10_000) for protocol in ("http", "grpc")]
+            until(lambda: in_flight(there) == 2, "both requests were accepted")  # type: ignore[arg-type]
+            process.send_signal(number)
+            assert [call.result(HANG_S).item() for call in calls] == [1.0] * 2
+        assert process.wait(HANG_S) == 0
+
+
+def test_close_ends_callers_that_wait_for_nothing(engines: dict[str, Path]) -> None:
+    server = start(engines["double"])
+    idle = Client("http", server)
+    assert idle.raw.is_server_live()
+    done = threading.Thread(target=server.close)
+    done.start()
+    done.join(HANG_S)
+    assert not done.is_alive()
+    idle.raw.close()
+
+
+def test_many_callers_get_their_own_rows_and_are_joined(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
+    server = serve(engines["double"], max_wait_ms=5.0)
+
+    def call(number: int) -> bool:
+        client = Client(("http", "grpc")[number % 2], server)
+        x = ones() + number
+        same = all(np.array_equal(client.infer("double", {"x": x}).as_numpy("y"), x * 2) for _ in range(10))
+        client.raw.close()
+        return same
+
+    with ThreadPoolExecutor(8) as callers:
+        assert all(callers.map(call, range(16)))
+    stats = server_stats(server)
+    assert stats["inference_count"] == 160 and stats["execution_count"] < 160
+    assert max(row["batch_size"] for row in stats["batch_stats"]) > 1
+
+
+def server_stats(server: Server) -> dict[str, Any]:
+    (found,) = fetch(server, "/v2/models/stats")[2]["model_stats"]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ security
+
+
+def test_only_this_machine_reaches_it_unless_configured() -> None:
+    assert is_loopback("127.0.0.1") and is_loopback("localhost") and is_loopback("::1")
+    assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.2")
+
+
+def test_shared_memory_is_off_beyond_loopback(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
+    server = serve(engines["double"], host="0.0.0.0")
+    body = b'{"key": "/a", "byte_size": 4}'
+    assert server.http_address is not None
+    url = f"http://127.0.0.1:{server.http_address.rpartition(':')[2]}"
+    assert "system_shared_memory" not in fetch(server, f"{url}/v2")[2]["extensions"]
+    status, _, answer = fetch(server, f"{url}/v2/systemsharedmemory/region/a/register", body)
+    assert status == 400 and "does not use shared memory" in answer["error"]
+
+
+@pytest.mark.parametrize("key", ["../etc/passwd", "/../etc/passwd", "/a/b", "", ".", "..", "a\0"])
+def test_keys_of_shared_memory_cannot_be_paths(
+    engines: dict[str, Path], serve: Callable[..., Server], key: str
+) -> None:
+    from trt_engine.errors import UsageError
+    from trt_engine.serving.shared_memory import SharedMemory
+
+    with pytest.raises(UsageError, match="is not a key"):
+        SharedMemory(enabled=True).register("r", key, 0, 4)
+
+
+def test_a_region_that_shrinks_is_an_error(engines: dict[str, Path]) -> None:
+    from trt_engine.errors import UsageError
+    from trt_engine.serving.shared_memory import SharedMemory
+
+    path = Path(f"/dev/shm/trt_engine_{os.getpid()}_shrinks")
+    path.write_bytes(bytes(64))
+    memory = SharedMemory(enabled=True)
+    try:
+        memory.register("r", path.name, 0, 64)
+        assert bytes(memory.read("r", 8, 8)) == bytes(8)
+        os.truncate(path, 4)
+        with pytest.raises(UsageError, match="has shrunk"):
+            memory.read("r", 0, 8)
+        with pytest.raises(UsageError, match="has shrunk"):
+            memory.write("r", 0, 8, bytes(8))
+    finally:
+        path.unlink()
+        memory.close()
+
+
+def test_a_token_is_needed_where_one_is_set(
+    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    server = serve(engines["double"], token_file=token)
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        assert fetch(server, path)[0] == 200
+    for path in ("/v2", "/metrics", "/v2/models/double", "/v2/models/stats"):
+        for wrong in (
+            {},
+            {"Authorization": "Bearer s3cre"},
+            {"Authorization": "s3cret"},
+            {"Authorization": "bearer s3cret"},
+        ):
+            status, headers, _ = fetch(server, path, **wrong)
+            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+    right = {"Authorization": "Bearer s3cret"}
+    assert fetch(server, "/v2", **right)[0] == fetch(server, "/metrics", **right)[0] == 200
+    for protocol in ("http", "grpc"):
+        client = Client(protocol, server)
+        assert client.raw.is_server_live() and client.raw.is_server_ready()
+        with pytest.raises(InferenceServerException, match="token"):
+            client.infer("double", {"x": ones()})
+        headers = {"authorization": "Bearer s3cret"}
+        np.testing.assert_array_equal(client.infer("double", {"x": ones()}, headers=headers).as_numpy("y"), ones() * 2)
+        client.raw.close()
+    client = Client("grpc", server)
+    with pytest.raises(Exception, match=r"token|UNAUTHENTICATED"):
+        client.raw.get_model_repository_index()
+    client.raw.close()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost, signed by itself, and its key."""
+    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed")
+    import ipaddress
+
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(1))
+        .not_valid_after(now + datetime.timedelta(1)).add_extension(names, critical=False)
+        .sign(key, hashes.SHA256())
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("tls")
+    cert, private = folder / "cert.pem", folder / "key.pem"
+    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return cert, private
+
+
+def test_tls_over_both_protocols(
+    engines: dict[str, Path], serve: Callable[..., Server], certificate: tuple[Path, Path]
+) -> None:
+    cert, key = certificate
+    server = serve(engines["double"], tls_cert=cert, tls_key=key)
+    assert server.report.http is not None and server.report.http.startswith("https://")
+    trusted = ssl.create_default_context(cafile=str(cert))
+    with urllib.request.urlopen(f"{server.report.http}/v2/health/ready", context=trusted) as answer:
+        assert answer.status == 200
+    client = Client("grpc", server, ssl=True, root_certificates=str(cert))
+    np.testing.assert_array_equal(client.infer("double", {"x": ones()}).as_numpy("y"), ones() * 2)
+    client.raw.close()
+    with grpc.insecure_channel(server.grpc_address) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=2)
+
+
+def test_nothing_of_the_extra_is_needed_to_import_or_to_print_help() -> None:
+    program = "import sys; sys.modules.update({'uvicorn': None, 'grpc': None, 'prometheus_client': None});"
+    for code in (
+        "import trt_engine; trt_engine.serve; trt_engine.ServeConfig",
+        "from trt_engine.cli.main import run; assert run(['serve', '--help']) == 0",
+    ):
+        subprocess.run([sys.executable, "-c", f"{program} {code}"], check=True, capture_output=True)
+
+
+def test_a_missing_package_is_exit_code_3_with_the_command(engines: dict[str, Path]) -> None:
+    program = (
+        "import sys; sys.modules['uvicorn'] = None\nfrom trt_engine.cli.main import run\n"
+        f"sys.exit(run(['serve', {str(engines['double'])!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 3 and "serving needs `uvicorn`" in done.stderr and "pip install" in done.stderr
+
+
+def test_a_model_with_a_token_file_that_is_empty_is_refused(engines: dict[str, Path], tmp_path: Path) -> None:
+    from trt_engine.errors import UsageError
+
+    (tmp_path / "token").write_text(" \n")
+    with pytest.raises(UsageError, match="has no token"):
+        start(engines["double"], token_file=tmp_path / "token")

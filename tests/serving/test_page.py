@@ -1,0 +1,51 @@
+"""The page at `/`: no external asset, and in Chromium the models with their state, facts and calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from serving.conftest import place
+from serving.triton import fetch
+from trt_engine.serving.server import Server
+
+CHROMIUM = os.environ.get("CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-dev-shm-usage")
+
+
+@pytest.fixture(scope="module")
+def server(engines: dict[str, Path], serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
+    root = tmp_path_factory.mktemp("models")
+    place(engines["double"], root, "good")
+    place(engines["double"], root, "broken", config="response_cache {}")
+    return serve(model_repository=root, grpc_port=-1)
+
+
+def test_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
+    status, headers, text = fetch(server, "/")
+    assert status == 200 and headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert set(re.findall(r"https?://[^\s\"'`$]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"\b(src|href)=|@import|url\(", text)
+    assert "innerHTML" not in text and "prefers-color-scheme: dark" in text and "width=device-width" in text
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_in_a_browser_it_shows_models_with_their_state_and_calls(server: Server, tmp_path: Path) -> None:
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path}", "--virtual-time-budget=4000", "--dump-dom"]
+    done = subprocess.run([*command, f"http://{server.http_address}/"], capture_output=True, text=True, timeout=120)
+    page = done.stdout
+    assert "good, version 1" in page and '<p class="state good">ready</p>' in page
+    assert "not ready: `config.pbtxt` of `broken`" in page and "sha256:" in page
+    assert f"curl http://{server.http_address}/v2/models/good/infer" in page
+    assert 'calls.infer("good", inputs)' in page and "requests per second: 0.0" in page

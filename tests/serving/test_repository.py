@@ -1,0 +1,332 @@
+"""Repositories: layout, configuration, versions, truth, reload without a lost request, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+import trt_engine as te
+from patience import until
+from serving.conftest import double_model, place
+from serving.triton import Client, fetch, ones
+from trt_engine.errors import UsageError
+from trt_engine.serving.model_config import ModelSettings, read_config, server_settings
+from trt_engine.serving.server import Server
+
+BASE = server_settings(te.ServeConfig(), te.RuntimeConfig())
+
+
+def damage(version: Path) -> None:
+    """Change an engine after it was sealed."""
+    path = version / "model.onnx"
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def index(server: Server) -> dict[str, tuple[str, str]]:
+    """State and reason by `model/version`."""
+    found = Client("http", server).raw.get_model_repository_index()
+    return {f"{row['name']}/{row.get('version', '')}": (row.get("state", ""), row.get("reason", "")) for row in found}
+
+
+# ------------------------------------------------------------------------------------------------ config.pbtxt
+
+
+def config(text: str) -> ModelSettings:
+    return read_config(text.encode(), "m", BASE)
+
+
+def test_a_configuration_sets_batching_instances_versions_and_providers() -> None:
+    found = config("""
+        name: "m" backend: "onnxruntime" max_batch_size: 16 default_model_filename: "net.onnx"
+        dynamic_batching {
+          preferred_batch_size: [4, 8] max_queue_delay_microseconds: 500 priority_levels: 3 default_priority_level: 2
+          default_queue_policy { default_timeout_microseconds: 7000 max_queue_size: 9 }
+        }
+        instance_group [{ count: 3 kind: KIND_CPU }]
+        version_policy { specific { versions: [1, 3] } }
+        parameters { key: "providers" value { string_value: "cuda,cpu" } }
+        parameters { key: "allow_fallback" value { string_value: "true" } }
+    """)
+    assert (found.max_batch, found.max_wait_ms, found.max_queue, found.max_request_rows) == (8, 0.5, 9, 16)
+    assert found.priority(1) > found.priority(0) == found.priority(2) > found.priority(3) == found.priority(99)
+    assert found.deadline_ms(0) == found.deadline_ms(100) == 7.0
+    assert found.policy.select([1, 2]) == [1, 3] and found.filename == "net.onnx"
+    assert found.runtime.contexts == 3 and found.runtime.device == "cpu"
+    assert found.runtime.providers == ("cuda", "cpu") and found.runtime.allow_fallback
+
+
+def test_without_dynamic_batching_requests_are_not_joined() -> None:
+    assert not config("max_batch_size: 4").join and config("max_batch_size: 4 dynamic_batching {}").join
+    assert config("").policy.select([1, 5, 3]) == [5]
+    assert config("version_policy { latest { num_versions: 2 } }").policy.select([1, 5, 3]) == [3, 5]
+    assert config("version_policy { all {} }").policy.select([1, 5, 3]) == [1, 3, 5]
+    assert config("instance_group { kind: KIND_GPU gpus: [0, 1] }").runtime.device == "cuda:0,cuda:1"
+    assert config("optimization { cuda { graphs: true } }").runtime.graphs is True
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("max_batch_size: 4\nresponse_cache { enable: true }", "row 2: the key `response_cache` is not supported"),
+        ("max_batch_sise: 4", "row 1: the key `max_batch_sise` is not supported"),
+        ("optimization { graph { level: 1 } }", "the key `graph` is not supported"),
+        ("instance_group { profile: ['a'] }", "the key `profile` is not supported"),
+        ("ensemble_scheduling {}", "the key `ensemble_scheduling` is not supported"),
+        ("max_batch_size: 'x'", "row 1"),
+        ("name: 'other'", "its folder is `m`"),
+        ("max_batch_size: -1", "`max_batch_size` is -1"),
+        ("dynamic_batching {}", "without `max_batch_size`"),
+        ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }", "1 to 4"),
+        ("max_batch_size: 4 dynamic_batching { priority_levels: 2 }", "`default_priority_level` is 0"),
+        ("parameters { key: 'x' value { string_value: 'y' } }", "parameter `x` is not supported"),
+        ("parameters { key: 'allow_fallback' value { string_value: '1' } }", "`true` or `false`"),
+        ("instance_group [{}, {}]", "2 instance groups"),
+        ("default_model_filename: '../other.onnx'", "expected a file name"),
+        ("version_policy { specific {} }", "names the versions []"),
+        ("\xff", "row 1"),
+    ],
+)
+def test_a_key_that_is_not_supported_is_named_and_wrong_values_are_refused(text: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        config(text)
+    assert expected in str(caught.value) and "`config.pbtxt` of `m`" in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------ models
+
+
+def test_what_cannot_be_served_is_not_ready_with_the_reason(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path, tmp_path: Path
+) -> None:
+    place(engines["double"], repository, "good")
+    damage(place(engines["double"], repository, "changed"))
+    place(engines["double"], repository, "keyed", config="response_cache { enable: true }")
+    place(engines["double"], repository, "wrong", config="backend: 'tensorrt'")
+    place(engines["double"], repository, "dims", config="input { name: 'x' data_type: TYPE_FP32 dims: [-1, 5] }")
+    provider = "parameters { key: 'providers' value { string_value: 'cuda' } }"
+    place(engines["double"], repository, "provider", config=provider)
+    (repository / "bare" / "1").mkdir(parents=True)
+    double_model(repository / "bare" / "1" / "model.onnx")
+    (repository / "empty").mkdir()
+    outside = place(engines["double"], tmp_path / "elsewhere", "outside")
+    (repository / "linked").symlink_to(tmp_path / "elsewhere" / "outside")
+    (repository / "file").mkdir()
+    (repository / "file" / "1").symlink_to(outside)
+    server = serve(model_repository=repository)
+    expected = {
+        "changed/1": "digest differs", "keyed/": "`response_cache` is not supported",
+        "wrong/1": "the engine's is `onnxruntime`",
+        "dims/1": "the engine's is x:", "provider/1": "cuda", "bare/1": "`--build-models`", "empty/": "has no version",
+        "linked/": "outside the repository", "file/1": "outside the repository",
+    }  # fmt: skip
+    found = index(server)
+    assert found.pop("good/1") == ("READY", "")
+    assert found.keys() == expected.keys()
+    for key, text in expected.items():
+        assert found[key][0] == "UNAVAILABLE" and text in found[key][1], (key, found[key])
+    client = Client("http", server)
+    assert client.raw.is_server_live() and not client.raw.is_server_ready() and client.raw.is_model_ready("good")
+    assert {name for name in expected if client.raw.is_model_ready(name.partition("/")[0])} == set()
+    status, _, body = fetch(server, "/v2/health/ready")
+    assert status == 503 and "digest differs" in body["reasons"]["changed"]
+    status, _, body = fetch(server, "/v2/models/changed/ready")
+    assert status == 503 and "digest differs" in body["reason"]
+    with pytest.raises(InferenceServerException, match="model `changed` is not ready"):
+        client.infer("changed", {"x": ones()})
+    client.raw.close()
+
+
+def test_without_strict_readiness_the_server_is_ready_and_a_changed_engine_can_be_allowed(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path
+) -> None:
+    place(engines["double"], repository, "good")
+    passport = place(engines["double"], repository, "changed") / "model.onnx.json"
+    passport.write_text(passport.read_text().replace("sha256:", "sha256:0", 1))
+    (repository / "bare" / "1").mkdir(parents=True)
+    double_model(repository / "bare" / "1" / "model.onnx", 5.0)
+    server = serve(model_repository=repository, strict_readiness=False, grpc_port=-1)
+    client = Client("http", server)
+    assert client.raw.is_server_ready() and not client.raw.is_model_ready("changed")
+    client.raw.close()
+    server = serve(model_repository=repository, allow_changed=True, build_models=True, parity=False, grpc_port=-1)
+    client = Client("http", server)
+    assert client.raw.is_server_ready() and client.raw.is_model_ready("changed")
+    np.testing.assert_array_equal(client.infer("bare", {"x": ones()}).as_numpy("y"), ones() * 5)
+    client.raw.close()
+
+
+def test_the_truth_is_in_every_answer(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
+    server = serve(f"net={engines['double']}")
+    digest = te.Engine.open(engines["double"]).passport.payload[0].digest
+    want = {"backend": "onnxruntime", "providers": "cpu", "device": "cpu", "precision": "fp32 100 %", "engine": digest}
+    for path in ("/v2/models/net", "/v2/models/net/ready"):
+        status, headers, body = fetch(server, path)
+        assert status == 200 and body["properties"] == want and digest in headers["trt-engine"]
+    _, _, body = fetch(server, "/v2/models/net/config")
+    assert {name: item["string_value"] for name, item in body["parameters"].items()} == want
+    assert server.report.models[0].properties == want
+    _, _, text = fetch(server, "/metrics")
+    assert f'trt_engine_backend_info{{backend="onnxruntime",device="cpu",engine_sha="{digest}"' in text
+    import grpc
+
+    from trt_engine.serving.messages import message
+
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        request, answer = message("ModelInferRequest"), message("ModelInferResponse")
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer", request.SerializeToString, answer.FromString
+        )
+        made = request(model_name="net", raw_input_contents=[ones().tobytes()])
+        made.inputs.add(name="x", datatype="FP32", shape=[1, 4])
+        _, done = call.with_call(made)
+        assert f"engine={digest}" in dict(done.trailing_metadata())["trt-engine"]
+
+
+def test_a_new_version_replaces_the_old_one_under_load_and_loses_no_request(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path
+) -> None:
+    place(engines["double"], repository, "net")
+    server = serve(model_repository=repository, model_control_mode="explicit", load_model=["net"])
+    stop, failures, seen = threading.Event(), [], set()
+
+    def call(protocol: str) -> None:
+        client = Client(protocol, server)
+        while not stop.is_set():
+            try:
+                factor = float(client.infer("net", {"x": ones() + 1}).as_numpy("y")[0, 0])
+                seen.add(factor)
+            except InferenceServerException as error:
+                failures.append(error)
+        client.raw.close()
+
+    callers = [threading.Thread(target=call, args=(protocol,)) for protocol in ("http", "grpc")]
+    for one in callers:
+        one.start()
+    client = Client("grpc", server)
+    try:
+        until(lambda: seen == {2.0}, "an answer of version 1")
+        place(engines["triple"], repository, "net", 2)
+        for number in range(8):
+            if number:
+                shutil.rmtree(repository / "net" / "2") if number % 2 else place(
+                    engines["triple"], repository, "net", 2
+                )
+            client.raw.load_model("net")
+            factor = 2.0 if number % 2 else 3.0
+            assert float(client.infer("net", {"x": ones() + 1}).as_numpy("y")[0, 0]) == factor
+        until(lambda: seen == {2.0, 3.0}, "answers of both versions")
+    finally:
+        stop.set()
+        for one in callers:
+            one.join()
+        client.raw.close()
+    assert not failures
+
+
+def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path
+) -> None:
+    place(engines["double"], repository, "net")
+    server = serve(model_repository=repository, model_control_mode="explicit", load_model=["net"])
+    damage(place(engines["triple"], repository, "net", 2))
+    client = Client("http", server)
+    with pytest.raises(InferenceServerException, match="digest differs"):
+        client.raw.load_model("net")
+    assert index(server)["net/2"][0] == "UNAVAILABLE" and index(server)["net/1"][0] == "READY"
+    np.testing.assert_array_equal(client.infer("net", {"x": ones()}).as_numpy("y"), ones() * 2)
+    assert client.raw.is_model_ready("net") and not client.raw.is_model_ready("net", "2")
+    client.raw.close()
+
+
+def test_polling_takes_new_changed_and_removed_models(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path
+) -> None:
+    place(engines["double"], repository, "first")
+    server = serve(model_repository=repository, model_control_mode="poll", poll_interval_s=0.05, grpc_port=-1)
+    client = Client("http", server)
+    assert client.raw.is_server_ready()
+    place(engines["triple"], repository, "second")
+    until(lambda: index(server).get("second/1") == ("READY", ""), "the new model is ready")
+    np.testing.assert_array_equal(client.infer("second", {"x": ones()}).as_numpy("y"), ones() * 3)
+    place(engines["triple"], repository, "first", 2)
+    until(lambda: "first/2" in index(server) and "first/1" not in index(server), "version 2 replaced version 1")
+    shutil.rmtree(repository / "second")
+    until(lambda: "second/1" not in index(server), "the removed model is gone")
+    with pytest.raises(InferenceServerException, match="unknown model"):
+        client.infer("second", {"x": ones()})
+    client.raw.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["..", "../secret", "%2e%2e", "..%2Fsecret", "/etc", ".hidden", "a/b", "a\0b", "x" * 300]
+)
+def test_names_cannot_leave_the_repository(
+    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path, name: str
+) -> None:
+    global _escape_server
+    if _escape_server is None:
+        root = tmp_path / "models"
+        place(engines["double"], tmp_path, "secret")
+        place(engines["double"], tmp_path, "models/.hidden")
+        root.mkdir(exist_ok=True)
+        _escape_server = serve(model_repository=root, model_control_mode="explicit")
+    from tritonclient.grpc import service_pb2
+
+    client = Client("grpc", _escape_server)
+    with pytest.raises(Exception, match=r"unknown model|INVALID"):
+        client.raw._client_stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=name))
+    client.raw.close()
+    path = f"/v2/repository/models/{name.replace(chr(0), '%00')}/load"
+    status, _, _ = fetch(_escape_server, path, b"{}")
+    assert status == 404
+
+
+_escape_server: Server | None = None
+
+
+def test_models_are_not_loaded_by_clients_unless_control_is_explicit(
+    engines: dict[str, Path], serve: Callable[..., Server]
+) -> None:
+    server = serve(engines["double"])
+    for protocol in ("http", "grpc"):
+        client = Client(protocol, server)
+        with pytest.raises(InferenceServerException, match="--model-control-mode explicit"):
+            client.raw.unload_model("double")
+        extensions = client.as_dict(client.raw.get_server_metadata())["extensions"]
+        assert "model_repository(unload_dependents)" not in extensions
+        client.raw.close()
+
+
+def test_wrong_settings_are_refused_before_anything_listens(engines: dict[str, Path], tmp_path: Path) -> None:
+    for settings, expected in (
+        ({}, "nothing to serve"),
+        ({"model_repository": tmp_path / "none"}, "is not a folder"),
+        ({"engines": [tmp_path / "none.onnx"]}, "no such file"),
+        ({"engines": [f"a/b={engines['double']}"]}, "cannot be the name"),
+        ({"engines": [engines["double"], engines["double"]]}, "two engines are named"),
+        ({"engines": engines["double"], "tls_cert": tmp_path}, "a certificate and its key"),
+        ({"engines": engines["double"], "model_control_mode": "poll"}, "needs a repository"),
+        ({"engines": engines["double"], "load_model": "x"}, "explicit control"),
+        ({"engines": engines["double"], "http_port": 70000}, "0 to 65535"),
+    ):
+        with pytest.raises(UsageError, match=expected):
+            te.serve(**settings)  # type: ignore[arg-type]
+
+
+def test_an_address_that_is_taken_is_an_error_with_the_flag(
+    engines: dict[str, Path], serve: Callable[..., Server]
+) -> None:
+    from trt_engine.errors import SetupError
+
+    server = serve(engines["double"])
+    for name, address in (("http_port", server.http_address), ("grpc_port", server.grpc_address)):
+        assert address is not None
+        with pytest.raises(SetupError, match="cannot listen") as caught:
+            serve(engines["double"], **{name: int(address.rpartition(":")[2])})
+        assert f"--{name.replace('_', '-')} 0" in str(caught.value)

@@ -1,0 +1,229 @@
+"""The largest number of sources within a deadline: monotone in sources and GPUs, best policy, interval, limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from trt_engine.config.size import SizeConfig
+from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_share, parse_sources
+from trt_engine.environment import Environment
+from trt_engine.errors import UsageError
+from trt_engine.records.streams import CurvePoint, FrameMemory
+from trt_engine.sizing.arrivals import Sources
+from trt_engine.sizing.capacity import StreamModel, best_policy, candidate_policies, gpus_for, largest_allowed
+from trt_engine.sizing.curve import grid_batches, service_times
+from trt_engine.sizing.decode import SOURCE, decode_limit
+from trt_engine.sizing.stream_capacity import check_settings, drive_request, find_capacity, verify
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+def points(
+    frames: FrameMemory = "host", *, factor: float = 1.0, contexts: tuple[int, ...] = (1, 2), spread: float = 0.05
+) -> list[CurvePoint]:
+    """A device that takes 3 ms and 0.8 ms for each row, nearly serial between contexts; turns differ by 2 %."""
+    rng = np.random.default_rng(7)
+    found = []
+    for busy in contexts:
+        for batch in BATCHES:
+            mean_ms = factor * (3 + 0.8 * batch) * busy**0.85
+            turns = [mean_ms * (1 + 0.02 * turn) * rng.gamma(spread**-2, spread**2, 200) for turn in (-1, 0, 1)]
+            turns_ms = tuple(tuple(turn.tolist()) for turn in turns)
+            found.append(CurvePoint("sha256:0", "cpu", batch, busy, frames, turns_ms, Environment.detect(), ""))
+    return found
+
+
+def model(fps: float = 30.0, deadline_s: float = 0.05, late: float = 0.01) -> StreamModel:
+    return StreamModel(service_times(points()), parse_mix(f"1@{fps}"), deadline_s, late)
+
+
+def parse_mix(text: str) -> Sources:
+    return Sources(parse_sources(text))
+
+
+@pytest.mark.parametrize("policy", [BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(16, 0.0, 2)])
+def test_more_sources_are_never_less_late(policy: BatchPolicy) -> None:
+    one = model()
+    most = one.upper_bound(policy)
+    shares = [one.late_share(count, policy) for count in range(1, most + 3)]
+    assert all(after >= before - 0.004 for before, after in pairwise(shares))
+    assert shares[0] == 0
+    assert shares[-1] == 1
+
+
+def test_more_gpus_are_never_worse_and_one_less_is_late() -> None:
+    one, policy = model(), BatchPolicy(8, 2.0)
+    wanted = parse_mix("300@30,100@5")
+    shares = [one.late_share_of(wanted.share_of(gpus), policy) for gpus in range(1, 40)]
+    assert all(after <= before + 0.004 for before, after in pairwise(shares))
+    found = gpus_for(one, wanted, policy, spare=2)
+    assert found is not None
+    assert found.total == found.needed + 2
+    assert shares[found.needed - 1] <= one.late < shares[found.needed - 2]
+
+
+def test_a_source_that_is_too_much_for_one_gpu_has_no_count() -> None:
+    assert gpus_for(model(), parse_mix("1@500"), BatchPolicy(1, 0.0), spare=0) is None
+
+
+def test_the_best_policy_serves_no_fewer_than_any_other() -> None:
+    one = model()
+    policy, streams = best_policy(one, candidate_policies(one.service, one.deadline_s))
+    assert one.late_share(streams, policy) <= one.late
+    assert one.late_share(streams + 1, policy) > one.late
+    for other in (BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(32, 0.0), BatchPolicy(16, 10.0, 2)):
+        assert one.largest(other) <= streams
+
+
+def test_bisection_finds_the_last_allowed() -> None:
+    for last in range(12):
+        assert largest_allowed(lambda count, last=last: count <= last, 0, 11) == last
+
+
+def config(**values: object) -> SizeConfig:
+    return SizeConfig(deadline_ms=50.0, late=0.01, **values)  # type: ignore[arg-type]
+
+
+def test_the_answer_has_its_interval_limit_and_settings() -> None:
+    found = find_capacity(points(), config(), images_per_s=1000.0).capacity
+    assert 0 < found.low <= found.streams <= found.high
+    assert found.streams <= found.upper_bound
+    assert found.upper_bound == pytest.approx(1000 * 2 * 32 / (2**0.85 * 28.6) / 30, rel=0.02), "2 contexts at batch 32"
+    assert found.late_share <= 0.01
+    assert found.policies[0].policy == found.policy
+    assert all(other.streams <= found.streams for other in found.policies)
+    assert found.limit in ("compute", "deadline")
+    assert found.deepstream == {
+        "batch-size": str(found.policy.max_batch),
+        "batched-push-timeout": f"{1000 * found.policy.max_wait_ms:.0f}",
+        "interval": "0",
+    }
+    rows = re.search(r"max_rows_waiting=(\d+)", found.batching)
+    assert rows is not None
+    assert int(rows[1]) >= 64 * found.policy.max_batch
+
+
+def test_the_interval_holds_what_an_independent_curve_gives() -> None:
+    """The turns of the curve differ by 2 %, so the interval is wider than one stream."""
+    found = find_capacity(points(), config(), images_per_s=1000.0).capacity
+    slower = find_capacity(points(factor=1.01), config(), images_per_s=1000.0).capacity
+    assert found.low <= slower.streams <= found.high
+    assert found.low < found.high
+
+
+def test_an_interval_of_frames_serves_more_and_a_stricter_deadline_fewer() -> None:
+    curve = points(contexts=(1,))
+    fixed = config(policy=BatchPolicy(8, 2.0))
+    every = find_capacity(curve, fixed, 1000.0).capacity.streams
+    skipping = find_capacity(curve, dataclasses.replace(fixed, interval=2), 1000.0).capacity
+    assert skipping.streams > 2.5 * every
+    assert skipping.deepstream["interval"] == "2"
+    strict = find_capacity(curve, dataclasses.replace(fixed, deadline_ms=15.0), 1000.0).capacity
+    assert strict.streams < every
+    assert strict.limit == "deadline"
+
+
+def test_no_stream_is_an_answer_with_its_reason() -> None:
+    found = find_capacity(points(), dataclasses.replace(config(), deadline_ms=2.0), 1000.0).capacity
+    assert (found.streams, found.low) == (0, 0)
+    assert found.limit == "deadline"
+    assert "batch 1 takes 3.7" in found.limit_reason
+
+
+def test_upload_is_the_limit_where_frames_on_the_device_serve_more() -> None:
+    both = [*points(), *points("device", factor=0.5)]
+    found = find_capacity(both, config(), 1000.0).capacity
+    assert found.limit == "upload"
+    resident = find_capacity(both, config(frames="device"), 1000.0).capacity
+    assert resident.streams > 1.5 * found.streams
+    assert resident.limit != "upload"
+
+
+def test_decoders_limit_the_streams_and_the_gpus() -> None:
+    fast = points(factor=0.1)
+    wide = config(codec="h264", sources=parse_sources("1000@30"), policy=BatchPolicy(16, 5.0))
+    found = find_capacity(fast, wide, 10_000.0, gpu="NVIDIA A100-SXM4-80GB").capacity
+    assert found.decode is not None
+    assert found.streams == found.decode.streams == 5 * 771 // 30
+    assert found.limit == "decode"
+    assert found.mix == (SourceGroup(128, 30.0),)
+    assert found.gpus is not None
+    assert found.gpus.needed == 8, "1000 streams over 128"
+    assert find_capacity(fast, wide, 10_000.0, gpu="NVIDIA T1000").capacity.decode is None
+
+
+def test_decoder_figures_name_their_source_and_are_not_guessed() -> None:
+    mix = (SourceGroup(1, 30.0),)
+    found = decode_limit("NVIDIA L40S", "av1", mix)
+    assert found is not None
+    assert (found.decoders, found.frames_per_s, found.source) == (3, 3 * 1018, SOURCE)
+    assert decode_limit("NVIDIA L4", "hevc", mix).frames_per_s == 4 * 1641  # type: ignore[union-attr]
+    assert decode_limit("NVIDIA H200", "av1", mix) is None, "Hopper does not decode AV1"
+    assert decode_limit(None, "h264", mix) is None
+
+
+def test_verification_compares_the_same_arrivals() -> None:
+    answer = find_capacity(points(), config(), 1000.0)
+    request = drive_request(answer, 5.0)
+    assert len(request.times_s) == pytest.approx(5 * 30 * answer.capacity.streams, rel=0.01)
+    good = verify(answer, request, [0.010] * len(request.times_s), 5.0).verification
+    assert good is not None
+    assert (good.late, good.dropped, good.passed) == (0, 0, True)
+    assert good.predicted_p50_ms > 3
+    latencies = [0.010] * (len(request.times_s) - 80) + [None] * 70 + [0.2] * 10
+    bad = verify(answer, request, latencies, 5.0).verification
+    assert bad is not None
+    assert (bad.late, bad.dropped, bad.passed) == (10, 70, False)
+    assert bad.observed_share == pytest.approx(80 / len(request.times_s))
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def test_settings_are_read_as_typed() -> None:
+    assert parse_share("0.1%") == pytest.approx(0.001)
+    assert parse_share("0.02") == 0.02
+    assert parse_sources("200@25,50@29.97") == (SourceGroup(200, 25.0), SourceGroup(50, 29.97))
+    assert parse_policy("8,5ms") == BatchPolicy(8, 5.0)
+    assert parse_policy("16,0.5ms,2") == BatchPolicy(16, 0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_share, "-1%"), (parse_share, "100%"), (parse_share, "nan"), (parse_share, "few"),
+        (parse_sources, "200"), (parse_sources, "0@25"), (parse_sources, "5@0"), (parse_sources, "5@nan"),
+        (parse_sources, ""), (parse_policy, "8"), (parse_policy, "0,5ms"), (parse_policy, "8,5ms,0"),
+        (parse_policy, "8,soon"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(parse, text: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UsageError):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sources": "10@30"}, "needs a deadline"),
+        ({"verify_s": 10.0}, "needs a deadline"),
+        ({"deadline_ms": 50.0, "spare_gpus": 1}, "needs the sources"),
+        ({"deadline_ms": 50.0, "frames": "device", "verify_s": 5.0}, "host memory"),
+        ({"deadline_ms": 50.0, "policy": BatchPolicy(8, 5.0, 4)}, "4 contexts"),
+        ({"deadline_ms": 50.0, "policy": BatchPolicy(128, 5.0), "max_batch": 64}, "batches of 128"),
+    ],
+)
+def test_settings_without_effect_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_settings(SizeConfig(**values))  # type: ignore[arg-type]
+
+
+def test_the_grid_ends_with_the_engines_batch() -> None:
+    assert grid_batches(1) == (1,)
+    assert grid_batches(8) == (1, 2, 4, 8)
+    assert grid_batches(24) == (1, 2, 4, 8, 16, 24)

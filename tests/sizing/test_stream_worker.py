@@ -1,0 +1,87 @@
+"""The child that drives the batcher, in this process: full batches, errors, paced frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_engine.config.streams import BatchPolicy
+from trt_engine.errors import MemoryExhausted
+from trt_engine.protocols import RunnerBase
+from trt_engine.sizing.stream_worker import (
+    CurveRequest,
+    DriveRequest,
+    TimedRunner,
+    drive,
+    full_batches_ms,
+    measure_curve,
+)
+from trt_engine.tensors import Signature, Tensors, TensorSpec
+
+
+class Doubling(RunnerBase):
+    """`y = 2 x` for rows of 4; out of memory above `most` rows."""
+
+    def __init__(self, most: int = 1 << 20) -> None:
+        self.signature = Signature(
+            (TensorSpec("x", "float32", (-1, 4), ("batch", None)),),
+            (TensorSpec("y", "float32", (-1, 4), ("batch", None)),),
+        )
+        self.most = most
+        self.sizes: list[int] = []
+
+    def run(self, feeds: Tensors) -> dict[str, Any]:
+        rows = len(feeds["x"])
+        self.sizes.append(rows)
+        if rows > self.most:
+            raise MemoryExhausted("out of memory", hint="a smaller batch")
+        return {"y": 2 * np.asarray(feeds["x"])}
+
+    def close(self) -> None:
+        raise AssertionError("the runner has another owner")
+
+
+@pytest.mark.parametrize("contexts", [1, 2])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_every_sample_is_of_a_full_batch(batch: int, contexts: int) -> None:
+    runner = Doubling()
+    times_ms = full_batches_ms(runner, batch, contexts, duration_s=0.0)
+    assert set(runner.sizes) == {batch}
+    assert len(times_ms) >= 8 * contexts
+    assert min(times_ms) > 0
+
+
+def test_sizes_out_of_memory_are_left_out_though_the_batcher_would_split_them() -> None:
+    cells = measure_curve(Doubling(most=2), CurveRequest((1, 2, 4, 8), (1,), turns=2, turn_s=0.0, longest_ms=1e9))
+    assert [(cell.batch, len(cell.turns_ms)) for cell in cells] == [(1, 2), (2, 2)]
+
+
+def test_the_first_size_that_takes_too_long_is_the_last() -> None:
+    cells = measure_curve(Doubling(), CurveRequest((1, 2, 4), (1, 2), turns=2, turn_s=0.0, longest_ms=0.0))
+    assert [(cell.batch, cell.contexts, len(cell.turns_ms)) for cell in cells] == [(1, 1, 2), (1, 2, 2)]
+
+
+def test_paced_frames_come_back_with_their_latency_or_dropped() -> None:
+    times_s = tuple(np.linspace(0, 0.05, 60).tolist())
+    latencies_s = drive(Doubling(), DriveRequest(BatchPolicy(4, 1.0), times_s, max_rows_waiting=1000))
+    assert len(latencies_s) == 60
+    assert all(latency is not None and latency > 0 for latency in latencies_s)
+
+
+def test_frames_beyond_the_queue_are_dropped_not_lost() -> None:
+    """All at once, batches of 64 wait for a minute unless full, and 8 rows may wait: the close runs those."""
+    latencies_s = drive(Doubling(), DriveRequest(BatchPolicy(64, 6e4), (0.0,) * 20, max_rows_waiting=8))
+    assert sum(latency is None for latency in latencies_s) == 12
+
+
+def test_an_engine_that_fails_is_an_error_and_not_dropped_frames() -> None:
+    with pytest.raises(MemoryExhausted):
+        drive(Doubling(most=1), DriveRequest(BatchPolicy(4, 1.0), (0.0,) * 20, max_rows_waiting=100))
+
+
+def test_a_timed_runner_counts_cycles_by_thread() -> None:
+    timed = TimedRunner(Doubling())
+    timed.starts = {1: [(0.0, 2), (0.5, 2), (0.6, 1), (1.0, 2)], 2: [(0.0, 2), (0.2, 2)]}
+    assert timed.cycles_ms(2) == pytest.approx([500.0, 100.0, 200.0])

@@ -1,0 +1,60 @@
+"""`lint` without a parser agrees with TensorRT-RTX's parser; all records: benchmarks/parser_agreement.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from trt_engine.backends.tensorrt.parser_check import installed_version
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def program() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("parser_agreement", BENCHMARKS / "parser_agreement.py")
+    assert spec is not None and spec.loader is not None
+    before = sys.path[:]
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["parser_agreement"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+    for name in ("parser_agreement", "onnx_node_tests"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.slow
+def test_the_records_are_of_enough_cases_and_each_disagreement_has_its_reason(program: ModuleType) -> None:
+    records = [json.loads(line) for line in program.RESULTS.read_text(encoding="utf-8").splitlines()[1:]]
+    assert len(records) == 2024 and sum(record["standard"] for record in records) == 1996
+    assert program.objections(records, program.reasons()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    installed_version("tensorrt-rtx") is None, reason="TensorRT-RTX is not installed: `trt-engine[rtx]`"
+)
+def test_lint_without_a_parser_agrees_with_the_parser_on_onnx_own_tests(program: ModuleType) -> None:
+    records = list(program.compare(program.chosen()))
+    assert not program.objections(records, program.reasons())
+
+
+@pytest.mark.slow
+def test_a_disagreement_without_a_reason_and_a_reason_without_one_are_objected_to(program: ModuleType) -> None:
+    records = [
+        {"name": f"test_{at}", "standard": True, "agree": at > 1, "static": "yes", "parser": "yes"}
+        for at in range(1902)
+    ]
+    assert program.objections(records, {"test_0": "known", "test_1": "known"}) == []
+    (found,) = program.objections(records, {"test_0": "known"})
+    assert found.startswith("test_1 disagrees")
+    (found,) = program.objections(records, {"test_0": "known", "test_1": "known", "test_2": "old"})
+    assert found.startswith("test_2 agrees")
+    assert "expected 1900" in program.objections(records[:1900], {"test_0": "", "test_1": ""})[0]

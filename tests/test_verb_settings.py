@@ -1,0 +1,107 @@
+"""Each setting is said once: one line of a config class is the verb's flag with its help, the typed keyword argument, the
+description in the schema of a plan, and a part of the engine's key."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+import trt_engine as te
+from trt_engine.cli.verbs_table import VERBS
+from trt_engine.config.bench import BenchConfig, BenchRunConfig, CompareConfig, ProfileConfig
+from trt_engine.config.build import BuildConfig, BundleConfig
+from trt_engine.config.convert import ConvertConfig
+from trt_engine.config.evaluate import EvaluateConfig, InferConfig
+from trt_engine.config.loadtest import LoadtestConfig
+from trt_engine.config.migrate import MigrateConfig
+from trt_engine.config.precision import CalibrateConfig, CastConfig, QuantizeConfig, RangesConfig, SearchConfig
+from trt_engine.config.run import RunConfig
+from trt_engine.config.serve import ServeConfig
+from trt_engine.config.settings import Setting, settings
+from trt_engine.config.size import SizeConfig
+from trt_engine.errors import UsageError
+from trt_engine.sweep.plan_file import plan_schema
+
+ROOT = Path(__file__).parents[1]
+OWN: dict[str, type] = {
+    "bench": BenchRunConfig, "build": BuildConfig, "bundle": BundleConfig, "calibrate": CalibrateConfig, "cast": CastConfig,
+    "compare": CompareConfig, "convert": ConvertConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
+    "loadtest": LoadtestConfig, "migrate": MigrateConfig, "profile": ProfileConfig, "quantize": QuantizeConfig,
+    "ranges": RangesConfig, "run": RunConfig, "search": SearchConfig, "serve": ServeConfig, "size": SizeConfig,
+}  # fmt: skip
+"""The config class of each verb's own settings."""
+NO_FLAG = {"quantize": {"preprocessing", "ranges"}, "cast": {"ranges"}, "bench": {"log"}}
+"""Settings of Python alone."""
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generator_of_types", ROOT / "tools" / "settings_types.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def sentence(item: Setting) -> str:
+    return f"{item.help[:1].upper()}{item.help[1:]}".lower()
+
+
+@pytest.mark.parametrize("verb", OWN)
+def test_a_line_is_a_flag_with_its_help(verb: str) -> None:
+    if verb not in VERBS:
+        assert verb == "calibrate" and not any(item.flags for item in settings(OWN[verb]))
+        return
+    command: click.Command = importlib.import_module(f"trt_engine.cli.{VERBS[verb][0]}").command
+    options = {item.name: item for item in command.params if isinstance(item, click.Option)}
+    for item in settings(OWN[verb]):
+        if item.name in NO_FLAG.get(verb, ()):
+            assert not item.flags
+            continue
+        option = options[item.name]
+        assert set(item.flags) - {"--modes --mode"} <= {
+            "/".join([*option.opts[:1], *option.secondary_opts]),
+            *option.opts,
+        }
+        assert option.help is not None and option.help.lower().startswith(sentence(item))
+
+
+@pytest.mark.parametrize("verb", OWN)
+def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
+    made = generator()
+    name = {"bench": "BenchRunSettings"}.get(verb, f"{verb.capitalize()}Settings")
+    text = (ROOT / "src" / "trt_engine" / "verbs" / "settings_types.pyi").read_text()
+    (kind,) = (one for one in made.KINDS if one.name == name)
+    known = {*made.inherited(kind), *(field for field, _, _ in made.fields_of(kind))}
+    positional = {"ranges": {"calib_data"}, "calibrate": set()}.get(verb, set())
+    for item in settings(OWN[verb]):
+        assert item.name in known | positional
+        assert f"\n    {item.name}: " in text
+    call: Any = getattr(te, verb)
+    with pytest.raises(UsageError, match="has no argument `zzzzzz`"):
+        call(**{item.name: None for item in settings(OWN[verb])}, zzzzzz=1)
+
+
+def test_a_line_is_in_the_schema_of_a_plan() -> None:
+    schema = plan_schema()["properties"]
+    for key, config in (("bench", BenchConfig), ("build", BuildConfig), ("quantize", QuantizeConfig)):
+        known = {item.name: item for item in settings(config)}
+        found = schema[key]["properties"]
+        assert found.keys() & known.keys()
+        for name, item in known.items():
+            if name in found:
+                assert found[name] == {"description": item.help} | ({"enum": [*item.choices]} if item.choices else {})
+
+
+def test_a_line_is_in_the_key_of_an_engine_unless_it_says_otherwise() -> None:
+    assert set(BuildConfig().key()) == {item.name for item in settings(BuildConfig) if item.in_key}
+    assert {item.name for item in settings(BuildConfig) if not item.in_key} == {
+        "timing_cache", "retry", "parity", "parity_rtol",
+    }  # fmt: skip

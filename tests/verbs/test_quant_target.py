@@ -1,0 +1,323 @@
+"""A quantised model is built for the library that runs it: the target follows from backend, device and providers, a graph
+placed for another one is named before anything is built, and an INT8 engine slower than FP32 is reported."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.backend import resolve_quant_target
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.precision import QuantizeConfig
+from trt_engine.engine import Engine
+from trt_engine.errors import BuildError, PrecisionError
+from trt_engine.graph.load import open_model
+from trt_engine.precision.quantize_model import quantize
+from trt_engine.verbs import build as build_module
+from trt_engine.verbs import build_precision
+from trt_engine.verbs.build import plan
+from trt_engine.verbs.build_precision import plan_placement
+from trt_engine.verbs.speed_check import measure_alternating, median_interval, slowdown_text
+
+RESNET = Path(__file__).parents[2] / "examples" / "classifiers" / "resnet.onnx"
+
+
+@pytest.mark.parametrize(
+    ("settings", "target"),
+    [
+        ({"backend": "tensorrt"}, "tensorrt"),
+        ({"backend": "trtexec"}, "tensorrt"),
+        ({}, "onnxruntime-cpu"),
+        ({"device": "cpu"}, "onnxruntime-cpu"),
+        ({"device": "cuda:1"}, "onnxruntime-cuda"),
+        ({"device": "cuda:0", "providers": ("tensorrt", "cuda")}, "onnxruntime-tensorrt"),
+        ({"device": "cuda:0", "providers": ("TensorrtExecutionProvider",)}, "onnxruntime-tensorrt"),
+        ({"device": "cuda:0", "providers": ("cuda", "cpu")}, "onnxruntime-cuda"),
+        ({"backend": "fake", "device": "fake"}, None),
+    ],
+)
+def test_the_target_follows_from_backend_device_and_providers(settings: dict[str, Any], target: str | None) -> None:
+    assert resolve_quant_target(BuildConfig(**settings)) == target
+
+
+# ------------------------------------------------------------------------------------------------ what build passes on
+
+
+@pytest.fixture
+def asked_targets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets that `quantize` is called with; it places for TensorRT all the same."""
+    seen: list[str] = []
+    from trt_engine.precision import quantize_model as module
+
+    def spy(*given: Any, config: QuantizeConfig | None = None, **values: Any) -> Any:
+        seen.append(values.pop("target", None) or (config or QuantizeConfig()).target)
+        return quantize(*given, config=config, **values)
+
+    monkeypatch.setattr(module, "quantize", spy)
+    return seen
+
+
+def rows(path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    weights = {name: rng.standard_normal((8, 8)).astype(np.float32) for name in ("w0", "w1", "w2")}
+    row = (models.FLOAT, ["batch", 8])
+    nodes = [models.node("MatMul", *side) for side in (("x w0", "t0"), ("t0 w1", "t1"), ("t1 w2", "y"))]
+    return models.save(path, nodes, {"x": row}, {"y": row}, weights)
+
+
+def data(folder: Path) -> str:
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
+    return str(folder / "data.npz")
+
+
+def test_build_quantises_for_the_library_that_runs_the_engine_and_says_so(
+    tmp_path: Path, asked_targets: list[str]
+) -> None:
+    engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path))
+
+    build = engine.passport.build
+    assert asked_targets == ["onnxruntime-cpu"]
+    assert build.retries[0] == "quantised to int8 for ONNX Runtime's CPU provider: 2 nodes, 1 left as they were"
+    assert build.quant_target == "onnxruntime-cpu"
+
+
+def test_two_targets_never_share_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, given = rows(tmp_path / "net.onnx"), data(tmp_path)
+    keys = []
+    for target in ("onnxruntime-cpu", "onnxruntime-tensorrt"):
+        monkeypatch.setattr(build_precision, "resolve_quant_target", lambda config, target=target: target)
+        planned = plan(net, precision="int8", calib_data=given)
+        assert planned.target == target
+        keys.append(planned.key)
+
+    assert len(set(keys)) == 2
+
+
+def test_a_format_that_the_library_has_no_kernels_for_is_refused_before_calibration(tmp_path: Path) -> None:
+    net, given = rows(tmp_path / "net.onnx"), data(tmp_path)
+    for precision, settings, title in (
+        ("fp8", {}, "CPU"),
+        ("int8", {"device": "cuda:0"}, "CUDA"),
+    ):
+        with pytest.raises(PrecisionError, match=f"{title} provider has no {precision} kernels to quantise it for"):
+            build_precision.require_calibration_data(
+                open_model(net), BuildConfig(precision=precision, calib_data=given, **settings)
+            )
+
+
+def test_a_model_without_quantised_layers_has_no_target(tmp_path: Path) -> None:
+    assert plan(rows(tmp_path / "net.onnx")).target is None
+
+
+# ------------------------------------------------------------------------------------------------ graphs placed elsewhere
+
+
+class Pictures(CalibrationDataReader):
+    def __init__(self) -> None:
+        self.left = [{"images": np.random.default_rng(0).random((4, 1, 32, 32), np.float32)}]
+
+    def get_next(self) -> dict[str, Any] | None:
+        return self.left.pop() if self.left else None
+
+
+@pytest.fixture(scope="module")
+def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tensorrt") / "resnet.int8.onnx"
+    quantize(RESNET, "int8", out=path, calib_data="random", parity=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cpu") / "resnet.u8s8.onnx"
+    quantize_static(
+        RESNET, path, Pictures(), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8, per_channel=True,
+    )  # fmt: skip
+    return path
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_int8_pairs_placed_for_tensorrt_are_refused_before_anything_is_built_for_the_cpu(
+    for_tensorrt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "execute", None)
+    with pytest.raises(PrecisionError) as caught:
+        plan(for_tensorrt, precision="int8")
+
+    error = caught.value
+    assert error.exit_code == 6
+    assert error.message.startswith(
+        "requested int8: these Q/DQ pairs are placed for TensorRT (S8 symmetric, results in float): ONNX Runtime's CPU "
+        "provider fuses 0 of 15 convolutions and runs them in FP32: result not quantised ("
+    )
+    assert "trt-engine quantize MODEL.onnx --to int8 --target onnxruntime-cpu" in (error.hint or "")
+
+
+def test_without_a_precision_the_same_graph_is_built_with_that_warning(
+    for_tensorrt: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        engine = te.build(for_tensorrt)
+
+    said = [text for text in warnings_of(caplog) if "fuses 0 of 15 convolutions" in text]
+    assert len(said) == 1 and "--target onnxruntime-cpu" in said[0]
+    assert "fuses 0 of 15 convolutions" in (engine.passport.build.not_fused or "")
+    assert "kernel" not in " ".join(warnings_of(caplog))
+
+
+def test_pairs_placed_for_the_cpu_build_for_it_without_a_warning(
+    for_the_cpu: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        engine = te.build(for_the_cpu, precision="int8")
+
+    assert warnings_of(caplog) == []
+    assert engine.passport.precision.compute_shares["int8"].macs == pytest.approx(1.0)
+    assert engine.passport.build.not_fused is None
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "trtexec"])
+def test_pairs_placed_for_the_cpu_are_refused_for_tensorrt(for_the_cpu: Path, backend: str) -> None:
+    with pytest.raises(PrecisionError, match="TensorRT takes 0 of 16 layers: UINT8 pairs") as caught:
+        plan_placement(open_model(for_the_cpu), BuildConfig(precision="int8", backend=backend))
+
+    assert "--target tensorrt " in (caught.value.hint or "")
+
+
+def test_int4_weights_build_for_the_cpu_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "vit.int4.onnx"
+    quantize(RESNET.with_name("vit.onnx"), "int4", out=path, parity=False)
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        assert plan(path).warnings == ()
+
+
+# ------------------------------------------------------------------------------------------------ beside FP32
+
+
+def clock_of(times: Sequence[float]) -> tuple[Callable[[], float], list[Callable[[], None]]]:
+    """A clock that the runs move: each takes as long as its number says, in turn."""
+    now = [0.0]
+
+    def run(seconds: float) -> Callable[[], None]:
+        def step() -> None:
+            now[0] += seconds
+
+        return step
+
+    return lambda: now[0], [run(seconds) for seconds in times]
+
+
+def test_a_quantised_engine_that_takes_longer_is_slower() -> None:
+    clock, (quantised, plain) = clock_of([0.024, 0.016])
+    check = measure_alternating(quantised, plain, baseline_name="fp32", shapes={}, clock=clock)
+
+    assert check is not None and check.is_slower
+    assert (check.ratio, check.low, check.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert check.pairs == 25  # a second of both
+    assert slowdown_text("int8", check, "why") == (
+        "int8 is 50 % slower than fp32 here (24.0 ms and 16.0 ms in 25 alternating runs): why"
+    )
+
+
+def test_a_faster_one_and_one_that_scatters_are_not_called_slower() -> None:
+    clock, (quantised, plain) = clock_of([0.010, 0.016])
+    faster = measure_alternating(quantised, plain, baseline_name="fp32", shapes={}, clock=clock)
+    now = [0.0]
+    rng = np.random.default_rng(0)
+
+    def scattered() -> None:
+        now[0] += rng.lognormal(-4, 0.5)
+
+    unsure = measure_alternating(scattered, scattered, baseline_name="fp32", shapes={}, clock=lambda: now[0])
+
+    assert faster is not None and not faster.is_slower and faster.high < 1
+    assert unsure is not None and not unsure.is_slower
+
+
+def test_a_model_too_slow_for_seconds_is_not_judged() -> None:
+    clock, (quantised, plain) = clock_of([3.0, 2.0])
+
+    assert measure_alternating(quantised, plain, baseline_name="fp32", shapes={}, clock=clock) is None
+
+
+def test_the_interval_holds_the_median_of_95_in_100_samples() -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(1000):
+        low, high = median_interval(list(rng.lognormal(size=15)))
+        held += low <= 1.0 <= high
+
+    assert 940 <= held <= 995
+
+
+@pytest.fixture
+def slow_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock sees the quantised engine take twice as long, whatever the machine does."""
+
+    def planted(quantised: Callable[[], Any], plain: Callable[[], Any], **given: Any) -> Any:
+        for run in (quantised, plain):
+            run()  # both run
+        clock, runs = clock_of([0.002, 0.001])
+        return measure_alternating(*runs, **given, clock=clock)
+
+    monkeypatch.setattr(build_module, "measure_alternating", planted)
+
+
+def test_a_build_that_quantised_says_when_its_engine_is_slower_than_fp32(
+    tmp_path: Path, slow_int8: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, given = rows(tmp_path / "net.onnx"), data(tmp_path)
+    with caplog.at_level(logging.WARNING, "trt_engine"):
+        engine = te.build(net, precision="int8", calib_data=given)
+
+    said = "int8 is 100 % slower than fp32 here (2.00 ms and 1.00 ms in 334 alternating runs)"
+    assert any(text.startswith(said) for text in warnings_of(caplog))
+    assert any(text.startswith(said) for text in engine.passport.build.warnings)
+    again = Engine.open(engine.path).passport.speed
+    assert again == engine.passport.speed is not None and "alternately" in again.protocol
+
+
+def test_without_parity_nothing_is_timed(tmp_path: Path, slow_int8: None) -> None:
+    engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path), parity=False)
+
+    assert engine.passport.speed is None
+
+
+def test_a_large_model_is_not_built_twice_to_be_timed(
+    tmp_path: Path, slow_int8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "_FAST_BUILD_MAX_BYTES", 100)
+
+    assert te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path)).passport.speed is None
+
+
+def test_an_fp32_engine_that_cannot_be_built_costs_the_timing_alone(
+    tmp_path: Path, slow_int8: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build_module._make_passport
+
+    def broken(plan: Any, config: BuildConfig, *given: Any) -> Any:
+        if config.precision is None:
+            raise BuildError("planted")
+        return whole(plan, config, *given)
+
+    monkeypatch.setattr(build_module, "_make_passport", broken)
+    engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path))
+
+    assert engine.passport.speed is None and engine.passport.parity is not None
+
+
+def test_a_model_quantised_before_is_not_timed_for_nothing_is_there_to_time_it_against(for_the_cpu: Path) -> None:
+    assert te.build(for_the_cpu, precision="int8").passport.speed is None

@@ -1,0 +1,313 @@
+"""`te.evaluate`: the figures of an engine over a dataset, beside a baseline, on any engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import trt_engine as te
+from onnx_models import FLOAT, node, save
+from trt_engine.errors import AccuracyError, EngineError, ShapeError, UsageError
+
+pytest.importorskip("PIL", reason="pillow reads the pictures")
+pytest.importorskip("faster_coco_eval", reason="faster-coco-eval works out COCO's figures")
+
+from PIL import Image
+
+from trt_engine.verbs.evaluate import evaluate
+from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
+
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
+COLOURS = {"blue": (10, 20, 250), "green": (10, 250, 20), "red": (250, 10, 20)}
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.getbasetemp() / "evaluate-store"  # one for this file: its engines are equal
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(folder))
+    return folder
+
+
+def colour_net(path: Path, *, batch: int | str = "batch", gain: float = 1.0, sides: tuple[Any, Any] = (8, 8)) -> Path:
+    """Scores red, green and blue by the mean of each channel; `gain` below 0 turns its answers round."""
+    plain = save(
+        path,
+        [
+            node("GlobalAveragePool", "images", "mean"),
+            node("Flatten", "mean", "flat"),
+            node("Mul", "flat gain", "scores"),
+        ],
+        {"images": (FLOAT, [batch, 3, *sides])},
+        {"scores": (FLOAT, [batch, 3])},
+        {"gain": np.float32([gain])},
+    )
+    vision = Vision(Preprocess((8, 8)), Postprocess("classify", classes=("red", "green", "blue"), activation="softmax"))
+    return declare(plain, vision, plain)
+
+
+def colours(folder: Path, each: int = 3) -> Path:
+    rng = np.random.default_rng(0)
+    for name, colour in COLOURS.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(each):
+            sides = tuple(int(side) for side in rng.integers(5, 30, 2))
+            Image.new("RGB", sides, colour).save(folder / name / f"{number}.png")
+    return folder
+
+
+def detect() -> Any:
+    spec = importlib.util.spec_from_file_location("digits_detect_here", DIGITS / "detect.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------------------------------------ detectors
+
+
+def test_the_ap_of_the_digits_is_that_of_the_examples_own_script(tmp_path: Path) -> None:
+    example = detect()
+    expected = example.average_precision(example.onnx_detector(DIGITS / "model.onnx"), DIGITS / "val")
+    found = evaluate(DIGITS / "model.onnx", DIGITS / "val", out=tmp_path, save_predictions=tmp_path / "p.json")
+    assert found.metrics["AP"] == pytest.approx(expected.ap50_95, abs=1e-6)
+    assert found.metrics["AP50"] == pytest.approx(expected.ap50, abs=1e-6)
+    assert found.metrics["AP75"] == pytest.approx(expected.ap75, abs=1e-6)
+    assert (found.images, found.skipped, found.task, found.batch) == (64, 0, "detect", 8)
+    assert found.latency_ms is not None and len(found.samples_ms) == 8
+    written = json.loads((tmp_path / "metrics.json").read_text())
+    assert written["schema"] == "trt-engine/evaluate"
+    assert written["metrics"] == found.metrics
+    assert written["dataset_digest"] == found.dataset_digest
+    rows = json.loads((tmp_path / "p.json").read_text())
+    assert len(rows) == found.predictions
+    assert set(rows[0]) == {"image_id", "category_id", "bbox", "score"}
+
+
+def test_a_subset_counts_only_its_own_pictures_and_annotations() -> None:
+    first = evaluate(DIGITS / "model.onnx", DIGITS / "val", max_samples=8)
+    some = evaluate(DIGITS / "model.onnx", DIGITS / "val" / "annotations.json", max_samples=8, seed=3)
+    assert first.images == some.images == 8
+    assert first.metrics["AP"] > 0.8
+    assert first.dataset_digest != some.dataset_digest
+    assert (
+        some.dataset_digest
+        == evaluate(DIGITS / "model.onnx", DIGITS / "val", max_samples=8, seed=3, batch=3).dataset_digest
+    )
+
+
+def test_one_damaged_picture_is_left_out_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(DIGITS / "val", tmp_path / "val")
+    broken = tmp_path / "val" / "images" / "val_0_0003.jpg"
+    broken.write_bytes(broken.read_bytes()[:700])
+    found = evaluate(DIGITS / "model.onnx", tmp_path / "val", max_samples=10)
+    assert (found.images, found.skipped) == (9, 1)
+    assert found.skipped_images[0].name == "val_0_0003.jpg"
+    assert any("1 images are left out (`val_0_0003.jpg`" in text for text in found.warnings)
+    assert "are left out" in caplog.text
+    without = json.loads((DIGITS / "val" / "annotations.json").read_text())
+    without["images"] = [item for item in without["images"][:10] if item["id"] != 4]
+    kept = {item["id"] for item in without["images"]}
+    without["annotations"] = [item for item in without["annotations"] if item["image_id"] in kept]
+    (tmp_path / "val" / "annotations.json").write_text(json.dumps(without))
+    assert evaluate(DIGITS / "model.onnx", tmp_path / "val").metrics == found.metrics
+
+
+def test_categories_of_other_names_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    shutil.copytree(DIGITS / "val", tmp_path / "val")
+    truth = json.loads((tmp_path / "val" / "annotations.json").read_text())
+    for item in truth["categories"]:
+        item["name"] = f"animal {item['name']}"
+    (tmp_path / "val" / "annotations.json").write_text(json.dumps(truth))
+    with pytest.raises(UsageError, match="no class of the model matches a category of the dataset"):
+        evaluate(DIGITS / "model.onnx", tmp_path / "val", out=tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------ classifiers
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "fake"])
+def test_a_folder_for_each_class_gives_top_1_and_top_5_on_any_backend(tmp_path: Path, backend: str) -> None:
+    device = "fake:0" if backend == "fake" else "cpu"
+    found = evaluate(colour_net(tmp_path / "net.onnx"), colours(tmp_path / "data"), backend=backend, device=device)
+    assert found.metrics == {"top1": 1.0, "top5": 1.0}
+    assert (found.images, found.task, found.backend, found.dataset_kind) == (9, "classify", backend, "folders")
+    assert found.vision["source"] == "declared"
+
+
+def test_an_npz_of_images_and_labels(tmp_path: Path) -> None:
+    images = np.zeros((5, 9, 9, 3), np.uint8)
+    labels = np.array([0, 1, 2, 2, 1])
+    images[np.arange(5), :, :, labels] = 200
+    labels[4] = 0  # one label is wrong
+    np.savez(tmp_path / "x.npz", images=images, labels=labels)
+    found = evaluate(colour_net(tmp_path / "net.onnx"), tmp_path / "x.npz", batch=2)
+    assert found.metrics == {"top1": 0.8, "top5": 1.0}
+    assert len(found.samples_ms) == 2  # the last batch is not whole, and not timed
+    np.savez(tmp_path / "y.npz", images=images, labels=labels + 5)
+    with pytest.raises(UsageError, match="the model scores 3 classes"):
+        evaluate(tmp_path / "net.onnx", tmp_path / "y.npz")
+
+
+def test_an_engine_of_a_fixed_batch_gets_its_last_batch_filled_up(tmp_path: Path) -> None:
+    data = colours(tmp_path / "data")
+    engine = te.build(colour_net(tmp_path / "net.onnx", batch=4), out=tmp_path / "net.engine.onnx")
+    found = evaluate(engine, data)
+    assert (found.batch, found.images, len(found.samples_ms)) == (4, 9, 3)
+    assert found.metrics["top1"] == 1.0
+    with pytest.raises(ShapeError, match="takes batches of 4 only") as refused:
+        evaluate(engine, data, batch=3)
+    assert refused.value.hint == "`--batch 4`"
+
+
+def test_a_batch_outside_the_profile_is_refused_with_one_inside(tmp_path: Path) -> None:
+    engine = te.build(colour_net(tmp_path / "net.onnx"), batch=(2, 3, 4), out=tmp_path / "net.engine.onnx")
+    data = colours(tmp_path / "data")
+    with pytest.raises(ShapeError, match="takes 2 to 4"):
+        evaluate(engine, data, batch=8)
+    assert evaluate(engine, data, batch=4).metrics["top1"] == 1.0  # nine pictures: the last one is filled up to two
+
+
+def test_a_model_of_open_height_and_width_is_built_for_the_declared_size(tmp_path: Path) -> None:
+    model = colour_net(tmp_path / "net.onnx", sides=("height", "width"))
+    assert evaluate(model, colours(tmp_path / "data")).metrics["top1"] == 1.0
+
+
+# ------------------------------------------------------------------------------------------------ a baseline
+
+
+def test_a_worse_engine_fails_the_gate_after_everything_is_written(tmp_path: Path) -> None:
+    data, good = colours(tmp_path / "data"), colour_net(tmp_path / "good.onnx")
+    bad = colour_net(tmp_path / "bad.onnx", gain=-1.0)
+    with pytest.raises(AccuracyError, match=r"top1 is 0\.0000, the baseline's is 1\.0000") as failed:
+        evaluate(bad, data, baseline=good, max_drop=0.01, out=tmp_path / "run")
+    assert failed.value.exit_code == 7
+    written = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert written["passed"] is False
+    assert written["metric_drop"]["top1"] == 1.0
+    assert written["baseline"]["metrics"]["top1"] == 1.0
+    assert written["parity"]["scores"]["cosine"] == pytest.approx(-1)
+
+
+def test_a_gate_with_nothing_to_gate_by_fails_after_everything_is_written(tmp_path: Path) -> None:
+    data = tmp_path / "val"
+    shutil.copytree(DIGITS / "val" / "images", data / "images")
+    listed = json.loads((DIGITS / "val" / "annotations.json").read_text())
+    (data / "annotations.json").write_text(json.dumps(listed | {"annotations": []}))
+    with pytest.raises(UsageError, match="no AP to gate by"):
+        evaluate(
+            DIGITS / "model.onnx",
+            data,
+            baseline=DIGITS / "model.onnx",
+            max_drop=0.01,
+            max_samples=4,
+            out=tmp_path / "run",
+        )
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["passed"] is None
+
+
+def test_an_equal_engine_passes_the_gate_and_differs_by_nothing(tmp_path: Path) -> None:
+    data, model = colours(tmp_path / "data"), colour_net(tmp_path / "net.onnx")
+    found = evaluate(model, data, baseline=te.build(model), max_drop=0.0)
+    assert found.passed is True
+    assert found.parity is not None and found.parity["scores"].max_abs == 0
+    assert found.metric_drop == {"top1": 0.0, "top5": 0.0}
+
+
+def test_a_baseline_of_another_batch_runs_the_same_pictures_in_pieces(tmp_path: Path) -> None:
+    data, model = colours(tmp_path / "data"), colour_net(tmp_path / "net.onnx")
+    fixed = te.build(colour_net(tmp_path / "fixed.onnx", batch=3), out=tmp_path / "fixed.engine.onnx")
+    found = evaluate(model, data, baseline=fixed, batch=8)
+    assert found.baseline is not None
+    assert (found.batch, found.baseline.batch) == (8, 3)
+    assert found.baseline.metrics == found.metrics == {"top1": 1.0, "top5": 1.0}
+    assert found.parity is not None and found.parity["scores"].max_abs == 0
+    assert len(found.baseline.samples_ms) == 4  # 3 + 3 + 2 filled up, and the last one alone filled up
+
+
+def test_pictures_without_labels_are_enough_for_parity(tmp_path: Path) -> None:
+    pictures = colours(tmp_path / "data") / "red"
+    model, half = colour_net(tmp_path / "net.onnx"), colour_net(tmp_path / "half.onnx", gain=0.5)
+    found = evaluate(half, pictures, baseline=model)
+    assert found.metrics == {}
+    assert found.dataset_kind == "pictures"
+    assert found.parity is not None and found.parity["scores"].max_rel == pytest.approx(0.5)
+    for more, says in (({}, "without labels"), ({"baseline": model, "max_drop": 0.1}, "no labels to gate by")):
+        with pytest.raises(UsageError, match=says):
+            evaluate(half, pictures, **more)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_model_that_declares_nothing_says_how_to(tmp_path: Path) -> None:
+    model = colour_net(tmp_path / "net.onnx")
+    data = colours(tmp_path / "data")
+    proto = onnx.load(model)
+    (tmp_path / "vision.json").write_text(proto.metadata_props[0].value)
+    del proto.metadata_props[:]
+    onnx.save(proto, model)
+    with pytest.raises(UsageError, match="does not declare") as refused:
+        evaluate(model, data)
+    assert "`--preprocess imagenet`" in str(refused.value.hint)
+    found = evaluate(model, data, preprocess=tmp_path / "vision.json")
+    assert found.metrics["top1"] == 1.0
+    assert found.vision["source"] == "vision.json"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"batch": 0}, "`--batch` is 0, expected 1 or more"),
+        ({"max_samples": 0}, "`--max-samples` is 0, expected 1 or more"),
+        ({"max_drop": 0.1}, "compares with a baseline"),
+        ({"max_drop": 3, "baseline": "x"}, "expected 0 to 1"),
+        ({"nonsense": 1}, "no argument `nonsense`"),
+        ({"save_predictions": "p.json"}, "predictions are saved for COCO annotations"),
+        ({"dataset": DIGITS / "val"}, "is declared to `classify`"),
+        ({"dataset": "none"}, "no such dataset"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {"dataset": colours(tmp_path / "data")} | settings
+    with pytest.raises(UsageError, match=says) as refused:
+        evaluate(colour_net(tmp_path / "net.onnx"), values.pop("dataset"), **values)
+    assert refused.value.hint
+
+
+def test_results_that_are_there_are_kept_unless_yes(tmp_path: Path) -> None:
+    model, data = colour_net(tmp_path / "net.onnx"), colours(tmp_path / "data")
+    (tmp_path / "metrics.json").write_text("mine")
+    with pytest.raises(UsageError, match="exists"):
+        evaluate(model, data, out=tmp_path)
+    assert (tmp_path / "metrics.json").read_text() == "mine"
+    evaluate(model, data, out=tmp_path, overwrite=True)
+    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["top1"] == 1.0
+
+
+def test_no_readable_picture_at_all_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+    (tmp_path / "data" / "red").mkdir(parents=True)
+    for number in range(5):
+        (tmp_path / "data" / "red" / f"{number}.jpg").write_text("x")
+    with pytest.raises(UsageError, match=r"none of the 5 images .* can be used \(`red/0.jpg`: unknown image format"):
+        evaluate(colour_net(tmp_path / "net.onnx"), tmp_path / "data")
+
+
+def test_a_changed_engine_is_not_evaluated(tmp_path: Path) -> None:
+    engine = te.build(colour_net(tmp_path / "net.onnx"), out=tmp_path / "net.engine.onnx")
+    engine.path.write_bytes(engine.path.read_bytes() + b"x")
+    with pytest.raises(EngineError):
+        evaluate(engine.path, colours(tmp_path / "data"))

@@ -1,0 +1,82 @@
+"""Write the table of trtexec's options into docs/trtexec.md (`--check`: exit 1 where the page is not up to date)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from trt_engine.cli.trtexec_table import (
+    OPTIONS,
+    BackendSetting,
+    FileArgument,
+    IgnoredOption,
+    ProfileShapes,
+    RejectedOption,
+    RenamedOption,
+    SameOption,
+    Translation,
+    TrtexecOption,
+)
+
+PAGE = Path(__file__).parents[1] / "docs" / "trtexec.md"
+BEGIN, END = "<!-- every option: made by tools/trtexec_options.py -->", "<!-- end of every option -->"
+VERBS = ("build", "bench", "profile")
+
+
+def meaning_text(option: TrtexecOption, meaning: Translation) -> str:
+    """What a verb does with the option, in one cell."""
+    match meaning:
+        case SameOption():
+            return "the same option here"
+        case FileArgument():
+            return "the file is the argument: `trt-engine build MODEL`, `trt-engine bench ENGINE`"
+        case ProfileShapes():
+            return "`--profile`, of the three together"
+        case RenamedOption(flag, _, value):
+            shown = value or ("VALUE" if option.takes_value else "")
+            return f"`{flag} {shown}`".replace(" `", "`")
+        case BackendSetting(name, value, _, _, also):
+            return (
+                f"`-O {name}={value or 'VALUE'}`" + (f", `-O {also}`" if also else "") + "; left out for other backends"
+            )
+        case IgnoredOption(why):
+            return f"accepted without effect: {why}"
+        case RejectedOption(hint):
+            return f"refused: {hint}"
+
+
+def table() -> str:
+    """The table in Markdown."""
+    lines = ["| option of trtexec | TensorRT | here |", "|---|---|---|"]
+    for option in OPTIONS.values():
+        texts = {verb: meaning_text(option, option.for_verb(verb)) for verb in VERBS}
+        if option.measuring_only:
+            texts["build"] = "left out with a warning: `build` measures nothing"
+        groups: dict[str, list[str]] = {}
+        for verb, text in texts.items():
+            groups.setdefault(text, []).append(f"`{verb}`")
+        told = "; ".join(text if len(groups) == 1 else f"{', '.join(verbs)}: {text}" for text, verbs in groups.items())
+        name = f"{option.spelling}=VALUE" if option.takes_value else option.spelling
+        lines.append(f"| `{name}` | {option.versions} | {told.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines)
+
+
+def written(page: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main() -> int:
+    """Write the page, or compare."""
+    page = PAGE.read_text(encoding="utf-8")
+    made = written(page)
+    if "--check" in sys.argv[1:]:
+        return int(made != page)
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
