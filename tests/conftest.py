@@ -63,10 +63,17 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
-    """What of TensorRT was shown here and what was not stands last of all: a skip among thousands of dots is not seen."""
-    yield
+    """What of TensorRT was shown here and what was not stands last of all: a skip among thousands of dots is not seen.
+
+    The other skips are counted by their reasons, before the failures: a line for each would hide those.
+    """
     skips = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped") if report.longrepr]
     reasons = [text.removeprefix("Skipped: ") for text in skips]
+    if reasons:
+        terminalreporter.section("skipped, by reason", sep="=")
+        for reason, count in Counter(reasons).most_common():
+            terminalreporter.line(f"{count:5d} x {reason}")
+    yield
     _say_skipped(terminalreporter, "TensorRT's bindings", "of the tensorrt backend", [
         text for text in reasons if "the bindings of TensorRT cannot be had" in text
     ])  # fmt: skip
