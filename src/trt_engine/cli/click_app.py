@@ -180,10 +180,8 @@ def _as_trt_engine_error(error: BaseException, args: Sequence[str]) -> TrtEngine
             f"the name `{replace_surrogates(error.object)[:200]}` is not UTF-8", hint="rename the file or folder"
         )
     signals = sys.modules.get("trt_engine.cli.signals")
-    if (
-        signals is not None and signals.was_interrupted()
-    ):  # a library's import turns KeyboardInterrupt into its own error
-        return interrupted
+    if signals is not None and signals.was_interrupted():
+        return interrupted  # an import of compiled code replaces KeyboardInterrupt by an error of its own
     # unexpected: one sentence, with the traceback under -vv
     return TrtEngineError(f"unexpected {type(error).__name__}: {error}".rstrip(": "), hint="`-vv` shows where")
 
