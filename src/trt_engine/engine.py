@@ -25,6 +25,7 @@ from trt_engine.atomic_io import (
     staged_copy,
     write_atomic,
 )
+from trt_engine.display import RichDisplay
 from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.format import escape_control
 from trt_engine.plan_header import PLAN_BACKENDS, plan_header
@@ -64,7 +65,7 @@ def _has_passport(beside: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(RichDisplay):
     """A sealed engine: the payload's path and its passport. A value; `te.load` makes it run."""
 
     path: Path

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.errors import FeedError, UsageError
 
 Shape = tuple[int, ...]
@@ -169,7 +170,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(RichDisplay):
     """The inputs and outputs of a model or an engine, in the file's order."""
 
     inputs: tuple[TensorSpec, ...]

@@ -28,6 +28,7 @@ from trt_engine.atomic_io import (
     resolve_link,
     staging_folder,
 )
+from trt_engine.display import RichDisplay
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.public_function import public_function
@@ -67,7 +68,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PackReport:
+class PackReport(RichDisplay):
     """Result of `pack`, or of its dry run: the archive, its files and the omitted files."""
 
     archive: str

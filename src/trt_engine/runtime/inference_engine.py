@@ -17,6 +17,7 @@ import numpy as np
 from trt_engine.config.profiles import Profile
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.device.foreign import reader_for
+from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
@@ -36,7 +37,7 @@ _MAX_VALIDATED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceResult:
+class InferenceResult(RichDisplay):
     """Result of a request that does not raise."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class InferenceResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(RichDisplay):
     """Statistics of an `InferenceEngine` since it was loaded, without warm-up."""
 
     requests: int
@@ -63,7 +64,7 @@ class Stats:
     replicas: tuple[ReplicaStats, ...] = ()
 
 
-class InferenceEngine:
+class InferenceEngine(RichDisplay):
     """A loaded engine: `infer`, `infer_async`, `warmup`, `stats`, `close`. Created by `te.load`; thread-safe.
 
     The caller owns the outputs: no later call changes them. No thread is started before the first `infer_async`.
@@ -109,6 +110,11 @@ class InferenceEngine:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self.signature.outputs
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
 
     @property
     def runtime_info(self) -> dict[str, str]:
@@ -273,6 +279,7 @@ class InferenceEngine:
                 raise UsageError(f"unknown output `{name}`", hint=suggest(name, names))
         arrays = {name: as_feed(name, array, self.runner.device) for name, array in (outputs or {}).items()}
         bound: BoundCall = self.runner.bind(self._validate(inputs), arrays)
+        bound.engine = self.engine
         return bound
 
     def warmup(
