@@ -107,7 +107,10 @@ class Engine(RichDisplay):
 
     @classmethod
     def open(cls, path: Path | str) -> Engine:
-        """The engine at `path` (payload or passport); `EngineError` when it has no readable passport."""
+        """The engine at `path` (payload or passport); `EngineError` when it has no readable passport.
+
+        `ModelError` for a path that does not exist or is a folder.
+        """
         path = Path(path)
         try:
             path.stat()
@@ -158,7 +161,8 @@ class Engine(RichDisplay):
     def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
         """The same engine at `target`, or where its link leads: payload first, side files, passport last.
 
-        Side files keep their names, because the payload names them; the reference file is named after the payload.
+        Side files keep their names, because the payload names them; the reference file is named after the payload. Raises
+        `EngineError` for a file that is missing or was changed, `UsageError` for a `target` that is not a file.
         """
         passport, sources = self.passport, list(self.files)
         for path in sources:

@@ -188,7 +188,9 @@ class Signature(RichDisplay):
         raise UsageError(f"unknown input `{name}`", hint=suggest(name, [spec.name for spec in self.inputs]))
 
     def check(self, feeds: Tensors) -> None:
-        """`FeedError` unless exactly the inputs are fed, each with its type, rank and fixed sizes."""
+        """`FeedError` unless exactly the inputs are fed, each with its dtype, rank and fixed sizes, and equal sizes for
+        equal symbols.
+        """
         names = [spec.name for spec in self.inputs]
         for name in feeds:
             if name not in names:

@@ -104,7 +104,8 @@ def pack(folder: Path | str, out: Path | str | None = None, *, raw: bool = True,
     """Pack the run in `folder` into one archive, `.tar.gz` or `.zip` by the suffix of `out`; return its path.
 
     `raw` keeps raw profiles, `engines` adds engines and models. Links, hidden files and archives are omitted; home folders
-    in text files become `~`. `report` and `inspect` read the archive like the folder.
+    in text files become `~`. `report` and `inspect` read the archive like the folder. Raises `UsageError` for a folder that
+    does not exist, is an archive already, or an `out` with another suffix.
     """
     return Path(pack_run(folder, out, raw=raw, engines=engines).archive)
 

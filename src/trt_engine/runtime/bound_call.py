@@ -90,7 +90,8 @@ class BoundCall(RichDisplay):
         inputs: Tensors,
         outputs: Tensors,
     ) -> None:
-        """`inputs` are validated arrays of all inputs; outputs that are left out are allocated on the device.
+        """`inputs` are validated arrays of all inputs by name, in the dtypes of the signature, and their shapes are those of
+        each call; outputs that are left out are allocated on the device.
 
         Raises `UsageError` for data-dependent outputs and arrays that do not fit.
         """
@@ -119,7 +120,10 @@ class BoundCall(RichDisplay):
     # ---------------------------------------------------------------------------------------- calls
 
     def __call__(self) -> dict[str, Any]:
-        """Run and wait; the outputs by name, the same arrays each time."""
+        """Run and wait; the outputs by name, the same arrays each time.
+
+        Raises `UsageError` if it is closed, or in use by another thread.
+        """
         self._check_idle()
         with self._busy:
             self._home.exclusively(self._run, False)

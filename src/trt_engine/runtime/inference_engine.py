@@ -172,7 +172,11 @@ class InferenceEngine(RichDisplay):
         return self._infer(feeds, False, self._device_run) if on_device else self._infer(feeds)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        """`infer`, as a Runner method."""
+        """`infer`, as a Runner method.
+
+        Feeds and outputs by name, in the dtypes and shapes of `signature`. Raises `FeedError` and `ShapeError` for feeds
+        that do not fit, `UsageError` once closed.
+        """
         return self._infer(feeds)
 
     @overload
@@ -189,7 +193,8 @@ class InferenceEngine(RichDisplay):
         """`infer` as a future; the arrays must not change until it is done.
 
         Runs one request per context; others wait in FIFO order and can be cancelled. `priority` and `deadline_ms` need
-        `batching`: see `Batcher.submit`.
+        `batching`: see `Batcher.submit`. Raises `UsageError` once closed or for these two without it, and `TrtEngineError`
+        if no thread can be started; what `infer` raises is in the future.
         """
         if self._batcher is not None and not result:
             return self._submit(feeds, priority, deadline_ms)
@@ -287,7 +292,8 @@ class InferenceEngine(RichDisplay):
     ) -> None:
         """Run `runs` times on seeded inputs of the profile's opt shapes, on every device and in every context.
 
-        Captures graphs for these shapes if enabled.
+        Captures graphs for these shapes if enabled. Raises `UsageError` for numbers below 1 and once closed, `ShapeError`
+        for shapes the engine does not take.
         """
         for name, number in (("runs", runs), ("batch", 1 if batch is None else batch)):
             if not isinstance(number, int) or number < 1:
