@@ -117,6 +117,7 @@ class Module:
 
     def __init__(self, source: Source, path: Path) -> None:
         self.source, self.path = source, path
+        self._raised: dict[tuple[Function, int], set[str]] = {}
         self.tree = ast.parse(path.read_text(encoding="utf-8"))
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, Function)}
         self.classes = {node.name: node for node in self.tree.body if isinstance(node, ast.ClassDef)}
@@ -158,10 +159,11 @@ class Module:
 
     def raised(self, function: Function, owner: ast.ClassDef | None, depth: int = 1) -> set[str]:
         """The project's errors that leave a function."""
-        found: set[str] = set()
-        for statement in function.body:
-            self._visit(statement, owner, depth, (), found)
-        return found
+        if (function, depth) not in self._raised:
+            found = self._raised[function, depth] = set()
+            for statement in function.body:
+                self._visit(statement, owner, depth, (), found)
+        return self._raised[function, depth]
 
     def _visit(
         self, node: ast.AST, owner: ast.ClassDef | None, depth: int, caught: tuple[str, ...], found: set[str]
@@ -170,10 +172,10 @@ class Module:
             return
         if isinstance(node, ast.Try):
             inside = caught + tuple(name for one in node.handlers if not _re_raises(one) for name in _caught(one.type))
-            for child in node.body:
-                self._visit(child, owner, depth, inside, found)
-            for child in (*node.handlers, *node.orelse, *node.finalbody):
-                self._visit(child, owner, depth, caught, found)
+            for statement in node.body:
+                self._visit(statement, owner, depth, inside, found)
+            for part in (*node.handlers, *node.orelse, *node.finalbody):
+                self._visit(part, owner, depth, caught, found)
             return
         if isinstance(node, ast.With):
             for item in node.items:

@@ -23,7 +23,8 @@ from trt_engine.display import RichDisplay
 from trt_engine.precision.calibration import CalibrationResult
 from trt_engine.records.build import CachedEngine, CacheReport
 from trt_engine.reporting import results
-from trt_engine.reporting.document import Commands, Facts, Paragraph, Section, Table, shorten
+from trt_engine.reporting.document import Commands, Facts, Links, Notice, Paragraph, Section, Table, shorten
+from trt_engine.reporting.html import render_cell
 from trt_engine.runtime.inference_engine import InferenceEngine, InferenceResult
 
 Load = Callable[..., InferenceEngine]
@@ -158,6 +159,20 @@ def test_text_of_a_model_is_escaped() -> None:
     assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt; &amp;" in text
     assert "\x1b" not in text and "\u202e" not in text
     cell(report)
+
+
+BLOCKS = [
+    Paragraph, lambda text: Facts(((text, text),)), lambda text: Table(text, (text,), ((text,),)),
+    lambda text: Commands((text,)), lambda text: Links(((text, text, text),)), lambda text: Section("key", text, ()),
+    lambda text: Notice(text),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", BLOCKS)
+def test_every_kind_of_block_is_escaped(make: Callable[[str], Any]) -> None:
+    text = render_cell([make('<i onclick="x">&')])
+    assert "<i" not in text and "&lt;i onclick=" in text and 'onclick="' not in text
+    _Page(text)
 
 
 def test_a_long_list_ends_with_its_count_in_a_cell_and_is_whole_in_print() -> None:
