@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trt_engine.config.profiles import Profile
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.format import format_percent
 from trt_engine.records.parity import OutputError, Parity, ParityLimits, SpeedCheck
@@ -240,7 +241,7 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
-class Passport:
+class Passport(RichDisplay):
     """Everything `inspect ENGINE` reports without loading the engine."""
 
     schema: Literal["trt-engine/passport"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_engine.config.serve import ServeConfig
+from trt_engine.display import RichDisplay
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
@@ -42,7 +43,7 @@ class Addresses:
     metrics: str | None
 
 
-class Server:
+class Server(RichDisplay):
     """Models behind HTTP and gRPC, until `close`. Made by `te.serve`; works in `with`."""
 
     def __init__(self, repository: Callable[[], Repository], config: ServeConfig, token: bytes | None) -> None:

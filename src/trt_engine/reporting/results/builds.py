@@ -194,7 +194,8 @@ def bundle_state(state: BundleState) -> Iterator[Block]:
         found, passport = engine.compatibility, engine.passport
         lines = [f"{engine.path} ({format_bytes(engine.nbytes)})", f"verdict: {found.status}, {found.reason}"]
         lines += [f"command: {found.command}"] if found.command else []
-        lines += [f"{what}: {text}" for what, text in signature_facts(passport)] if passport is not None else []
+        if passport is not None:
+            lines += [f"{what}: {text}" for what, text in signature_facts(passport.signature, passport.profiles)]
         lines += [f"run: {smoke_time(engine.smoke_run)}"] if engine.smoke_run is not None else []
         rows.append((name, lines))
     for link in state.connections:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trt_engine.config.profiles import Profile
 from trt_engine.format import format_bytes, format_ms, format_percent, join_names
 from trt_engine.records.base import Finding
 from trt_engine.records.parity import OutputError, Parity
-from trt_engine.records.passport import Passport, Precision
+from trt_engine.records.passport import Precision
 from trt_engine.reporting.document import Fact
-from trt_engine.tensors import format_shape
+from trt_engine.tensors import Signature, format_shape
 
 
 def plural(count: int, what: str) -> str:
@@ -70,12 +71,12 @@ def parity_fact(parity: Parity | None) -> Fact:
     return "parity", lines
 
 
-def signature_facts(passport: Passport) -> list[Fact]:
+def signature_facts(signature: Signature, profiles: Sequence[Profile] = ()) -> list[Fact]:
     """Inputs, outputs and profiles, one row each."""
     return [
-        *(("input", str(spec)) for spec in passport.signature.inputs),
-        *(("output", str(spec)) for spec in passport.signature.outputs),
-        *((f"profile {index}", str(profile)) for index, profile in enumerate(passport.profiles)),
+        *(("input", str(spec)) for spec in signature.inputs),
+        *(("output", str(spec)) for spec in signature.outputs),
+        *((f"profile {index}", str(profile)) for index, profile in enumerate(profiles)),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import UnsetType
 
@@ -193,6 +194,11 @@ def serve_report(report: ServeReport) -> Iterator[Block]:
         ("metrics", report.metrics),
         ("model", map(_served_text, report.models)),
     )
+
+
+def server(server: Any) -> Iterator[Block]:
+    """A running server, as `serve` reports it."""
+    yield from serve_report(server.report)
 
 
 def _served_text(model: ServedModel) -> str:
