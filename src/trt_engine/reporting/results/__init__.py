@@ -14,7 +14,7 @@ _MODULES = {
     "measurements": (
         "BenchRecord", "BenchPlan", "LogReport", "InferReport", "InferPlan", "EvaluateReport", "EvaluatePlan",
         "SizeReport", "SizePlan", "ProfileReport", "ProfilePlan", "CompareReport", "ComparePlan",
-        "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport",
+        "UpgradeReport", "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport",
     ),
     "load": ("LoadtestRecord", "LoadtestPlan"),
     "models": (

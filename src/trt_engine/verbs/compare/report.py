@@ -71,7 +71,7 @@ def make_report(request: CompareRequest, run: CompareRun) -> CompareReport:
             f"{len(against)} engines are compared with the first: each interval holds for itself alone, "
             "`--fail-if` corrects for their number (Holm)"
         )
-    gates = tuple(_evaluate_gates(request.rules, run.results))
+    gates = tuple(evaluate_gates(request.rules, run.results))
     records = [require_record(side) for side in run.sides]
     reasons = (
         *(
@@ -126,7 +126,7 @@ def _quantized_dtype(side: CompareSide) -> str | None:
     return None if kind in _FLOATS else kind
 
 
-def _evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> Iterator[GateResult]:
+def evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> Iterator[GateResult]:
     """Each rule over all engines against the base; several engines are several chances of a false alarm (Holm)."""
     for rule in rules:
         if rule.metric == "error":
