@@ -16,8 +16,9 @@ from trt_engine.config.upgrade import UpgradeConfig
 @click.argument("old", metavar="OLD", type=options.FILE)
 @click.argument("new", metavar="NEW", type=options.FILE)
 @options.config_options(UpgradeConfig)
+@options.dry_run_option
 @options.common
-def command(output_options: OutputOptions, old: Path, new: Path, **values: Any) -> None:
+def command(output_options: OutputOptions, old: Path, new: Path, dry_run: bool, **values: Any) -> None:
     """Compare what two versions of TensorRT or ONNX Runtime made of the same models.
 
     OLD and NEW are run folders or archives of `run` (also with --container), folders of `bench -o`, or engines, each made
@@ -33,6 +34,6 @@ def command(output_options: OutputOptions, old: Path, new: Path, **values: Any) 
 
     from trt_engine.verbs import upgrade_check
 
-    report = upgrade_check.run(old, new, config, command=options.command_line())
+    report = upgrade_check.run(old, new, config, dry_run=dry_run, command=options.command_line())
     print_result(output_options, "upgrade-check", report)
     upgrade_check.gate(report, strict=config.strict)

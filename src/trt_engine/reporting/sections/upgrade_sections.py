@@ -14,7 +14,7 @@ from trt_engine.reporting.sections.section_helpers import make_table, text_table
 
 def summarize(report: UpgradeReport | None) -> str:
     """`do not upgrade: slower:3%: ...`."""
-    return "" if report is None else to_sentence(f"{report.verdict}: {report.reason}")
+    return "" if report is None else to_sentence(f"{report.verdict.capitalize()}: {report.reason}")
 
 
 def key_figures(report: UpgradeReport) -> Iterator[KeyFigure]:

@@ -79,7 +79,7 @@ def make_report(request: CompareRequest, run: CompareRun) -> CompareReport:
             for side in run.sides
             if any(request.from_records) and not require_record(side).complete
         ),
-        *_instability(against, [state for record in records for state in record.clocks], gates),
+        *find_instability(against, [state for record in records for state in record.clocks], gates),
     )
     if reasons:
         warnings.append(f"for a stable comparison: {advice(records[0])}")
@@ -166,9 +166,10 @@ def _evaluate_output_gate(rule: GateRule, against: Sequence[Comparison]) -> Gate
     return GateResult(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, evaluated=judged)
 
 
-def _instability(
+def find_instability(
     against: Sequence[Comparison], states: Sequence[Clocks], gates: Sequence[GateResult]
 ) -> tuple[str, ...]:
+    """Why the comparison is not stable, in words."""
     reasons = []
     for side in against:
         median = next((item for item in side.speed if item.metric == "median"), None)

@@ -27,6 +27,7 @@ from trt_engine.records.compare import GateResult
 from trt_engine.records.upgrade import UpgradeReport, Verdict
 from trt_engine.reporting.report import REPORT_FILES, check_overwrite, write_reports
 from trt_engine.run_folder import UPGRADE
+from trt_engine.verbs.compare.report import find_instability
 from trt_engine.verbs.compare.request import GateRule, parse_gates
 from trt_engine.verbs.upgrade_check.judge import (
     ItemResult,
@@ -64,8 +65,8 @@ def upgrade_check(
     return report
 
 
-def run(old: Path, new: Path, config: UpgradeConfig, *, command: str = "") -> UpgradeReport:
-    """The same without the gates' errors."""
+def run(old: Path, new: Path, config: UpgradeConfig, *, dry_run: bool = False, command: str = "") -> UpgradeReport:
+    """The same without the gates' errors; a dry run writes no files."""
     rules = parse_gates(config.fail_if)
     if any(rule.metric == "error" for rule in rules):
         raise UsageError("run folders hold no outputs to compare", hint="`--max-drop` is the gate of accuracy")
@@ -81,7 +82,7 @@ def run(old: Path, new: Path, config: UpgradeConfig, *, command: str = "") -> Up
     unmatched += [f"`{one.label}`: OLD has no engine" for one, _ in pairs if one.engine.state != "done"]
     report = _make_report(old, new, results, unmatched, config, rules)
     report = dataclasses.replace(report, artifacts={name: str(path) for name, path in writes.items()})
-    if config.out is not None:
+    if config.out is not None and not dry_run:
         ensure_folder(config.out, by="-o")
         write_json(writes["upgrade"], verb_document("upgrade-check", report, command=command))
         write_reports(config.out)
@@ -128,7 +129,9 @@ def _make_report(
 ) -> UpgradeReport:
     gates = judge(results, rules, max_drop=config.max_drop, keep_plans=config.keep_plans)
     failed = list(failures(gates))
-    verdict, reason = _verdict(gates, failed, unmatched)
+    timed = [one.item.comparison for one in results if one.item.comparison.speed]
+    clocks = [state for one in results for side in (one.old, one.new) for item in side.records for state in item.clocks]
+    verdict, reason = _verdict(gates, failed, [*find_instability(timed, clocks, ()), *unmatched])
     environments = (results[0].old.environment, results[0].new.environment)
     alternating = all(are_alternating(one.old, one.new) for one in results)
     versions = different_versions(*environments)
@@ -152,11 +155,11 @@ def _make_report(
     )
 
 
-def _verdict(gates: tuple[GateResult, ...], failed: list[GateResult], unmatched: list[str]) -> tuple[Verdict, str]:
+def _verdict(gates: tuple[GateResult, ...], failed: list[GateResult], doubts: list[str]) -> tuple[Verdict, str]:
     if failed:
         return "do not upgrade", "; ".join(f"{gate.rule}: {gate.text}" for gate in failed)
     unknown = [f"{gate.rule}: {gate.text}" for gate in gates if not gate.evaluated]
-    unknown += [text for text in unmatched if not text.endswith("NEW alone")]
+    unknown += [text for text in doubts if not text.endswith("NEW alone")]
     return ("undecided", "; ".join(unknown)) if unknown else ("upgrade", "every gate passed")
 
 

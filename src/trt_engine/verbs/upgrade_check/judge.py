@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 from trt_engine.backends.onnxruntime.compatibility import check_version
+from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, TrtEngineError, UsageError
 from trt_engine.format import format_percent
@@ -79,13 +80,15 @@ def _compare_speed(old: VersionItem, new: VersionItem) -> tuple[PairResult, list
         return _not_timed(old.label, error.message)
     sides = (old.compare_side(), new.compare_side())
     result = compare_with_base(*sides)
-    warnings = list(unpaired_warnings(*sides))
+    warnings = list(unpaired_warnings(replace(sides[0], label="OLD"), sides[1]))
     if are_alternating(old, new):
         warnings = warnings[1:]
+    if not result.differences:
+        warnings += (f"`{old.label}`: {text}" for text in result.messages)
     unstable = [name for name, side in (("OLD", old), ("NEW", new)) if not all(one.stable for one in side.records)]
     if unstable:
         warnings.append(f"`{old.label}` was not stable in {' and '.join(unstable)}")
-    return result, [*(f"`{old.label}`: {text}" for text in result.messages), *warnings]
+    return result, warnings
 
 
 def _not_timed(label: str, reason: str) -> tuple[PairResult, list[str]]:
@@ -192,8 +195,6 @@ def _judge_plan(one: ItemResult, keep_plans: bool) -> _State:
         return state
     engine = one.new
     if engine.path is not None and engine.passport is not None:
-        from trt_engine.engine import Engine
-
         try:
             Engine(engine.path, engine.passport).verify()
         except EngineError as error:
