@@ -86,7 +86,7 @@ def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
     for item in settings(OWN[verb]):
         assert item.name in known | positional
         assert f"\n    {item.name}: " in text
-    call: Any = getattr(te, verb)
+    call: Any = getattr(te, verb.replace("-", "_"))
     with pytest.raises(UsageError, match="has no argument `zzzzzz`"):
         call(**{item.name: None for item in settings(OWN[verb])}, zzzzzz=1)
 
