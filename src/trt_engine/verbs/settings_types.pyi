@@ -181,6 +181,10 @@ class SizeSettings(BuildSettings, total=False):
     """Measured arrival times of one source, in seconds, one per line."""
     codec: Literal["h264", "hevc", "vp9", "av1"] | None
     """Include the GPU's decoders."""
+    crops: int
+    """Objects of each inferred frame that a second model takes, on the same GPU."""
+    crop_curve: Path | str | None
+    """With --crops: `curve.jsonl` of the second model, from its own `size`."""
     curve: Path | str | None
     """Reuse this `curve.jsonl` of the same engine and machine."""
     verify_s: str | float | None
