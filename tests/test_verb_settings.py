@@ -26,6 +26,7 @@ from trt_engine.config.run import RunConfig
 from trt_engine.config.serve import ServeConfig
 from trt_engine.config.settings import Setting, settings
 from trt_engine.config.size import SizeConfig
+from trt_engine.config.upgrade import UpgradeConfig
 from trt_engine.errors import UsageError
 from trt_engine.sweep.plan_file import plan_schema
 
@@ -35,6 +36,7 @@ OWN: dict[str, type] = {
     "compare": CompareConfig, "convert": ConvertConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
     "loadtest": LoadtestConfig, "migrate": MigrateConfig, "profile": ProfileConfig, "quantize": QuantizeConfig,
     "ranges": RangesConfig, "run": RunConfig, "search": SearchConfig, "serve": ServeConfig, "size": SizeConfig,
+    "upgrade-check": UpgradeConfig,
 }  # fmt: skip
 """The config class of each verb's own settings."""
 NO_FLAG = {"quantize": {"preprocessing", "ranges"}, "cast": {"ranges"}, "bench": {"log"}}
@@ -76,7 +78,7 @@ def test_a_line_is_a_flag_with_its_help(verb: str) -> None:
 @pytest.mark.parametrize("verb", OWN)
 def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
     made = generator()
-    name = {"bench": "BenchRunSettings"}.get(verb, f"{verb.capitalize()}Settings")
+    name = {"bench": "BenchRunSettings", "upgrade-check": "UpgradeSettings"}.get(verb, f"{verb.capitalize()}Settings")
     text = (ROOT / "src" / "trt_engine" / "verbs" / "settings_types.pyi").read_text()
     (kind,) = (one for one in made.KINDS if one.name == name)
     known = {*made.inherited(kind), *(field for field, _, _ in made.fields_of(kind))}
@@ -84,7 +86,7 @@ def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
     for item in settings(OWN[verb]):
         assert item.name in known | positional
         assert f"\n    {item.name}: " in text
-    call: Any = getattr(te, verb)
+    call: Any = getattr(te, verb.replace("-", "_"))
     with pytest.raises(UsageError, match="has no argument `zzzzzz`"):
         call(**{item.name: None for item in settings(OWN[verb])}, zzzzzz=1)
 

@@ -24,6 +24,7 @@ _NAMES = {
     "config.runtime": "Batching RuntimeConfig",
     "config.serve": "ServeConfig",
     "config.size": "SizeConfig",
+    "config.upgrade": "UpgradeConfig",
     "diagnosis.doctor": "doctor",
     "engine": "Engine",
     "environment": "Environment",
@@ -43,6 +44,7 @@ _NAMES = {
     "records.migrate": "MigrateReport",
     "records.passport": "Passport",
     "records.size": "SizeReport",
+    "records.upgrade": "UpgradeReport",
     "reporting.pack": "pack",
     "reporting.report": "report",
     "runtime.bound_call": "BoundCall",
@@ -68,6 +70,7 @@ _NAMES = {
     "verbs.profile": "profile",
     "verbs.quantize": "quantize",
     "verbs.ranges": "ranges",
+    "verbs.upgrade_check": "upgrade_check",
     "verbs.validate": "validate",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

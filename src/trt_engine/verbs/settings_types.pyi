@@ -181,6 +181,10 @@ class SizeSettings(BuildSettings, total=False):
     """Measured arrival times of one source, in seconds, one per line."""
     codec: Literal["h264", "hevc", "vp9", "av1"] | None
     """Include the GPU's decoders."""
+    crops: int
+    """Objects of each inferred frame that a second model takes, on the same GPU."""
+    crop_curve: Path | str | None
+    """With --crops: `curve.jsonl` of the second model, from its own `size`."""
     curve: Path | str | None
     """Reuse this `curve.jsonl` of the same engine and machine."""
     verify_s: str | float | None
@@ -630,6 +634,22 @@ class MigrateSettings(TypedDict, total=False):
     """Make the mechanical changes, and show them as a diff."""
     sarif: Path | str | None
     """Also write the findings to this file as SARIF 2.1.0."""
+
+class UpgradeSettings(TypedDict, total=False):
+    """Settings of `te.upgrade_check`."""
+
+    fail_if: Sequence[str]
+    """Slower:3%, p99-slower:5%, maybe-slower:3% (exit code 8) [default: slower:3%]."""
+    max_drop: float
+    """Exit code 7 when AP or top-1 drops by more than X."""
+    keep_plans: bool
+    """Exit code 10 when a plan of OLD does not load in NEW."""
+    strict: bool
+    """Exit code 9 when a gate cannot be judged."""
+    out: Path | str | None
+    """Folder for the report (report.html, report.md) and upgrade.json."""
+    overwrite: bool
+    """Overwrite existing files."""
 
 class SearchSettings(TypedDict, total=False):
     """Settings of `te.search`."""

@@ -14,7 +14,7 @@ _MODULES = {
     "measurements": (
         "BenchRecord", "BenchPlan", "LogReport", "InferReport", "InferPlan", "EvaluateReport", "EvaluatePlan",
         "SizeReport", "SizePlan", "ProfileReport", "ProfilePlan", "CompareReport", "ComparePlan",
-        "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport", "Server",
+        "UpgradeReport", "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport", "Server",
     ),
     "load": ("LoadtestRecord", "LoadtestPlan"),
     "models": (
