@@ -438,6 +438,18 @@ class LoadtestSettings(EngineSettings, total=False):
     preprocess: str | None
     """How images of --calib-data become inputs, instead of what the model declares."""
 
+class DeploySettings(TypedDict, total=False):
+    """Settings of `te.deploy`, by target."""
+
+    sized: Path | str | Sequence[Path | str]
+    """Folder of a `size` run: the engine it measured is batched as measured (repeatable)."""
+    instances: int | None
+    """Execution instances of each model on a device [default: measured, else 1]."""
+    max_wait_ms: float | None
+    """Longest wait of a request for others of its batch [default: measured, else 0]."""
+    warmup: bool
+    """Have Triton run the smallest, usual and largest batch before a model is ready."""
+
 class RunSettings(TypedDict, total=False):
     """Settings of `te.run`."""
 
