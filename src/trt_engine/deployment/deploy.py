@@ -73,6 +73,7 @@ def deploy(
         files=dict(sorted(job.files.items())),
         next_command=written.next_command,
         notes=written.notes,
+        preprocessing=written.preprocessing,
         dry_run=dry_run,
     )
 

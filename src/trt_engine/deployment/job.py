@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trt_engine.atomic_io import file_digest, write_atomic
+from trt_engine.atomic_io import copy_atomic, file_digest, write_atomic
 from trt_engine.engine import Engine
-from trt_engine.records.deploy import DeployedModel
+from trt_engine.records.deploy import DeployedModel, PreprocessDifference
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class Written:
     next_command: str
     """Command that runs the result."""
     notes: tuple[str, ...] = ()
+    preprocessing: tuple[PreprocessDifference, ...] = ()
 
 
 @dataclass(slots=True)
@@ -60,6 +61,14 @@ class DeployJob:
         engine.copy_to(target)
         for path in {*target.parent.iterdir()} - before:
             self.files[(folder / path.name).as_posix()] = path.stat().st_size
+
+    def copy_file(self, path: Path, name: str) -> None:
+        """Stage a copy of a file."""
+        self.files[name] = path.stat().st_size
+        if self.staging is not None:
+            target = self.staging / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy_atomic(path, target)
 
     def digest(self, name: str) -> str | None:
         """Digest of the engine of that model, as sealed; of a model, of its file."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trt_engine.config.deploy import TritonConfig
+from trt_engine.config.deploy import DeepstreamConfig, TritonConfig
 
 if TYPE_CHECKING:
     from trt_engine.deployment.job import DeployJob, Written
@@ -50,5 +50,21 @@ TARGETS: dict[str, Target] = {
           trt-engine deploy triton detector.engine -o models
           trt-engine deploy triton detector=a.engine ranker=b.engine.onnx -o models --sized runs/detector
         """,
+    ),
+    "deepstream": Target(
+        DeepstreamConfig,
+        "deepstream:write",
+        "Configurations of nvinfer and deepstream-app.",
+        """Write nvinfer's configuration (key file and YAML), labels and a deepstream-app pipeline for a TensorRT engine.
+
+        A MODEL is built by nvinfer at its first start. What nvinfer makes of an image by these keys is compared with the
+        pre-processing that the model declares; --check compares a configuration of yours.
+
+        \b
+          trt-engine deploy deepstream detector.engine -o pipeline --sized runs/detector
+          trt-engine deploy deepstream detector.onnx -o pipeline --source rtsp://camera/1 --check config_infer.txt
+        """,
+        takes_models=True,
+        max_sources=1,
     ),
 }
