@@ -49,7 +49,7 @@ test: rtx  ## core and light extras, and TensorRT-RTX where NVIDIA has it; what 
 FULL = tests/backends/inductor tests/contract tests/conversion tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py
 
 test-full: rtx  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
-	@tools/test-tools.sh
+	@tools/test-tools.sh $(BIN)/python
 	@tools/full-venv.sh $(VENV)-full $(BIN)/python
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
 	@tools/old-onnxruntime-venv.sh $(VENV)-old-onnxruntime $(BIN)/python
