@@ -138,7 +138,7 @@ def fp32_error(
 def measure(bench: Bench, model: str, batch: int, args: argparse.Namespace) -> bool:
     engines = {
         "built": bench.engine(model, usual=batch),
-        "plain": bench.engine(model, fuse=False, tuning_s=0.0),
+        "plain": bench.engine(model, fuse=False, time_budget_s=0.0),
     }
     feeds = bench.feeds(engines["built"], batch)
     given = on_gpu(feeds) if bench.on_gpu else feeds

@@ -124,13 +124,13 @@ def _scaled(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_time_that_is_up_leaves_the_rest_unmeasured(tmp_path: Path, candidates: list[dict[str, str]]) -> None:
     candidates += [SLOW, SLOW | {"spinning": "off"}]
-    found = tuned(build(tmp_path, tuning_s=1e-6))
+    found = tuned(build(tmp_path, time_budget_s=1e-6))
     assert [trial.note for trial in found.trials[1:]] == ["not reached in the time given"] * 2
 
 
 def test_no_time_measures_nothing(tmp_path: Path, candidates: list[dict[str, str]]) -> None:
     candidates.append(SLOW)
-    assert build(tmp_path, tuning_s=0).passport.build.tuning is None
+    assert build(tmp_path, time_budget_s=0).passport.build.tuning is None
 
 
 def test_a_base_that_does_not_build_fails_as_without_tuning(tmp_path: Path, candidates: list[dict[str, str]]) -> None:
