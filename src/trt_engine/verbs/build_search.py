@@ -129,7 +129,7 @@ class Search:
             engine = self.build(plan)
         else:
             engine = build_in_process(plan, limit_s, rebuild=self.rebuild)
-        if engine.validation is not None and engine.validation.state == "deferred":
+        if engine.passport.validation is not None and engine.passport.validation.state == "deferred":
             raise BuildError("it cannot be checked here")
         known = replace(self.table[index], build_s=self._elapsed() - started, note=None)
         self.table[index] = replace(known, metric=self._gate_accuracy(engine))
@@ -164,11 +164,17 @@ class Search:
         active = sorted(sides)
         self.best = active[0]
         while len(active) > 1:
-            seconds = (self.budget_s - self._elapsed()) / math.ceil(math.log2(len(active)))
-            if seconds < (least_s := _min_round_s([sides[index] for index in active])):
+            left_s = self.budget_s - self._elapsed()
+            least_s = _min_round_s([sides[index] for index in active])
+            if left_s < least_s and self.last is None and len(active) > 2:
+                late = active.pop()
+                self.table[late] = replace(self.table[late], note="not measured in the time given")
+                continue
+            if left_s < least_s:
                 log.info("the rest of the time is too short for a round, which takes %.1f s", least_s)
                 return
-            schedule = Schedule(min(seconds, _SIDE_S * len(active)), restarts=MIN_RESTARTS)
+            seconds = max(least_s, min(left_s / math.ceil(math.log2(len(active))), _SIDE_S * len(active)))
+            schedule = Schedule(seconds, restarts=MIN_RESTARTS)
             self.last = _Round(
                 active, measure_interleaved([openers[index] for index in active], schedule), batch, self.plan.config
             )
