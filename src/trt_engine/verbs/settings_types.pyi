@@ -78,8 +78,20 @@ class EngineBuildSettings(TypedDict, total=False):
     gpus: str | Sequence[str]
     """GPUs the engine is for, as sm89,sm120, 8.9 or a GPU's name; one plan for all of them [default: this machine's
     GPU, else every GPU the backend builds for]."""
-    tuning_s: str | float
-    """How long settings of the backend are measured before the build, where it has any for this graph; 0 for none."""
+    precisions: str | Sequence[str]
+    """Further precisions to build and measure, as fp16,bf16; the fastest that is accurate enough is chosen."""
+    time_budget_s: str | float | None
+    """How long candidates are built and measured; 0 measures none [default: 5min; 20s where only settings of one
+    backend are]."""
+    optimize_for: Literal["latency", "throughput", "deadline"]
+    """What is measured: the median at the profile's optimum, queries per second at its maximum, or queries per second
+    of those whose p99 is within --deadline-ms."""
+    max_p99_ms: float | None
+    """The p99 that --optimize-for deadline allows."""
+    accuracy_data: str | None
+    """Labelled dataset that every candidate is evaluated on, as for evaluate."""
+    accuracy_drop: float
+    """How far a candidate's AP or top-1 may be below that of the first."""
     retry: bool
     """Retry after known failures with changed settings, logged (--no-retry to stop at the first failure)."""
     fuse: bool
