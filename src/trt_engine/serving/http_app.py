@@ -95,7 +95,7 @@ def _model_route(parts: tuple[str, ...]) -> tuple[str, str, str]:
 
 
 class HttpApp:
-    """The ASGI application of a server."""
+    """The ASGI application of a server, behind `LimitedProtocol`, whose connection is in each scope's `state`."""
 
     def __init__(
         self, service: Service, config: ServeConfig, token: bytes | None, metrics: Callable[[], tuple[bytes, bytes]]
@@ -115,6 +115,10 @@ class HttpApp:
             await self._send_error(send, error.status, error.text, error.headers)
         except TrtEngineError as error:
             await self._send_error(send, error.http_status, error.one_line)
+        except asyncio.CancelledError:
+            if not scope["state"]["connection"].lost:
+                raise
+            log.debug("a client closed its connection; its request is dropped")
         except Exception:
             log.exception("a request failed")
             await self._send_error(send, 500, "internal error; the server's log has it")
@@ -131,7 +135,12 @@ class HttpApp:
         if route.name not in _OPEN:
             self._check_token(scope["headers"])
         if route.name == "infer":
-            await self._infer(route, scope["headers"], receive, send)
+            connection = scope["state"]["connection"]
+            connection.running = asyncio.current_task()
+            try:
+                await self._infer(route, scope["headers"], receive, send)
+            finally:
+                connection.running = None
             return
         handler: Callable[..., Awaitable[None]] = getattr(self, f"_get_{route.name.replace('-', '_')}")
         await handler(route, scope["headers"], receive, send)
