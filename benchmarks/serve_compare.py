@@ -182,7 +182,7 @@ def wait_for(process: subprocess.Popen[bytes], url: str, request: Request, case:
             continue
         np.testing.assert_allclose(found.reshape(-1), case.expected.reshape(-1), rtol=1e-3, atol=1e-3)
         return
-    raise SystemExit(f"{url}: {reason}\n{log.read_text()[-3000:]}")
+    raise SystemExit(f"{url}: {reason}\n{log.read_text()[:3000]}")
 
 
 def load(url: str, request: Request, connections: int, seconds: int, folder: Path) -> dict[str, float]:

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from trt_engine.config.profiles import select_profile
@@ -16,6 +18,7 @@ from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.serving.bundle_runner import bundle_digest, join_facts, load_bundle, open_bundle
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
 from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config
 from trt_engine.serving.statistics import Timing, VersionStatistics
@@ -98,7 +101,9 @@ def _header_text(value: str) -> str:
 class ServedVersion:
     """A loaded version. Made in any thread; requests come from the event loop alone."""
 
-    def __init__(self, name: str, version: str, runner: InferenceEngine, settings: ModelSettings) -> None:
+    def __init__(
+        self, name: str, version: str, runner: InferenceEngine, settings: ModelSettings, truth: Truth | None = None
+    ) -> None:
         self.name, self.version, self.settings = name, version, settings
         self.runner = runner
         self.statistics = VersionStatistics()
@@ -117,7 +122,7 @@ class ServedVersion:
         }
         """Spec and protocol dtype by name."""
         self.outputs = {spec.name: protocol_dtype(spec) for spec in self.signature.outputs}
-        self.truth = _find_truth(runner)
+        self.truth = truth or _find_truth(runner.engine, runner.runtime_info)
         self.header = self.truth.header().encode()
         self.metadata_pair = (("trt-engine", self.truth.header()),)
         """The truth as gRPC's trailing metadata."""
@@ -285,8 +290,8 @@ def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": protocol_dtype(spec), "shape": [*spec.shape]}
 
 
-def _find_truth(runner: InferenceEngine) -> Truth:
-    info, passport = runner.runtime_info, runner.engine.passport
+def _find_truth(engine: Engine, info: Mapping[str, str]) -> Truth:
+    passport = engine.passport
     return Truth(
         backend=passport.backend,
         providers=info.get("providers", ""),
@@ -297,20 +302,49 @@ def _find_truth(runner: InferenceEngine) -> Truth:
     )
 
 
-def load_version(name: str, version: str, engine: Engine, settings: ModelSettings, *, verify: bool) -> ServedVersion:
-    """The engine loaded, warmed up and ready for requests; raises the reason where it cannot be."""
-    started = time.perf_counter()
-    check_engine(settings, engine, name)
+def _load_bundle(folder: Path, settings: ModelSettings, name: str, *, verify: bool) -> tuple[InferenceEngine, Truth]:
+    """A bundle as one engine, with what runs by component where they differ."""
+    engines, links = open_bundle(folder, verify=verify)
+    runner = load_bundle(engines, links, replace(settings.runtime, batching=None), verify=verify)
+    info = runner.runtime_info
+    truths = {component: _find_truth(engine, info).as_dict() for component, engine in engines.items()}
+    facts = {
+        key: join_facts({component: truth.get(key, "") for component, truth in truths.items()})
+        for key in ("backend", "precision")
+    }
+    truth = replace(_find_truth(runner.engine, info), **facts, engine=bundle_digest(engines))
+    try:
+        check_engine(settings, truth.backend, runner.signature, name)
+    except BaseException:
+        runner.close()
+        raise
+    return runner, truth
+
+
+def _load_engine(engine: Engine, settings: ModelSettings, name: str, *, verify: bool) -> InferenceEngine:
+    check_engine(settings, engine.passport.backend, engine.signature, name)
     runtime = replace(settings.runtime, batching=None)
     device = runtime.device
     devices = device if device is not None and "," in device else None
-    runner = load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
+    return load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
+
+
+def load_version(
+    name: str, version: str, source: Engine | Path, settings: ModelSettings, *, verify: bool
+) -> ServedVersion:
+    """An engine, or the folder of a bundle, loaded, warmed up and ready for requests; raises why it cannot be."""
+    started, truth = time.perf_counter(), None
+    if isinstance(source, Path):
+        runner, truth = _load_bundle(source, settings, name, verify=verify)
+        settings = replace(settings, join=False)
+    else:
+        runner = _load_engine(source, settings, name, verify=verify)
     try:
         try:
             runner.warmup(1)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
-        served = ServedVersion(name, version, runner, settings)
+        served = ServedVersion(name, version, runner, settings, truth)
     except BaseException:
         runner.close()
         raise
