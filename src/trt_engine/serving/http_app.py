@@ -171,10 +171,9 @@ class HttpApp:
             del body
             outputs = await self._service.run(served, request, timing)
             document, buffers = encode_infer(self._service, served, request, outputs)
-            served.statistics.count_success(timing)
+            self._service.count_success(served, timing, headers)
         except BaseException as error:
-            if served is not None:
-                served.statistics.count_failure(error, timing.arrived_ns)
+            self._service.count_failure(served, timing, headers, error)
             raise
         finally:
             admission.leave(reserved)
