@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -155,7 +156,7 @@ def running(server: str, case: Case, venvs: Path, *, batching: bool) -> Iterator
         paths = [str(OTHERS), name, *filter(None, [os.environ.get("PYTHONPATH")])]
         quiet = {"BENTOML_DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         process = subprocess.Popen(
-            command, cwd=name, stdout=log, stderr=subprocess.STDOUT,
+            command, cwd=name, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             env=os.environ | form | quiet | {"PYTHONPATH": os.pathsep.join(paths)},
         )  # fmt: skip
         try:
@@ -165,7 +166,8 @@ def running(server: str, case: Case, venvs: Path, *, batching: bool) -> Iterator
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):  # some leave their workers behind
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -15,6 +15,7 @@ from trt_engine.config.serve import ServeConfig
 from trt_engine.environment import distribution_version
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
+from trt_engine.serving.image_requests import infer_image
 from trt_engine.serving.inference import InferRequest, Service, start_timing
 from trt_engine.serving.page import POLICY, read_page
 from trt_engine.serving.served_model import ServedVersion
@@ -85,7 +86,13 @@ def find_route(method: str, path: str) -> Route:
     return Route(name, route[1], route[2])
 
 
-_ACTIONS = {"ready": "GET model-ready", "infer": "POST infer", "config": "GET config", "stats": "GET stats"}
+_ACTIONS = {
+    "ready": "GET model-ready",
+    "infer": "POST infer",
+    "image": "POST image",
+    "config": "GET config",
+    "stats": "GET stats",
+}
 
 
 def _model_route(parts: tuple[str, ...]) -> tuple[str, str, str]:
@@ -134,7 +141,7 @@ class HttpApp:
                 self._inference_routes[path] = route
         if route.name not in _OPEN:
             self._check_token(scope["headers"])
-        if route.name == "infer":
+        if route.name in ("infer", "image"):
             connection = scope["state"]["connection"]
             connection.running = asyncio.current_task()
             try:
@@ -160,6 +167,7 @@ class HttpApp:
         reserved = self._config.max_request if length is None or encoding else self._check_length(length)
         admission.enter(reserved)
         served: ServedVersion | None = None
+        buffers: list[memoryview | bytes] = []
         timing = start_timing()
         try:
             body = await _receive_body(receive, length, header or 0, self._config.max_request)
@@ -167,10 +175,13 @@ class HttpApp:
                 body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
             served = self._service.repository.acquire(route.model, route.version)
             timing.arrived_ns = start_timing().arrived_ns
-            request = await self._decode(served, body, header)
-            del body
-            outputs = await self._service.run(served, request, timing)
-            document, buffers = encode_infer(self._service, served, request, outputs)
+            if route.name == "image":
+                document = encode_document(await infer_image(self._service, served, bytes(body), timing))
+            else:
+                request = await self._decode(served, body, header)
+                del body
+                outputs = await self._service.run(served, request, timing)
+                document, buffers = encode_infer(self._service, served, request, outputs)
             self._service.count_success(served, timing, headers)
         except BaseException as error:
             self._service.count_failure(served, timing, headers, error)

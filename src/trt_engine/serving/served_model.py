@@ -25,6 +25,7 @@ from trt_engine.serving.statistics import Timing, VersionStatistics
 from trt_engine.serving.wire_tensors import protocol_dtype
 from trt_engine.tensors import Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
+from trt_engine.vision.spec import Vision, vision_of
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,26 @@ _DEFAULT_WAITING = 1024
 _MAX_VALIDATED = 1024
 _SHORT_NS = 100_000
 """A run up to this costs less on the event loop than its way through other threads."""
+_TINY_NS = 30_000
+"""A run up to this costs less on the event loop than joining it with others."""
 _SHORT_RUNS = 8
 """Short runs of one shape after which the next is made on the event loop."""
+
+
+@dataclass(slots=True)
+class _ShortRuns:
+    """Short and tiny runs of one shape: one more for each, several fewer for a longer one."""
+
+    short: int = 0
+    tiny: int = 0
+
+    def note(self, ns: int) -> None:
+        self.short = self._next(self.short, ns <= _SHORT_NS)
+        self.tiny = self._next(self.tiny, ns <= _TINY_NS)
+
+    @staticmethod
+    def _next(count: int, more: bool) -> int:
+        return min(count + 1, 8 * _SHORT_RUNS) if more else max(count - 2 * _SHORT_RUNS, 0)
 
 
 class Mailbox:
@@ -110,8 +129,8 @@ class ServedVersion:
         self.timed = TimedRunner(runner, self.statistics)
         self.in_flight = 0
         self._idle: asyncio.Event | None = None
-        self._validated: dict[tuple[Any, ...], int] = {}
-        """Short runs by shapes that were checked: one more for each, several fewer for a long one; -1 where none counts."""
+        self._validated: dict[tuple[Any, ...], _ShortRuns | None] = {}
+        """Short runs by shapes that were checked; None where a run is never made on the event loop."""
         self.queue: RequestQueue
         self.signature: Signature
         self.max_batch = 0
@@ -126,6 +145,8 @@ class ServedVersion:
         self.header = self.truth.header().encode()
         self.metadata_pair = (("trt-engine", self.truth.header()),)
         """The truth as gRPC's trailing metadata."""
+        self.vision: Vision | None = None
+        """How an image becomes the input, where the engine declares it."""
         self.loaded_s = 0.0
         """Time that loading took."""
 
@@ -167,7 +188,7 @@ class ServedVersion:
         if most is not None and (rows := row_count(feeds)) > most:
             raise FeedError(f"the request has {rows} rows, the model takes {most}", hint="split the request")
         if len(self._validated) < _MAX_VALIDATED:
-            self._validated[key] = 0 if self._runs_as_it_is(feeds) else -1
+            self._validated[key] = _ShortRuns() if self._runs_as_it_is(feeds) else None
         return key
 
     def _runs_as_it_is(self, feeds: Tensors) -> bool:
@@ -191,7 +212,8 @@ class ServedVersion:
         key = self.check(feeds)
         timing.submitted_ns = time.perf_counter_ns()
         timing.rows = row_count(feeds) if self.max_batch else 1
-        if self.in_flight == 1 and self._validated.get(key, 0) >= _SHORT_RUNS:
+        runs = self._validated.get(key)
+        if runs is not None and (runs.short if self.in_flight == 1 else runs.tiny) >= _SHORT_RUNS:
             return self._run_here(key, feeds, timing)
         busy_ns = self.timed.all_busy_ns(timing.submitted_ns)
         deadline_ms = self.settings.deadline_ms(timeout_us)
@@ -210,7 +232,7 @@ class ServedVersion:
         return future.result()
 
     def _run_here(self, key: tuple[Any, ...], feeds: Tensors, timing: Timing) -> dict[str, Any]:
-        """Run the only request at once on the event loop: its runs are shorter than the way through other threads."""
+        """Run a request at once on the event loop: its runs are shorter than the way through other threads."""
         try:
             outputs = self.timed.run(feeds)
         except TrtEngineError:
@@ -224,10 +246,9 @@ class ServedVersion:
 
     def _note_run(self, key: tuple[Any, ...], run: Run, timing: Timing) -> None:
         timing.started_ns, timing.ended_ns = max(run.started_ns, timing.submitted_ns), run.ended_ns
-        short = self._validated.get(key, -1)
-        if short >= 0:
-            is_short = run.ended_ns - run.started_ns <= _SHORT_NS
-            self._validated[key] = min(short + 1, 8 * _SHORT_RUNS) if is_short else max(short - 2 * _SHORT_RUNS, 0)
+        runs = self._validated.get(key)
+        if runs is not None:
+            runs.note(run.ended_ns - run.started_ns)
 
     # -------------------------------------------------------------------------------------------- state
 
@@ -272,7 +293,7 @@ class ServedVersion:
             "platform": self.platform,
             "inputs": [_tensor_metadata(spec) for spec in self.signature.inputs],
             "outputs": [_tensor_metadata(spec) for spec in self.signature.outputs],
-            "properties": self.truth.as_dict(),
+            "properties": self.truth.as_dict() | ({"image": self.vision.postprocess.task} if self.vision else {}),
         }
 
     def config(self) -> Any:
@@ -329,6 +350,14 @@ def _load_engine(engine: Engine, settings: ModelSettings, name: str, *, verify: 
     return load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
 
 
+def _declared_vision(engine: Engine) -> Vision | None:
+    try:
+        return vision_of(engine)
+    except TrtEngineError as error:
+        log.warning("`%s` cannot be tried with images: %s", engine.path.name, error.message)
+        return None
+
+
 def load_version(
     name: str, version: str, source: Engine | Path, settings: ModelSettings, *, verify: bool
 ) -> ServedVersion:
@@ -345,6 +374,8 @@ def load_version(
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
         served = ServedVersion(name, version, runner, settings, truth)
+        if isinstance(source, Engine):
+            served.vision = _declared_vision(source)
     except BaseException:
         runner.close()
         raise
