@@ -248,7 +248,7 @@ class ServedVersion:
         timing.started_ns, timing.ended_ns = max(run.started_ns, timing.submitted_ns), run.ended_ns
         runs = self._validated.get(key)
         if runs is not None:
-            runs.note(run.ended_ns - run.started_ns)
+            runs.note(run.cost_ns)
 
     # -------------------------------------------------------------------------------------------- state
 
