@@ -375,6 +375,8 @@ class ServeSettings(EngineSettings, total=False):
     """Private key for TLS, PEM."""
     shared_memory: bool | None
     """Let clients register system shared memory [default: only on a loopback address]."""
+    otlp_endpoint: str | None
+    """Send a span of each request to this OpenTelemetry collector, over OTLP/HTTP."""
     max_batch: int | None
     """Rows of joined requests [default: the engine's largest batch, else 32; 1: never joined]."""
     max_wait_ms: float
