@@ -99,7 +99,9 @@ class Watched:
                 hear(message)
 
     def _start(self) -> None:
-        in_memory = os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30  # a container has 64 MiB
+        in_memory = (
+            os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 1 << 30
+        )  # a container has 64 MiB
         place = "/dev/shm" if in_memory else None
         self._root = Path(tempfile.mkdtemp(prefix="fuzz-", dir=place)).resolve()
         self._log = self._root.with_suffix(".log")
