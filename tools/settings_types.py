@@ -27,6 +27,7 @@ from trt_engine.config import (  # noqa: E402
     bench,
     build,
     convert,
+    deploy,
     evaluate,
     loadtest,
     migrate,
@@ -38,12 +39,14 @@ from trt_engine.config import (  # noqa: E402
     settings,
     size,
     streams,
+    upgrade,
 )
 
 _MODULES = (
     bench,
     build,
     convert,
+    deploy,
     evaluate,
     loadtest,
     migrate,
@@ -55,6 +58,7 @@ _MODULES = (
     settings,
     size,
     streams,
+    upgrade,
 )
 _CONFIGS = {
     name: value
@@ -119,6 +123,7 @@ KINDS = (
         "LoadtestSettings", "Settings of `te.loadtest`; those of engines are not for a URL.",
         (loadtest.LoadtestConfig, build.BuildConfig), base="EngineSettings",
     ),
+    Kind("DeploySettings", "Settings of `te.deploy`, by target.", (deploy.TritonConfig, deploy.DeepstreamConfig)),
     Kind("RunSettings", "Settings of `te.run`.", (run.RunConfig,)),
     Kind("ConvertSettings", "Settings of `te.convert`.", (convert.ConvertConfig,)),
     Kind("ExclusionSettings", "Settings of rewriting a graph on data.", (precision._Exclusions,)),
@@ -127,6 +132,7 @@ KINDS = (
     Kind("RangesSettings", "Settings of `te.ranges`.", (precision.RangesConfig,)),
     Kind("CalibrateSettings", "Settings of `te.calibrate`.", (precision.CalibrateConfig,)),
     Kind("MigrateSettings", "Settings of `te.migrate`.", (migrate.MigrateConfig,)),
+    Kind("UpgradeSettings", "Settings of `te.upgrade_check`.", (upgrade.UpgradeConfig,)),
     Kind("SearchSettings", "Settings of `te.search`.", (precision.SearchConfig,)),
 )  # fmt: skip
 LEAVE_OUT = {

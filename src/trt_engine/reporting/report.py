@@ -100,6 +100,8 @@ def summarize_run(run: RunRecords) -> dict[str, Any]:
             "stable": run.comparison.stable,
             "complete": run.comparison.complete,
         }
+    if run.upgrade is not None:
+        stated["upgrade"] = _pick(run.upgrade, "old new versions verdict reason exit_code gates")
     return stated
 
 

@@ -181,6 +181,10 @@ class SizeSettings(BuildSettings, total=False):
     """Measured arrival times of one source, in seconds, one per line."""
     codec: Literal["h264", "hevc", "vp9", "av1"] | None
     """Include the GPU's decoders."""
+    crops: int
+    """Objects of each inferred frame that a second model takes, on the same GPU."""
+    crop_curve: Path | str | None
+    """With --crops: `curve.jsonl` of the second model, from its own `size`."""
     curve: Path | str | None
     """Reuse this `curve.jsonl` of the same engine and machine."""
     verify_s: str | float | None
@@ -438,6 +442,30 @@ class LoadtestSettings(EngineSettings, total=False):
     preprocess: str | None
     """How images of --calib-data become inputs, instead of what the model declares."""
 
+class DeploySettings(TypedDict, total=False):
+    """Settings of `te.deploy`, by target."""
+
+    sized: Path | str | Sequence[Path | str]
+    """Folder of a `size` run: the engine it measured is batched as measured (repeatable)."""
+    instances: int | None
+    """Execution instances of each model on a device [default: measured, else 1]."""
+    max_wait_ms: float | None
+    """Longest wait of a request for others of its batch [default: measured, else 0]."""
+    warmup: bool
+    """Have Triton run the smallest, usual and largest batch before a model is ready."""
+    streams: int | None
+    """Number of sources [default: measured, else the given ones]."""
+    source: str | Sequence[str]
+    """Address of a source, rtsp or file (repeatable) [default: DeepStream's sample video]."""
+    precision: Literal["fp32", "fp16"]
+    """Precision nvinfer builds a MODEL in."""
+    preprocess: str | None
+    """The model's pre-processing, instead of what it declares."""
+    image: Path | str | None
+    """Image to compare pre-processing on [default: a synthetic one]."""
+    check: Path | str | None
+    """An nvinfer configuration of yours: compare its pre-processing too."""
+
 class RunSettings(TypedDict, total=False):
     """Settings of `te.run`."""
 
@@ -630,6 +658,22 @@ class MigrateSettings(TypedDict, total=False):
     """Make the mechanical changes, and show them as a diff."""
     sarif: Path | str | None
     """Also write the findings to this file as SARIF 2.1.0."""
+
+class UpgradeSettings(TypedDict, total=False):
+    """Settings of `te.upgrade_check`."""
+
+    fail_if: Sequence[str]
+    """Slower:3%, p99-slower:5%, maybe-slower:3% (exit code 8) [default: slower:3%]."""
+    max_drop: float
+    """Exit code 7 when AP or top-1 drops by more than X."""
+    keep_plans: bool
+    """Exit code 10 when a plan of OLD does not load in NEW."""
+    strict: bool
+    """Exit code 9 when a gate cannot be judged."""
+    out: Path | str | None
+    """Folder for the report (report.html, report.md) and upgrade.json."""
+    overwrite: bool
+    """Overwrite existing files."""
 
 class SearchSettings(TypedDict, total=False):
     """Settings of `te.search`."""

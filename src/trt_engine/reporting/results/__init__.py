@@ -14,8 +14,9 @@ _MODULES = {
     "measurements": (
         "BenchRecord", "BenchPlan", "LogReport", "InferReport", "InferPlan", "EvaluateReport", "EvaluatePlan",
         "SizeReport", "SizePlan", "ProfileReport", "ProfilePlan", "CompareReport", "ComparePlan",
-        "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport", "Server",
+        "UpgradeReport", "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport", "Server",
     ),
+    "deployment": ("DeployReport",),
     "load": ("LoadtestRecord", "LoadtestPlan"),
     "models": (
         "ConvertReport", "CastReport", "QuantizeReport", "RangesReport", "RangesPlan", "CalibrationResult",
