@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -24,6 +27,12 @@ settings.load_profile("steady")
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+# a home folder that is not there or read-only: ONNX Runtime warns of it on stderr, and caches of tests have no place
+if not os.access(Path.home(), os.W_OK):
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="trt-engine-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -63,10 +72,17 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
-    """What of TensorRT was shown here and what was not stands last of all: a skip among thousands of dots is not seen."""
-    yield
+    """What of TensorRT was shown here and what was not stands last of all: a skip among thousands of dots is not seen.
+
+    The other skips are counted by their reasons, before the failures: a line for each would hide those.
+    """
     skips = [str(report.longrepr[2]) for report in terminalreporter.getreports("skipped") if report.longrepr]
     reasons = [text.removeprefix("Skipped: ") for text in skips]
+    if reasons:
+        terminalreporter.section("skipped, by reason", sep="=")
+        for reason, count in Counter(reasons).most_common():
+            terminalreporter.line(f"{count:5d} x {reason}")
+    yield
     _say_skipped(terminalreporter, "TensorRT's bindings", "of the tensorrt backend", [
         text for text in reasons if "the bindings of TensorRT cannot be had" in text
     ])  # fmt: skip

@@ -27,6 +27,7 @@ from trt_engine.config.run import RunConfig
 from trt_engine.config.serve import ServeConfig
 from trt_engine.config.settings import Setting, settings
 from trt_engine.config.size import SizeConfig
+from trt_engine.config.upgrade import UpgradeConfig
 from trt_engine.errors import UsageError
 from trt_engine.sweep.plan_file import plan_schema
 
@@ -37,6 +38,7 @@ OWN: dict[str, type] = {
     "deploy triton": TritonConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
     "loadtest": LoadtestConfig, "migrate": MigrateConfig, "profile": ProfileConfig, "quantize": QuantizeConfig,
     "ranges": RangesConfig, "run": RunConfig, "search": SearchConfig, "serve": ServeConfig, "size": SizeConfig,
+    "upgrade-check": UpgradeConfig,
 }  # fmt: skip
 """The config class of each verb's own settings."""
 NO_FLAG = {"quantize": {"preprocessing", "ranges"}, "cast": {"ranges"}, "bench": {"log"}}
@@ -82,7 +84,7 @@ def test_a_line_is_a_flag_with_its_help(name: str) -> None:
 def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
     made, own = generator(), settings(OWN[verb])
     verb = verb.partition(" ")[0]
-    name = {"bench": "BenchRunSettings"}.get(verb, f"{verb.capitalize()}Settings")
+    name = {"bench": "BenchRunSettings", "upgrade-check": "UpgradeSettings"}.get(verb, f"{verb.capitalize()}Settings")
     text = (ROOT / "src" / "trt_engine" / "verbs" / "settings_types.pyi").read_text()
     (kind,) = (one for one in made.KINDS if one.name == name)
     known = {*made.inherited(kind), *(field for field, _, _ in made.fields_of(kind))}
@@ -90,7 +92,7 @@ def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
     for item in own:
         assert item.name in known | positional
         assert f"\n    {item.name}: " in text
-    call: Any = getattr(te, verb)
+    call: Any = getattr(te, verb.replace("-", "_"))
     with pytest.raises(UsageError, match="has no argument `zzzzzz`"):
         call(**{item.name: None for item in own}, zzzzzz=1)
 
@@ -109,5 +111,5 @@ def test_a_line_is_in_the_schema_of_a_plan() -> None:
 def test_a_line_is_in_the_key_of_an_engine_unless_it_says_otherwise() -> None:
     assert set(BuildConfig().key()) == {item.name for item in settings(BuildConfig) if item.in_key}
     assert {item.name for item in settings(BuildConfig) if not item.in_key} == {
-        "timing_cache", "retry", "parity", "parity_rtol",
+        "timing_cache", "retry", "parity", "parity_rtol", "accuracy_data",
     }  # fmt: skip
