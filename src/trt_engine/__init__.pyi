@@ -2,6 +2,8 @@
 from trt_engine.bundling.bundle import bundle as bundle
 from trt_engine.config.bench import BenchConfig as BenchConfig
 from trt_engine.config.build import BuildConfig as BuildConfig
+from trt_engine.config.deploy import DeepstreamConfig as DeepstreamConfig
+from trt_engine.config.deploy import TritonConfig as TritonConfig
 from trt_engine.config.loadtest import LoadtestConfig as LoadtestConfig
 from trt_engine.config.migrate import MigrateConfig as MigrateConfig
 from trt_engine.config.profiles import Profile as Profile
@@ -10,6 +12,7 @@ from trt_engine.config.runtime import Batching as Batching
 from trt_engine.config.runtime import RuntimeConfig as RuntimeConfig
 from trt_engine.config.serve import ServeConfig as ServeConfig
 from trt_engine.config.size import SizeConfig as SizeConfig
+from trt_engine.deployment.deploy import deploy as deploy
 from trt_engine.diagnosis.doctor import doctor as doctor
 from trt_engine.engine import Engine as Engine
 from trt_engine.environment import Environment as Environment
@@ -24,6 +27,7 @@ from trt_engine.records.bench import BenchRecord as BenchRecord
 from trt_engine.records.bench import Protocol as Protocol
 from trt_engine.records.build import ValidateReport as ValidateReport
 from trt_engine.records.bundle import BundleReport as BundleReport
+from trt_engine.records.deploy import DeployReport as DeployReport
 from trt_engine.records.inspect import EngineReport as EngineReport
 from trt_engine.records.inspect import ModelReport as ModelReport
 from trt_engine.records.lint import LintReport as LintReport

@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "infer": ("infer", "one inference from .npy or .npz files, or from an image"),
     "evaluate": ("evaluate", "AP or top-1 of an engine on a dataset, beside a baseline"),
     "serve": ("serve", "engines over HTTP and gRPC, as inference clients expect"),
+    "deploy": ("deploy", "configurations of Triton and DeepStream for engines"),
     "run": ("run", "models x precisions x backends x batches, from one YAML"),
     "cast": ("cast", "a model in FP16 or BF16, its types consistent everywhere"),
     "quantize": ("quantize", "a model in INT8, FP8, INT4, NVFP4 or MXFP8, written as Q/DQ"),

@@ -17,7 +17,7 @@ from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
-from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config
+from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config, warmup_samples
 from trt_engine.serving.statistics import Timing, VersionStatistics
 from trt_engine.serving.wire_tensors import protocol_dtype
 from trt_engine.tensors import Signature, Tensors, TensorSpec
@@ -308,6 +308,8 @@ def load_version(name: str, version: str, engine: Engine, settings: ModelSetting
     try:
         try:
             runner.warmup(1)
+            for runs, shapes in warmup_samples(settings):
+                runner.warmup(runs, shapes=shapes)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
         served = ServedVersion(name, version, runner, settings)

@@ -438,6 +438,30 @@ class LoadtestSettings(EngineSettings, total=False):
     preprocess: str | None
     """How images of --calib-data become inputs, instead of what the model declares."""
 
+class DeploySettings(TypedDict, total=False):
+    """Settings of `te.deploy`, by target."""
+
+    sized: Path | str | Sequence[Path | str]
+    """Folder of a `size` run: the engine it measured is batched as measured (repeatable)."""
+    instances: int | None
+    """Execution instances of each model on a device [default: measured, else 1]."""
+    max_wait_ms: float | None
+    """Longest wait of a request for others of its batch [default: measured, else 0]."""
+    warmup: bool
+    """Have Triton run the smallest, usual and largest batch before a model is ready."""
+    streams: int | None
+    """Number of sources [default: measured, else the given ones]."""
+    source: str | Sequence[str]
+    """Address of a source, rtsp or file (repeatable) [default: DeepStream's sample video]."""
+    precision: Literal["fp32", "fp16"]
+    """Precision nvinfer builds a MODEL in."""
+    preprocess: str | None
+    """The model's pre-processing, instead of what it declares."""
+    image: Path | str | None
+    """Image to compare pre-processing on [default: a synthetic one]."""
+    check: Path | str | None
+    """An nvinfer configuration of yours: compare its pre-processing too."""
+
 class RunSettings(TypedDict, total=False):
     """Settings of `te.run`."""
 
