@@ -24,6 +24,7 @@ sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is inst
 
 import trt_engine  # noqa: E402
 from trt_engine.config import (  # noqa: E402
+    batch,
     bench,
     build,
     convert,
@@ -42,6 +43,7 @@ from trt_engine.config import (  # noqa: E402
 )
 
 _MODULES = (
+    batch,
     bench,
     build,
     convert,
@@ -111,6 +113,10 @@ KINDS = (
     ),
     Kind(
         "InferSettings", "Settings of `te.infer`; those of the build are for a model.", (evaluate.InferConfig,),
+        base="EngineSettings",
+    ),
+    Kind(
+        "BatchSettings", "Settings of `te.batch`; those of the build are for a model.", (batch.BatchConfig,),
         base="EngineSettings",
     ),
     Kind(

@@ -16,6 +16,7 @@ from __future__ import annotations
 # Module -> public names, separated by blanks. tools/settings_types.py writes `__init__.pyi` from it.
 _NAMES = {
     "bundling.bundle": "bundle",
+    "config.batch": "BatchConfig",
     "config.bench": "BenchConfig",
     "config.build": "BuildConfig",
     "config.deploy": "DeepstreamConfig TritonConfig",
@@ -30,12 +31,14 @@ _NAMES = {
     "engine": "Engine",
     "environment": "Environment",
     "errors": "TrtEngineError",
+    "batch_jobs.batch": "batch",
     "load_testing.loadtest": "loadtest",
     "logs": "log_to",
     "migration.migrate": "migrate",
     "precision_search.search": "search",
     "profiling.diff": "diff",
     "progress": "Progress",
+    "records.batch": "BatchReport",
     "records.bench": "BenchRecord Protocol",
     "records.build": "ValidateReport",
     "records.bundle": "BundleReport",

@@ -16,7 +16,7 @@ _MODULES = {
         "SizeReport", "SizePlan", "ProfileReport", "ProfilePlan", "CompareReport", "ComparePlan",
         "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport",
     ),
-    "deployment": ("DeployReport",),
+    "deployment": ("DeployReport", "BatchReport", "BatchPlan"),
     "load": ("LoadtestRecord", "LoadtestPlan"),
     "models": (
         "ConvertReport", "CastReport", "QuantizeReport", "RangesReport", "RangesPlan", "SearchReport", "SearchPlan",
