@@ -19,7 +19,7 @@ _NAMES = {
     "config.batch": "BatchConfig",
     "config.bench": "BenchConfig",
     "config.build": "BuildConfig",
-    "config.deploy": "DeepstreamConfig TritonConfig",
+    "config.deploy": "DeepstreamConfig RayConfig TritonConfig",
     "config.loadtest": "LoadtestConfig",
     "config.migrate": "MigrateConfig",
     "config.profiles": "Profile ShapeRange",

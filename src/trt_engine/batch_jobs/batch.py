@@ -41,6 +41,12 @@ log = logging.getLogger(__name__)
 JOB, JOURNAL, REPORT = "job.json", "journal.jsonl", "batch.json"
 _STORE_BYTES = 128 << 20  # parts travel as paths and digests: Ray's object store holds next to nothing
 
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_agent_register_timeout_ms": "120000",  # on a loaded machine its helpers need more than the usual 15 s
+    "RAY_raylet_start_wait_time_s": "120",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
@@ -198,11 +204,11 @@ def _run_parts(ray: Any, work: Work, pending: Sequence[Part], workers: int) -> I
     """Finished parts, in the order in which they finish."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what it reports of each step is in its own log
     items = [{"part": pickle.dumps(part)} for part in pending]
     dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
         PartTask, fn_constructor_args=(work,), batch_size=None, zero_copy_batch=True,
         compute=ray.data.ActorPoolStrategy(size=workers), num_cpus=1, num_gpus=1 if _on_gpu(work) else None,
-        scheduling_strategy="SPREAD",
     )  # fmt: skip
     for row in dataset.iter_rows():
         result = pickle.loads(row["result"])  # written by our own workers
@@ -249,7 +255,8 @@ def _node_count(ray: Any) -> int:
 @contextlib.contextmanager
 def _ray(config: BatchConfig) -> Iterator[Any]:
     """Ray: as it is where the caller has started it, connected to the address, or of this call alone and ended with it."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     import ray
     import ray.data
 
