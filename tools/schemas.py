@@ -36,6 +36,7 @@ from trt_engine.records import (
     serve,
     size,
     sweep,
+    upgrade,
 )
 from trt_engine.records.passport import Passport
 from trt_engine.reporting.pack import PackReport
@@ -165,6 +166,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "profile": (profile.ProfileReport, profile.ProfilePlan),
     "loadtest": (loadtest.LoadtestReport, loadtest.LoadtestPlan),
     "compare": (compare.CompareReport, compare.ComparePlan),
+    "upgrade-check": (upgrade.UpgradeReport,),
     "diff": (compare.EngineDiff,),
     "infer": (infer.InferReport, infer.InferPlan),
     "evaluate": (evaluate.EvaluateReport, evaluate.EvaluatePlan),

@@ -40,6 +40,7 @@ from trt_engine.config import (  # noqa: E402
     settings,
     size,
     streams,
+    upgrade,
 )
 
 _MODULES = (
@@ -59,6 +60,7 @@ _MODULES = (
     settings,
     size,
     streams,
+    upgrade,
 )
 _CONFIGS = {
     name: value
@@ -136,6 +138,7 @@ KINDS = (
     Kind("RangesSettings", "Settings of `te.ranges`.", (precision.RangesConfig,)),
     Kind("CalibrateSettings", "Settings of `te.calibrate`.", (precision.CalibrateConfig,)),
     Kind("MigrateSettings", "Settings of `te.migrate`.", (migrate.MigrateConfig,)),
+    Kind("UpgradeSettings", "Settings of `te.upgrade_check`.", (upgrade.UpgradeConfig,)),
     Kind("SearchSettings", "Settings of `te.search`.", (precision.SearchConfig,)),
 )  # fmt: skip
 LEAVE_OUT = {

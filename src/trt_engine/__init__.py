@@ -26,6 +26,7 @@ _NAMES = {
     "config.runtime": "Batching RuntimeConfig",
     "config.serve": "ServeConfig",
     "config.size": "SizeConfig",
+    "config.upgrade": "UpgradeConfig",
     "deployment.deploy": "deploy",
     "diagnosis.doctor": "doctor",
     "engine": "Engine",
@@ -49,6 +50,7 @@ _NAMES = {
     "records.migrate": "MigrateReport",
     "records.passport": "Passport",
     "records.size": "SizeReport",
+    "records.upgrade": "UpgradeReport",
     "reporting.pack": "pack",
     "reporting.report": "report",
     "runtime.bound_call": "BoundCall",
@@ -74,6 +76,7 @@ _NAMES = {
     "verbs.profile": "profile",
     "verbs.quantize": "quantize",
     "verbs.ranges": "ranges",
+    "verbs.upgrade_check": "upgrade_check",
     "verbs.validate": "validate",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

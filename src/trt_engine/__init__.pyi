@@ -13,6 +13,7 @@ from trt_engine.config.runtime import Batching as Batching
 from trt_engine.config.runtime import RuntimeConfig as RuntimeConfig
 from trt_engine.config.serve import ServeConfig as ServeConfig
 from trt_engine.config.size import SizeConfig as SizeConfig
+from trt_engine.config.upgrade import UpgradeConfig as UpgradeConfig
 from trt_engine.deployment.deploy import deploy as deploy
 from trt_engine.diagnosis.doctor import doctor as doctor
 from trt_engine.engine import Engine as Engine
@@ -38,6 +39,7 @@ from trt_engine.records.loadtest import LoadtestRecord as LoadtestRecord
 from trt_engine.records.migrate import MigrateReport as MigrateReport
 from trt_engine.records.passport import Passport as Passport
 from trt_engine.records.size import SizeReport as SizeReport
+from trt_engine.records.upgrade import UpgradeReport as UpgradeReport
 from trt_engine.reporting.pack import pack as pack
 from trt_engine.reporting.report import report as report
 from trt_engine.runtime.bound_call import BoundCall as BoundCall
@@ -65,6 +67,7 @@ from trt_engine.verbs.load import load as load
 from trt_engine.verbs.profile import profile as profile
 from trt_engine.verbs.quantize import quantize as quantize
 from trt_engine.verbs.ranges import ranges as ranges
+from trt_engine.verbs.upgrade_check import upgrade_check as upgrade_check
 from trt_engine.verbs.validate import validate as validate
 
 __version__: str

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from batch_jobs.conftest import ROWS
-from patience import wait_until
+from patience import until
 
 pytestmark = [pytest.mark.full, pytest.mark.slow]
 pq = pytest.importorskip("pyarrow.parquet")
@@ -40,6 +41,10 @@ def journal_lines(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def advanced(process: subprocess.Popen[bytes], out: Path, lines: int) -> bool:
+    return journal_lines(out) > lines or process.poll() is not None
+
+
 def check(out: Path) -> None:
     parts = sorted(out.glob("part-*.parquet"))
     tables = [pq.read_table(part).to_pydict() for part in parts]
@@ -54,10 +59,9 @@ def test_killed_at_random_moments_and_resumed_every_row_comes_out_once(
 ) -> None:
     out, random = tmp_path / "out", np.random.default_rng(11)
     for _ in range(2):
-        before = journal_lines(out)
         process = start(engine, rows, out)
         try:
-            wait_until(lambda process=process, before=before: journal_lines(out) > before or process.poll() is not None)
+            until(partial(advanced, process, out, journal_lines(out)), "a line of the journal")
             time.sleep(random.uniform(0, 0.3))  # anywhere in what follows
         finally:
             process.kill()
@@ -71,7 +75,7 @@ def test_a_worker_killed_under_way_loses_no_row(engine: Path, rows: Path, tmp_pa
     out = tmp_path / "out"
     process = start(engine, rows, out)
     try:
-        wait_until(lambda: journal_lines(out) > 0 or process.poll() is not None)
+        until(partial(advanced, process, out, 0), "a line of the journal")
         below = psutil.Process(process.pid).children(recursive=True)
         for worker in [one for one in below if "MapWorker" in " ".join(one.cmdline())]:
             os.kill(worker.pid, signal.SIGKILL)

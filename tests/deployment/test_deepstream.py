@@ -32,7 +32,7 @@ PROPERTY_KEYS = set(
     net-scale-factor offsets model-color-format maintain-aspect-ratio symmetric-padding scaling-filter scaling-compute-hw
     gie-unique-id output-tensor-meta labelfile-path num-detected-classes process-mode interval""".split()
 )
-"""Of ours, those in "Gst-nvinfer File Configuration Specifications" of DeepStream 7.1 and in gstnvinfer_property_parser.h."""
+"""Of ours, those in "Gst-nvinfer File Configuration Specifications" and in gstnvinfer_property_parser.h of DeepStream."""
 CLASS_KEYS = {"threshold", "pre-cluster-threshold", "post-cluster-threshold", "nms-iou-threshold", "topk"}
 APP_KEYS = {
     "application": {"enable-perf-measurement", "perf-measurement-interval-sec"},
@@ -142,7 +142,7 @@ def test_a_plan_is_sized_by_the_run_that_measured_it(engines: dict[str, Path], t
     assert made["interval"] == pipeline["primary-gie"]["interval"] == "1"
     assert made["model-engine-file"] == "detector.engine" and (tmp_path / "out/detector.engine").is_file()
     assert all("50 streams within 40 ms" in item.reason for item in report.models[0].settings)
-    assert report.preprocessing[0].findings == ()  # the image fills a square only in part: see the padding below
+    assert [*report.preprocessing[0].findings] == ["nvinfer pads with 0, the model with 114"]
 
 
 def test_sources_are_shared_by_files_and_single_for_cameras(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_the_generated_keys_differ_by_the_filter_alone(own: Preprocess) -> None:
         (BGR, {"offsets": "123.7;116.8;103.9"}, "offsets are off", ("offset_levels", 19.8)),
         (BGR, {"model_color_format": "0"}, "model-color-format is 0, the model declares BGR", ("colors_match", False)),
         (LETTERBOX, {"model_color_format": "1"}, "the model declares RGB", ("colors_match", False)),
-        (LETTERBOX, {"symmetric_padding": "0"}, "placed up to 35 pixels elsewhere", ("placement_px", 35)),
-        (LETTERBOX, {"maintain_aspect_ratio": "0"}, "placed up to 35 pixels elsewhere", ("placement_px", 35)),
+        (LETTERBOX, {"symmetric_padding": "0"}, "pixels elsewhere: maintain-aspect-ratio 1", ("placement_px", 35)),
+        (LETTERBOX, {"maintain_aspect_ratio": "0"}, "pixels elsewhere: maintain-aspect-ratio 0", ("placement_px", 35)),
         (BGR, {"maintain_aspect_ratio": "1"}, "the model declares stretch", ("placement_px", 24)),
         (replace(LETTERBOX, pad_value=(114, 114, 114)), {}, "pads with 0, the model with 114", ("padding_levels", 114)),
         (BGR, {"network_input_order": "1"}, "network-input-order is 1", ("scale", 0)),
@@ -229,10 +229,11 @@ def test_every_filter_keeps_a_constant_and_enlarges_as_pillow_does(kind: str) ->
     constant = np.full((10, 20, 3), 77, np.uint8)
     assert np.unique(nvinfer_preprocess._resize(constant, 33, 47, kind)).tolist() == [77]
     image = nvinfer_preprocess.sample_image()[:40, :60]
-    made = nvinfer_preprocess._resize(image, 80, 150, kind)
+    made = nvinfer_preprocess._resize(image, 83, 151, kind)
     names = {"0": "NEAREST", "1": "BILINEAR", "2": "BICUBIC", "4": "LANCZOS"}
-    want = np.asarray(Image.fromarray(image).resize((150, 80), Image.Resampling[names[kind]]))
-    assert np.abs(made.astype(int) - want)[8:-8, 8:-8].max() <= 2  # pillow's edges have fewer taps
+    want = np.asarray(Image.fromarray(image).resize((151, 83), Image.Resampling[names[kind]]))
+    apart = np.abs(made.astype(int) - want)[8:-8, 8:-8]  # pillow's edges have fewer taps
+    assert apart.mean() < 0.3 and (kind == "0" or apart.max() <= 4)
 
 
 def test_a_configuration_of_one_s_own_is_checked_in_both_formats(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "profile": ("profile", "time breakdown, bottleneck, and the next experiment"),
     "compare": ("compare", "speed difference of engines, with an interval"),
     "diff": ("diff", "compare engines: fusions, kernels, types, reformats"),
+    "upgrade-check": ("upgrade_check", "engines of two library versions: one page, one verdict"),
     "infer": ("infer", "one inference from .npy or .npz files, or from an image"),
     "evaluate": ("evaluate", "AP or top-1 of an engine on a dataset, beside a baseline"),
     "batch": ("batch", "an engine over files, Parquet or WebDataset, resumable"),

@@ -12,7 +12,6 @@ from google.protobuf import text_format
 from trt_engine.config.parse import parse_names
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.serve import ServeConfig
-from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.serving.messages import message
 from trt_engine.tensors import DTYPES, Signature, TensorSpec, suggest
@@ -202,12 +201,11 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
     return replace(runtime, **changed)
 
 
-def check_engine(settings: ModelSettings, engine: Engine, name: str) -> None:
+def check_engine(settings: ModelSettings, backend: str, signature: Signature, name: str) -> None:
     """`EngineError` unless the engine is what the configuration declares: its backend, inputs and outputs."""
     config = settings.config
     if config is None:
         return
-    backend = engine.passport.backend
     backends = {"backend": _CONFIG_BACKENDS.get(backend, backend), "platform": PLATFORMS.get(backend, backend)}
     for key, own in backends.items():
         if (declared := getattr(config, key)) and declared != own:
@@ -215,7 +213,7 @@ def check_engine(settings: ModelSettings, engine: Engine, name: str) -> None:
                 f"`{CONFIG_FILE}` of `{name}`: `{key}` is `{declared}`, the engine's is `{own}`", hint="leave it out"
             )
     for side, tensors in (("inputs", config.input), ("outputs", config.output)):
-        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(engine.signature, side)})
+        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(signature, side)})
 
 
 def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dict[str, TensorSpec]) -> None:

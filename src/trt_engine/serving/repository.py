@@ -1,7 +1,7 @@
 """Models of a server: a folder in Triton's layout, or engines by path; loaded, replaced and unloaded while serving.
 
-`NAME/VERSION/model.onnx|model.plan` with its passport beside it, and an optional `NAME/config.pbtxt`. Everything is resolved
-inside the folder: a link that leads outside is refused. No code is loaded from it.
+`NAME/VERSION/model.onnx|model.plan` with its passport beside it, or a bundle's files in `NAME/VERSION`, and an optional
+`NAME/config.pbtxt`. Everything is resolved inside the folder: a link that leads outside is refused. No code is loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineErro
 from trt_engine.serving.model_config import CONFIG_FILE, ModelSettings, read_config
 from trt_engine.serving.served_model import ServedVersion, load_version
 from trt_engine.tensors import suggest
+from trt_engine.verbs.inspect_bundle import is_bundle
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +299,8 @@ class Repository:
         """The model as it is on disk now; raises where its folder or its configuration is wrong."""
         if name in self.engines:
             path = self.engines[name]
-            return Found(self._base, {"1": Source(path, _mark([path, passport_path(path)]))})
+            files = [*path.iterdir()] if path.is_dir() else [path, passport_path(path)]
+            return Found(self._base, {"1": Source(path, _mark(files))})
         assert self.root is not None
         folder = self._inside(self.root / name)
         config = folder / CONFIG_FILE
@@ -316,6 +318,8 @@ class Repository:
     def _source(self, folder: Path, settings: ModelSettings) -> Source:
         names = (settings.filename,) if settings.filename else _DEFAULT_FILES
         path = next((folder / name for name in names if (folder / name).exists()), folder / names[-1])
+        if not path.exists() and is_bundle(folder):
+            path = folder
         files = [path, passport_path(path), *(folder.iterdir() if folder.is_dir() else ())]
         return Source(path, _mark(files))
 
@@ -334,6 +338,10 @@ class Repository:
             passport = passport_path(path)
             if os.path.lexists(passport):
                 self._inside(passport)
+        if is_bundle(path):
+            for file in path.iterdir() if name not in self.engines else ():
+                self._inside(file)
+            return load_version(name, version, path, settings, verify=self._verify)
         engine = self._engine(path)
         if name not in self.engines and engine_path(path) is not None:
             for file in engine.files:

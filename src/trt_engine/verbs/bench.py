@@ -57,10 +57,11 @@ def bench(
     """Measure an engine, or the path of one, or of an `.onnx` model, which is built into the store first.
 
     `values` are settings of `BenchConfig`, `BenchRunConfig`, `RuntimeConfig` and (for a model) `BuildConfig`. `isolate`
-    measures in a separate process, with at most `memory_limit` bytes. The record goes to `out/records.jsonl` and its
-    text to `out/bench.log`, or to the file `log`, before anything is raised: `UnstableError` for an unstable
-    measurement with `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C. With
-    `progress=True` what is done goes to stderr, or to a function that takes a `te.Progress`.
+    measures in a separate process, with at most `memory_limit` bytes. The record goes to `out/records.jsonl` and its text to
+    `out/bench.log`, or to the file `log`, before anything is raised: `UnstableError` for an unstable measurement with
+    `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C. With `progress=True` what is done
+    goes to stderr, or to a function that takes a `te.Progress`. `UsageError` for an unknown setting, or an engine of another
+    backend than `backend`.
     """
     config, run, runtime, build = merge_run_settings(
         values, runtime, build, config or BenchConfig(), run or BenchRunConfig()
