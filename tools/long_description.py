@@ -1,4 +1,4 @@
-"""The description in the package's metadata: README.md without links to files and pictures of the tree, which lead nowhere elsewhere."""
+"""The description in the package's metadata: README.md without its pictures and links to files of the tree."""
 
 from __future__ import annotations
 

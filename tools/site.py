@@ -1,7 +1,7 @@
 """MkDocs hooks of `make docs`: the generated reference pages, and a site without external addresses.
 
-`reference/settings.md`, `records.md` and `errors.md` exist in the site alone: they are written from the settings classes, docs/schemas and
-`trt_engine.errors` whenever the site is built, so they cannot be out of date.
+`reference/settings.md`, `records.md` and `errors.md` exist in the site alone: they are written from the settings
+classes, docs/schemas and `trt_engine.errors` whenever the site is built, so they cannot be out of date.
 """
 
 from __future__ import annotations
@@ -64,31 +64,42 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of every verb and backend, by its class. A Python call takes the name as a keyword argument, the command its flag,",
-        "`-O NAME=VALUE` an option of a backend. A dash means unset: the verb or library decides. `trt-engine VERB --help` prints the flags of one verb.",
+        "Every setting of every verb and backend, by its class. A Python call takes the name as a keyword argument,",
+        "the command its flag, `-O NAME=VALUE` an option of a backend. A dash means unset: the verb or library decides.",
+        "`trt-engine VERB --help` prints the flags of one verb.",
         "",
     ]
     for made in settings_classes():
         area = made.__module__.removeprefix("trt_engine.")
-        lines += [f"## {made.__name__} ({area})", "", " ".join(inspect.getdoc(made).split("\n\n")[0].split()) if made.__doc__ else "", ""]
+        lines += [
+            f"## {made.__name__} ({area})",
+            "",
+            " ".join(inspect.getdoc(made).split("\n\n")[0].split()) if made.__doc__ else "",
+            "",
+        ]
         lines += ["| name | flag | default | meaning |", "|---|---|---|---|"]
         for item in settings(made):
             flags = ", ".join(map(_code, item.flags)) or "–"
-            words = f" One of {', '.join(map(_code, item.choices))}." if item.choices else ""
+            words = f"; one of {', '.join(map(_code, item.choices))}" if item.choices else ""
             lines.append(f"| {_code(item.name)} | {flags} | {_default(item)} | {_cell(item.help)}{words} |")
         lines.append("")
     return "\n".join(lines)
 
 
 def _field_notes() -> dict[str, dict[str, str]]:
-    """Field docstrings of every class of the package, by class and field."""
+    """Field docstrings of the records, by class and field."""
     notes: dict[str, dict[str, str]] = {}
-    for path in sorted((ROOT / "src").rglob("*.py")):
+    folder = ROOT / "src" / "trt_engine"
+    for path in [*folder.glob("records/*.py"), *folder.glob("config/*.py"), folder / "reporting" / "pack.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ClassDef):
                 continue
             for item, after in zip(node.body, node.body[1:], strict=False):
-                is_note = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+                is_note = (
+                    isinstance(after, ast.Expr)
+                    and isinstance(after.value, ast.Constant)
+                    and isinstance(after.value.value, str)
+                )
                 if is_note and isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                     notes.setdefault(node.name, {})[item.target.id] = str(after.value.value)
     return notes
@@ -130,8 +141,8 @@ def records_page() -> str:
     lines = [
         "# Records",
         "",
-        "Every verb prints one JSON document with `--json` and writes the same fields to its run folder; Python returns an object with these",
-        "attributes. Units are in the names: `_ms`, `_s`, `_mib`. Shared types are described once, at the end.",
+        "Every verb prints one JSON document with `--json` and writes the same fields to its run folder; Python",
+        "returns an object with these attributes. Units are in the names: `_ms`, `_s`, `_mib`. Shared types are at the end.",
         "",
     ]
     shared: dict[str, dict[str, Any]] = {}
@@ -139,8 +150,15 @@ def records_page() -> str:
         schema = json.loads(path.read_text(encoding="utf-8"))
         types = schema.get("$defs", {})
         shared |= types
-        ends = [_type(item) for item in schema.get("anyOf", []) if "$ref" in item] or ([_type(schema)] if "$ref" in schema else [])
-        lines += [f"## {schema.get('title', path.stem).removeprefix('trt-engine/')}", "", _cell(schema.get("description", "")), ""]
+        ends = [_type(item) for item in schema.get("anyOf", []) if "$ref" in item] or (
+            [_type(schema)] if "$ref" in schema else []
+        )
+        lines += [
+            f"## {schema.get('title', path.stem).removeprefix('trt-engine/')}",
+            "",
+            _cell(schema.get("description", "")),
+            "",
+        ]
         if ends:
             named = ", or ".join(f"[{name}](#type-{name.lower()})" for name in ends)
             lines += [f"The fields of {named}, and:", ""]
@@ -153,7 +171,9 @@ def records_page() -> str:
 
 def error_classes() -> list[type[errors.TrtEngineError]]:
     """The error classes, the base first."""
-    found = [item for item in vars(errors).values() if inspect.isclass(item) and issubclass(item, errors.TrtEngineError)]
+    found = [
+        item for item in vars(errors).values() if inspect.isclass(item) and issubclass(item, errors.TrtEngineError)
+    ]
     return [item for item in found if item.__module__ == errors.__name__ and not item.__name__.startswith("_")]
 
 
@@ -162,8 +182,8 @@ def errors_page() -> str:
     lines = [
         "# Error classes",
         "",
-        "Every error has `message`, `hint`, `exit_code` and `http_status`, and survives pickling. Examples, signals and the terminal:",
-        "[exit codes and messages](../errors.md).",
+        "Every error has `message`, `hint`, `exit_code` and `http_status`, and survives pickling. Examples, signals",
+        "and the terminal: [exit codes and messages](../errors.md).",
         "",
         "| class | base | exit code | HTTP status | meaning |",
         "|---|---|---|---|---|",
@@ -175,7 +195,11 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"reference/settings.md": settings_page, "reference/records.md": records_page, "reference/errors.md": errors_page}
+PAGES = {
+    "reference/settings.md": settings_page,
+    "reference/records.md": records_page,
+    "reference/errors.md": errors_page,
+}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -189,7 +213,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """MkDocs: links to files outside docs/ become text; a list directly below a paragraph gets its blank line."""
-    markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!\w+\.md)[^)]*\)", r"\1", markdown) if "/" not in page.file.src_uri else markdown
+    markdown = (
+        re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!\w+\.md)[^)]*\)", r"\1", markdown)
+        if "/" not in page.file.src_uri
+        else markdown
+    )
     return separate_lists(markdown)
 
 
@@ -205,7 +233,9 @@ def separate_lists(markdown: str) -> str:
         elif mark and line.strip() == fence:
             fence = ""
         before = lines[-1] if lines else ""
-        starts = not fence and item.match(line) and before.strip() and not item.match(before) and not before.startswith("  ")
+        starts = (
+            not fence and item.match(line) and before.strip() and not item.match(before) and not before.startswith("  ")
+        )
         if starts:
             lines.append("")
         lines.append(line)
