@@ -42,7 +42,7 @@ def test_a_verb_stays_a_function_after_its_folder_was_imported() -> None:
 def test_every_verb_of_the_command_line_is_a_function_in_a_file_of_its_name(verb: str) -> None:
     name = verb.replace("-", "_")
     function = getattr(te, name)
-    assert inspect.isfunction(function) and verb in VERBS
+    assert inspect.isfunction(function) and name in VERBS
     assert function.__module__.rpartition(".")[2] == name
 
 

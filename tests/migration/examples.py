@@ -303,7 +303,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example(
             "Makefile", "LIBS = -lnvinfer \\\n  -lnvparsers\n",
             "ifeq ($(shell ldconfig -p | grep -q libnvparsers && echo 1), 1)\n  LIBS += -lnvparsers\nendif\n",
-            "LIBS = -lnvinfer \\\n \n",
+            "LIBS = -lnvinfer \\\n\n",
         ),
     ],
     "binding-index": [
