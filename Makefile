@@ -45,8 +45,8 @@ rtx: $(VENV)/.dev
 test: rtx  ## core and light extras, and TensorRT-RTX where NVIDIA has it; what needs more is skipped, said and counted
 	$(PYTEST) $(SPREAD) -m 'not gpu and not slow'
 
-# What needs PyTorch or TensorFlow runs in an environment of its own.
-FULL = tests/backends/inductor tests/contract tests/conversion tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py
+# What needs PyTorch, TensorFlow or Ray runs in an environment of its own.
+FULL = tests/backends/inductor tests/batch_jobs tests/contract tests/conversion tests/deployment/test_ray.py tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py
 
 test-full: rtx  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
 	@tools/test-tools.sh $(BIN)/python

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from trt_engine.records import (
+    batch,
     bench,
     build,
     bundle,
@@ -170,6 +171,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "infer": (infer.InferReport, infer.InferPlan),
     "evaluate": (evaluate.EvaluateReport, evaluate.EvaluatePlan),
     "serve": (serve.ServeReport,),
+    "batch": (batch.BatchReport, batch.BatchPlan),
     "deploy": (deploy.DeployReport,),
     "run": (sweep.RunSummary, sweep.RunPlan),
     "run-manifest": (sweep.RunManifest,),

@@ -24,6 +24,7 @@ sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is inst
 
 import trt_engine  # noqa: E402
 from trt_engine.config import (  # noqa: E402
+    batch,
     bench,
     build,
     convert,
@@ -43,6 +44,7 @@ from trt_engine.config import (  # noqa: E402
 )
 
 _MODULES = (
+    batch,
     bench,
     build,
     convert,
@@ -116,6 +118,10 @@ KINDS = (
         base="EngineSettings",
     ),
     Kind(
+        "BatchSettings", "Settings of `te.batch`; those of the build are for a model.", (batch.BatchConfig,),
+        base="EngineSettings",
+    ),
+    Kind(
         "ServeSettings", "Settings of `te.serve`; those of the build are for models.", (serve.ServeConfig,),
         base="EngineSettings",
     ),
@@ -123,7 +129,7 @@ KINDS = (
         "LoadtestSettings", "Settings of `te.loadtest`; those of engines are not for a URL.",
         (loadtest.LoadtestConfig, build.BuildConfig), base="EngineSettings",
     ),
-    Kind("DeploySettings", "Settings of `te.deploy`, by target.", (deploy.TritonConfig, deploy.DeepstreamConfig)),
+    Kind("DeploySettings", "Settings of `te.deploy`, by target.", (deploy.TritonConfig, deploy.DeepstreamConfig, deploy.RayConfig)),
     Kind("RunSettings", "Settings of `te.run`.", (run.RunConfig,)),
     Kind("ConvertSettings", "Settings of `te.convert`.", (convert.ConvertConfig,)),
     Kind("ExclusionSettings", "Settings of rewriting a graph on data.", (precision._Exclusions,)),

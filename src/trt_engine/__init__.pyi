@@ -1,5 +1,6 @@
 # Made by tools/settings_types.py: not edited by hand.
 from trt_engine.bundling.bundle import bundle as bundle
+from trt_engine.config.batch import BatchConfig as BatchConfig
 from trt_engine.config.bench import BenchConfig as BenchConfig
 from trt_engine.config.build import BuildConfig as BuildConfig
 from trt_engine.config.deploy import DeepstreamConfig as DeepstreamConfig
@@ -18,12 +19,14 @@ from trt_engine.diagnosis.doctor import doctor as doctor
 from trt_engine.engine import Engine as Engine
 from trt_engine.environment import Environment as Environment
 from trt_engine.errors import TrtEngineError as TrtEngineError
+from trt_engine.batch_jobs.batch import batch as batch
 from trt_engine.load_testing.loadtest import loadtest as loadtest
 from trt_engine.logs import log_to as log_to
 from trt_engine.migration.migrate import migrate as migrate
 from trt_engine.precision_search.search import search as search
 from trt_engine.profiling.diff import diff as diff
 from trt_engine.progress import Progress as Progress
+from trt_engine.records.batch import BatchReport as BatchReport
 from trt_engine.records.bench import BenchRecord as BenchRecord
 from trt_engine.records.bench import Protocol as Protocol
 from trt_engine.records.build import ValidateReport as ValidateReport

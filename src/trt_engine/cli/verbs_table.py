@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "upgrade-check": ("upgrade_check", "engines of two library versions: one page, one verdict"),
     "infer": ("infer", "one inference from .npy or .npz files, or from an image"),
     "evaluate": ("evaluate", "AP or top-1 of an engine on a dataset, beside a baseline"),
+    "batch": ("batch", "an engine over files, Parquet or WebDataset, resumable"),
     "serve": ("serve", "engines over HTTP and gRPC, as inference clients expect"),
     "deploy": ("deploy", "configurations of Triton and DeepStream for engines"),
     "run": ("run", "models x precisions x backends x batches, from one YAML"),

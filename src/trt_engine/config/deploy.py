@@ -8,7 +8,7 @@ from typing import Any
 
 from trt_engine.atomic_io import as_path
 from trt_engine.config.precision import PREPROCESS_METAVAR
-from trt_engine.config.settings import Config, opt
+from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.errors import UsageError
 
 
@@ -64,3 +64,29 @@ class DeepstreamConfig(Config):
         None, "an nvinfer configuration of yours: compare its pre-processing too", parse=Path, metavar="FILE",
         group="Input",
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayConfig(Config):
+    """Settings of `deploy ray`: what a replica takes, and how many there are."""
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.max_replicas < self.min_replicas:
+            raise UsageError(
+                f"at most {self.max_replicas} replicas and at least {self.min_replicas}", hint="`--max-replicas N`"
+            )
+
+    min_replicas: int = opt(1, "replicas without load", ge=1)
+    max_replicas: int = opt(4, "replicas under load", ge=1)
+    target_requests: float = opt(8.0, "requests running and waiting for each replica that autoscaling aims at", gt=0)
+    upscale_delay_s: float = opt(10.0, "how long there is more load before replicas are added", metavar="S", ge=0)
+    downscale_delay_s: float = opt(120.0, "how long there is less load before replicas are removed", metavar="S", ge=0)
+    max_ongoing: int = opt(64, "requests that a replica takes at once; more wait at the proxies", ge=1)
+    cpus: float = opt(1.0, "CPUs that Ray counts for a replica", ge=0)
+    gpus: float = opt(0.0, "GPUs of a replica: 1, or a fraction where replicas share one", ge=0)
+    backend: str = opt(
+        "", "what builds MODELs on a node [default: tensorrt with a GPU where it is installed, else onnxruntime]"
+    )
+    port: int = opt(8000, "port of HTTP on every node", ge=1)
+    host: str = opt("127.0.0.1", "address to listen at; the default is reached from the node itself alone")

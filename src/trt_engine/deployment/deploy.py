@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trt_engine.atomic_io import as_path, os_errors, staging_folder
-from trt_engine.config.deploy import DeepstreamConfig, TritonConfig
+from trt_engine.config.deploy import DeepstreamConfig, RayConfig, TritonConfig
 from trt_engine.config.settings import from_values, replace_values
 from trt_engine.deployment.job import DeployJob
 from trt_engine.deployment.targets import TARGETS, Target
@@ -30,7 +30,7 @@ def deploy(
     engines: Engine | Path | str | Sequence[Engine | Path | str],
     out: Path | str,
     *,
-    config: TritonConfig | DeepstreamConfig | None = None,
+    config: TritonConfig | DeepstreamConfig | RayConfig | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     **settings: Unpack[DeploySettings],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trt_engine.config.deploy import DeepstreamConfig, TritonConfig
+from trt_engine.config.deploy import DeepstreamConfig, RayConfig, TritonConfig
 
 if TYPE_CHECKING:
     from trt_engine.deployment.job import DeployJob, Written
@@ -66,5 +66,20 @@ TARGETS: dict[str, Target] = {
         """,
         takes_models=True,
         max_sources=1,
+    ),
+    "ray": Target(
+        RayConfig,
+        "ray:write",
+        "An application of Ray Serve, scaled by its queue.",
+        """Write an application of Ray Serve: app.yaml, with the engines and models beside it.
+
+        Replicas answer the protocol of `trt-engine serve`, and their number follows the requests that wait. A MODEL is built
+        on the node where a replica starts, once for each kind of GPU, into the node's store.
+
+        \b
+          trt-engine deploy ray detector.onnx -o app --gpus 1 --max-replicas 8
+          trt-engine deploy ray ranker.engine.onnx -o app
+        """,
+        takes_models=True,
     ),
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trt_engine.display import RichDisplay
+
 DeployTarget = Literal["triton", "deepstream", "ray"]
 
 
@@ -62,7 +64,7 @@ class PreprocessDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class DeployReport:
+class DeployReport(RichDisplay):
     """Report of `deploy`: the files written for a target, and the decisions in them."""
 
     target: DeployTarget

@@ -342,6 +342,28 @@ class InferSettings(EngineSettings, total=False):
     overwrite: bool
     """Overwrite existing files."""
 
+class BatchSettings(EngineSettings, total=False):
+    """Settings of `te.batch`; those of the build are for a model."""
+
+    batch: int | None
+    """Rows of an inference [default: 8, within the profile]."""
+    part_rows: int
+    """Rows of a part: what is done again after an interruption."""
+    workers: int | None
+    """Processes that run the engine [default: one for each GPU, on CPUs one for each node]."""
+    address: str | None
+    """A running Ray cluster, `auto` for that of this machine [default: one of its own]."""
+    raw: bool
+    """Of an image too, the outputs as arrays instead of detections or classes."""
+    min_score: float
+    """Of an image: minimum score of a detection."""
+    top: int
+    """Of an image: the N best classes."""
+    preprocess: VisionSource | None
+    """Of images: instead of the declared one."""
+    overwrite: bool
+    """Start anew in a folder with another job."""
+
 class ServeSettings(EngineSettings, total=False):
     """Settings of `te.serve`; those of the build are for models."""
 

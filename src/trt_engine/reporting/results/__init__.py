@@ -16,7 +16,7 @@ _MODULES = {
         "SizeReport", "SizePlan", "ProfileReport", "ProfilePlan", "CompareReport", "ComparePlan",
         "UpgradeReport", "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport", "Server",
     ),
-    "deployment": ("DeployReport",),
+    "deployment": ("DeployReport", "BatchReport", "BatchPlan"),
     "load": ("LoadtestRecord", "LoadtestPlan"),
     "models": (
         "ConvertReport", "CastReport", "QuantizeReport", "RangesReport", "RangesPlan", "CalibrationResult",

@@ -1,9 +1,10 @@
-"""Results of `deploy`."""
+"""Results of `deploy` and `batch`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trt_engine.records.batch import BatchPlan, BatchReport
 from trt_engine.records.deploy import DeployReport, PreprocessDifference
 from trt_engine.reporting.document import Block, Fact, make_facts
 from trt_engine.reporting.results.common import sized
@@ -32,3 +33,28 @@ def _difference_lines(item: PreprocessDifference) -> list[str]:
             f"{item.image}"
         )
     return lines
+
+
+def batch_plan(plan: BatchPlan) -> Iterator[Block]:
+    """Rows and parts, and what is done already."""
+    yield make_facts(
+        ("engine", f"{plan.engine} (a model: built where the workers are)" if plan.needs_build else plan.engine),
+        ("rows", f"{plan.rows} of {plan.files} files"),
+        ("parts", f"{plan.parts}, {plan.done_parts} done before"),
+        ("would write", plan.out),
+    )
+
+
+def batch_report(report: BatchReport) -> Iterator[Block]:
+    """Rows in and out, failures, rate, where the rows are."""
+    rows: list[Fact] = [
+        ("engine", report.engine),
+        ("rows", f"{report.rows} of {report.files} files, {report.failed} failed"),
+        ("parts", f"{report.parts}, {report.resumed_parts} done before"),
+    ]
+    if report.rows_per_s is not None:
+        rows.append(("rate", f"{report.rows_per_s:.4g} rows/s, {report.workers} workers on {report.nodes} nodes"))
+    if report.failures:
+        rows.append(("failed", [f"{item.id}: {item.reason}" for item in report.failures]))
+    rows.append(("out", report.out))
+    yield make_facts(*rows)
