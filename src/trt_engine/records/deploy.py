@@ -39,7 +39,7 @@ class DeployedModel:
 class PreprocessDifference:
     """What nvinfer makes of an image by a configuration, beside what the model's own pre-processing makes of it.
 
-    Levels are those of an 8-bit pixel, 0 to 255. Where the sizes differ there are no numbers.
+    Levels are those of an 8-bit pixel, 0 to 255. Where the sizes differ the numbers are None.
     """
 
     file: str
