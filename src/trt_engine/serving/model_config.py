@@ -236,6 +236,20 @@ def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dic
             )
 
 
+def warmup_samples(settings: ModelSettings) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
+    """Runs and input shapes of each sample of `model_warmup`; the values are random ones that fit the model."""
+    return [
+        (
+            max(item.count, 1),
+            {
+                name: (*([item.batch_size] if settings.has_batch else []), *given.dims)
+                for name, given in item.inputs.items()
+            },
+        )
+        for item in (settings.config.model_warmup if settings.config is not None else ())
+    ]
+
+
 def describe_config(name: str, settings: ModelSettings, signature: Signature, backend: str, max_batch: int) -> Any:
     """The `inference.ModelConfig` in force: what was read, completed by the engine's tensors and scheduling."""
     config = message("ModelConfig")()

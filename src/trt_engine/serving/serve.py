@@ -46,7 +46,7 @@ def serve(
     """
     chosen, run, made = merge_run_settings(values, runtime, build, config or ServeConfig())
     given = [engines] if isinstance(engines, Engine | Path | str) else [*engines]
-    named = _name_engines(given)
+    named = name_engines(given)
     if not named and chosen.model_repository is None:
         raise UsageError(
             "there is nothing to serve", hint="`trt-engine serve model.engine.onnx`, or `--model-repository DIR`"
@@ -92,7 +92,7 @@ def _make_tracing(config: ServeConfig) -> Tracing | None:
     return Tracing(config.otlp_endpoint)
 
 
-def _name_engines(given: Sequence[Engine | Path | str]) -> dict[str, Path]:
+def name_engines(given: Sequence[Engine | Path | str]) -> dict[str, Path]:
     """Paths of engines by model name; `UsageError` for a name that comes twice or that no URL can hold."""
     named: dict[str, Path] = {}
     for item in given:

@@ -20,7 +20,7 @@ from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.serving.bundle_runner import bundle_digest, join_facts, load_bundle, open_bundle
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
-from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config
+from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config, warmup_samples
 from trt_engine.serving.statistics import Timing, VersionStatistics
 from trt_engine.serving.wire_tensors import protocol_dtype
 from trt_engine.tensors import Signature, Tensors, TensorSpec
@@ -371,6 +371,8 @@ def load_version(
     try:
         try:
             runner.warmup(1)
+            for runs, shapes in warmup_samples(settings):
+                runner.warmup(runs, shapes=shapes)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
         served = ServedVersion(name, version, runner, settings, truth)

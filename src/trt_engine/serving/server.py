@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trt_engine.config.serve import ServeConfig
+from trt_engine.display import RichDisplay
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
@@ -45,7 +46,7 @@ class Addresses:
     metrics: str | None
 
 
-class Server:
+class Server(RichDisplay):
     """Models behind HTTP and gRPC, until `close`. Made by `te.serve`; works in `with`."""
 
     def __init__(
