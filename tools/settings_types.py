@@ -22,8 +22,8 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "trt_engine"
 sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is installed
 
-import trt_engine  # noqa: E402
-from trt_engine.config import (  # noqa: E402
+import trt_engine
+from trt_engine.config import (
     batch,
     bench,
     build,
@@ -129,7 +129,10 @@ KINDS = (
         "LoadtestSettings", "Settings of `te.loadtest`; those of engines are not for a URL.",
         (loadtest.LoadtestConfig, build.BuildConfig), base="EngineSettings",
     ),
-    Kind("DeploySettings", "Settings of `te.deploy`, by target.", (deploy.TritonConfig, deploy.DeepstreamConfig, deploy.RayConfig)),
+    Kind(
+        "DeploySettings", "Settings of `te.deploy`, by target.",
+        (deploy.TritonConfig, deploy.DeepstreamConfig, deploy.RayConfig),
+    ),
     Kind("RunSettings", "Settings of `te.run`.", (run.RunConfig,)),
     Kind("ConvertSettings", "Settings of `te.convert`.", (convert.ConvertConfig,)),
     Kind("ExclusionSettings", "Settings of rewriting a graph on data.", (precision._Exclusions,)),
