@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
-from bindings import harness
+from bindings import harness  # noqa: E402
 
 TARGET = ROOT / "src" / "trt_engine" / "migration" / "removed_names.json"
 STEPS = {"10.0": (("8.6.1", "10.0.1"), ("8.6.1", "10.0.1")), "11.0": (("10.16.1", "11.0.0"), ("10.16.1", "11.1.0"))}

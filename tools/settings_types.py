@@ -22,8 +22,8 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "trt_engine"
 sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is installed
 
-import trt_engine
-from trt_engine.config import (
+import trt_engine  # noqa: E402
+from trt_engine.config import (  # noqa: E402
     batch,
     bench,
     build,

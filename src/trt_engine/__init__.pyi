@@ -1,4 +1,5 @@
 # Made by tools/settings_types.py: not edited by hand.
+from trt_engine.batch_jobs.batch import batch as batch
 from trt_engine.bundling.bundle import bundle as bundle
 from trt_engine.config.batch import BatchConfig as BatchConfig
 from trt_engine.config.bench import BenchConfig as BenchConfig
@@ -20,7 +21,6 @@ from trt_engine.diagnosis.doctor import doctor as doctor
 from trt_engine.engine import Engine as Engine
 from trt_engine.environment import Environment as Environment
 from trt_engine.errors import TrtEngineError as TrtEngineError
-from trt_engine.batch_jobs.batch import batch as batch
 from trt_engine.load_testing.loadtest import loadtest as loadtest
 from trt_engine.logs import log_to as log_to
 from trt_engine.migration.migrate import migrate as migrate

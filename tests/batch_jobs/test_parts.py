@@ -18,8 +18,8 @@ pytestmark = pytest.mark.full
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray.data")
 
-from trt_engine.batch_jobs import batch
-from trt_engine.batch_jobs.part_runner import PartRunner, part_name
+from trt_engine.batch_jobs import batch  # noqa: E402
+from trt_engine.batch_jobs.part_runner import PartRunner, part_name  # noqa: E402
 
 BAD = {
     "c.npy": "no header of an array", "d.parquet#6": "`x` is null", "d.parquet#7": "dimension 1 is fixed at 3",

@@ -9,7 +9,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.format import format_bytes, format_ms, format_percent, join_names
 from trt_engine.records.base import Finding
 from trt_engine.records.parity import OutputError, Parity
-from trt_engine.records.passport import Passport, Precision, Tuning
+from trt_engine.records.passport import Precision, Tuning
 from trt_engine.reporting.document import Fact, Table
 from trt_engine.tensors import Signature, format_shape
 
