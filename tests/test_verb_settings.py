@@ -15,10 +15,11 @@ import pytest
 
 import trt_engine as te
 from trt_engine.cli.verbs_table import VERBS
+from trt_engine.config.batch import BatchConfig
 from trt_engine.config.bench import BenchConfig, BenchRunConfig, CompareConfig, ProfileConfig
 from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.config.convert import ConvertConfig
-from trt_engine.config.deploy import DeepstreamConfig, TritonConfig
+from trt_engine.config.deploy import DeepstreamConfig, RayConfig, TritonConfig
 from trt_engine.config.evaluate import EvaluateConfig, InferConfig
 from trt_engine.config.loadtest import LoadtestConfig
 from trt_engine.config.migrate import MigrateConfig
@@ -33,9 +34,10 @@ from trt_engine.sweep.plan_file import plan_schema
 
 ROOT = Path(__file__).parents[1]
 OWN: dict[str, type] = {
-    "bench": BenchRunConfig, "build": BuildConfig, "bundle": BundleConfig, "calibrate": CalibrateConfig, "cast": CastConfig,
+    "batch": BatchConfig, "bench": BenchRunConfig, "build": BuildConfig, "bundle": BundleConfig,
+    "calibrate": CalibrateConfig, "cast": CastConfig,
     "compare": CompareConfig, "convert": ConvertConfig, "deploy deepstream": DeepstreamConfig,
-    "deploy triton": TritonConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
+    "deploy ray": RayConfig, "deploy triton": TritonConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
     "loadtest": LoadtestConfig, "migrate": MigrateConfig, "profile": ProfileConfig, "quantize": QuantizeConfig,
     "ranges": RangesConfig, "run": RunConfig, "search": SearchConfig, "serve": ServeConfig, "size": SizeConfig,
     "upgrade-check": UpgradeConfig,

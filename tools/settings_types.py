@@ -129,7 +129,10 @@ KINDS = (
         "LoadtestSettings", "Settings of `te.loadtest`; those of engines are not for a URL.",
         (loadtest.LoadtestConfig, build.BuildConfig), base="EngineSettings",
     ),
-    Kind("DeploySettings", "Settings of `te.deploy`, by target.", (deploy.TritonConfig, deploy.DeepstreamConfig, deploy.RayConfig)),
+    Kind(
+        "DeploySettings", "Settings of `te.deploy`, by target.",
+        (deploy.TritonConfig, deploy.DeepstreamConfig, deploy.RayConfig),
+    ),
     Kind("RunSettings", "Settings of `te.run`.", (run.RunConfig,)),
     Kind("ConvertSettings", "Settings of `te.convert`.", (convert.ConvertConfig,)),
     Kind("ExclusionSettings", "Settings of rewriting a graph on data.", (precision._Exclusions,)),

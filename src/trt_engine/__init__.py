@@ -15,6 +15,7 @@ from __future__ import annotations
 
 # Module -> public names, separated by blanks. tools/settings_types.py writes `__init__.pyi` from it.
 _NAMES = {
+    "batch_jobs.batch": "batch",
     "bundling.bundle": "bundle",
     "config.batch": "BatchConfig",
     "config.bench": "BenchConfig",
@@ -32,7 +33,6 @@ _NAMES = {
     "engine": "Engine",
     "environment": "Environment",
     "errors": "TrtEngineError",
-    "batch_jobs.batch": "batch",
     "load_testing.loadtest": "loadtest",
     "logs": "log_to",
     "migration.migrate": "migrate",

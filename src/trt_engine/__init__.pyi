@@ -1,9 +1,11 @@
 # Made by tools/settings_types.py: not edited by hand.
+from trt_engine.batch_jobs.batch import batch as batch
 from trt_engine.bundling.bundle import bundle as bundle
 from trt_engine.config.batch import BatchConfig as BatchConfig
 from trt_engine.config.bench import BenchConfig as BenchConfig
 from trt_engine.config.build import BuildConfig as BuildConfig
 from trt_engine.config.deploy import DeepstreamConfig as DeepstreamConfig
+from trt_engine.config.deploy import RayConfig as RayConfig
 from trt_engine.config.deploy import TritonConfig as TritonConfig
 from trt_engine.config.loadtest import LoadtestConfig as LoadtestConfig
 from trt_engine.config.migrate import MigrateConfig as MigrateConfig
@@ -19,7 +21,6 @@ from trt_engine.diagnosis.doctor import doctor as doctor
 from trt_engine.engine import Engine as Engine
 from trt_engine.environment import Environment as Environment
 from trt_engine.errors import TrtEngineError as TrtEngineError
-from trt_engine.batch_jobs.batch import batch as batch
 from trt_engine.load_testing.loadtest import loadtest as loadtest
 from trt_engine.logs import log_to as log_to
 from trt_engine.migration.migrate import migrate as migrate

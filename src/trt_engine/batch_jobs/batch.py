@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trt_engine.atomic_io import (
-    as_path, decode_json, encode_json, ensure_folder, file_digest, file_lock, os_errors, write_json,
+    as_path,
+    decode_json,
+    encode_json,
+    ensure_folder,
+    file_digest,
+    file_lock,
+    os_errors,
+    write_json,
 )  # fmt: skip
 from trt_engine.config.batch import BatchConfig
 from trt_engine.config.build import BuildConfig
@@ -86,7 +93,9 @@ def batch(
     """
     given = [inputs] if isinstance(inputs, Path | str) else [*inputs]
     paths = [as_path(item, "`inputs`") for item in given]
-    return run(plan(engine, paths, as_path(out, "`out`"), *merge_run_settings(values, runtime, build, config or BatchConfig())))
+    return run(
+        plan(engine, paths, as_path(out, "`out`"), *merge_run_settings(values, runtime, build, config or BatchConfig()))
+    )
 
 
 def plan(

@@ -74,7 +74,9 @@ def signature_of(path: Path) -> Signature:
     found = open_model(path).signature if is_onnx_model(path) else Engine.open(path).signature
     for spec in found.inputs:
         if not spec.shape:
-            raise UsageError(f"input `{spec.name}` has no axis of rows", hint="`batch` runs engines whose first axis is")
+            raise UsageError(
+                f"input `{spec.name}` has no axis of rows", hint="`batch` runs engines whose first axis is"
+            )
     return found
 
 

@@ -23,7 +23,16 @@ log = logging.getLogger(__name__)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm")
 _KINDS = {**dict.fromkeys(IMAGES, "image"), ".npy": "arrays", ".npz": "arrays", ".parquet": "parquet", ".tar": "tar"}
 _HINT = "images, .npy, .npz, .parquet, .tar of WebDataset, or a folder of them"
-BAD_DATA = (TrtEngineError, ArrayFileError, OSError, ValueError, KeyError, TypeError, tarfile.TarError, pa.ArrowException)
+BAD_DATA = (
+    TrtEngineError,
+    ArrayFileError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    tarfile.TarError,
+    pa.ArrowException,
+)
 """What a row that cannot be read raises."""
 
 
@@ -256,10 +265,14 @@ def _read_arrays(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpe
 def _read_parquet(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpec]) -> list[Row]:
     with pq.ParquetFile(wanted.file.path) as file:
         known = file.schema_arrow.names
-        names = [spec.name for spec in signature if spec.name in known] or [name for name in ("image",) if name in known]
+        names = [spec.name for spec in signature if spec.name in known] or [
+            name for name in ("image",) if name in known
+        ]
         if not names or (names != ["image"] and len(names) < len(signature)):
             listed = ", ".join(f"`{spec.name}`" for spec in signature)
-            raise ValueError(f"no columns for {listed}, nor one of images named `image`; it has {', '.join(known)[:200]}")
+            raise ValueError(
+                f"no columns for {listed}, nor one of images named `image`; it has {', '.join(known)[:200]}"
+            )
         first, groups, skipped = 0, [], 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows

@@ -26,7 +26,9 @@ def write(job: DeployJob) -> Written:
     job.write(APP, yaml.safe_dump(_document(job, config, files), sort_keys=False))
     chosen = (
         DeployedSetting("autoscaling_config.max_replicas", str(config.max_replicas), "as given or by default"),
-        DeployedSetting("autoscaling_config.target_ongoing_requests", f"{config.target_requests:g}", "as given or by default"),
+        DeployedSetting(
+            "autoscaling_config.target_ongoing_requests", f"{config.target_requests:g}", "as given or by default"
+        ),
     )
     models = tuple(
         DeployedModel(

@@ -75,7 +75,7 @@ class Engines:
             else:
                 chunks.append(bytes(message.get("body", b"")))
 
-        await self._app(dict(request.scope), request.receive, send)  # type: ignore[arg-type]
+        await self._app(dict(request.scope), request.receive, send)
         answer = Response(b"".join(chunks), status_code=status)
         answer.raw_headers = [(name, value) for name, value in headers]
         return answer
