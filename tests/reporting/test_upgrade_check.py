@@ -180,7 +180,7 @@ def test_repeated_measurements_are_restarts_and_turns_are_recognised(tmp_path: P
     with pytest.raises(SpeedError, match="slower by median"):
         te.upgrade_check(tmp_path / "old", tmp_path / "new")
     report = te.upgrade_check(tmp_path / "old", tmp_path / "new", fail_if=["slower:40%"])
-    assert report.items[0].new.restarts == 6 and report.method.endswith("measured in turns")
+    assert report.items[0].new.restarts == 6 and report.method.endswith("interleaved")
     assert not any("at another time" in text for text in report.warnings)
     assert report.items[0].comparison.speed[0].slower_pct.value == pytest.approx(20, abs=2)
 

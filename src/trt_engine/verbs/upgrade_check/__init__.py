@@ -148,7 +148,7 @@ def _make_report(
         reason=reason,
         exit_code=exit_code_of(failed[0]) if failed else 0,
         environment=environments[1],
-        method=UNPAIRED_METHOD + ("; measured in turns" if alternating else "; measured at different times"),
+        method=UNPAIRED_METHOD + ("; interleaved" if alternating else "; measured at different times"),
         unmatched=tuple(unmatched),
         warnings=tuple(dict.fromkeys(warnings)),
         started=max((record.started for one in results for record in one.new.records), default=""),

@@ -97,7 +97,7 @@ def _not_timed(label: str, reason: str) -> tuple[PairResult, list[str]]:
 
 
 def are_alternating(old: VersionItem, new: VersionItem) -> bool:
-    """Whether the versions were measured in turns, several times each."""
+    """Whether the versions were interleaved, several times each."""
     starts = [(record.started, side) for side, item in enumerate((old, new)) for record in item.records]
     switches = sum(one != other for (_, one), (_, other) in pairwise(sorted(starts)))
     return len(starts) > 2 and switches >= len(starts) // 2
