@@ -217,7 +217,8 @@ def build(
     `settings` are those of `BuildConfig` by name and override `config`. `rebuild` builds although the store has it,
     `overwrite` overwrites a file at `out` that is not an engine, `command` goes into the passport as the build command. With
     `progress=True` steps go to stderr, or to a function that takes `te.Progress`. Raises `ModelError`, `BuildError`,
-    `PrecisionError`, `AccuracyError` or `SetupError`.
+    `PrecisionError`, `AccuracyError` or `SetupError`; `Interrupted`
+    after Ctrl-C in a search, its `partial` the best engine checked until then.
     """
     planned = plan(model, out=out, config=config, store=store, overwrite=overwrite, command=command, **settings)
     return execute(planned, rebuild=rebuild).engine
