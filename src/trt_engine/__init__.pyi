@@ -4,6 +4,7 @@ from trt_engine.config.batch import BatchConfig as BatchConfig
 from trt_engine.config.bench import BenchConfig as BenchConfig
 from trt_engine.config.build import BuildConfig as BuildConfig
 from trt_engine.config.deploy import DeepstreamConfig as DeepstreamConfig
+from trt_engine.config.deploy import RayConfig as RayConfig
 from trt_engine.config.deploy import TritonConfig as TritonConfig
 from trt_engine.config.loadtest import LoadtestConfig as LoadtestConfig
 from trt_engine.config.migrate import MigrateConfig as MigrateConfig

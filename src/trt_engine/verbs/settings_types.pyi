@@ -501,6 +501,28 @@ class DeploySettings(TypedDict, total=False):
     """Image to compare pre-processing on [default: a synthetic one]."""
     check: Path | str | None
     """An nvinfer configuration of yours: compare its pre-processing too."""
+    min_replicas: int
+    """Replicas without load."""
+    max_replicas: int
+    """Replicas under load."""
+    target_requests: float
+    """Requests running and waiting for each replica that autoscaling aims at."""
+    upscale_delay_s: float
+    """How long there is more load before replicas are added."""
+    downscale_delay_s: float
+    """How long there is less load before replicas are removed."""
+    max_ongoing: int
+    """Requests that a replica takes at once; more wait at the proxies."""
+    cpus: float
+    """CPUs that Ray counts for a replica."""
+    gpus: float
+    """GPUs of a replica: 1, or a fraction where replicas share one."""
+    backend: str
+    """What builds MODELs on a node [default: tensorrt with a GPU where it is installed, else onnxruntime]."""
+    port: int
+    """Port of HTTP on every node."""
+    host: str
+    """Address to listen at; the default is reached from the node itself alone."""
 
 class RunSettings(TypedDict, total=False):
     """Settings of `te.run`."""
