@@ -1,10 +1,11 @@
 """Rolling reload under load, with faults: nothing lost, nothing mixed up, memory flat.
 
-python benchmarks/serve_soak.py [--requests N] [--callers N] [--out FILE]
+python benchmarks/serve_soak.py [--requests N] [--minutes N] [--callers N] [--out FILE]
 
 Callers over HTTP and gRPC send rows of their own to a model whose repository gains and loses versions all the time; every
-answer must be the caller's rows times the factor of the version it names. In between, requests are cancelled or given a
-timeout that they cannot meet. A failure is any other error, or a wrong answer; the exit code is then 1.
+answer must be the caller's rows times the factor of the version it names. In between, requests are cancelled (gRPC), left
+by closing the connection (HTTP) or given a timeout that they cannot meet. It ends after both, that many answers and that
+much time. A failure is any other error, or a wrong answer; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import json
 import multiprocessing
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
@@ -59,8 +61,9 @@ def build(folder: Path, factor: int) -> Path:
 class Load:
     """What all callers share."""
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, minutes: float) -> None:
         self.left = requests
+        self.end_s = time.monotonic() + minutes * 60
         self.lock = threading.Lock()
         self.seen: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -68,7 +71,7 @@ class Load:
     def take(self) -> bool:
         with self.lock:
             self.left -= 1
-            return self.left >= 0 and not self.failures
+            return (self.left >= 0 or time.monotonic() < self.end_s) and not self.failures
 
     def count(self, name: str) -> None:
         with self.lock:
@@ -97,15 +100,20 @@ class Load:
             self.count(f"version {version}")
         client.close()
 
-    def disturb(self, address: str, stop: threading.Event) -> None:
-        """Requests that are cancelled on the way."""
-        client = tritonclient.grpc.InferenceServerClient(address)
+    def disturb(self, http: str, grpc_address: str, stop: threading.Event) -> None:
+        """Requests that are cancelled, and connections that are closed, on the way."""
+        client = tritonclient.grpc.InferenceServerClient(grpc_address)
+        host, _, port = http.rpartition(":")
+        head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: 0\r\n"
         given = tritonclient.grpc.InferInput("x", [4, 64], "FP32")
         given.set_data_from_numpy(np.zeros((4, 64), np.float32))
         while not stop.wait(0.02):
             call = client.async_infer("m", [given], lambda result, error: None)
             call.cancel()
             self.count("cancelled")
+            with socket.create_connection((host, int(port))) as connection:
+                connection.sendall(head + b"Content-Length: 1024\r\n\r\n" + bytes(1024))
+            self.count("connection closed")
         client.close()
 
 
@@ -134,6 +142,7 @@ def roll(repository: Path, engines: list[Path], address: str, stop: threading.Ev
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=0.0)
     parser.add_argument("--callers", type=int, default=6)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -147,14 +156,14 @@ def main() -> None:
         process = spawn.Process(target=serve, args=(str(repository), theirs), daemon=True)
         process.start()
         http, grpc_address = ours.recv()
-        load, stop, started = Load(options.requests), threading.Event(), time.monotonic()
+        load, stop, started = Load(options.requests, options.minutes), threading.Event(), time.monotonic()
         clients = ((tritonclient.grpc, grpc_address), (tritonclient.http, http))
         callers = [
             threading.Thread(target=load.call, args=(*clients[number % 2], number)) for number in range(options.callers)
         ]
         others = [
             threading.Thread(target=roll, args=(repository, engines, grpc_address, stop, load)),
-            threading.Thread(target=load.disturb, args=(grpc_address, stop)),
+            threading.Thread(target=load.disturb, args=(http, grpc_address, stop)),
         ]
         for thread in (*callers, *others):
             thread.start()
@@ -173,13 +182,12 @@ def main() -> None:
     before, after = (
         statistics.median(part or [0.0]) for part in (memory_mib[quarter : 2 * quarter], memory_mib[-quarter:])
     )
-    print(
-        f"{options.requests} requests in {seconds:.0f} s: {dict(load.seen.most_common())}; {len(load.failures)} failures"
-    )
+    answers = sum(count for name, count in load.seen.items() if name.startswith("version"))
+    print(f"{answers} answers in {seconds:.0f} s: {dict(load.seen.most_common())}; {len(load.failures)} failures")
     print(f"memory {before:.0f} MiB in the second quarter, {after:.0f} MiB in the last")
     print(*load.failures[:5], sep="\n", end="\n" if load.failures else "")
     if options.out is not None:
-        found = {"requests": options.requests, "seconds": seconds, "seen": load.seen, "failures": load.failures}
+        found = {"answers": answers, "seconds": seconds, "seen": load.seen, "failures": load.failures}
         options.out.write_text(json.dumps(found | {"memory_mib": memory_mib}) + "\n")
     sys.exit(bool(load.failures) or process.exitcode != 0)
 

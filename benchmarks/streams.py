@@ -34,7 +34,7 @@ from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
 from trt_engine.records.streams import CurvePoint, CurveSummary
 from trt_engine.sizing.arrivals import Sources
-from trt_engine.sizing.capacity import StreamModel, bootstrap_interval
+from trt_engine.sizing.capacity import StreamModel, bootstrap_interval, resample
 from trt_engine.sizing.curve import (
     CurveGrid,
     drive_sources,
@@ -145,14 +145,14 @@ def main() -> int:
 
 
 def _cases(args: argparse.Namespace, engine: Engine, points: list[CurvePoint]) -> Iterator[Case]:
-    service, wanted = service_times(points), []
+    service, turns, wanted = service_times(points), turn_times(points), []
     for mix in MIXES:
         for deadline_ms in DEADLINES_MS:
             wanted += [(mix, deadline_ms, parse_policy(policy)) for policy in POLICIES]
     for mix, deadline_ms, policy in wanted[: args.cases]:
         model = StreamModel(service, Sources(parse_sources(mix)), deadline_ms / 1e3, LATE)
         predicted = model.largest(policy)
-        low, high = bootstrap_interval(turn_times(points), model, policy, predicted)
+        low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, policy, predicted)
         for repeat in range(args.repeats):
             observed, drives = search(engine, model, policy, predicted, args.seconds, seed=repeat)
             case = Case(

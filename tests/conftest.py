@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import itertools
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -24,6 +27,12 @@ settings.load_profile("steady")
 for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _usual)
+
+
+# a home folder that is not there or read-only: ONNX Runtime warns of it on stderr, and caches of tests have no place
+if not os.access(Path.home(), os.W_OK):
+    os.environ["HOME"] = tempfile.mkdtemp(prefix="trt-engine-home-")
+    atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)

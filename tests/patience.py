@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,19 @@ import psutil
 
 HANG_S = 240.0
 """Nothing that a test waits for takes so long on a machine that stops for seconds; pytest's own limit is above it."""
+
+
+PATIENT_COMMAND = (sys.executable, "-c", """
+from trt_engine.cli import main, signals, watchdog
+for module, names in (
+    (signals, ('NATIVE_CALL_S', 'SHUTDOWN_S', 'SECOND_PRESS_S', '_CLEANUP_S', '_REPORT_S')),
+    (watchdog, ('NO_ANSWER_S', 'FORCED_S')),
+):
+    for name in names:
+        setattr(module, name, 4 * getattr(module, name))
+main.main()
+""")  # fmt: skip
+"""`trt-engine`, with four times the time to end in after a signal: a busy machine may need more than the product allows."""
 
 
 def until(true: Callable[[], object], what: str, *, pause_s: float = 0.01) -> None:

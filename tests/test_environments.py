@@ -170,9 +170,9 @@ def test_a_dockerfile_is_pinned_copies_what_is_there_and_proves_what_it_made(pat
         assert all((ROOT / source).exists() for source in sources)
     for extras in re.findall(r'"\.\[([\w,]+)\]"', text):
         assert set(extras.split(",")) <= EXTRAS
-    assert "import tensorrt" in text
+    assert re.search(r"import (tensorrt|grpc)", text)
     assert 'ENTRYPOINT ["trt-engine"]' in text
-    assert re.search(r'^CMD \["(\w+)"\]$', text, re.M)[1] in VERBS  # type: ignore[index]
+    assert re.search(r'^CMD \["(\w+)"', text, re.M)[1] in VERBS  # type: ignore[index]
 
 
 @pytest.mark.parametrize("major", [10, 11])
@@ -292,6 +292,6 @@ def test_every_line_doctor_can_print_of_tensorrt_is_in_its_page() -> None:
 
 
 def test_no_file_here_names_an_address() -> None:
-    for path in HERE.iterdir():
+    for path in filter(Path.is_file, HERE.iterdir()):
         assert "://" not in path.read_text(), path
         assert os.access(path, os.R_OK)

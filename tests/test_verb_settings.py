@@ -18,6 +18,7 @@ from trt_engine.cli.verbs_table import VERBS
 from trt_engine.config.bench import BenchConfig, BenchRunConfig, CompareConfig, ProfileConfig
 from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.config.convert import ConvertConfig
+from trt_engine.config.deploy import DeepstreamConfig, TritonConfig
 from trt_engine.config.evaluate import EvaluateConfig, InferConfig
 from trt_engine.config.loadtest import LoadtestConfig
 from trt_engine.config.migrate import MigrateConfig
@@ -26,15 +27,18 @@ from trt_engine.config.run import RunConfig
 from trt_engine.config.serve import ServeConfig
 from trt_engine.config.settings import Setting, settings
 from trt_engine.config.size import SizeConfig
+from trt_engine.config.upgrade import UpgradeConfig
 from trt_engine.errors import UsageError
 from trt_engine.sweep.plan_file import plan_schema
 
 ROOT = Path(__file__).parents[1]
 OWN: dict[str, type] = {
     "bench": BenchRunConfig, "build": BuildConfig, "bundle": BundleConfig, "calibrate": CalibrateConfig, "cast": CastConfig,
-    "compare": CompareConfig, "convert": ConvertConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
+    "compare": CompareConfig, "convert": ConvertConfig, "deploy deepstream": DeepstreamConfig,
+    "deploy triton": TritonConfig, "evaluate": EvaluateConfig, "infer": InferConfig,
     "loadtest": LoadtestConfig, "migrate": MigrateConfig, "profile": ProfileConfig, "quantize": QuantizeConfig,
     "ranges": RangesConfig, "run": RunConfig, "search": SearchConfig, "serve": ServeConfig, "size": SizeConfig,
+    "upgrade-check": UpgradeConfig,
 }  # fmt: skip
 """The config class of each verb's own settings."""
 NO_FLAG = {"quantize": {"preprocessing", "ranges"}, "cast": {"ranges"}, "bench": {"log"}}
@@ -54,14 +58,17 @@ def sentence(item: Setting) -> str:
     return f"{item.help[:1].upper()}{item.help[1:]}".lower()
 
 
-@pytest.mark.parametrize("verb", OWN)
-def test_a_line_is_a_flag_with_its_help(verb: str) -> None:
+@pytest.mark.parametrize("name", OWN)
+def test_a_line_is_a_flag_with_its_help(name: str) -> None:
+    verb, _, action = name.partition(" ")
     if verb not in VERBS:
-        assert verb == "calibrate" and not any(item.flags for item in settings(OWN[verb]))
+        assert verb == "calibrate" and not any(item.flags for item in settings(OWN[name]))
         return
     command: click.Command = importlib.import_module(f"trt_engine.cli.{VERBS[verb][0]}").command
+    if isinstance(command, click.Group):
+        command = command.commands[action]
     options = {item.name: item for item in command.params if isinstance(item, click.Option)}
-    for item in settings(OWN[verb]):
+    for item in settings(OWN[name]):
         if item.name in NO_FLAG.get(verb, ()):
             assert not item.flags
             continue
@@ -75,18 +82,19 @@ def test_a_line_is_a_flag_with_its_help(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", OWN)
 def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
-    made = generator()
-    name = {"bench": "BenchRunSettings"}.get(verb, f"{verb.capitalize()}Settings")
+    made, own = generator(), settings(OWN[verb])
+    verb = verb.partition(" ")[0]
+    name = {"bench": "BenchRunSettings", "upgrade-check": "UpgradeSettings"}.get(verb, f"{verb.capitalize()}Settings")
     text = (ROOT / "src" / "trt_engine" / "verbs" / "settings_types.pyi").read_text()
     (kind,) = (one for one in made.KINDS if one.name == name)
     known = {*made.inherited(kind), *(field for field, _, _ in made.fields_of(kind))}
     positional = {"ranges": {"calib_data"}, "calibrate": set()}.get(verb, set())
-    for item in settings(OWN[verb]):
+    for item in own:
         assert item.name in known | positional
         assert f"\n    {item.name}: " in text
-    call: Any = getattr(te, verb)
+    call: Any = getattr(te, verb.replace("-", "_"))
     with pytest.raises(UsageError, match="has no argument `zzzzzz`"):
-        call(**{item.name: None for item in settings(OWN[verb])}, zzzzzz=1)
+        call(**{item.name: None for item in own}, zzzzzz=1)
 
 
 def test_a_line_is_in_the_schema_of_a_plan() -> None:
@@ -103,5 +111,5 @@ def test_a_line_is_in_the_schema_of_a_plan() -> None:
 def test_a_line_is_in_the_key_of_an_engine_unless_it_says_otherwise() -> None:
     assert set(BuildConfig().key()) == {item.name for item in settings(BuildConfig) if item.in_key}
     assert {item.name for item in settings(BuildConfig) if not item.in_key} == {
-        "timing_cache", "retry", "parity", "parity_rtol",
+        "timing_cache", "retry", "parity", "parity_rtol", "accuracy_data",
     }  # fmt: skip

@@ -1,5 +1,5 @@
 #!/bin/sh
-# An environment with PyTorch and TensorFlow for the tests of `convert`. The tests say so when it is not there.
+# An environment with PyTorch, TensorFlow and Ray for the tests of `convert`, `batch` and `deploy ray`. The tests say so when it is not there.
 #   tools/full-venv.sh FOLDER PYTHON
 set -u
 folder=$1 python=$2
@@ -8,7 +8,7 @@ folder=$1 python=$2
 	"$python" -m venv "$folder" &&
 		"$folder/bin/python" -m pip install -q --upgrade 'pip>=25.1' &&
 		"$folder/bin/python" -m pip install -q torch==2.13.0 && # alone and first: what needs it would bring the CUDA build
-		"$folder/bin/python" -m pip install -q -e '.[light,torch,simplify,tf]' 'transformers>=4.57' --group dev &&
+		"$folder/bin/python" -m pip install -q -e '.[light,torch,simplify,tf,ray]' 'transformers>=4.57' --group dev &&
 		touch "$folder/.ready"
 } || echo "PyTorch and TensorFlow could not be installed: the tests of \`convert\` will be skipped" >&2
 exit 0

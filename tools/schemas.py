@@ -16,11 +16,13 @@ from typing import Any, Literal
 import msgspec
 
 from trt_engine.records import (
+    batch,
     bench,
     build,
     bundle,
     compare,
     convert,
+    deploy,
     diagnosis,
     evaluate,
     infer,
@@ -34,6 +36,7 @@ from trt_engine.records import (
     serve,
     size,
     sweep,
+    upgrade,
 )
 from trt_engine.records.passport import Passport
 from trt_engine.reporting.pack import PackReport
@@ -163,10 +166,13 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "profile": (profile.ProfileReport, profile.ProfilePlan),
     "loadtest": (loadtest.LoadtestReport, loadtest.LoadtestPlan),
     "compare": (compare.CompareReport, compare.ComparePlan),
+    "upgrade-check": (upgrade.UpgradeReport,),
     "diff": (compare.EngineDiff,),
     "infer": (infer.InferReport, infer.InferPlan),
     "evaluate": (evaluate.EvaluateReport, evaluate.EvaluatePlan),
     "serve": (serve.ServeReport,),
+    "batch": (batch.BatchReport, batch.BatchPlan),
+    "deploy": (deploy.DeployReport,),
     "run": (sweep.RunSummary, sweep.RunPlan),
     "run-manifest": (sweep.RunManifest,),
     "report": (ReportDocument,),

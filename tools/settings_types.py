@@ -24,9 +24,11 @@ sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is inst
 
 import trt_engine  # noqa: E402
 from trt_engine.config import (  # noqa: E402
+    batch,
     bench,
     build,
     convert,
+    deploy,
     evaluate,
     loadtest,
     migrate,
@@ -38,12 +40,15 @@ from trt_engine.config import (  # noqa: E402
     settings,
     size,
     streams,
+    upgrade,
 )
 
 _MODULES = (
+    batch,
     bench,
     build,
     convert,
+    deploy,
     evaluate,
     loadtest,
     migrate,
@@ -55,6 +60,7 @@ _MODULES = (
     settings,
     size,
     streams,
+    upgrade,
 )
 _CONFIGS = {
     name: value
@@ -112,6 +118,10 @@ KINDS = (
         base="EngineSettings",
     ),
     Kind(
+        "BatchSettings", "Settings of `te.batch`; those of the build are for a model.", (batch.BatchConfig,),
+        base="EngineSettings",
+    ),
+    Kind(
         "ServeSettings", "Settings of `te.serve`; those of the build are for models.", (serve.ServeConfig,),
         base="EngineSettings",
     ),
@@ -119,6 +129,7 @@ KINDS = (
         "LoadtestSettings", "Settings of `te.loadtest`; those of engines are not for a URL.",
         (loadtest.LoadtestConfig, build.BuildConfig), base="EngineSettings",
     ),
+    Kind("DeploySettings", "Settings of `te.deploy`, by target.", (deploy.TritonConfig, deploy.DeepstreamConfig, deploy.RayConfig)),
     Kind("RunSettings", "Settings of `te.run`.", (run.RunConfig,)),
     Kind("ConvertSettings", "Settings of `te.convert`.", (convert.ConvertConfig,)),
     Kind("ExclusionSettings", "Settings of rewriting a graph on data.", (precision._Exclusions,)),
@@ -127,6 +138,7 @@ KINDS = (
     Kind("RangesSettings", "Settings of `te.ranges`.", (precision.RangesConfig,)),
     Kind("CalibrateSettings", "Settings of `te.calibrate`.", (precision.CalibrateConfig,)),
     Kind("MigrateSettings", "Settings of `te.migrate`.", (migrate.MigrateConfig,)),
+    Kind("UpgradeSettings", "Settings of `te.upgrade_check`.", (upgrade.UpgradeConfig,)),
     Kind("SearchSettings", "Settings of `te.search`.", (precision.SearchConfig,)),
 )  # fmt: skip
 LEAVE_OUT = {

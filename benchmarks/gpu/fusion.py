@@ -138,7 +138,7 @@ def fp32_error(
 def measure(bench: Bench, model: str, batch: int, args: argparse.Namespace) -> bool:
     engines = {
         "built": bench.engine(model, usual=batch),
-        "plain": bench.engine(model, fuse=False, tuning_s=0.0),
+        "plain": bench.engine(model, fuse=False, time_budget_s=0.0),
     }
     feeds = bench.feeds(engines["built"], batch)
     given = on_gpu(feeds) if bench.on_gpu else feeds
@@ -166,8 +166,8 @@ def measure(bench: Bench, model: str, batch: int, args: argparse.Namespace) -> b
     print(f"{model:<10}{batch:>4}  fused: {results['fusions']}  FP32 error {errors}  {'kept' if met else 'NOT kept'}")
     if build.tuning is not None:
         print(f"    {build.tuning.summary}")
-        for trial in build.tuning.trials:
-            print(f"      {trial.options} {trial.median_ms} {trial.slower_pct} {trial.interval_pct} {trial.note or ''}")
+        for item in build.tuning.candidates:
+            print(f"      {item.label} {item.median_ms} {item.slower_pct} {item.interval_pct} {item.note or ''}")
     for name, value in middle.items():
         print(f"    {name.removesuffix('_p50_us'):<20}{value:>12.1f} us", flush=True)
     return met

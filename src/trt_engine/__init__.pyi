@@ -1,7 +1,10 @@
 # Made by tools/settings_types.py: not edited by hand.
 from trt_engine.bundling.bundle import bundle as bundle
+from trt_engine.config.batch import BatchConfig as BatchConfig
 from trt_engine.config.bench import BenchConfig as BenchConfig
 from trt_engine.config.build import BuildConfig as BuildConfig
+from trt_engine.config.deploy import DeepstreamConfig as DeepstreamConfig
+from trt_engine.config.deploy import TritonConfig as TritonConfig
 from trt_engine.config.loadtest import LoadtestConfig as LoadtestConfig
 from trt_engine.config.migrate import MigrateConfig as MigrateConfig
 from trt_engine.config.profiles import Profile as Profile
@@ -10,20 +13,25 @@ from trt_engine.config.runtime import Batching as Batching
 from trt_engine.config.runtime import RuntimeConfig as RuntimeConfig
 from trt_engine.config.serve import ServeConfig as ServeConfig
 from trt_engine.config.size import SizeConfig as SizeConfig
+from trt_engine.config.upgrade import UpgradeConfig as UpgradeConfig
+from trt_engine.deployment.deploy import deploy as deploy
 from trt_engine.diagnosis.doctor import doctor as doctor
 from trt_engine.engine import Engine as Engine
 from trt_engine.environment import Environment as Environment
 from trt_engine.errors import TrtEngineError as TrtEngineError
+from trt_engine.batch_jobs.batch import batch as batch
 from trt_engine.load_testing.loadtest import loadtest as loadtest
 from trt_engine.logs import log_to as log_to
 from trt_engine.migration.migrate import migrate as migrate
 from trt_engine.precision_search.search import search as search
 from trt_engine.profiling.diff import diff as diff
 from trt_engine.progress import Progress as Progress
+from trt_engine.records.batch import BatchReport as BatchReport
 from trt_engine.records.bench import BenchRecord as BenchRecord
 from trt_engine.records.bench import Protocol as Protocol
 from trt_engine.records.build import ValidateReport as ValidateReport
 from trt_engine.records.bundle import BundleReport as BundleReport
+from trt_engine.records.deploy import DeployReport as DeployReport
 from trt_engine.records.inspect import EngineReport as EngineReport
 from trt_engine.records.inspect import ModelReport as ModelReport
 from trt_engine.records.lint import LintReport as LintReport
@@ -31,6 +39,7 @@ from trt_engine.records.loadtest import LoadtestRecord as LoadtestRecord
 from trt_engine.records.migrate import MigrateReport as MigrateReport
 from trt_engine.records.passport import Passport as Passport
 from trt_engine.records.size import SizeReport as SizeReport
+from trt_engine.records.upgrade import UpgradeReport as UpgradeReport
 from trt_engine.reporting.pack import pack as pack
 from trt_engine.reporting.report import report as report
 from trt_engine.runtime.bound_call import BoundCall as BoundCall
@@ -58,6 +67,7 @@ from trt_engine.verbs.load import load as load
 from trt_engine.verbs.profile import profile as profile
 from trt_engine.verbs.quantize import quantize as quantize
 from trt_engine.verbs.ranges import ranges as ranges
+from trt_engine.verbs.upgrade_check import upgrade_check as upgrade_check
 from trt_engine.verbs.validate import validate as validate
 
 __version__: str

@@ -105,8 +105,13 @@ class BackendSpec:
     inference for each call while the backend writes down which node the host is at, as ONNX Runtime's profiler writes it.
     For a backend whose kernels carry no layer's name."""
     tuning: str | None = None
-    """`(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]`: `-O` settings that are measured before the build,
-    beside the requested ones; empty where none can help this graph."""
+    """`(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]`: `-O` settings that are built and measured beside
+    the requested ones; empty where none can help this graph. Without `config.time_budget_s` only those that nearly always
+    pay."""
+    selects: bool = False
+    """Has no builder: its engines are the best candidates of the other backends."""
+    preference: int = 100
+    """Order of equally fast candidates: the lower is simpler to deploy."""
     providers: bool = False
     """Uses ONNX Runtime execution providers; provider options are `-O provider.name=value`."""
     quant_target: str | None = None

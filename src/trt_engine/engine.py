@@ -25,6 +25,7 @@ from trt_engine.atomic_io import (
     staged_copy,
     write_atomic,
 )
+from trt_engine.display import RichDisplay
 from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.format import escape_control
 from trt_engine.plan_header import PLAN_BACKENDS, plan_header
@@ -64,7 +65,7 @@ def _has_passport(beside: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(RichDisplay):
     """A sealed engine: the payload's path and its passport. A value; `te.load` makes it run."""
 
     path: Path
@@ -106,7 +107,10 @@ class Engine:
 
     @classmethod
     def open(cls, path: Path | str) -> Engine:
-        """The engine at `path` (payload or passport); `EngineError` when it has no readable passport."""
+        """The engine at `path` (payload or passport); `EngineError` when it has no readable passport.
+
+        `ModelError` for a path that does not exist or is a folder.
+        """
         path = Path(path)
         try:
             path.stat()
@@ -157,7 +161,8 @@ class Engine:
     def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
         """The same engine at `target`, or where its link leads: payload first, side files, passport last.
 
-        Side files keep their names, because the payload names them; the reference file is named after the payload.
+        Side files keep their names, because the payload names them; the reference file is named after the payload. Raises
+        `EngineError` for a file that is missing or was changed, `UsageError` for a `target` that is not a file.
         """
         passport, sources = self.passport, list(self.files)
         for path in sources:

@@ -36,6 +36,8 @@ def log_to(target: Path | str | TextIO | None = None, *, level: str = "info", co
         `level` is the lowest severity written: `internal error`, `error`, `warning`, `info`, `verbose`. A line has
     milliseconds, the severity's letter and the logger; files are appended to. Colour is for terminals and off with NO_COLOR.
     Several outputs may be open at once, each at its own level. A library that imports this package logs nothing by default.
+
+    Raises `UsageError` for an unknown `level`, or a `target` without `write`.
     """
     name = level.strip().lower().replace("_", " ") if isinstance(level, str) else level
     if not isinstance(name, str) or name not in LEVELS:

@@ -40,7 +40,7 @@ def _settings_names(function: Callable[..., Any], parameters: Mapping[str, inspe
     """The names that `**settings` takes: the fields of the config classes among the parameters."""
     if not any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
         return set()
-    kinds = {str(item.annotation).removesuffix(" | None") for item in parameters.values()}
+    kinds = {part for item in parameters.values() for part in str(item.annotation).split(" | ")}
     configs = [getattr(sys.modules[function.__module__], name) for name in kinds if name.endswith("Config")]
     return {item.name for config in configs for item in dataclasses.fields(config)}
 

@@ -36,6 +36,7 @@ RUN = "run.json"
 CELLS = "cells"
 PROFILE = "profile.json"
 COMPARE = "compare.json"
+UPGRADE = "upgrade.json"
 LOADTEST = "loadtest.jsonl"
 MANIFEST = "pack.json"
 PLAN, REPORT = "plan.yaml", "REPORT.txt"
@@ -274,7 +275,7 @@ def _archive_stem(path: Path) -> str:
 
 
 def _is_record(name: str) -> bool:
-    return name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, LOADTEST, MANIFEST) or (
+    return name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, UPGRADE, LOADTEST, MANIFEST) or (
         name.startswith(f"{CELLS}/") and name.endswith(".json") and name.count("/") == 1
     )
 

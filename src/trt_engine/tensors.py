@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.errors import FeedError, UsageError
 
 Shape = tuple[int, ...]
@@ -169,7 +170,7 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class Signature(RichDisplay):
     """The inputs and outputs of a model or an engine, in the file's order."""
 
     inputs: tuple[TensorSpec, ...]
@@ -187,7 +188,9 @@ class Signature:
         raise UsageError(f"unknown input `{name}`", hint=suggest(name, [spec.name for spec in self.inputs]))
 
     def check(self, feeds: Tensors) -> None:
-        """`FeedError` unless exactly the inputs are fed, each with its type, rank and fixed sizes."""
+        """`FeedError` unless exactly the inputs are fed, each with its dtype, rank and fixed sizes, and equal sizes for
+        equal symbols.
+        """
         names = [spec.name for spec in self.inputs]
         for name in feeds:
             if name not in names:

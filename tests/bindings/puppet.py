@@ -316,7 +316,8 @@ class _Learner:
             os.close(read)
             self._puppet.calls = _Pipe(write)  # type: ignore[assignment]
             with contextlib.suppress(BaseException):
-                signal.alarm(5)
+                signal.setitimer(signal.ITIMER_PROF, 5)
+                signal.alarm(120)
                 act()
             os._exit(0)
         os.close(write)

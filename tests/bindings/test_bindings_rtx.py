@@ -131,13 +131,13 @@ def test_the_time_of_compiling_is_reported_and_is_no_part_of_a_measurement(world
     from trt_engine.config.bench import BenchConfig
 
     engine = sealed(world, tmp_path)
-    world.compile_s = 0.2
+    world.compile_s = 1.0
     with loaded(engine) as session:
         config = BenchConfig(duration_s=0.0, warmup_s=0.0, iterations=5, batch=2, graph=False)
         record = measure(session, engine, config)
     total, contexts, inferences = map(float, re.findall(r"[0-9.]+", record.runtime_info["jit_s"]))
-    assert contexts >= 0.2 and inferences >= 0.2 and total == pytest.approx(contexts + inferences, abs=0.002)
-    assert max(record.compute_ms) < 100.0 and record.warmup_queries == 0
+    assert contexts >= 1.0 and inferences >= 1.0 and total == pytest.approx(contexts + inferences, abs=0.002)
+    assert max(record.compute_ms) < 1000.0 and record.warmup_queries == 0
 
 
 @pytest.mark.parametrize(("strategy", "compiled"), [("eager", 2), ("lazy", 1), ("none", 1)])

@@ -105,7 +105,7 @@ frame.onload = () => document.getElementById("found").textContent = JSON.stringi
 
 def _chromium(folder: Path, *more: str) -> str:
     assert CHROMIUM is not None, "no chromium, chromium-browser or google-chrome in PATH or $CHROMIUM"
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=True).stdout
 

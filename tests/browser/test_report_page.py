@@ -106,7 +106,15 @@ def look(page: Path, folder: Path, *flags: str, widths: tuple[int, ...] = (390, 
     assert CHROMIUM is not None
     source = json.dumps(page.read_text(encoding="utf-8")).replace("<", "\\u003c")
     (folder / "measure.html").write_text(MEASURE % {"widths": json.dumps(widths), "page": source}, encoding="utf-8")
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", *flags]
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--enable-logging=stderr",
+        *flags,
+    ]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}"]
     command += [
         "--virtual-time-budget=8000",
@@ -192,7 +200,14 @@ def test_nothing_is_cut_off_on_paper(tmp_path: Path, run: str) -> None:
 def test_the_page_prints_on_paper(tmp_path: Path, run: str, sheets: tuple[int, int]) -> None:
     assert CHROMIUM is not None
     page, paper = page_of(run, tmp_path), tmp_path / "report.pdf"
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
     command += ["--blink-settings=preferredColorScheme=0", f"--print-to-pdf={paper}", page.as_uri()]
     subprocess.run(command, capture_output=True, timeout=HANG_S, check=True)
     raw = paper.read_bytes()

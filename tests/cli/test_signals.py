@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import signal
@@ -17,8 +19,9 @@ import pytest
 from onnx import TensorProto as T
 from onnx import helper as h
 
-from patience import HANG_S, until
+from patience import HANG_S, PATIENT_COMMAND, until
 from trt_engine.atomic_io import sweep_staged
+from trt_engine.cli import signals, watchdog
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 _VERB = """
@@ -264,6 +267,20 @@ def test_a_library_that_crashes_the_command_is_an_error_with_the_name_of_the_sig
     assert err.startswith("error: a library crashed the command: floating") and err.count("\n") == 2, err
 
 
+def test_an_interruption_that_a_library_turns_into_an_error_of_its_own_is_one(tmp_path: Path) -> None:
+    """As compiled modules do while they are imported."""
+    work = """
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(600)
+    except KeyboardInterrupt:
+        raise ImportError('multiarray failed to import') from None
+    """
+    process = working(tmp_path, work, "import signal")
+    _, err = process.communicate(timeout=HANG_S)
+    assert (process.returncode, err.splitlines()[0]) == (130, "error: interrupted")
+
+
 def test_a_command_whose_sentinel_was_killed_ends_in_order(tmp_path: Path) -> None:
     process = working(tmp_path, "    tell('ready')\n    time.sleep(600)")
     ready(process)
@@ -296,19 +313,46 @@ VERBS = [
 ]
 
 
+def test_the_limits_of_an_interruption_add_up_to_less_than_five_seconds() -> None:
+    """What the documentation promises; the tests of whole commands have no clock."""
+    own = max(signals.NATIVE_CALL_S, signals.SHUTDOWN_S)
+    assert own + signals._POLL_S + signals._CLEANUP_S + signals._REPORT_S < 5
+    assert own + signals._POLL_S + watchdog.FORCED_S < 5 and watchdog.NO_ANSWER_S < 5
+    assert signals.STOP_RUNS_S < own < watchdog.NO_ANSWER_S
+
+
+def cpu_s(process: subprocess.Popen[str]) -> float:
+    """CPU seconds of the command and its descendants; infinite once it has ended."""
+    total = 0.0
+    if process.poll() is not None:
+        return float("inf")
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(one.cpu_times()[:2])
+    return total
+
+
+@functools.cache
+def start_cpu_s() -> float:
+    """CPU seconds a small command takes on this machine, about one: nearly all of it imports."""
+    code = "import resource, onnxruntime, onnx, trt_engine.cli.click_app, trt_engine.verbs.bench as verb; "
+    used = "print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))"
+    return float(subprocess.run([sys.executable, "-c", code + used], capture_output=True, text=True, check=True).stdout)
+
+
 def interrupted(
-    words: str, number: signal.Signals, folder: Path, after_s: float = 6.0
+    words: str, number: signal.Signals, folder: Path, after: float = 4.0
 ) -> tuple[subprocess.Popen[str], str, str]:
-    """The command, which has to be at work when the signal comes, and to end within 5 s of it."""
-    process = started([sys.executable, "-m", "trt_engine", *words.split()], folder)
+    """The command, which gets the signal after work of `after` starts, never ends without it, and ends by one."""
+    process, begun_s = started([*PATIENT_COMMAND, *words.split()], folder), after * start_cpu_s()
     try:
-        process.wait(after_s)
-        raise AssertionError(f"it ended by itself: {process.communicate()[1]}")
-    except subprocess.TimeoutExpired:
-        sent = time.monotonic()
+        until(lambda: cpu_s(process) >= begun_s, "it works")
+        assert process.poll() is None, f"it ended by itself: {process.communicate()[1]}"
         process.send_signal(number)
         out, err = process.communicate(timeout=HANG_S)
-        assert time.monotonic() - sent < 5
+    finally:
+        process.kill()
     assert "Traceback" not in out + err
     assert len([line for line in err.splitlines() if "error: " in line]) == 1, err
     for place in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -324,17 +368,15 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.slow
 @SIGNALS
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_ends_within_five_seconds_while_a_model_computes_for_ever(
-    verb: str, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_every_verb_ends_while_a_model_computes_for_ever(verb: str, number: signal.Signals, tmp_path: Path) -> None:
     endless(tmp_path / "endless.onnx")
     pictures(tmp_path)
     large(tmp_path / "large.onnx")
     np.savez(tmp_path / "data.npz", x=np.zeros((4, 4), np.float32))
     (tmp_path / "plan.yaml").write_text("models: [endless.onnx]\n")
     (tmp_path / "model_meta.json").write_text('{"components": {"a": "endless.onnx"}}')
-    # a verb that only reads the large model ends by itself in a few seconds; the others compute for ever
-    process, _, _ = interrupted(verb, number, tmp_path, 2.5 if "large.onnx" in verb else 6.0)
+    # a verb that only reads the large model ends by itself, after the work of eight starts; the others compute for ever
+    process, _, _ = interrupted(verb, number, tmp_path, 1.5 if "large.onnx" in verb else 4.0)
     assert process.returncode == 130
     left = {path.name for path in (tmp_path / "temporary").iterdir()}
     assert left <= {".ses"}  # ONNX Runtime's own, written by every process that has imported it
@@ -347,7 +389,7 @@ def test_the_record_of_what_was_measured_before_an_endless_inference_is_written(
     isolate: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     endless(tmp_path / "some.onnx", sometimes=True)
-    process, _, _ = interrupted(f"bench some.onnx -o run --warmup 0s {isolate}", number, tmp_path, 10)
+    process, _, _ = interrupted(f"bench some.onnx -o run --warmup 0s {isolate}", number, tmp_path, 8)
     record = json.loads((tmp_path / "run" / "records.jsonl").read_text())
     assert process.returncode == 130
     assert record["complete"] is False and record["queries"] == len(record["compute_ms"]) > 10
@@ -385,12 +427,10 @@ torch.jit.script(globals()[sys.argv[1]]()).save("net.pt")
 @pytest.mark.slow
 @SIGNALS
 @pytest.mark.parametrize(("kind", "code"), [("Forward", 130), ("State", -signal.SIGKILL)])
-def test_an_endless_torchscript_ends_within_five_seconds(
-    kind: str, code: int, number: signal.Signals, tmp_path: Path
-) -> None:
+def test_an_endless_torchscript_ends(kind: str, code: int, number: signal.Signals, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "make.py").write_text(SCRIPT)
     subprocess.run([sys.executable, "-W", "ignore", "make.py", kind], cwd=tmp_path, check=True)
-    process, _, err = interrupted("convert net.pt -o net.onnx --input 1x4", number, tmp_path, 20)
+    process, _, err = interrupted("convert net.pt -o net.onnx --input 1x4", number, tmp_path, 12)
     assert process.returncode == code and "error: interrupted" in err
     assert not (tmp_path / "net.onnx").exists()

@@ -129,6 +129,7 @@ def test_the_end_of_the_child_is_an_error_with_its_last_lines(program, end, kind
     assert caught.value.hint
 
 
+@pytest.mark.slow  # the limit is long enough for a busy machine to start the child in
 def test_silence_ends_in_an_error_and_without_the_child(program, tmp_path) -> None:
     note = tmp_path / "pid"
     body = f"""
@@ -137,8 +138,8 @@ def test_silence_ends_in_an_error_and_without_the_child(program, tmp_path) -> No
     say(versions={{}})
     time.sleep(1000)
     """
-    options = TensorFlowOptions(python=program(body).python, timeout_s=1.5)
-    with pytest.raises(ModelError, match=r"did not end within 1\.5 s and was stopped; .*still folding constants"):
+    options = TensorFlowOptions(python=program(body).python, timeout_s=10.5)
+    with pytest.raises(ModelError, match=r"did not end within 10\.5 s and was stopped; .*still folding constants"):
         read(options)
     assert not Path(f"/proc/{note.read_text()}").exists()
 

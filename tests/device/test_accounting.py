@@ -7,6 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import HANG_S
 from trt_engine.device.accounting import AddressRanges, MemoryAccounting, size_class
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -38,7 +39,7 @@ def test_what_the_collector_gives_back_in_the_middle_of_a_count_waits_for_nobody
 
     thread = threading.Thread(target=finaliser, daemon=True)
     thread.start()
-    assert done.wait(60), "it waits for itself"
+    assert done.wait(HANG_S), "it waits for itself"
     assert (ledger.usage().nbytes, ledger.usage().count) == (0, 0)
     assert ranges.find(4096) is None
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from patience import HANG_S
 from trt_engine.device import Device, Stream, open_device
 from trt_engine.errors import MemoryExhausted, SetupError, TrtEngineError, UsageError
 
@@ -313,7 +314,7 @@ def test_streams_that_wait_for_each_other_in_turn_do_not_lock(device: Device) ->
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANG_S)
     assert not any(thread.is_alive() for thread in threads)
     for item in (*buffers, one, other):
         item.close()
@@ -452,7 +453,7 @@ def test_others_work_while_one_thread_captures(device: Device, stream: Stream) -
 
     def neighbour() -> None:
         try:
-            inside.wait(60)
+            inside.wait(HANG_S)
             other = device.stream()
             mine = device.allocate(5000)
             device.upload(filled(5000), mine, other)
@@ -468,7 +469,7 @@ def test_others_work_while_one_thread_captures(device: Device, stream: Stream) -
     def work(stream: Stream) -> None:
         device.upload(source.array(), buffer, stream)
         inside.set()
-        assert done.wait(60)
+        assert done.wait(HANG_S)
         device.copy(buffer, source, 1000, stream)
 
     thread = threading.Thread(target=neighbour)

@@ -46,7 +46,7 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
     def engine(precision: str | None = None) -> Engine:
         if precision not in made:
             made[precision] = te.build(
-                DIGITS, device="cuda:0", precision=precision, batch=(1, 4, 8), store=store, tuning_s=0
+                DIGITS, device="cuda:0", precision=precision, batch=(1, 4, 8), store=store, time_budget_s=0
             )
         return made[precision]
 
@@ -88,8 +88,8 @@ def test_tf32_by_an_option_breaks_a_contract_on_fp32(cuda: Callable[..., Engine]
     cuda()
     store, options = te.Store(tmp_path / "store"), {"cuda.use_tf32": "1"}
     with pytest.raises(PrecisionError, match="found tf32"):
-        te.build(DIGITS, device="cuda:0", precision="fp32", options=options, store=store, tuning_s=0)
-    free = te.build(DIGITS, device="cuda:0", options=options, store=store, tuning_s=0)
+        te.build(DIGITS, device="cuda:0", precision="fp32", options=options, store=store, time_budget_s=0)
+    free = te.build(DIGITS, device="cuda:0", options=options, store=store, time_budget_s=0)
     assert free.passport.precision.main_dtype == "tf32"
 
 
@@ -148,7 +148,7 @@ def test_a_graph_that_cannot_be_captured_is_said(cuda: Callable[..., Engine], tm
     store = te.Store(tmp_path / "store")
     with pytest.raises(SetupError, match="would fall back to the CPU"):
         te.build(tmp_path / "det.onnx", device="cuda:0", store=store)
-    engine = te.build(tmp_path / "det.onnx", device="cuda:0", providers=("cuda", "cpu"), store=store, tuning_s=0)
+    engine = te.build(tmp_path / "det.onnx", device="cuda:0", providers=("cuda", "cpu"), store=store, time_budget_s=0)
     session = get_backend("onnxruntime").load_component("runtime")().load(engine, RuntimeConfig())
     record = measure(session, engine, dataclasses.replace(SHORT, batch=None))
     session.close()
@@ -185,7 +185,7 @@ def conv(cuda: Callable[..., Engine], tmp_path_factory: pytest.TempPathFactory) 
 
     folder = tmp_path_factory.mktemp("conv")
     path = models.conv_net(folder / "conv.onnx", width=64, size=32)
-    return te.build(path, device="cuda:0", batch=(1, 8, 64), store=te.Store(folder / "store"), tuning_s=0)
+    return te.build(path, device="cuda:0", batch=(1, 8, 64), store=te.Store(folder / "store"), time_budget_s=0)
 
 
 def images(count: int, seed: int = 0) -> dict[str, np.ndarray]:

@@ -91,6 +91,6 @@ def test_a_build_tries_the_layouts_and_keeps_the_table(tmp_path: Path) -> None:
     engine = te.build(model, device="cuda:0", batch=(1, 32, 32), store=te.Store(tmp_path / "store"), parity_rtol=4e-3)
     found = engine.passport.build.tuning
     assert found is not None
-    assert [trial.options for trial in found.trials] == [{}, NHWC, SEPARATE]
-    assert all(trial.median_ms for trial in found.trials), found.trials
-    assert engine.passport.build.config["options"] == found.trials[found.chosen].options
+    assert [item.options for item in found.candidates] == [{}, NHWC, SEPARATE]
+    assert all(item.median_ms for item in found.candidates), found.candidates
+    assert engine.passport.build.config["options"] == found.candidates[found.chosen].options

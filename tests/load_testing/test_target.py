@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trt_engine.errors import UsageError
-from trt_engine.load_testing.target import parse_target, read_token, tls_context
+from trt_engine.load_testing.target import is_url, parse_target, read_token, tls_context
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,17 @@ def test_certificates_are_for_tls(tmp_path: Path) -> None:
     (tmp_path / "not.pem").write_text("nothing")
     with pytest.raises(UsageError, match="certificates"):
         tls_context(secure, tmp_path / "not.pem")
+
+
+@pytest.mark.parametrize("text", ["localhost:8000", "10.0.0.1:8000/v2/models/net", "[::1]:8000"])
+def test_an_address_without_a_scheme_is_refused_with_the_urls_it_may_be(text: str) -> None:
+    with pytest.raises(UsageError, match="has no scheme") as caught:
+        is_url(text)
+    assert f"`http://{text}`" in str(caught.value) and f"`grpc://{text}`" in str(caught.value)
+
+
+def test_files_are_no_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net:1").write_bytes(b"")
+    assert not is_url("net:1") and not is_url("net.onnx") and not is_url(tmp_path / "net:2")
+    assert is_url("http://localhost:8000")

@@ -1,11 +1,14 @@
-"""A small server of the Open Inference Protocol v2 over HTTP, whose answers a test chooses; as a program it serves alone."""
+"""A small server of the Open Inference Protocol v2 over HTTP, whose answers a test chooses; a program too."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import ssl
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -138,7 +141,14 @@ class V2Server:
         return answer(json.dumps(known[path]).encode())
 
 
+async def _stop_once(request: Request) -> bytes:
+    """Stop this process as a whole before the answer whose number is its argument."""
+    if request.number == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return answer()
+
+
 if __name__ == "__main__":
-    with V2Server() as server:
+    with V2Server(on_infer=_stop_once) as server:
         print(server.url, flush=True)
         threading.Event().wait()

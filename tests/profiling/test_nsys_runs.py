@@ -229,8 +229,8 @@ def test_an_engine_on_the_cpu_has_nothing_for_nsight(tmp_path: Path, tool: Tool)
 @pytest.mark.slow
 def test_a_tool_that_hangs_is_ended_with_all_it_started(engine: Path, tmp_path: Path, tool: Tool) -> None:
     path = tool(hangs=True)
-    with pytest.raises(ProfilerUnavailable, match="did not end within 1 s"):
-        nsight_quick(lambda: collect(engine, tmp_path / "out", timeout_s=1.0))
+    with pytest.raises(ProfilerUnavailable, match="did not end within 10 s"):
+        nsight_quick(lambda: collect(engine, tmp_path / "out", timeout_s=10.0))
     assert not psutil.pid_exists(calls(path)[-1]["pid"])
 
 

@@ -23,7 +23,7 @@ from trt_engine.reporting.charts import GateLimit
 from trt_engine.reporting.pack import pack
 from trt_engine.reporting.report import FORMATS, report, summarize_run, write_reports
 from trt_engine.reporting.run_records import RunRecords
-from trt_engine.reporting.sections.compare_sections import _interval_chart
+from trt_engine.reporting.sections.compare_sections import interval_charts
 from trt_engine.reporting.speedup import Speedups, profile_delta
 
 
@@ -421,8 +421,7 @@ def test_a_gate_is_drawn_where_its_limit_is_and_beside_what_it_judges(tmp_path: 
         GateResult("error:1e-3", False, "fine", "error", 1e-3),
     )
     made = sample_matrix.compare_report(gates=gates)
-    chart = _interval_chart("digits_fp32", made)
-    assert chart is not None
+    (chart,) = interval_charts("digits_fp32", made.comparisons, made.gates)
     assert chart.limits == (GateLimit("p99-slower:.5%", 0.5, (1, 3)),), "the points of p99 alone; outputs have no axis"
 
 

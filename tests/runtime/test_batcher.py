@@ -69,7 +69,7 @@ def held(engine: Engine, batcher: Batcher) -> Future[Any]:
     """The engine is at work on one row, and stays there."""
     engine.free.clear()
     first = batcher.submit(rows(1, -5))
-    assert engine.entered.acquire(timeout=30)
+    assert engine.entered.acquire(timeout=HANG_S)
     return first
 
 
@@ -79,7 +79,7 @@ def test_rows_are_counted_not_requests(make: Callable[..., Any]) -> None:
     asked = [batcher.submit(rows(count, count)) for count in (3, 4, 2, 6, 8)]
     engine.free.set()
     for count, future in zip((3, 4, 2, 6, 8), asked, strict=True):
-        assert np.array_equal(future.result(30)["y"], 2 * rows(count, count)["x"])
+        assert np.array_equal(future.result(HANG_S)["y"], 2 * rows(count, count)["x"])
     assert [len(x) for x in engine.given] == [1, 7, 8, 8]
 
 
@@ -96,8 +96,8 @@ def test_rows_of_a_joined_batch_are_nobody_elses(make: Callable[..., Any]) -> No
     held(engine, batcher)
     one, other = batcher.submit(rows(2, 1)), batcher.submit(rows(2, 2))
     engine.free.set()
-    one.result(30)["y"][:] = -1
-    assert np.array_equal(other.result(30)["y"], 2 * rows(2, 2)["x"])
+    one.result(HANG_S)["y"][:] = -1
+    assert np.array_equal(other.result(HANG_S)["y"], 2 * rows(2, 2)["x"])
     assert one.result()["y"].base is None
 
 
@@ -111,13 +111,13 @@ def test_the_wait_is_counted_from_arrival(make: Callable[..., Any]) -> None:
         late.result(0.05)
     now[0] = 61.0
     batcher._inbox.put("look")
-    assert late.result(30)["y"].shape == (1, 3)
+    assert late.result(HANG_S)["y"].shape == (1, 3)
 
 
 def test_a_full_batch_does_not_wait(make: Callable[..., Any]) -> None:
     _, batcher = make(max_batch=4, max_wait_ms=60_000)
     asked = [batcher.submit(rows(2)) for _ in range(2)]
-    assert all(future.result(30) for future in asked)
+    assert all(future.result(HANG_S) for future in asked)
 
 
 def test_shapes_wait_in_queues_of_their_own(make: Callable[..., Any]) -> None:
@@ -128,7 +128,7 @@ def test_shapes_wait_in_queues_of_their_own(make: Callable[..., Any]) -> None:
     )
     lonely = batcher.submit({"x": np.ones((1, 5), np.float32)})
     full = [batcher.submit(rows(2)) for _ in range(2)]
-    assert all(future.result(30)["y"].shape == (2, 3) for future in full)
+    assert all(future.result(HANG_S)["y"].shape == (2, 3) for future in full)
     assert not lonely.done()
 
 
@@ -138,7 +138,7 @@ def test_a_higher_priority_goes_first(make: Callable[..., Any]) -> None:
     asked = [batcher.submit(rows(2, number), priority=number) for number in range(3)]
     engine.free.set()
     for future in asked:
-        future.result(30)
+        future.result(HANG_S)
     assert [float(x[0, 0]) for x in engine.given] == [-5, 2, 1, 0]
 
 
@@ -151,7 +151,7 @@ def test_the_departed_are_dropped_first_and_make_room(make: Callable[..., Any]) 
     assert gone.cancel()
     last = batcher.submit(rows(2, 3))
     engine.free.set()
-    assert stays.result(30) and last.result(30)
+    assert stays.result(HANG_S) and last.result(HANG_S)
     assert [x[:, 0].tolist() for x in engine.given[1:]] == [[2, 2, 3, 3]]
     stats = batcher.stats()
     assert (stats.cancelled, stats.rejected, stats.answered) == (1, 1, 3)
@@ -164,7 +164,7 @@ def test_bytes_can_be_the_limit_and_what_is_larger_than_all_room_goes_alone(make
     with pytest.raises(Overloaded, match=r"120 bytes are waiting, .* limit of 24"):
         batcher.submit(rows(1))
     engine.free.set()
-    assert large.result(30)["y"].shape == (10, 3)
+    assert large.result(HANG_S)["y"].shape == (10, 3)
 
 
 def test_batches_are_filled_up_to_buckets_and_the_padding_is_counted(make: Callable[..., Any]) -> None:
@@ -208,7 +208,7 @@ def test_an_engine_that_gives_other_rows_than_it_should_fails_its_callers_with_a
     engine.run = lambda feeds: {"y": feeds["x"][:1]}
     engine.free.set()
     for future in asked:
-        future.result(30)  # alone each of them is right
+        future.result(HANG_S)  # alone each of them is right
     assert batcher.stats().retries == 1
 
 
@@ -216,18 +216,18 @@ def test_several_batches_are_at_work_where_the_runner_can(make: Callable[..., An
     engine, batcher = make(width=2, max_batch=1, max_wait_ms=0)
     engine.free.clear()
     asked = [batcher.submit(rows(1)) for _ in range(3)]
-    assert engine.entered.acquire(timeout=30)
-    assert engine.entered.acquire(timeout=30)
+    assert engine.entered.acquire(timeout=HANG_S)
+    assert engine.entered.acquire(timeout=HANG_S)
     assert not engine.entered.acquire(timeout=0.02)
     engine.free.set()
-    assert all(future.result(30) for future in asked)
+    assert all(future.result(HANG_S) for future in asked)
 
 
 def test_a_callback_may_ask_again(make: Callable[..., Any]) -> None:
     _, batcher = make(max_batch=4, max_wait_ms=0)
     again: Future[Any] = Future()
     batcher.submit(rows(1)).add_done_callback(lambda _: again.set_result(batcher.run(rows(2))))
-    assert again.result(30)["y"].shape == (2, 3)
+    assert again.result(HANG_S)["y"].shape == (2, 3)
 
 
 def test_close_answers_what_waits_and_cancel_does_not(make: Callable[..., Any]) -> None:
@@ -235,7 +235,7 @@ def test_close_answers_what_waits_and_cancel_does_not(make: Callable[..., Any]) 
         engine, batcher = make(max_batch=4, max_wait_ms=60_000)
         engine.free.clear()
         first = batcher.submit(rows(4))
-        assert engine.entered.acquire(timeout=30)
+        assert engine.entered.acquire(timeout=HANG_S)
         waits = batcher.submit(rows(1))
         engine.free.set()
         batcher.close(cancel=cancel)
@@ -253,7 +253,7 @@ def test_a_deadline_makes_a_request_go_before_its_wait_is_over(make: Callable[..
         asked.result(0.05)
     now[0] = 0.15  # past the half of its time that it may wait, and before its deadline
     batcher._inbox.put("look")
-    assert asked.result(30)
+    assert asked.result(HANG_S)
 
 
 def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
@@ -267,8 +267,8 @@ def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
         raise ZeroDivisionError
 
     monkeypatch.setattr(batcher._queue, "take_batch", fails)
-    assert isinstance(batcher.submit(rows(1)).exception(30), TrtEngineError)
-    assert batcher.submit(rows(1)).result(30)
+    assert isinstance(batcher.submit(rows(1)).exception(HANG_S), TrtEngineError)
+    assert batcher.submit(rows(1)).result(HANG_S)
     batcher.close()
     stats = batcher.stats()
     assert (stats.requests, stats.failed, stats.answered, stats.waiting) == (2, 1, 1, 0)
@@ -287,11 +287,11 @@ def test_a_callback_that_ends_its_thread_costs_nobody_an_answer(make: Callable[.
     for future in asked:
         future.add_done_callback(leaves)
     if late:
-        assert all(isinstance(future.exception(30), DeadlineExpired) for future in asked)
+        assert all(isinstance(future.exception(HANG_S), DeadlineExpired) for future in asked)
     engine.free.set()
     if not late:
-        assert [float(future.result(30)["y"][0, 0]) for future in asked] == [0, 2, 4]
-    assert batcher.submit(rows(1)).result(30)
+        assert [float(future.result(HANG_S)["y"][0, 0]) for future in asked] == [0, 2, 4]
+    assert batcher.submit(rows(1)).result(HANG_S)
     batcher.close()
     stats = batcher.stats()
     assert (stats.failed, stats.running, stats.waiting, stats.expired) == (0, 0, 0, 3 if late else 0)
@@ -323,7 +323,7 @@ def test_priorities_and_deadlines_that_are_no_numbers_are_refused(make: Callable
     with pytest.raises(UsageError, match="expected numbers"):
         batcher.submit(rows(1), **wrong)
     assert batcher.stats().requests == 0
-    assert batcher.submit(rows(1), deadline_ms=float("inf")).result(30)
+    assert batcher.submit(rows(1), deadline_ms=float("inf")).result(HANG_S)
 
 
 def no_more_threads(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
@@ -344,9 +344,9 @@ def test_who_is_late_is_told_though_no_thread_can_be_had(
     engine, batcher = make(max_batch=8, max_wait_ms=0)
     held(engine, batcher)
     no_more_threads(monkeypatch, after=0)
-    assert isinstance(batcher.submit(rows(1), deadline_ms=1).exception(30), DeadlineExpired)
+    assert isinstance(batcher.submit(rows(1), deadline_ms=1).exception(HANG_S), DeadlineExpired)
     engine.free.set()
-    assert batcher.submit(rows(1)).result(30)
+    assert batcher.submit(rows(1)).result(HANG_S)
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -367,7 +367,7 @@ def test_a_fault_of_ours_gives_the_room_back(make: Callable[..., Any], monkeypat
         raise ZeroDivisionError
 
     monkeypatch.setattr(batcher._queue, "take_batch", fails)
-    assert batcher.submit(rows(3)).exception(30)
+    assert batcher.submit(rows(3)).exception(HANG_S)
     assert batcher.stats().rows_waiting == 0
 
 
@@ -386,7 +386,7 @@ def test_arrays_are_their_callers_again_once_they_are_answered_or_cancelled() ->
     with Batcher(engine, max_batch=2, max_wait_ms=0) as batcher:
         engine.free.clear()
         first = batcher.submit(rows(2, 1))
-        assert engine.entered.acquire(timeout=30)
+        assert engine.entered.acquire(timeout=HANG_S)
         feeds = [rows(2, number) for number in range(3)]
         kept = [weakref.ref(one["x"]) for one in feeds]
         futures = [batcher.submit(one, deadline_ms=60_000) for one in feeds]
@@ -395,7 +395,7 @@ def test_arrays_are_their_callers_again_once_they_are_answered_or_cancelled() ->
         assert futures[1].cancel()
         assert [array() is None for array in kept] == [False, True, False]
         engine.free.set()
-        assert first.result(30) and futures[0].result(30) and futures[2].result(30)
+        assert first.result(HANG_S) and futures[0].result(HANG_S) and futures[2].result(HANG_S)
         assert [array() is None for array in kept] == [True, True, True]
         assert [request.feeds for request in requests] == [None] * 3
 
@@ -412,7 +412,7 @@ def test_each_caller_of_a_lost_batch_gets_an_error_of_its_own(make: Callable[...
     asked = [batcher.submit(rows(1)) for _ in range(3)]
     engine.run = fails
     engine.free.set()
-    told = [future.exception(30) for future in asked]
+    told = [future.exception(HANG_S) for future in asked]
     assert len({id(error) for error in told}) == 3
     assert all(isinstance(error, DeviceLost) and error.message == "gone" and error.__cause__ is lost for error in told)
 
@@ -424,7 +424,7 @@ def test_more_rows_than_may_wait_go_when_nobody_else_waits(make: Callable[..., A
     with pytest.raises(Overloaded, match=r"10 rows are waiting, .* limit of 4"):
         batcher.submit(rows(1))
     engine.free.set()
-    assert large.result(30)["y"].shape == (10, 3)
+    assert large.result(HANG_S)["y"].shape == (10, 3)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the interrupt is sent by an interval timer")
@@ -477,7 +477,7 @@ def test_the_times_tell_the_median_and_the_longest() -> None:
 def test_cancelled_requests_are_counted_out_at_once_though_nothing_is_due(make: Callable[..., Any]) -> None:
     _, batcher = make(max_batch=8, max_wait_ms=60_000)
     assert batcher.submit(rows(1)).cancel()
-    ends_s = time.monotonic() + 30
+    ends_s = time.monotonic() + HANG_S
     while batcher.stats().cancelled != 1:
         assert time.monotonic() < ends_s
         time.sleep(0.001)

@@ -15,7 +15,7 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from device_arrays import device_of, on_device, on_host, rows
-from patience import until
+from patience import HANG_S, until
 from trt_engine.backends.fake.run import FakeContext
 from trt_engine.config.runtime import Batching
 from trt_engine.device.fake import FakeDevice, FakeStream
@@ -213,13 +213,13 @@ def test_a_second_thread_is_refused_while_a_call_runs(
 
     def slow(stream: FakeStream) -> None:
         entered.set()
-        assert leave.wait(60)
+        assert leave.wait(HANG_S)
         synchronize(stream)
 
     monkeypatch.setattr(FakeStream, "synchronize", slow)
     thread = threading.Thread(target=call)
     thread.start()
-    assert entered.wait(60)
+    assert entered.wait(HANG_S)
     with pytest.raises(UsageError, match="in use by another thread"):
         call()
     leave.set()
@@ -252,12 +252,12 @@ def test_a_call_waits_within_the_limits_and_closes_without(load: Load, double: P
     def occupy() -> None:
         slot = queue.acquire({"x": rows(2)})
         taken.set()
-        over.wait(60)
+        over.wait(HANG_S)
         queue.release(slot)
 
     thread = threading.Thread(target=occupy)
     thread.start()
-    assert taken.wait(60)
+    assert taken.wait(HANG_S)
     with pytest.raises(DeadlineExpired):
         call()
     closing = threading.Thread(target=call.close)
@@ -265,7 +265,7 @@ def test_a_call_waits_within_the_limits_and_closes_without(load: Load, double: P
     until(lambda: engine.stats().pool.waiting == 1, "it waits")
     over.set()
     for one in (thread, closing):
-        one.join(60)
+        one.join(HANG_S)
     with pytest.raises(UsageError, match="closed"):
         call()
 

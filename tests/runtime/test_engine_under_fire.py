@@ -48,8 +48,8 @@ def test_a_callback_that_ends_its_thread_costs_nobody_an_answer(load: Load, doub
 
     future.add_done_callback(leaves)
     free()
-    assert future.result(30)
-    assert np.array_equal(engine.infer_async(X).result(30)["y"], 2 * X)
+    assert future.result(HANG_S)
+    assert np.array_equal(engine.infer_async(X).result(HANG_S)["y"], 2 * X)
 
 
 def test_a_callback_of_a_cancelled_future_may_close(load: Load, double: Path) -> None:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from patience import HANG_S
 from trt_engine.device.fake import FakeDevice
 from trt_engine.errors import FeedError, MemoryExhausted, ProfileError, TrtEngineError, UsageError
 from trt_engine.runtime.context_pool import ContextPool
@@ -293,7 +294,7 @@ class Gate:
         def gated(call: Callable[..., object]) -> Callable[..., object]:
             def waits(feeds: object) -> object:
                 self.entered.set()
-                assert self.open.wait(30)
+                assert self.open.wait(HANG_S)
                 return call(feeds)
 
             return waits
@@ -305,13 +306,13 @@ def test_close_waits_for_what_is_in_flight_and_answers_what_is_queued(load: Load
     engine = load(double)
     gate = Gate(engine)
     futures = [engine.infer_async(rows(1, start=number)) for number in range(3)]
-    assert gate.entered.wait(30)
+    assert gate.entered.wait(HANG_S)
     closer = threading.Thread(target=engine.close)
     closer.start()
     closer.join(0.05)
     assert closer.is_alive()
     gate.open.set()
-    closer.join(30)
+    closer.join(HANG_S)
     for number, future in enumerate(futures):
         assert np.array_equal(future.result(0)["y"], 2 * rows(1, start=number))
 
@@ -321,14 +322,14 @@ def test_close_waits_for_a_warm_up(load: Load, double: Path) -> None:
     gate = Gate(engine)
     warming = threading.Thread(target=engine.warmup)
     warming.start()
-    assert gate.entered.wait(30)
+    assert gate.entered.wait(HANG_S)
     closer = threading.Thread(target=engine.close)
     closer.start()
     closer.join(0.05)
     assert closer.is_alive()
     gate.open.set()
-    closer.join(30)
-    warming.join(30)
+    closer.join(HANG_S)
+    warming.join(HANG_S)
     assert not closer.is_alive() and device_of(engine).allocated_count == 0
 
 
@@ -337,24 +338,24 @@ def test_close_waits_for_a_caller_in_another_thread(load: Load, double: Path) ->
     gate = Gate(engine)
     with ThreadPoolExecutor(2) as threads:
         answer = threads.submit(engine.infer, rows(1))
-        assert gate.entered.wait(30)
+        assert gate.entered.wait(HANG_S)
         assert engine.stats().in_flight == 1
         closing = threads.submit(engine.close)
         with pytest.raises(TimeoutError):
             closing.result(0.05)
         gate.open.set()
-        assert np.array_equal(answer.result(30)["y"], 2 * rows(1))
-        closing.result(30)
+        assert np.array_equal(answer.result(HANG_S)["y"], 2 * rows(1))
+        closing.result(HANG_S)
 
 
 def test_a_cancelled_future_costs_nothing(load: Load, double: Path) -> None:
     engine = load(double)
     gate = Gate(engine)
     first, second, third = (engine.infer_async(rows(1)) for _ in range(3))
-    assert gate.entered.wait(30)
+    assert gate.entered.wait(HANG_S)
     assert second.cancel()
     gate.open.set()
-    first.result(30), third.result(30)
+    first.result(HANG_S), third.result(HANG_S)
     engine.close()
     assert engine.stats().requests == 2
 
@@ -372,7 +373,7 @@ def test_close_from_inside_a_request_is_refused_and_does_not_hang(load: Load, do
     future = engine.infer_async(rows(1))
     future.add_done_callback(close)
     gate.open.set()
-    future.result(30)
+    future.result(HANG_S)
     engine.close()
     assert told == ["`close` was called from inside a request"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patience import until
+from patience import HANG_S, until
 from trt_engine.errors import UsageError
 from trt_engine.runtime.context_pool import ContextPool
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -115,7 +115,7 @@ def test_no_context_is_lost_though_callers_are_interrupted_in_line(
     over.set()
     pool.run({"x": X})
     for thread in others:
-        thread.join(30)
+        thread.join(HANG_S)
         assert not thread.is_alive(), "it waits for a context nobody has"
     assert (pool.stats().busy, pool.stats().waiting) == (0, 0)
 
@@ -130,20 +130,20 @@ def test_close_finds_what_an_interrupted_caller_has_left_and_answers_who_waits_f
     def loses() -> None:
         pool._wait_queue.acquire({"x": X})  # and never gives it back
         entered.set()
-        over.wait(30)
+        over.wait(HANG_S)
 
     taken = threading.Thread(target=loses)  # kept, or the next thread may have its number and with it the context
     taken.start()
-    assert entered.wait(30)
+    assert entered.wait(HANG_S)
     future: Future[Any] = engine.infer_async(X)
-    ends_s = time.monotonic() + 30
+    ends_s = time.monotonic() + HANG_S
     while not pool.stats().waiting:
         assert time.monotonic() < ends_s
         time.sleep(0.001)
     closing = threading.Thread(target=pool.close, daemon=True)
     closing.start()
-    assert np.array_equal(future.result(30)["y"], 2 * X)
-    closing.join(30)
+    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
+    closing.join(HANG_S)
     over.set()
     taken.join()
     assert not closing.is_alive()
@@ -195,12 +195,12 @@ def test_a_wait_longer_than_the_platform_can_wait_is_as_long_as_it_can(
     pool = pool_of(engine)
     lane = pool._wait_queue.acquire({"x": X}, unlimited=True)
     future = engine.infer_async(X)
-    ends_s = time.monotonic() + 30
+    ends_s = time.monotonic() + HANG_S
     while not (pool.stats().waiting or future.done()):
         assert time.monotonic() < ends_s
         time.sleep(0.001)
     pool._wait_queue.release(lane)
-    assert np.array_equal(future.result(30)["y"], 2 * X)
+    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
 
 
 def test_who_is_turned_away_as_his_patience_ends_is_told_that_it_is_closed(
@@ -216,7 +216,7 @@ def test_who_is_turned_away_as_his_patience_ends_is_told_that_it_is_closed(
 
     line._remove = turned_away_first  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="closed while the request waited"):
-        engine.infer_async(X).result(30)
+        engine.infer_async(X).result(HANG_S)
     line.release(lane)
 
 
@@ -228,7 +228,7 @@ def test_a_context_lost_to_ctrl_c_goes_to_who_waits_once_its_thread_asks_again(
     future = engine.infer_async(X)
     until(lambda: pool_of(engine).stats().waiting == 1, "it waits")
     assert np.array_equal(engine.infer(2 * X)["y"], 4 * X)
-    assert np.array_equal(future.result(30)["y"], 2 * X)
+    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
     assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
 
 
@@ -244,7 +244,7 @@ def test_a_context_taken_back_too_early_serves_one_at_a_time_all_the_same(
         future = engine.infer_async(X)
         until(lambda: slot.owner is not None, "it was granted to the other")
         assert not future.done()
-    assert np.array_equal(future.result(30)["y"], 2 * X)
+    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
 
 
 def test_a_request_whose_context_was_closed_meanwhile_is_told_so(
@@ -275,7 +275,7 @@ def test_who_lost_the_only_context_to_ctrl_c_may_warm_up(load: Callable[..., Inf
 
     thread = threading.Thread(target=loses_and_warms, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(HANG_S)
     assert done, "it waits for itself"
 
 
@@ -292,5 +292,5 @@ def test_callers_turned_away_are_told_though_ctrl_c_falls_in_between(
         line.reject_waiting()
         line.release(lane)
         for future in futures:
-            assert future.exception(30) is None or isinstance(future.exception(30), UsageError)
+            assert future.exception(HANG_S) is None or isinstance(future.exception(HANG_S), UsageError)
     assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import HANG_S
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.load_balancing import ReplicaState, UtilizationMonitor, resolve_strategy
@@ -176,7 +177,7 @@ def test_use_is_sampled_by_a_thread_that_survives_a_gpu_that_does_not_answer() -
 
     use = UtilizationMonitor(["cuda:3", "cpu"], interval_s=0.001, sample=sample)
     for _ in range(5):
-        assert asked.acquire(timeout=30)
+        assert asked.acquire(timeout=HANG_S)
     assert use.current == (0.75, None)
     use.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("use-")]

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patience import HANG_S
 from trt_engine.backends.fake.run import FakeContext, FakeSession
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.device.fake import FakeDevice
@@ -31,7 +32,6 @@ from trt_engine.runtime.context_pool import ContextPool
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.runtime.replicas import Replicas
 
-LONG_S = 60.0
 BATCH = 6
 POISON = np.float32(-1)
 
@@ -91,7 +91,7 @@ def feed(number: int, rows: int, width: int = 2) -> np.ndarray:
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    ends_s = time.monotonic() + LONG_S
+    ends_s = time.monotonic() + HANG_S
     while not true():
         assert time.monotonic() < ends_s, f"never: {what}"
         time.sleep(0.0002)
@@ -106,7 +106,7 @@ class Gate:
 
     def wait(self) -> None:
         if not self._open:
-            assert self._turns.acquire(timeout=LONG_S)
+            assert self._turns.acquire(timeout=HANG_S)
             if self._open:
                 self._turns.release()
 
@@ -269,9 +269,9 @@ def test_bad_rows_in_the_middle_of_a_batch_reach_their_caller_alone(
             asked.append((number, x, batcher.submit({"x": x})))
         for number, x, future in asked:
             if number in bad:
-                assert isinstance(future.exception(LONG_S), Poisoned)
+                assert isinstance(future.exception(HANG_S), Poisoned)
             else:
-                assert np.array_equal(future.result(LONG_S)["y"], 2 * x)
+                assert np.array_equal(future.result(HANG_S)["y"], 2 * x)
 
 
 @schedule
@@ -286,9 +286,9 @@ def test_memory_for_less_than_a_batch_answers_whoever_fits(sealed: Engine, sizes
         futures = [batcher.submit({"x": x}) for x, _ in asked]
         for (x, rows), future in zip(asked, futures, strict=True):
             if rows > fits:
-                assert isinstance(future.exception(LONG_S), MemoryExhausted)
+                assert isinstance(future.exception(HANG_S), MemoryExhausted)
             else:
-                assert np.array_equal(future.result(LONG_S)["y"], 2 * x)
+                assert np.array_equal(future.result(HANG_S)["y"], 2 * x)
 
 
 @schedule
@@ -305,7 +305,7 @@ def test_a_lost_device_is_told_to_everybody_and_still_closes(
     pool.device.lose()
     futures = [engine.infer_async(feed(number, 1)) for number in range(after)]
     for future in futures:
-        assert isinstance(future.exception(LONG_S), DeviceLost)
+        assert isinstance(future.exception(HANG_S), DeviceLost)
     assert (engine.stats().requests, engine.stats().failures) == (before + after, after)
     engine.close()
     if batched:
@@ -389,7 +389,7 @@ class Doors(dict[float, tuple[threading.Event, list[BaseException]]]):
                 mine = float(context._bound["x"].memory()[:4].view(np.float32)[0])
                 event, thrown = doors.setdefault(mine, (threading.Event(), []))
                 doors.entered.append(mine)
-                assert event.wait(LONG_S)
+                assert event.wait(HANG_S)
                 if thrown:
                     raise thrown[0]
             enqueue(context, stream)
@@ -441,12 +441,12 @@ def test_contexts_go_to_callers_in_the_order_they_came(
                     in_line.append(caller)
                 else:
                     refused.append(caller)
-                    caller.thread.join(LONG_S)
+                    caller.thread.join(HANG_S)
             elif inside:
                 caller = inside.pop(step[1] % len(inside))
                 thrown = RuntimeError("the engine raised") if step[2] else None
                 doors.open(caller, thrown)
-                caller.thread.join(LONG_S)
+                caller.thread.join(HANG_S)
                 if thrown is not None:
                     faulted.append(caller)
                     assert caller.error is thrown
@@ -464,7 +464,7 @@ def test_contexts_go_to_callers_in_the_order_they_came(
         for caller in everybody:
             doors.open(caller)
         for caller in everybody:
-            caller.thread.join(LONG_S)
+            caller.thread.join(HANG_S)
         pool.close()
     for caller in everybody:
         assert not caller.thread.is_alive(), "lost"
@@ -497,11 +497,11 @@ def test_who_waits_too_long_is_told_and_leaves_the_line_intact(
         others = [Caller(pool, 1 + number) for number in range(waiting)]
         if slow:
             for caller in others:
-                caller.thread.join(LONG_S)
+                caller.thread.join(HANG_S)
         for caller in (first, *others):  # some get in at the last moment, some do not: each is told the truth
             doors.open(caller)
         for caller in (first, *others):
-            caller.thread.join(LONG_S)
+            caller.thread.join(HANG_S)
         assert first.answered()
         late = [caller for caller in others if caller.error is not None]
         assert all(isinstance(caller.error, DeadlineExpired) for caller in late)
@@ -509,7 +509,7 @@ def test_who_waits_too_long_is_told_and_leaves_the_line_intact(
         assert len(late) == waiting or not slow
         again = Caller(pool, 9)
         doors.open(again)
-        again.thread.join(LONG_S)
+        again.thread.join(HANG_S)
         assert again.answered(), "the line still works"
     assert (pool.stats().timeouts, pool.stats().waiting) == (len(late), 0)
     pool.close()
@@ -570,9 +570,9 @@ def test_close_at_any_point_ends_every_request_and_leaves_nothing(
         other.start()
     engine.close(cancel=cancel)
     if twice:
-        other.join(LONG_S)
+        other.join(HANG_S)
     for thread in crowd:
-        thread.join(LONG_S)
+        thread.join(HANG_S)
     assert set(ends) <= {"answered", "closed"} | ({"cancelled"} if asynchronous and cancel else set())
     assert ends["closed"] + ends["cancelled"] == len(crowd)
     stats = engine.stats()

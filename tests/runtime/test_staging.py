@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from device_arrays import device_of, on_device, on_host, rows
+from patience import HANG_S
 from trt_engine.config.runtime import Batching
 from trt_engine.runtime import staging
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -61,7 +62,7 @@ def test_batches_of_many_callers_are_gathered_in_chunks(load: Load, double: Path
     asked = [rows(1 + number % 7) + number for number in range(60)]
     futures = [engine.infer_async({"x": x}) for x in asked]
     for x, future in zip(asked, futures, strict=True):
-        assert np.array_equal(future.result(60)["y"], 2 * x)
+        assert np.array_equal(future.result(HANG_S)["y"], 2 * x)
 
 
 def test_bound_calls_copy_large_arrays_in_chunks(load: Load, double: Path) -> None:
@@ -91,7 +92,7 @@ def test_what_fails_in_a_chunk_is_raised_when_no_copy_runs_any_more() -> None:
 
     def work() -> None:
         running.append(1)
-        gate.wait(30)
+        gate.wait(HANG_S)
         running.pop()
 
     def fail() -> None:

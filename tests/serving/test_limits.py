@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tritonclient.utils import InferenceServerException
 from patience import HANG_S, until
 from serving.conftest import start
 from serving.triton import Client, fetch, ones
+from trt_engine.serving.execution import TimedRunner
 from trt_engine.serving.server import Server, is_loopback
 
 
@@ -59,6 +61,78 @@ def test_a_full_server_refuses_and_says_when_to_come_back(
         assert first.result(HANG_S) == 1.0
     assert fetch(server, "/v2/models/double/infer", body)[0] == 200
     assert "trt_engine_refused_requests_total 2.0" in fetch(server, "/metrics")[2]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_request_that_waits_is_dropped_when_its_client_goes(
+    engines: dict[str, Path], serve: Callable[..., Server], protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(engines["slow"], contexts=1)
+    run, gate = TimedRunner.run, threading.Event()
+    monkeypatch.setattr(TimedRunner, "run", lambda self, feeds: gate.wait(HANG_S) and run(self, feeds))
+    with ThreadPoolExecutor(1) as callers:
+        try:
+            running = callers.submit(long_call, server, "http", 1)
+            until(lambda: in_flight(server) == 1, "the first request runs")
+            go = wait_in_queue(server, protocol)
+            until(lambda: in_flight(server) == 2, "the second request waits")
+            go()
+            until(lambda: in_flight(server) == 1, "the second request is dropped")
+        finally:
+            gate.set()
+        assert running.result(HANG_S) == 1.0
+    stats = server_stats(server)
+    assert (stats["execution_count"], stats["inference_stats"]["fail"]["count"]) == (1, 1)
+    assert (
+        'nv_inference_request_failure{model="slow",reason="CANCELED",version="1"} 1.0' in fetch(server, "/metrics")[2]
+    )
+
+
+def wait_in_queue(server: Server, protocol: str) -> Callable[[], object]:
+    """Send a request and do not wait for its answer; returns what makes the client go away."""
+    if protocol == "grpc":
+        client = Client(protocol, server)
+        inputs = [client.input("count", np.array([1]), "INT64")]
+        return client.raw.async_infer("slow", inputs, lambda result, error: None).cancel
+    connection = connect(server)
+    body = b'{"inputs":[{"name":"count","shape":[1],"datatype":"INT64","data":[1]}]}'
+    connection.sendall(
+        b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    )
+    return connection.close
+
+
+def connect(server: Server) -> socket.socket:
+    assert server.http_address is not None
+    host, _, port = server.http_address.rpartition(":")
+    return socket.create_connection((host, int(port)), HANG_S)
+
+
+def test_clients_that_send_slowly_or_not_at_all_cost_nobody_else(
+    engines: dict[str, Path], serve: Callable[..., Server]
+) -> None:
+    server = serve(engines["double"], request_timeout_s=HANG_S, max_in_flight=8)
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 80\r\n"
+    connections = []
+    for start_of_request in (b"", b"P", head, head + b"X-Header: "):
+        for _ in range(50):
+            connections.append(connect(server))
+            connections[-1].sendall(start_of_request)
+    half_open = connect(server)
+    half_open.sendall(head[:20])
+    half_open.shutdown(socket.SHUT_WR)
+    idle_grpc = [socket.create_connection(server.grpc_address.rsplit(":", 1)) for _ in range(50)]  # type: ignore[union-attr, arg-type]
+    for connection in idle_grpc[::2]:
+        connection.sendall(b"PRI * HTTP/2.0\r\n")
+    for protocol in ("http", "grpc"):
+        client = Client(protocol, server)
+        for _ in range(20):
+            np.testing.assert_array_equal(client.infer("double", {"x": ones()}).as_numpy("y"), ones() * 2)
+        client.raw.close()
+    assert half_open.recv(1) == b"", "a half-open connection is closed at once"
+    assert in_flight(server) == 0, "a request that has no body yet holds nothing of others"
+    for connection in (*connections, *idle_grpc, half_open):
+        connection.close()
 
 
 def test_an_ending_server_is_not_ready_first_and_answers_everything_that_it_accepted(engines: dict[str, Path]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import HANG_S
 from serving.conftest import place
 from serving.triton import fetch
 from trt_engine.serving.server import Server
@@ -43,7 +44,7 @@ def test_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
 def test_in_a_browser_it_shows_models_with_their_state_and_calls(server: Server, tmp_path: Path) -> None:
     command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path}", "--virtual-time-budget=4000", "--dump-dom"]
-    done = subprocess.run([*command, f"http://{server.http_address}/"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, f"http://{server.http_address}/"], capture_output=True, text=True, timeout=HANG_S)
     page = done.stdout
     assert "good, version 1" in page and '<p class="state good">ready</p>' in page
     assert "not ready: `config.pbtxt` of `broken`" in page and "sha256:" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from trt_engine.errors import UsageError
 from trt_engine.records.streams import CurvePoint, FrameMemory
 from trt_engine.sizing.arrivals import Sources
 from trt_engine.sizing.capacity import StreamModel, best_policy, candidate_policies, gpus_for, largest_allowed
-from trt_engine.sizing.curve import grid_batches, service_times
+from trt_engine.sizing.curve import grid_batches, keep_points, service_times
 from trt_engine.sizing.decode import SOURCE, decode_limit
 from trt_engine.sizing.stream_capacity import check_settings, drive_request, find_capacity, verify
 
@@ -128,6 +129,23 @@ def test_an_interval_of_frames_serves_more_and_a_stricter_deadline_fewer() -> No
     assert strict.limit == "deadline"
 
 
+def test_a_second_model_on_crops_takes_its_share_of_the_gpu(tmp_path: Path) -> None:
+    """Frames/s are at most those of both models' times added; `--interval` halves the frames and the crops."""
+    path = tmp_path / "curve.jsonl"
+    keep_points(path, points(factor=0.1))
+    alone = find_capacity(points(), config(), 1000.0).capacity
+    both = find_capacity(points(), config(crops=4, crop_curve=path), 1000.0).capacity
+    frame_ms = 2**0.85 / 2 * (28.6 / 32 + 4 * 0.1 * 28.6 / 32)  # of two contexts, in batches of 32
+    assert both.upper_bound == pytest.approx(1e3 / frame_ms / 30, abs=1)
+    assert 0.6 * alone.streams < both.streams < 0.8 * alone.streams and both.low <= both.streams <= both.high
+    assert len(both.crop_curve) == len(both.curve) == len(alone.curve)
+    skipping = find_capacity(points(), config(crops=4, crop_curve=path, interval=1), 1000.0).capacity
+    assert skipping.streams > 1.8 * both.streams
+    other = [dataclasses.replace(point, device="cuda:0") for point in points()]
+    with pytest.raises(UsageError, match="is not measured on `cuda:0`"):
+        find_capacity(other, config(crops=4, crop_curve=path), 1000.0)
+
+
 def test_no_stream_is_an_answer_with_its_reason() -> None:
     found = find_capacity(points(), dataclasses.replace(config(), deadline_ms=2.0), 1000.0).capacity
     assert (found.streams, found.low) == (0, 0)
@@ -213,6 +231,9 @@ def test_settings_that_make_no_sense_are_refused(parse, text: str) -> None:  # t
         ({"sources": "10@30"}, "needs a deadline"),
         ({"verify_s": 10.0}, "needs a deadline"),
         ({"deadline_ms": 50.0, "spare_gpus": 1}, "needs the sources"),
+        ({"crops": 4}, "needs a deadline"),
+        ({"deadline_ms": 50.0, "crops": 4}, "need each other"),
+        ({"deadline_ms": 50.0, "crop_curve": Path("curve.jsonl")}, "need each other"),
         ({"deadline_ms": 50.0, "frames": "device", "verify_s": 5.0}, "host memory"),
         ({"deadline_ms": 50.0, "policy": BatchPolicy(8, 5.0, 4)}, "4 contexts"),
         ({"deadline_ms": 50.0, "policy": BatchPolicy(128, 5.0), "max_batch": 64}, "batches of 128"),

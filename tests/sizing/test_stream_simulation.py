@@ -14,7 +14,7 @@ from trt_engine.config.streams import BatchPolicy, SourceGroup
 from trt_engine.errors import UsageError
 from trt_engine.runtime.batch_queue import BatchQueue, Request
 from trt_engine.sizing.arrivals import Sources, read_trace
-from trt_engine.sizing.simulation import ServiceTimes, simulate
+from trt_engine.sizing.simulation import ChainedTimes, ServiceTimes, simulate
 
 Array = npt.NDArray[np.float64]
 
@@ -132,6 +132,37 @@ def test_times_between_measured_batches_are_interpolated_and_below_the_first_pad
     service = constant(10.0, 40.0, batches=(2, 8))
     assert [service.mean_s(rows) for rows in (1, 2, 4, 8)] == pytest.approx([0.010, 0.010, 0.020, 0.040])
     assert service.rows_per_s(BatchPolicy(8, 0.0)) == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_a_second_model_on_the_crops_of_each_frame_makes_one_longer_service(load: float) -> None:
+    """Constant times: M/D/1 with the sum of the detector's time and that of all its crops' batches."""
+    service = ChainedTimes(constant(400.0), constant(100.0, 250.0, batches=(1, 4)), crops=5)
+    whole_s = 0.4 + 0.25 + 0.1  # five crops are a batch of four and one of one
+    found = simulate(poisson(load / whole_s, 2_000_000), BatchPolicy(1, 0.0), service, np.random.default_rng(0))
+    assert found.latencies_s.mean() == pytest.approx(whole_s * (1 + load / (2 * (1 - load))), rel=0.01)
+
+
+def test_random_times_of_two_models_wait_as_m_g_1() -> None:
+    """Pollaczek-Khinchine with the variance of the sum: the mean wait is rate E[S^2] / (2 (1 - load))."""
+    rng = np.random.default_rng(5)
+    first, second = (rng.gamma(4.0, scale, 4000) for scale in (50.0, 25.0))
+    service = ChainedTimes(ServiceTimes({(1, 1): first}), ServiceTimes({(1, 1): second}), crops=2)
+    mean_s = (first.mean() + 2 * second.mean()) / 1e3
+    square = mean_s**2 + (first.var() + 2 * second.var()) / 1e6
+    rate = 0.6 / mean_s
+    found = simulate(poisson(rate, 2_000_000), BatchPolicy(1, 0.0), service, np.random.default_rng(0))
+    assert found.latencies_s.mean() == pytest.approx(mean_s + rate * square / (2 * (1 - 0.6)), rel=0.01)
+
+
+def test_crops_of_a_batch_run_in_the_second_models_batches() -> None:
+    second = ServiceTimes({(batch, busy): [busy * 10.0 * batch] for batch in (1, 8) for busy in (1, 2)})
+    first = ServiceTimes({(batch, busy): [busy * 100.0] for batch in (1, 16) for busy in (1, 2)})
+    service = ChainedTimes(first, second, crops=3)
+    assert service.mean_s(16) == pytest.approx(0.1 + 48 * 0.01)
+    assert service.mean_s(16, 2) == pytest.approx(0.2 + 48 * 0.02)
+    with pytest.raises(UsageError, match="has 1 contexts, that of the frames 2"):
+        ChainedTimes(first, constant(1.0), crops=1)
 
 
 def test_a_policy_beyond_the_curve_is_refused() -> None:

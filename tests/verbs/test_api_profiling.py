@@ -18,6 +18,7 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from nsight_tools.stand_in import write_tool
+from patience import HANG_S
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.environment import Environment
@@ -164,7 +165,7 @@ def test_inputs_that_do_not_fit_in_memory_halve_the_batch_as_well(tmp_path: Path
     values = (onnx.TensorProto.FLOAT, ["batch", 2**17])  # 512 KiB a row: 2 GiB of inputs
     model = models.save(tmp_path / "wide.onnx", [models.node("Relu", "x", "y")], {"x": values}, {"y": values})
     paths = [str(model), str(tmp_path / "wide.engine.onnx"), str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

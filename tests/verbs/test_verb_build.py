@@ -123,7 +123,7 @@ def test_a_setting_the_backend_ignores_makes_no_other_engine(net: Path):
     assert execute(plan(net, workspace_mib=1024)).cached
     known = {item.name for item in settings(BuildConfig) if item.in_key}
     assert all(set(backend_spec.ignored_settings) <= known for backend_spec in list_backends().values())
-    assert {spec.ignored_settings for spec in list_backends().values() if spec.writes_log} == {("fuse", "tuning_s")}
+    assert {spec.ignored_settings for spec in list_backends().values() if spec.writes_log} == {("fuse",)}
 
 
 @pytest.mark.usefixtures("rounding")

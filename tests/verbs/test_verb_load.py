@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
+from patience import HANG_S
 from trt_engine.backend import BackendSpec
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.engine import Engine, passport_path
@@ -168,7 +169,7 @@ def test_batching_joins_requests(engine: Engine, settings: dict) -> None:
     with te.load(engine, **settings) as runner:
         futures = [runner.infer_async(X + number) for number in range(9)]
         for number, future in enumerate(futures):
-            assert np.array_equal(future.result(30)["y"], np.maximum(X + number, 0))
+            assert np.array_equal(future.result(HANG_S)["y"], np.maximum(X + number, 0))
         assert runner.stats().batching.answered == 9
         assert "up to 4 rows" in runner.runtime_info["batching"]
 

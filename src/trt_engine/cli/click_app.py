@@ -158,8 +158,9 @@ def _as_trt_engine_error(error: BaseException, args: Sequence[str]) -> TrtEngine
     """Convert any exception to a `TrtEngineError`."""
     if isinstance(error, TrtEngineError):
         return error
+    interrupted = Interrupted("interrupted", hint="finished work is kept; run the same command to resume")
     if isinstance(error, KeyboardInterrupt | click.Abort):
-        return Interrupted("interrupted", hint="finished work is kept; run the same command to resume")
+        return interrupted
     if isinstance(error, click.UsageError):
         return _usage_error(error, args)
     if isinstance(error, click.ClickException):
@@ -178,6 +179,9 @@ def _as_trt_engine_error(error: BaseException, args: Sequence[str]) -> TrtEngine
         return ModelError(
             f"the name `{replace_surrogates(error.object)[:200]}` is not UTF-8", hint="rename the file or folder"
         )
+    signals = sys.modules.get("trt_engine.cli.signals")
+    if signals is not None and signals.was_interrupted():
+        return interrupted  # an import of compiled code replaces KeyboardInterrupt by an error of its own
     # unexpected: one sentence, with the traceback under -vv
     return TrtEngineError(f"unexpected {type(error).__name__}: {error}".rstrip(": "), hint="`-vv` shows where")
 

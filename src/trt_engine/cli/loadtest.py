@@ -28,7 +28,7 @@ _CLEAR = "\r\x1b[K"
 @verb_command.verb()
 @click.argument("target", metavar="URL|ENGINE|MODEL")
 @options.config_options(LoadtestConfig)
-@options.engine_options(leave_out={*setting_names(LoadtestConfig), "parity", "parity_rtol"})
+@options.engine_options(leave_out={*setting_names(LoadtestConfig), "parity", "parity_rtol", "max_p99_ms"})
 @options.dry_run_option
 @options.common
 def command(output_options: output.OutputOptions, target: str, dry_run: bool, **values: Any) -> None:

@@ -41,6 +41,8 @@ class _State:
 
     handled = False
     """Whether Python's handler ran and started the shutdown."""
+    interrupted = False
+    """Whether KeyboardInterrupt was raised."""
     watched = False
     sentinel: Watchdog | None = None
 
@@ -58,6 +60,7 @@ def install_handlers() -> None:
         now = time.monotonic()
         if now - burst >= INTERRUPT_INTERVAL_S:
             burst = now  # of its first signal: a key held down starts a new one each second
+            _State.interrupted = True
             raise KeyboardInterrupt
 
     numbers = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -75,6 +78,11 @@ def install_handlers() -> None:
         return
     _State.watched = True
     threading.Thread(target=_watch, args=(reader,), name="watch-signals", daemon=True).start()
+
+
+def was_interrupted() -> bool:
+    """Whether a signal raised KeyboardInterrupt."""
+    return _State.interrupted
 
 
 def hand_over(end: Callable[[], None]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @verb_command.verb("size", short_help="Number of video streams a model sustains.")
 @click.argument("model", type=options.FILE)
 @options.config_options(SizeConfig)
-@options.config_options(BuildConfig, leave_out=("profiles", "batch"))
+@options.config_options(BuildConfig, leave_out=("profiles", "batch", "max_p99_ms"))
 @options.dry_run_option
 @options.common
 def command(output_options: OutputOptions, model: Path, dry_run: bool, **values: Any) -> int:

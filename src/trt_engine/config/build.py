@@ -14,12 +14,15 @@ from trt_engine.config.parse import (
     parse_shapes,
     parse_workspace_mib,
 )
-from trt_engine.config.precision import PRECISIONS, PREPROCESS_METAVAR
+from trt_engine.config.precision import PRECISIONS, PREPROCESS_METAVAR, parse_precisions
 from trt_engine.config.profiles import Profile, check_known_shape, parse_profile, profile_for
 from trt_engine.config.settings import Config, opt, settings
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape, Signature
 from trt_engine.units import parse_duration
+
+OBJECTIVES = ("latency", "throughput", "deadline")
+"""What candidates are compared by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,33 @@ class BuildConfig(Config):
         "[default: this machine's GPU, else every GPU the backend builds for]", flags="--gpus", parse=parse_gpus,
         metavar="GPU[,GPU...]",
     )  # fmt: skip
-    tuning_s: float = opt(
-        20.0, "how long settings of the backend are measured before the build, where it has any for this graph; 0 for none",
-        flags="--tuning", parse=parse_duration, metavar="TIME", ge=0, group="Advanced",
+    precisions: tuple[str, ...] = opt(
+        (), "further precisions to build and measure, as fp16,bf16; the fastest that is accurate enough is chosen",
+        parse=parse_precisions, metavar="P,P", group="Candidates",
     )  # fmt: skip
+    time_budget_s: float | None = opt(
+        None, "how long candidates are built and measured; 0 measures none [default: 5min; 20s where only settings of one "
+        "backend are]", flags="--time-budget", parse=parse_duration, metavar="TIME", ge=0, group="Candidates",
+    )  # fmt: skip
+    optimize_for: str = opt(
+        "latency", "what is measured: the median at the profile's optimum, queries per second at its maximum, or queries "
+        "per second of those whose p99 is within --deadline-ms", choices=OBJECTIVES, group="Candidates",
+    )  # fmt: skip
+    max_p99_ms: float | None = opt(
+        None,
+        "the p99 that --optimize-for deadline allows",
+        flags="--deadline-ms",
+        gt=0,
+        metavar="MS",
+        group="Candidates",
+    )
+    accuracy_data: str | None = opt(
+        None, "labelled dataset that every candidate is evaluated on, as for evaluate", metavar="DATASET",
+        in_key=False, group="Candidates",
+    )  # fmt: skip
+    accuracy_drop: float = opt(
+        0.01, "how far a candidate's AP or top-1 may be below that of the first", ge=0, group="Candidates"
+    )
     retry: bool = opt(
         True, "retry after known failures with changed settings, logged (--no-retry to stop at the first failure)",
         in_key=False, group="Advanced",

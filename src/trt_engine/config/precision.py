@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_engine.config.parse import parse_shapes, parse_workspace_mib
+from trt_engine.config.parse import parse_names, parse_shapes, parse_workspace_mib
 from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.errors import UsageError
-from trt_engine.tensors import Shape
+from trt_engine.tensors import Shape, suggest
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8")
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 """Pre-processing by name, wherever `--preprocess` takes a file; `yolo:640` names the size as well."""
 PREPROCESS_METAVAR = "|".join(("FILE", *PREPROCESS_PRESETS))
+
+
+def parse_precisions(text: str | Sequence[str]) -> tuple[str, ...]:
+    names = parse_names(text)
+    if (unknown := next((name for name in names if name not in PRECISIONS), None)) is not None:
+        raise UsageError(f"unknown precision `{unknown}`", hint=suggest(unknown, PRECISIONS))
+    return tuple(dict.fromkeys(names))
+
+
 QUANT_TARGETS = ("tensorrt", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt")
 """The libraries `quantize` places Q/DQ for (`graph/quant_target.py` has their rules)."""
 

@@ -31,6 +31,8 @@ class ServeConfig(Config):
             )
         if self.load_model and self.model_control_mode != "explicit":
             raise UsageError("`--load-model` needs explicit control", hint="`--model-control-mode explicit`")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise UsageError(f"`{self.otlp_endpoint}` is not the URL of a collector", hint="`http://localhost:4318`")
         for name in ("http_port", "grpc_port", "metrics_port"):
             if getattr(self, name) > 65535:
                 flag = f"--{name.replace('_', '-')}"
@@ -75,6 +77,10 @@ class ServeConfig(Config):
         None, "let clients register system shared memory [default: only on a loopback address]",
         flags="--shared-memory/--no-shared-memory",
     )  # fmt: skip
+
+    otlp_endpoint: str | None = opt(
+        None, "send a span of each request to this OpenTelemetry collector, over OTLP/HTTP", metavar="URL"
+    )
 
     max_batch: int | None = opt(
         None, "rows of joined requests [default: the engine's largest batch, else 32; 1: never joined]", ge=1,

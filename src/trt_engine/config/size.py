@@ -90,6 +90,13 @@ class SizeConfig(Config):
         group=_STREAMS,
     )
     codec: str | None = opt(None, "include the GPU's decoders", choices=("h264", "hevc", "vp9", "av1"), group=_STREAMS)
+    crops: int = opt(
+        0, "objects of each inferred frame that a second model takes, on the same GPU", ge=0, group=_STREAMS
+    )
+    crop_curve: Path | None = opt(
+        None, "with --crops: `curve.jsonl` of the second model, from its own `size`", parse=Path, metavar="FILE",
+        group=_STREAMS,
+    )  # fmt: skip
     curve: Path | None = opt(
         None, "reuse this `curve.jsonl` of the same engine and machine", parse=Path, metavar="FILE", group=_STREAMS
     )

@@ -163,7 +163,11 @@ def numpy_dtype_of(name: str) -> np.dtype[Any]:
 
 
 def pack(values: Array) -> npt.NDArray[np.uint8]:
-    """Pack an array as ONNX raw_data: row order, two 4-bit values per byte, the first in the low nibble."""
+    """Pack an array of any shape and dtype as `[bytes]` of ONNX raw_data: row order, two 4-bit values per byte, the first in
+    the low nibble.
+
+    Raises `UsageError` for an unknown dtype.
+    """
     if dtype(values.dtype.name).bits != 4:
         return np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
     nibbles = np.zeros(values.size + values.size % 2, np.uint8)
@@ -172,7 +176,10 @@ def pack(values: Array) -> npt.NDArray[np.uint8]:
 
 
 def unpack(raw: Any, shape: Shape, name: str) -> Array:
-    """Unpack an array of that dtype and shape from the bytes of `pack`."""
+    """Unpack an array of that dtype and shape from the bytes of `pack`.
+
+    Raises `UsageError` for an unknown dtype, `ShapeError` for another number of bytes.
+    """
     kind = dtype(name)
     data = np.frombuffer(raw, np.uint8) if isinstance(raw, bytes) else np.asarray(raw, np.uint8).reshape(-1)
     if data.size != kind.nbytes(shape):
@@ -259,7 +266,7 @@ class NodeBuilder:
 
 
 def make_initializer(array: Array, name: str) -> TensorProto:
-    """Make an initializer of any supported dtype, 4-bit values packed two per byte, the first in the low nibble."""
+    """Make an initializer of any shape and supported dtype; 4-bit values as in `pack`."""
     kind = array.dtype.name
     if kind not in _ONNX_TYPES:
         made: TensorProto = numpy_helper.from_array(array, name)
@@ -305,7 +312,7 @@ class Weights:
         return int(self._tensors[name].data_type)
 
     def read(self, name: str) -> Array:
-        """Read the constant."""
+        """Read the constant, in its stored dtype and the shape of `shape`. Raises `ModelError` if it cannot be read."""
         if name not in self._tensors:
             maker = self._makers[name]
             inner = self.read(maker.input[0])
@@ -314,7 +321,10 @@ class Weights:
 
 
 def read_tensor(stored: TensorProto, folder: Path) -> Array:
-    """Read a tensor, inline or external, without modifying it."""
+    """Read a tensor, inline or external, in its stored dtype and shape, without modifying it.
+
+    Raises `ModelError` if its data is missing or damaged.
+    """
     try:  # of a copy: reading external data writes it into the message
         array: Array = numpy_helper.to_array(deepcopy(stored), str(folder))
     except (ValueError, TypeError, OSError) as error:
@@ -328,7 +338,7 @@ def read_tensor(stored: TensorProto, folder: Path) -> Array:
 
 
 def inline_value(tensor: TensorProto | None) -> npt.NDArray[np.float32] | None:
-    """The values of a tensor as FP32; None if it is absent, external or not of numbers."""
+    """The values of a tensor as FP32, in its shape; None if it is absent, external or not of numbers."""
     if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
         return None
     try:

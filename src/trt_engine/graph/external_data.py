@@ -73,7 +73,10 @@ def attach_weights(proto: ModelProto, detached: dict[str, TensorProto]) -> None:
 
 
 def load_external(proto: ModelProto, folder: Path) -> None:
-    """Load every external tensor into the message, in place. The caller has checked the size."""
+    """Load every external tensor into the message, in place. The caller has checked the size.
+
+    Raises `ModelError` for a tensor that cannot be read.
+    """
     for tensor in walk.tensors(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
             try:
@@ -88,7 +91,10 @@ def load_external(proto: ModelProto, folder: Path) -> None:
 
 
 def fingerprint(tensor: TensorProto, folder: Path) -> str | None:
-    """Hash of type, shape and bytes, wherever stored; None for string tensors."""
+    """Hash of type, shape and bytes, wherever stored; None for string tensors.
+
+    Raises `ModelError` if its bytes cannot be read.
+    """
     if tensor.data_type == TensorProto.STRING:
         return None
     total = hashlib.sha256(f"{tensor.data_type} {list(tensor.dims)}".encode())
@@ -148,9 +154,12 @@ def write_draft(
     external: bool,
     encode: Callable[[TensorProto], Iterator[bytes] | None] = lambda _: None,
 ) -> int:
-    """Write the model to `draft` and return its bytes; weights go beside it as `weights` if they are large or `external`
-    is set. `folder` contains its external tensors, except those `encode` yields the bytes of. `proto` is changed: its
-    large tensors refer to the new file."""
+    """Write the model to `draft` and return its bytes; weights go beside it as `weights` if they are large or `external` is
+    set. `folder` contains its external tensors, except those `encode` yields the bytes of. `proto` is changed: its large
+    tensors refer to the new file.
+
+    Raises `ModelError` for a tensor that cannot be read.
+    """
     beside = draft.with_name(weights)
     if external or total_nbytes(proto) > MAX_INLINE_NBYTES:
         _write_weights(proto, beside, folder, encode)

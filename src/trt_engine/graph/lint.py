@@ -96,10 +96,10 @@ def lint_model(
 ) -> LintResult:
     """Findings of `inspect` and lint rules, errors first, and operator support.
 
-    Traced at `shapes`; missing sizes are as declared, batch 1, and dynamic ones a size at which the graph fits.
-    `tensorrt` is the release to check against (default: the installed one, else the newest known); `rtx` checks against
-    TensorRT-RTX, whose parser is that of `RTX_RELEASE`. Results of a real parser (`parser_result`) replace the published
-    lists.
+    Traced at `shapes`; missing sizes are as declared, batch 1, and dynamic ones a size at which the graph fits. `tensorrt`
+    is the release to check against (default: the installed one, else the newest known); `rtx` checks against TensorRT-RTX,
+    whose parser is that of `RTX_RELEASE`. Results of a real parser (`parser_result`) replace the published lists. Raises
+    `UsageError` for a `tensorrt` before 10.0.
     """
     model, proto = opened.model, opened.model.proto
     version = tensorrt_version(tensorrt or (RTX_RELEASE if rtx else None))

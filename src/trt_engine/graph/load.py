@@ -103,7 +103,10 @@ def _optimised_by(graph: GraphIndex) -> str | None:
 
 
 def read_proto(path: Path | str, *, weights: bool = False) -> ModelProto:
-    """The model's graph, and with `weights` its external weights, after the checks of `open_model`."""
+    """The model's graph, and with `weights` its external weights, after the checks of `open_model`.
+
+    Raises `ModelError` for a file that is missing, damaged or refused.
+    """
     path, graph = Path(path), read_graph(path)
     if weights:
         with parse_errors(path):
@@ -113,7 +116,10 @@ def read_proto(path: Path | str, *, weights: bool = False) -> ModelProto:
 
 
 def read_graph(path: Path | str) -> GraphIndex:
-    """The model's graph, after the checks of `open_model` that need no side file."""
+    """The model's graph, after the checks of `open_model` that need no side file.
+
+    Raises `ModelError` for a file that is missing, damaged or refused.
+    """
     path = Path(path)
     with parse_errors(path):
         return _parse(_read_file(path))

@@ -138,6 +138,7 @@ class QuantizedGraph:
     """Quantised layers of a graph and which targets accept them; falsy without any."""
 
     def __init__(self, graph: GraphIndex, cost: Cost | None = None) -> None:
+        """Raises `ModelError` if local functions cannot be inlined."""
         self._graph = _Connections(walk.index_of(inline_functions(graph.proto)) if graph.functions else graph)
         self._stated = next((item.value for item in graph.proto.metadata_props if item.key == METADATA_KEY), None)
         self._cost = cost
@@ -243,7 +244,10 @@ class QuantizedGraph:
         return {name: reason for name, reason in found if reason}
 
     def mismatch(self, target: str) -> str | None:
-        """Message for a graph that a target rejects; None if it accepts it, or if only weights are quantised."""
+        """Message for a graph that a target rejects; None if it accepts it, or if only weights are quantised.
+
+        Raises `UsageError` for an unknown target.
+        """
         fit = self.coverage(target)
         if not self or self.weights_alone or fit.share >= MIN_ACCEPTED_SHARE:
             return None

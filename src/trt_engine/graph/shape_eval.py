@@ -28,7 +28,9 @@ class KnownTensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...] | None: ...
     @property
-    def value(self) -> Array | None: ...
+    def value(self) -> Array | None:
+        """The values, in the tensor's shape and dtype; None if unknown."""
+
     @property
     def is_static(self) -> bool: ...
 
@@ -36,7 +38,7 @@ class KnownTensor(Protocol):
 def fold_node(
     op: str, attrs: Mapping[str, Any], inputs: Sequence[KnownTensor | None], count: int
 ) -> list[Array] | None:
-    """Values of the outputs; None if unknown or too large."""
+    """Values of the outputs, in the shapes and dtypes that ONNX defines; None if unknown or too large."""
     if op == "Constant":
         return _constant(attrs)
     if op in ("Shape", "Size"):

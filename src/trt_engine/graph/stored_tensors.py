@@ -53,7 +53,9 @@ class CastLoss:
 
 
 def cast_loss(tensor: TensorProto, folder: Path, low: Any, limit: float) -> CastLoss:
-    """Compute the effects of storing the tensor in the dtype `low`."""
+    """Compute the effects of storing the tensor in the dtype `low`; magnitudes above `limit`, in units of the tensor,
+    overflow.
+    """
     found = CastLoss()
     signs: set[bool] = set()
     smallest_normal = _SMALLEST_NORMAL[np.dtype(low).name]
@@ -111,7 +113,10 @@ def _encode(piece: Array, elem: int, limit: float | None) -> bytes:
 def convert(
     tensor: TensorProto, name: str, elem: int, limit: float | None, folder: Path, deferred: list[DeferredCast]
 ) -> TensorProto:
-    """Convert an FP32 tensor to another type; an external one is added to `deferred` and converted by `write_model`."""
+    """Convert an FP32 tensor to another type; an external one is added to `deferred` and converted by `write_model`.
+
+    `limit`, in units of the tensor, bounds magnitudes; None for no bound.
+    """
     made = TensorProto(name=name, data_type=elem, dims=tensor.dims, doc_string=tensor.doc_string)
     if tensor.data_location == TensorProto.EXTERNAL:
         made.data_location = TensorProto.EXTERNAL

@@ -94,7 +94,10 @@ def _types_of(op: str, release: tuple[int, int]) -> frozenset[str]:
 
 
 def tensorrt_version(requested: str | None = None) -> str:
-    """The release to check against: requested, else installed, else the newest in the list."""
+    """The release to check against: requested, else installed, else the newest in the list.
+
+    Raises `UsageError` for a version before 10.0.
+    """
     text = (
         requested
         or distribution_version("tensorrt")

@@ -40,7 +40,10 @@ _TENSORRT_TYPES = frozenset(
 
 
 def check_strong_typing(proto: ModelProto) -> tuple[Finding, ...]:
-    """Find what a strongly typed build would reject or misinterpret, errors first."""
+    """Find what a strongly typed build would reject or misinterpret, errors first.
+
+    Raises `ModelError` if local functions cannot be inlined.
+    """
     scope = typed_graph.build_typed_graph(edit_graph.inline_functions(proto))
     seen = ModelView(scope, list(scope.all_ops()), proto)
     return sort_findings(dict.fromkeys(finding for rule in _RULES for finding in rule(seen)))

@@ -63,7 +63,8 @@ def loadtest(
     raised: `SpeedError` for a rule of `fail_if`, `CapacityError` where no rate keeps the bound of `find_rate`, and where
     nothing was answered the error of that failure (`SetupError` refused, `Overloaded` 503, `DeadlineExpired` timeouts).
     `Interrupted` after Ctrl-C has the incomplete record as `partial`. With `progress=True` the rate and latency of the
-    moment go to stderr, or to a function that takes a `te.Progress`. `SetupError` for gRPC without `grpcio`.
+    moment go to stderr, or to a function that takes a `te.Progress`. `SetupError` for gRPC without `grpcio`. `UsageError`
+    for an unknown setting.
     """
     config, runtime, build = merge_run_settings(values, runtime, build, config or LoadtestConfig())
     record = run(target, config, runtime, build, values)

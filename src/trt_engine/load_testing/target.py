@@ -16,6 +16,7 @@ _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}
 _PATH = re.compile(
     r"(?P<base>(?:/[^/]+)*?)(?:/v2(?:/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/infer|/ready)?)?)?/?"
 )
+_ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):[0-9]{1,5}(/.*)?")
 _EXAMPLE = "as `http://localhost:8000/v2/models/NAME` or `grpc://localhost:8001/v2/models/NAME`"
 
 
@@ -49,7 +50,15 @@ class Target:
 
 
 def is_url(text: object) -> bool:
-    return isinstance(text, str) and "://" in text
+    """Whether this names a server; `UsageError` for `HOST:PORT` alone, which no file has as its name."""
+    if not isinstance(text, str):
+        return False
+    if _ADDRESS.fullmatch(text) and not Path(text).exists():
+        raise UsageError(
+            f"`{text}` has no scheme, so it is neither a URL nor a file that is there",
+            hint=f"`http://{text}`, or `grpc://{text}`",
+        )
+    return "://" in text
 
 
 def parse_target(url: str, model: str | None, version: str | None) -> Target:

@@ -75,6 +75,10 @@ class ActivationProbe:
     """Reads intermediate tensors of a model. Group sizes follow the shapes of the first batch; others work too."""
 
     def __init__(self, model: Model, tensors: Sequence[str] | None, first: Batch, *, memory_mib: int = 512) -> None:
+        """Read these tensors (None: all floating-point ones) in groups within `memory_mib`; `first` gives the input shapes.
+
+        Raises `UsageError` for a tensor that the model does not have.
+        """
         self._path = model.path
         shapes = {name: tuple(int(size) for size in array.shape) for name, array in first.feeds.items()}
         visible = probed_tensors(model.proto, shapes)
@@ -101,7 +105,10 @@ class ActivationProbe:
             )
 
     def read(self, batches: Sequence[Batch]) -> Iterator[tuple[Batch, str, Array]]:
-        """Yield each tensor of each batch once, by group, then by batch."""
+        """Yield each tensor of each batch once, by group, then by batch. Dtypes are those of the graph.
+
+        Raises the `TrtEngineError` of an inference that fails.
+        """
         for batch in batches:
             for name in self._inputs:
                 yield batch, name, batch.feeds[name]
@@ -120,7 +127,10 @@ class ActivationProbe:
 
     @classmethod
     def read_samples(cls, model: Model, tensors: Sequence[str], samples: Samples) -> Iterator[tuple[Batch, str, Array]]:
-        """Yield each tensor of each batch in one pass over the data; the first batch sizes the groups."""
+        """Yield each tensor of each batch in one pass over the data; the first batch sizes the groups.
+
+        Dtypes are those of the graph. Raises `FeedError` for inputs that are not finite.
+        """
         probe: ActivationProbe | None = None
         batches = iter(samples)
         while window := list(itertools.islice(batches, probe.window if probe else 1)):

@@ -76,7 +76,8 @@ def autocast(
 ) -> CastReport:
     """Cast the model with ModelOpt's AutoCast, run on `feeds`, and validate the result.
 
-    Raises `SetupError` if ModelOpt is not installed, `ModelError` with its last error line if it fails.
+    Raises `SetupError` if ModelOpt is not installed, `ModelError` with its last error line if it fails. `UsageError` for
+    another type than `fp16` and `bf16`.
     """
     started, config = time.monotonic(), config or CastConfig()
     if to not in ("fp16", "bf16"):

@@ -23,6 +23,7 @@ from trt_engine.arrayfiles import open_arrays
 from trt_engine.atomic_io import decode_json, read_bounded, write_atomic
 from trt_engine.config.precision import CalibrateConfig
 from trt_engine.config.settings import replace_values
+from trt_engine.display import RichDisplay
 from trt_engine.errors import FeedError, Interrupted, UsageError
 from trt_engine.graph.load import check_onnxruntime, open_model
 from trt_engine.model import Model
@@ -38,7 +39,7 @@ _SCHEMA = "trt-engine/calibration"
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationResult:
+class CalibrationResult(RichDisplay):
     """The range of each tensor, and the settings and data it was computed from."""
 
     amax: dict[str, float]

@@ -30,10 +30,12 @@ class Calibrator(Protocol):
     """
 
     def observe(self, name: str, array: Array) -> None:
-        """Observe one batch of a tensor; the array is finite and must be copied to be kept."""
+        """Observe one batch of a tensor, of any shape in a floating-point dtype; the array is finite and must be copied to
+        be kept.
+        """
 
     def threshold(self, name: str) -> float:
-        """Return the largest magnitude to represent; larger values saturate."""
+        """Return the largest magnitude to represent, in units of the tensor; larger values saturate."""
 
 
 @runtime_checkable
@@ -71,9 +73,11 @@ class MinMaxCalibrator:
         self._min_max = {}
 
     def observe(self, name: str, array: Array) -> None:
+        """Widen the range of a tensor by an array of any shape in a floating-point dtype."""
         self._min_max.setdefault(name, MinMax()).add(array)
 
     def threshold(self, name: str) -> float:
+        """Largest magnitude seen, in units of the tensor; 0 without data."""
         return self._min_max[name].absmax if name in self._min_max else 0.0
 
     def state(self) -> State:
@@ -102,6 +106,10 @@ class HistogramCalibrator:
         quantized_bins: int = 128,
         percentile: float = 99.999,
     ) -> None:
+        """`percentile` is in per cent.
+
+        Raises `UsageError` for fewer than 2 bins, more levels than bins, or a percentile out of range.
+        """
         if bins < 2:
             raise UsageError(f"{bins} bins make no histogram", hint="2048 are usual")
         if rule == "entropy" and not 2 <= quantized_bins <= bins:
@@ -133,12 +141,14 @@ class HistogramCalibrator:
             self._histograms = {name: Histogram(self.bins, seen.absmax) for name, seen in self._min_max.items()}
 
     def observe(self, name: str, array: Array) -> None:
+        """Count an array of any shape in a floating-point dtype; the first pass finds its range."""
         if self._in_min_max_pass:
             self._min_max.setdefault(name, MinMax()).add(array)
         else:
             self._histograms.setdefault(name, Histogram(self.bins)).add(array)
 
     def threshold(self, name: str) -> float:
+        """Magnitude that the rule selects, in units of the tensor; 0 without data."""
         return self._find_threshold(self._histograms[name]) if name in self._histograms else 0.0
 
     def state(self) -> State:
@@ -194,7 +204,7 @@ class MinMax:
         self.elements = 0
 
     def add(self, array: Array) -> None:
-        """Add an array without NaN."""
+        """Add an array without NaN, of any shape in a floating-point dtype."""
         if not array.size:
             return
         self.elements += array.size
@@ -203,15 +213,15 @@ class MinMax:
 
     @property
     def absmax(self) -> float:
-        """Largest magnitude; 0 without data."""
+        """Largest magnitude, in units of the tensor; 0 without data."""
         return max(abs(self.minimum), abs(self.maximum)) if self.elements else 0.0
 
     def state(self) -> dict[str, Array]:
-        """Return the state for `restore`."""
+        """Return the state for `restore`. Minimum, maximum and count, float64 `[3]`."""
         return {"extremes": np.array([self.minimum, self.maximum, self.elements], np.float64)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Resume from a `state`."""
+        """Resume from a `state`, float64 `[3]`."""
         self.minimum, self.maximum, elements = (float(value) for value in state["extremes"])
         self.elements = int(elements)
 
@@ -220,6 +230,7 @@ class Histogram:
     """Counts of magnitudes over `[0, limit]` in equal bins; a limit that is not given widens with the data."""
 
     def __init__(self, bins: int = 2048, limit: float | None = None) -> None:
+        """`limit` is in units of the tensor."""
         self.bins = bins
         self.fixed_limit = limit is not None
         self.limit = float(limit or 0)
@@ -227,7 +238,7 @@ class Histogram:
         self.min_max = MinMax()
 
     def add(self, array: Array) -> None:
-        """Count an array without NaN or infinities."""
+        """Count an array without NaN or infinities, of any shape in a floating-point dtype."""
         if not array.size:
             return
         self.min_max.add(array)
@@ -257,16 +268,16 @@ class Histogram:
             self.limit += more * width
 
     def edges(self) -> npt.NDArray[np.float64]:
-        """Bin edges, `[bins + 1]`."""
+        """Bin edges, float64 `[bins + 1]`, in units of the tensor."""
         return np.linspace(0, self.limit, len(self.counts) + 1)
 
     def state(self) -> dict[str, Array]:
-        """Return the state for `restore`."""
+        """Return the state for `restore`. Counts are int64 `[bins]`, `extremes` float64 `[3]`, `limit` float64 `[2]`."""
         limits = np.array([self.limit, self.fixed_limit], np.float64)
         return self.min_max.state() | {"counts": self.counts, "limit": limits}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Resume from a `state`."""
+        """Resume from a `state`, with its shapes and dtypes."""
         self.min_max.restore(state)
         self.counts = np.array(state["counts"], np.int64)
         self.limit, self.fixed_limit = float(state["limit"][0]), bool(state["limit"][1])

@@ -106,7 +106,7 @@ def cast_proto(
 ) -> tuple[ModelProto, CastChanges]:
     """Return the cast graph and the changes; external weights are converted when the graph is written.
 
-    `proto` is not modified.
+    `proto` is not modified. Raises `ModelError` if local functions cannot be inlined or the opset cannot be raised.
     """
     work = deepcopy(edit_graph.inline_functions(proto))
     if "" not in walk.opsets_of(work):  # no standard opset import: Cast needs one

@@ -448,7 +448,7 @@ class CastRewriter:
         self.rewrite_value_info(scope)
 
     def rewrite_node(self, op: Op) -> None:
-        """Update a node's tensor names and type attributes."""
+        """Update a node's tensor names and type attributes. Raises `ModelError` for a constant that cannot be read."""
         node = op.node
         for position, tensor in fp32_tensors(op.inputs):
             node.input[position] = self.variant_names[tensor, self.required_variant(op, position, tensor)]

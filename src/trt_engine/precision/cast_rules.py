@@ -143,5 +143,6 @@ def report_reasons(report: Any) -> dict[str, str]:
 
 
 def to_half(values: npt.NDArray[Any], to: str) -> npt.NDArray[Any]:
+    """The values in FP16 or BF16 (`to`), in their shape; those beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return values.astype(NUMPY_DTYPES[to])

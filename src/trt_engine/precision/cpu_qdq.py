@@ -57,7 +57,9 @@ def weight_bits(reduce_range: str) -> int:
 
 
 def quantize_weight(values: Array, axis: int, bits: int, least: Array | None = None) -> tuple[Array, Array]:
-    """Quantize a weight to signed integers with per-channel scales, none below `least`; return values and scales."""
+    """Quantize a weight to signed integers with per-channel scales, none below `least`; return int8 values in its shape and
+    float32 scales `[channels]`.
+    """
     others = tuple(at for at in range(values.ndim) if at != axis)
     reach = np.abs(values).max(axis=others) if others else np.abs(values)
     largest = 2 ** (bits - 1) - 1
@@ -119,7 +121,10 @@ class CpuQdqWriter:
         return [_describe_layer(site, self.bits) for site in self.selection.layers]
 
     def write(self, ranges: Mapping[str, Range], means: Mapping[tuple[str, int], Array]) -> None:
-        """Quantize the layers and the ops between them."""
+        """Quantize the layers and the ops between them.
+
+        `means` are those of the inputs by name and axis, float64 `[channels]`.
+        """
         self._ranges, self._means = ranges, means
         graph = self.graph
         dropped = {node.output[0] for node in graph.fused_clips.values()}

@@ -58,7 +58,10 @@ def _check_model(path: Path) -> None:
 
 
 def emulate_proto(proto: ModelProto, folder: Path) -> ModelProto:
-    """`emulate` on a graph in memory, in place; `folder` contains its external tensors."""
+    """`emulate` on a graph in memory, in place; `folder` contains its external tensors.
+
+    Raises `ModelError` for an operator that only TensorRT runs in a body or a function.
+    """
     for place in walk.nodes(proto):
         if place.owner is not proto.graph and is_trt_only(place.node):
             raise ModelError(
@@ -302,7 +305,10 @@ def emulate_convolutions(
     proto: ModelProto, weights: Weights, form: Format, sites: list[QuantizableLayer], amax: Mapping[str, float] | None
 ) -> None:
     """Round these convolutions in place: weights along an output channel's inputs, activations along channels, both padded
-    with zeros to whole blocks. Without `amax` activations are not rounded."""
+    with zeros to whole blocks. Without `amax` activations are not rounded.
+
+    `amax` are magnitudes by tensor name. Raises `ModelError` for an opset too old to be raised to 21.
+    """
     if not sites:
         return
     raise_opset(proto, 21)

@@ -25,7 +25,8 @@ _EXACT_OPS = frozenset(
 def emulate_half_precision(proto: ModelProto, folder: Path) -> ModelProto:
     """Convert every FP16 or BF16 tensor to FP32, rounding each result to its original type.
 
-    Inputs and outputs keep their types. An operator accumulates in FP32.
+    Inputs and outputs keep their types. An operator accumulates in FP32. Raises `ModelError` if local functions cannot be
+    inlined.
     """
     work = deepcopy(inline_functions(proto))
     main = typed_graph.build_typed_graph(work)

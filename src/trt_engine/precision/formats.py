@@ -127,7 +127,7 @@ class QuantizedArray:
         return np.ones((), np.float32) if self.scales is None else _effective_scales(self.scales, self.tensor_scale)
 
     def packed(self) -> npt.NDArray[np.uint8]:
-        """Return the stored bytes, two 4-bit values per byte, the first in the low nibble."""
+        """Return the stored bytes, uint8 `[bytes]`, two 4-bit values per byte, the first in the low nibble."""
         return pack(self.values)
 
     @property
@@ -176,7 +176,9 @@ def quantize(
 
 
 def dequantize(quantized: QuantizedArray) -> Floats:
-    """Dequantize to FP32 as ONNX's DequantizeLinear does; products beyond FP32's range become infinite."""
+    """Dequantize to FP32, in the shape of the values, as ONNX's DequantizeLinear does; products beyond FP32's range become
+    infinite.
+    """
     values: Floats = quantized.values.astype(np.float32)
     if quantized.scales is None:
         return values
@@ -211,7 +213,9 @@ def search_clip_range(
     """`quantize` with the range of each group (tensor, channel, block) that minimizes the squared error.
 
     AWQ's weight clipping: outliers are clipped to reduce the rounding error of the rest. `importance` weights the errors,
-    broadcast to the array: for a weight, the mean square of each input. Never worse than `quantize` by that measure.
+    broadcast to the array: for a weight, the mean square of each input. Never worse than `quantize` by that measure. The
+    array is of any shape in a floating-point dtype. Raises `UsageError` for an unknown format, one without ranges or values
+    that are not finite, `ShapeError` for an `importance` that does not broadcast.
     """
     form = get_format(form)
     if form.granularity == "cast":

@@ -96,7 +96,10 @@ class QdqWriter:
         stats: Mapping[str, weight_correction.ChannelStats],
         means: Mapping[tuple[str, int], Array] | None = None,
     ) -> None:
-        """Quantize every layer."""
+        """Quantize every layer.
+
+        `amax` are magnitudes by tensor name, `means` those of the inputs by name and axis, float64 `[channels]`.
+        """
         self._amax, self._channel_stats, self._means = amax, stats, means or {}
         if self._means:
             self._bias_adds = find_bias_adds(self.proto, self.weights)
@@ -344,7 +347,10 @@ class QdqWriter:
 
 
 def relative_error(lost: Array, values: Array) -> float:
-    """RMS of what is lost over RMS of the values."""
+    """RMS of what is lost over RMS of the values.
+
+    Both have one shape and a floating-point dtype; a ratio, 0 for values of 0.
+    """
     size = float(np.linalg.norm(values))
     return float(np.linalg.norm(lost)) / size if size else 0.0
 
@@ -352,7 +358,10 @@ def relative_error(lost: Array, values: Array) -> float:
 def correct_bias_add(
     ops: NodeBuilder, weights: Weights, bias_adds: Mapping[str, NodeProto], output: str, added: Array, kind: Any
 ) -> list[str]:
-    """Add the bias correction to the constant of the Add after a MatMul; return the constant it replaces."""
+    """Add the bias correction to the constant of the Add after a MatMul; return the constant it replaces.
+
+    `added` is float32 in the shape of that constant, else nothing is changed.
+    """
     addition = bias_adds.get(output)
     if addition is None:
         return []

@@ -73,6 +73,7 @@ def check_settings(
 
 
 def check_target_support(form: Format, config: QuantizeConfig, target: QuantTarget, emulation: Path | None) -> None:
+    """Raise `UsageError` for settings that no kernels of the target support."""
     if form.name not in target.formats:
         if target.name == "onnxruntime-cuda":
             raise UsageError(
@@ -144,7 +145,10 @@ _UNFUSED_REASON = "ONNX Runtime computes it in FP32: this version has no integer
 
 
 def optimize_graph(path: Path, folder: Path) -> ModelProto:
-    """Return ONNX Runtime's optimized CPU graph without weights; nodes keep their names."""
+    """Return ONNX Runtime's optimized CPU graph without weights; nodes keep their names.
+
+    Raises the `TrtEngineError` for a model that ONNX Runtime does not load.
+    """
     target = folder / "optimized.onnx"
     # not `all`, which changes layouts and renames nodes
     options = session.session_options(
@@ -229,7 +233,8 @@ class ParityCheck:
     def measure(self, path: Path, on: Literal["kernels", "emulation"], level: str) -> None:
         """Run both models; detects a broken graph, not task accuracy.
 
-        Raises `AccuracyError` for a channel that is constant.
+        Raises `AccuracyError` for a channel that is constant. The `TrtEngineError` of a model that does not run is raised as
+        it is.
         """
         if self._feeds is None:
             return
@@ -257,7 +262,10 @@ class ParityCheck:
 
 
 def random_shapes(signature: Signature, rows: int, overrides: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes of random inputs: `given`, and for other inputs with a dynamic batch the same batch, or `rows`."""
+    """Shapes of random inputs: `given`, and for other inputs with a dynamic batch the same batch, or `rows`.
+
+    Raises `ShapeError` for a batch that the model does not take, or dynamic sizes that are not given.
+    """
     batches = {shape[0] for name, shape in overrides.items() if shape and signature.input(name).shape[:1] == (-1,)}
     if len(batches) > 1:  # inputs whose first dimensions are not one batch
         return shapes_of(signature, None, overrides=overrides)

@@ -121,7 +121,8 @@ def open_samples(
     """Open samples from a file, a folder, or a Python iterable of feeds (dictionaries, or arrays for a model of one input).
 
     Rows of files are batched to `batch` or to the model's fixed size; items of an iterable are used as they are. A function
-    that returns an iterable is called for each pass. `limit` is the maximum number of rows or items.
+    that returns an iterable is called for each pass. `limit` is the maximum number of rows or items. Raises `UsageError` for
+    a `limit` below 1, other data, or images without preprocessing; `FeedError` for files that cannot be read.
     """
     if isinstance(data, Samples):
         return data
@@ -228,7 +229,11 @@ class _UnreadableFile(Exception):
 
 
 def open_rows(path: Path, signature: Signature, preprocess: PreprocessFunction | None = None) -> RowSource:
-    """The rows of a file or of a folder's files, listed now and read lazily."""
+    """The rows of a file or of a folder's files, listed now and read lazily.
+
+    Raises `UsageError` for images without preprocessing, `FeedError` for a path without samples, or images for a model of
+    several inputs.
+    """
     files = _list_files(path)
     kinds = {file.suffix.lower() for file in files}
     if kinds & IMAGE_SUFFIXES and preprocess is None:

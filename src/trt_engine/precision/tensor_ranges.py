@@ -61,7 +61,7 @@ def ranges(
 
     `calib_data`: see `open_samples`. Without it a few random batches run, with a warning. `settings`: fields of
     `RangesConfig`. A tensor within `headroom` of FP16's largest value is reported and kept out of FP16. Raises `UsageError`
-    and `FeedError`.
+    and `FeedError` for data that does not fit, `ModelError` for a model that ONNX Runtime does not run.
     """
     config = dataclasses.replace(config or RangesConfig(), **settings)
     started = time.monotonic()

@@ -83,7 +83,10 @@ class _StatsCollector:
 
 
 def collect_channel_stats(model: Model, tensors: Sequence[str], samples: Samples) -> dict[str, ChannelStats]:
-    """Collect the channel statistics of these activations in one pass over the data."""
+    """Collect the channel statistics of these activations in one pass over the data.
+
+    Raises `FeedError` for activations that are not finite, `ModelError` for a model that ONNX Runtime does not run.
+    """
     check_onnxruntime(model)
     gathered = {name: _StatsCollector() for name in tensors}
     for batch, name, array in ActivationProbe.read_samples(model, tensors, samples):
@@ -154,7 +157,9 @@ def channel_means(model: Model, sites: Sequence[QuantizableLayer], samples: Samp
 def output_correction(
     lost: Array, site: QuantizableLayer, mean: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float32] | None:
-    """Correction `[outputs]` for the bias; `lost` is the weight minus its rounded value. None if shapes do not match."""
+    """Correction, float32 `[outputs]`, for the bias; `lost` is the weight minus its rounded value. None if shapes do not
+    match.
+    """
     if site.node.op_type == "ConvTranspose":
         return None
     if site.node.op_type == "Conv":
@@ -185,7 +190,7 @@ def save_means(path: Path, means: ChannelMeans, data: str) -> None:
 
 
 def load_means(path: Path, data: str) -> Mapping[tuple[str, int], npt.NDArray[np.float64]] | None:
-    """Read the means if they belong to that data, else None."""
+    """Read the means, float64 `[channels]` by tensor and axis, if they belong to that data, else None."""
     try:
         with open_arrays(path) as file:
             if str(file.read("data")) != data:

@@ -70,7 +70,8 @@ def search(
     """Find the largest part of `model` that can be quantized within a budget of the task metric.
 
     `settings` are those of `SearchConfig`. Needs a model that declares its pre- and post-processing, a labelled dataset, and
-    `calib_data`.
+    `calib_data`. Raises `UsageError` for a dataset without labels, missing calibration data, or a metric that is 0 before
+    the search; `Interrupted` after Ctrl-C: what was measured is in the log, and a later call resumes there.
     """
     return run(plan(model, dataset, replace_values(search or SearchConfig(), settings), config, runtime))
 

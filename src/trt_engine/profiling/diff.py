@@ -51,7 +51,8 @@ def diff(
 
     Each is an engine (of TensorRT or ONNX Runtime), an ONNX model, an inspector's JSON or a `profile.json`; `times` are
     files with their layers' times. The nodes of ONNX Runtime's graphs are traced back to `model`, or to the side that is a
-    model; else by their names, which misses some fusions. Raises as `structure.read_structure` does.
+    model; else by their names, which misses some fusions. Raises as `structure.read_structure` does. `UsageError` for a
+    `model` that is not an ONNX file, or `layer_times` that are not two.
     """
     before, after = as_path(before, "`before`"), as_path(after, "`after`")
     if not isinstance(layer_times, tuple | list) or len(layer_times) != 2:

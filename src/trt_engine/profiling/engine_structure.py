@@ -222,6 +222,12 @@ def _profile_structure(document: Mapping[str, Any], path: Path) -> Structure:
             f"the profile `{path}` has no layers: this profiler does not report them",
             hint="`trt-engine profile ENGINE --profiler layers`",
         )
+    build = {name: document.get(name) for name in ("backend", "precision", "device")}
+    return profile_structure(layers, str(document.get("engine") or path), build)
+
+
+def profile_structure(layers: LayerProfile, label: str, build: dict[str, Any] | None = None) -> Structure:
+    """The layers of a profile, with their times."""
     parts = [
         StructureLayer(
             row.name,
@@ -237,13 +243,7 @@ def _profile_structure(document: Mapping[str, Any], path: Path) -> Structure:
         )
         for row in layers.rows
     ]
-    label = str(document.get("engine") or path)
-    build = {
-        "backend": document.get("backend"),
-        "precision": document.get("precision"),
-        "device": document.get("device"),
-    }
-    return Structure(label, f"profile by {layers.instrument}", tuple(parts), build)
+    return Structure(label, f"profile by {layers.instrument}", tuple(parts), build or {})
 
 
 def _add_times(found: Structure, path: Path) -> Structure:

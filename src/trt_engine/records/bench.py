@@ -8,6 +8,7 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 from trt_engine.device.info import Clocks
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.summary import PercentileRule, Summary, percentile, summarize
 
@@ -38,7 +39,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchRecord:
+class BenchRecord(RichDisplay):
     """One measurement: every sample, the rules, the machine.
 
     `compute_ms` holds one time per query, in the order measured: the device's own time on a GPU (events around the
@@ -157,7 +158,7 @@ class BenchReport:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchPlan:
+class BenchPlan(RichDisplay):
     """Report of `bench --dry-run`: what would be measured, built and written."""
 
     engine: str
@@ -208,7 +209,7 @@ class LoggedProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class LogReport:
+class LogReport(RichDisplay):
     """Report of `bench --parse-log FILE` on a log of trtexec (8.5 to 11.1) or of `bench`; None for missing values."""
 
     log: str

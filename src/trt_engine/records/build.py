@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trt_engine.config.profiles import Profile
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Failure
 from trt_engine.records.parity import Parity, SpeedCheck
@@ -13,7 +14,7 @@ from trt_engine.records.passport import Precision, Tuning, Validation
 
 
 @dataclass(frozen=True, slots=True)
-class BuildReport:
+class BuildReport(RichDisplay):
     """Report of `build`; for a dry run, what would be built and what exists already."""
 
     model: str
@@ -63,7 +64,7 @@ class TargetBuild:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildEachReport:
+class BuildEachReport(RichDisplay):
     """Report of `build --each-gpu`: one engine per GPU; for a dry run, what would be built."""
 
     model: str
@@ -80,7 +81,7 @@ class BuildEachReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidateReport:
+class ValidateReport(RichDisplay):
     """Report of `validate`: an engine compared with its stored reference on a machine that can load it. Of a dry
     run: what would be compared."""
 
@@ -126,7 +127,7 @@ class CachedEngine:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheReport:
+class CacheReport(RichDisplay):
     """Report of `cache list` and `cache prune`."""
 
     action: Literal["list", "prune"]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trt_engine.config.profiles import Profile
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Failure
 from trt_engine.records.inspect import EngineReport
@@ -94,7 +95,7 @@ class BundleComponent:
 
 
 @dataclass(frozen=True, slots=True)
-class BundleReport:
+class BundleReport(RichDisplay):
     """Report of `bundle` and contents of `build_report.json`: components, connections and files."""
 
     meta: str
@@ -124,7 +125,7 @@ class BundleReport:
 
 
 @dataclass(frozen=True, slots=True)
-class BundleState:
+class BundleState(RichDisplay):
     """Report of `inspect` on a bundle folder."""
 
     path: str

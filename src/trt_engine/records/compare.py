@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.bench import BenchRecord, Protocol
 from trt_engine.records.parity import OutputError
@@ -112,7 +113,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparePlan:
+class ComparePlan(RichDisplay):
     """Report of `compare --dry-run`: what would be measured, built and written."""
 
     engines: tuple[str, ...]
@@ -127,7 +128,7 @@ class ComparePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CompareReport:
+class CompareReport(RichDisplay):
     """Report of `compare`. The first engine is the base."""
 
     sides: tuple[CompareSide, ...]
@@ -205,7 +206,7 @@ class LayerChange:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineDiff:
+class EngineDiff(RichDisplay):
     """Report of `diff` on two engines."""
 
     before: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.profile import DevicePeaks
 
@@ -37,7 +38,7 @@ class BackendState:
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorReport:
+class DoctorReport(RichDisplay):
     """Report of `doctor`: the state of this machine."""
 
     diagnoses: tuple[Diagnosis, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.parity import OutputError
 from trt_engine.records.passport import Precision
@@ -47,7 +48,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluateReport:
+class EvaluateReport(RichDisplay):
     """Report of `evaluate`: an engine over a dataset, and a baseline over the same images."""
 
     engine: str
@@ -94,7 +95,7 @@ class EvaluateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluatePlan:
+class EvaluatePlan(RichDisplay):
     """Report of `evaluate --dry-run`: images, their processing, and what would be built and written."""
 
     engine: str

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from trt_engine.display import RichDisplay
+
 
 @dataclass(frozen=True, slots=True)
 class OutputSummary:
@@ -34,7 +36,7 @@ class Detection(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class InferReport:
+class InferReport(RichDisplay):
     """Report of one `infer` call."""
 
     engine: str
@@ -61,7 +63,7 @@ class InferReport:
 
 
 @dataclass(frozen=True, slots=True)
-class InferPlan:
+class InferPlan(RichDisplay):
     """Report of `infer --dry-run`: what would be run, built and written."""
 
     engine: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.records.base import Finding
 from trt_engine.records.passport import Compatibility, Passport, Precision
 from trt_engine.tensors import Signature
@@ -42,7 +43,7 @@ class QuantPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelReport:
+class ModelReport(RichDisplay):
     """Report of `inspect` on an ONNX model."""
 
     path: str
@@ -95,7 +96,7 @@ class PlanInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReport:
+class EngineReport(RichDisplay):
     """Report of `inspect` on an engine or a bare plan."""
 
     path: str
@@ -110,7 +111,7 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RunReport:
+class RunReport(RichDisplay):
     """Report of `inspect` on a run folder: its records and their contents."""
 
     path: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.records.base import Finding
 
 
@@ -58,7 +59,7 @@ class ReducedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class LintReport:
+class LintReport(RichDisplay):
     """Report of `lint` on a model."""
 
     path: str

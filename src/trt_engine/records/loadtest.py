@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.summary import PercentileRule, Summary, percentile, summarize
 
@@ -38,7 +39,7 @@ class RateStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadtestPlan:
+class LoadtestPlan(RichDisplay):
     """Report of `loadtest --dry-run`: what would be sent where."""
 
     target: str
@@ -62,7 +63,7 @@ class LoadtestPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadtestRecord:
+class LoadtestRecord(RichDisplay):
     """One load test: every answered request, the failed ones by kind, how they were sent.
 
     `latency_ms` counts from the time a request was meant to be sent: in an open loop that is the time of its arrival, also

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trt_engine.display import RichDisplay
+
 
 @dataclass(frozen=True, slots=True)
 class MigrationFinding:
@@ -40,7 +42,7 @@ class SkippedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class MigrateReport:
+class MigrateReport(RichDisplay):
     """Report of `migrate` on files and folders."""
 
     paths: tuple[str, ...]

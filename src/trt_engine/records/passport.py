@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trt_engine.config.profiles import Profile
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.format import format_percent
 from trt_engine.records.parity import OutputError, Parity, ParityLimits, SpeedCheck
@@ -110,42 +111,75 @@ class Requirements:
 
 
 @dataclass(frozen=True, slots=True)
-class TuningTrial:
-    """One group of settings, measured before the build."""
+class Candidate:
+    """A build that was considered: measured, or left out with the reason."""
 
-    options: dict[str, str]
-    """`-O` settings; empty for those that were requested."""
+    backend: str
+    options: dict[str, str] = field(default_factory=dict)
+    """`-O` settings besides the requested ones."""
+    precision: str | None = None
+    """Requested precision; None for the graph's."""
+    build_s: float | None = None
+    """Until it was built and checked; about 0 for one from the store."""
     median_ms: float | None = None
+    p99_ms: float | None = None
     slower_pct: float | None = None
-    """Than the first trial, at the median; negative is faster."""
+    """Than the fastest of its last round, by what is optimised for; 0 for that one."""
     interval_pct: tuple[float, float] | None = None
     """95 % interval of `slower_pct`."""
+    rounds: int = 0
+    """In how many rounds it was measured."""
+    metric: float | None = None
+    """AP or top-1 on the dataset, where one was given."""
     note: str | None = None
-    """Why it was not measured, or not eligible."""
+    """Why it was left out, not measured, or not eligible."""
+
+    @property
+    def label(self) -> str:
+        """`onnxruntime fp16 spinning=off`."""
+        settings = (f"{name}={value}" for name, value in self.options.items())
+        return " ".join((self.backend, *([self.precision] if self.precision else []), *settings))
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Settings that were measured on this machine before the build, and the ones chosen."""
+    """The candidates that were built and measured on this machine, and the one chosen."""
 
-    trials: tuple[TuningTrial, ...]
+    candidates: tuple[Candidate, ...]
+    """Simpler ones first: the order of equally fast ones."""
     chosen: int
-    """Index of the trial whose settings the engine has."""
+    """Index of the candidate that the engine is."""
     shapes: dict[str, tuple[int, ...]]
+    """What was measured at; empty where nothing was measured."""
     protocol: str
     """How it was measured."""
+    optimize_for: str
     budget_s: float
     seconds: float
+    first_engine_s: float
+    """Until the first engine was built and checked."""
+    best_engine_s: float
+    """Until the chosen one was."""
+    runner_up: int | None = None
+    """The fastest eligible candidate besides the chosen one, of its last round."""
+    margin_pct: float | None = None
+    """By how much the runner-up is slower than the chosen one; negative where the simpler was chosen within the interval."""
+    margin_interval_pct: tuple[float, float] | None = None
+    """95 % interval of `margin_pct`."""
+    max_p99_ms: float | None = None
+    complete: bool = True
+    """False after Ctrl-C: such a result is not used again."""
 
     @property
     def summary(self) -> str:
-        """`cuda.prefer_nhwc=1: 24.1 % faster than as requested (3 measured in 12.0 s)`."""
-        best, measured = self.trials[self.chosen], sum(trial.median_ms is not None for trial in self.trials)
-        aside = f"({measured} of {len(self.trials)} measured in {self.seconds:.1f} s)"
-        if not best.options or best.slower_pct is None:
-            return f"nothing was faster than the requested settings {aside}"
-        names = " ".join(f"{name}={value}" for name, value in best.options.items())
-        return f"{names}: {-best.slower_pct:.1f} % faster than as requested {aside}"
+        """`inductor: next is onnxruntime at +4.1 % (+2.0 to +6.1 %; 3 of 6 candidates measured in 12.0 s)`."""
+        best, measured = self.candidates[self.chosen], sum(item.rounds > 0 for item in self.candidates)
+        aside = f"{measured} of {len(self.candidates)} candidates measured in {self.seconds:.1f} s"
+        if self.runner_up is None or self.margin_pct is None or self.margin_interval_pct is None:
+            return f"{best.label}: {aside}"
+        low, high = self.margin_interval_pct
+        second = self.candidates[self.runner_up].label
+        return f"{best.label}: next is {second} at {self.margin_pct:+.1f} % ({low:+.1f} to {high:+.1f} %; {aside})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +274,7 @@ class Validation:
 
 
 @dataclass(frozen=True, slots=True)
-class Passport:
+class Passport(RichDisplay):
     """Everything `inspect ENGINE` reports without loading the engine."""
 
     schema: Literal["trt-engine/passport"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Finding
 from trt_engine.records.parity import OutputError
@@ -58,7 +59,7 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True)
-class RangesReport:
+class RangesReport(RichDisplay):
     """Report of `ranges`: value ranges of a model."""
 
     model: str
@@ -84,7 +85,7 @@ class RangesReport:
 
 
 @dataclass(frozen=True, slots=True)
-class RangesPlan:
+class RangesPlan(RichDisplay):
     """Report of `ranges --dry-run`: what would be read and written."""
 
     model: str
@@ -136,7 +137,7 @@ class IntegerKernels:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeReport:
+class QuantizeReport(RichDisplay):
     """Report of `quantize`; for a dry run, what would be quantised."""
 
     model: str
@@ -206,7 +207,7 @@ class CastParity:
 
 
 @dataclass(frozen=True, slots=True)
-class CastReport:
+class CastReport(RichDisplay):
     """Report of `cast`: what computes in the low type now, what does not, and why."""
 
     model: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trt_engine.config.bench import ProfilerName
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.format import node_label
 from trt_engine.records.bench import Protocol
@@ -239,7 +240,7 @@ class InstrumentStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileReport:
+class ProfileReport(RichDisplay):
     """Report of `profile`."""
 
     engine: str
@@ -296,7 +297,7 @@ class ProfileReport:
 
 
 @dataclass(frozen=True, slots=True)
-class ProfilePlan:
+class ProfilePlan(RichDisplay):
     """Report of `profile --dry-run`: what would be profiled, built and written."""
 
     engine: str

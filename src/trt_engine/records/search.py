@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.summary import Summary
 
@@ -72,7 +73,7 @@ class SearchPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchReport:
+class SearchReport(RichDisplay):
     """Report of `search`: layers that can be quantised within the budget, and the cost of every layer."""
 
     model: str
@@ -112,7 +113,7 @@ class SearchReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchPlan:
+class SearchPlan(RichDisplay):
     """Report of `search --dry-run`: candidate layers and measurements."""
 
     model: str

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trt_engine.display import RichDisplay
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -19,7 +21,7 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeReport:
+class ServeReport(RichDisplay):
     """Addresses and models of a server that has started."""
 
     http: str | None

@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Finding, StepTime
 from trt_engine.records.bench import Protocol
@@ -55,7 +56,7 @@ class PreflightCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeReport:
+class SizeReport(RichDisplay):
     """Report of `size`. For an interrupted or failed run: the results so far, `complete` false."""
 
     model: str
@@ -113,7 +114,7 @@ class SizeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SizePlan:
+class SizePlan(RichDisplay):
     """Report of `size --dry-run`: the pre-flight, and the engines and measurements the run may need."""
 
     model: str

@@ -149,3 +149,7 @@ class StreamCapacity:
     gpus: GpuCount | None = None
     decode: DecodeLimit | None = None
     verification: Verification | None = None
+    crops: int = 0
+    """Rows of a second model for each inferred frame, on the same device."""
+    crop_curve: tuple[CurveSummary, ...] = ()
+    """Of the second model."""

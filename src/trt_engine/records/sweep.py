@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import StepTime
 from trt_engine.records.bench import BenchRecord
@@ -116,7 +117,7 @@ class RunManifest:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
+class RunSummary(RichDisplay):
     """Report of `run`."""
 
     folder: str
@@ -145,7 +146,7 @@ class PlannedCell:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlan:
+class RunPlan(RichDisplay):
     """Report of `run --dry-run`: every cell and what it would do."""
 
     folder: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -124,3 +124,43 @@ def make_facts(*facts: Fact, aligned: bool = True) -> Facts:
         texts = [] if value is None else [value] if isinstance(value, str) else list(value)
         rows += [(name if not index else "", text) for index, text in enumerate(texts)]
     return Facts(tuple(rows), aligned)
+
+
+_MOST_ROWS = 20
+_MOST_PARTS = 60
+_LONGEST_TEXT = 600
+
+
+def shorten(parts: Sequence[Block | Section]) -> list[Block | Section]:
+    """The blocks with their first rows and the count of the others: 20 rows of a table, 60 of facts, 60 lines or blocks."""
+    cut = [
+        replace(part, blocks=tuple(map(_shorten_block, part.blocks)))
+        if isinstance(part, Section)
+        else _shorten_block(part)
+        for part in parts[:_MOST_PARTS]
+    ]
+    return [*cut, *(Paragraph(text) for text in _rest(len(parts) - _MOST_PARTS))]
+
+
+def _shorten_block(part: Block) -> Block:
+    if isinstance(part, Paragraph):
+        return Paragraph(_cut(part.text))
+    if isinstance(part, Commands):
+        lines = tuple(map(_cut, part.lines[:_MOST_PARTS]))
+        return Commands((*lines, *_rest(len(part.lines) - _MOST_PARTS)))
+    if isinstance(part, Facts):
+        facts = tuple((name, _cut(value)) for name, value in part.rows[:_MOST_PARTS])
+        return replace(part, rows=(*facts, *(("", text) for text in _rest(len(part.rows) - _MOST_PARTS))))
+    if isinstance(part, Table):
+        rows = tuple(tuple(map(_cut, row)) for row in part.rows[:_MOST_ROWS])
+        rest = ((text, *("" for _ in part.columns[1:])) for text in _rest(len(part.rows) - _MOST_ROWS))
+        return replace(part, rows=(*rows, *rest))
+    return part
+
+
+def _rest(count: int) -> list[str]:
+    return [f"and {count} more"] if count > 0 else []
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}… ({len(text)} characters)"

@@ -1,34 +1,57 @@
-"""Render a report as one HTML page without scripts, fonts or requests; light, dark, mobile and print styles."""
+"""Render a report as one HTML page without scripts, fonts or requests (light, dark, mobile and print styles), and blocks
+for a notebook cell."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from trt_engine.reporting.charts import Chart
 from trt_engine.reporting.charts.draw import draw, legend
-from trt_engine.reporting.document import ReportDocument
+from trt_engine.reporting.document import Block, Facts, Links, Paragraph, ReportDocument, Section, Table
 
 MARK = '<meta name="generator" content="trt-engine report">'
 
 
 def render(contents: ReportDocument) -> str:
     """Render the page. All text is escaped, and the content security policy forbids scripts and requests."""
-    return _load_template().render(
-        page=contents, mark=Markup(MARK), kind=_block_kind, svg=_render_chart, legend=_render_legend, code=_render_code
-    )
+    return _templates().get_template("page.html.jinja").render(page=contents, mark=Markup(MARK))
+
+
+def render_cell(parts: Iterable[Block | Section]) -> str:
+    """Render blocks as tables for a notebook cell, in the colours of its surroundings. All text is escaped."""
+    shown = [
+        replace(part, blocks=tuple(map(_as_table, part.blocks))) if isinstance(part, Section) else _as_table(part)
+        for part in parts
+        if not (isinstance(part, Paragraph) and not part.text.strip())
+    ]
+    return _templates().get_template("cell.html.jinja").render(parts=shown)
+
+
+def _as_table(part: Block) -> Block:
+    """Facts and links as a table of names and values, which notebooks style; file links lead nowhere from a cell."""
+    if isinstance(part, Facts):
+        return Table("", ("", ""), part.rows, frozenset((0, 1)))
+    if isinstance(part, Links):
+        return Table("", ("", ""), tuple((name, path) for name, path, _ in part.rows), frozenset((0, 1)))
+    return part
 
 
 @cache
-def _load_template() -> Template:
-    source = resources.files("trt_engine.reporting").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    return Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    ).from_string(source)
+def _templates() -> Environment:
+    folder = resources.files("trt_engine.reporting")
+    templates = Environment(
+        loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    templates.globals |= {"kind": _block_kind, "svg": _render_chart, "legend": _render_legend, "code": _render_code}
+    return templates
 
 
 def _block_kind(block: object) -> str:

@@ -28,6 +28,7 @@ from trt_engine.atomic_io import (
     resolve_link,
     staging_folder,
 )
+from trt_engine.display import RichDisplay
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.public_function import public_function
@@ -67,7 +68,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class PackReport:
+class PackReport(RichDisplay):
     """Result of `pack`, or of its dry run: the archive, its files and the omitted files."""
 
     archive: str
@@ -103,7 +104,8 @@ def pack(folder: Path | str, out: Path | str | None = None, *, raw: bool = True,
     """Pack the run in `folder` into one archive, `.tar.gz` or `.zip` by the suffix of `out`; return its path.
 
     `raw` keeps raw profiles, `engines` adds engines and models. Links, hidden files and archives are omitted; home folders
-    in text files become `~`. `report` and `inspect` read the archive like the folder.
+    in text files become `~`. `report` and `inspect` read the archive like the folder. Raises `UsageError` for a folder that
+    does not exist, is an archive already, or an `out` with another suffix.
     """
     return Path(pack_run(folder, out, raw=raw, engines=engines).archive)
 

@@ -27,7 +27,10 @@ _RENDERERS = {"text": text.render, "md": markdown.render, "html": html.render}
 
 @public_function
 def report(folder: Path | str, format: Format = "text") -> str:
-    """Render the report of a run folder or archive as text, markdown (`md`) or one HTML page (`html`)."""
+    """Render the report of a run folder or archive as text, markdown (`md`) or one HTML page (`html`).
+
+    Raises `UsageError` for an unknown format.
+    """
     if format not in FORMATS:
         raise UsageError(f"unknown report format `{format}`", hint=suggest(str(format), FORMATS))
     return render(RunRecords.open(folder), format)
@@ -97,6 +100,8 @@ def summarize_run(run: RunRecords) -> dict[str, Any]:
             "stable": run.comparison.stable,
             "complete": run.comparison.complete,
         }
+    if run.upgrade is not None:
+        stated["upgrade"] = _pick(run.upgrade, "old new versions verdict reason exit_code gates")
     return stated
 
 

@@ -17,6 +17,7 @@ from trt_engine.records.loadtest import LoadtestRecord
 from trt_engine.records.profile import ProfileReport
 from trt_engine.records.size import SizeReport
 from trt_engine.records.sweep import CellResult, RunManifest
+from trt_engine.records.upgrade import UpgradeReport
 from trt_engine.run_folder import (
     COMPARE,
     LOADTEST,
@@ -24,6 +25,7 @@ from trt_engine.run_folder import (
     RECORDS,
     RUN,
     SIZE,
+    UPGRADE,
     RunFiles,
     is_archive,
     not_a_run_folder,
@@ -71,6 +73,7 @@ class RunRecords:
     """Cells in plan order; those not reached have the state `waiting`."""
     profile: ProfileReport | None = None
     comparison: CompareReport | None = None
+    upgrade: UpgradeReport | None = None
     files: RunFiles | None = None
     loads: tuple[LoadtestRecord, ...] = ()
     """Load tests of `loadtest.jsonl`; of a search the chosen rate, with all rates as its steps."""
@@ -81,7 +84,7 @@ class RunRecords:
         folder = as_path(folder, "`folder`")
         _check_folder(folder)
         files = RunFiles.open(folder)
-        names = [name for name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, LOADTEST) if files.contains(name)]
+        names = [name for name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, UPGRADE, LOADTEST) if files.contains(name)]
         cell_names = files.cell_names()
         if not names and not cell_names:
             raise UsageError(not_a_run_folder(folder), hint=_RUN_FOLDER_HINT)
@@ -103,6 +106,7 @@ class RunRecords:
             ):
                 said.append(f"{COMPARE} was left out: of `{side.label}` {odd}")
                 comparison = None
+        upgrade = _read_record(files, UPGRADE, UpgradeReport, said) if UPGRADE in names else None
         whole: list[CellResult] = []
         for name, result in zip(cell_names, results, strict=True):
             if result is not None and (odd := _invalid_reason(result.bench)) is not None:
@@ -113,7 +117,7 @@ class RunRecords:
                 result = replace(result, profile=None)
             whole += [result] if result is not None else []
         cells = _order_cells(manifest, whole)
-        if not (size or measurements or manifest or cells or profile or comparison or loads):
+        if not (size or measurements or manifest or cells or profile or comparison or upgrade or loads):
             where = files.display_path(names[0] if names else cell_names[0])
             raise UsageError(
                 f"`{where}` holds no complete record" + "".join(f": {reason}" for reason in said),
@@ -123,10 +127,11 @@ class RunRecords:
         kept = tuple(r for r in measurements if (r.engine, r.started, r.compute_ms) not in own)
         stated = [*(size.warnings if size else ()), *(profile.warnings if profile else ())]
         stated += comparison.warnings if comparison else ()
+        stated += upgrade.warnings if upgrade else ()
         command = next((found.command for found in (size, manifest, profile) if found is not None), None) or None
         return cls(
             files.folder, size, command, tuple(dict.fromkeys(stated)), kept, tuple(said), manifest, cells, profile,
-            comparison, files, _final_loads(loads),
+            comparison, upgrade, files, _final_loads(loads),
         )  # fmt: skip
 
     @property
@@ -152,6 +157,7 @@ class RunRecords:
             *self.benches,
             self.profile,
             self.comparison,
+            self.upgrade,
             evaluated,
             profiled,
             *self.loads,
@@ -174,7 +180,7 @@ def _check_folder(folder: Path) -> None:
     if not folder.exists():
         raise UsageError(f"no such folder `{folder}`", hint=_RUN_FOLDER_HINT)
     if not folder.is_dir():
-        whole = folder.name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, LOADTEST)
+        whole = folder.name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, UPGRADE, LOADTEST)
         raise UsageError(
             f"`{folder}` is a file, expected the folder of a run, or an archive of one (.tar.gz, .zip)",
             hint=f"`trt-engine report {folder.parent}`" if whole else _RUN_FOLDER_HINT,

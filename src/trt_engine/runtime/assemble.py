@@ -35,6 +35,10 @@ class HostRunner(RunnerBase):
         return {"device": self.session.device.name} | self.session.runtime_info() | self._graph_info
 
     def bind(self, inputs: Tensors, outputs: Tensors) -> BoundCall:
+        """A call on fixed memory; arrays by name, in the dtypes and shapes of the signature.
+
+        Raises `UsageError` for outputs that do not fit.
+        """
         shapes = {name: tuple(array.shape) for name, array in inputs.items()}
         home = BoundCallHome(self.session.stream(), self._bound_calls)
         return BoundCall(self.session, select_profile(self.profiles, shapes, ()), home, inputs, outputs)
@@ -49,7 +53,10 @@ class HostRunner(RunnerBase):
 def runner_for_session(
     session: Session, profiles: Sequence[Profile], config: RuntimeConfig
 ) -> HostRunner | ContextPool:
-    """A `HostRunner` if the session runs host arrays best, else a `ContextPool`; queue limits require the pool."""
+    """A `HostRunner` if the session runs host arrays best, else a `ContextPool`; queue limits require the pool.
+
+    Raises `UsageError` for queue limits on an engine with strings, which has no contexts.
+    """
     if session.runs_host_arrays and not session.runs_on_own_streams:
         if config.max_waiting is None and config.wait_timeout_s is None:
             return HostRunner(session, profiles, width=config.contexts, graphs=bool(config.graphs))
@@ -69,7 +76,10 @@ def assemble(
     devices: Sequence[str] | None = None,
     balance: str | Strategy = "least busy",
 ) -> RunnerBase:
-    """A Runner over all sessions, which it owns. On failure everything is closed."""
+    """A Runner over all sessions, which it owns. On failure everything is closed.
+
+    Raises `UsageError` for settings that the sessions do not allow.
+    """
     runners: list[RunnerBase] = []
     try:
         runners += [runner_for_session(session, profiles, config) for session in sessions]

@@ -192,6 +192,7 @@ class AdmissionControl:
         self._closed = False
 
     def admit(self, request: Request) -> None:
+        """Queue the request. Raises `Overloaded` at the limit of rows or bytes, `UsageError` once closed."""
         with self._lock:
             if self._closed:
                 raise UsageError("the batcher is closed", hint="load the engine again")

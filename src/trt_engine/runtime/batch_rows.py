@@ -107,7 +107,7 @@ def _from_one_row(profile: Profile) -> Profile:
 
 
 def row_count(feeds: Tensors) -> int:
-    """The rows of one request; `FeedError` if its inputs differ or have none."""
+    """The rows of one request, the first dimension of arrays of any dtype; `FeedError` if its inputs differ or have none."""
     counts = {name: int(array.shape[0]) if array.shape else 0 for name, array in feeds.items()}
     if len(set(counts.values())) != 1:
         listed = ", ".join(f"`{name}` {count}" for name, count in counts.items())
@@ -121,7 +121,10 @@ def row_count(feeds: Tensors) -> int:
 
 
 def concat(parts: Sequence[Tensors], rows: int, padded: int) -> dict[str, Any]:
-    """`parts` concatenated along the batch and padded to `padded` rows with the last row. A single part is not copied."""
+    """`parts` concatenated along the batch and padded to `padded` rows with the last row. A single part is not copied.
+
+    Dtypes are those of the parts.
+    """
     if len(parts) == 1 and rows == padded:
         return dict(parts[0])
     joined = {}
@@ -133,7 +136,11 @@ def concat(parts: Sequence[Tensors], rows: int, padded: int) -> dict[str, Any]:
 
 
 def split(outputs: Tensors, counts: Sequence[int], padded: int) -> list[dict[str, Any]]:
-    """A copy of each request's rows; outputs of a single unpadded request are not copied."""
+    """A copy of each request's rows; outputs of a single unpadded request are not copied.
+
+    Shapes are `[rows, ...]`, dtypes those of `outputs`. Raises `TrtEngineError` for an output that does not have a row per
+    input row.
+    """
     if len(counts) == 1 and counts[0] == padded:
         return [dict(outputs)]
     for name, array in outputs.items():

@@ -57,6 +57,10 @@ class Batcher(RunnerBase):
         clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> None:
+        """`settings` are those of `Batching`; `clock` returns seconds.
+
+        Raises `UsageError` for a `max_batch` above the profile's, `TrtEngineError` if no threads can be started.
+        """
         given = batching or Batching(**settings)
         self.runner = runner
         """Runs the batches."""
@@ -118,18 +122,23 @@ class Batcher(RunnerBase):
             self.close()
 
     def submit(self, feeds: Tensors, *, priority: int = 0, deadline_ms: float | None = None) -> Future[dict[str, Any]]:
-        """A future of the outputs; the arrays must not change until it is done or cancelled.
+        """A future of the outputs for feeds `[rows, ...]` in the dtypes of the signature; the arrays must not change until
+        it is done or cancelled.
 
         `priority` moves a request forward by `priority` * `priority_ms`. A request not started within `deadline_ms` gets
-        `DeadlineExpired`. Raises `Overloaded` if the queue is full, `FeedError` for feeds that cannot be batched; only
-        rows are checked.
+        `DeadlineExpired`. Raises `Overloaded` if the queue is full, `FeedError` for feeds that cannot be batched; only rows
+        are checked.
         """
         request = self._make_request(feeds, priority, deadline_ms)
         self._admission.admit(request)
         return request.future
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        """`submit`, then wait for the outputs."""
+        """`submit`, then wait for the outputs.
+
+        Feeds and outputs are `[rows, ...]`, in the dtypes of the signature. Raises as `submit`, with `FeedError` for feeds
+        without rows; `UsageError` if the batcher closes first, `TrtEngineError` for an output without a row per input row.
+        """
         if self.is_own_thread():  # a callback would deadlock
             return split(*self._run_padded([dict(feeds)], [row_count(feeds)]))[0]
         future = self.submit(feeds)
@@ -145,7 +154,10 @@ class Batcher(RunnerBase):
         return self._counters.stats(self._admission)
 
     def pad_feeds(self, feeds: Tensors) -> dict[str, Any]:
-        """The feeds padded as for a batch of this request alone."""
+        """The feeds padded as for a batch of this request alone.
+
+        Shapes are `[rows, ...]`, dtypes stay. Raises `FeedError` for inputs without or with different rows.
+        """
         rows = row_count(feeds)
         return concat([feeds], rows, self._layout.bucket_for(rows, self._buckets))
 
@@ -159,7 +171,10 @@ class Batcher(RunnerBase):
         return threading.current_thread() in (self._owner, self._rejecter, *self._workers)
 
     def close(self, *, cancel: bool = False) -> None:
-        """Reject new requests, finish waiting ones (or `cancel` them), join the threads, close the runner. Idempotent."""
+        """Reject new requests, finish waiting ones (or `cancel` them), join the threads, close the runner. Idempotent.
+
+        Raises `UsageError` from inside a request.
+        """
         if self.is_own_thread():
             raise UsageError("`close` was called from inside a request", hint="close from the thread that loaded")
         self._admission.close()

@@ -15,6 +15,8 @@ import numpy as np
 from trt_engine.device import Buffer, Device, Stream
 from trt_engine.device.dlpack import DeviceArray, is_read_only
 from trt_engine.device.foreign import Reader, reader_for, stream_handle
+from trt_engine.display import RichDisplay
+from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.protocols import Session
 from trt_engine.runtime.prepared_context import PreparedContext
@@ -74,7 +76,7 @@ class BoundCallHome:
     copy_threads: CopyThreads = field(default_factory=CopyThreads)
 
 
-class BoundCall:
+class BoundCall(RichDisplay):
     """An inference on fixed memory, from `InferenceEngine.bind`: `call()`, `call.enqueue(stream)`, `call.close()`.
 
     It keeps the arrays alive. For one thread at a time; each `call()` reads the inputs again and overwrites the outputs.
@@ -88,7 +90,8 @@ class BoundCall:
         inputs: Tensors,
         outputs: Tensors,
     ) -> None:
-        """`inputs` are validated arrays of all inputs; outputs that are left out are allocated on the device.
+        """`inputs` are validated arrays of all inputs by name, in the dtypes of the signature, and their shapes are those of
+        each call; outputs that are left out are allocated on the device.
 
         Raises `UsageError` for data-dependent outputs and arrays that do not fit.
         """
@@ -105,6 +108,8 @@ class BoundCall:
         self._downloads: list[_Tensor] = []
         self.outputs: dict[str, Any] = {}
         """The arrays that hold the outputs of the last call, by name."""
+        self.engine: Engine | None = None
+        """The engine on disk; None for a call of a runner without one."""
         home.calls.add(self)
         try:
             self._bind(session, inputs, outputs)
@@ -115,7 +120,10 @@ class BoundCall:
     # ---------------------------------------------------------------------------------------- calls
 
     def __call__(self) -> dict[str, Any]:
-        """Run and wait; the outputs by name, the same arrays each time."""
+        """Run and wait; the outputs by name, the same arrays each time.
+
+        Raises `UsageError` if it is closed, or in use by another thread.
+        """
         self._check_idle()
         with self._busy:
             self._home.exclusively(self._run, False)
@@ -144,6 +152,26 @@ class BoundCall:
     def is_captured(self) -> bool:
         """Whether calls replay a CUDA graph."""
         return self._frame.graph is not None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def device(self) -> str:
+        """Name of the device: `cpu`, `cuda:0`."""
+        return self._device.name
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The bound input arrays by name, without inputs whose values decide shapes."""
+        return {tensor.name: tensor.array for tensor in self._inputs}
+
+    def placement(self, name: str) -> str:
+        """How each call reads or writes an input or output: `in place`, `copied, pinned` or `copied, pageable`."""
+        tensor = next(tensor for tensor in (*self._inputs, *self._outputs) if tensor.name == name)
+        return "in place" if tensor.in_place else f"copied, {'pinned' if tensor.pinned else 'pageable'}"
 
     def close(self) -> None:
         """Wait for the inference in flight and free what is not the caller's. Idempotent."""

@@ -50,6 +50,7 @@ class ContextPool(RunnerBase):
     can_batch = True
 
     def __init__(self, session: Session, profiles: Sequence[Profile] = (), config: RuntimeConfig | None = None) -> None:
+        """Raises `UsageError` for batch sizes in `graphs` that the engine does not take."""
         config = config or RuntimeConfig()
         self.signature = session.signature
         self.profiles = tuple(profiles)
@@ -85,16 +86,24 @@ class ContextPool(RunnerBase):
         self._wait_queue.open(self._executors)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs on the host. Feeds and outputs by name, in the dtypes and shapes of the signature."""
         return self._run_on_executor([feeds])
 
     def run_batched(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
-        """The outputs of several requests, concatenated in the staging or device buffers."""
+        """The outputs of several requests, arrays `[rows, ...]` in the dtypes of the signature, concatenated in the staging
+        or device buffers.
+        """
         return self._run_on_executor(parts, size=size)
 
     def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs on the device. Feeds and outputs by name, in the dtypes and shapes of the signature."""
         return self._run_on_executor([feeds], on_device=True)
 
     def bind(self, inputs: Tensors, outputs: Tensors) -> BoundCall:
+        """A call on fixed memory; arrays by name, in the dtypes and shapes of the signature.
+
+        Raises `UsageError` once closed, and for arrays that do not fit.
+        """
         slot = self._wait_queue.acquire(inputs)
         try:
             with slot.running:
@@ -114,13 +123,19 @@ class ContextPool(RunnerBase):
             queue.release(slot)
 
     def run_timed(self, feeds: Tensors, *, on_device: bool = False) -> tuple[dict[str, Any], float]:
-        """The outputs, and the time from upload to download in ms, by device events."""
+        """The outputs, and the time from upload to download in ms, by device events.
+
+        Arrays by name, in the dtypes and shapes of the signature.
+        """
         events: list[Event] = []
         outputs = self._run_on_executor([feeds], events, on_device)
         return outputs, events[1].elapsed_ms(events[0])
 
     def warm_up(self, feeds: Tensors) -> None:
-        """Run once in every context; other requests wait."""
+        """Run once in every context; other requests wait.
+
+        Feeds by name, in the dtypes and shapes of the signature. Raises `UsageError` once closed.
+        """
         queue, taken = self._wait_queue, list[Slot]()
         with self._warm_up_lock:  # concurrent warm-ups would deadlock
             try:
@@ -135,7 +150,7 @@ class ContextPool(RunnerBase):
                     queue.release(slot)
 
     def is_captured(self, feeds: Tensors) -> bool:
-        """Whether any context has a graph for feeds of these shapes."""
+        """Whether any context has a graph for feeds of these shapes, in the dtypes of the signature."""
         return any(executor.is_captured(feeds) for executor in self._executors)
 
     def reset_graphs(self) -> None:

@@ -42,6 +42,7 @@ class GraphPolicy:
         signature: Signature,
         profiles: Sequence[Profile] = (),
     ) -> None:
+        """Raises `UsageError` for batch sizes that the engine does not take."""
         self.enabled = bool(graphs)
         self.max_graphs = max_graphs
         self.generation = 0

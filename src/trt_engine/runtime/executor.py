@@ -80,7 +80,10 @@ class Executor:
     # -------------------------------------------------------------------------------------------- one inference
 
     def key(self, feeds: Tensors, size: int | None = None) -> Key:
-        """The key of these feeds, padded to a batch of `size` if given."""
+        """The key of these feeds, padded to a batch of `size` if given.
+
+        Dtypes are those of the signature and not part of it.
+        """
         shapes = tuple([feeds[name].shape for name in self._inputs]) if size is None else self._batch_key(feeds, size)
         if not self._host_inputs:
             return shapes
@@ -95,7 +98,8 @@ class Executor:
     ) -> dict[str, Any]:
         """The outputs of `parts`, concatenated along the batch; appends start and end event to `events`.
 
-        The batch is padded to `size` rows by repeating rows; outputs are device arrays with `on_device`.
+        The batch is padded to `size` rows by repeating rows; outputs are device arrays with `on_device`. Feeds have the
+        dtypes of the signature.
         """
         self._enqueued = False
         try:
@@ -115,7 +119,7 @@ class Executor:
             raise
 
     def is_captured(self, feeds: Tensors) -> bool:
-        """Whether a graph is captured for feeds of these shapes."""
+        """Whether a graph is captured for feeds of these shapes, in the dtypes of the signature."""
         key = self.key(feeds)
         if self._policy.pads_batches:
             key = self._batch_key(feeds, self._policy.bucket_for(key[0][0]))
@@ -380,7 +384,10 @@ class Executor:
         exclusively: Callable[[Callable[[], object], bool], None],
         calls: set[BoundCall],
     ) -> BoundCall:
-        """A call on fixed memory, on this executor's stream; with a graph of its own where graphs are enabled."""
+        """A call on fixed memory, on this executor's stream; with a graph of its own where graphs are enabled.
+
+        Arrays by name, in the dtypes and shapes of the signature.
+        """
         shapes = {name: tuple(inputs[name].shape) for name in self._inputs}
         home = BoundCallHome(self.stream, calls, self._exclusive_stream, exclusively, self._copy_threads)
         number = select_profile(self._profiles, shapes, self._host_inputs)

@@ -71,7 +71,7 @@ class ReplayPlan:
         self._waits = exclusive_stream and acquire is not None and frame.graph is None and frame.context.can_prebind
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        """The outputs, complete; feeds have the plan's shapes and types."""
+        """The outputs, complete; feeds have the plan's shapes and dtypes."""
         device, stream, graph = self._device, self._stream, self.frame.graph
         used = []
         for slot in self._inputs:

@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The numpy or `ml_dtypes` dtype for a type name; strings are object arrays."""
+    """The numpy or `ml_dtypes` dtype for a type name; strings are object arrays. Raises `UsageError` for an unknown name."""
     dtype(name)
     return np.dtype(object) if name == "string" else host.numpy_dtype(name)
 
@@ -93,9 +93,10 @@ def random_feeds(
 ) -> dict[str, Array]:
     """Seeded inputs of these shapes, determined by name, shape and seed alone.
 
-    Floats are uniform in [0, 1). `int32` and `int64` are 0 or 1, because they are often indices; other integers are
-    0 to 127 (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. An input with a role (sizes, steps, axes,
-    divisors) gets valid values for it. `values` replaces random values by input name.
+    Floats are uniform in [0, 1). `int32` and `int64` are 0 or 1, because they are often indices; other integers are 0 to 127
+    (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. An input with a role (sizes, steps, axes, divisors)
+    gets valid values for it. `values` replaces random values by input name. Raises `FeedError` for `values` of another
+    count, `ShapeError` for shapes that do not fit in memory, `ModelError` for an input of too many dimensions.
     """
     given = values or {}
     for spec in signature.inputs:
@@ -170,7 +171,8 @@ def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:
 def read_feeds(path: Path, signature: Signature) -> dict[str, Array]:
     """Feeds from `.npy` (a single input) or `.npz` (by input name), checked against the signature.
 
-    Types numpy lacks (bfloat16, float8) are stored as unsigned integers of the same width.
+    Types numpy lacks (bfloat16, float8) are stored as unsigned integers of the same width. Raises `FeedError` for a file
+    that cannot be read, holds objects, or does not fit the signature.
     """
     try:
         if not is_array_file(path):
@@ -223,7 +225,7 @@ def _holds_bits_of(found: np.dtype[Any], spec: TensorSpec) -> bool:
 
 
 def as_spec(array: Array, spec: TensorSpec) -> Array:
-    """The array in the engine's dtype, native byte order and C order."""
+    """The array in the engine's dtype, native byte order and C order. The shape stays."""
     if _holds_bits_of(array.dtype, spec):
         array = array.view(numpy_dtype(spec.dtype))
     elif spec.dtype == "string" and array.dtype.kind in "US":
@@ -236,7 +238,8 @@ def as_spec(array: Array, spec: TensorSpec) -> Array:
 def write_outputs(path: Path, outputs: Tensors) -> Path:
     """Write outputs atomically: one array to `.npy`, or arrays by name to `.npz`.
 
-    Types numpy lacks are written as unsigned integers of the same width, strings as fixed-length text.
+    Types numpy lacks are written as unsigned integers of the same width, strings as fixed-length text. Arrays of any shape
+    and dtype. Raises `UsageError` for another suffix, or several arrays for one `.npy`.
     """
     arrays = {name: _to_storable(np.asarray(value)) for name, value in outputs.items()}
     buffer = io.BytesIO()

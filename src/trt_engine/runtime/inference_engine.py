@@ -17,6 +17,7 @@ import numpy as np
 from trt_engine.config.profiles import Profile
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.device.foreign import reader_for
+from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
@@ -36,7 +37,7 @@ _MAX_VALIDATED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class InferenceResult:
+class InferenceResult(RichDisplay):
     """Result of a request that does not raise."""
 
     outputs: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class InferenceResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(RichDisplay):
     """Statistics of an `InferenceEngine` since it was loaded, without warm-up."""
 
     requests: int
@@ -63,7 +64,7 @@ class Stats:
     replicas: tuple[ReplicaStats, ...] = ()
 
 
-class InferenceEngine:
+class InferenceEngine(RichDisplay):
     """A loaded engine: `infer`, `infer_async`, `warmup`, `stats`, `close`. Created by `te.load`; thread-safe.
 
     The caller owns the outputs: no later call changes them. No thread is started before the first `infer_async`.
@@ -109,6 +110,11 @@ class InferenceEngine:
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         return self.signature.outputs
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
 
     @property
     def runtime_info(self) -> dict[str, str]:
@@ -166,7 +172,11 @@ class InferenceEngine:
         return self._infer(feeds, False, self._device_run) if on_device else self._infer(feeds)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        """`infer`, as a Runner method."""
+        """`infer`, as a Runner method.
+
+        Feeds and outputs by name, in the dtypes and shapes of `signature`. Raises `FeedError` and `ShapeError` for feeds
+        that do not fit, `UsageError` once closed.
+        """
         return self._infer(feeds)
 
     @overload
@@ -183,7 +193,8 @@ class InferenceEngine:
         """`infer` as a future; the arrays must not change until it is done.
 
         Runs one request per context; others wait in FIFO order and can be cancelled. `priority` and `deadline_ms` need
-        `batching`: see `Batcher.submit`.
+        `batching`: see `Batcher.submit`. Raises `UsageError` once closed or for these two without it, and `TrtEngineError`
+        if no thread can be started; what `infer` raises is in the future.
         """
         if self._batcher is not None and not result:
             return self._submit(feeds, priority, deadline_ms)
@@ -273,6 +284,7 @@ class InferenceEngine:
                 raise UsageError(f"unknown output `{name}`", hint=suggest(name, names))
         arrays = {name: as_feed(name, array, self.runner.device) for name, array in (outputs or {}).items()}
         bound: BoundCall = self.runner.bind(self._validate(inputs), arrays)
+        bound.engine = self.engine
         return bound
 
     def warmup(
@@ -280,7 +292,8 @@ class InferenceEngine:
     ) -> None:
         """Run `runs` times on seeded inputs of the profile's opt shapes, on every device and in every context.
 
-        Captures graphs for these shapes if enabled.
+        Captures graphs for these shapes if enabled. Raises `UsageError` for numbers below 1 and once closed, `ShapeError`
+        for shapes the engine does not take.
         """
         for name, number in (("runs", runs), ("batch", 1 if batch is None else batch)):
             if not isinstance(number, int) or number < 1:

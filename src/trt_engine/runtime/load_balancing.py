@@ -72,7 +72,10 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 
 
 def resolve_strategy(choice: str | Strategy) -> Strategy:
-    """The strategy of that name, or the given function."""
+    """The strategy of that name, or the given function.
+
+    Raises `UsageError` for an unknown name or something that is not a function.
+    """
     if not isinstance(choice, str):
         if not callable(choice):
             raise UsageError(f"`balance` is a {type(choice).__name__}", hint="a name, or a function of the replicas")
@@ -93,6 +96,7 @@ class UtilizationMonitor:
         interval_s: float = 0.2,
         sample: Callable[[int], float | None] | None = None,
     ) -> None:
+        """`sample` returns the busy fraction of a GPU by its number, None if unknown."""
         self.current: tuple[float | None, ...] = (None,) * len(devices)
         self._numbers = [number if kind == "cuda" else None for kind, number in map(parse_device, devices)]
         self._sample = sample or info.utilisation

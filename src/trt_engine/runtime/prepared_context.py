@@ -46,7 +46,7 @@ class PreparedContext:
             self.context.enqueue(stream)
 
     def capture(self, stream: Stream) -> None:
-        """Capture the inference that ran last as a graph; raises the reason where it cannot be captured."""
+        """Capture the inference that ran last as a graph; `TrtEngineError` with the reason where it cannot be captured."""
         if self.dynamic_outputs:
             raise TrtEngineError("the sizes of its outputs depend on the data")
         if reason := self.context.no_graph:

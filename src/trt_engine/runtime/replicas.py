@@ -65,6 +65,7 @@ class Replicas(RunnerBase):
         utilization: UtilizationMonitor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock` returns seconds. Raises `UsageError` without runners, or for an unknown `balance`."""
         if not runners:
             raise UsageError("there are no replicas", hint="name at least one device")
         self.signature = runners[0].signature
@@ -87,13 +88,18 @@ class Replicas(RunnerBase):
         self._closed = False
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs of one replica. Feeds and outputs by name, in the dtypes and shapes of the signature."""
         return self._dispatch(lambda runner: runner.run(feeds))
 
     def run_batched(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
+        """The outputs of one replica; arrays `[rows, ...]` in the dtypes of the signature."""
         return self._dispatch(lambda runner: runner.run_batched(parts, size))
 
     def run_timed(self, feeds: Tensors, *, on_device: bool = False) -> tuple[dict[str, Any], float]:
-        """The outputs, and the time reported by the replica in ms."""
+        """The outputs, and the time reported by the replica in ms.
+
+        Arrays by name, in the dtypes and shapes of the signature.
+        """
         if on_device:
             self.run_on_device(feeds)  # refuses: the device is selected for each request
         return self._dispatch(lambda runner: runner.run_timed(feeds))

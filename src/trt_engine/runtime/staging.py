@@ -67,6 +67,7 @@ class StagedArray:
     __slots__ = ("_device", "_events", "_nbytes", "_pinned", "_threads", "array", "chunked")
 
     def __init__(self, device: Device, pinned: HostBuffer, array: Array, threads: CopyThreads) -> None:
+        """`array` is `pinned` seen in the dtype and shape of the tensor, C-contiguous."""
         self._device, self._pinned, self._threads = device, pinned, threads
         self._nbytes = array.nbytes
         self._events: list[Event] = []
@@ -75,7 +76,7 @@ class StagedArray:
         """Whether `read` and `read_into` wait for the download by themselves."""
 
     def upload(self, source: Array, target: Buffer, stream: Stream) -> None:
-        """Copy an array of the same shape to the device; it may be changed when this returns."""
+        """Copy an array of the same shape and dtype to the device; it may be changed when this returns."""
         if self.chunked:
             self._upload_pieces(list(_pieces(self.array, source)), target, stream)
         else:
@@ -83,7 +84,7 @@ class StagedArray:
             self._device.copy(self._pinned, target, self._nbytes, stream)
 
     def upload_rows(self, parts: Sequence[Array], target: Buffer, stream: Stream) -> None:
-        """Copy arrays joined along the first dimension, and fill the rest with the last row."""
+        """Copy arrays joined along the first dimension, and fill the rest with the last row. Dtypes are the same."""
         pieces: list[Copy] = []
         start = 0
         for part in parts:
@@ -132,7 +133,7 @@ class StagedArray:
             self._events.append(stream.record())
 
     def read(self) -> Array:
-        """The downloaded values as a new array."""
+        """The downloaded values as a new array of the same shape and dtype."""
         if not self.chunked:
             return self.array.copy()
         found = np.empty(self.array.shape, self.array.dtype)
@@ -140,7 +141,7 @@ class StagedArray:
         return found
 
     def read_into(self, target: Array) -> None:
-        """Copy the downloaded values to a C-contiguous array of the same shape."""
+        """Copy the downloaded values to a C-contiguous array of the same shape and dtype."""
         if not self.chunked:
             np.copyto(target, self.array)
             return

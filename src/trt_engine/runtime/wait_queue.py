@@ -95,7 +95,9 @@ class WaitQueue:
     ) -> Slot:
         """A slot for feeds of these shapes, or the `wanted` one; waits for it. The caller runs under `Slot.running`.
 
-        `unlimited` ignores `max_waiting` and the timeout; the calling thread holds the slots of `keep` as well.
+        `unlimited` ignores `max_waiting` and the timeout; the calling thread holds the slots of `keep` as well. Feeds have
+        the dtypes of the signature. Raises `Overloaded` where `max_waiting` wait already, `DeadlineExpired` after the
+        timeout, `UsageError` once closed.
         """
         thread, waiter = get_ident(), None
         try:

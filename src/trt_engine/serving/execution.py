@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trt_engine.device import parse_device
 from trt_engine.errors import DeadlineExpired, Overloaded, TrtEngineError
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -38,6 +39,8 @@ class Run:
     started_ns: int
     ended_ns: int
     all_busy_ns: int
+    cost_ns: int
+    """What the run took of its thread: processor time where the engine runs on a CPU, else its duration."""
 
 
 class TimedRunner(RunnerBase):
@@ -53,6 +56,8 @@ class TimedRunner(RunnerBase):
         self._busy = 0
         self._all_busy_ns = self._all_busy_since_ns = 0
         self._thread = threading.local()
+        on_cpu = parse_device(engine.engine.passport.device)[0] == "cpu"
+        self._clock_ns = time.thread_time_ns if on_cpu else time.perf_counter_ns
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         started = self._begin()
@@ -68,23 +73,23 @@ class TimedRunner(RunnerBase):
         finally:
             self._end(*started, size or sum(map(row_count, parts)))
 
-    def _begin(self) -> tuple[int, int]:
-        """The time now, and the time until now in which every context was busy."""
+    def _begin(self) -> tuple[int, int, int]:
+        """The time now, the time until now in which every context was busy, and the clock of `cost_ns`."""
         started_ns = time.perf_counter_ns()
         with self._lock:
             all_busy_ns = self._all_busy_until(started_ns)
             self._busy += 1
             if self._busy == self.width:
                 self._all_busy_since_ns = started_ns
-        return started_ns, all_busy_ns
+        return started_ns, all_busy_ns, self._clock_ns()
 
-    def _end(self, started_ns: int, all_busy_ns: int, rows: int) -> None:
-        ended_ns = time.perf_counter_ns()
+    def _end(self, started_ns: int, all_busy_ns: int, clock_ns: int, rows: int) -> None:
+        cost_ns, ended_ns = self._clock_ns() - clock_ns, time.perf_counter_ns()
         with self._lock:
             self._all_busy_ns = self._all_busy_until(ended_ns)
             self._all_busy_since_ns = ended_ns
             self._busy -= 1
-        self._thread.run = Run(started_ns, ended_ns, all_busy_ns)
+        self._thread.run = Run(started_ns, ended_ns, all_busy_ns, cost_ns)
         self._statistics.count_run(rows, ended_ns - started_ns)
 
     def _all_busy_until(self, now_ns: int) -> int:

@@ -146,8 +146,9 @@ class GrpcServer:
 
     # -------------------------------------------------------------------------------------------- inference
 
-    async def _infer(self, request: Any, remaining_s: float | None) -> tuple[Any, ServedVersion]:
+    async def _infer(self, request: Any, context: Any, remaining_s: float | None) -> tuple[Any, ServedVersion]:
         shared = self._service
+        metadata = context.invocation_metadata() or () if shared.tracing is not None else ()
         nbytes = sum(map(len, request.raw_input_contents))
         shared.admission.enter(nbytes)
         timing = start_timing()
@@ -160,11 +161,10 @@ class GrpcServer:
                 decoded.timeout_us = min(decoded.timeout_us or limit_us, limit_us)
             outputs = await shared.run(served, decoded, timing)
             response = encode_infer(shared, served, decoded, outputs)
-            served.statistics.count_success(timing)
+            shared.count_success(served, timing, metadata)
             return response, served
         except BaseException as error:
-            if served is not None:
-                served.statistics.count_failure(error, timing.arrived_ns)
+            shared.count_failure(served, timing, metadata, error)
             raise
         finally:
             shared.admission.leave(nbytes)
@@ -172,7 +172,7 @@ class GrpcServer:
                 served.leave()
 
     async def _ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        response, served = await self._infer(request, context.time_remaining())
+        response, served = await self._infer(request, context, context.time_remaining())
         context.set_trailing_metadata(served.metadata_pair)
         return response
 
@@ -184,7 +184,7 @@ class GrpcServer:
             request = None
             try:
                 request = parse(raw)
-                response, _ = await self._infer(request, None)
+                response, _ = await self._infer(request, context, None)
                 yield answer(infer_response=response)
             except TrtEngineError as error:
                 failed = answer(error_message=error.one_line)
@@ -205,7 +205,12 @@ class GrpcServer:
         return message("ServerReadyResponse")(ready=not self._service.not_ready())
 
     async def _ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        reason = self._service.repository.not_ready(request.name, request.version)
+        try:
+            reason = self._service.repository.not_ready(request.name, request.version)
+        except UnknownModel as error:  # of an unknown version clients expect an answer
+            if request.name not in self._service.repository.models:
+                raise
+            reason = error.one_line
         if self._service.admission.draining:
             reason = "the server is shutting down"
         if reason is not None:

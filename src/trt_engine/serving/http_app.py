@@ -15,6 +15,7 @@ from trt_engine.config.serve import ServeConfig
 from trt_engine.environment import distribution_version
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
+from trt_engine.serving.image_requests import infer_image
 from trt_engine.serving.inference import InferRequest, Service, start_timing
 from trt_engine.serving.page import POLICY, read_page
 from trt_engine.serving.served_model import ServedVersion
@@ -85,7 +86,13 @@ def find_route(method: str, path: str) -> Route:
     return Route(name, route[1], route[2])
 
 
-_ACTIONS = {"ready": "GET model-ready", "infer": "POST infer", "config": "GET config", "stats": "GET stats"}
+_ACTIONS = {
+    "ready": "GET model-ready",
+    "infer": "POST infer",
+    "image": "POST image",
+    "config": "GET config",
+    "stats": "GET stats",
+}
 
 
 def _model_route(parts: tuple[str, ...]) -> tuple[str, str, str]:
@@ -95,7 +102,7 @@ def _model_route(parts: tuple[str, ...]) -> tuple[str, str, str]:
 
 
 class HttpApp:
-    """The ASGI application of a server."""
+    """The ASGI application of a server, behind `LimitedProtocol`, whose connection is in each scope's `state`."""
 
     def __init__(
         self, service: Service, config: ServeConfig, token: bytes | None, metrics: Callable[[], tuple[bytes, bytes]]
@@ -115,6 +122,10 @@ class HttpApp:
             await self._send_error(send, error.status, error.text, error.headers)
         except TrtEngineError as error:
             await self._send_error(send, error.http_status, error.one_line)
+        except asyncio.CancelledError:
+            if not scope["state"]["connection"].lost:
+                raise
+            log.debug("a client closed its connection; its request is dropped")
         except Exception:
             log.exception("a request failed")
             await self._send_error(send, 500, "internal error; the server's log has it")
@@ -130,8 +141,13 @@ class HttpApp:
                 self._inference_routes[path] = route
         if route.name not in _OPEN:
             self._check_token(scope["headers"])
-        if route.name == "infer":
-            await self._infer(route, scope["headers"], receive, send)
+        if route.name in ("infer", "image"):
+            connection = scope["state"]["connection"]
+            connection.running = asyncio.current_task()
+            try:
+                await self._infer(route, scope["headers"], receive, send)
+            finally:
+                connection.running = None
             return
         handler: Callable[..., Awaitable[None]] = getattr(self, f"_get_{route.name.replace('-', '_')}")
         await handler(route, scope["headers"], receive, send)
@@ -151,6 +167,7 @@ class HttpApp:
         reserved = self._config.max_request if length is None or encoding else self._check_length(length)
         admission.enter(reserved)
         served: ServedVersion | None = None
+        buffers: list[memoryview | bytes] = []
         timing = start_timing()
         try:
             body = await _receive_body(receive, length, header or 0, self._config.max_request)
@@ -158,14 +175,16 @@ class HttpApp:
                 body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
             served = self._service.repository.acquire(route.model, route.version)
             timing.arrived_ns = start_timing().arrived_ns
-            request = await self._decode(served, body, header)
-            del body
-            outputs = await self._service.run(served, request, timing)
-            document, buffers = encode_infer(self._service, served, request, outputs)
-            served.statistics.count_success(timing)
+            if route.name == "image":
+                document = encode_document(await infer_image(self._service, served, bytes(body), timing))
+            else:
+                request = await self._decode(served, body, header)
+                del body
+                outputs = await self._service.run(served, request, timing)
+                document, buffers = encode_infer(self._service, served, request, outputs)
+            self._service.count_success(served, timing, headers)
         except BaseException as error:
-            if served is not None:
-                served.statistics.count_failure(error, timing.arrived_ns)
+            self._service.count_failure(served, timing, headers, error)
             raise
         finally:
             admission.leave(reserved)

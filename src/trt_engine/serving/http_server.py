@@ -34,6 +34,9 @@ class LimitedProtocol(HttpToolsProtocol):
     _in_message = True
     """Whether more of a request must come; true from the start, for a connection that sends nothing."""
     _timer: asyncio.TimerHandle | None = None
+    running: asyncio.Task[Any] | None = None
+    """The inference of this connection: cancelled when the client closes it."""
+    lost = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -71,10 +74,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self.lost = True
         super().connection_lost(exc)
+        if self.running is not None:
+            self.running.cancel()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"]["connection"] = self
         self._header_bytes = 0
         self._in_header = self._in_message = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.serving.admission import Admission
@@ -16,7 +16,12 @@ from trt_engine.serving.statistics import Timing
 from trt_engine.serving.wire_tensors import Array
 from trt_engine.tensors import suggest
 
+if TYPE_CHECKING:
+    from trt_engine.serving.tracing import Tracing
+
 Parameters = Mapping[str, Any]
+RequestHeaders = Iterable[tuple[Any, Any]]
+"""Names and values, as bytes (HTTP) or text (gRPC's metadata)."""
 _NONE: dict[str, Any] = {}
 
 
@@ -61,6 +66,8 @@ class Service:
     """Whether clients may load and unload models."""
     strict: bool
     """Whether every requested model must be ready for the server to be."""
+    tracing: Tracing | None = None
+    """Where spans of requests go; None: nowhere."""
 
     def not_ready(self) -> dict[str, str]:
         """Why the server is not ready, by model; empty where it is."""
@@ -91,6 +98,22 @@ class Service:
         return await served.infer(
             request.feeds, self.mailbox, timing, level=request.priority, timeout_us=request.timeout_us
         )
+
+    def count_success(self, served: ServedVersion, timing: Timing, headers: RequestHeaders) -> None:
+        """An answered request, in the statistics and as a span."""
+        served.statistics.count_success(timing)
+        if self.tracing is not None:
+            self.tracing.record(served, timing, headers)
+
+    def count_failure(
+        self, served: ServedVersion | None, timing: Timing, headers: RequestHeaders, error: BaseException
+    ) -> None:
+        """A request that was not answered; nothing where its model is unknown."""
+        if served is None:
+            return
+        served.statistics.count_failure(error, timing.arrived_ns)
+        if self.tracing is not None:
+            self.tracing.record(served, timing, headers, error)
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Statistics of the versions that are loaded; `UnknownModel` for a name that is not there."""

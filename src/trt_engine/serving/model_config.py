@@ -12,7 +12,6 @@ from google.protobuf import text_format
 from trt_engine.config.parse import parse_names
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.serve import ServeConfig
-from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.serving.messages import message
 from trt_engine.tensors import DTYPES, Signature, TensorSpec, suggest
@@ -202,12 +201,11 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
     return replace(runtime, **changed)
 
 
-def check_engine(settings: ModelSettings, engine: Engine, name: str) -> None:
+def check_engine(settings: ModelSettings, backend: str, signature: Signature, name: str) -> None:
     """`EngineError` unless the engine is what the configuration declares: its backend, inputs and outputs."""
     config = settings.config
     if config is None:
         return
-    backend = engine.passport.backend
     backends = {"backend": _CONFIG_BACKENDS.get(backend, backend), "platform": PLATFORMS.get(backend, backend)}
     for key, own in backends.items():
         if (declared := getattr(config, key)) and declared != own:
@@ -215,7 +213,7 @@ def check_engine(settings: ModelSettings, engine: Engine, name: str) -> None:
                 f"`{CONFIG_FILE}` of `{name}`: `{key}` is `{declared}`, the engine's is `{own}`", hint="leave it out"
             )
     for side, tensors in (("inputs", config.input), ("outputs", config.output)):
-        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(engine.signature, side)})
+        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(signature, side)})
 
 
 def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dict[str, TensorSpec]) -> None:
@@ -236,6 +234,20 @@ def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dic
                 f"`{CONFIG_FILE}` of `{name}`: `{item.name}` is {dtype} {[*item.dims]}, the engine's is {found}",
                 hint="`dims` without the batch dimension where `max_batch_size` is not 0",
             )
+
+
+def warmup_samples(settings: ModelSettings) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
+    """Runs and input shapes of each sample of `model_warmup`; the values are random ones that fit the model."""
+    return [
+        (
+            max(item.count, 1),
+            {
+                name: (*([item.batch_size] if settings.has_batch else []), *given.dims)
+                for name, given in item.inputs.items()
+            },
+        )
+        for item in (settings.config.model_warmup if settings.config is not None else ())
+    ]
 
 
 def describe_config(name: str, settings: ModelSettings, signature: Signature, backend: str, max_batch: int) -> Any:

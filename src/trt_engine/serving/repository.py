@@ -1,7 +1,7 @@
 """Models of a server: a folder in Triton's layout, or engines by path; loaded, replaced and unloaded while serving.
 
-`NAME/VERSION/model.onnx|model.plan` with its passport beside it, and an optional `NAME/config.pbtxt`. Everything is resolved
-inside the folder: a link that leads outside is refused. No code is loaded from it.
+`NAME/VERSION/model.onnx|model.plan` with its passport beside it, or a bundle's files in `NAME/VERSION`, and an optional
+`NAME/config.pbtxt`. Everything is resolved inside the folder: a link that leads outside is refused. No code is loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineErro
 from trt_engine.serving.model_config import CONFIG_FILE, ModelSettings, read_config
 from trt_engine.serving.served_model import ServedVersion, load_version
 from trt_engine.tensors import suggest
+from trt_engine.verbs.inspect_bundle import is_bundle
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,12 @@ class Model:
             yield "not loaded"
 
 
+def unknown_version(model: Model, version: str) -> UnknownModel:
+    return UnknownModel(
+        f"model `{model.name}` has no version `{version[:20]}`", hint=suggest(version[:20], [*model.versions])
+    )
+
+
 class Repository:
     """The models of a server. Its methods belong to the event loop; files and engines are opened in other threads."""
 
@@ -118,9 +125,7 @@ class Repository:
         served = model.versions.get(version) if version else model.newest
         if served is None:
             if version and version not in model.states:
-                raise UnknownModel(
-                    f"model `{name}` has no version `{version[:20]}`", hint=suggest(version[:20], [*model.versions])
-                )
+                raise unknown_version(model, version)
             raise SetupError(
                 f"model `{name}` is not ready: {'; '.join(model.reasons()) or 'no version is loaded'}",
                 hint="`/v2/repository/index` has the reasons",
@@ -137,8 +142,10 @@ class Repository:
             return "; ".join(model.reasons()) or None
         served = model.versions.get(version)
         if served is None:
-            state = model.states.get(version)
-            return (state.reason or state.state.lower()) if state else f"unknown version `{version[:20]}`"
+            if version not in model.states:
+                raise unknown_version(model, version)
+            state = model.states[version]
+            return state.reason or state.state.lower()
         return served.not_ready_reason()
 
     def all_not_ready(self) -> dict[str, str]:
@@ -298,7 +305,8 @@ class Repository:
         """The model as it is on disk now; raises where its folder or its configuration is wrong."""
         if name in self.engines:
             path = self.engines[name]
-            return Found(self._base, {"1": Source(path, _mark([path, passport_path(path)]))})
+            files = [*path.iterdir()] if path.is_dir() else [path, passport_path(path)]
+            return Found(self._base, {"1": Source(path, _mark(files))})
         assert self.root is not None
         folder = self._inside(self.root / name)
         config = folder / CONFIG_FILE
@@ -316,6 +324,8 @@ class Repository:
     def _source(self, folder: Path, settings: ModelSettings) -> Source:
         names = (settings.filename,) if settings.filename else _DEFAULT_FILES
         path = next((folder / name for name in names if (folder / name).exists()), folder / names[-1])
+        if not path.exists() and is_bundle(folder):
+            path = folder
         files = [path, passport_path(path), *(folder.iterdir() if folder.is_dir() else ())]
         return Source(path, _mark(files))
 
@@ -334,6 +344,10 @@ class Repository:
             passport = passport_path(path)
             if os.path.lexists(passport):
                 self._inside(passport)
+        if is_bundle(path):
+            for file in path.iterdir() if name not in self.engines else ():
+                self._inside(file)
+            return load_version(name, version, path, settings, verify=self._verify)
         engine = self._engine(path)
         if name not in self.engines and engine_path(path) is not None:
             for file in engine.files:

@@ -20,6 +20,7 @@ from trt_engine.verbs.load import build_for_runtime, merge_run_settings
 
 if TYPE_CHECKING:
     from trt_engine.serving.server import Server
+    from trt_engine.serving.tracing import Tracing
     from trt_engine.verbs.settings_types import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ def serve(
     """
     chosen, run, made = merge_run_settings(values, runtime, build, config or ServeConfig())
     given = [engines] if isinstance(engines, Engine | Path | str) else [*engines]
-    named = _name_engines(given)
+    named = name_engines(given)
     if not named and chosen.model_repository is None:
         raise UsageError(
             "there is nothing to serve", hint="`trt-engine serve model.engine.onnx`, or `--model-repository DIR`"
@@ -76,10 +77,22 @@ def serve(
             else None,
         )
 
-    return Server(make_repository, chosen, token).start()
+    return Server(make_repository, chosen, token, _make_tracing(chosen)).start()
 
 
-def _name_engines(given: Sequence[Engine | Path | str]) -> dict[str, Path]:
+def _make_tracing(config: ServeConfig) -> Tracing | None:
+    if config.otlp_endpoint is None:
+        return None
+    try:
+        from trt_engine.serving.tracing import Tracing
+    except ImportError as error:
+        raise SetupError(
+            f"`--otlp-endpoint` needs `{error.name}`, which is not installed", hint="`pip install 'trt-engine[otel]'`"
+        ) from error
+    return Tracing(config.otlp_endpoint)
+
+
+def name_engines(given: Sequence[Engine | Path | str]) -> dict[str, Path]:
     """Paths of engines by model name; `UsageError` for a name that comes twice or that no URL can hold."""
     named: dict[str, Path] = {}
     for item in given:

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from trt_engine.config.profiles import select_profile
@@ -16,12 +18,14 @@ from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.serving.bundle_runner import bundle_digest, join_facts, load_bundle, open_bundle
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
-from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config
+from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config, warmup_samples
 from trt_engine.serving.statistics import Timing, VersionStatistics
 from trt_engine.serving.wire_tensors import protocol_dtype
 from trt_engine.tensors import Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
+from trt_engine.vision.spec import Vision, vision_of
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +34,26 @@ _DEFAULT_WAITING = 1024
 _MAX_VALIDATED = 1024
 _SHORT_NS = 100_000
 """A run up to this costs less on the event loop than its way through other threads."""
+_TINY_NS = 30_000
+"""A run up to this costs less on the event loop than joining it with others."""
 _SHORT_RUNS = 8
 """Short runs of one shape after which the next is made on the event loop."""
+
+
+@dataclass(slots=True)
+class _ShortRuns:
+    """Short and tiny runs of one shape: one more for each, several fewer for a longer one."""
+
+    short: int = 0
+    tiny: int = 0
+
+    def note(self, ns: int) -> None:
+        self.short = self._next(self.short, ns <= _SHORT_NS)
+        self.tiny = self._next(self.tiny, ns <= _TINY_NS)
+
+    @staticmethod
+    def _next(count: int, more: bool) -> int:
+        return min(count + 1, 8 * _SHORT_RUNS) if more else max(count - 2 * _SHORT_RUNS, 0)
 
 
 class Mailbox:
@@ -98,15 +120,17 @@ def _header_text(value: str) -> str:
 class ServedVersion:
     """A loaded version. Made in any thread; requests come from the event loop alone."""
 
-    def __init__(self, name: str, version: str, runner: InferenceEngine, settings: ModelSettings) -> None:
+    def __init__(
+        self, name: str, version: str, runner: InferenceEngine, settings: ModelSettings, truth: Truth | None = None
+    ) -> None:
         self.name, self.version, self.settings = name, version, settings
         self.runner = runner
         self.statistics = VersionStatistics()
         self.timed = TimedRunner(runner, self.statistics)
         self.in_flight = 0
         self._idle: asyncio.Event | None = None
-        self._validated: dict[tuple[Any, ...], int] = {}
-        """Short runs by shapes that were checked: one more for each, several fewer for a long one; -1 where none counts."""
+        self._validated: dict[tuple[Any, ...], _ShortRuns | None] = {}
+        """Short runs by shapes that were checked; None where a run is never made on the event loop."""
         self.queue: RequestQueue
         self.signature: Signature
         self.max_batch = 0
@@ -117,10 +141,12 @@ class ServedVersion:
         }
         """Spec and protocol dtype by name."""
         self.outputs = {spec.name: protocol_dtype(spec) for spec in self.signature.outputs}
-        self.truth = _find_truth(runner)
+        self.truth = truth or _find_truth(runner.engine, runner.runtime_info)
         self.header = self.truth.header().encode()
         self.metadata_pair = (("trt-engine", self.truth.header()),)
         """The truth as gRPC's trailing metadata."""
+        self.vision: Vision | None = None
+        """How an image becomes the input, where the engine declares it."""
         self.loaded_s = 0.0
         """Time that loading took."""
 
@@ -162,7 +188,7 @@ class ServedVersion:
         if most is not None and (rows := row_count(feeds)) > most:
             raise FeedError(f"the request has {rows} rows, the model takes {most}", hint="split the request")
         if len(self._validated) < _MAX_VALIDATED:
-            self._validated[key] = 0 if self._runs_as_it_is(feeds) else -1
+            self._validated[key] = _ShortRuns() if self._runs_as_it_is(feeds) else None
         return key
 
     def _runs_as_it_is(self, feeds: Tensors) -> bool:
@@ -186,7 +212,8 @@ class ServedVersion:
         key = self.check(feeds)
         timing.submitted_ns = time.perf_counter_ns()
         timing.rows = row_count(feeds) if self.max_batch else 1
-        if self.in_flight == 1 and self._validated.get(key, 0) >= _SHORT_RUNS:
+        runs = self._validated.get(key)
+        if runs is not None and (runs.short if self.in_flight == 1 else runs.tiny) >= _SHORT_RUNS:
             return self._run_here(key, feeds, timing)
         busy_ns = self.timed.all_busy_ns(timing.submitted_ns)
         deadline_ms = self.settings.deadline_ms(timeout_us)
@@ -205,7 +232,7 @@ class ServedVersion:
         return future.result()
 
     def _run_here(self, key: tuple[Any, ...], feeds: Tensors, timing: Timing) -> dict[str, Any]:
-        """Run the only request at once on the event loop: its runs are shorter than the way through other threads."""
+        """Run a request at once on the event loop: its runs are shorter than the way through other threads."""
         try:
             outputs = self.timed.run(feeds)
         except TrtEngineError:
@@ -219,10 +246,9 @@ class ServedVersion:
 
     def _note_run(self, key: tuple[Any, ...], run: Run, timing: Timing) -> None:
         timing.started_ns, timing.ended_ns = max(run.started_ns, timing.submitted_ns), run.ended_ns
-        short = self._validated.get(key, -1)
-        if short >= 0:
-            is_short = run.ended_ns - run.started_ns <= _SHORT_NS
-            self._validated[key] = min(short + 1, 8 * _SHORT_RUNS) if is_short else max(short - 2 * _SHORT_RUNS, 0)
+        runs = self._validated.get(key)
+        if runs is not None:
+            runs.note(run.cost_ns)
 
     # -------------------------------------------------------------------------------------------- state
 
@@ -267,7 +293,7 @@ class ServedVersion:
             "platform": self.platform,
             "inputs": [_tensor_metadata(spec) for spec in self.signature.inputs],
             "outputs": [_tensor_metadata(spec) for spec in self.signature.outputs],
-            "properties": self.truth.as_dict(),
+            "properties": self.truth.as_dict() | ({"image": self.vision.postprocess.task} if self.vision else {}),
         }
 
     def config(self) -> Any:
@@ -285,8 +311,8 @@ def _tensor_metadata(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": protocol_dtype(spec), "shape": [*spec.shape]}
 
 
-def _find_truth(runner: InferenceEngine) -> Truth:
-    info, passport = runner.runtime_info, runner.engine.passport
+def _find_truth(engine: Engine, info: Mapping[str, str]) -> Truth:
+    passport = engine.passport
     return Truth(
         backend=passport.backend,
         providers=info.get("providers", ""),
@@ -297,20 +323,61 @@ def _find_truth(runner: InferenceEngine) -> Truth:
     )
 
 
-def load_version(name: str, version: str, engine: Engine, settings: ModelSettings, *, verify: bool) -> ServedVersion:
-    """The engine loaded, warmed up and ready for requests; raises the reason where it cannot be."""
-    started = time.perf_counter()
-    check_engine(settings, engine, name)
+def _load_bundle(folder: Path, settings: ModelSettings, name: str, *, verify: bool) -> tuple[InferenceEngine, Truth]:
+    """A bundle as one engine, with what runs by component where they differ."""
+    engines, links = open_bundle(folder, verify=verify)
+    runner = load_bundle(engines, links, replace(settings.runtime, batching=None), verify=verify)
+    info = runner.runtime_info
+    truths = {component: _find_truth(engine, info).as_dict() for component, engine in engines.items()}
+    facts = {
+        key: join_facts({component: truth.get(key, "") for component, truth in truths.items()})
+        for key in ("backend", "precision")
+    }
+    truth = replace(_find_truth(runner.engine, info), **facts, engine=bundle_digest(engines))
+    try:
+        check_engine(settings, truth.backend, runner.signature, name)
+    except BaseException:
+        runner.close()
+        raise
+    return runner, truth
+
+
+def _load_engine(engine: Engine, settings: ModelSettings, name: str, *, verify: bool) -> InferenceEngine:
+    check_engine(settings, engine.passport.backend, engine.signature, name)
     runtime = replace(settings.runtime, batching=None)
     device = runtime.device
     devices = device if device is not None and "," in device else None
-    runner = load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
+    return load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
+
+
+def _declared_vision(engine: Engine) -> Vision | None:
+    try:
+        return vision_of(engine)
+    except TrtEngineError as error:
+        log.warning("`%s` cannot be tried with images: %s", engine.path.name, error.message)
+        return None
+
+
+def load_version(
+    name: str, version: str, source: Engine | Path, settings: ModelSettings, *, verify: bool
+) -> ServedVersion:
+    """An engine, or the folder of a bundle, loaded, warmed up and ready for requests; raises why it cannot be."""
+    started, truth = time.perf_counter(), None
+    if isinstance(source, Path):
+        runner, truth = _load_bundle(source, settings, name, verify=verify)
+        settings = replace(settings, join=False)
+    else:
+        runner = _load_engine(source, settings, name, verify=verify)
     try:
         try:
             runner.warmup(1)
+            for runs, shapes in warmup_samples(settings):
+                runner.warmup(runs, shapes=shapes)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
-        served = ServedVersion(name, version, runner, settings)
+        served = ServedVersion(name, version, runner, settings, truth)
+        if isinstance(source, Engine):
+            served.vision = _declared_vision(source)
     except BaseException:
         runner.close()
         raise

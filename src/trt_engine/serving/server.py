@@ -10,9 +10,10 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_engine.config.serve import ServeConfig
+from trt_engine.display import RichDisplay
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
@@ -22,6 +23,9 @@ from trt_engine.serving.inference import Service
 from trt_engine.serving.repository import Repository
 from trt_engine.serving.served_model import Mailbox
 from trt_engine.serving.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from trt_engine.serving.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +46,13 @@ class Addresses:
     metrics: str | None
 
 
-class Server:
+class Server(RichDisplay):
     """Models behind HTTP and gRPC, until `close`. Made by `te.serve`; works in `with`."""
 
-    def __init__(self, repository: Callable[[], Repository], config: ServeConfig, token: bytes | None) -> None:
-        self._make_repository, self._config, self._token = repository, config, token
+    def __init__(
+        self, repository: Callable[[], Repository], config: ServeConfig, token: bytes | None, tracing: Tracing | None
+    ) -> None:
+        self._make_repository, self._config, self._token, self._tracing = repository, config, token, tracing
         self._sockets: list[socket.socket] = []
         self._http_socket = self._listen("http_port")
         self._metrics_socket = self._listen("metrics_port")
@@ -171,12 +177,15 @@ class Server:
             mailbox=Mailbox(loop),
             explicit=config.model_control_mode == "explicit",
             strict=config.strict_readiness,
+            tracing=self._tracing,
         )
         try:
             await self._run(service)
         finally:
             await service.repository.close()
             service.memory.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
     async def _run(self, service: Service) -> None:
         assert self._end is not None

@@ -125,13 +125,18 @@ def best_policy(model: StreamModel, policies: Iterable[BatchPolicy]) -> tuple[Ba
 
 
 def bootstrap_interval(
-    turns: TurnTimes, model: StreamModel, policy: BatchPolicy, streams: int, *, repeats: int = _BOOTSTRAPS
+    draw: Callable[[np.random.Generator], ServiceTimes],
+    model: StreamModel,
+    policy: BatchPolicy,
+    streams: int,
+    *,
+    repeats: int = _BOOTSTRAPS,
 ) -> tuple[int, int]:
-    """90 % interval of the largest number of sources: turns, and times within each, drawn again; other phases each time."""
+    """90 % interval of the largest number of sources: the curve drawn again (`resample`), other phases each time."""
     rng = np.random.default_rng(model.seed)
     found = []
     for repeat in range(repeats):
-        again = StreamModel(resample(turns, rng), model.mix, model.deadline_s, model.late, seed=model.seed + 1 + repeat)
+        again = StreamModel(draw(rng), model.mix, model.deadline_s, model.late, seed=model.seed + 1 + repeat)
         found.append(_largest_near(again, policy, streams))
     low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return min(streams, math.floor(low)), max(streams, math.ceil(high))

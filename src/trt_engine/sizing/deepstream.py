@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trt_engine.errors import UsageError
@@ -17,6 +17,8 @@ NO_IMAGE_INPUT = (
     "nvinfer keys are omitted"
 )
 _NETWORK_MODES = {"fp32": "0", "tf32": "0", "int8": "1", "fp16": "2"}  # nvinfer's numbers
+_FILTERS = {"nearest": "0", "bilinear": "1", "bicubic": "2", "lanczos": "4"}
+"""`scaling-filter` on the GPU (`NvBufSurfTransform_Inter`); its default is nearest."""
 _COLORS = {"RGB": "0", "BGR": "1", "L": "2"}
 _PARSER_NOTE = "parse-bbox-func-name and custom-lib-path: your output parser, nvinfer has no built-in one"
 _PREPROCESS_NOTE = (
@@ -35,6 +37,8 @@ class NvinferConfig:
 
     keys: dict[str, str]
     notes: tuple[str, ...] = ()
+    class_groups: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Groups of classes: thresholds of `class-attrs-all`."""
 
 
 def nvinfer_config(
@@ -42,10 +46,11 @@ def nvinfer_config(
     shapes: Mapping[str, Shape],
     vision: Vision | None,
     *,
-    onnx_file: str,
+    onnx_file: str | None,
     engine_file: str,
     batch: int,
     precision: str,
+    labels_file: str | None = None,
 ) -> NvinferConfig:
     """nvinfer keys from an engine and its model's declaration; none without an image input.
 
@@ -63,7 +68,7 @@ def nvinfer_config(
     kind, cluster = _network_type(signature)
     keys = {
         "gpu-id": "0",
-        "onnx-file": onnx_file,
+        **({"onnx-file": onnx_file} if onnx_file is not None else {}),
         "model-engine-file": engine_file,
         "batch-size": str(batch),
         "network-mode": _NETWORK_MODES.get(precision, "2"),
@@ -83,6 +88,8 @@ def nvinfer_config(
     notes += said
     if vision is not None and vision.source != "declared":
         notes.append(f"pre-processing from {vision.source}")
+    if labels_file is not None:
+        keys["labelfile-path"] = labels_file
     if others := [f"`{spec.name}`" for spec in signature.inputs if spec is not image]:
         notes.append(
             f"nvinfer fills only `{image.name}`; {', '.join(others)}: implement NvDsInferInitializeInputLayers"
@@ -90,9 +97,22 @@ def nvinfer_config(
     keys["gie-unique-id"] = "1"
     if kind == "100":
         keys["output-tensor-meta"] = "1"
-    if kind == "0":
-        notes += [_PARSER_NOTE, "num-detected-classes: number of classes of the model"]
-    return NvinferConfig(keys, tuple(notes))
+    if kind != "0":
+        return NvinferConfig(keys, tuple(notes))
+    known, said, groups = _detector_keys(vision)
+    return NvinferConfig(keys | known, (*notes, *said), groups)
+
+
+def _detector_keys(vision: Vision | None) -> tuple[dict[str, str], list[str], dict[str, dict[str, str]]]:
+    """Keys of a detector's classes, notes, and the group of their threshold."""
+    notes = [_PARSER_NOTE]
+    if vision is None or not vision.postprocess.classes:
+        notes.append("num-detected-classes: number of classes of the model")
+    if vision is None:
+        return {}, notes, {}
+    classes = len(vision.postprocess.classes)
+    keys = {"num-detected-classes": str(classes)} if classes else {}
+    return keys, notes, {"class-attrs-all": {"pre-cluster-threshold": f"{vision.postprocess.min_score:g}"}}
 
 
 def _undeclared_keys(channels: int) -> tuple[dict[str, str], list[str]]:
@@ -113,6 +133,7 @@ def _preprocess_keys(preprocess: Preprocess) -> tuple[dict[str, str], list[str]]
     """`(x * scale - mean) / std` as nvinfer keys, the color format, and resizing."""
     keys, notes = _scale_keys(preprocess)
     keys["model-color-format"] = _COLORS[preprocess.channels]
+    keys |= {"scaling-filter": _FILTERS[preprocess.interpolation], "scaling-compute-hw": "1"}
     if preprocess.resize == "center-crop":
         notes.append("the model declares a center crop, which nvinfer does not support: crop the frames before it")
     elif preprocess.resize == "stretch":

@@ -81,6 +81,36 @@ class ServiceTimes:
         return (1 - share) * self._quantiles[low, contexts] + share * self._quantiles[high, contexts]
 
 
+class ChainedTimes(ServiceTimes):
+    """Times of a batch and of the second model on its crops, on one device: one after the other, by one worker.
+
+    The crops of a batch run in batches of the second model's largest measured size, and a smaller last one. Its times are
+    those of as many busy contexts, drawn independently of the first model's.
+    """
+
+    def __init__(self, first: ServiceTimes, second: ServiceTimes, crops: int) -> None:
+        """`crops`: rows of the second model for each row of the first."""
+        if second.contexts[-1] < first.contexts[-1]:
+            raise UsageError(
+                f"the curve of the crops has {second.contexts[-1]} contexts, that of the frames {first.contexts[-1]}",
+                hint=f"`--contexts {','.join(map(str, second.contexts))}`",
+            )
+        self.contexts, self.batches = first.contexts, first.batches
+        self._first, self._second, self._crops = first, second, crops
+        self._rows: dict[tuple[int, int], _RowTimes] = {}
+
+    def _times(self, rows: int, busy: int) -> Times:
+        times = self._first._times(rows, busy)
+        most = self._second.batches[-1]
+        full, rest = divmod(rows * self._crops, most)
+        rng = np.random.default_rng((rows, busy))
+        for size in (*[most] * full, *[rest] * bool(rest)):
+            added = self._second._times(size, busy)
+            count = max(times.size, added.size)
+            times = np.resize(times, count) + rng.permutation(np.resize(added, count))
+        return times
+
+
 def _neighbours(known: Sequence[int], wanted: int) -> tuple[int, int, float]:
     """The measured values around `wanted` and its place between them, 0 to 1; the ends are extended."""
     if wanted <= known[0]:

@@ -38,7 +38,9 @@ def size(
     """Number of video streams a model sustains: inspects, builds, measures, doubles the batch, reports.
 
     Settings of `SizeConfig` and `BuildConfig` may be given by name: `te.size("model.onnx", max_batch=8)`. All files are in
-    the run folder (`artifacts` of the report) before a gate (`strict`, `need_streams`) raises.
+    the run folder (`artifacts` of the report) before a gate (`strict`, `need_streams`) raises. Raises `UsageError` for
+    settings that contradict each other, `CapacityError` for fewer streams than `need_streams`, `UnstableError` for an
+    unstable measurement with `strict=True`, `Interrupted` after Ctrl-C.
     """
     given: dict[str, Any] = {**values}
     config = replace_values(config or SizeConfig(), take_settings(given, SizeConfig))

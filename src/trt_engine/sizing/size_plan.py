@@ -121,6 +121,9 @@ def plan(
     layout = output_layout(path, config.out, backend_spec.payload_suffix)
     build = replace(build, shapes=build.shapes | declared_shapes(opened, build.shapes))
     build, chosen = _default_precision(opened, build)
+    words = to_argv(replace(build, max_p99_ms=None))
+    if build.optimize_for == "deadline":
+        build = replace(build, max_p99_ms=config.deadline_ms)
     made = SizeJob(
         model=opened,
         layout=layout,
@@ -131,7 +134,7 @@ def plan(
         batches=batches,
         dynamic=dynamic,
         command=command
-        or shlex.join(["trt-engine", "size", str(path), *to_argv(replace(config, overwrite=False)), *to_argv(build)]),
+        or shlex.join(["trt-engine", "size", str(path), *to_argv(replace(config, overwrite=False)), *words]),
         file_stats=stamps,
         precision_defaulted=chosen,
     )

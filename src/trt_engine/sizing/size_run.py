@@ -366,7 +366,7 @@ class _SizeRun:
             model=str(plan.model.path),
             engine=str(engine.path) if engine else None,
             device=last.device if last else plan.build.device,
-            backend=plan.build.backend,
+            backend=engine.passport.backend if engine else plan.build.backend,
             precision=(engine.passport.precision.main_dtype if engine else None)
             or plan.build.precision
             or "as the graph is",

@@ -31,10 +31,11 @@ from trt_engine.sizing.capacity import (
     bootstrap_interval,
     candidate_policies,
     gpus_for,
+    resample,
 )
 from trt_engine.sizing.curve import queue_limit, read_curve, service_times, summarize_curve, turn_times
 from trt_engine.sizing.decode import decode_limit
-from trt_engine.sizing.simulation import ServiceTimes, simulate
+from trt_engine.sizing.simulation import ChainedTimes, ServiceTimes, simulate
 from trt_engine.sizing.stream_worker import DriveRequest
 
 _POINT_SHARES = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
@@ -47,7 +48,8 @@ _VERIFY_SEED = 41
 
 
 _NEED_DEADLINE = (
-    "sources", "spare_gpus", "policy", "frames", "interval", "jitter_ms", "arrivals", "codec", "curve", "verify_s",
+    "sources", "spare_gpus", "policy", "frames", "interval", "jitter_ms", "arrivals", "codec", "crops", "crop_curve",
+    "curve", "verify_s",
 )  # fmt: skip
 
 
@@ -80,9 +82,17 @@ def check_settings(config: SizeConfig) -> None:
             f"the policy has batches of {config.policy.max_batch}, `--max-batch` is {config.max_batch}",
             hint=f"`--max-batch {config.policy.max_batch}`",
         )
+    if bool(config.crops) != (config.crop_curve is not None):
+        raise UsageError(
+            "`--crops` and `--crop-curve` need each other",
+            hint="`--crops 4 --crop-curve RUN/curve.jsonl`, of a run `size CLASSIFIER --deadline-ms 50 -o RUN`",
+        )
+    if config.crops and config.verify_s is not None:
+        raise UsageError("`--verify` drives one model", hint="leave `--crops` out to verify the first one")
     sources_of(config)
-    if config.curve is not None:
-        read_curve(config.curve)
+    for path in (config.curve, config.crop_curve):
+        if path is not None:
+            read_curve(path)
 
 
 def sources_of(config: SizeConfig) -> Sources:
@@ -105,7 +115,8 @@ def find_capacity(
     """
     assert config.deadline_ms is not None
     chosen = [point for point in points if point.frames == config.frames] or list(points)
-    service, mix = service_times(chosen), sources_of(config)
+    crops, mix = _crop_points(config, chosen), sources_of(config)
+    service = _with_crops(service_times(chosen), crops, config.crops)
     model = StreamModel(service, mix, config.deadline_ms / 1e3, config.late)
     if config.policy is not None and not service.covers(config.policy):
         raise UsageError(
@@ -114,13 +125,18 @@ def find_capacity(
         )
     policies = [config.policy] if config.policy else [*candidate_policies(service, model.deadline_s)]
     policy, streams = best_policy(model, policies)
-    low, high = bootstrap_interval(turn_times(chosen), model, policy, streams)
+    low, high = bootstrap_interval(
+        lambda rng: _with_crops(resample(turn_times(chosen), rng), crops, config.crops, rng), model, policy, streams
+    )
     decode = decode_limit(gpu, config.codec, mix.groups) if config.codec else None
-    limit, reason = _limit(points, model, policy, streams, decode)
+    limit, reason = _limit([] if crops else points, model, policy, streams, decode)
     most = streams if decode is None else decode.streams
     served, summary = min(streams, most), summarize_curve(points)
     answered = mix.scaled(served)
-    rates = (point.rows_per_s for point in summary)
+    rates = [point.rows_per_s for point in summary]
+    if crops:
+        sizes = [BatchPolicy(batch, 0.0, busy) for batch in service.batches for busy in service.contexts]
+        images_per_s, rates = 0.0, [service.rows_per_s(size) for size in sizes]
     capacity = StreamCapacity(
         deadline_ms=config.deadline_ms,
         late=config.late,
@@ -143,8 +159,37 @@ def find_capacity(
         batching=batching_settings(policy, service, model.deadline_s),
         gpus=_count_gpus(model, policy, config.spare_gpus, decode) if config.sources else None,
         decode=decode,
+        crops=config.crops,
+        crop_curve=summarize_curve(crops),
     )
     return Answer(capacity, model)
+
+
+def _crop_points(config: SizeConfig, points: Sequence[CurvePoint]) -> list[CurvePoint]:
+    """The second model's curve: of frames on the device, where crops are cut, if measured; empty without crops."""
+    if config.crop_curve is None:
+        return []
+    known, device = read_curve(config.crop_curve), points[0].device
+    if any(point.device != device for point in known) or not known:
+        raise UsageError(
+            f"`{config.crop_curve}` is not measured on `{device}`", hint="size the second model on the same device"
+        )
+    environments = {(point.environment.cpu, point.environment.gpu) for point in (*known, *points)}
+    if len(environments) > 1:
+        raise UsageError(f"`{config.crop_curve}` is of another machine", hint="size the second model on this machine")
+    if len({point.engine_digest for point in known}) > 1:
+        raise UsageError(f"`{config.crop_curve}` has several engines", hint="a new folder for each model: `-o DIR`")
+    return [point for point in known if point.frames == "device"] or known
+
+
+def _with_crops(
+    first: ServiceTimes, crops: Sequence[CurvePoint], count: int, rng: np.random.Generator | None = None
+) -> ServiceTimes:
+    """The first model's times, followed by the second's on its crops; with `rng` the second's turns are drawn again."""
+    if not crops:
+        return first
+    second = service_times(crops) if rng is None else resample(turn_times(crops), rng)
+    return ChainedTimes(first, second, count)
 
 
 def _count_gpus(model: StreamModel, policy: BatchPolicy, spare: int, decode: DecodeLimit | None) -> GpuCount | None:

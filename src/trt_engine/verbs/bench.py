@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from trt_engine.atomic_io import ensure_folder, write_atomic
-from trt_engine.backend import BackendSpec
+from trt_engine.backend import BackendSpec, get_backend
 from trt_engine.benchmark.bench_inputs import feeds_for
 from trt_engine.benchmark.closed_loop import measure
 from trt_engine.benchmark.isolated import measure_isolated
@@ -57,10 +57,11 @@ def bench(
     """Measure an engine, or the path of one, or of an `.onnx` model, which is built into the store first.
 
     `values` are settings of `BenchConfig`, `BenchRunConfig`, `RuntimeConfig` and (for a model) `BuildConfig`. `isolate`
-    measures in a separate process, with at most `memory_limit` bytes. The record goes to `out/records.jsonl` and its
-    text to `out/bench.log`, or to the file `log`, before anything is raised: `UnstableError` for an unstable
-    measurement with `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C. With
-    `progress=True` what is done goes to stderr, or to a function that takes a `te.Progress`.
+    measures in a separate process, with at most `memory_limit` bytes. The record goes to `out/records.jsonl` and its text to
+    `out/bench.log`, or to the file `log`, before anything is raised: `UnstableError` for an unstable measurement with
+    `strict=True`, `Interrupted` (its `partial` is the incomplete record) after Ctrl-C. With `progress=True` what is done
+    goes to stderr, or to a function that takes a `te.Progress`. `UsageError` for an unknown setting, or an engine of another
+    backend than `backend`.
     """
     config, run, runtime, build = merge_run_settings(
         values, runtime, build, config or BenchConfig(), run or BenchRunConfig()
@@ -114,7 +115,7 @@ def open_or_build(
     if is_onnx_model(engine):
         return _build_engine(Path(engine), config, runtime, build)  # type: ignore[arg-type]
     opened = engine if isinstance(engine, Engine) else Engine.open(engine)
-    if "backend" in named and build.backend != opened.passport.backend:
+    if "backend" in named and build.backend != opened.passport.backend and not get_backend(build.backend).selects:
         raise UsageError(
             f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
             hint="leave `--backend` out, or give the model to build it again",

@@ -28,10 +28,7 @@ from trt_engine.engine import Engine, passport_path, payload_files, reference_pa
 from trt_engine.environment import Environment
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.tolerance import Tolerance, coarsest_dtype, select_tolerance
-from trt_engine.errors import (
-    ModelError,
-    TrtEngineError,
-)
+from trt_engine.errors import Interrupted, ModelError, TrtEngineError
 from trt_engine.model import Model
 from trt_engine.progress import ProgressOption
 from trt_engine.protocols import BuildOutcome, BuildPaths
@@ -45,6 +42,13 @@ from trt_engine.records.passport import (
     Source,
 )
 from trt_engine.store import Store, engine_key
+from trt_engine.verbs.build_candidates import (
+    PlannedCandidate,
+    plan_candidates,
+    resolve_budget,
+    unused_settings,
+    without_search,
+)
 from trt_engine.verbs.build_parity import check_parity, computes_in_tf32
 from trt_engine.verbs.build_precision import (
     calibration_warnings,
@@ -62,9 +66,10 @@ from trt_engine.verbs.build_request import (
     payload_name,
     plan_target,
     profile_warnings,
+    search_identity,
 )
 from trt_engine.verbs.build_retry import Attempt, build_with_retries, run_builder
-from trt_engine.verbs.build_tuning import tune
+from trt_engine.verbs.build_search import Search
 from trt_engine.verbs.load import load
 from trt_engine.verbs.speed_check import measure_alternating, slowdown_text
 from trt_engine.vision.spec import declared_shapes, vision_of_model
@@ -99,6 +104,8 @@ class BuildPlan:
     """The target whose kernels the quantised layers are for; None for a build without any."""
     log: Path | None = None
     """Where the raw log of a builder that writes one goes, kept whether or not the build succeeds."""
+    candidates: tuple[PlannedCandidate, ...] = ()
+    """What is built and measured to choose from; empty for one build."""
     source: Path | None = None
     """Where the model came from, when `model` is a staged copy of it that will be gone."""
 
@@ -115,13 +122,26 @@ class BuildPlan:
         engine = self.store.get(self.key, self.model.digest)
         return self.with_tolerance(engine) if engine is not None and self.rejection_reason(engine) is None else None
 
+    def _chosen(self, engine: Engine) -> BuildPlan | None:
+        """The candidate that an engine of this search is; None for one build, and for an engine of another search."""
+        tuning = engine.passport.build.tuning
+        chosen = self.candidates[tuning.chosen : tuning.chosen + 1] if tuning is not None else ()
+        return chosen[0].plan if chosen else None
+
     def tolerance(self, engine: Engine) -> Tolerance:
         """The tolerance: the chosen limit, else by the rounding of graph and engine."""
+        if (chosen := self._chosen(engine)) is not None:
+            return chosen.tolerance(engine)
         return select_tolerance(self.rounding, tf32=computes_in_tf32(engine), explicit=self.config.parity_rtol)
 
     def rejection_reason(self, engine: Engine) -> str | None:
         """Why an engine of this key is not used: an unwanted retry made it, it was not checked as it would be
-        now, or its error is above the current limit."""
+        now, its search was interrupted, or its error is above the current limit."""
+        if self.candidates:
+            tuning, chosen = engine.passport.build.tuning, self._chosen(engine)
+            if tuning is None or chosen is None or not tuning.complete:
+                return "its search was interrupted"
+            return chosen.rejection_reason(engine)
         if not self.config.retry and "retry" in engine.passport.build.notes:
             return "a retry made it"
         if not self.config.parity:
@@ -154,6 +174,8 @@ class BuildPlan:
 
     def with_tolerance(self, engine: Engine) -> Engine:
         """The same engine, its parity with the current tolerance."""
+        if (chosen := self._chosen(engine)) is not None:
+            return chosen.with_tolerance(engine)
         proved, validation = engine.passport.parity, engine.passport.validation
         if not self.config.parity:
             return engine
@@ -228,9 +250,16 @@ def plan(
     shapes = asked.shapes | declared_shapes(model, inputs_with_shapes(asked))
     profiles = replace(asked, shapes=shapes).resolve(model.signature)
     resolved = replace(asked, profiles=profiles, batch=None, shapes={})
-    if unused is not None:
+    if unused is not None and not asked.precisions:
         resolved = replace(resolved, calib_data=None)
-    identity, store = backend_spec.load_component("builder")().identity(resolved), store or Store()
+    store = store or Store()
+    candidates = plan_candidates(model, asked, lambda one: plan(model, config=one, store=store))
+    if candidates:
+        resolved = resolve_budget(resolved)
+        identity = search_identity(candidates, resolved)
+        unused = None  # a candidate may use the calibration data
+    else:
+        resolved, identity = without_search(resolved), backend_spec.load_component("builder")().identity(resolved)
     # a model that is quantised for one target makes no engine for another
     made_by = f"{identity} {aimed}" if aimed is not None else identity
     key = engine_key(model.digest, key_config(backend_spec, resolved), made_by)
@@ -244,10 +273,11 @@ def plan(
         out=target,
         command=command,
         warnings=(
-            *(text for text in (misplaced, unused) if text is not None),
+            *(text for text in (misplaced, unused, None if candidates else unused_settings(asked)) if text is not None),
             *(profile_warnings(resolved.profiles) if backend_spec.profile_sensitive else ()),
         ),
         target=aimed,
+        candidates=candidates,
         log=log_file or (store.build_log(key) if backend_spec.writes_log else None),
     )
 
@@ -261,7 +291,7 @@ def execute(plan: BuildPlan, *, rebuild: bool = False) -> BuildResult:
         log.warning("%s", warning)
     engine, built = plan.store.get_or_build(
         plan.key,
-        lambda folder: _build_in(folder, plan),
+        lambda folder: _search_in(folder, plan, rebuild=rebuild) if plan.candidates else _build_in(folder, plan),
         model_digest=plan.model.digest,
         rebuild=rebuild,
         accept=lambda engine: _is_acceptable(engine, plan),
@@ -273,6 +303,13 @@ def execute(plan: BuildPlan, *, rebuild: bool = False) -> BuildResult:
         log.info("the store has this engine (%s), built by an equal command; `--rebuild` builds it again", plan.key[:8])
     if plan.out is not None:
         engine = _deliver(engine, plan.out, plan.command)
+    tuning = engine.passport.build.tuning
+    if built and tuning is not None and not tuning.complete:
+        raise Interrupted(
+            f"interrupted: the best engine checked until then is `{engine.path}`",
+            hint="the same command goes on from there: finished candidates are in the store",
+            partial=engine,
+        )
     return BuildResult(
         engine=engine,
         cached=not built,
@@ -292,6 +329,16 @@ def _is_acceptable(engine: Engine, plan: BuildPlan) -> bool:
 # ------------------------------------------------------------------------------------------------ the build
 
 
+def _search_in(folder: Path, plan: BuildPlan, *, rebuild: bool) -> Engine:
+    """Build and measure the candidates; a copy of the best in the staging folder, with the whole table."""
+    started = time.monotonic()
+    engine, tuning = Search(plan, lambda one: execute(one, rebuild=rebuild).engine, rebuild=rebuild).run()
+    payload = folder / payload_name(plan.model.name, get_backend(engine.passport.backend))
+    made = engine.copy_to(payload, command=plan.command)
+    build = replace(made.passport.build, tuning=tuning, seconds=time.monotonic() - started)
+    return Engine.seal(payload, replace(made.passport, key=plan.key, build=build))
+
+
 def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     """Build into the staging folder, prove, seal."""
     backend_spec, started = get_backend(plan.config.backend), time.monotonic()
@@ -304,22 +351,15 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         prepared = prepare(plan.model, plan.config, scratch)
         if backend_spec.writes_log and plan.log is not None:
             plan.log.unlink(missing_ok=True)  # each attempt adds to it
-        config, tuning = tune(
-            prepared.model,
-            plan.config,
-            scratch / "tuning",
-            plan.tolerance,
-            lambda config, place: _build_beside(plan, prepared.model, config, place),
-        )
         attempt, outcome = build_with_retries(
-            Attempt(prepared.model, config),
+            Attempt(prepared.model, plan.config),
             backend_spec,
             scratch / "retry",
             lambda attempt: run_builder(attempt, prepared, plan, payload, on_status),
             path=plan.source or plan.model.path,
         )
         passport = _make_passport(plan, attempt.config, outcome, payload, time.monotonic() - started)
-        engine = Engine.seal(payload, replace(passport, build=replace(passport.build, tuning=tuning)))
+        engine = Engine.seal(payload, passport)
         if not plan.config.parity:
             return engine
         if not backend_spec.provides("runtime"):

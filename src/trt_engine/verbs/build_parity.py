@@ -103,9 +103,9 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
             return _skipped_check(_no_reference_reason(error, model))
     milder = _safer_options(backend_spec, engine)
-    require_accuracy(
-        found, tolerance, "`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else "")
-    )
+    fused = engine.passport.build.fusions is not None
+    hint = "`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else "")
+    require_accuracy(found, tolerance, hint + (", `--no-fuse` leaves out what the build fused" if fused else ""))
     largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
     log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
     return ParityCheck(found)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values, to_argv
 from trt_engine.config.settings import settings as settings_of
-from trt_engine.device import parse_device
+from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, engine_path, passport_path, reference_path
 from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.precision.calibrators import CALIBRATION_VERSION
 from trt_engine.tensors import Signature
+from trt_engine.verbs.build_candidates import PlannedCandidate
 from trt_engine.verbs.build_parity import backend_options
 from trt_engine.verbs.build_precision import data_digest, preprocess_digest
 
@@ -62,6 +64,15 @@ def key_config(spec: BackendSpec, config: BuildConfig) -> BuildConfig:
         return config
     of_the_run = {item.name for item in settings_of(spec.load_component("options")) if not item.in_key}
     return replace(config, options={name: value for name, value in config.options.items() if name not in of_the_run})
+
+
+def search_identity(candidates: Sequence[PlannedCandidate], config: BuildConfig) -> str:
+    """Who chooses, exactly: the candidates and why others are left out, the machine, the dataset of the accuracy gate."""
+    found = [item.plan.key if item.plan is not None else item.reason for item in candidates]
+    data = None if config.accuracy_data is None else data_digest(config.accuracy_data)
+    cpu = info.cpu()
+    made_of = json.dumps([found, data, cpu.name, cpu.cores])
+    return f"search {hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
 
 
 def check_device(spec: BackendSpec, config: BuildConfig) -> None:

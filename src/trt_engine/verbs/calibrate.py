@@ -35,7 +35,8 @@ def calibrate(
     `calib_data` is that of `quantize`, `settings` are those of `CalibrateConfig`. With `cache` a later call for the same
     model, preprocessing, calibrator and tensors needs no data, and one for others is refused. While it works, the state is
     beside the cache, written every `every` batches, and a call that finds it resumes there. `progress=True` writes the
-    batches done to stderr, or gives them to a function that takes a `te.Progress`.
+    batches done to stderr, or gives them to a function that takes a `te.Progress`. Raises `UsageError` without data, and for
+    a `cache` with a function as `preprocess` and no `preprocessing`.
     """
     config = replace_values(config or CalibrateConfig(), settings)
     inputs, function = calibration_inputs(model, calib_data, config.preprocess)

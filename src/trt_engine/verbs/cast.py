@@ -61,7 +61,8 @@ def cast(
 
     `auto` keeps in FP32 what leaves the type's range on `calib_data` (as of `ranges`), or what a ranges report names.
     `preprocess` turns images into inputs as in `quantize`. `autocast` lets ModelOpt's AutoCast decide instead. Parity is
-    measured on the first of the data, else on seeded random inputs of batch 2.
+    measured on the first of the data, else on seeded random inputs of batch 2. Raises `UsageError` for another type than
+    these two or images without `preprocess`, `ModelError` for a model that cannot be cast.
     """
     config = replace_values(config or CastConfig(), settings)
     opened = open_model(model)

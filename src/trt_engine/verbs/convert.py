@@ -34,7 +34,8 @@ def convert(
     `all_outputs` keeps training-only outputs. `trust_source` opens files whose pickles, graph or Python code do more
     than compute: that code runs with your rights and is reported.
 
-    Raises `AccuracyError` for a graph that differs from its source, with what froze and where; `ModelError` for a
-    failing source; `SetupError` naming the extra for a missing library. Output is written atomically.
+    Raises `AccuracyError` for a graph that differs from its source, with what froze and where; `ModelError` for a failing
+    source; `SetupError` naming the extra for a missing library. Output is written atomically. `UsageError` for an `opset` or
+    a `tolerance` out of range.
     """
     return conversion.convert(source, replace_values(config or ConvertConfig(), settings), dry_run=dry_run)

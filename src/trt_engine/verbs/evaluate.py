@@ -58,8 +58,9 @@ def evaluate(
 
     `dataset` is a folder with annotations.json, an annotations file, a folder of a folder for each class, an `.npz` of
     `images` and `labels`, or (with a baseline) a folder of images. `values` are settings of `EvaluateConfig` (`batch`,
-    `max_samples`, `baseline`, ...), `RuntimeConfig` and (for a model) `BuildConfig`. Raises `AccuracyError` when the
-    main metric is more than `max_drop` below the baseline's, after everything is written.
+    `max_samples`, `baseline`, ...), `RuntimeConfig` and (for a model) `BuildConfig`. Raises `AccuracyError` when the main
+    metric is more than `max_drop` below the baseline's, after everything is written. `UsageError` for an unknown setting,
+    and for `max_drop` without a baseline or labels.
     """
     report = run(engine, dataset, *merge_run_settings(values, runtime, build, config or EvaluateConfig()))
     gate(report)

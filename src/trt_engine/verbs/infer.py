@@ -92,10 +92,10 @@ def infer(
 ) -> InferReport:
     """One inference with its latency and a summary of its outputs; the arrays themselves go to `out`.
 
-    `inputs` are arrays by name, an `.npy` or `.npz` file, or None for `image=` or seeded random inputs. A model is
-    built into the store first. `values` are settings of `InferConfig`, `RuntimeConfig` and (for a model) `BuildConfig`.
-    For arrays as the result use `te.load(engine).infer(feeds)`. Raises `UsageError` for a file that exists (`overwrite`
-    replaces it) or an unknown output, `FeedError` and `ShapeError` for inputs that do not fit.
+    `inputs` are arrays by name, in the dtypes and shapes of the signature, an `.npy` or `.npz` file, or None for `image=` or
+    seeded random inputs. A model is built into the store first. `values` are settings of `InferConfig`, `RuntimeConfig` and
+    (for a model) `BuildConfig`. For arrays as the result use `te.load(engine).infer(feeds)`. Raises `UsageError` for a file
+    that exists (`overwrite` replaces it) or an unknown output, `FeedError` and `ShapeError` for inputs that do not fit.
     """
     return run(plan(engine, inputs, *merge_run_settings(values, runtime, build, config or InferConfig())))
 

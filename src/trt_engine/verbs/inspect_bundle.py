@@ -42,11 +42,11 @@ def inspect_bundle(
     The folder may have been moved: files are looked for by name. What is wrong is in `problems`; `ModelError` for a report
     that cannot be read, and with `run` an error for engines that are not there or do not run.
     """
-    report = _read_report(path)
+    report = read_report(path)
     engines: dict[str, Engine] = {}
     problems: list[str] = []
     for item in report.components:
-        engine, why = _open_component(path, item)
+        engine, why = open_component(path, item)
         engines |= {item.name: engine} if engine is not None else {}
         problems += why
     reports = {name: inspect_engine(engine.path) for name, engine in engines.items()}
@@ -85,7 +85,7 @@ def inspect_bundle(
     )
 
 
-def _open_component(path: Path, item: BundleComponent) -> tuple[Engine | None, list[str]]:
+def open_component(path: Path, item: BundleComponent) -> tuple[Engine | None, list[str]]:
     """The component's engine in the folder, and what is wrong with it."""
     if item.engine is None:
         start = f"component `{item.name}`: "
@@ -101,7 +101,7 @@ def _open_component(path: Path, item: BundleComponent) -> tuple[Engine | None, l
     return engine, [f"component `{item.name}`: `{place.name}` is not the engine of the report, it was built later"]
 
 
-def _read_report(path: Path) -> BundleReport:
+def read_report(path: Path) -> BundleReport:
     try:
         return decode_json(read_bounded(path / _REPORT), BundleReport)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, TrtEngineError) as error:

@@ -50,8 +50,9 @@ def load(
 
     `settings` are those of `RuntimeConfig` (`device=`, `contexts=`, `streams=`, `graphs=`, `batching=`, `providers=`,
     `allow_fallback=`, `options=`) and win over `config`. `devices=["cuda:0", "cuda:1"]` (or `device="cuda:0,1"`) loads the
-    engine on each; `balance` selects the device: `round robin`, `least busy`, `by use`, or a function. Digests are
-    checked unless `verify=False`. Raises `EngineError` for an engine that was changed, is foreign, or cannot be used here.
+    engine on each; `balance` selects the device: `round robin`, `least busy`, `by use`, or a function. Digests are checked
+    unless `verify=False`. Raises `EngineError` for an engine that was changed, is foreign, or cannot be used here.
+    `UsageError` for settings that contradict each other, unknown devices, or an engine in bytes without `passport`.
     """
     values: dict[str, Any] = {**settings}
     named = _resolve_devices(devices, values)

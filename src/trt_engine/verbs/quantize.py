@@ -34,10 +34,11 @@ def quantize(
     """Write the model in `to`: int8, fp8, int4, nvfp4 or mxfp8.
 
     `calib_data` is what calibration sees: a folder or file of images or arrays, an iterable of feeds, or `"random"`, which
-    is recorded as such. `preprocess` turns images into inputs instead of the model's declaration:
-    `"imagenet"`, `"yolo"`, a JSON file, a `Vision`, or a function of a path, which a `cache` knows by `preprocessing` (any
-    JSON value). `ranges` are ranges known already, in place of data. `emulate` is where an FP32 graph goes that computes the
-    same on any CPU. `settings` are those of `QuantizeConfig`, by name. Raises `ModelError` when nothing can be quantised.
+    is recorded as such. `preprocess` turns images into inputs instead of the model's declaration: `"imagenet"`, `"yolo"`, a
+    JSON file, a `Vision`, or a function of a path, which a `cache` knows by `preprocessing` (any JSON value). `ranges` are
+    ranges known already, in place of data. `emulate` is where an FP32 graph goes that computes the same on any CPU.
+    `settings` are those of `QuantizeConfig`, by name. Raises `ModelError` when nothing can be quantised. `UsageError` for an
+    unknown format or one that `cast` writes, and for `shapes` beside data.
     """
     config = replace_values(config or QuantizeConfig(), settings)
     inputs, function = calibration_inputs(model, config.calib_data, config.preprocess)

@@ -78,8 +78,20 @@ class EngineBuildSettings(TypedDict, total=False):
     gpus: str | Sequence[str]
     """GPUs the engine is for, as sm89,sm120, 8.9 or a GPU's name; one plan for all of them [default: this machine's
     GPU, else every GPU the backend builds for]."""
-    tuning_s: str | float
-    """How long settings of the backend are measured before the build, where it has any for this graph; 0 for none."""
+    precisions: str | Sequence[str]
+    """Further precisions to build and measure, as fp16,bf16; the fastest that is accurate enough is chosen."""
+    time_budget_s: str | float | None
+    """How long candidates are built and measured; 0 measures none [default: 5min; 20s where only settings of one
+    backend are]."""
+    optimize_for: Literal["latency", "throughput", "deadline"]
+    """What is measured: the median at the profile's optimum, queries per second at its maximum, or queries per second
+    of those whose p99 is within --deadline-ms."""
+    max_p99_ms: float | None
+    """The p99 that --optimize-for deadline allows."""
+    accuracy_data: str | None
+    """Labelled dataset that every candidate is evaluated on, as for evaluate."""
+    accuracy_drop: float
+    """How far a candidate's AP or top-1 may be below that of the first."""
     retry: bool
     """Retry after known failures with changed settings, logged (--no-retry to stop at the first failure)."""
     fuse: bool
@@ -181,6 +193,10 @@ class SizeSettings(BuildSettings, total=False):
     """Measured arrival times of one source, in seconds, one per line."""
     codec: Literal["h264", "hevc", "vp9", "av1"] | None
     """Include the GPU's decoders."""
+    crops: int
+    """Objects of each inferred frame that a second model takes, on the same GPU."""
+    crop_curve: Path | str | None
+    """With --crops: `curve.jsonl` of the second model, from its own `size`."""
     curve: Path | str | None
     """Reuse this `curve.jsonl` of the same engine and machine."""
     verify_s: str | float | None
@@ -326,6 +342,28 @@ class InferSettings(EngineSettings, total=False):
     overwrite: bool
     """Overwrite existing files."""
 
+class BatchSettings(EngineSettings, total=False):
+    """Settings of `te.batch`; those of the build are for a model."""
+
+    batch: int | None
+    """Rows of an inference [default: 8, within the profile]."""
+    part_rows: int
+    """Rows of a part: what is done again after an interruption."""
+    workers: int | None
+    """Processes that run the engine [default: one for each GPU, on CPUs one for each node]."""
+    address: str | None
+    """A running Ray cluster, `auto` for that of this machine [default: one of its own]."""
+    raw: bool
+    """Of an image too, the outputs as arrays instead of detections or classes."""
+    min_score: float
+    """Of an image: minimum score of a detection."""
+    top: int
+    """Of an image: the N best classes."""
+    preprocess: VisionSource | None
+    """Of images: instead of the declared one."""
+    overwrite: bool
+    """Start anew in a folder with another job."""
+
 class ServeSettings(EngineSettings, total=False):
     """Settings of `te.serve`; those of the build are for models."""
 
@@ -359,6 +397,8 @@ class ServeSettings(EngineSettings, total=False):
     """Private key for TLS, PEM."""
     shared_memory: bool | None
     """Let clients register system shared memory [default: only on a loopback address]."""
+    otlp_endpoint: str | None
+    """Send a span of each request to this OpenTelemetry collector, over OTLP/HTTP."""
     max_batch: int | None
     """Rows of joined requests [default: the engine's largest batch, else 32; 1: never joined]."""
     max_wait_ms: float
@@ -437,6 +477,30 @@ class LoadtestSettings(EngineSettings, total=False):
     """Folder for loadtest.jsonl (appended) and the report."""
     preprocess: str | None
     """How images of --calib-data become inputs, instead of what the model declares."""
+
+class DeploySettings(TypedDict, total=False):
+    """Settings of `te.deploy`, by target."""
+
+    sized: Path | str | Sequence[Path | str]
+    """Folder of a `size` run: the engine it measured is batched as measured (repeatable)."""
+    instances: int | None
+    """Execution instances of each model on a device [default: measured, else 1]."""
+    max_wait_ms: float | None
+    """Longest wait of a request for others of its batch [default: measured, else 0]."""
+    warmup: bool
+    """Have Triton run the smallest, usual and largest batch before a model is ready."""
+    streams: int | None
+    """Number of sources [default: measured, else the given ones]."""
+    source: str | Sequence[str]
+    """Address of a source, rtsp or file (repeatable) [default: DeepStream's sample video]."""
+    precision: Literal["fp32", "fp16"]
+    """Precision nvinfer builds a MODEL in."""
+    preprocess: str | None
+    """The model's pre-processing, instead of what it declares."""
+    image: Path | str | None
+    """Image to compare pre-processing on [default: a synthetic one]."""
+    check: Path | str | None
+    """An nvinfer configuration of yours: compare its pre-processing too."""
 
 class RunSettings(TypedDict, total=False):
     """Settings of `te.run`."""
@@ -630,6 +694,22 @@ class MigrateSettings(TypedDict, total=False):
     """Make the mechanical changes, and show them as a diff."""
     sarif: Path | str | None
     """Also write the findings to this file as SARIF 2.1.0."""
+
+class UpgradeSettings(TypedDict, total=False):
+    """Settings of `te.upgrade_check`."""
+
+    fail_if: Sequence[str]
+    """Slower:3%, p99-slower:5%, maybe-slower:3% (exit code 8) [default: slower:3%]."""
+    max_drop: float
+    """Exit code 7 when AP or top-1 drops by more than X."""
+    keep_plans: bool
+    """Exit code 10 when a plan of OLD does not load in NEW."""
+    strict: bool
+    """Exit code 9 when a gate cannot be judged."""
+    out: Path | str | None
+    """Folder for the report (report.html, report.md) and upgrade.json."""
+    overwrite: bool
+    """Overwrite existing files."""
 
 class SearchSettings(TypedDict, total=False):
     """Settings of `te.search`."""

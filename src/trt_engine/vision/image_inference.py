@@ -17,7 +17,7 @@ from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.infer import Detection
 from trt_engine.tensors import Signature
 from trt_engine.vision.decode import Detections, decode_detections, probabilities, top_classes
-from trt_engine.vision.preprocess import Placement, Preprocessor, open_image
+from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, open_image, read_image
 from trt_engine.vision.spec import Vision
 
 try:
@@ -49,14 +49,26 @@ class ImageRunner:
 
     @classmethod
     def read(cls, path: Path, vision: Vision, signature: Signature) -> ImageRunner:
-        """Preprocess an image file to engine feeds, repeated for a fixed batch."""
+        """`parse` of an image file."""
+        return cls._prepare(open_image(path), vision, signature)
+
+    @classmethod
+    def parse(cls, raw: bytes, vision: Vision, signature: Signature) -> ImageRunner:
+        """Preprocess a file's bytes to engine feeds, repeated for a fixed batch. Raises `UsageError` for no image."""
+        try:
+            image = read_image(raw)
+        except BadImage as error:
+            raise UsageError(f"this is not a readable image: {error}", hint="send a JPEG or PNG file") from error
+        return cls._prepare(image, vision, signature)
+
+    @classmethod
+    def _prepare(cls, image: Image.Image, vision: Vision, signature: Signature) -> ImageRunner:
         spec, output = vision.input_spec(signature), vision.output_spec(signature)
         if len(signature.inputs) > 1:
             raise UsageError(
                 f"the engine has {len(signature.inputs)} inputs, an image fills one",
                 hint="`--input X.npz` with all of them",
             )
-        image = open_image(path)
         pixels, place = Preprocessor(vision.preprocess, spec.dtype)(image)
         rows = max(spec.shape[0], 1)
         return cls(image, vision, {spec.name: np.repeat(pixels[None], rows, axis=0)}, place, output.name)

@@ -158,6 +158,6 @@ def test_the_setting_is_part_of_the_key_for_this_backend_alone() -> None:
     from trt_engine.backend import list_backends
 
     assert BuildConfig().fuse is True
-    for setting in ("fuse", "tuning_s"):
+    for setting in ("fuse",):
         ignoring = {name for name, spec in list_backends().items() if setting in spec.ignored_settings}
         assert ignoring == set(list_backends()) - {"onnxruntime"}

@@ -7,6 +7,7 @@ spec = BackendSpec(
     aliases=("torch", "pytorch", "aoti", "aotinductor", "torchinductor"),
     summary="PyTorch's compiler, ahead of time: Triton and C++ kernels for the CPU or GPU of this machine",
     payload_suffix=".pt2",
+    preference=20,
     modules=("torch", "onnx", "numpy"),
     install="pip install 'trt-engine[torch]'",
     builder="trt_engine.backends.inductor.build:InductorBuilder",
@@ -14,7 +15,8 @@ spec = BackendSpec(
     keeps_cache=True,
     devices=("cpu", "cuda"),
     options="trt_engine.backends.inductor.options:InductorOptions",
-    ignored_settings=("workspace_mib", "fuse", "tuning_s"),
+    ignored_settings=("workspace_mib", "fuse"),
+    tuning="trt_engine.backends.inductor.options:tuning_candidates",
     check_model="trt_engine.backends.inductor.operators:check_model",
     compatibility="trt_engine.backends.inductor.compatibility:check_compatibility",
 )

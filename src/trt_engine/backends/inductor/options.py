@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trt_engine.config.build import BuildConfig
 from trt_engine.config.settings import opt
+from trt_engine.device import parse_device
 from trt_engine.errors import UsageError
+from trt_engine.model import Model
 
 
 def _parse_switch(value: str | bool) -> bool:
@@ -34,3 +37,13 @@ class InductorOptions:
         False, "load a package whose digest is not the passport's: its code runs with your permissions",
         parse=_parse_switch, in_key=False,
     )  # fmt: skip
+
+
+def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]:
+    """On a GPU, on request: 1x1 convolutions as matrix products, of a graph that has some."""
+    if config.time_budget_s is None or parse_device(config.device)[0] != "cuda" or "conv_1x1_as_mm" in config.options:
+        return ()
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    convolutions = [place.node for place in model.graph.nodes if place.node.op_type == "Conv"]
+    has_1x1 = any(len(node.input) > 1 and set(sizes.get(node.input[1], ())[2:]) == {1} for node in convolutions)
+    return ({"conv_1x1_as_mm": "on"},) if has_1x1 else ()

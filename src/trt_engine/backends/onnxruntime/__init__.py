@@ -7,6 +7,7 @@ spec = BackendSpec(
     aliases=("ort", "onnx", "cpu"),
     summary="ONNX Runtime's optimised graph: on the CPU, and on CUDA and TensorRT providers if available",
     payload_suffix=".onnx",
+    preference=10,
     modules=("onnxruntime", "onnx", "numpy"),
     install="pip install onnxruntime",
     builder="trt_engine.backends.onnxruntime.build:OnnxRuntimeBuilder",

@@ -13,7 +13,7 @@ from trt_engine.backends.onnxruntime.providers import PROVIDER_VERSION, TF32_FRO
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
-from trt_engine.records.passport import Compatibility
+from trt_engine.records.passport import Compatibility, Passport
 
 _DOCTOR = "trt-engine doctor"
 
@@ -31,7 +31,7 @@ def check_compatibility(
     NVML's).
     """
     found = _check_cpu(engine) or _check_providers(engine, config, available) or _check_gpu(engine, config, gpus)
-    last = _check_version(engine)
+    last = check_version(engine.passport, str(ort.__version__))
     return last if found is None or (found.status == "penalty" and last.status == "rebuild") else found
 
 
@@ -125,9 +125,9 @@ def _check_gpu(engine: Engine, config: RuntimeConfig, gpus: Sequence[info.Gpu] |
     return Compatibility("penalty", reason, passport.build.command)
 
 
-def _check_version(engine: Engine) -> Compatibility:
-    passport = engine.passport
-    built, here = passport.requirements.version, str(ort.__version__)
+def check_version(passport: Passport, here: str) -> Compatibility:
+    """Whether that version of ONNX Runtime runs the engine: loads, penalty or rebuild."""
+    built = passport.requirements.version
     again = passport.build.command
     if _version_tuple(here) == _version_tuple(built):
         return Compatibility("loads", f"built with the installed onnxruntime ({here})")

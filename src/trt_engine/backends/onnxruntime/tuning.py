@@ -1,4 +1,4 @@
-"""Settings of the CUDA provider that change a graph's speed and not its precision."""
+"""Settings of ONNX Runtime that change a graph's speed and not its precision."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ _ATTENTION_KERNELS = ({"cuda.sdpa_kernel": "8"}, {"cuda.sdpa_kernel": "1"})
 """cuDNN's and flash attention, for the fused operators."""
 
 
+_CPU = ({"graph_optimization": "extended"}, {"spinning": "off"})
+"""Without the blocked layout of convolutions, slower for small ones; threads that do not spin, for shared cores."""
+
+
 def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]:
     """Settings worth measuring for this graph, each alone; what `config` sets itself stays as it is."""
     kind, _ = parse_device(config.device)
+    if kind == "cpu" and not config.providers and config.time_budget_s is not None:
+        return tuple(item for item in _CPU if not item.keys() & config.options.keys())
     if kind != "cuda" or any(short_name(name) != "cuda" for name in config.providers):
         return ()
     operators = {place.node.op_type for place in model.graph.nodes}

@@ -51,7 +51,10 @@ class SequenceLength:
 def read_mask(
     graph: FusionGraph, node: NodeProto, scale: float, scores_shape: Sequence[Size] | None
 ) -> Mask | str | None:
-    """The mask that a node applies; a reason if it is of a form that cannot be fused, None if the node does not mask."""
+    """The mask that a node applies; a reason if it is of a form that cannot be fused, None if the node does not mask.
+
+    `scale` is the factor of the mask.
+    """
     if walk.domain_of(node) or node.op_type not in ("Add", "Where"):
         return None
     if node.op_type == "Add":

@@ -105,11 +105,11 @@ class FusionGraph:
         return name in self.constants
 
     def read(self, name: str) -> Array:
-        """The values of a constant."""
+        """The values of a constant, in its stored shape and dtype; `ModelError` if it cannot be read."""
         return read_tensor(self.constants[name], self.folder)
 
     def small_value(self, name: str) -> Array | None:
-        """The values of a constant of at most 1024 elements; None for any other tensor."""
+        """The values of a constant of at most 1024 elements, in its stored shape and dtype; None for any other tensor."""
         tensor = self.constants.get(name)
         return self.read(name) if tensor is not None and math.prod(tensor.dims) <= _SMALL_ELEMENTS else None
 
@@ -119,7 +119,9 @@ class FusionGraph:
         return None if found is None or found.dtype.kind not in "iu" else [int(item) for item in found.reshape(-1)]
 
     def scalar(self, name: str) -> float | None:
-        """The value of a constant with one element, or one computed from such (a chain of Sqrt, Div, Cast); else None."""
+        """The value of a constant with one element (a number of the graph, without unit), or one computed from such (a chain
+        of Sqrt, Div, Cast); else None.
+        """
         found = self._scalar(name, 8)
         return None if found is None or not math.isfinite(found) else found
 

@@ -81,7 +81,9 @@ class ViewStep:
 
 
 def view_chain(graph: FusionGraph, name: str) -> tuple[str, list[ViewStep], float]:
-    """The tensor behind a chain of layout operators, the chain from it on, and the product of the scalars on the way."""
+    """The tensor behind a chain of layout operators, the chain from it on, and the factor (product of the scalars) on the
+    way.
+    """
     chain: list[ViewStep] = []
     scale = 1.0
     for _ in range(_MAX_STEPS):

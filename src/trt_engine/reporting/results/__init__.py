@@ -1,4 +1,4 @@
-"""What a verb prints: the blocks of each result record, made here alone for the terminal and for Python."""
+"""What a verb prints: the blocks of each result record, made here alone for the terminal, for Python and for notebooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from trt_engine.reporting import text
-from trt_engine.reporting.document import Block, Section
+from trt_engine.reporting.document import Block, Section, clean, shorten
 
 _MODULES = {
     "builds": ("BuildReport", "BuildEachReport", "ValidateReport", "BundleReport", "BundleState", "CacheReport"),
@@ -14,14 +14,17 @@ _MODULES = {
     "measurements": (
         "BenchRecord", "BenchPlan", "LogReport", "InferReport", "InferPlan", "EvaluateReport", "EvaluatePlan",
         "SizeReport", "SizePlan", "ProfileReport", "ProfilePlan", "CompareReport", "ComparePlan",
-        "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport",
+        "UpgradeReport", "EngineDiff", "RunSummary", "RunPlan", "PackReport", "ServeReport", "Server",
     ),
+    "deployment": ("DeployReport", "BatchReport", "BatchPlan"),
     "load": ("LoadtestRecord", "LoadtestPlan"),
     "models": (
-        "ConvertReport", "CastReport", "QuantizeReport", "RangesReport", "RangesPlan", "SearchReport", "SearchPlan",
+        "ConvertReport", "CastReport", "QuantizeReport", "RangesReport", "RangesPlan", "CalibrationResult",
+        "SearchReport", "SearchPlan",
     ),
+    "engines": ("Engine", "Passport", "Signature", "InferenceEngine", "BoundCall", "InferenceResult", "Stats"),
 }  # fmt: skip
-"""The record types, by the module with a function for each: `cast_report` for `CastReport`."""
+"""The types, by the module with a function for each: `cast_report` for `CastReport`."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -36,3 +39,15 @@ def result_blocks(record: Any, **options: Any) -> list[Block | Section]:
 def result_text(record: Any, **options: Any) -> str:
     """The result as the verb prints it."""
     return text.render_result(result_blocks(record, **options))
+
+
+def short_text(record: Any) -> str:
+    """The result as text, its long lists cut."""
+    return text.render_result(shorten(result_blocks(record)))
+
+
+def result_html(record: Any) -> str:
+    """The result as tables for a notebook cell, its long lists cut."""
+    from trt_engine.reporting.html import render_cell
+
+    return render_cell(clean(tuple(shorten(result_blocks(record)))))

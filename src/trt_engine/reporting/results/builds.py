@@ -18,6 +18,7 @@ from trt_engine.records.bundle import BundleComponent, BundleReport, BundleState
 from trt_engine.records.passport import GRAPH_DTYPE
 from trt_engine.reporting.document import Block, Fact, Paragraph, Table, make_facts
 from trt_engine.reporting.results.common import (
+    candidate_table,
     layer_shares,
     parity_fact,
     plural,
@@ -54,6 +55,7 @@ def build_report(report: BuildReport) -> Iterator[Block]:
         ("speed", report.speed.summary if report.speed is not None else None),
         ("tuning", report.tuning.summary if report.tuning is not None else None),
     )
+    yield from candidate_table(report.tuning)
     if report.dry_run:
         would = "take it from the store" if report.cached else "build it"
         yield make_facts(("would", would), ("and write", report.artifacts.get("engine")))
@@ -194,7 +196,8 @@ def bundle_state(state: BundleState) -> Iterator[Block]:
         found, passport = engine.compatibility, engine.passport
         lines = [f"{engine.path} ({format_bytes(engine.nbytes)})", f"verdict: {found.status}, {found.reason}"]
         lines += [f"command: {found.command}"] if found.command else []
-        lines += [f"{what}: {text}" for what, text in signature_facts(passport)] if passport is not None else []
+        if passport is not None:
+            lines += [f"{what}: {text}" for what, text in signature_facts(passport.signature, passport.profiles)]
         lines += [f"run: {smoke_time(engine.smoke_run)}"] if engine.smoke_run is not None else []
         rows.append((name, lines))
     for link in state.connections:

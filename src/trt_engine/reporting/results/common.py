@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trt_engine.config.profiles import Profile
 from trt_engine.format import format_bytes, format_ms, format_percent, join_names
 from trt_engine.records.base import Finding
 from trt_engine.records.parity import OutputError, Parity
-from trt_engine.records.passport import Passport, Precision
-from trt_engine.reporting.document import Fact
-from trt_engine.tensors import format_shape
+from trt_engine.records.passport import Precision, Tuning
+from trt_engine.reporting.document import Fact, Table
+from trt_engine.tensors import Signature, format_shape
 
 
 def plural(count: int, what: str) -> str:
@@ -70,12 +71,12 @@ def parity_fact(parity: Parity | None) -> Fact:
     return "parity", lines
 
 
-def signature_facts(passport: Passport) -> list[Fact]:
+def signature_facts(signature: Signature, profiles: Sequence[Profile] = ()) -> list[Fact]:
     """Inputs, outputs and profiles, one row each."""
     return [
-        *(("input", str(spec)) for spec in passport.signature.inputs),
-        *(("output", str(spec)) for spec in passport.signature.outputs),
-        *((f"profile {index}", str(profile)) for index, profile in enumerate(passport.profiles)),
+        *(("input", str(spec)) for spec in signature.inputs),
+        *(("output", str(spec)) for spec in signature.outputs),
+        *((f"profile {index}", str(profile)) for index, profile in enumerate(profiles)),
     ]
 
 
@@ -99,3 +100,27 @@ def batch_option(model: str) -> str:
     signature = open_model(Path(model)).signature
     alone = {at for spec in signature.inputs for at in spec.dynamic} == {0}
     return " --batch 1:8:64" if alone else ""
+
+
+def candidate_table(tuning: Tuning | None) -> Iterator[Table]:
+    """One row per candidate of a search, the chosen one marked; nothing without a search."""
+    if tuning is None:
+        return
+    rows = []
+    for item in tuning.candidates:
+        slower = "" if item.slower_pct is None else f"{item.slower_pct:+.1f} %"
+        interval = "" if item.interval_pct is None else "{:+.1f} to {:+.1f} %".format(*item.interval_pct)
+        times = tuple("" if value is None else format_ms(value) for value in (item.median_ms, item.p99_ms))
+        built = "" if item.build_s is None else f"{item.build_s:.1f} s"
+        metric = "" if item.metric is None else f"{item.metric:.4f}"
+        rows.append((item.label, built, metric, *times, slower, interval, item.note or ""))
+    columns = ("candidate", "built", "accuracy", "median", "p99", "slower", "95 %", "left out because")
+    used = [at for at in range(len(columns)) if at == 0 or any(row[at] for row in rows)]
+    left = frozenset(place for place, at in enumerate(used) if at in (0, len(columns) - 1))
+    yield Table(
+        f"Candidates, by {tuning.optimize_for}",
+        tuple(columns[at] for at in used),
+        tuple(tuple(row[at] for at in used) for row in rows),
+        left,
+        frozenset([tuning.chosen]),
+    )

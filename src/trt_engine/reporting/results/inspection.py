@@ -138,7 +138,7 @@ def engine_report(report: EngineReport) -> Iterator[Block]:
         ("command", found.command or None),
         *(_plan_facts(report.plan) if report.plan is not None else ()),
         ("size", format_bytes(report.nbytes)),
-        *(_passport_facts(report.passport) if report.passport is not None else ()),
+        *(passport_facts(report.passport) if report.passport is not None else ()),
         *(_smoke_facts(report.smoke_run) if report.smoke_run is not None else ()),
     )
 
@@ -150,7 +150,8 @@ def _plan_facts(plan: PlanInfo) -> Iterator[Fact]:
     yield "weights", format_bytes(plan.weight_nbytes) if plan.weight_nbytes is not None else None
 
 
-def _passport_facts(passport: Passport) -> list[Fact]:
+def passport_facts(passport: Passport) -> list[Fact]:
+    """What an engine is, how it was built and checked, and what it needs."""
     build, needs, parity, validation = passport.build, passport.requirements, passport.parity, passport.validation
     graph = f" (the graph is {build.graph_dtype})" if build.graph_dtype else ""
     parts = {
@@ -165,7 +166,7 @@ def _passport_facts(passport: Passport) -> list[Fact]:
     rows: list[Fact] = [
         ("backend", passport.backend),
         ("device", passport.device),
-        *signature_facts(passport),
+        *signature_facts(passport.signature, passport.profiles),
         ("precision", f"{shares}{requested_text(passport.precision)}{graph}"),
         ("quantised_for", build.quant_target or None),
         ("fusions", build.fusions),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import UnsetType
 
@@ -19,6 +20,7 @@ from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.records.size import SizePlan, SizeReport
 from trt_engine.records.summary import percentile, summarize
 from trt_engine.records.sweep import CellResult, RunPlan, RunSummary
+from trt_engine.records.upgrade import UpgradeReport
 from trt_engine.reporting.document import Block, Fact, Paragraph, Section, Table, make_facts
 from trt_engine.reporting.pack import PackReport
 from trt_engine.reporting.results.common import name_groups, plural, shapes_text, sized
@@ -195,6 +197,11 @@ def serve_report(report: ServeReport) -> Iterator[Block]:
     )
 
 
+def server(server: Any) -> Iterator[Block]:
+    """A running server, as `serve` reports it."""
+    yield from serve_report(server.report)
+
+
 def _served_text(model: ServedModel) -> str:
     name = f"{model.name} version {model.version}" if model.version else model.name
     if model.state == "READY":
@@ -291,10 +298,21 @@ def compare_report(report: CompareReport) -> Iterator[Block | Section]:
     context = ReportContext(RunRecords(Path(), None, None, (), (), comparison=report))
     yield from (Paragraph(sentence) for sentence in [sections.summarize(report)] if sentence)
     yield from sections.compare_section(context, report).blocks
-    yield from [section] if (section := sections.structure_section(report)) is not None else []
+    yield from [section] if (section := sections.structure_section(report.comparisons)) is not None else []
     written = ((name, place) for name, place in report.artifacts.items() if name != "compare")
     ended = None if report.complete else "interrupted"
     yield make_facts(_stability(report.stable, report.instability), *written, ("incomplete", ended))
+
+
+def upgrade_report(report: UpgradeReport) -> Iterator[Block | Section]:
+    """The page of an upgrade check."""
+    from trt_engine.reporting.sections import compare_sections, upgrade_sections
+
+    yield Paragraph(upgrade_sections.summarize(report))
+    yield from upgrade_sections.upgrade_section(report).blocks
+    structure = compare_sections.structure_section([item.comparison for item in report.items])
+    yield from [structure] if structure is not None else []
+    yield make_facts(("warning", report.warnings), *report.artifacts.items())
 
 
 def engine_diff(diff: EngineDiff, top: int = 20) -> Iterator[Block]:

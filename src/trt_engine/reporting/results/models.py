@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_engine.format import MIB, format_bytes, format_number, format_percent, node_label
 from trt_engine.records.convert import ConvertReport, DynamicAxis
@@ -20,6 +20,9 @@ from trt_engine.records.search import SearchPlan, SearchReport
 from trt_engine.reporting.document import Block, Fact, Paragraph, Table, make_facts
 from trt_engine.reporting.results.common import batch_option, finding_lines, first_lines, name_groups
 from trt_engine.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from trt_engine.precision.calibration import CalibrationResult
 
 _MAX_ROWS = 12
 _USUAL_BATCH, _LARGEST_BATCH = 8, 64
@@ -253,6 +256,20 @@ def ranges_report(report: RangesReport) -> Iterator[Block]:
     )  # fmt: skip
     columns = ("largest tensors", "largest", "of FP16", "FP16 zero", "FP8 zero")
     yield from [Table("", columns, rows, frozenset((0,)))] if rows else []
+
+
+def calibration_result(result: CalibrationResult) -> Iterator[Block]:
+    """The settings and data, and the widest ranges."""
+    yield make_facts(
+        ("calibrator", " ".join([result.calibrator, *(f"{name}={value}" for name, value in result.settings.items())])),
+        ("data", f"{result.data_source}: {result.rows} rows in {result.batches} batches"),
+        ("from cache", "yes" if result.from_cache else None),
+        ("skipped", f"{len(result.skipped)} files" if result.skipped else None),
+        ("warning", result.warnings),
+    )
+    widest = sorted(result.amax.items(), key=lambda item: -item[1])
+    rows = tuple((name, f"{amax:.4g}") for name, amax in widest[:_MAX_ROWS])
+    yield Table(f"{len(result.amax)} tensors, the widest ranges", ("tensor", "amax"), rows, frozenset((0,)))
 
 
 def ranges_plan(plan: RangesPlan) -> Iterator[Block]:

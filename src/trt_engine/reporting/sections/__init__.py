@@ -22,6 +22,7 @@ from trt_engine.reporting.sections import (
     speedup_section,
     stream_sections,
     sweep_sections,
+    upgrade_sections,
 )
 from trt_engine.reporting.sections.report_context import ReportContext
 from trt_engine.reporting.sections.section_helpers import (
@@ -32,7 +33,7 @@ from trt_engine.reporting.sections.section_helpers import (
     to_sentence,
     warning_summary,
 )
-from trt_engine.run_folder import CELLS, COMPARE, LOADTEST, PLAN, PROFILE, RECORDS, REPORT, RUN, SIZE
+from trt_engine.run_folder import CELLS, COMPARE, LOADTEST, PLAN, PROFILE, RECORDS, REPORT, RUN, SIZE, UPGRADE
 
 _MAX_FILES = 60  # rows in the list of files
 _MAX_OPEN_COMMANDS = 12
@@ -52,6 +53,7 @@ def build_document(run: RunRecords, base: Path | None = None) -> ReportDocument:
         (RECORDS, run.measurements),
         (PROFILE, run.profile),
         (COMPARE, run.comparison),
+        (UPGRADE, run.upgrade),
         (LOADTEST, run.loads),
     )
     said = list({notice.text: notice for notice in _notices(scene)}.values())
@@ -63,7 +65,9 @@ def build_document(run: RunRecords, base: Path | None = None) -> ReportDocument:
         subtitle=_subtitle(scene),
         device=scene.device_line(),
         figures=tuple(_key_figures(scene)),
-        claim=size_sections.explain_count(scene) or compare_sections.summarize(scene.run.comparison),
+        claim=size_sections.explain_count(scene)
+        or compare_sections.summarize(scene.run.comparison)
+        or upgrade_sections.summarize(scene.run.upgrade),
         notices=tuple(_leading_notices(said)),
         sections=tuple(_with_warnings([one for one in _sections(scene) if one is not None], said)),
         footer=f"Written by trt-engine{version} from {listed}. "
@@ -120,7 +124,10 @@ def _sections(context: ReportContext) -> Iterator[Section | None]:
         yield loadtest_sections.load_charts_section(run.loads)
     if run.comparison is not None:
         yield compare_sections.compare_section(context, run.comparison)
-        yield compare_sections.structure_section(run.comparison)
+        yield compare_sections.structure_section(run.comparison.comparisons)
+    if run.upgrade is not None:
+        yield upgrade_sections.upgrade_section(run.upgrade)
+        yield compare_sections.structure_section([item.comparison for item in run.upgrade.items])
     if not run.cells:  # the main content of a profile
         yield profile_sections.layers_section(named)
         yield profile_sections.kernels_section(named)
@@ -163,6 +170,8 @@ def _title(context: ReportContext) -> str:
     if run.comparison is not None and run.comparison.sides:
         base, *others = (side.label for side in run.comparison.sides)
         return f"{join_names(others, 3)} against {base}" if others else base
+    if run.upgrade is not None:
+        return f"{run.upgrade.new} against {run.upgrade.old}"
     if run.measurements:
         names = list(dict.fromkeys(Path(record.engine).name or record.engine for record in run.measurements))
         return names[0] if len(names) == 1 else f"{len(names)} engines"
@@ -179,6 +188,7 @@ def _subtitle(context: ReportContext) -> str:
         ("stream count", run.size is not None),
         ("run of " + pluralize(len(run.cells), "cell"), bool(run.cells) or run.manifest is not None),
         ("comparison", run.comparison is not None),
+        ("upgrade check", run.upgrade is not None),
         ("profile", run.profile is not None),
         ("measurements", bool(run.measurements) and run.size is None),
         ("load test", bool(run.loads)),
@@ -192,7 +202,9 @@ def _subtitle(context: ReportContext) -> str:
     started = [record.started for record in context.records if record.started]
     started += [run.manifest.started] if run.manifest is not None else []
     started += [
-        found.started for found in (run.profile, run.comparison, *run.loads) if found is not None and found.started
+        found.started
+        for found in (run.profile, run.comparison, run.upgrade, *run.loads)
+        if found is not None and found.started
     ]
     if started:
         parts.append(format_time(min(started)))
@@ -207,6 +219,8 @@ def _key_figures(context: ReportContext) -> Iterator[KeyFigure]:
         yield from sweep_sections.key_figures(context)
     elif run.comparison is not None and run.comparison.comparisons:
         yield from compare_sections.key_figures(run.comparison)
+    elif run.upgrade is not None:
+        yield from upgrade_sections.key_figures(run.upgrade)
     elif run.profile is not None and len(run.measurements) <= 1:  # the one is the profile's own
         yield from profile_sections.key_figures(run.profile)
         if run.measurements:
@@ -275,6 +289,7 @@ def _files_section(context: ReportContext) -> Section | None:
         ("samples", RECORDS),
         ("profile document", PROFILE),
         ("compare document", COMPARE),
+        ("upgrade document", UPGRADE),
         ("load tests", LOADTEST),
     ):
         if context.has_file(name) and context.display_run_path(name)[0] not in known:

@@ -36,10 +36,15 @@ _MAX_CHANGES = 25
 
 def key_figures(report: CompareReport) -> Iterator[KeyFigure]:
     for other in report.comparisons[:3]:
-        median = next((metric for metric in other.speed if metric.metric == "median"), None)
-        metric = median or next(iter(other.speed), None)
-        if metric is not None:
-            yield KeyFigure(f"{other.label}, by {metric.metric}", _factor_phrase(metric), _interval_phrase(metric))
+        yield from key_figure(other)
+
+
+def key_figure(other: Comparison) -> Iterator[KeyFigure]:
+    """Its speed by the median, or by the metric there is."""
+    median = next((metric for metric in other.speed if metric.metric == "median"), None)
+    metric = median or next(iter(other.speed), None)
+    if metric is not None:
+        yield KeyFigure(f"{other.label}, by {metric.metric}", _factor_phrase(metric), _interval_phrase(metric))
 
 
 def summarize(report: CompareReport | None) -> str:
@@ -61,26 +66,36 @@ def compare_section(context: ReportContext, report: CompareReport) -> Section:
     base = report.sides[0] if report.sides else None
     name = base.label if base else "the first engine"
     blocks: list[Block] = [Paragraph(_verdict_sentence(name, other)) for other in report.comparisons[:_MAX_SPANS]]
-    charts: list[Chart] = [chart] if (chart := _interval_chart(name, report)) is not None else []
+    charts: list[Chart] = list(interval_charts(name, report.comparisons, report.gates))
     samples = [(s.label, s.record.compute_ms) for s in report.sides if s.record is not None and s.record.compute_ms]
     if len(samples) > 1:
         charts.append(make_boxes("compare-boxes", samples))
     if charts:
         blocks.append(tuple(charts))
-    rows = [_metric_row(other.label, metric) for other in report.comparisons for metric in other.speed]
-    if rows:
-        caption = f"Against {name}, per cent of it with the interval: more than zero is slower, of throughput too"
-        columns = ("engine", "", shorten_label(name, 24), "this", "slower %", "from", "to", "would find %", "verdict")
-        blocks.append(Table(caption, columns, tuple(rows), frozenset((0, 1, 8))))
+    blocks += speed_table(name, report.comparisons)
     blocks.append(Paragraph(_method_sentence(report)))
     if report.gates:
-        states = ["failed" if gate.failed else "held" if gate.evaluated else "not judged" for gate in report.gates]
-        gates = [(gate.rule, state, gate.text) for gate, state in zip(report.gates, states, strict=True)]
-        marked = [index for index, state in enumerate(states) if state != "held"]
-        blocks.append(text_table("Gates", ("gate", "", "found"), gates, marked))
+        blocks.append(gates_table(report.gates))
     blocks += _engine_table(context, report)
     blocks += _output_blocks(report)
     return Section("compare", "Comparison", tuple(blocks))
+
+
+def speed_table(base: str, comparisons: Sequence[Comparison]) -> Iterator[Table]:
+    """Every metric against the base, with its interval."""
+    rows = [_metric_row(other.label, metric) for other in comparisons for metric in other.speed]
+    if rows:
+        caption = f"Against {base}, per cent of it with the interval: more than zero is slower, of throughput too"
+        columns = ("engine", "", shorten_label(base, 24), "this", "slower %", "from", "to", "would find %", "verdict")
+        yield Table(caption, columns, tuple(rows), frozenset((0, 1, 8)))
+
+
+def gates_table(gates: Sequence[GateResult]) -> Table:
+    """The gates, and what was found; those that did not hold are marked."""
+    states = ["failed" if gate.failed else "held" if gate.evaluated else "not judged" for gate in gates]
+    rows = [(gate.rule, state, gate.text) for gate, state in zip(gates, states, strict=True)]
+    marked = [index for index, state in enumerate(states) if state != "held"]
+    return text_table("Gates", ("gate", "", "found"), rows, marked)
 
 
 def _metric_row(label: str, metric: MetricDifference) -> tuple[str, ...]:
@@ -127,18 +142,21 @@ def _method_sentence(report: CompareReport) -> str:
     return f"{to_sentence(report.method)} {pluralize(report.blocks, 'block')} each, {report.order}.{kept}"
 
 
-def _interval_chart(base: str, report: CompareReport) -> IntervalChart | None:
-    found = [(other.label, metric) for other in report.comparisons for metric in other.speed][:_MAX_SPANS]
+def interval_charts(
+    base: str, comparisons: Sequence[Comparison], gates: Sequence[GateResult]
+) -> Iterator[IntervalChart]:
+    """The intervals of every metric, with the limits of the gates."""
+    found = [(other.label, metric) for other in comparisons for metric in other.speed][:_MAX_SPANS]
     if not found:
-        return None
+        return
     spans = []
     for label, metric in found:
-        by, name = metric.slower_pct, f"{label}: {metric.metric}" if len(report.comparisons) > 1 else metric.metric
+        by, name = metric.slower_pct, f"{label}: {metric.metric}" if len(comparisons) > 1 else metric.metric
         spans.append(Interval(name, by.low, by.value, by.high, by.excludes_zero))
     metrics = [metric.metric for _, metric in found]
-    limits = [limit for gate in report.gates if (limit := _gate_limit(gate, metrics)) is not None]
+    limits = [limit for gate in gates if (limit := _gate_limit(gate, metrics)) is not None]
     level = found[0][1].slower_pct.level
-    return IntervalChart(
+    yield IntervalChart(
         "intervals",
         f"Difference from {base}, with {format_percent(level)} intervals",
         "← faster · % of the base · slower →",
@@ -205,9 +223,9 @@ def _output_blocks(report: CompareReport) -> Iterator[Block]:
             yield Notice(f"Outputs of {other.label}: {other.outputs_note}", "info")
 
 
-def structure_section(report: CompareReport) -> Section | None:
+def structure_section(comparisons: Sequence[Comparison]) -> Section | None:
     """Structural differences of the engines."""
-    found = [(other.label, other.structure) for other in report.comparisons if other.structure is not None]
+    found = [(other.label, other.structure) for other in comparisons if other.structure is not None]
     blocks = [block for label, diff in found for block in structure_blocks(diff, _MAX_CHANGES, f"{label}: ")]
     return Section("structure", "What changed inside", tuple(blocks)) if blocks else None
 

@@ -56,7 +56,8 @@ class ReportContext:
         """The values of an attribute in all records, else in the plan."""
         sides = self.run.comparison.sides if self.run.comparison else ()
         profiles = (profile for _, profile, _ in self.profiles)
-        records = (*self.records, *profiles, *sides, *([self.size] if self.size else []))
+        upgraded = (item.new for item in self.run.upgrade.items) if self.run.upgrade else ()
+        records = (*self.records, *profiles, *sides, *upgraded, *([self.size] if self.size else []))
         return list(dict.fromkeys(getattr(item, name) for item in records or [cell.spec for cell in self.run.cells]))
 
     @property
@@ -87,7 +88,7 @@ class ReportContext:
         if len(self.devices) > 1 and (self.records or self.profiles or self.run.comparison):
             gpu = f" ({here.gpu})" if here.gpu else ""
             return f"Devices: {', '.join(self.devices)}{gpu}"
-        if not (self.records or self.profiles or self.size or self.run.comparison):
+        if not (self.records or self.profiles or self.size or self.run.comparison or self.run.upgrade):
             return f"Nothing was measured; planned for {', '.join(self.devices)}"
         if self.device.startswith("cuda"):
             parts = [f"GPU: {here.gpu or 'name not recorded'} ({self.device})"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import UnsetType
 
 from trt_engine.config.streams import SourceGroup
 from trt_engine.format import format_column, format_or_dash
 from trt_engine.records.size import SizeReport
-from trt_engine.records.streams import StreamCapacity
+from trt_engine.records.streams import CurveSummary, StreamCapacity
 from trt_engine.reporting.charts import Line, LineChart, Point
 from trt_engine.reporting.document import Block, Commands, Facts, Paragraph, Section, make_facts
 from trt_engine.reporting.sections.section_helpers import make_table, pluralize
@@ -26,7 +26,9 @@ def streams_section(size: SizeReport) -> Section | None:
     blocks: list[Block] = [Paragraph(headline(capacity)), _facts(capacity)]
     if capacity.streams:
         blocks += [(_share_chart(capacity),)]
-    blocks += [_policy_table(capacity), *_verification_table(capacity), _curve_table(capacity)]
+    blocks += [_policy_table(capacity), *_verification_table(capacity), _curve_table(capacity.curve)]
+    if capacity.crop_curve:
+        blocks.append(_curve_table(capacity.crop_curve, "Latency curve of the second model"))
     if capacity.streams:
         blocks += [Paragraph("Settings of the policy:"), Commands(tuple(settings_lines(capacity)))]
     return Section("streams", f"Streams within {capacity.deadline_ms:g} ms", tuple(blocks))
@@ -50,6 +52,7 @@ def _facts(capacity: StreamCapacity) -> Facts:
     return make_facts(
         ("sources", mix_text(capacity.mix) or None),
         ("inferred", f"every frame of {capacity.interval + 1}" if capacity.interval else None),
+        ("crops", f"{capacity.crops} of each inferred frame, by a second model" if capacity.crops else None),
         ("limit", f"{capacity.limit}: {capacity.limit_reason}"),
         ("late", f"{100 * capacity.late_share:.2g} % predicted" if capacity.streams else None),
         ("upper bound", f"{pluralize(capacity.upper_bound, 'stream')} from compute alone, whatever the latency"),
@@ -122,10 +125,9 @@ def _verification_table(capacity: StreamCapacity) -> Iterator[Block]:
     )
 
 
-def _curve_table(capacity: StreamCapacity) -> Block:
-    points = capacity.curve
+def _curve_table(points: Sequence[CurveSummary], name: str = "Latency curve") -> Block:
     return make_table(
-        "Latency curve: full batches, all contexts busy; times in ms",
+        f"{name}: full batches, all contexts busy; times in ms",
         [
             ("batch", [str(point.batch) for point in points]),
             ("contexts", [str(point.contexts) for point in points]),

@@ -52,7 +52,8 @@ def compare(
     earlier measurements, which are unpaired.
 
     Raises `AccuracyError` or `SpeedError` when a rule fails and `UnstableError` with `strict=True`, after everything is
-    written; `UsageError` for measurements under different protocols or conditions.
+    written; `UsageError` for measurements under different protocols or conditions. `Interrupted` after Ctrl-C has the
+    incomplete report as `partial`.
     """
     settings = merge_run_settings(values, runtime, build, compare or CompareConfig(), config or BenchConfig())
     report = run(parse_request(engines, *settings), named=values)

@@ -43,7 +43,7 @@ def compare_records(request: CompareRequest) -> CompareRun:
     sides = [dataclasses.replace(side, label=label) for label, side in zip(labels, sides, strict=True)]
     return CompareRun(
         sides=tuple(sides),
-        results=tuple(_compare_with_base(sides[0], side) for side in sides[1:]),
+        results=tuple(compare_with_base(sides[0], side) for side in sides[1:]),
         blocks=min(len(resampling_blocks(side)) for side in sides),
         order="measured one after another, at different times",
         method=UNPAIRED_METHOD,
@@ -51,7 +51,8 @@ def compare_records(request: CompareRequest) -> CompareRun:
     )
 
 
-def _compare_with_base(base: CompareSide, side: CompareSide) -> PairResult:
+def compare_with_base(base: CompareSide, side: CompareSide) -> PairResult:
+    """Speed of a side against the base, unpaired."""
     differences, said = unpaired_differences(resampling_blocks(base), resampling_blocks(side))
     compared = Comparison(
         label=side.label,
@@ -164,8 +165,13 @@ _LENGTHS = ("duration_s", "min_iterations")
 _IGNORED_FIELDS = ("memory_mib",)
 
 
-def require_same_conditions(name: str, record: BenchRecord, other_name: str, other: BenchRecord) -> None:
-    """`UsageError` naming what differs in how, on what and with what two records were measured."""
+def require_same_conditions(
+    name: str, record: BenchRecord, other_name: str, other: BenchRecord, ignored: Sequence[str] = ()
+) -> None:
+    """`UsageError` naming what differs in how, on what and with what two records were measured.
+
+    `ignored` are fields of the environment that may differ.
+    """
     differing = [
         f"{what} ({_format_field(a)} against {_format_field(b)})"
         for what, a, b in (
@@ -177,7 +183,7 @@ def require_same_conditions(name: str, record: BenchRecord, other_name: str, oth
         if a != b
     ]
     differing += different_fields(record.protocol, other.protocol, "protocol.", _LENGTHS)
-    differing += different_fields(record.environment, other.environment, "environment.", _IGNORED_FIELDS)
+    differing += different_fields(record.environment, other.environment, "environment.", (*_IGNORED_FIELDS, *ignored))
     if differing:
         raise UsageError(
             f"`{name}` and `{other_name}` do not compare: {'; '.join(differing)}",

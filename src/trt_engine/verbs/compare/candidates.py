@@ -111,16 +111,16 @@ def probe(items: Sequence[Candidate], config: BenchConfig, warnings: list[str]) 
     capture a graph, none does. What differs still is refused.
     """
     events = None
-    found = _effective_protocols(items, config, warnings, events)
+    found = effective_protocols(items, config, warnings, events)
     here = not any(item.out_of_process for item in items) and len({item.device for item in items}) == 1
     if here and len({protocol.clock for protocol in found}) > 1:
         events = False
-        found = _effective_protocols(items, config, warnings, events)
+        found = effective_protocols(items, config, warnings, events)
         warnings.append(
             "not all engines can be timed by events: all are timed by the host's clock around a synchronised run"
         )
     if here and len({protocol.graph for protocol in found}) > 1:
-        found = _effective_protocols(items, dataclasses.replace(config, graph=False), warnings, events)
+        found = effective_protocols(items, dataclasses.replace(config, graph=False), warnings, events)
         warnings.append("not all engines run as a graph here: all are measured without one")
     first = items[0]
     for item, protocol in zip(items, found, strict=True):
@@ -135,9 +135,10 @@ def probe(items: Sequence[Candidate], config: BenchConfig, warnings: list[str]) 
     return found[0]
 
 
-def _effective_protocols(
+def effective_protocols(
     items: Sequence[Candidate], config: BenchConfig, warnings: list[str], events: bool | None
 ) -> list[Protocol]:
+    """Each engine run once, and the protocol it is measured by; `events` off: by the host's clock."""
     found = []
     with contextlib.ExitStack() as stack:
         for item in items:

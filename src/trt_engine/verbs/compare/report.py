@@ -71,7 +71,7 @@ def make_report(request: CompareRequest, run: CompareRun) -> CompareReport:
             f"{len(against)} engines are compared with the first: each interval holds for itself alone, "
             "`--fail-if` corrects for their number (Holm)"
         )
-    gates = tuple(_evaluate_gates(request.rules, run.results))
+    gates = tuple(evaluate_gates(request.rules, run.results))
     records = [require_record(side) for side in run.sides]
     reasons = (
         *(
@@ -79,7 +79,7 @@ def make_report(request: CompareRequest, run: CompareRun) -> CompareReport:
             for side in run.sides
             if any(request.from_records) and not require_record(side).complete
         ),
-        *_instability(against, [state for record in records for state in record.clocks], gates),
+        *find_instability(against, [state for record in records for state in record.clocks], gates),
     )
     if reasons:
         warnings.append(f"for a stable comparison: {advice(records[0])}")
@@ -126,7 +126,7 @@ def _quantized_dtype(side: CompareSide) -> str | None:
     return None if kind in _FLOATS else kind
 
 
-def _evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> Iterator[GateResult]:
+def evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> Iterator[GateResult]:
     """Each rule over all engines against the base; several engines are several chances of a false alarm (Holm)."""
     for rule in rules:
         if rule.metric == "error":
@@ -166,9 +166,10 @@ def _evaluate_output_gate(rule: GateRule, against: Sequence[Comparison]) -> Gate
     return GateResult(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, evaluated=judged)
 
 
-def _instability(
+def find_instability(
     against: Sequence[Comparison], states: Sequence[Clocks], gates: Sequence[GateResult]
 ) -> tuple[str, ...]:
+    """Why the comparison is not stable, in words."""
     reasons = []
     for side in against:
         median = next((item for item in side.speed if item.metric == "median"), None)

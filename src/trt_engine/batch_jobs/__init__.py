@@ -1,0 +1,1 @@
+"""`batch`: an engine over files, folders, Parquet and WebDataset shards, through Ray Data."""

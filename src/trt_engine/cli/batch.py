@@ -1,0 +1,54 @@
+"""`trt-engine batch ENGINE|MODEL INPUT... -o DIR`: an engine over many rows, into Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_engine.cli import options, output, verb_command
+from trt_engine.config.batch import BatchConfig
+from trt_engine.errors import UsageError
+
+
+@verb_command.verb("batch", short_help="An engine over files, folders, Parquet or WebDataset.")
+@click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
+@click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=options.FILE)
+@options.config_options(BatchConfig)
+@options.engine_options(leave_out=("batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
+@options.out_option("The folder to write.", hint="name a folder, as `-o results`")
+@options.dry_run_option
+@options.common
+def command(
+    output_options: output.OutputOptions,
+    path: Path,
+    inputs: tuple[Path, ...],
+    out: Path | None,
+    dry_run: bool,
+    **values: Any,
+) -> None:
+    """Run ENGINE over every row of the INPUTs into Parquet (a MODEL is built where the workers are).
+
+    INPUT: images, .npy, .npz, .parquet, .tar of WebDataset, or folders of them. Each input row is one output row, in order;
+    one that fails has its reason in the column `error`, and the exit code is 2. The same command resumes.
+
+    \b
+      trt-engine batch detector.engine photos -o results
+      trt-engine batch ranker.engine.onnx rows.parquet -o results --workers 4
+    """
+    if out is None:
+        raise UsageError("no output folder is given", hint="`trt-engine batch ENGINE INPUT... -o DIR`")
+    config: BatchConfig = options.config_from(BatchConfig, values)
+    runtime, build, _ = options.engine_configs(values)
+
+    from trt_engine.batch_jobs import batch
+
+    job = batch.plan(path, inputs, out, config, runtime, build)
+    typed = options.command_line()
+    if dry_run:
+        output.print_result(output_options, "batch", job.plan)
+        return
+    report = batch.run(job, command=typed)
+    output.print_result(output_options, "batch", report)
+    batch.gate(report)

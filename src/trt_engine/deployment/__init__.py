@@ -1,0 +1,1 @@
+"""`deploy`: configurations of serving systems for engines. Targets: `targets.TARGETS`."""

@@ -1,0 +1,53 @@
+"""Results of `batch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """One input row without outputs, and why."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What a batch job would do."""
+
+    engine: str
+    needs_build: bool
+    out: str
+    files: int
+    rows: int
+    parts: int
+    done_parts: int
+    """Parts that an earlier run of the same job finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """Report of `batch`: rows in, rows out, and the first failures."""
+
+    engine: str
+    out: str
+    job: str
+    """Digest of the engine, settings and inputs: a run with the same one resumes."""
+    files: int
+    rows: int
+    """Rows in, and rows out."""
+    failed: int
+    """Rows with an error instead of outputs."""
+    parts: int
+    resumed_parts: int
+    """Parts that an earlier run had finished."""
+    workers: int
+    nodes: int
+    seconds: float
+    """Of this run, the start of Ray's processes left out."""
+    rows_per_s: float | None
+    """Rows of this run; None where everything was done before."""
+    failures: tuple[FailedRow, ...]
+    """The first failed rows, at most 20."""

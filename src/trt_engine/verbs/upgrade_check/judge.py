@@ -1,0 +1,254 @@
+"""Pairs of engines of two versions: speed, layers, plan compatibility, and the gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+
+from trt_engine.backends.onnxruntime.compatibility import check_version
+from trt_engine.engine import Engine
+from trt_engine.environment import Environment
+from trt_engine.errors import EngineError, TrtEngineError, UsageError
+from trt_engine.format import format_percent
+from trt_engine.profiling.diff import diff_structures
+from trt_engine.profiling.engine_structure import Structure, profile_structure, read_structure
+from trt_engine.records.compare import Comparison, EngineDiff, GateResult
+from trt_engine.records.evaluate import MAIN_METRIC
+from trt_engine.records.passport import Compatibility
+from trt_engine.records.upgrade import UpgradeItem
+from trt_engine.trt.versions import Version, can_load_plan
+from trt_engine.verbs.compare.baseline import compare_with_base, require_same_conditions, unpaired_warnings
+from trt_engine.verbs.compare.report import PairResult, evaluate_gates
+from trt_engine.verbs.compare.request import GateRule
+from trt_engine.verbs.upgrade_check.sides import VersionItem
+
+SAME_MACHINE = ("platform", "cpu", "cpu_cores", "gpu", "compute_capability", "gpu_memory_mib")
+"""Fields of the environment that must agree for speeds to be compared."""
+EXIT_CODES = {"plan": 10, "accuracy": 7, "precision": 6, "speed": 8}
+"""By gate, worst first."""
+_MAX_SHARE_DROP = 0.05
+"""Loss of the main dtype's share of the multiply-adds that is not accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemResult:
+    """One engine in both versions, with what the gates need."""
+
+    item: UpgradeItem
+    old: VersionItem
+    new: VersionItem
+    speed: PairResult
+    warnings: tuple[str, ...]
+
+
+def compare_versions(old: VersionItem, new: VersionItem) -> ItemResult:
+    """Speed, structure and compatibility of one engine in both versions."""
+    speed, warnings = _compare_speed(old, new)
+    structure, note = _compare_structure(old, new)
+    if note:
+        warnings.append(f"`{old.label}`: layers were not compared: {note}")
+    ratio = (
+        new.engine.engine_bytes / old.engine.engine_bytes
+        if new.engine.engine_bytes and old.engine.engine_bytes
+        else None
+    )
+    comparison = Comparison(
+        label=old.label,
+        speed=speed.comparison.speed,
+        outputs=(),
+        outputs_note="the versions run in different processes: each is compared with plain ONNX Runtime of its own",
+        structure=structure,
+        size_ratio=ratio,
+    )
+    item = UpgradeItem(old.label, old.engine, new.engine, comparison, _plan_compatibility(old, new))
+    return ItemResult(item, old, new, PairResult(comparison, speed.differences, speed.messages), tuple(warnings))
+
+
+# ------------------------------------------------------------------------------------------------ speed
+
+
+def _compare_speed(old: VersionItem, new: VersionItem) -> tuple[PairResult, list[str]]:
+    """The difference in speed; without figures, and why, where it cannot be compared."""
+    missing = [name for name, side in (("OLD", old), ("NEW", new)) if not side.records]
+    if missing:
+        return _not_timed(old.label, f"{' and '.join(missing)} holds no measurement of it")
+    ignored = [item.name for item in fields(Environment) if item.name not in SAME_MACHINE]
+    try:
+        require_same_conditions("OLD", old.records[0], "NEW", new.records[0], ignored)
+    except UsageError as error:
+        return _not_timed(old.label, error.message)
+    sides = (old.compare_side(), new.compare_side())
+    result = compare_with_base(*sides)
+    warnings = list(unpaired_warnings(replace(sides[0], label="OLD"), sides[1]))
+    if are_alternating(old, new):
+        warnings = warnings[1:]
+    if not result.differences:
+        warnings += (f"`{old.label}`: {text}" for text in result.messages)
+    unstable = [name for name, side in (("OLD", old), ("NEW", new)) if not all(one.stable for one in side.records)]
+    if unstable:
+        warnings.append(f"`{old.label}` was not stable in {' and '.join(unstable)}")
+    return result, warnings
+
+
+def _not_timed(label: str, reason: str) -> tuple[PairResult, list[str]]:
+    comparison = Comparison(label=label, speed=(), outputs=())
+    return PairResult(comparison, (), (reason,)), [f"`{label}` was not timed: {reason}"]
+
+
+def are_alternating(old: VersionItem, new: VersionItem) -> bool:
+    """Whether the versions were measured in turns, several times each."""
+    starts = [(record.started, side) for side, item in enumerate((old, new)) for record in item.records]
+    switches = sum(one != other for (_, one), (_, other) in pairwise(sorted(starts)))
+    return len(starts) > 2 and switches >= len(starts) // 2
+
+
+# ------------------------------------------------------------------------------------------------ structure, plans
+
+
+def _compare_structure(old: VersionItem, new: VersionItem) -> tuple[EngineDiff | None, str]:
+    """Layers and fusions, by the engines if both can be read here, else by their profiles; else why not."""
+    try:
+        return diff_structures(_structure(old), _structure(new)), ""
+    except TrtEngineError as error:
+        if old.layers is None or new.layers is None:
+            return None, error.message
+        return diff_structures(profile_structure(old.layers, old.label), profile_structure(new.layers, new.label)), ""
+
+
+def _structure(side: VersionItem) -> Structure:
+    if side.path is None:
+        raise EngineError(f"the engine of `{side.label}` is not in the folder", hint="keep the engines with the run")
+    return read_structure(side.path)
+
+
+def _plan_compatibility(old: VersionItem, new: VersionItem) -> Compatibility:
+    """Whether the new library loads the old plan, by the versions of both."""
+    name, version = old.engine.library.partition(" ")[0], new.library_version
+    again = old.passport.build.command if old.passport is not None else None
+    if old.passport is None:
+        return Compatibility("unknown", "the passport of the old engine is not there")
+    if version is None or new.engine.library.partition(" ")[0] != name:
+        return Compatibility(
+            "unknown", f"{old.engine.library} and {new.engine.library} are not versions of one library"
+        )
+    if name == "onnxruntime":
+        return check_version(old.passport, version)
+    built, here = Version.parse(old.library_version or ""), Version.parse(version)
+    if not name.startswith("tensorrt") or built is None or here is None:
+        return Compatibility("unknown", f"there is no rule for plans of {name}")
+    portable = old.passport.requirements.version_compatible and name == "tensorrt"
+    if can_load_plan(here, built, version_compatible=portable):
+        return Compatibility("loads", f"built with {name} {built}, loads in {here}")
+    return Compatibility("rebuild", f"built with {name} {built}, which {here} does not load", again)
+
+
+# ------------------------------------------------------------------------------------------------ gates
+
+
+def judge(
+    results: Sequence[ItemResult], rules: Sequence[GateRule], *, max_drop: float, keep_plans: bool
+) -> tuple[GateResult, ...]:
+    """All gates, worst first: `plan`, `accuracy`, `precision`, then the rules of speed."""
+    built = [one for one in results if one.new.engine.state == "done"]
+    speed = evaluate_gates(rules, [one.speed for one in built]) if built else ()
+    return (
+        _gate("plan", results, lambda one: _judge_plan(one, keep_plans)),
+        _gate("accuracy", results, lambda one: _judge_accuracy(one, max_drop)),
+        _gate("precision", results, _judge_precision),
+        *speed,
+    )
+
+
+_State = tuple[bool | None, str]
+"""Passed, failed, or None: not judged; and the finding."""
+
+
+def _gate(name: str, results: Sequence[ItemResult], judge_item: Callable[[ItemResult], _State]) -> GateResult:
+    """One gate over all engines; the text names those that did not pass."""
+    states = [(one.item.label, *judge_item(one)) for one in results]
+    failed = any(passed is False for _, passed, _ in states)
+    open_ = any(passed is None for _, passed, _ in states)
+    shown = [(label, text) for label, passed, text in states if passed is not True] or [
+        (label, text) for label, _, text in states
+    ]
+    texts: dict[str, list[str]] = {}
+    for label, text in shown:
+        texts.setdefault(text, []).append(f"`{label}`")
+    parts = (f"{', '.join(labels)}: {text}" for text, labels in texts.items())
+    return GateResult(name, failed, "; ".join(parts), evaluated=not open_)
+
+
+def _missing(one: ItemResult, codes: Sequence[int], *, other: bool = False) -> _State | None:
+    """The state of a gate that the new version's build decided; None where there is an engine."""
+    engine = one.new.engine
+    if engine.state == "done":
+        return None
+    reason = f"NEW has no engine, {engine.state}{f': {engine.reason}' if engine.reason else ''}"
+    if engine.state in ("waiting", "interrupted", "skipped"):
+        return None, reason
+    return (False, reason) if (engine.exit_code in codes) != other else (None, reason)
+
+
+def _judge_plan(one: ItemResult, keep_plans: bool) -> _State:
+    if (state := _missing(one, (6, 7), other=True)) is not None:
+        return state
+    engine = one.new
+    if engine.path is not None and engine.passport is not None:
+        try:
+            Engine(engine.path, engine.passport).verify()
+        except EngineError as error:
+            return False, error.message
+    found = one.item.compatibility
+    if keep_plans and found.status in ("rebuild", "refuse", "unknown"):
+        return (None if found.status == "unknown" else False), f"old plan: {found.reason}"
+    return True, f"old plan: {found.status}, {found.reason}"
+
+
+def _judge_accuracy(one: ItemResult, max_drop: float) -> _State:
+    """By the metric on the same images; without it, each against plain ONNX Runtime."""
+    if (state := _missing(one, (7,))) is not None:
+        return state
+    old, new = one.old.evaluation, one.new.evaluation
+    if old is not None and new is not None:
+        if (old.task, old.dataset_digest, old.images) != (new.task, new.dataset_digest, new.images):
+            return None, "evaluated on different images"
+        name = MAIN_METRIC[old.task]
+        before, after = old.metrics[name], new.metrics[name]
+        text = f"{name} {before:.4f} -> {after:.4f} over {old.images} images, a drop of {max_drop:g} is allowed"
+        return before - after <= max_drop, text
+    if old is not None:
+        return None, "NEW was not evaluated"
+    first, second = one.item.old.parity, one.item.new.parity
+    if second is None:
+        return None, "neither a dataset nor a comparison with plain ONNX Runtime in NEW"
+    worst = max((error.max_rel for error in second.outputs.values()), default=0.0)
+    before_text = "" if first is None else f"{max((e.max_rel for e in first.outputs.values()), default=0.0):.2g} -> "
+    text = (
+        f"against plain ONNX Runtime {before_text}{worst:.2g} of the channel's scale, {second.tolerance:g} is allowed"
+    )
+    return second.passed, text
+
+
+def _judge_precision(one: ItemResult) -> _State:
+    if (state := _missing(one, (6,))) is not None:
+        return state
+    old, new = one.item.old, one.item.new
+    if old.main_dtype is None or new.main_dtype is None:
+        return None, "the dtypes of the layers are not known"
+    before, after = old.dtype_shares[old.main_dtype], new.dtype_shares.get(old.main_dtype, 0.0)
+    text = f"{old.main_dtype} {format_percent(before)} -> {format_percent(after)}"
+    if new.main_dtype != old.main_dtype:
+        return False, f"{text}, now mainly {new.main_dtype}{f': {new.not_fused}' if new.not_fused else ''}"
+    return before - after <= _MAX_SHARE_DROP, text
+
+
+def exit_code_of(gate: GateResult) -> int:
+    """The exit code of a gate that fails."""
+    return EXIT_CODES.get(gate.rule, EXIT_CODES["speed"])
+
+
+def failures(gates: Sequence[GateResult]) -> Iterator[GateResult]:
+    """The failed gates, worst first."""
+    order = list(EXIT_CODES.values())
+    yield from sorted((gate for gate in gates if gate.failed), key=lambda gate: order.index(exit_code_of(gate)))

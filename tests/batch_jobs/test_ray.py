@@ -1,0 +1,86 @@
+"""`batch` through Ray: killed and resumed, with a worker and a node lost, every row comes out once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from batch_jobs.conftest import ROWS
+from patience import until
+
+pytestmark = [pytest.mark.full, pytest.mark.slow]
+pq = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("ray.data")
+
+COUNT = 6000
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    np.save(tmp_path / "rows.npy", np.resize(ROWS, (COUNT, 3)))
+    return tmp_path / "rows.npy"
+
+
+def start(engine: Path, rows: Path, out: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "trt_engine", "batch", engine, rows, "-o", out, "--part-rows", "20"]
+    with (out.parent / "log").open("ab") as log:
+        return subprocess.Popen(words, start_new_session=True, stdout=log, stderr=log)
+
+
+def journal_lines(out: Path) -> int:
+    path = out / "journal.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def advanced(process: subprocess.Popen[bytes], out: Path, lines: int) -> bool:
+    return journal_lines(out) > lines or process.poll() is not None
+
+
+def check(out: Path) -> None:
+    parts = sorted(out.glob("part-*.parquet"))
+    tables = [pq.read_table(part).to_pydict() for part in parts]
+    assert [row for table in tables for row in table["row"]] == list(range(COUNT))
+    assert [one for table in tables for one in table["error"]] == [None] * COUNT
+    found = np.array([one for table in tables for one in table["y"]], np.float32)
+    assert np.array_equal(found, np.resize(ROWS, (COUNT, 3)) * 2)
+
+
+def test_killed_at_random_moments_and_resumed_every_row_comes_out_once(
+    engine: Path, rows: Path, tmp_path: Path
+) -> None:
+    out, random = tmp_path / "out", np.random.default_rng(11)
+    for _ in range(2):
+        process = start(engine, rows, out)
+        try:
+            until(partial(advanced, process, out, journal_lines(out)), "a line of the journal")
+            time.sleep(random.uniform(0, 0.3))  # anywhere in what follows
+        finally:
+            process.kill()
+            process.wait()
+    process = start(engine, rows, out)
+    assert process.wait() == 0, (tmp_path / "log").read_text()[-2000:]
+    check(out)
+
+
+def test_a_worker_killed_under_way_loses_no_row(engine: Path, rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = start(engine, rows, out)
+    try:
+        until(partial(advanced, process, out, 0), "a line of the journal")
+        below = psutil.Process(process.pid).children(recursive=True)
+        for worker in [one for one in below if "MapWorker" in " ".join(one.cmdline())]:
+            os.kill(worker.pid, signal.SIGKILL)
+        assert process.wait() == 0, (tmp_path / "log").read_text()[-2000:]
+    finally:
+        process.kill()
+        process.wait()
+    check(out)

@@ -1,0 +1,45 @@
+"""Without Ray: exit 3 with the pip line, nothing written; and nothing of Ray is imported before it is needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("ray", "pyarrow"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+from trt_engine.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+IMPORTS = """
+import sys
+import trt_engine as te
+from trt_engine.cli import batch, deploy
+from trt_engine.deployment import ray
+te.batch, te.deploy, te.BatchConfig
+found = sorted({name.partition(".")[0] for name in sys.modules} & {"ray", "pyarrow", "starlette"})
+sys.exit(" ".join(found) or 0)
+"""
+
+
+def test_a_missing_extra_is_exit_3_with_the_pip_line(engine: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, "batch", engine, tmp_path / "rows.npy", "-o", tmp_path / "out"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "pip install 'trt-engine[ray]'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_of_ray_is_imported_before_it_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

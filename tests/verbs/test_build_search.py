@@ -1,0 +1,324 @@
+"""Candidates built and measured: what is chosen, what is left out and why, what the passport and the reports hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trt_engine as te
+from onnx_models import FLOAT, node, save
+from trt_engine.backend import list_backends
+from trt_engine.backends.inductor.options import tuning_candidates as inductor_candidates
+from trt_engine.backends.onnxruntime import tuning
+from trt_engine.benchmark.closed_loop import QueryBurst
+from trt_engine.benchmark.interleaving import Schedule
+from trt_engine.benchmark.statistics import Restart
+from trt_engine.config.build import BuildConfig
+from trt_engine.errors import AccuracyError, BuildError, Interrupted, ModelError, PrecisionError, UsageError
+from trt_engine.graph.load import open_model
+from trt_engine.records.passport import Tuning
+from trt_engine.verbs import build_search, evaluate
+from trt_engine.verbs.build import execute, plan
+from trt_engine.verbs.build_candidates import PlannedCandidate
+from trt_engine.verbs.build_search import Search
+from trt_engine.verbs.build_worker import build_in_process
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "model.onnx"
+NHWC = {"cuda.prefer_nhwc": "1"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(tmp_path / "net.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, ["N", 8])}, {"y": (FLOAT, ["N", 8])})
+
+
+# ------------------------------------------------------------------------------------------------ the choice, scripted
+
+
+class Script:
+    """A search whose builds and rounds take scripted times, on a clock that only they move."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, build_s: Sequence[float], **settings: Any) -> None:
+        self.now, self.build_s, self.rounds = 0.0, build_s, list[tuple[int, ...]]()
+        self.ms: Mapping[int, Sequence[float]] = {}
+        self.failures: dict[int, BaseException] = {}
+        self.stop_after = 99
+        config = BuildConfig(**({"backend": "auto", "time_budget_s": 100.0} | settings))
+        one = BuildConfig(backend="onnxruntime")
+        plans = [SimpleNamespace(config=one, at=at, find_in_store=lambda: None) for at in range(len(build_s))]
+        candidates = tuple(
+            PlannedCandidate(replace(one, options={"arena": str(at)}), {"arena": str(at)}, plan=item)
+            for at, item in enumerate(plans)
+        )
+        self.search = Search(SimpleNamespace(config=config, candidates=candidates), self.build, clock=lambda: self.now)
+        monkeypatch.setattr(Search, "_open", self.open)
+        monkeypatch.setattr(build_search, "measure_interleaved", self.measure)
+
+    def build(self, one: Any) -> Any:
+        self.now += self.build_s[one.at]
+        if one.at in self.failures:
+            raise self.failures[one.at]
+        return SimpleNamespace(passport=SimpleNamespace(validation=None), at=one.at)
+
+    def open(self, active: Sequence[int]) -> Any:
+        return {at: SimpleNamespace(load_s=0.1, query_s=0.01) for at in active}, {at: at for at in active}, 1
+
+    def measure(self, sides: Sequence[int], schedule: Schedule) -> list[Restart]:
+        if len(self.rounds) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.rounds.append(tuple(sides))
+        self.now += schedule.duration_s
+        turns = [tuple(self.burst(side, load) for side in sides) for load in range(schedule.restarts)]
+        return [(turn,) for turn in turns]
+
+    def burst(self, side: int, load: int) -> QueryBurst:
+        times = self.ms[side]
+        ms = times[load % len(times)] * (1 + 1e-4 * load)
+        return QueryBurst((ms,) * 20, 20 * ms / 1e3)
+
+    def run(self, **ms: Sequence[float]) -> tuple[int, Tuning]:
+        self.ms = {int(name[1:]): times for name, times in ms.items()}
+        engine, tuned = self.search.run()
+        assert engine.at == tuned.chosen
+        return tuned.chosen, tuned
+
+
+def test_halving_keeps_the_faster_half_and_the_simplest_that_may_be_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [1.0] * 6)
+    chosen, tuned = script.run(a0=[10, 14], a1=[20], a2=[9.9], a3=[30], a4=[9.8, 10.2], a5=[40])
+    assert script.rounds[0] == (0, 1, 2, 3, 4, 5)
+    assert all(set(later) < set(earlier) for earlier, later in zip(script.rounds, script.rounds[1:], strict=False))
+    assert chosen in (2, 4) or tuned.candidates[0].interval_pct[0] <= 0
+    assert [item.rounds for item in tuned.candidates][1::2] == [1, 1, 1]
+
+
+def test_a_clear_winner_is_chosen_with_its_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, tuned = Script(monkeypatch, [1.0, 2.0]).run(a0=[10.0], a1=[8.0])
+    assert chosen == 1 and tuned.runner_up == 0
+    assert tuned.margin_pct == pytest.approx(25.0)
+    low, high = tuned.margin_interval_pct
+    assert 0 < low <= tuned.margin_pct <= high
+    assert (tuned.first_engine_s, tuned.best_engine_s) == (1.0, 3.0)
+    assert tuned.candidates[1].slower_pct == 0.0 and tuned.candidates[0].slower_pct == pytest.approx(25.0)
+
+
+def test_within_the_interval_the_simpler_one_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, tuned = Script(monkeypatch, [1.0, 1.0]).run(a0=[8.0, 13.0], a1=[9.0, 9.0, 11.0])
+    assert chosen == 0 and tuned.margin_interval_pct[0] <= 0 <= tuned.margin_interval_pct[1]
+
+
+def test_throughput_and_deadline_have_their_own_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = {"optimize_for": "deadline", "max_p99_ms": 9.5}
+    chosen, tuned = Script(monkeypatch, [1.0] * 3, **late).run(a0=[9.0], a1=[5.0, 5.0, 5.0, 5.0, 12.0, 5.0], a2=[8.0])
+    assert chosen == 2 and "deadline of 9.5 ms" in tuned.candidates[1].note
+    chosen, tuned = Script(monkeypatch, [1.0] * 2, optimize_for="deadline", max_p99_ms=1.0).run(a0=[9.0], a1=[5.0])
+    assert chosen == 1 and all("deadline" in item.note for item in tuned.candidates)
+    assert Script(monkeypatch, [1.0] * 2, optimize_for="throughput").run(a0=[9.0], a1=[5.0])[0] == 1
+
+
+def test_the_time_is_kept_and_the_first_engine_is_always_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [200.0, 1.0])
+    chosen, tuned = script.run()
+    assert chosen == 0 and not script.rounds and tuned.candidates[1].note == "not reached in the time given"
+    script = Script(monkeypatch, [30.0] * 5)
+    _, tuned = script.run(a0=[9.0], a1=[5.0])
+    assert [item.build_s for item in tuned.candidates] == [30.0, 30.0, None, None, None]
+    assert tuned.seconds <= 1.1 * 100.0
+    script = Script(monkeypatch, [1.0] * 8, time_budget_s=14.0)
+    _, tuned = script.run(**{f"a{at}": [10.0 + at % 2, 10.5] for at in range(8)})
+    assert script.rounds and tuned.seconds <= 1.1 * 14.0
+
+
+def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [1.0] * 4)
+    script.stop_after = 1
+    chosen, tuned = script.run(a0=[30.0, 31], a1=[8.0, 9.1], a2=[9.0, 8.1], a3=[20.0])
+    assert chosen == 1 and not tuned.complete and len(script.rounds) == 1
+    script = Script(monkeypatch, [1.0] * 3)
+    script.failures[1] = KeyboardInterrupt()
+    chosen, tuned = script.run()
+    assert chosen == 0 and not tuned.complete
+    script = Script(monkeypatch, [1.0])
+    script.failures[0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        script.run()
+
+
+def test_a_candidate_that_fails_is_left_out_and_a_requested_build_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [1.0] * 3)
+    script.failures[0] = BuildError("no kernel")
+    chosen, tuned = script.run(a1=[9.0], a2=[5.0])
+    assert chosen == 2 and tuned.candidates[0].note == "no kernel"
+    script = Script(monkeypatch, [1.0] * 2, backend="onnxruntime")
+    script.failures[0] = BuildError("no kernel")
+    with pytest.raises(BuildError, match="no kernel"):
+        script.run()
+    script = Script(monkeypatch, [1.0])
+    script.failures[0] = PrecisionError("not in fp16")
+    with pytest.raises(PrecisionError, match="not in fp16"):
+        script.run()
+
+
+# ------------------------------------------------------------------------------------------------ the candidates
+
+
+def test_every_backend_is_listed_with_the_reason_it_is_left_out(model: Path, tmp_path: Path) -> None:
+    made = plan(model, backend="auto", batch=(1, 2, 4), store=te.Store(tmp_path / "store"), precisions="int8,fp32")
+    reasons = {item.config.backend: item.reason for item in made.candidates if item.plan is None}
+    assert "builds for cuda" in reasons["tensorrt"] and "builds for cuda" in reasons["trtexec"]
+    assert "builds for cuda" in reasons["tensorrt-rtx"]
+    assert "calibration data" in reasons["onnxruntime"] and "--accuracy-data" in reasons["onnxruntime"]
+    eligible = [(item.config.precision, item.options) for item in made.candidates if item.plan is not None]
+    assert eligible[0] == (None, {}) and (None, {"spinning": "off"}) in eligible
+    assert all(precision is None for precision, _ in eligible)
+    listed = {item.config.backend for item in made.candidates}
+    assert listed == {name for name, spec in list_backends().items() if not spec.hidden} - {"auto"}
+
+
+def test_without_a_gpu_its_backends_are_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trt_engine.verbs.build_candidates.info.gpus", lambda: ())
+    made = plan(model, backend="auto", device="cuda:0", batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
+    assert {item.reason for item in made.candidates} == {"there is no `cuda:0` here"}
+    with pytest.raises(BuildError, match="no candidate can be built"):
+        execute(made)
+
+
+def test_settings_of_a_search_that_contradict_each_other_are_refused(model: Path) -> None:
+    for settings in ({"optimize_for": "deadline"}, {"max_p99_ms": 5.0}):
+        with pytest.raises(UsageError, match="belong together"):
+            plan(model, backend="auto", **settings)
+    with pytest.raises(UsageError, match="unknown precision"):
+        plan(model, backend="auto", precisions="fp15")
+
+
+def test_candidates_fit_the_graph_and_leave_requested_settings_alone() -> None:
+    found = open_model(DIGITS)
+
+    def offered(**settings: Any) -> list[dict[str, str]]:
+        return list(tuning.tuning_candidates(found, BuildConfig(**({"device": "cuda:0", "fuse": False} | settings))))
+
+    assert offered() == [NHWC, NHWC | {"separate_conv_bias": "on"}]
+    assert {"cuda.sdpa_kernel": "1"} in offered(fuse=True)
+    assert offered(device="cpu") == offered(providers=("tensorrt", "cuda")) == []
+    assert offered(device="cpu", time_budget_s=9, options={"spinning": "on"}) == [{"graph_optimization": "extended"}]
+    assert offered(options={"cuda.prefer_nhwc": "0"}) == []
+    assert offered(options=NHWC) == [{"separate_conv_bias": "on"}]
+    assert offered(options={"separate_conv_bias": "off"}) == [NHWC]
+    assert inductor_candidates(found, BuildConfig(device="cuda:0")) == ()
+    assert inductor_candidates(found, BuildConfig(device="cuda:0", time_budget_s=9.0)) == ({"conv_1x1_as_mm": "on"},)
+
+
+def test_biases_are_separated_in_nhwc_alone(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="layout NHWC"):
+        te.build(DIGITS, options={"separate_conv_bias": "on"}, store=te.Store(tmp_path / "store"))
+
+
+# ------------------------------------------------------------------------------------------------ real builds
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(build_search, "_SIDE_S", 0.3)
+    return None
+
+
+def tuned(engine: te.Engine) -> Tuning:
+    assert engine.passport.build.tuning is not None
+    return engine.passport.build.tuning
+
+
+def test_auto_over_onnx_runtime(model: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(list_backends(), "inductor", replace(list_backends()["inductor"], modules=("no_such_torch",)))
+    store, out = te.Store(tmp_path / "store"), tmp_path / "net.engine"
+    settings = {"backend": "auto", "batch": (1, 2, 4), "time_budget_s": 600.0, "store": store, "out": out}
+    engine = te.build(model, **settings)
+    found = tuned(engine)
+    best = found.candidates[found.chosen]
+    assert engine.passport.backend == best.backend == "onnxruntime" and found.complete
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+    assert engine.passport.build.config["options"] == best.options
+    ran = [item for item in found.candidates if item.rounds]
+    assert len(ran) == 3 and all(item.median_ms > 0 and item.p99_ms >= item.median_ms for item in ran)
+    assert found.runner_up not in (None, found.chosen) and found.margin_interval_pct is not None
+    assert found.shapes == {"x": (2, 8)} and 0 < found.first_engine_s <= found.best_engine_s <= found.seconds
+    assert "torch" in next(item.note for item in found.candidates if item.backend == "inductor")
+    assert tuned(te.Engine.open(out)) == found
+    with te.load(out) as runner:
+        assert runner.infer({"x": np.full((2, 8), -1.0, np.float32)})["y"].max() == 0
+
+    monkeypatch.setattr(build_search.Search, "run", lambda self: pytest.fail("measured again"))
+    again = execute(plan(model, **settings))
+    assert again.cached and tuned(again.engine) == found
+
+
+def test_the_chosen_engine_is_the_one_that_was_measured(
+    model: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, wide = te.Store(tmp_path / "store"), {"time_budget_s": 600.0, "batch": (1, 2, 4)}
+    built = []
+    original = build_search.Search._build_one
+    monkeypatch.setattr(
+        build_search.Search, "_build_one", lambda self, at, *rest: (built.append(at), original(self, at, *rest))[1]
+    )
+    engine = te.build(model, store=store, **wide)
+    assert built == [0, 1, 2]
+    same = plan(model, store=store, batch=(1, 2, 4), options=tuned(engine).candidates[tuned(engine).chosen].options)
+    assert same.find_in_store().passport.payload[0].digest == engine.passport.payload[0].digest
+    assert te.build(model, store=store, time_budget_s=0, batch=(1, 2, 4)).passport.build.tuning is None
+
+
+def test_an_interrupted_search_is_delivered_and_not_used_again(
+    model: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = te.Store(tmp_path / "store"), tmp_path / "net.engine"
+    settings = {"backend": "auto", "batch": (1, 2, 4), "store": store, "out": out, "time_budget_s": 600.0}
+    with monkeypatch.context() as patch:
+        patch.setattr(build_search.Search, "_measure_all", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(Interrupted) as stopped:
+            te.build(model, **settings)
+    assert stopped.value.exit_code == 130 and stopped.value.partial.path == out
+    assert te.Engine.open(out).passport.parity.passed and not tuned(te.Engine.open(out)).complete
+    assert tuned(te.build(model, **settings)).complete
+
+
+def test_a_candidate_is_built_in_a_process_that_ends_with_the_time(model: Path, tmp_path: Path) -> None:
+    made = plan(model, batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
+    with pytest.raises(BuildError, match="not built within"):
+        build_in_process(made, 0.01)
+    assert made.find_in_store() is None
+    engine = build_in_process(made, 600.0)
+    assert engine.passport.key == made.key and engine.passport.parity.passed
+
+
+def test_an_error_of_the_process_is_the_build_s(model: Path, tmp_path: Path) -> None:
+    made = plan(model, batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
+    model.unlink()
+    with pytest.raises(ModelError):
+        build_in_process(made, 600.0)
+
+
+def test_the_accuracy_gate_compares_with_the_first_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [1.0] * 3, accuracy_data="digits", accuracy_drop=0.02)
+    asked = []
+
+    def run(engine: Any, dataset: str, rules: Any, *rest: object) -> Any:
+        asked.append((engine.at, dataset, getattr(rules.baseline, "at", None), rules.max_drop))
+        return SimpleNamespace(task="classification", metrics={"top1": 0.9 - 0.1 * (engine.at == 1)}, at=engine.at)
+
+    def gate(report: Any) -> None:
+        if report.at == 1:
+            raise AccuracyError("a drop of 0.1")
+
+    monkeypatch.setattr(evaluate, "run", run)
+    monkeypatch.setattr(evaluate, "gate", gate)
+    monkeypatch.setattr(build_search, "MAIN_METRIC", {"classification": "top1"})
+    chosen, found = script.run(a0=[9.0], a1=[1.0], a2=[5.0])
+    assert chosen == 2 and found.candidates[1].note == "a drop of 0.1" and not found.candidates[1].rounds
+    assert asked == [(0, "digits", None, None), (1, "digits", 0, 0.02), (2, "digits", 0, 0.02)]
+    assert found.candidates[2].metric == 0.9
