@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Empty is not set: the tests start the command hundreds of times, and without bytecode each start compiles it again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo rtx test test-full test-tensorrt check format schemas setup setup-core clean
+.PHONY: help demo docs rtx test test-full test-tensorrt check format schemas setup setup-core clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -31,11 +31,20 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[light]' --group dev
 	@touch $@ $(VENV)/.core
 
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -q -e . --group docs
+	@touch $@
+
 setup-core: $(VENV)/.core  ## the command alone, in $(VENV)
 setup: $(VENV)/.dev  ## everything a developer needs
 
 demo: $(VENV)/.core  ## the main job: the example detector to an engine and a stream count
 	$(BIN)/trt-engine size examples/digits/model.onnx -o $(DEMO) --overwrite
+
+docs: $(VENV)/.docs  ## the documentation as a site that needs no network: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
 
 # TensorRT-RTX's parser and builder, 96 MB, under NVIDIA's licence; `make test RTX=0` does without.
 RTX ?= 1
@@ -78,4 +87,4 @@ schemas: $(VENV)/.dev  ## docs/schemas/ from the record types, typed keyword arg
 	$(BIN)/python tools/settings_types.py
 
 clean:  ## remove the environment and the demo's results
-	rm -rf $(VENV) $(VENV)-modelopt $(VENV)-old-onnxruntime $(VENV)-full $(DEMO)
+	rm -rf $(VENV) $(VENV)-modelopt $(VENV)-old-onnxruntime $(VENV)-full $(DEMO) site

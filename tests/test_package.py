@@ -40,9 +40,10 @@ def test_a_verb_stays_a_function_after_its_folder_was_imported() -> None:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_every_verb_of_the_command_line_is_a_function_in_a_file_of_its_name(verb: str) -> None:
-    function = getattr(te, verb)
-    assert inspect.isfunction(function) and verb in VERBS
-    assert function.__module__.rpartition(".")[2] == verb
+    name = verb.replace("-", "_")
+    function = getattr(te, name)
+    assert inspect.isfunction(function) and name in VERBS
+    assert function.__module__.rpartition(".")[2] == name
 
 
 def test_no_module_of_the_package_root_has_the_name_of_a_verb() -> None:

@@ -24,6 +24,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 (PYTHON,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 (SHELL,) = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
 _FIRST_MEASURED = "record"
+_HINT = re.compile(r"trt-engine docs ([a-z][\w./-]*\w)")
 
 
 def test_the_python_example_runs_as_written_as_far_as_it_measures_nothing(
@@ -85,6 +86,10 @@ def test_the_wheel_carries_licence_notice_types_and_pages_and_its_description_no
         path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".json")
     ]
     assert {f"trt_engine/{page}" for page in pages} <= names
+    hints = [name for path in (ROOT / "src").rglob("*.py") for name in _HINT.findall(path.read_text(encoding="utf-8"))]
+    assert len(hints) > 5
+    for name in hints:
+        assert {f"trt_engine/docs/{name}", f"trt_engine/docs/{name}.md"} & names, f"`trt-engine docs {name}`"
     assert not [name for name in names if not name.startswith(("trt_engine/", info))]
     description = metadata.get_payload()
     assert "## In Python" in str(description) and not re.search(r"\]\((?!https?://)", str(description))

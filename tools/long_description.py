@@ -1,4 +1,4 @@
-"""The description in the package's metadata: README.md without links to files of the tree, which lead nowhere elsewhere."""
+"""The description in the package's metadata: README.md without its pictures and links to files of the tree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+_TREE_IMAGE = re.compile(r"!\[[^\]]+\]\((?!https?://)[^)]*\)\n*")
 _TREE_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)[^)]*\)")
 
 
@@ -16,4 +17,4 @@ class LongDescription(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": _TREE_LINK.sub(r"\1", text)}
+        metadata["readme"] = {"content-type": "text/markdown", "text": _TREE_LINK.sub(r"\1", _TREE_IMAGE.sub("", text))}

@@ -300,6 +300,11 @@ EXAMPLES: dict[str, list[Example]] = {
             "target_link_libraries(a nvinfer # old\n  cudart)\n",
         ),
         Example("Makefile", "LIBS = -lnvinfer -lnvparsers\n", "LIBS = -lnvonnxparser\n", "LIBS = -lnvinfer\n"),
+        Example(
+            "Makefile", "LIBS = -lnvinfer \\\n  -lnvparsers\n",
+            "ifeq ($(shell ldconfig -p | grep -q libnvparsers && echo 1), 1)\n  LIBS += -lnvparsers\nendif\n",
+            "LIBS = -lnvinfer \\\n\n",
+        ),
     ],
     "binding-index": [
         py(

@@ -154,7 +154,7 @@ def test_a_compressed_body(server: Server) -> None:
 def test_other_paths_and_methods(server: Server) -> None:
     for path, status in (
         ("/", 200), ("/v3", 404), ("/v2/models", 404), ("/v2/models/double/versions/1", 200), ("/v2/models/nothing", 404),
-        ("/v2/models/double/versions/1/ready", 200), ("/v2/models/double/versions/2/ready", 503),
+        ("/v2/models/double/versions/1/ready", 200), ("/v2/models/double/versions/2/ready", 404),
         ("/v2/models/double/explain", 404), (INFER, 405), ("/v2/repository/index", 405), ("/v2/health/live", 200),
         ("/v2/models/stats", 200), ("/v2/cudasharedmemory/status", 404), ("/v2/systemsharedmemory/status", 200),
         ("/v2/models/double/stats", 200), ("/v2/models/double/versions/1/config", 200), ("/v2/trace/setting", 404),

@@ -201,7 +201,7 @@ def _max_batch(engine: Engine) -> tuple[int, str]:
     except UsageError as error:
         return 0, error.message
     if flat := [spec.name for spec in signature if len(spec.shape) == 1]:
-        return 0, f"`{flat[0]}` has no dimension besides the batch, which Triton's `dims` cannot say"
+        return 0, f"`{flat[0]}` has no dimension besides the batch, which Triton's `dims` cannot express"
     if layout.max_rows is None:
         return _UNLIMITED_BATCH, "the engine takes any batch; this is a limit for requests"
     return layout.max_rows, "the engine's largest batch"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from trt_engine.display import RichDisplay
+
 DeployTarget = Literal["triton", "deepstream", "ray"]
 
 
@@ -37,7 +39,7 @@ class DeployedModel:
 class PreprocessDifference:
     """What nvinfer makes of an image by a configuration, beside what the model's own pre-processing makes of it.
 
-    Levels are those of an 8-bit pixel, 0 to 255. Where the sizes differ there are no numbers.
+    Levels are those of an 8-bit pixel, 0 to 255. Where the sizes differ the numbers are None.
     """
 
     file: str
@@ -62,7 +64,7 @@ class PreprocessDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class DeployReport:
+class DeployReport(RichDisplay):
     """Report of `deploy`: the files written for a target, and the decisions in them."""
 
     target: DeployTarget

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.compare import Comparison, GateResult
 from trt_engine.records.parity import Parity
@@ -61,7 +62,7 @@ class UpgradeItem:
 
 
 @dataclass(frozen=True, slots=True)
-class UpgradeReport:
+class UpgradeReport(RichDisplay):
     """Report of `upgrade-check OLD NEW`."""
 
     old: str

@@ -205,7 +205,12 @@ class GrpcServer:
         return message("ServerReadyResponse")(ready=not self._service.not_ready())
 
     async def _ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
-        reason = self._service.repository.not_ready(request.name, request.version)
+        try:
+            reason = self._service.repository.not_ready(request.name, request.version)
+        except UnknownModel as error:  # of an unknown version clients expect an answer
+            if request.name not in self._service.repository.models:
+                raise
+            reason = error.one_line
         if self._service.admission.draining:
             reason = "the server is shutting down"
         if reason is not None:

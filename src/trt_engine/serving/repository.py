@@ -93,6 +93,12 @@ class Model:
             yield "not loaded"
 
 
+def unknown_version(model: Model, version: str) -> UnknownModel:
+    return UnknownModel(
+        f"model `{model.name}` has no version `{version[:20]}`", hint=suggest(version[:20], [*model.versions])
+    )
+
+
 class Repository:
     """The models of a server. Its methods belong to the event loop; files and engines are opened in other threads."""
 
@@ -119,9 +125,7 @@ class Repository:
         served = model.versions.get(version) if version else model.newest
         if served is None:
             if version and version not in model.states:
-                raise UnknownModel(
-                    f"model `{name}` has no version `{version[:20]}`", hint=suggest(version[:20], [*model.versions])
-                )
+                raise unknown_version(model, version)
             raise SetupError(
                 f"model `{name}` is not ready: {'; '.join(model.reasons()) or 'no version is loaded'}",
                 hint="`/v2/repository/index` has the reasons",
@@ -138,8 +142,10 @@ class Repository:
             return "; ".join(model.reasons()) or None
         served = model.versions.get(version)
         if served is None:
-            state = model.states.get(version)
-            return (state.reason or state.state.lower()) if state else f"unknown version `{version[:20]}`"
+            if version not in model.states:
+                raise unknown_version(model, version)
+            state = model.states[version]
+            return state.reason or state.state.lower()
         return served.not_ready_reason()
 
     def all_not_ready(self) -> dict[str, str]:

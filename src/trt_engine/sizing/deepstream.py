@@ -97,14 +97,22 @@ def nvinfer_config(
     keys["gie-unique-id"] = "1"
     if kind == "100":
         keys["output-tensor-meta"] = "1"
-    groups = {}
-    if kind == "0":
-        classes = len(vision.postprocess.classes) if vision is not None else 0
-        keys |= {"num-detected-classes": str(classes)} if classes else {}
-        notes += [_PARSER_NOTE, *([] if classes else ["num-detected-classes: number of classes of the model"])]
-        if vision is not None:
-            groups["class-attrs-all"] = {"pre-cluster-threshold": f"{vision.postprocess.min_score:g}"}
-    return NvinferConfig(keys, tuple(notes), groups)
+    if kind != "0":
+        return NvinferConfig(keys, tuple(notes))
+    known, said, groups = _detector_keys(vision)
+    return NvinferConfig(keys | known, (*notes, *said), groups)
+
+
+def _detector_keys(vision: Vision | None) -> tuple[dict[str, str], list[str], dict[str, dict[str, str]]]:
+    """Keys of a detector's classes, notes, and the group of their threshold."""
+    notes = [_PARSER_NOTE]
+    if vision is None or not vision.postprocess.classes:
+        notes.append("num-detected-classes: number of classes of the model")
+    if vision is None:
+        return {}, notes, {}
+    classes = len(vision.postprocess.classes)
+    keys = {"num-detected-classes": str(classes)} if classes else {}
+    return keys, notes, {"class-attrs-all": {"pre-cluster-threshold": f"{vision.postprocess.min_score:g}"}}
 
 
 def _undeclared_keys(channels: int) -> tuple[dict[str, str], list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from trt_engine.atomic_io import ensure_folder, write_atomic
-from trt_engine.backend import BackendSpec
+from trt_engine.backend import BackendSpec, get_backend
 from trt_engine.benchmark.bench_inputs import feeds_for
 from trt_engine.benchmark.closed_loop import measure
 from trt_engine.benchmark.isolated import measure_isolated
@@ -115,7 +115,7 @@ def open_or_build(
     if is_onnx_model(engine):
         return _build_engine(Path(engine), config, runtime, build)  # type: ignore[arg-type]
     opened = engine if isinstance(engine, Engine) else Engine.open(engine)
-    if "backend" in named and build.backend != opened.passport.backend:
+    if "backend" in named and build.backend != opened.passport.backend and not get_backend(build.backend).selects:
         raise UsageError(
             f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
             hint="leave `--backend` out, or give the model to build it again",

@@ -42,7 +42,13 @@ from trt_engine.records.passport import (
     Source,
 )
 from trt_engine.store import Store, engine_key
-from trt_engine.verbs.build_candidates import PlannedCandidate, plan_candidates, resolve_budget, without_search
+from trt_engine.verbs.build_candidates import (
+    PlannedCandidate,
+    plan_candidates,
+    resolve_budget,
+    unused_settings,
+    without_search,
+)
 from trt_engine.verbs.build_parity import check_parity, computes_in_tf32
 from trt_engine.verbs.build_precision import (
     calibration_warnings,
@@ -267,7 +273,7 @@ def plan(
         out=target,
         command=command,
         warnings=(
-            *(text for text in (misplaced, unused) if text is not None),
+            *(text for text in (misplaced, unused, None if candidates else unused_settings(asked)) if text is not None),
             *(profile_warnings(resolved.profiles) if backend_spec.profile_sensitive else ()),
         ),
         target=aimed,

@@ -49,6 +49,14 @@ def without_search(config: BuildConfig) -> BuildConfig:
     )
 
 
+def unused_settings(config: BuildConfig) -> str | None:
+    """Warning for settings of a search where there is nothing to choose between."""
+    plain = without_search(config)
+    names = {"precisions": "--precisions", "optimize_for": "--optimize-for", "accuracy_data": "--accuracy-data"}
+    unused = [flag for name, flag in names.items() if getattr(config, name) != getattr(plain, name)]
+    return f"{', '.join(unused)}: not used, there is one candidate; `--backend auto` measures all" if unused else None
+
+
 def resolve_budget(config: BuildConfig) -> BuildConfig:
     """The settings with the time budget filled in; `UsageError` for settings of a search that contradict each other."""
     if (config.optimize_for == "deadline") != (config.max_p99_ms is not None):
@@ -97,7 +105,7 @@ def _of_backend(
 
 def _settings(model: Model, config: BuildConfig, spec: BackendSpec) -> Iterator[tuple[BuildConfig, dict[str, str]]]:
     """The builds of one backend: the requested precision first, then those that are allowed besides."""
-    same = config.precision or main_precision(model.graph)
+    same = (config.precision or main_precision(model.graph)) if config.precisions else None
     for precision in (config.precision, *(name for name in config.precisions if name != same)):
         asked = replace(config, precision=precision)
         more: Sequence[dict[str, str]] = spec.load_function("tuning")(model, asked) if spec.provides("tuning") else ()

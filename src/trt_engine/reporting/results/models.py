@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_engine.format import MIB, format_bytes, format_number, format_percent, node_label
-from trt_engine.precision.calibration import CalibrationResult
 from trt_engine.records.convert import ConvertReport, DynamicAxis
 from trt_engine.records.precision import (
     CastParity,
@@ -21,6 +20,9 @@ from trt_engine.records.search import SearchPlan, SearchReport
 from trt_engine.reporting.document import Block, Fact, Paragraph, Table, make_facts
 from trt_engine.reporting.results.common import batch_option, finding_lines, first_lines, name_groups
 from trt_engine.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from trt_engine.precision.calibration import CalibrationResult
 
 _MAX_ROWS = 12
 _USUAL_BATCH, _LARGEST_BATCH = 8, 64

@@ -158,7 +158,7 @@ def _describe(
     cell: CellResult | None = None,
     records: tuple[BenchRecord, ...] = (),
 ) -> UpgradeEngine:
-    """What the records and the passport tell of an engine."""
+    """What the records and the passport show of an engine."""
     first = records[0] if records else None
     backend = passport.backend if passport else cell.spec.backend if cell else first.backend if first else "unknown"
     device = first.device if first else cell.spec.device if cell else passport.device if passport else "unknown"

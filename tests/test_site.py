@@ -1,0 +1,291 @@
+"""The documentation: pages have a place, questions lead to pages, commands exist, and the site needs no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from trt_engine.cli.click_app import cli
+from trt_engine.cli.verbs_table import VERBS
+from trt_engine.config.settings import Config, settings
+from trt_engine.errors import TrtEngineError
+from trt_engine.sizing import decode
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+HOME = "index.md"
+
+
+def _load_site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "tools" / "site.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SITE = _load_site()
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+
+def nav_links(nav: Any) -> Iterator[tuple[str, str]]:
+    """Title and page of every entry."""
+    for entry in nav:
+        for title, below in entry.items():
+            if isinstance(below, str):
+                yield title, below
+            else:
+                yield from nav_links(below)
+
+
+LINKS = list(nav_links(NAV))
+
+
+def test_every_page_has_one_place_in_the_navigation() -> None:
+    placed = [page for _, page in LINKS]
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | set(SITE.PAGES)
+    assert sorted(placed) == sorted(pages), "add the page to `nav` in mkdocs.yml"
+
+
+# question as its asker types it; the page that answers it; what the asker should type then
+QUESTIONS = [
+    ("my INT8 engine is as slow as FP32", "int8-slow.md", "trt-engine quantize"),
+    ("TensorRT 11 rejects my --fp16", "fp16-flag.md", "trt-engine cast model.onnx --to fp16"),
+    ("Unknown option: --fp16", "fp16-flag.md", "trt-engine migrate"),
+    ("how many 30 fps cameras on an L4 GPU", "cameras.md", "trt-engine size"),
+    ("my engine fails to load on the other machine", "deployment.md", "trt-engine inspect"),
+    ("which layer is slow", "slow-layer.md", "trt-engine profile"),
+    ("ship it in Triton", "ship.md", "trt-engine serve"),
+    ("ship it in DeepStream", "ship.md", "trt-engine size"),
+]
+_COMMON = set("my is as the it in on an a how many which of not does to i do".split())
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[\w-]+", text.lower())) - _COMMON
+
+
+@pytest.mark.parametrize(("question", "page", "command"), QUESTIONS)
+@pytest.mark.parametrize("start", ["home", "navigation"])
+def test_a_question_leads_to_its_page_by_the_words_of_the_link(
+    question: str, page: str, command: str, start: str
+) -> None:
+    """The link whose text shares most words with the question, from home (one click) or the navigation (at most two)."""
+    if start == "navigation":
+        links = LINKS
+    else:
+        text = (DOCS / HOME).read_text(encoding="utf-8")
+        links = [(row, target) for row in text.splitlines() for target in re.findall(r"\]\(([\w/-]+\.md)\)", row)[:1]]
+    shared = [(len(words(title) & words(question)), target) for title, target in links]
+    best = max(count for count, _ in shared)
+    assert best >= 1 and {target for count, target in shared if count == best} == {page}
+    assert command in (DOCS / page).read_text(encoding="utf-8")
+
+
+def commands(text: str) -> Iterator[str]:
+    """Every command line of a page's blocks, continuation lines joined."""
+    for block in re.findall(r"^(?:```(?:sh|console|text)?\n(.*?)^```|(?<=\n\n)((?:^    .*\n)+))", text, re.M | re.S):
+        for line in "".join(block).replace("\\\n", " ").splitlines():
+            line = re.sub(r"^\s*(?:\$ )?", "", line)
+            if re.match(r"trt-engine [a-z]", line):
+                yield re.split(r"\s+#|\s*(?:&&|\|\||\||>|2>)\s", line)[0].strip()
+
+
+@pytest.fixture(scope="module")
+def options() -> dict[str, set[str]]:
+    """The options of each verb, hidden ones too."""
+    found = {}
+    for verb in VERBS:
+        command = cli.get_command(click.Context(cli), verb)
+        assert command is not None
+        found[verb] = {name for item in command.params for name in (*item.opts, *item.secondary_opts)}
+        found[verb] |= {"--help", "-h"}
+    return found
+
+
+def test_every_command_on_every_page_has_verbs_and_options_that_exist(options: dict[str, set[str]]) -> None:
+    seen, unknown = 0, []
+    for path in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for line in commands(path.read_text(encoding="utf-8")):
+            verb, *rest = line.removeprefix("trt-engine ").split()
+            assert verb in VERBS, f"{path.name}: {line}"
+            seen += 1
+            flags = (found[0] for word in rest if (found := re.match(r"--?[a-zA-Z][\w-]*", word)))
+            unknown += [f"{path.name}: {flag}" for flag in flags if flag not in options[verb] and verb != "cache"]
+    assert seen > 120
+    # what an unknown option prints, and a spelling of precisions that `bundle` rewrites
+    assert sorted(unknown) == ["bundle.md: --fp16", "errors.md: --bacth"]
+
+
+def test_the_reference_has_every_setting() -> None:
+    page = SITE.settings_page()
+
+    def below(kind: type) -> Iterator[type]:
+        for item in kind.__subclasses__():
+            yield item
+            yield from below(item)
+
+    for kind in below(Config):
+        if kind.__module__.startswith("trt_engine.config.") and not kind.__name__.startswith("_"):
+            section = page.partition(f"## {kind.__name__} ")[2].partition("\n## ")[0]
+            for item in settings(kind):
+                assert f"| `{item.name}` |" in section, f"{kind.__name__}.{item.name}"
+    assert page.count("| `") > 250
+
+
+def test_the_reference_has_every_field_of_every_record() -> None:
+    page = SITE.records_page()
+    for path in (DOCS / "schemas").glob("*.json"):
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        for kind in [schema, *schema.get("$defs", {}).values()]:
+            for name in kind.get("properties", {}):
+                assert f"| `{name}` |" in page, f"{path.name}: {name}"
+
+
+def test_the_reference_has_every_error_with_its_codes() -> None:
+    page = SITE.errors_page()
+    waiting, seen = [TrtEngineError], 0
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__ == "trt_engine.errors":
+            seen += 1
+            assert re.search(rf"^\| `{kind.__name__}` .*\| {kind.exit_code} \| {kind.http_status} \|", page, re.M)
+    assert seen > 15
+
+
+def test_the_decoder_table_is_the_one_that_size_counts_with() -> None:
+    page = (DOCS / "cameras.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([\w ]+?) \| (\d.*) \|$", page, re.M))
+    assert rows.keys() == decode._GPUS.keys()
+    for name, row in rows.items():
+        family, count = decode._GPUS[name]
+        per_decoder = decode._FRAMES_PER_S[family]
+        limits = [str(per_decoder[codec] * count // 30) if codec in per_decoder else "–" for codec in decode.CODECS]
+        assert row.split(" | ") == [str(count), *limits]
+
+
+def _sh_blocks(page: str) -> str:
+    return "".join(re.findall(r"^```sh\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", ["first-engine.md", "int8-slow.md", "fp16-flag.md", "cameras.md", "slow-layer.md", "ship.md"]
+)
+def test_the_commands_of_a_tutorial_or_answer_run_as_written(page: str, tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="needs the extra eval")
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "trt-engine"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m trt_engine "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    def shell(text: str) -> None:
+        done = subprocess.run(
+            ["sh", "-e", "-c", text],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+    if page != "first-engine.md":
+        shell("trt-engine example; trt-engine build example/detector.onnx --batch 1:8:64 -o model.engine.onnx")
+        shutil.copy(folder / "example" / "detector.onnx", folder / "model.onnx")
+        shutil.copy(folder / "model.onnx", folder / "fp32.onnx")
+        (folder / "images").mkdir()
+        shutil.copy(folder / "example" / "scene.png", folder / "images")
+        (folder / "build.sh").write_text("trtexec --onnx=yolo.onnx --fp16\n", encoding="utf-8")
+    shell(_sh_blocks(page))
+    for code in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S):
+        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+
+
+class _Page(HTMLParser):
+    """Links of an HTML page, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value and name in ("href", "src", "srcset", "action", "data", "poster", "content"):
+                (self.links if tag == "a" else self.loads).append(value)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("material", reason="needs the dependency group docs")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mkdocs",
+            "build",
+            "--quiet",
+            "--strict",
+            "-f",
+            str(ROOT / "mkdocs.yml"),
+            "-d",
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr  # strict: a dead link or anchor is an error
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_loads_nothing_from_outside(built: Path) -> None:
+    sources = {"https://docs.nvidia.com/"}
+    for path in built.rglob("*.html"):
+        page = _Page(path)
+        assert [item for item in page.loads if re.match(r"(https?:)?//", item)] == [], path.name
+        outside = [item for item in page.links if re.match(r"(https?:)?//", item)]
+        assert all(any(item.startswith(source) for source in sources) for item in outside), (path.name, outside)
+    texts = [path for path in built.rglob("*") if path.suffix in (".css", ".js") and path.parent.name != "search"]
+    assert len(texts) > 5
+    for path in texts:
+        text = path.read_text(encoding="utf-8").replace("http://www.w3.org/", "")
+        assert not re.search(r"https?://|url\(\s*['\"]?//", text), path.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("question", "page"), [(question, page) for question, page, _ in QUESTIONS])
+def test_in_the_built_site_the_page_is_within_two_clicks_of_home(built: Path, question: str, page: str) -> None:
+    def neighbours(path: Path) -> set[Path]:
+        links = (link.partition("#")[0] for link in _Page(path).links if "://" not in link)
+        return {(path.parent / link).resolve() for link in links if link.endswith(".html")}
+
+    home = built / "index.html"
+    near = neighbours(home)
+    assert (built / page).with_suffix(".html").resolve() in near.union(*map(neighbours, near)), question

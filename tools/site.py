@@ -1,0 +1,264 @@
+"""MkDocs hooks of `make docs`: the generated reference pages, and a site without external addresses.
+
+`reference/settings.md`, `records.md` and `errors.md` exist in the site alone: they are written from the settings
+classes, docs/schemas and `trt_engine.errors` whenever the site is built, so they cannot be out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from trt_engine import errors  # noqa: E402
+from trt_engine.config.settings import Config, Setting, settings  # noqa: E402
+
+_SOURCES = ("config", "backends/*/options.py", "trt/settings.py", "trt/rtx_settings.py")
+_WORKER = "assets/iframe-worker.js"
+_EXTERNAL = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`<>)\\]+")
+
+
+def _cell(text: object) -> str:
+    """Text of a table's cell."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
+
+
+def _code(text: object) -> str:
+    return f"`{str(text).replace('|', chr(92) + '|')}`"
+
+
+def settings_classes() -> list[type[Config]]:
+    """Every public settings class, by module."""
+    folder = ROOT / "src" / "trt_engine"
+    files = sorted(folder.glob("config/*.py"))
+    for pattern in _SOURCES[1:]:
+        files += sorted(folder.glob(pattern))
+    found = []
+    for path in files:
+        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        module = importlib.import_module(name)
+        for item in vars(module).values():
+            own = inspect.isclass(item) and item.__module__ == name and not item.__name__.startswith("_")
+            if own and hasattr(item, "__dataclass_fields__") and settings(item):
+                found.append(item)
+    return found
+
+
+def _default(item: Setting) -> str:
+    if item.default is None or item.default == () or item.default == {} or item.default == []:
+        return "–"
+    return _code("on" if item.default is True else "off" if item.default is False else item.default)
+
+
+def settings_page() -> str:
+    """One table per settings class: name in Python, flag, default, meaning."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting of every verb and backend, by its class. A Python call takes the name as a keyword argument,",
+        "the command its flag, `-O NAME=VALUE` an option of a backend. A dash means unset: the verb or library decides.",
+        "`trt-engine VERB --help` prints the flags of one verb.",
+        "",
+    ]
+    for made in settings_classes():
+        area = made.__module__.removeprefix("trt_engine.")
+        lines += [
+            f"## {made.__name__} ({area})",
+            "",
+            " ".join(inspect.getdoc(made).split("\n\n")[0].split()) if made.__doc__ else "",
+            "",
+        ]
+        lines += ["| name | flag | default | meaning |", "|---|---|---|---|"]
+        for item in settings(made):
+            flags = ", ".join(map(_code, item.flags)) or "–"
+            words = f"; one of {', '.join(map(_code, item.choices))}" if item.choices else ""
+            lines.append(f"| {_code(item.name)} | {flags} | {_default(item)} | {_cell(item.help)}{words} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _field_notes() -> dict[str, dict[str, str]]:
+    """Field docstrings of the records, by class and field."""
+    notes: dict[str, dict[str, str]] = {}
+    folder = ROOT / "src" / "trt_engine"
+    for path in [*folder.glob("records/*.py"), *folder.glob("config/*.py"), folder / "reporting" / "pack.py"]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            for item, after in zip(node.body, node.body[1:], strict=False):
+                is_note = (
+                    isinstance(after, ast.Expr)
+                    and isinstance(after.value, ast.Constant)
+                    and isinstance(after.value.value, str)
+                )
+                if is_note and isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                    notes.setdefault(node.name, {})[item.target.id] = str(after.value.value)
+    return notes
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """The type of a schema in one phrase."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "enum" in schema:
+        return " or ".join(json.dumps(item) for item in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(map(_type, schema["anyOf"])))
+    kind = schema.get("type", "any")
+    if isinstance(kind, list):
+        return " or ".join(kind)
+    if kind == "array" and isinstance(schema.get("items"), dict):
+        return f"array of {_type(schema['items'])}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_type(schema['additionalProperties'])}"
+    return str(kind)
+
+
+def _fields(schema: dict[str, Any], notes: dict[str, str]) -> Iterator[str]:
+    yield "| field | type | meaning |"
+    yield "|---|---|---|"
+    required = schema.get("required", [])
+    for name, item in schema.get("properties", {}).items():
+        note = item.get("description") or notes.get(name, "")
+        yield f"| {_code(name)} | {_cell(_type(item))}{'' if name in required else ', optional'} | {_cell(note)} |"
+    yield ""
+
+
+def records_page() -> str:
+    """The fields of every JSON document, from docs/schemas."""
+    notes = _field_notes()
+    lines = [
+        "# Records",
+        "",
+        "Every verb prints one JSON document with `--json` and writes the same fields to its run folder; Python",
+        "returns an object with these attributes. Units are in the names: `_ms`, `_s`, `_mib`. Shared types are at the end.",
+        "",
+    ]
+    shared: dict[str, dict[str, Any]] = {}
+    for path in sorted((ROOT / "docs" / "schemas").glob("*.json")):
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        types = schema.get("$defs", {})
+        shared |= types
+        ends = [_type(item) for item in schema.get("anyOf", []) if "$ref" in item] or (
+            [_type(schema)] if "$ref" in schema else []
+        )
+        lines += [
+            f"## {schema.get('title', path.stem).removeprefix('trt-engine/')}",
+            "",
+            _cell(schema.get("description", "")),
+            "",
+        ]
+        if ends:
+            named = ", or ".join(f"[{name}](#type-{name.lower()})" for name in ends)
+            lines += [f"The fields of {named}, and:", ""]
+        lines += _fields(schema, {})
+    for name, item in sorted(shared.items()):
+        lines += [f"### {name} {{#type-{name.lower()}}}", "", _cell(item.get("description", "")), ""]
+        lines += _fields(item, notes.get(name, {})) if item.get("properties") else [_cell(_type(item)), ""]
+    return "\n".join(lines)
+
+
+def error_classes() -> list[type[errors.TrtEngineError]]:
+    """The error classes, the base first."""
+    found = [
+        item for item in vars(errors).values() if inspect.isclass(item) and issubclass(item, errors.TrtEngineError)
+    ]
+    return [item for item in found if item.__module__ == errors.__name__ and not item.__name__.startswith("_")]
+
+
+def errors_page() -> str:
+    """The error classes with exit code and HTTP status."""
+    lines = [
+        "# Error classes",
+        "",
+        "Every error has `message`, `hint`, `exit_code` and `http_status`, and survives pickling. Examples, signals",
+        "and the terminal: [exit codes and messages](../errors.md).",
+        "",
+        "| class | base | exit code | HTTP status | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for item in error_classes():
+        base = item.__bases__[0].__name__
+        meaning = _cell((item.__doc__ or "").split("\n\n")[0])
+        lines.append(f"| {_code(item.__name__)} | {_code(base)} | {item.exit_code} | {item.http_status} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {
+    "reference/settings.md": settings_page,
+    "reference/records.md": records_page,
+    "reference/errors.md": errors_page,
+}
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """MkDocs: the generated pages join the files of docs/."""
+    from mkdocs.structure.files import File
+
+    for name, write in PAGES.items():
+        files.append(File.generated(config, name, content=write()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """MkDocs: links to files outside docs/ become text; a list directly below a paragraph gets its blank line."""
+    markdown = (
+        re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!\w+\.md)[^)]*\)", r"\1", markdown)
+        if "/" not in page.file.src_uri
+        else markdown
+    )
+    return separate_lists(markdown)
+
+
+def separate_lists(markdown: str) -> str:
+    """Python-Markdown needs a blank line before a list, which the terminal's readers do not."""
+    lines: list[str] = []
+    fence = ""
+    item = re.compile(r"\s*([-*]|\d+\.) ")
+    for line in markdown.split("\n"):
+        mark = re.match(r"\s*(`{3,})", line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and line.strip() == fence:
+            fence = ""
+        before = lines[-1] if lines else ""
+        starts = (
+            not fence and item.match(line) and before.strip() and not item.match(before) and not before.startswith("  ")
+        )
+        if starts:
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """MkDocs: the theme's search worker for pages opened from disk comes from the site itself."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", "../" * page.url.count("/") + _WORKER)
+
+
+def on_post_template(output: str, template_name: str, **_: Any) -> str:
+    """MkDocs: the same for the page of an unknown address."""
+    return output.replace("https://unpkg.com/iframe-worker/shim", _WORKER)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """MkDocs: addresses that the theme's scripts hold for features not in use here are removed."""
+    for path in Path(config["site_dir"]).rglob("*"):
+        if path.suffix in (".js", ".css"):
+            text = path.read_text(encoding="utf-8")
+            made = _EXTERNAL.sub("about:blank", text)
+            if made != text and path.name != "search_index.js":
+                path.write_text(made, encoding="utf-8")
+        elif path.suffix == ".map" or path.name in ("sitemap.xml.gz", "sitemap.xml"):
+            path.unlink()
