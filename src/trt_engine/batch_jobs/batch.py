@@ -153,7 +153,7 @@ def _done_parts(out: Path, identity: str, parts: Sequence[Part], overwrite: bool
             return {}
         raise UsageError(
             f"`{out}` holds another job: the engine, a setting or an input differs",
-            hint="`--overwrite` starts again, or name another folder",
+            hint="`--overwrite` starts again from nothing, or name another folder",
         )
     found: dict[int, PartResult] = {}
     lines = (out / JOURNAL).read_bytes().splitlines() if (out / JOURNAL).exists() else []

@@ -120,7 +120,7 @@ def list_files(inputs: Sequence[Path], signature: Sequence[TensorSpec]) -> list[
             found.append((path.name, path))
     if not found:
         raise UsageError("no input files found", hint=_HINT)
-    if len(names := {name for name, _ in found}) < len(found):  # ids identify the rows
+    if len(names := {name for name, _ in found}) < len(found):  # ids are unique
         found = [(path.as_posix(), path) for _, path in found]
         names = {name for name, _ in found}
     if len(names) < len(found):

@@ -34,4 +34,4 @@ class BatchConfig(Config):
         None, "of images: instead of the declared one", metavar=PREPROCESS_METAVAR, group="Input",
         accepts="VisionSource | None",
     )  # fmt: skip
-    overwrite: bool = opt(False, "start again in a folder with another job", group="Output")
+    overwrite: bool = opt(False, "replace another job in the folder", group="Output")

@@ -362,7 +362,7 @@ class BatchSettings(EngineSettings, total=False):
     preprocess: VisionSource | None
     """Of images: instead of the declared one."""
     overwrite: bool
-    """Start again in a folder with another job."""
+    """Replace another job in the folder."""
 
 class ServeSettings(EngineSettings, total=False):
     """Settings of `te.serve`; those of the build are for models."""
