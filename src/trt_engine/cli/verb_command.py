@@ -14,7 +14,7 @@ import click
 
 from trt_engine.errors import UsageError
 
-GROUPS = ("Options", "Input", "Build", "Measure", "Streams within a deadline", "Output", "Advanced")
+GROUPS = ("Options", "Input", "Build", "Candidates", "Measure", "Streams within a deadline", "Output", "Advanced")
 """Headings of the help, in order; `Options` is the default."""
 HELP_OPTIONS = ("-h", "--help")
 NOTES = "trt_engine.notes"
@@ -30,6 +30,8 @@ class Option(click.Option):
 
     def __init__(self, *args: Any, group: str = "Options", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if group not in GROUPS:
+            raise ValueError(f"no heading `{group}` in the help")
         self.group = group
 
 

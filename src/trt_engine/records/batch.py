@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trt_engine.display import RichDisplay
+
 
 @dataclass(frozen=True, slots=True)
 class FailedRow:
@@ -14,7 +16,7 @@ class FailedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan:
+class BatchPlan(RichDisplay):
     """What a batch job would do."""
 
     engine: str
@@ -28,7 +30,7 @@ class BatchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchReport:
+class BatchReport(RichDisplay):
     """Report of `batch`: rows in, rows out, and the first failures."""
 
     engine: str

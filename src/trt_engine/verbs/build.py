@@ -254,7 +254,9 @@ def plan(
     if unused is not None and not asked.precisions:
         resolved = replace(resolved, calib_data=None)
     store = store or Store()
-    candidates = plan_candidates(model, asked, lambda one: plan(model, config=one, store=store))
+    candidates = plan_candidates(
+        model, asked, lambda one: plan(model, config=replace(one, time_budget_s=0), store=store)
+    )
     if candidates:
         resolved = resolve_budget(resolved)
         identity = search_identity(candidates, resolved)

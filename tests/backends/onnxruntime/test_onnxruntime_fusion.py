@@ -160,4 +160,4 @@ def test_the_setting_is_part_of_the_key_for_this_backend_alone() -> None:
     assert BuildConfig().fuse is True
     for setting in ("fuse",):
         ignoring = {name for name, spec in list_backends().items() if setting in spec.ignored_settings}
-        assert ignoring == set(list_backends()) - {"onnxruntime"}
+        assert ignoring == set(list_backends()) - {"auto", "onnxruntime"}
