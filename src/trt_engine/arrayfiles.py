@@ -98,14 +98,21 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
 
     `FeedError` for a device or a pipe; an `OSError` of the path itself passes.
     """
-    with open_regular(path, error=FeedError) as file, contextlib.ExitStack() as stack:
-        head = file.read(len(_NPY))
-        file.seek(0)
-        if head == _NPY:
-            yield ArrayFile(file, None, {"": _header(file, os.fstat(file.fileno()).st_size)})
-            return
-        if head[:2] != _ZIP:
-            raise ArrayFileError("it is neither .npy nor .npz")
+    with open_regular(path, error=FeedError) as file, read_arrays(file) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def read_arrays(file: IO[bytes]) -> Iterator[ArrayFile]:
+    """As `open_arrays`, of an `.npy` or `.npz` that is open or in memory (`io.BytesIO`)."""
+    head = file.read(len(_NPY))
+    file.seek(0)
+    if head == _NPY:
+        yield ArrayFile(file, None, {"": _header(file, _allocated_bytes(file, holes=True))})
+        return
+    if head[:2] != _ZIP:
+        raise ArrayFileError("it is neither .npy nor .npz")
+    with contextlib.ExitStack() as stack:
         with _translate_errors():
             archive = stack.enter_context(zipfile.ZipFile(file))
             headers = dict(_headers(archive))
@@ -163,7 +170,9 @@ def _translate_errors() -> Iterator[None]:
         raise ArrayFileError(f"it is damaged: {text}") from error
 
 
-def _allocated_bytes(file: IO[bytes]) -> int:
-    """The bytes the file takes, holes left out."""
+def _allocated_bytes(file: IO[bytes], *, holes: bool = False) -> int:
+    """The bytes the file takes, with or without its holes."""
+    if isinstance(file, io.BytesIO):
+        return file.getbuffer().nbytes
     found = os.fstat(file.fileno())
-    return min(found.st_size, found.st_blocks * 512) if hasattr(found, "st_blocks") else found.st_size
+    return found.st_size if holes or not hasattr(found, "st_blocks") else min(found.st_size, found.st_blocks * 512)

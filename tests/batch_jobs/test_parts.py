@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import trt_engine as te
-from batch_jobs.conftest import ROWS
+from batch_jobs.conftest import ROWS, npy, shard
 from trt_engine.config.batch import BatchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -23,7 +24,7 @@ from trt_engine.batch_jobs.part_runner import PartRunner, part_name  # noqa: E40
 
 BAD = {
     "c.npy": "no header of an array", "d.parquet#6": "`x` is null", "d.parquet#7": "dimension 1 is fixed at 3",
-    "e.tar#s2": "pickle", "f.tar#1": "cut off",
+    "e.tar#s2": "neither .npy nor .npz", "f.tar#1": "cut off",
 }  # fmt: skip
 
 
@@ -54,6 +55,24 @@ def test_every_row_of_every_kind_comes_out_once_and_in_order(
             assert got[f"a.npy#{index}"] == plain.infer({"x": ROWS[index : index + 1]})["y"][0].tolist()
     schemas = {pq.read_schema(out / part_name(part.index)).to_string(show_schema_metadata=False) for part in job.parts}
     assert len(schemas) == 1  # also of a part whose rows all failed
+
+
+def test_arrays_of_a_shard_have_the_limits_of_array_files(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = io.BytesIO()
+    np.savez_compressed(packed, x=np.zeros((1000, 3), np.float32))
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([{}], object), allow_pickle=True)
+    samples = {"a.x.npy": npy(ROWS[0]), "b.npz": packed.getvalue(), "c.x.npy": pickled.getvalue()}
+    shard(tmp_path / "s.tar", samples)
+    monkeypatch.setenv("TRT_ENGINE_MAX_ARRAY_SIZE", "1KiB")
+    job = planned(engine, tmp_path / "s.tar", tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    PartRunner(job.work).run(job.parts[0])
+    found = pq.read_table(tmp_path / "out" / part_name(0)).to_pydict()
+    assert found["y"] == [(ROWS[0] * 2).tolist(), None, None]
+    assert "has 12000 bytes in a file of" in found["error"][1] and "pickled objects" in found["error"][2]
 
 
 def test_another_job_in_the_folder_is_refused_with_a_hint(engine: Path, inputs: Path, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -30,10 +32,18 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.npy"
 
 
-def start(engine: Path, rows: Path, out: Path) -> subprocess.Popen[bytes]:
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """Where temporary folders go, with a short path: Ray's sockets are below it."""
+    with tempfile.TemporaryDirectory(prefix="te-", ignore_cleanup_errors=True) as found:
+        yield Path(found)
+
+
+def start(engine: Path, rows: Path, out: Path, scratch: Path) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "trt_engine", "batch", engine, rows, "-o", out, "--part-rows", "20"]
     with (out.parent / "log").open("ab") as log:
-        return subprocess.Popen(words, start_new_session=True, stdout=log, stderr=log)
+        environment = os.environ | {"TMPDIR": str(scratch)}
+        return subprocess.Popen(words, start_new_session=True, stdout=log, stderr=log, env=environment)
 
 
 def journal_lines(out: Path) -> int:
@@ -55,29 +65,32 @@ def check(out: Path) -> None:
 
 
 def test_killed_at_random_moments_and_resumed_every_row_comes_out_once(
-    engine: Path, rows: Path, tmp_path: Path
+    engine: Path, rows: Path, tmp_path: Path, scratch: Path
 ) -> None:
     out, random = tmp_path / "out", np.random.default_rng(11)
     for _ in range(2):
-        process = start(engine, rows, out)
+        process = start(engine, rows, out, scratch)
         try:
             until(partial(advanced, process, out, journal_lines(out)), "a line of the journal")
             time.sleep(random.uniform(0, 0.3))  # anywhere in what follows
         finally:
             process.kill()
             process.wait()
-    process = start(engine, rows, out)
+    process = start(engine, rows, out, scratch)
     assert process.wait() == 0, (tmp_path / "log").read_text()[-2000:]
     check(out)
+    assert not [*scratch.glob(".ray.*.tmp")]  # what the killed runs left is gone
 
 
-def test_a_worker_killed_under_way_loses_no_row(engine: Path, rows: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_under_way_loses_no_row(engine: Path, rows: Path, tmp_path: Path, scratch: Path) -> None:
     out = tmp_path / "out"
-    process = start(engine, rows, out)
+    process = start(engine, rows, out, scratch)
     try:
         until(partial(advanced, process, out, 0), "a line of the journal")
         below = psutil.Process(process.pid).children(recursive=True)
-        for worker in [one for one in below if "MapWorker" in " ".join(one.cmdline())]:
+        workers = [one for one in below if "MapWorker" in " ".join(one.cmdline())]
+        assert workers and process.poll() is None, [one.cmdline()[:1] for one in below]
+        for worker in workers:
             os.kill(worker.pid, signal.SIGKILL)
         assert process.wait() == 0, (tmp_path / "log").read_text()[-2000:]
     finally:

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import pickle
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from trt_engine.atomic_io import (
     file_digest,
     file_lock,
     os_errors,
+    staging_folder,
     write_json,
 )  # fmt: skip
 from trt_engine.config.batch import BatchConfig
@@ -272,15 +272,15 @@ def _ray(config: BatchConfig) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    folder = None
+    stack = contextlib.ExitStack()
     try:
         if config.address is not None:
             ray.init(address=config.address, log_to_driver=False, configure_logging=False)
         else:
-            folder = tempfile.mkdtemp(prefix="te-ray-")
+            folder = stack.enter_context(staging_folder(Path(tempfile.gettempdir(), "ray")))  # those of killed runs go
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, (config.workers or 1) + 1), include_dashboard=False, log_to_driver=False,
-                configure_logging=False, object_store_memory=_STORE_BYTES, _temp_dir=folder,
+                configure_logging=False, object_store_memory=_STORE_BYTES, _temp_dir=str(folder),
             )  # fmt: skip
         yield ray
     except (ConnectionError, RuntimeError) as error:
@@ -291,8 +291,7 @@ def _ray(config: BatchConfig) -> Iterator[Any]:
         ) from error
     finally:
         ray.shutdown()
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        stack.close()
 
 
 def _report(

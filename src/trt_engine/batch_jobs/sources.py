@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trt_engine.arrayfiles import Array, ArrayFileError, open_arrays
+from trt_engine.arrayfiles import Array, ArrayFileError, open_arrays, read_arrays
 from trt_engine.atomic_io import file_digest, open_regular
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.runtime.feeds import numpy_dtype
@@ -334,8 +335,6 @@ def _read_samples(wanted: RowRange) -> Iterator[Row]:
 
 
 def _read_sample(raw: object, id: str, sample: Sample) -> Row:
-    import io
-
     feeds: dict[str, Array] = {}
     try:
         for member in sample.members:
@@ -345,9 +344,9 @@ def _read_sample(raw: object, id: str, sample: Sample) -> Row:
             data = raw.read(member.size)  # type: ignore[attr-defined]
             if member.suffix in IMAGES:
                 return Row(id, image=data)
-            loaded = np.load(io.BytesIO(data), allow_pickle=False)
             name = member.suffix.removeprefix(".").removesuffix("npy").removesuffix("npz").rstrip(".")
-            feeds |= {name: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+            with read_arrays(io.BytesIO(data)) as arrays:
+                feeds |= {key or name: value for key, value in arrays.read_all().items()}
     except BAD_DATA as error:
         return Row(id, error=reason_of(error))
     return Row(id, feeds=feeds) if feeds else Row(id, error="the sample has neither an image nor arrays")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def choose_backend(wanted: str) -> str:
 def build_here(path: Path, backend: str) -> Engine:
     """The engine of a model for this node's device, from the store where it was built before."""
     return build(path, config=BuildConfig(backend=choose_backend(backend)))
+
+
+@dataclass
+class Connection:
+    """What the application keeps of a request's connection; here the proxy has it, and cancels the call of a lost one."""
+
+    running: asyncio.Task[Any] | None = None
+    lost: bool = False
 
 
 class Engines:
@@ -75,7 +84,7 @@ class Engines:
             else:
                 chunks.append(bytes(message.get("body", b"")))
 
-        await self._app(dict(request.scope), request.receive, send)
+        await self._app({**request.scope, "state": {"connection": Connection()}}, request.receive, send)
         answer = Response(b"".join(chunks), status_code=status)
         answer.raw_headers = [(name, value) for name, value in headers]
         return answer
