@@ -175,7 +175,10 @@ class Load:
 def test_one_node_answers_what_a_bare_runner_gives(cluster: Any, app: tuple[Path, str], folder: Path) -> None:
     with served(cluster, app), te.load(folder / "m.engine.onnx") as plain:
         assert np.array_equal(infer(app[1], "engine", ROWS), plain.infer({"x": ROWS})["y"])
-        for row in (ROWS[:1], ROWS[1:]):  # what is built where the replica starts takes one row, as `build` without a profile
+        for row in (
+            ROWS[:1],
+            ROWS[1:],
+        ):  # what is built where the replica starts takes one row, as `build` without a profile
             assert np.array_equal(infer(app[1], "model", row), plain.infer({"x": row})["y"])
         with pytest.raises(urllib.error.HTTPError, match="400") as caught:
             infer(app[1], "model", ROWS[:1, :2])

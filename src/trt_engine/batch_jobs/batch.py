@@ -22,7 +22,9 @@ from trt_engine.atomic_io import (
     ensure_folder,
     file_digest,
     file_lock,
+    open_regular,
     os_errors,
+    read_bounded,
     staging_folder,
     write_json,
 )  # fmt: skip
@@ -148,7 +150,7 @@ def _done_parts(out: Path, identity: str, parts: Sequence[Part], overwrite: bool
         if present:
             raise UsageError(f"`{out}` has other files in it", hint="name an empty or new folder")
         return {}
-    if decode_json((out / JOB).read_bytes()).get("job") != identity:
+    if decode_json(read_bounded(out / JOB)).get("job") != identity:
         if overwrite:
             return {}
         raise UsageError(
@@ -156,7 +158,10 @@ def _done_parts(out: Path, identity: str, parts: Sequence[Part], overwrite: bool
             hint="`--overwrite` starts again from nothing, or name another folder",
         )
     found: dict[int, PartResult] = {}
-    lines = (out / JOURNAL).read_bytes().splitlines() if (out / JOURNAL).exists() else []
+    lines: list[bytes] = []
+    if (out / JOURNAL).exists():
+        with open_regular(out / JOURNAL) as journal:
+            lines = journal.read().splitlines()
     for line in lines:
         with contextlib.suppress(Exception):  # the last line may be half of one
             one = decode_json(line, PartResult)
@@ -196,11 +201,10 @@ def run(job: BatchJob, *, command: str = "") -> BatchReport:
 def _prepare(out: Path, job: BatchJob) -> None:
     """Write which job the folder holds; of another one, remove the results first."""
     path = out / JOB
-    if path.exists() and decode_json(path.read_bytes()).get("job") == job.work.job:
-        journal = out / JOURNAL
-        if journal.exists() and (raw := journal.read_bytes()) and not raw.endswith(b"\n"):
-            with journal.open("ab") as file:
-                file.write(b"\n")
+    if path.exists() and decode_json(read_bounded(path)).get("job") == job.work.job:
+        if (out / JOURNAL).exists():
+            with (out / JOURNAL).open("ab") as journal:
+                journal.write(b"\n")  # the last line may be half of one
         return
     path.unlink(missing_ok=True)
     for name in (JOURNAL, REPORT, "part-*.parquet"):

@@ -240,7 +240,8 @@ def read_rows(wanted: RowRange, signature: Sequence[TensorSpec]) -> Iterator[Row
         return
     try:
         if file.kind == "image":
-            yield Row(ids[0], image=Path(file.path).read_bytes())
+            with open_regular(Path(file.path)) as image:
+                yield Row(ids[0], image=image.read())
             return
         read = _read_parquet if file.kind == "parquet" else _read_arrays
         yield from read(wanted, ids, signature)
@@ -252,7 +253,7 @@ def _read_arrays(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpe
     path = Path(wanted.file.path)
     if path.suffix.lower() == ".npy":
         with open_arrays(path):  # its header is checked before numpy maps it
-            loaded = {"": np.load(path, mmap_mode="r", allow_pickle=False)}
+            loaded: dict[str, Array] = {"": np.lib.format.open_memmap(path, mode="r")}
     else:
         with open_arrays(path) as arrays:
             loaded = arrays.read_all()
