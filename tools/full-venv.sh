@@ -10,5 +10,5 @@ folder=$1 python=$2
 		"$folder/bin/python" -m pip install -q torch==2.13.0 && # alone and first: what needs it would bring the CUDA build
 		"$folder/bin/python" -m pip install -q -e '.[light,torch,simplify,tf,ray]' 'transformers>=4.57' --group dev &&
 		touch "$folder/.ready"
-} || echo "PyTorch and TensorFlow could not be installed: the tests of \`convert\` will be skipped" >&2
+} || echo "PyTorch, TensorFlow and Ray could not be installed: the tests of \`convert\`, \`batch\` and \`deploy ray\` will be skipped" >&2
 exit 0
