@@ -57,14 +57,14 @@ test: rtx  ## core and light extras, and TensorRT-RTX where NVIDIA has it; what 
 # What needs PyTorch, TensorFlow or Ray runs in an environment of its own.
 FULL = tests/backends/inductor tests/batch_jobs tests/contract tests/conversion tests/deployment/test_ray.py tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py
 
-test-full: rtx  ## all that runs on a CPU; installs a browser, shells, ModelOpt, PyTorch and TensorFlow where it may
+test-full: rtx  ## what `make test` leaves out and a CPU can run; installs a browser, shells, ModelOpt, PyTorch, TensorFlow and Ray where it may
 	@tools/test-tools.sh $(BIN)/python
 	@tools/full-venv.sh $(VENV)-full $(BIN)/python
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
 	@tools/old-onnxruntime-venv.sh $(VENV)-old-onnxruntime $(BIN)/python
 	if [ -e $(VENV)-old-onnxruntime/.ready ]; then export TRT_ENGINE_TEST_OLD_ONNXRUNTIME_PYTHON=$(abspath $(VENV)-old-onnxruntime/bin/python); fi; \
 		if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
-		$(PYTEST) $(SPREAD) -m 'not gpu'
+		$(PYTEST) $(SPREAD) -m 'slow and not gpu'
 	@[ "$(RTX)" = 0 ] || [ ! -e $(VENV)-full/.ready ] || tools/rtx-wheels.sh $(VENV)-full/bin/python
 	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest $(SPREAD) -m 'full and not gpu' $(FULL); fi
 

@@ -1,4 +1,4 @@
-"""`batch` through Ray: killed and resumed, with a worker and a node lost, every row comes out once."""
+"""`batch` through Ray: killed and resumed, with a worker lost, every row comes out once."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ OTHER_PYTHON = os.environ.get("TRT_ENGINE_TEST_OLD_ONNXRUNTIME_PYTHON")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(OTHER_PYTHON is None, reason="needs an environment with an older ONNX Runtime (make test-full)")
+@pytest.mark.skipif(not OTHER_PYTHON, reason="needs an environment with an older ONNX Runtime (make test-full)")
 @pytest.mark.timeout(900)
 def test_two_releases_of_onnxruntime_in_two_environments(tmp_path: Path) -> None:
     """One plan, run by each version; speed on a busy machine may end either way, everything else is the same."""

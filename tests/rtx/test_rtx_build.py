@@ -427,7 +427,7 @@ threads = [threading.Thread(target=build, args=(number,), daemon=True) for numbe
 for thread in threads:
     thread.start()
 for thread in threads:
-    thread.join(HANG_S)
+    thread.join(300)
 print(len(list(folder.glob("*.engine"))), flush=True)
 """
     done = subprocess.run(
