@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+from packaging.requirements import Requirement
 
 from patience import HANG_S
 from tensorrt_machines import write
@@ -49,10 +50,16 @@ def pinned(text: str) -> tuple[int, Version]:
 
 
 def test_every_environment_has_a_feature_of_its_gpu_with_a_task_that_sets_tensorrt_up() -> None:
-    assert set(PIXI["environments"]) == set(PIXI["feature"]) == set(GPUS)
-    for name, features in PIXI["environments"].items():
-        assert features == [name]
-        assert set(PIXI["feature"][name]["tasks"]) == {"setup-tensorrt"}
+    assert set(PIXI["environments"]) == set(PIXI["feature"]) == {*GPUS, "rtx"}
+    assert all(features == [name] for name, features in PIXI["environments"].items())
+    assert all(set(PIXI["feature"][name]["tasks"]) == {"setup-tensorrt"} for name in GPUS)
+
+
+def test_tensorrt_rtx_of_pixi_is_that_of_the_image_and_of_the_extra() -> None:
+    ((name, pin),) = PIXI["feature"]["rtx"]["pypi-dependencies"].items()
+    assert f'"{name}{pin}"' in (HERE / "Dockerfile.tensorrt-rtx").read_text()
+    (allowed,) = map(Requirement, PROJECT["optional-dependencies"]["rtx"])
+    assert allowed.name == name and allowed.specifier.contains(pin.removeprefix("=="))
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -70,7 +77,7 @@ def test_pixi_names_files_extras_and_a_python_that_exist() -> None:
     assert PIXI["dependencies"]["python"] == f"{PROJECT['requires-python'].removeprefix('>=')}.*"
     for script in PIXI["activation"]["scripts"]:
         assert (HERE / script).is_file()
-    tasks = [*PIXI["tasks"].values(), *(item["tasks"]["setup-tensorrt"] for item in PIXI["feature"].values())]
+    tasks = [*PIXI["tasks"].values(), *(task for item in PIXI["feature"].values() for task in item["tasks"].values())]
     for words in map(shlex.split, tasks):
         assert (words[0] == "trt-engine" and words[1] in VERBS) or (words[0] == "sh" and (HERE / words[1]).is_file())
 
