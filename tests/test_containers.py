@@ -25,6 +25,7 @@ MANIFESTS = sorted((HERE / "kubernetes").glob("*.yaml"))
 TOOLS = "hadolint and kubernetes-validate are installed by `make test-full` (tools/test-tools.sh)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 def test_hadolint_finds_nothing(path: Path) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
@@ -49,6 +50,7 @@ def test_an_image_copies_all_that_building_the_package_reads(path: Path) -> None
         assert any(name == source or name.startswith(f"{source}/") for source in copied), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [path for path in MANIFESTS if path.name != "kustomization.yaml"], ids=lambda p: p.name
 )

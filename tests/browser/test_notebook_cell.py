@@ -16,6 +16,7 @@ import layout
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(
         layout.CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome in PATH or $CHROMIUM"
     ),

@@ -27,7 +27,9 @@ def test_the_script_goes_to_stdout_and_how_to_install_it_to_stderr(
     assert f"trt-engine completion {shell}" in err
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))]
+)  # `make test-full` installs the two
 def test_the_script_is_one_the_shell_can_read(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
