@@ -30,6 +30,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or next(
 )
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome in PATH or $CHROMIUM"),
 ]
 
@@ -133,12 +134,7 @@ def page_of(run: str, folder: Path) -> Path:
     return write_reports((sample_runs.RUNS | sample_matrix.MATRICES)[run](folder / run))["report.html"]
 
 
-def runs(*names: str) -> list[Any]:
-    """A browser starts for each: the richest page and the most hostile one always, the others with what is slow."""
-    return [name if name in ("gpu", "hostile_matrix") else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("run", runs("gpu", "hostile", "bench", "failed", *sample_matrix.MATRICES))
+@pytest.mark.parametrize("run", ["gpu", "hostile", "bench", "failed", *sample_matrix.MATRICES])
 def test_the_page_fits_every_width_and_asks_for_nothing(run: str, tmp_path: Path) -> None:
     seen = look(page_of(run, tmp_path), tmp_path, widths=(320, 360, 768, 1200))
     assert seen.console == []
@@ -164,7 +160,7 @@ def test_charts_are_drawn_with_text_that_can_be_read_on_a_phone(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("scheme", "flags"), [("light", ()), ("dark", ("--blink-settings=preferredColorScheme=0",))])
-@pytest.mark.parametrize("run", runs("gpu", "gpu_matrix", "compared"))
+@pytest.mark.parametrize("run", ["gpu", "gpu_matrix", "compared"])
 def test_text_stands_out_in_light_and_in_dark(tmp_path: Path, scheme: str, flags: tuple[str, ...], run: str) -> None:
     told = look(page_of(run, tmp_path), tmp_path, *flags, widths=(1200,)).widths[1200]
     red = int(re.findall(r"\d+", told["background"])[0])
@@ -184,9 +180,7 @@ def test_a_script_or_a_request_in_the_page_would_be_seen(tmp_path: Path) -> None
     assert seen.widths[390]["title"] != "owned"  # the page's own policy holds even then
 
 
-@pytest.mark.parametrize(
-    "run", runs("gpu", "matrix", "gpu_matrix", "compared", "profiled", "everything", "hostile_matrix")
-)
+@pytest.mark.parametrize("run", ["gpu", "matrix", "gpu_matrix", "compared", "profiled", "everything", "hostile_matrix"])
 def test_nothing_is_cut_off_on_paper(tmp_path: Path, run: str) -> None:
     """The page in its print rules at the width of A4 between the margins."""
     page = page_of(run, tmp_path)
@@ -214,7 +208,6 @@ def test_the_page_prints_on_paper(tmp_path: Path, run: str, sheets: tuple[int, i
     assert raw.startswith(b"%PDF") and sheets[0] <= len(re.findall(rb"/Type\s*/Page\b", raw)) <= sheets[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", layout.WIDTHS)
 @pytest.mark.parametrize("run", ["cpu", "gpu", "gpu_matrix", "compared", "profiled"])
 def test_nothing_is_clipped_covered_or_out_of_sight(tmp_path: Path, run: str, width: int) -> None:
@@ -223,7 +216,6 @@ def test_nothing_is_clipped_covered_or_out_of_sight(tmp_path: Path, run: str, wi
     assert [text for dark in (False, True) for text in layout.measure(page, width, dark=dark)["wrong"]] == []
 
 
-@pytest.mark.slow
 def test_text_that_is_covered_clipped_or_pale_would_be_seen(tmp_path: Path) -> None:
     """The measuring itself: a page with what ours must not have."""
     svg = '<figure><svg role="img" viewBox="0 0 480 40"><title>t</title><line class="zero" x1="20" x2="20" y1="0" y2="40"/>'
