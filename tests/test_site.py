@@ -282,6 +282,27 @@ def test_the_site_loads_nothing_from_outside(built: Path) -> None:
 
 
 @pytest.mark.slow
+def test_every_link_of_the_built_site_has_its_page_and_its_heading(built: Path) -> None:
+    """Also those of generated pages and of links that the tool rewrites; 404.html is for a server's root."""
+    pages = {
+        path.resolve(): path.read_text(encoding="utf-8") for path in built.rglob("*.html") if path.name != "404.html"
+    }
+    headings = {path: set(re.findall(r'\bid="?([^" >]+)', text)) for path, text in pages.items()}
+    dead = []
+    for path in pages:
+        for link in _Page(path).links:
+            file, _, heading = link.partition("#")
+            target = (path.parent / file).resolve() if file else path
+            if (
+                target.suffix == ".html"
+                and "://" not in link
+                and (target not in pages or (heading and heading not in headings[target]))
+            ):
+                dead.append((path.name, link))
+    assert len(pages) > 40 and dead == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("question", "page"), [(question, page) for question, page, _ in QUESTIONS])
 def test_in_the_built_site_the_page_is_within_two_clicks_of_home(built: Path, question: str, page: str) -> None:
     def neighbours(path: Path) -> set[Path]:
