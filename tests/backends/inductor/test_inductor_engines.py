@@ -14,7 +14,8 @@ import pytest
 
 import trt_engine as te
 from onnx_models import FLOAT, fp8_qdq, int8_qdq, node, save
-from trt_engine.errors import BuildError, EngineError, FeedError, ModelError, PrecisionError
+from trt_engine.backends.inductor.build import check_half
+from trt_engine.errors import BuildError, EngineError, FeedError, ModelError, PrecisionError, SetupError
 from trt_engine.graph import walk
 from trt_engine.store import Store
 
@@ -229,6 +230,12 @@ def test_quantised_layers_are_computed_right_and_stated_as_what_they_run_in(
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_is_the_graphs(precision: str, store: Store) -> None:
     model = EXAMPLES / "classifiers" / "vit.onnx"
+    try:
+        check_half(precision)
+    except SetupError as error:  # this processor computes it wrongly: nothing is built
+        with pytest.raises(SetupError, match=f"has no {precision} instructions"):
+            build(model, store, precision=precision)
+        pytest.skip(error.message)
     engine = build(model, store, precision=precision)
     assert engine.passport.precision.main_dtype == precision
     images = np.random.default_rng(0).random((4, 1, 32, 32), np.float32)

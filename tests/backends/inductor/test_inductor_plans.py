@@ -199,3 +199,22 @@ def test_its_description_imports_no_pytorch() -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("features", "refused"),
+    [
+        (("avx2", "avx512_vnni"), {"fp16", "bf16"}), (("avx2", "avx512_bf16"), {"fp16"}),
+        (("avx2", "amx_bf16", "avx512_fp16"), set()), (("neon", "asimd"), set()),
+    ],
+)  # fmt: skip
+def test_a_half_type_that_the_processor_has_no_instructions_for_is_refused(
+    features: tuple[str, ...], refused: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(info, "cpu", lambda: info.Cpu(name="a processor", cores=2, features=features))
+    for dtype in ("fp32", "fp16", "bf16", None):
+        if dtype in refused:
+            with pytest.raises(SetupError, match=f"has no {dtype} instructions"):
+                building.check_half(dtype)
+        else:
+            building.check_half(dtype)

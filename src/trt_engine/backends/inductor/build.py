@@ -54,6 +54,8 @@ class InductorBuilder:
         # Q/DQ pairs are computed as written: products run in the dtype that DequantizeLinear gives
         precision = Precision(requested=config.precision, shares=dtype_shares(model.graph, tf32=tf32, literal=True))
         _check_precision(precision, config, main_precision(model.graph))
+        if board is None:
+            check_half(precision.main_dtype)
         request = CompileRequest(
             model=str(model.path),
             package=str(paths.payload),
@@ -115,6 +117,18 @@ def _check_precision(precision: Precision, config: BuildConfig, written: str | N
         why = f"the graph computes in {precision.shares_text}"
         hint = "precision is in the graph: export the model in it, or leave `--precision` out"
     raise PrecisionError(f"requested {asked}: {why}", hint=hint)
+
+
+def check_half(dtype: str | None) -> None:
+    """`SetupError` for FP16 and BF16 on an x86-64 processor without instructions for them: PyTorch 2.13 compiled the
+    example ViT there into code whose results were not a number (a Xeon with AVX-512 VNNI alone)."""
+    needed = {"fp16": {"avx512_fp16"}, "bf16": {"avx512_bf16", "amx_bf16"}}.get(dtype or "")
+    features = info.cpu().features
+    if needed and "avx2" in features and not needed & set(features):
+        raise SetupError(
+            f"this processor has no {dtype} instructions ({', '.join(sorted(needed))}): TorchInductor would compute wrongly",
+            hint="build the network in fp32, for `--device cuda:0`, or with `-b onnxruntime`",
+        )
 
 
 def _input_ranges(model: Model, profiles: tuple[Profile, ...]) -> tuple[InputRange, ...]:
