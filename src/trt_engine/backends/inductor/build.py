@@ -127,7 +127,7 @@ def check_half(dtype: str | None) -> None:
     features = info.cpu().features
     if needed and "avx2" in features and not needed & set(features):
         raise SetupError(
-            f"this processor has no {dtype} instructions ({', '.join(sorted(needed))}): TorchInductor gave no numbers on one",
+            f"this processor has no {dtype} instructions ({', '.join(sorted(needed))}): TorchInductor fails there",
             hint="build the network in fp32, for `--device cuda:0`, or with `-b onnxruntime`",
         )
 
