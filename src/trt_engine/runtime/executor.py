@@ -109,7 +109,7 @@ class Executor:
                     self._enqueued = plan.frame.graph is not None
                     self._last_key = plan.key
                     outputs = plan.run(parts[0])
-                    if self._enqueued:
+                    if self._enqueued and plan.key is not None:
                         self._captured.move_to_end(plan.key)
                         self._policy.count_replayed()
                     return outputs

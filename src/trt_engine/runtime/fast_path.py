@@ -83,7 +83,7 @@ class ReplayPlan:
         self._waits = exclusive_stream and acquire is not None and frame.graph is None and frame.context.can_prebind
         self._captures = frame.graph is not None and exclusive_stream and frame.context.can_prebind
         if frame.graph is not None:
-            own = tuple(slot.buffer.pointer for slot in (*inputs, *outputs))
+            own = (*(slot.buffer.pointer for slot in inputs), *(slot.buffer.pointer for slot in outputs))
             self._launches[own] = partial(frame.graph.replay, stream)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:

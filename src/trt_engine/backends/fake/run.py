@@ -163,8 +163,8 @@ class FakeContext(CheckedContext):
         def run() -> None:
             if epoch != self._generation:
                 raise UsageError("the launch was bound for other shapes", hint="`prebind` again, after `prepare`")
-            bound, inputs, outputs = self._bound, self._inputs, self._outputs
-            if stream.capturing:  # a graph holds the addresses alone
+            bound, inputs, outputs = self._bound, self._inputs or {}, self._outputs
+            if isinstance(stream, FakeStream) and stream.capturing:  # a graph holds the addresses alone
                 stream.enqueue(lambda: self._compute(inputs, outputs, buffers()), [], self._stale())
                 return
             try:
