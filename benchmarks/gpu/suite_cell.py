@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -90,18 +92,18 @@ def network(job: Job, model: str, precision: str, *, fused: bool = False) -> Pat
     if path.exists():
         return path
     if precision in ("fp16", "fp32"):
-        new = path.with_suffix(".part")
+        new = path.with_suffix(f".{os.getpid()}")
         more: dict[str, Any] = ({} if job.on_gpu else dict(SMALL[model])) | ({"fused": True} if fused else {})
         networks.NETWORKS[model](new, half=precision == "fp16", **more)
         return new.rename(path)
     source = network(job, model, "fp32")
     if precision == "bf16":
-        te.cast(source, "bf16", out=path, parity=False)
+        te.cast(source, "bf16", out=path, parity=False, overwrite=True)
     else:
         data = Path(job.folder) / f"{model}-calibration.npz"
         np.savez(data, **host_feeds(source, 16, seed=1))
         te.quantize(
-            source, precision, calib_data=str(data), out=path, parity=False,
+            source, precision, calib_data=str(data), out=path, parity=False, overwrite=True,
             target="onnxruntime-cuda", high_precision="fp16" if job.on_gpu else "fp32",
         )  # fmt: skip
     return path
@@ -313,11 +315,26 @@ class Ways:
             self.failed[way] = f"{type(error).__name__}: {error}"[:600]
             print(f"{way}: {self.failed[way]}", flush=True)
 
+    def drop_failing(self) -> None:
+        """Leave out ways that cannot be called; `RuntimeError` where none is left."""
+        for way, call in [*self.calls.items()]:
+            with self.trying(way):
+                call()
+        for way in self.failed.keys() & self.calls.keys():
+            del self.calls[way]
+        if not self.calls:
+            raise RuntimeError("; ".join(f"{way}: {reason}" for way, reason in self.failed.items()))
+
 
 def first_rows(values: Any) -> list[np.ndarray]:
     """The first rows of outputs in FP64 on the host."""
     items = [values] if isinstance(values, torch.Tensor) else [*values]
-    return [torch.as_tensor(item)[:CHECKED_ROWS].double().cpu().numpy() for item in items]
+    return [
+        item[:CHECKED_ROWS].double().cpu().numpy()
+        if isinstance(item, torch.Tensor)
+        else np.asarray(item)[:CHECKED_ROWS].astype(np.float64)
+        for item in items
+    ]
 
 
 def largest_difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
@@ -397,9 +414,8 @@ def add_ours(
     )  # fmt: skip
     feeds = torch_feeds(job, host, dtype)
     given: dict[str, Any] = feeds if job.on_gpu else {name: value.numpy() for name, value in feeds.items()}
+    ways.outputs[way] = first_rows(runner.infer(given).values())
     infer = functools.partial(runner.infer, given, **({"on_device": True} if job.on_gpu else {}))
-    made = infer()
-    ways.outputs[way] = first_rows([torch.from_dlpack(value) for value in made.values()])
     for _ in range(4):
         infer()
     ways.calls[way] = infer
@@ -453,20 +469,20 @@ def run_measure(job: Job) -> dict[str, Any]:
     cell = job.cell
     source = network(job, cell.model, "fp32")
     host = host_feeds(source, cell.batch)
-    ways, builds = Ways(), {}
-    with torch.no_grad(), contextlib.ExitStack() as stack:
+    ways, builds, stack = Ways(), {}, contextlib.ExitStack()  # the process ends with everything loaded
+    with torch.no_grad():
         for way in job.ours:
             with ways.trying(way):
                 builds[way] = add_ours(job, ways, stack, way, host)
         peers = add_peers(job, ways, host)
-        if not ways.calls:
-            raise RuntimeError("; ".join(f"{way}: {reason}" for way, reason in ways.failed.items()))
+        ways.drop_failing()
         before = clocks(job)
         blocks = interleaved(ways.calls, job.seconds)
         after = clocks(job)
     reference = PlainSession(job, source, torch_rows(host), cpu=True)
     expected = first_rows(reference())
     errors = {way: largest_difference(found, peers.get(way, expected)) for way, found in ways.outputs.items()}
+    ways.failed |= {f"{way} outputs": "not finite" for way, error in errors.items() if not np.isfinite(error)}
     made = summary(blocks)
     names = [way for way in ways.calls if way.partition(" bind")[0] not in job.ours]
     best = min(names, key=lambda way: made["p50_us"][way], default=None)
@@ -475,7 +491,7 @@ def run_measure(job: Job) -> dict[str, Any]:
     return made | {
         "best_peer": best, "ratio_to_best_peer": ratios, "errors": errors, "failed": ways.failed, "builds": builds,
         "compile": {way: done for way, done in job.done.items() if way.startswith("torch")},
-        "model_digest": model.digest, "flops": flops(source, cell.batch), "clocks": [before, after],
+        "model_digest": model.digest, "flops": flops(model, cell.batch), "clocks": [before, after],
         "libraries": {"torch": str(torch.__version__), "onnxruntime": ort.__version__},
     }  # fmt: skip
 
@@ -484,12 +500,11 @@ def torch_rows(host: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(value[:CHECKED_ROWS].copy()) for name, value in host.items()}
 
 
-def flops(path: Path, batch: int) -> int | None:
+def flops(model: te.ModelReport, batch: int) -> int | None:
     """Floating-point operations of the batch: two for each multiply-add."""
-    found = te.inspect(path)
-    if found.flops is None or not found.flops_shapes:
+    if model.flops is None or not model.flops_shapes:
         return None
-    return found.flops // next(iter(found.flops_shapes.values()))[0] * batch
+    return model.flops // next(iter(model.flops_shapes.values()))[0] * batch
 
 
 # ------------------------------------------------------------------------------------------------ ceilings
@@ -551,8 +566,8 @@ def run_steps(job: Job) -> dict[str, Any]:
     arrays = {name: value.cpu().numpy() for name, value in reduced.items()}
     graph = {"enable_cuda_graph": "1"} if job.on_gpu else {}
     slow: dict[str, Call] = {}
-    ways = Ways()
-    with torch.no_grad(), contextlib.ExitStack() as stack:
+    ways, stack = Ways(), contextlib.ExitStack()
+    with torch.no_grad():
         for name, path, feeds in (("cpu fp16", low, arrays), ("cpu fp32", single, host)):
             tensors = {key: torch.from_numpy(value) for key, value in feeds.items()}
             slow[name] = PlainSession(job, path, tensors, cpu=True)
@@ -577,6 +592,7 @@ def run_steps(job: Job) -> dict[str, Any]:
                 values: dict[str, Any] = reduced if job.on_gpu else arrays
                 ways.calls[name] = stack.enter_context(runner.bind(inputs=values))
                 builds[name] = described(engine)
+        ways.drop_failing()
         before = clocks(job)
         made = summary(interleaved(ways.calls, job.seconds))
     made["p50_us"] = {name: float(np.median(values)) for name, values in cpu.items()} | made["p50_us"]
@@ -607,19 +623,18 @@ JOBS: dict[str, Callable[[Job], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def main() -> int:
+def main() -> None:
     """`suite_cell.py JOB RESULT`: the job as JSON; its result, or `failed`, is written to the file."""
     job = msgspec.json.decode(sys.argv[1], type=Job)
     try:
         made = JOBS[job.kind](job)
     except Exception as error:
-        import traceback
-
         traceback.print_exc()
         made = {"failed": f"{type(error).__name__}: {error}"[:1000]}
     Path(sys.argv[2]).write_bytes(msgspec.json.encode(made, enc_hook=str))
-    return 1 if "failed" in made and isinstance(made["failed"], str) else 0
+    sys.stdout.flush()
+    os._exit(1 if isinstance(made.get("failed"), str) else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -84,6 +84,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             except TrtEngineError as error:
                 raise _EngineFailed(error) from error
 
+        feeds: Tensors = {}
         try:
             feeds, described = _parity_feeds(engine, plan, prepared)
             found = measure_parity(model, run, feeds, described, tolerance)
@@ -101,6 +102,8 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
             ) from failed.error
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
+            if feeds:
+                require_finite(run(feeds), model)
             return _skipped_check(_no_reference_reason(error, model))
     milder = _safer_options(backend_spec, engine)
     fused = engine.passport.build.fusions is not None
