@@ -2,11 +2,10 @@
 
 The curve of a model is measured once in a process. For each deadline, policy and mix of frame rates the prediction is
 `StreamModel.largest` with its bootstrap interval; the observation is a live search: the engine is driven through the batcher
-with N paced sources, N moves by 3 % from the prediction until one number passes and the next fails; a number that fails is
-tried once more, so that one disturbance of the machine does not count. Agreement is within 5 %
-or one source, whichever is larger. Coverage is the share of searches, each with other phases, whose number is in the
-interval. Then the gain of the searched policy over three usual ones (predicted), and the time of simulating 10,000 sources
-for a minute.
+with N paced sources, N moves from the prediction, by 3 % and more, until one number passes and the next fails; a number that
+fails is tried once more, so that one disturbance of the machine does not count. Agreement is within 5 % or one source,
+whichever is larger. Coverage is the share of searches, each with other phases, whose number is in the interval. Then the
+gain of the searched policy over three usual ones (predicted), and the time of simulating 10,000 sources for a minute.
 
 A process appends one line for its curve and one for each search to `--out`; a search that the file has already is left out,
 so that the same command resumes, and several processes each run their `--cases` on cores of their own. On a CPU the engine
@@ -280,7 +279,7 @@ def searches(
 
 
 def search(driver: Driver, model: StreamModel, policy: BatchPolicy, guess: int, seed: int) -> tuple[int, list[Drive]]:
-    """The largest number of sources that passes live, searched from `guess` in steps of 3 %."""
+    """The largest number of sources that passes live, searched from `guess` in steps of 3 % that double."""
     drives: list[Drive] = []
 
     def passes(streams: int) -> bool:
@@ -296,7 +295,8 @@ def search(driver: Driver, model: StreamModel, policy: BatchPolicy, guess: int, 
         if passes(count):
             low, count = count, count + step
         else:
-            high, count = count, count - step
+            high, count = count, max(count - step, 0)
+        step *= 2
     while high is not None and high - low > 1:
         count = (low + high) // 2
         low, high = (count, high) if passes(count) else (low, count)
