@@ -34,3 +34,18 @@ def test_the_overhead_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "overhead.jsonl").read_text(encoding="utf-8"))
     assert max(record["differences"].values()) < 1e-4
     assert {"ort_numpy", "ours_numpy"} <= set(record["samples_us"])
+
+
+@pytest.mark.slow
+def test_the_serve_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("httptools")
+    command = [sys.executable, str(FOLDER / "serve.py"), "--out", str(tmp_path), "--device", "cpu", "--seconds", "0.5"]
+    command += ["--max-batch", "4", "--concurrency", "4", "--processes", "1", "--ways", "http-shared-memory"]
+    subprocess.run(command, check=True, timeout=300)
+    records = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["cell"] for record in records] == [
+        "bare full batches", "bare batcher", "server", "http-shared-memory 1 processes", "http-shared-memory throughput",
+        "http-shared-memory at 50%", "http-shared-memory at 80%",
+    ]  # fmt: skip
+    assert not any(record.get("error") or record.get("failed") for record in records)
+    assert 0 < records[4]["share_of_bare"] and records[-1]["latency_ms"]

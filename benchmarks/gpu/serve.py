@@ -56,7 +56,7 @@ class Records:
 
     def __init__(self, args: argparse.Namespace) -> None:
         args.out.mkdir(parents=True, exist_ok=True)
-        self._path = args.out / "serve.jsonl"
+        self.path = args.out / "serve.jsonl"
         self.shared: dict[str, Any] = {
             "schema": "trt-engine/gpu-serve", "command": command(), "device": args.device, "max_batch": args.max_batch,
             "contexts": args.contexts, "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -64,7 +64,7 @@ class Records:
         }  # fmt: skip
 
     def add(self, cell: str, **fields: Any) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.shared | {"cell": cell} | fields) + "\n")
         shown = {name: value for name, value in fields.items() if not isinstance(value, list | dict)}
         print(f"{cell:28}", ", ".join(f"{name} {value}" for name, value in shown.items()), flush=True)
@@ -160,25 +160,27 @@ def rounded(value: float | None) -> float | None:
 
 
 class Served:
-    """`trt-engine serve` in a process of its own."""
+    """`trt-engine serve` in a process of its own; `switch_s` is the interpreter's switch interval, None its default."""
 
-    def __init__(self, engine: te.Engine, args: argparse.Namespace) -> None:
+    def __init__(self, engine: te.Engine, args: argparse.Namespace, switch_s: float | None = None) -> None:
         given = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "-1", "--max-batch", str(args.max_batch)]
         given += ["--contexts", str(args.contexts), "--drain-delay", "0s", "--json", f"vit={engine.path}"]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trt_engine", "serve", *given], stdout=subprocess.PIPE, text=True
-        )
-        timer = threading.Timer(START_S, self._process.kill)
+        start = ["-m", "trt_engine"]
+        if switch_s is not None:
+            run = "runpy.run_module('trt_engine', run_name='__main__')"
+            start = ["-c", f"import runpy, sys; sys.setswitchinterval({switch_s}); {run}"]
+        self.process = subprocess.Popen([sys.executable, *start, "serve", *given], stdout=subprocess.PIPE, text=True)
+        timer = threading.Timer(START_S, self.process.kill)
         timer.start()
         lines: list[str] = []
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             lines.append(line)
             if line.startswith("}"):
                 break
         timer.cancel()
         if not lines:
-            raise RuntimeError(f"the server ended by {self._process.wait()}")
+            raise RuntimeError(f"the server ended by {self.process.wait()}")
         report = json.loads("".join(lines))
         report = report.get("result", report)
         self.http, self.grpc = report["http"], f"grpc://{report['grpc']}"
@@ -199,19 +201,19 @@ class Served:
     def threads_s(self) -> dict[str, float]:
         """Processor time of each thread in s."""
         found = {}
-        for task in Path(f"/proc/{self._process.pid}/task").iterdir():
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
             with contextlib.suppress(OSError):  # it has ended
                 fields = (task / "stat").read_text().rpartition(")")[2].split()
                 found[task.name] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
         return found
 
     def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(30)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
 
 def load(
@@ -267,6 +269,27 @@ def measure_way(served: Served, way: str, args: argparse.Namespace, bare: float,
             )  # fmt: skip
 
 
+def compare_switch_interval(served: Served, engine: te.Engine, args: argparse.Namespace, records: Records) -> None:
+    """Closed loops over HTTP in turns: the server as it is, and one whose interpreter switches threads more often."""
+    other = Served(engine, args, args.switch_interval_s)
+    samples: dict[str, list[dict[str, Any]]] = {"as it is": [], "other": []}
+    try:
+        for _ in range(4):
+            for name, one in (("as it is", served), ("other", other)):
+                found, used = load(
+                    one, args.ways[0], args, concurrency=args.concurrency, processes=max(args.processes),
+                    duration_s=PROBE_S,
+                )  # fmt: skip
+                samples[name].append(summarize(found) | used)
+    finally:
+        other.close()
+    rates = {name: [item["rows_per_s"] for item in items] for name, items in samples.items()}
+    records.add(
+        "switch interval", switch_interval_s=args.switch_interval_s, as_it_is=str(rates["as it is"]),
+        other=str(rates["other"]), samples=samples,
+    )  # fmt: skip
+
+
 def limit(used: dict[str, Any]) -> str:
     """What was nearly always busy."""
     found = [
@@ -289,6 +312,7 @@ def main() -> int:
     options.add_argument("--processes", nargs="+", type=int, default=[1, 4, 8], help="client processes to try [1 4 8]")
     options.add_argument("--rows", type=int, default=1, help="images in one request [1]")
     options.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    options.add_argument("--switch-interval-s", type=float, help="also compare with a server with this switch interval")
     options.add_argument("--seconds", type=float, default=6.0, help="of each cell [6]")
     options.add_argument("--out", type=Path, required=True, help="the folder of the record")
     options.add_argument("--folder", type=Path, help="where network and engine are kept between runs")
@@ -312,6 +336,9 @@ def main() -> int:
         for way in args.ways:
             with records.keeping(f"{way} throughput"):
                 measure_way(served, way, args, bare, records)
+        if args.switch_interval_s is not None:
+            with records.keeping("switch interval"):
+                compare_switch_interval(served, engine, args, records)
     return 0
 
 

@@ -134,9 +134,10 @@ def server_subject(url: str, config: LoadtestConfig) -> Iterator[ServerSubject]:
     timeout_us = None if config.deadline_ms is None else round(config.deadline_ms * 1e3)
     with contextlib.ExitStack() as stack:
         if target.interface == "grpc":
-            for flag, given in (("--no-binary", config.binary is False), ("--shared-memory", config.shared_memory)):
-                if given:
-                    raise UsageError(f"`{flag}` is for HTTP, and `{target}` is gRPC", hint=f"leave `{flag}` out")
+            if config.binary is False:
+                raise UsageError("gRPC has no JSON", hint="leave `--no-binary` out")
+            if config.shared_memory:
+                raise UsageError("`--shared-memory` is for HTTP, and this is gRPC", hint="the server's HTTP address")
             request = infer_request(target.model or "", target.version, signature, feeds, timeout_us=timeout_us)
         else:
             region = None
