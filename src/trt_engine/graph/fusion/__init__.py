@@ -16,7 +16,9 @@ from trt_engine.graph import walk
 from trt_engine.graph.fusion.attention import fuse_attention
 from trt_engine.graph.fusion.bias_gelu import fuse_gelu
 from trt_engine.graph.fusion.fusion_graph import FusionGraph, has_valid_arity
+from trt_engine.graph.fusion.layer_norm import fuse_layer_norm
 from trt_engine.graph.fusion.patch_embedding import fuse_patch_embedding
+from trt_engine.graph.fusion.rotary import fuse_rotary
 from trt_engine.graph.fusion.skip_layer_norm import fuse_skip_layer_norm
 from trt_engine.graph.fusion.standard_attention import fuse_standard_attention
 
@@ -53,7 +55,9 @@ def fuse_model(proto: ModelProto, folder: Path, *, on_gpu: bool) -> FusedModel:
     if walk.opsets_of(proto).get("", 0) < MIN_OPSET or not has_valid_arity(proto):
         return FusedModel(proto, {})
     graph = FusionGraph(proto, folder)
+    fuse_rotary(graph)
     unfused = fuse_attention(graph, pack=on_gpu) | fuse_standard_attention(graph, pack=on_gpu)
+    fuse_layer_norm(graph)
     if on_gpu:
         fuse_patch_embedding(graph)
         fuse_gelu(graph)
