@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
         "--autotune-s", type=int, default=0, help="also ways with kernels chosen by measurement, so many seconds"
     )
     made.add_argument("--no-torch", action="store_true", help="leave torch's ways out")
-    made.add_argument("--no-parity", action="store_true", help="build unchecked: on the CPU large batches take minutes")
+    made.add_argument("--no-parity", action="store_true", help="build unchecked at every batch")
     made.add_argument(
         "--steps", choices=MODELS, help="measure the steps from ONNX Runtime's CPU provider to the engine"
     )
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
     )
     made.add_argument("--again", action="store_true", help="measure cells that are in the records already")
     made.add_argument("--seconds", type=float, default=5.0, help="of interleaved measurement in a cell [5]")
-    made.add_argument("--budget-s", type=float, default=40.0, help="`--time-budget` of `auto` [40]")
+    made.add_argument("--budget-s", type=float, default=40.0, help="`--time-budget` of searches [40]")
     made.add_argument("--limit-s", type=float, default=540.0, help="of the whole run [540]")
     made.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="builds at a time")
     made.add_argument("--folder", type=Path, help="networks, engines and caches, kept between runs [a temporary one]")

@@ -34,6 +34,7 @@ SMALL: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """What `--device cpu` tries the program out with."""
 TRANSFORMERS, CONVOLUTIONS = ("vit", "bert"), ("resnet50", "yolo")
+QUANTIZED, PARITY_BATCH = ("fp8", "int8"), 8
 CHECKED_ROWS = 2
 """Rows of the batch that are compared with FP32."""
 BLOCK_S, LEAST_CALLS = 0.03, 3
@@ -67,7 +68,7 @@ class Job(msgspec.Struct, frozen=True):
     ours: tuple[str, ...] = ()
     seconds: float = 4.0
     budget_s: float = 60.0
-    """The time budget of `auto`."""
+    """The time budget of searches."""
     autotune_s: int = 0
     with_torch: bool = True
     parity: bool = True
@@ -87,7 +88,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def network(job: Job, model: str, precision: str, *, fused: bool = False) -> Path:
-    """The ONNX graph in a precision, written once."""
+    """The ONNX graph in a precision, written once; of quantized cells the one that is quantized."""
+    precision = half_of(job) if precision in QUANTIZED else precision
     path = Path(job.folder) / f"{model}-{precision}{'-fused' if fused else ''}{'' if job.on_gpu else '-small'}.onnx"
     if path.exists():
         return path
@@ -96,17 +98,22 @@ def network(job: Job, model: str, precision: str, *, fused: bool = False) -> Pat
         more: dict[str, Any] = ({} if job.on_gpu else dict(SMALL[model])) | ({"fused": True} if fused else {})
         networks.NETWORKS[model](new, half=precision == "fp16", **more)
         return new.rename(path)
-    source = network(job, model, "fp32")
-    if precision == "bf16":
-        te.cast(source, "bf16", out=path, parity=False, overwrite=True)
-    else:
-        data = Path(job.folder) / f"{model}-calibration.npz"
-        np.savez(data, **host_feeds(source, 16, seed=1))
-        te.quantize(
-            source, precision, calib_data=str(data), out=path, parity=False, overwrite=True,
-            target="onnxruntime-cuda", high_precision="fp16" if job.on_gpu else "fp32",
-        )  # fmt: skip
+    te.cast(network(job, model, "fp32"), "bf16", out=path, keep_io=False, parity=False, overwrite=True)
     return path
+
+
+def half_of(job: Job) -> str:
+    """FP16; FP32 where the program is only tried out."""
+    return "fp16" if job.on_gpu else "fp32"
+
+
+def calibration(job: Job, model: str) -> str:
+    """Seeded rows for quantized cells, in the types of the graph that is quantized."""
+    path = Path(job.folder) / f"{model}-calibration.npz"
+    if not path.exists():
+        feeds = torch_feeds(job, host_feeds(network(job, model, "fp32"), 16, seed=1), dtype_of(job, "fp16"))
+        np.savez(path, **{name: value.cpu().numpy() for name, value in feeds.items()})
+    return str(path)
 
 
 def host_feeds(path: Path, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -139,7 +146,7 @@ def settings(job: Job, way: str) -> dict[str, Any]:
     """Settings of `te.build` by the name of the way: as a user who names the backend, `inductor` without a search."""
     backend, _, more = way.partition(" ")
     if backend != "inductor":
-        return {"backend": backend} | ({"time_budget_s": job.budget_s} if backend == "auto" else {})
+        return {"backend": backend, "time_budget_s": job.budget_s}
     options = {"autotuned": {"autotune_s": str(job.autotune_s)}, "conv_1x1_as_mm": {"conv_1x1_as_mm": "on"}}.get(
         more, {}
     )
@@ -147,12 +154,16 @@ def settings(job: Job, way: str) -> dict[str, Any]:
 
 
 def build(job: Job, way: str, precision: str | None = None, **more: Any) -> te.Engine:
-    """The engine for the cell's batch alone."""
+    """The engine for the cell's batch alone. Quantized ones are made of the FP16 graph. Above a batch of 8 the build checks
+    no parity, which is computed on the CPU: all outputs are compared with FP32 here."""
     assert job.cell is not None
-    batch, precision = job.cell.batch, precision or job.cell.precision
+    cell, precision = job.cell, precision or job.cell.precision
+    if precision in QUANTIZED:
+        more |= {"precision": precision, "calib_data": calibration(job, cell.model)}
     return te.build(
-        network(job, job.cell.model, precision), device=job.device, batch=(batch, batch, batch), parity=job.parity,
-        store=te.Store(Path(job.folder) / "store"), **(settings(job, way) | more),
+        network(job, cell.model, precision), device=job.device, batch=(cell.batch,) * 3,
+        parity=job.parity and cell.batch <= PARITY_BATCH, store=te.Store(Path(job.folder) / "store"),
+        **(settings(job, way) | more),
     )  # fmt: skip
 
 
@@ -433,7 +444,7 @@ def add_peers(job: Job, ways: Ways, host: dict[str, np.ndarray]) -> dict[str, li
     assert job.cell is not None
     cell, found = job.cell, {}
     graph = {"enable_cuda_graph": "1"} if job.on_gpu else {}
-    precision = cell.precision if cell.precision in ("fp16", "fp32") else ("fp16" if job.on_gpu else "fp32")
+    precision = cell.precision if cell.precision in ("fp16", "fp32") else half_of(job)
     feeds = torch_feeds(job, host, dtype_of(job, precision))
     with ways.trying("onnxruntime plain"):
         plain = PlainSession(job, network(job, cell.model, precision), feeds, **graph)
@@ -558,7 +569,7 @@ def run_steps(job: Job) -> dict[str, Any]:
     """From ONNX Runtime's CPU provider to the engine: one thing after the other is changed, on one machine."""
     assert job.cell is not None
     cell = job.cell
-    half = "fp16" if job.on_gpu else "fp32"
+    half = half_of(job)
     single, low = network(job, cell.model, "fp32"), network(job, cell.model, half)
     host = host_feeds(single, cell.batch)
     full = torch_feeds(job, host, torch.float32)
@@ -610,10 +621,13 @@ def timed(call: Call) -> float:
 def run_networks(job: Job) -> dict[str, Any]:
     """The graphs of a cell, so that its builds do not write them at the same time."""
     assert job.cell is not None
-    network(job, job.cell.model, "fp32")
-    network(job, job.cell.model, "fp16" if job.on_gpu else "fp32", fused=job.cell.model in TRANSFORMERS)
-    network(job, job.cell.model, "fp16" if job.on_gpu else "fp32")
-    network(job, job.cell.model, job.cell.precision)
+    cell, half = job.cell, half_of(job)
+    for precision in ("fp32", half, cell.precision):
+        network(job, cell.model, precision)
+    if cell.model in TRANSFORMERS:
+        network(job, cell.model, half, fused=True)
+    if cell.precision in QUANTIZED:
+        calibration(job, cell.model)
     return {}
 
 
