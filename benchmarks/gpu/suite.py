@@ -74,8 +74,8 @@ def arguments() -> argparse.Namespace:
         "--table", action="store_true", help="only write docs/gpu-suite.md and its chart from the records"
     )
     made.add_argument("--again", action="store_true", help="measure cells that are in the records already")
-    made.add_argument("--seconds", type=float, default=5.0, help="of interleaved measurement in a cell [5]")
-    made.add_argument("--budget-s", type=float, default=40.0, help="`--time-budget` of searches [40]")
+    made.add_argument("--seconds", type=float, default=4.0, help="of interleaved measurement in a cell [4]")
+    made.add_argument("--budget-s", type=float, default=25.0, help="`--time-budget` of searches [25]")
     made.add_argument("--limit-s", type=float, default=540.0, help="of the whole run [540]")
     made.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="builds at a time")
     made.add_argument("--folder", type=Path, help="networks, engines and caches, kept between runs [a temporary one]")

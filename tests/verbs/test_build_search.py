@@ -232,9 +232,17 @@ def test_every_backend_is_listed_with_the_reason_it_is_left_out(model: Path, tmp
 
 
 def test_without_a_gpu_its_backends_are_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reasons() -> set[str | None]:
+        return {item.reason for item in plan(model, **settings).candidates}
+
+    settings: dict[str, Any] = {"backend": "auto", "device": "cuda:0", "store": te.Store(tmp_path / "store")}
     monkeypatch.setattr("trt_engine.verbs.build_candidates.info.gpus", lambda: ())
-    made = plan(model, backend="auto", device="cuda:0", batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
-    assert {item.reason for item in made.candidates} == {"there is no `cuda:0` here"}
+    known: list[Any] = [object()]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: known[0])
+    made = plan(model, **settings)
+    assert reasons() == {"there is no `cuda:0` here"}
+    known[0] = None
+    assert reasons() == {"`nvidia-ml-py`, which lists GPUs, is not installed: pip install 'trt-engine[gpu]'"}
     with pytest.raises(BuildError, match="no candidate can be built"):
         execute(made)
 
