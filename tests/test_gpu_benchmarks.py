@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 
 import trt_engine as te
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu"
-REPLACED = ("fusion", "inductor")  # by suite.py
-PROGRAMS = sorted(path for path in FOLDER.glob("*.py") if path.stem not in REPLACED)
+PROGRAMS = sorted(FOLDER.glob("*.py"))
 
 
 SHARED = {"common", "networks"}
@@ -111,3 +114,86 @@ def test_the_serve_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert not any(record.get("error") or record.get("failed") for record in records)
     assert records[4]["share_of_bare"] > 0 and records[-1]["latency_ms"]
+
+
+# ------------------------------------------------------------------------------------------------ the suite
+
+
+NARROW = {"width": 64, "depth": 2, "heads": 4}
+
+
+@pytest.mark.parametrize(("name", "more"), [("vit", {"size": 32}), ("bert", {"tokens": 16, "words": 100})])
+def test_onnx_runtime_s_own_operators_compute_the_same_network(
+    name: str, more: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    import networks
+
+    outputs = []
+    for fused in (False, True):
+        path = networks.NETWORKS[name](tmp_path / f"{fused}.onnx", half=False, fused=fused, **NARROW, **more)
+        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        random = np.random.default_rng(0)
+        feeds = {
+            item.name: random.standard_normal((2, *item.shape[1:]), np.float32)
+            if item.type == "tensor(float)"
+            else random.integers(0, 2, (2, *item.shape[1:]))
+            for item in session.get_inputs()
+        }
+        outputs.append(session.run(None, feeds)[0])
+    np.testing.assert_allclose(outputs[1], outputs[0], atol=2e-5)
+
+
+def measured(**more: Any) -> dict[str, Any]:
+    return {
+        "schema": "trt-engine/gpu-suite", "model": "vit", "batch": 64, "precision": "fp16", "autotune_s": 0,
+        "state": "measured", "reason": None, "ceilings": {"fp16": 750.0, "copy_tb_s": 4.2}, "flops": 2250 * 10**9,
+        "p50_us": {"onnxruntime": 5100.0, "onnxruntime bind": 5000.0, "torch compiled": 6000.0},
+        "ratio_to_best_peer": {"onnxruntime": [0.85, 0.8, 0.9], "onnxruntime bind": [0.83, 0.82, 0.84]},
+        "best_peer": "torch compiled", "errors": {"onnxruntime": 1e-3}, "failed": {"torch eager": "no memory"},
+        "builds": {}, "environment": {"gpu": "H200", "cpu": "", "driver": "1", "libraries": {"torch": "2.11"}},
+    } | more  # fmt: skip
+
+
+def test_the_suite_s_table_lists_every_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import suite_table
+
+    late = {"state": "not reached", "reason": "not measured within 540 s"}
+    steps = {"cpu fp16": 3.4e6, "cuda fp32 numpy": 60_000.0, "resident": 50_000.0, "tuned": 5000.0}
+    records = [
+        measured(), measured(**late), measured(batch=1, **late),
+        measured(schema="trt-engine/gpu-steps", p50_us=steps, failed={}),
+    ]  # fmt: skip
+    assert suite_table.write(records, tmp_path / "page.md", tmp_path / "chart.svg") == 0
+    page, chart = (tmp_path / "page.md").read_text(), (tmp_path / "chart.svg").read_text()
+    assert "| ViT-B/16 b64 fp16 | 5.1 / 5 | 6 | 0.83 (0.82 to 0.84) | 3 | 1.0e-03 |" in page
+    assert "| ViT-B/16 b1 fp16 | not reached: not measured within 540 s |" in page
+    assert "**680x**" in page and "1.20x" in page and "it is 12.0x" in page
+    assert "0.83 ours: onnxruntime bind" in chart and chart.count("<rect") == 3
+    assert suite_table.write([], tmp_path / "page.md", tmp_path / "chart.svg") == 5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here")
+def test_the_suite_runs_on_a_cpu_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "suite.jsonl"
+    command = [
+        sys.executable,
+        str(FOLDER / "suite.py"),
+        "--device",
+        "cpu",
+        "--folder",
+        str(tmp_path),
+        "--out",
+        str(out),
+    ]
+    command += ["--models", "vit", "--batches", "2", "--ours", "onnxruntime", "--no-torch", "--seconds", "0.1"]
+    ended = subprocess.run([*command, "--limit-s", "1"], timeout=300, check=False)
+    assert ended.returncode == 5 and json.loads(out.read_text())["state"] == "not reached"
+    subprocess.run([*command, "--budget-s", "1"], check=True, timeout=300)
+    _, second = (json.loads(line) for line in out.read_text().splitlines())
+    assert second["state"] == "measured" and max(second["errors"].values()) < 1e-4
+    assert {"onnxruntime", "onnxruntime bind", "onnxruntime own fusion"} <= set(second["p50_us"])
+    subprocess.run(command, check=True, timeout=300)
+    assert len(out.read_text().splitlines()) == 2

@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
         "--autotune-s", type=int, default=0, help="also ways with kernels chosen by measurement, so many seconds"
     )
     made.add_argument("--no-torch", action="store_true", help="leave torch's ways out")
-    made.add_argument("--no-parity", action="store_true", help="build unchecked: on the CPU large batches take minutes")
+    made.add_argument("--no-parity", action="store_true", help="build unchecked at every batch")
     made.add_argument(
         "--steps", choices=MODELS, help="measure the steps from ONNX Runtime's CPU provider to the engine"
     )
@@ -74,8 +74,8 @@ def arguments() -> argparse.Namespace:
         "--table", action="store_true", help="only write docs/gpu-suite.md and its chart from the records"
     )
     made.add_argument("--again", action="store_true", help="measure cells that are in the records already")
-    made.add_argument("--seconds", type=float, default=5.0, help="of interleaved measurement in a cell [5]")
-    made.add_argument("--budget-s", type=float, default=40.0, help="`--time-budget` of `auto` [40]")
+    made.add_argument("--seconds", type=float, default=4.0, help="of interleaved measurement in a cell [4]")
+    made.add_argument("--budget-s", type=float, default=25.0, help="`--time-budget` of searches [25]")
     made.add_argument("--limit-s", type=float, default=540.0, help="of the whole run [540]")
     made.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) // 2, 1), help="builds at a time")
     made.add_argument("--folder", type=Path, help="networks, engines and caches, kept between runs [a temporary one]")
@@ -123,7 +123,7 @@ class Suite:
         with (self.folder / "logs" / f"{label}.log").open("wb") as output:
             process = subprocess.Popen(
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
-                env=self._environment(kind),
+                env=self.child_environment(kind),
             )  # fmt: skip
             try:
                 code = process.wait(limit_s)
@@ -137,7 +137,7 @@ class Suite:
             return {"failed": f"its process ended with code {code}: {last_line(Path(output.name))}"}
         return dict(msgspec.json.decode(result.read_bytes()))
 
-    def _environment(self, kind: str) -> dict[str, str]:
+    def child_environment(self, kind: str) -> dict[str, str]:
         path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
         threads = {"TORCHINDUCTOR_COMPILE_THREADS": "4"} if kind in ("build", "compile") else {}
         given = {"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torchinductor")}
@@ -147,7 +147,7 @@ class Suite:
 
     def prepare(self, cells: Sequence[dict[str, Any]]) -> None:
         """All long builds of the cells, several at a time; those that choose by measurement alone, afterwards."""
-        parallel = [(cell, way) for cell in cells for way in self._long_builds(cell)]
+        parallel = [(cell, way) for cell in cells for way in self.long_builds(cell)]
         alone = [(cell, way) for cell in cells for way in ("inductor autotuned", "torch compiled autotuned")]
         with ThreadPoolExecutor(self.args.workers) as threads:
             models = {(cell["model"], cell["precision"]): cell for cell in cells}
@@ -155,13 +155,13 @@ class Suite:
             for cell, made in zip(models.values(), written, strict=True):
                 if (failure := (made.result() or {}).get("failed")) is not None:
                     print(f"networks of {label(cell)}: {failure}", flush=True)
-            started: list[Future[None]] = [threads.submit(self._build, *item) for item in parallel]
+            started: list[Future[None]] = [threads.submit(self.build, *item) for item in parallel]
             for future in started:
                 future.result()
         for cell, way in alone if self.args.autotune_s else ():
-            self._build(cell, way)
+            self.build(cell, way)
 
-    def _long_builds(self, cell: dict[str, Any]) -> Iterator[str]:
+    def long_builds(self, cell: dict[str, Any]) -> Iterator[str]:
         for way in self.args.ours:
             if way != "auto":
                 yield way
@@ -170,7 +170,7 @@ class Suite:
         if not self.args.no_torch:
             yield "torch compiled"
 
-    def _build(self, cell: dict[str, Any], way: str) -> None:
+    def build(self, cell: dict[str, Any], way: str) -> None:
         """One build, skipped where an earlier run made it; its seconds and the builds beside it are kept."""
         import msgspec
 
@@ -200,7 +200,7 @@ class Suite:
         done = {
             way: self.builds[name] for way in ways if (name := f"{label(cell)}-{'-'.join(way.split())}") in self.builds
         }
-        missing = [way for way in self._long_builds(cell) if way not in done and "conv_1x1" not in way]
+        missing = [way for way in self.long_builds(cell) if way not in done and "conv_1x1" not in way]
         if missing:
             return self.record(cell, "not reached", f"not built within {self.args.limit_s:g} s: {', '.join(missing)}")
         made = self.child("measure", label(cell), cell, done=done)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import operator
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,6 +36,7 @@ SMALL: dict[str, dict[str, int]] = {
 }  # fmt: skip
 """What `--device cpu` tries the program out with."""
 TRANSFORMERS, CONVOLUTIONS = ("vit", "bert"), ("resnet50", "yolo")
+QUANTIZED, PARITY_BATCH = ("fp8", "int8"), 8
 CHECKED_ROWS = 2
 """Rows of the batch that are compared with FP32."""
 BLOCK_S, LEAST_CALLS = 0.03, 3
@@ -67,7 +70,7 @@ class Job(msgspec.Struct, frozen=True):
     ours: tuple[str, ...] = ()
     seconds: float = 4.0
     budget_s: float = 60.0
-    """The time budget of `auto`."""
+    """The time budget of searches."""
     autotune_s: int = 0
     with_torch: bool = True
     parity: bool = True
@@ -87,7 +90,8 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def network(job: Job, model: str, precision: str, *, fused: bool = False) -> Path:
-    """The ONNX graph in a precision, written once."""
+    """The ONNX graph in a precision, written once; of quantized cells the one that is quantized."""
+    precision = half_of(job) if precision in QUANTIZED else precision
     path = Path(job.folder) / f"{model}-{precision}{'-fused' if fused else ''}{'' if job.on_gpu else '-small'}.onnx"
     if path.exists():
         return path
@@ -96,17 +100,22 @@ def network(job: Job, model: str, precision: str, *, fused: bool = False) -> Pat
         more: dict[str, Any] = ({} if job.on_gpu else dict(SMALL[model])) | ({"fused": True} if fused else {})
         networks.NETWORKS[model](new, half=precision == "fp16", **more)
         return new.rename(path)
-    source = network(job, model, "fp32")
-    if precision == "bf16":
-        te.cast(source, "bf16", out=path, parity=False, overwrite=True)
-    else:
-        data = Path(job.folder) / f"{model}-calibration.npz"
-        np.savez(data, **host_feeds(source, 16, seed=1))
-        te.quantize(
-            source, precision, calib_data=str(data), out=path, parity=False, overwrite=True,
-            target="onnxruntime-cuda", high_precision="fp16" if job.on_gpu else "fp32",
-        )  # fmt: skip
+    te.cast(network(job, model, "fp32"), "bf16", out=path, keep_io=False, parity=False, overwrite=True)
     return path
+
+
+def half_of(job: Job) -> str:
+    """FP16; FP32 where the program is only tried out."""
+    return "fp16" if job.on_gpu else "fp32"
+
+
+def calibration(job: Job, model: str) -> str:
+    """Seeded rows for quantized cells, in the types of the graph that is quantized."""
+    path = Path(job.folder) / f"{model}-calibration.npz"
+    if not path.exists():
+        feeds = torch_feeds(job, host_feeds(network(job, model, "fp32"), 16, seed=1), dtype_of(job, "fp16"))
+        np.savez(path, **{name: value.cpu().numpy() for name, value in feeds.items()})
+    return str(path)
 
 
 def host_feeds(path: Path, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -139,7 +148,7 @@ def settings(job: Job, way: str) -> dict[str, Any]:
     """Settings of `te.build` by the name of the way: as a user who names the backend, `inductor` without a search."""
     backend, _, more = way.partition(" ")
     if backend != "inductor":
-        return {"backend": backend} | ({"time_budget_s": job.budget_s} if backend == "auto" else {})
+        return {"backend": backend, "time_budget_s": job.budget_s}
     options = {"autotuned": {"autotune_s": str(job.autotune_s)}, "conv_1x1_as_mm": {"conv_1x1_as_mm": "on"}}.get(
         more, {}
     )
@@ -147,12 +156,16 @@ def settings(job: Job, way: str) -> dict[str, Any]:
 
 
 def build(job: Job, way: str, precision: str | None = None, **more: Any) -> te.Engine:
-    """The engine for the cell's batch alone."""
+    """The engine for the cell's batch alone. Quantized ones are made of the FP16 graph. Above a batch of 8 the build checks
+    no parity, which is computed on the CPU: all outputs are compared with FP32 here."""
     assert job.cell is not None
-    batch, precision = job.cell.batch, precision or job.cell.precision
+    cell, precision = job.cell, precision or job.cell.precision
+    if precision in QUANTIZED:
+        more |= {"precision": precision, "calib_data": calibration(job, cell.model)}
     return te.build(
-        network(job, job.cell.model, precision), device=job.device, batch=(batch, batch, batch), parity=job.parity,
-        store=te.Store(Path(job.folder) / "store"), **(settings(job, way) | more),
+        network(job, cell.model, precision), device=job.device, batch=(cell.batch,) * 3,
+        parity=job.parity and cell.batch <= PARITY_BATCH, store=te.Store(Path(job.folder) / "store"),
+        **(settings(job, way) | more),
     )  # fmt: skip
 
 
@@ -275,23 +288,23 @@ class PlainSession:
         self.session = ort.InferenceSession(str(path), made, providers=providers)
         if on_gpu and self.session.get_providers()[0] != "CUDAExecutionProvider":
             raise RuntimeError(f"ONNX Runtime has the providers {self.session.get_providers()}")
-        self._binding = self.session.io_binding()
-        self._feeds = {name: value.contiguous() for name, value in feeds.items()}
+        self.binding = self.session.io_binding()
+        self.feeds = {name: value.contiguous() for name, value in feeds.items()}
         place = ("cuda", job.number) if on_gpu else ("cpu", 0)
-        for name, value in self._feeds.items():
+        for name, value in self.feeds.items():
             kind = ELEMENTS[str(value.dtype).removeprefix("torch.")]
-            self._binding.bind_input(name, *place, kind, tuple(value.shape), value.data_ptr())
+            self.binding.bind_input(name, *place, kind, tuple(value.shape), value.data_ptr())
         self.outputs: list[torch.Tensor] = []
         for item in self.session.get_outputs():
-            rows = len(next(iter(self._feeds.values())))
+            rows = len(next(iter(self.feeds.values())))
             dtype = {"tensor(float16)": torch.float16, "tensor(bfloat16)": torch.bfloat16}.get(item.type, torch.float32)
             held = torch.empty((rows, *item.shape[1:]), dtype=dtype, device=job.device if on_gpu else "cpu")
             kind = ELEMENTS[str(dtype).removeprefix("torch.")]
-            self._binding.bind_output(item.name, *place, kind, tuple(held.shape), held.data_ptr())
+            self.binding.bind_output(item.name, *place, kind, tuple(held.shape), held.data_ptr())
             self.outputs.append(held)
 
     def __call__(self) -> list[torch.Tensor]:
-        self.session.run_with_iobinding(self._binding)
+        self.session.run_with_iobinding(self.binding)
         return self.outputs
 
 
@@ -433,7 +446,7 @@ def add_peers(job: Job, ways: Ways, host: dict[str, np.ndarray]) -> dict[str, li
     assert job.cell is not None
     cell, found = job.cell, {}
     graph = {"enable_cuda_graph": "1"} if job.on_gpu else {}
-    precision = cell.precision if cell.precision in ("fp16", "fp32") else ("fp16" if job.on_gpu else "fp32")
+    precision = cell.precision if cell.precision in ("fp16", "fp32") else half_of(job)
     feeds = torch_feeds(job, host, dtype_of(job, precision))
     with ways.trying("onnxruntime plain"):
         plain = PlainSession(job, network(job, cell.model, precision), feeds, **graph)
@@ -533,12 +546,13 @@ def run_ceilings(job: Job) -> dict[str, Any]:
     a, b = (torch.randn(side, side, device=job.device, dtype=torch.float16) * 0.1 for _ in range(2))
     one = torch.ones((), device=job.device)
     eight = torch.float8_e4m3fn
+    int_mm, scaled_mm = operator.attrgetter("_int_mm", "_scaled_mm")(torch)  # they have no public names
     calls: dict[str, Callable[[], Call]] = {
         "fp16": lambda: functools.partial(torch.mm, a, b),
         "bf16": lambda: functools.partial(torch.mm, a.bfloat16(), b.bfloat16()),
-        "int8": lambda: functools.partial(torch._int_mm, a.to(torch.int8), b.to(torch.int8).t()),
+        "int8": lambda: functools.partial(int_mm, a.to(torch.int8), b.to(torch.int8).t()),
         "fp8": lambda: functools.partial(
-            torch._scaled_mm, a.to(eight), b.to(eight).t(), scale_a=one, scale_b=one, out_dtype=torch.float16
+            scaled_mm, a.to(eight), b.to(eight).t(), scale_a=one, scale_b=one, out_dtype=torch.float16
         ),
         "fp32": lambda: functools.partial(torch.mm, a.float(), b.float()),
     }  # fmt: skip
@@ -558,7 +572,7 @@ def run_steps(job: Job) -> dict[str, Any]:
     """From ONNX Runtime's CPU provider to the engine: one thing after the other is changed, on one machine."""
     assert job.cell is not None
     cell = job.cell
-    half = "fp16" if job.on_gpu else "fp32"
+    half = half_of(job)
     single, low = network(job, cell.model, "fp32"), network(job, cell.model, half)
     host = host_feeds(single, cell.batch)
     full = torch_feeds(job, host, torch.float32)
@@ -610,10 +624,13 @@ def timed(call: Call) -> float:
 def run_networks(job: Job) -> dict[str, Any]:
     """The graphs of a cell, so that its builds do not write them at the same time."""
     assert job.cell is not None
-    network(job, job.cell.model, "fp32")
-    network(job, job.cell.model, "fp16" if job.on_gpu else "fp32", fused=job.cell.model in TRANSFORMERS)
-    network(job, job.cell.model, "fp16" if job.on_gpu else "fp32")
-    network(job, job.cell.model, job.cell.precision)
+    cell, half = job.cell, half_of(job)
+    for precision in ("fp32", half, cell.precision):
+        network(job, cell.model, precision)
+    if cell.model in TRANSFORMERS:
+        network(job, cell.model, half, fused=True)
+    if cell.precision in QUANTIZED:
+        calibration(job, cell.model)
     return {}
 
 
@@ -633,7 +650,7 @@ def main() -> None:
         made = {"failed": f"{type(error).__name__}: {error}"[:1000]}
     Path(sys.argv[2]).write_bytes(msgspec.json.encode(made, enc_hook=str))
     sys.stdout.flush()
-    os._exit(1 if isinstance(made.get("failed"), str) else 0)
+    signal.raise_signal(signal.SIGKILL)  # with everything loaded: what closing does is not measured, and cannot fail
 
 
 if __name__ == "__main__":

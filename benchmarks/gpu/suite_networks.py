@@ -137,10 +137,10 @@ class Stage(nn.Module):
         super().__init__()
         half, self.add = after // 2, add
         self.open, self.close = act(before, after), act((2 + count) * half, after)
-        self.blocks = nn.ModuleList(self._block(half, compact) for _ in range(count))
+        self.blocks = nn.ModuleList(self.block(half, compact) for _ in range(count))
 
     @staticmethod
-    def _block(half: int, compact: bool) -> nn.Sequential:
+    def block(half: int, compact: bool) -> nn.Sequential:
         if not compact:
             return nn.Sequential(act(half, half, 3), act(half, half, 3))
         return nn.Sequential(

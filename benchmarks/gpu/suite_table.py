@@ -138,7 +138,7 @@ def steps(record: dict[str, Any]) -> Iterator[str]:
     before = first
     for name, value in found.items():
         what, cause = STEPS[name]
-        yield f"| {what} | {value / 1e3:.3g} | {before / value:.2f}x | {first / value:.4g}x | {cause} |"
+        yield f"| {what} | {value / 1e3:.3g} | {before / value:.2f}x | {first / value:.1f}x | {cause} |"
         before = value
     gpu = found.get("cuda fp32 numpy")
     if gpu is not None:
@@ -165,6 +165,10 @@ def page(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield ""
     yield READING
     yield from cells(suite)
+    yield ""
+    for record in suite:
+        for way, reason in record["failed"].items() if record["state"] == "measured" else ():
+            yield f"- {title(record)}, {way}: {' '.join(reason.split())}"
     if any(record["state"] == "measured" for record in suite):
         yield ""
         yield "## Builds"

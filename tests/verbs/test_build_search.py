@@ -31,7 +31,7 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.graph.load import open_model
-from trt_engine.records.passport import Tuning
+from trt_engine.records.passport import Candidate, Tuning
 from trt_engine.verbs import build_search, build_worker, evaluate
 from trt_engine.verbs.build import execute, plan
 from trt_engine.verbs.build_candidates import PlannedCandidate
@@ -190,6 +190,30 @@ def test_errors_name_the_candidate_that_raised_them() -> None:
         raise ValueError("of another")
 
 
+def test_what_does_not_run_is_out_and_the_libraries_of_a_backend_are_loaded_before_the_clock_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = Script(monkeypatch, [1.0] * 3).search
+    search.table = [Candidate("onnxruntime", {}, None) for _ in range(3)]
+    events: list[tuple[int, bool | None]] = []
+
+    def probe(sides: Sequence[Any], config: object, warnings: object, clock: bool | None) -> list[str]:
+        events.append((sides[0].at, clock))
+        sides[0].load_s = 20.0 if len(events) == 1 else 0.1
+        return ["protocol"]
+
+    def make(index: int) -> Any:
+        if index == 1:
+            raise MemoryExhausted("out of memory on cuda:0")
+        return SimpleNamespace(at=index, load_s=0.0)
+
+    monkeypatch.setattr(build_search, "effective_protocols", probe)
+    sides, protocols = search._probe_all([0, 1, 2], make, te.BenchConfig(), None)
+    assert events == [(0, None), (0, None), (2, None)] and [*protocols] == [0, 2]
+    assert [side.load_s for side in sides.values()] == [0.1, 0.1]
+    assert search.table[1].note == "does not run: out of memory on cuda:0"
+
+
 def test_short_of_time_each_backend_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch, [0.1] * 4, time_budget_s=4.0)
     *plain, last = script.search.plan.candidates
@@ -232,9 +256,17 @@ def test_every_backend_is_listed_with_the_reason_it_is_left_out(model: Path, tmp
 
 
 def test_without_a_gpu_its_backends_are_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reasons() -> set[str | None]:
+        return {item.reason for item in plan(model, **settings).candidates}
+
+    settings: dict[str, Any] = {"backend": "auto", "device": "cuda:0", "store": te.Store(tmp_path / "store")}
     monkeypatch.setattr("trt_engine.verbs.build_candidates.info.gpus", lambda: ())
-    made = plan(model, backend="auto", device="cuda:0", batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
-    assert {item.reason for item in made.candidates} == {"there is no `cuda:0` here"}
+    known: list[Any] = [object()]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: known[0])
+    made = plan(model, **settings)
+    assert reasons() == {"there is no `cuda:0` here"}
+    known[0] = None
+    assert reasons() == {"`nvidia-ml-py`, which lists GPUs, is not installed: pip install 'trt-engine[gpu]'"}
     with pytest.raises(BuildError, match="no candidate can be built"):
         execute(made)
 

@@ -224,7 +224,7 @@ class Search:
         if not sides:
             raise BuildError("no engine runs", hint="; ".join(f"{item.label}: {item.note}" for item in self.table))
         self.protocol = f"interleaved in rounds, {MIN_RESTARTS} loads each, transfers left out"
-        openers = {
+        openers: dict[int, EngineOpener] = {
             index: functools.partial(_open_naming, index, loader_for(side, config, protocols[index]))
             for index, side in sides.items()
         }
