@@ -1,13 +1,21 @@
 """Largest number of sources within a deadline: predicted from the latency curve, and observed by live search.
 
-The curve of the digits detector is measured once. For each deadline, policy and mix of frame rates the prediction is
+The curve of a model is measured once in a process. For each deadline, policy and mix of frame rates the prediction is
 `StreamModel.largest` with its bootstrap interval; the observation is a live search: the engine is driven through the batcher
-with N paced sources, N moves by 3 % from the prediction until one number passes and the next fails. Agreement is within 5 %
-or one source, whichever is larger. Then the gain of the searched policy over three usual ones (predicted), and the time of
-simulating 10,000 sources for a minute.
+with N paced sources, N moves from the prediction, by 3 % and more, until one number passes and the next fails; a number that
+fails is tried once more, so that one disturbance of the machine does not count. Agreement is within 5 % or one source,
+whichever is larger. Coverage is the share of searches, each with other phases, whose number is in the interval. Then the
+gain of the searched policy over three usual ones (predicted), and the time of simulating 10,000 sources for a minute.
 
-    python benchmarks/streams.py
-    python benchmarks/streams.py --seconds 30 --repeats 20 --check   # coverage of the interval
+A process appends one line for its curve and one for each search to `--out`; a search that the file has already is left out,
+so that the same command resumes, and several processes each run their `--cases` on cores of their own. On a CPU the engine
+has as many threads as the process has cores.
+
+    python benchmarks/streams.py --gains
+    taskset -c 0,1 python benchmarks/streams.py --cases 7 --repeats 20 --seconds 5 --limit-s 500 --out case-7.jsonl
+    python benchmarks/streams.py --device cuda:0 --model vit --policies 1,0ms 16,4ms 32,8ms,2 --batches 1 2 4 8 16 32 \\
+        --deadlines 20 40 80 --mixes 1@25 2@15,1@30
+    python benchmarks/streams.py --merge case-*.jsonl --out streams.jsonl --check   # a table of all
 """
 
 from __future__ import annotations
@@ -15,6 +23,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import itertools
+import json
 import os
 import shlex
 import sys
@@ -22,7 +32,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import networks
 import numpy as np
 
 import trt_engine as te
@@ -37,7 +49,7 @@ from trt_engine.sizing.arrivals import Sources
 from trt_engine.sizing.capacity import StreamModel, bootstrap_interval, resample
 from trt_engine.sizing.curve import (
     CurveGrid,
-    drive_sources,
+    detect_environment,
     measure_host_curve,
     queue_limit,
     service_times,
@@ -46,16 +58,23 @@ from trt_engine.sizing.curve import (
 )
 from trt_engine.sizing.simulation import ServiceTimes, simulate
 from trt_engine.sizing.stream_capacity import find_capacity
-from trt_engine.sizing.stream_worker import DriveRequest
+from trt_engine.sizing.stream_worker import DriveRequest, drive
 
 ROOT = Path(__file__).resolve().parents[1]
-POLICIES = ("1,0ms", "4,5ms", "8,10ms,2")
-DEADLINES_MS = (60.0, 120.0, 250.0)
-MIXES = ("1@5", "2@1,1@3")
 LATE = 0.01
 AGREEMENT = 0.05
 SIMULATION_LIMIT_S = 10.0
 STEP = 0.03
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Case:
+    """One deadline, policy and mix; `number` is its place in the list of all."""
+
+    number: int
+    mix: str
+    deadline_ms: float
+    policy: BatchPolicy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,12 +88,40 @@ class Drive:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Case:
-    """One deadline, policy and mix."""
+class Process:
+    """What one process measured before its searches."""
 
-    deadline_ms: float
-    policy: BatchPolicy
-    mix: str
+    schema: str
+    started: str
+    command: str
+    model: str
+    device: str
+    engine_info: dict[str, str]
+    late: float
+    seconds: float
+    environment: Environment
+    cores: tuple[int, ...]
+    """The process's affinity."""
+    load_average: tuple[float, float, float]
+    """Before the first measurement."""
+    curve: tuple[CurveSummary, ...]
+    gains: dict[str, dict[str, int]]
+    """Predicted streams by mix and policy."""
+    simulation_frames: int
+    simulation_s: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Search:
+    """One live search beside the prediction."""
+
+    schema: str
+    started: str
+    """Of its process."""
+    model: str
+    device: str
+    case: Case
+    repeat: int
     predicted: int
     low: int
     high: int
@@ -85,98 +132,162 @@ class Case:
     """The observed number is in the interval."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StreamsRecord:
-    schema: str
-    started: str
-    command: str
-    model: str
-    late: float
-    seconds: float
-    environment: Environment
-    load_average: tuple[float, float, float]
-    """Before the first measurement."""
-    curve: tuple[CurveSummary, ...]
-    cases: tuple[Case, ...]
-    gains: dict[str, dict[str, int]]
-    """Predicted streams by mix and policy."""
-    simulation_frames: int
-    simulation_s: float
-    met: bool
+class OutOfTime(Exception):
+    """`--limit-s` has passed."""
 
 
-def main() -> int:
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Streams within a deadline: predicted and observed.")
-    parser.add_argument("--model", type=Path, default=ROOT / "examples/digits/model.onnx")
+    parser.add_argument(
+        "--model", type=Path, default=ROOT / "examples/digits/model.onnx", help="a file, or `vit` (FP16 on a GPU)"
+    )
     parser.add_argument("--device", default="cpu", help="[cpu]")
+    parser.add_argument("--policies", nargs="+", default=["1,0ms", "4,5ms", "8,10ms,2"])
+    parser.add_argument("--deadlines", nargs="+", type=float, default=[60.0, 120.0, 250.0], metavar="MS")
+    parser.add_argument("--mixes", nargs="+", default=["1@5", "2@1,1@3"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8], help="of the curve")
     parser.add_argument("--seconds", type=float, default=15.0, help="of one live run [15]")
     parser.add_argument("--curve-seconds", type=float, default=8.0, help="of one point of the curve [8]")
     parser.add_argument("--repeats", type=int, default=1, help="searches of each case, with other phases [1]")
-    parser.add_argument("--cases", type=int, default=None, help="the first N cases alone")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/streams-cpu.jsonl")
-    parser.add_argument("--check", action="store_true", help="exit 8 when a limit is not kept")
-    args = parser.parse_args()
-    load, started = os.getloadavg(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    with tempfile.TemporaryDirectory() as folder:
-        engine = te.build(args.model, out=Path(folder) / "model.onnx", device=args.device, batch=(1, 8, 8))
-        grid = CurveGrid((1, 2, 4, 8), (1, 2), args.curve_seconds, longest_ms=1e4)
-        points = measure_host_curve(engine, grid, RuntimeConfig(), args.device)
-        cases = list(_cases(args, engine, points))
-    frames, simulation_s = time_simulation()
-    record = StreamsRecord(
-        schema="trt-engine/benchmark/streams",
-        started=started,
-        command=shlex.join(["python", "benchmarks/streams.py", *sys.argv[1:]]),
-        model=args.model.name,
-        late=LATE,
-        seconds=args.seconds,
-        environment=Environment.detect(),
-        load_average=load,
-        curve=summarize_curve(points),
-        cases=tuple(cases),
-        gains={mix: gains(points, mix) for mix in MIXES},
-        simulation_frames=frames,
-        simulation_s=simulation_s,
-        met=all(case.agrees for case in cases) and simulation_s < SIMULATION_LIMIT_S,
+    parser.add_argument(
+        "--gains", action="store_true", help="also the gain of the searched policy, and the simulation's time"
     )
-    append_record(args.out, record)
-    _print(record)
-    return 8 if args.check and not record.met else 0
+    parser.add_argument("--cases", default=None, help="numbers of cases, as 0,3,7 [all]; `--list` shows them")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument(
+        "--limit-s", type=float, default=float("inf"), help="no search is begun or goes on after this time"
+    )
+    parser.add_argument("--folder", type=Path, help="where network and engine are kept between runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/streams-cpu.jsonl")
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, help="files of other processes: to `--out`, and a table of all"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 8 when a limit is not kept")
+    return parser.parse_args()
 
 
-def _cases(args: argparse.Namespace, engine: Engine, points: list[CurvePoint]) -> Iterator[Case]:
-    service, turns, wanted = service_times(points), turn_times(points), []
-    for mix in MIXES:
-        for deadline_ms in DEADLINES_MS:
-            wanted += [(mix, deadline_ms, parse_policy(policy)) for policy in POLICIES]
-    for mix, deadline_ms, policy in wanted[: args.cases]:
-        model = StreamModel(service, Sources(parse_sources(mix)), deadline_ms / 1e3, LATE)
-        predicted = model.largest(policy)
-        low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, policy, predicted)
-        for repeat in range(args.repeats):
-            observed, drives = search(engine, model, policy, predicted, args.seconds, seed=repeat)
-            case = Case(
-                deadline_ms, policy, mix, predicted, low, high, observed, tuple(drives),
-                agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed), covered=low <= observed <= high,
-            )  # fmt: skip
-            print(_line(case), flush=True)
-            yield case
+def main() -> int:
+    args = options()
+    cases = list_cases(args)
+    if args.list:
+        for case in cases:
+            print(f"{case.number:3}  {case.mix:12} {case.deadline_ms:5g} ms  {case.policy}")
+        return 0
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.merge:
+        args.out.write_text("".join(path.read_text(encoding="utf-8") for path in args.merge), encoding="utf-8")
+    else:
+        wanted = [case for case in cases if args.cases is None or str(case.number) in args.cases.split(",")]
+        measure(args, wanted, time.perf_counter() + args.limit_s)
+    met = summarize(args.out)
+    return 8 if args.check and not met else 0
 
 
-def search(
-    engine: Engine, model: StreamModel, policy: BatchPolicy, guess: int, seconds: float, seed: int
-) -> tuple[int, list[Drive]]:
-    """The largest number of sources that passes live, searched from `guess` in steps of 3 %."""
-    drives: dict[int, Drive] = {}
+def list_cases(args: argparse.Namespace) -> list[Case]:
+    cells = itertools.product(args.mixes, args.deadlines, args.policies)
+    return [Case(number, mix, deadline, parse_policy(policy)) for number, (mix, deadline, policy) in enumerate(cells)]
+
+
+def measure(args: argparse.Namespace, cases: list[Case], end_s: float) -> None:
+    """The curve, then every search that the file does not have, until the time is over."""
+    load, started = os.getloadavg(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    done = {search_key(line) for line in read_lines(args.out) if "case" in line}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        engine = open_engine(args, folder)
+        grid = CurveGrid(tuple(args.batches), (1, 2), args.curve_seconds, longest_ms=1e4)
+        points = measure_host_curve(engine, grid, RuntimeConfig(), args.device)
+        driver = Driver(engine, max(args.batches), args.seconds, end_s)
+        append_record(args.out, describe(args, points, driver.info(), load, started))
+        try:
+            head = {"started": started, "model": args.model.name, "device": args.device}
+            for case in cases:
+                keys = {repeat: search_key(head | {"case": dataclasses.asdict(case), "repeat": repeat})
+                        for repeat in range(args.repeats)}  # fmt: skip
+                wanted = [repeat for repeat, key in keys.items() if key not in done]
+                for found in searches(case, wanted, points, driver, head):
+                    append_record(args.out, found)
+                    print(case_line([dataclasses.asdict(found)]), flush=True)
+        except OutOfTime:
+            print(f"stopped after {args.limit_s:g} s; the same command goes on", flush=True)
+        finally:
+            driver.close()
+
+
+def open_engine(args: argparse.Namespace, folder: Path) -> Engine:
+    """The model's engine; on a CPU with a thread for each core of this process, which ONNX Runtime does not look at."""
+    path, most = args.model, max(args.batches)
+    if path.name == "vit":
+        half = args.device != "cpu"
+        path = folder / "vit.onnx"
+        if not path.exists():
+            networks.vit(path, half=half, **({} if half else {"width": 64, "depth": 2, "heads": 4, "size": 32}))
+    threads = {"intra_op_threads": str(len(os.sched_getaffinity(0)))} if args.device == "cpu" else {}
+    return te.build(path, device=args.device, batch=(1, most, most), options=threads, store=te.Store(folder / "store"))
+
+
+class Driver:
+    """The engine loaded once for each number of contexts, driven with paced sources in this process."""
+
+    def __init__(self, engine: Engine, most: int, seconds: float, end_s: float) -> None:
+        self.engine, self.most, self.seconds, self.end_s = engine, most, seconds, end_s
+        self._loaded: dict[int, te.InferenceEngine] = {}
+
+    def info(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self._load(1).runtime_info.items()}
+
+    def _load(self, contexts: int) -> te.InferenceEngine:
+        if contexts not in self._loaded:
+            runner = self._loaded[contexts] = te.load(self.engine, contexts=contexts)
+            for rows in range(1, self.most + 1):  # the first run of a shape is slow on a GPU
+                runner.warmup(batch=rows)
+        return self._loaded[contexts]
+
+    def drive(self, model: StreamModel, policy: BatchPolicy, streams: int, seed: int) -> Drive:
+        """One live run; `OutOfTime` where it would end too late."""
+        if time.perf_counter() + self.seconds > self.end_s:
+            raise OutOfTime
+        times = model.mix.scaled(streams).arrivals(self.seconds, np.random.default_rng((seed, streams)))
+        request = DriveRequest(policy, tuple(times.tolist()), queue_limit(policy, model.service, model.deadline_s))
+        found = drive(self._load(policy.contexts).runner, request)
+        served = np.array([np.inf if one is None else one for one in found])
+        share = float(np.mean(served > model.deadline_s)) if found else 0.0
+        p99_s = float(np.quantile(served, 0.99, method="lower")) if found else 0.0
+        return Drive(streams, len(found), share, 1e3 * p99_s)
+
+    def close(self) -> None:
+        for runner in self._loaded.values():
+            runner.close()
+
+
+def searches(
+    case: Case, wanted: list[int], points: list[CurvePoint], driver: Driver, head: dict[str, str]
+) -> Iterator[Search]:
+    """The searches of a case with these phases, as they end."""
+    turns = turn_times(points)
+    model = StreamModel(service_times(points), Sources(parse_sources(case.mix)), case.deadline_ms / 1e3, LATE)
+    predicted = model.largest(case.policy)
+    low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, case.policy, predicted)
+    for repeat in wanted:
+        observed, drives = search(driver, model, case.policy, predicted, repeat)
+        yield Search(
+            schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat, predicted=predicted, low=low, high=high,
+            observed=observed, drives=tuple(drives), agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed),
+            covered=low <= observed <= high, **head,
+        )  # fmt: skip
+
+
+def search(driver: Driver, model: StreamModel, policy: BatchPolicy, guess: int, seed: int) -> tuple[int, list[Drive]]:
+    """The largest number of sources that passes live, searched from `guess` in steps of 3 % that double."""
+    drives: list[Drive] = []
 
     def passes(streams: int) -> bool:
-        times = model.mix.scaled(streams).arrivals(seconds, np.random.default_rng((seed, streams)))
-        request = DriveRequest(policy, tuple(times.tolist()), queue_limit(policy, model.service, model.deadline_s))
-        found = drive_sources(engine, request, RuntimeConfig())
-        served = np.array([np.inf if one is None else one for one in found])
-        share = float(np.mean(served > model.deadline_s))
-        drives[streams] = Drive(streams, len(found), share, float(1e3 * np.quantile(served, 0.99, method="lower")))
-        return share <= model.late
+        for _ in range(2):
+            drives.append(driver.drive(model, policy, streams, seed))
+            if drives[-1].late_share <= model.late:
+                return True
+        return False
 
     step, low, high = max(1, round(STEP * guess)), 0, None
     count = max(1, guess)
@@ -184,20 +295,45 @@ def search(
         if passes(count):
             low, count = count, count + step
         else:
-            high, count = count, count - step
-        if low and high is not None:
-            break
-        if high is not None and count <= 0:
-            break
+            high, count = count, max(count - step, 0)
+        step *= 2
     while high is not None and high - low > 1:
         count = (low + high) // 2
         low, high = (count, high) if passes(count) else (low, count)
-    return low, list(drives.values())
+    return low, drives
 
 
-def gains(points: list[CurvePoint], mix: str) -> dict[str, int]:
+def describe(
+    args: argparse.Namespace,
+    points: list[CurvePoint],
+    info: dict[str, str],
+    load: tuple[float, float, float],
+    started: str,
+) -> Process:
+    frames, simulation_s = time_simulation() if args.gains else (0, 0.0)
+    return Process(
+        schema="trt-engine/benchmark/streams",
+        started=started,
+        command=_command(),
+        model=args.model.name,
+        device=args.device,
+        engine_info=info,
+        late=LATE,
+        seconds=args.seconds,
+        environment=detect_environment(args.device),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        load_average=load,
+        curve=summarize_curve(points),
+        gains={mix: gains(points, mix, args.deadlines) for mix in args.mixes} if args.gains else {},
+        simulation_frames=frames,
+        simulation_s=simulation_s,
+    )
+
+
+def gains(points: list[CurvePoint], mix: str, deadlines_ms: list[float]) -> dict[str, int]:
     """Predicted streams of the searched policy and of three usual ones, at the middle deadline."""
-    config = SizeConfig(deadline_ms=DEADLINES_MS[1], late=LATE, sources=parse_sources(mix))
+    deadline_ms = sorted(deadlines_ms)[len(deadlines_ms) // 2]
+    config = SizeConfig(deadline_ms=deadline_ms, late=LATE, sources=parse_sources(mix))
     return {found.label: found.streams for found in find_capacity(points, config, 0.0).capacity.policies}
 
 
@@ -211,23 +347,78 @@ def time_simulation() -> tuple[int, float]:
     return times.size, time.perf_counter() - started
 
 
-def _line(case: Case) -> str:
-    return (
-        f"{case.mix:12} {case.deadline_ms:5g} ms  {case.policy!s:36} predicted {case.predicted:4} "
-        f"({case.low}-{case.high}), observed {case.observed:4}  {'agrees' if case.agrees else 'DIFFERS'}"
+def _command() -> str:
+    """What was typed, without the places of this machine."""
+    kept, rest = [], iter(sys.argv[1:])
+    for item in rest:
+        if item in ("--folder", "--out"):
+            next(rest, None)
+        else:
+            kept.append(item)
+    return shlex.join(["python", "benchmarks/streams.py", *kept])
+
+
+# ------------------------------------------------------------------------------------------------ the file
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; a last one that was cut off is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines if line]
+
+
+def search_key(line: dict[str, Any]) -> tuple[str, ...]:
+    """What makes two searches the same: model, device, case and repeat."""
+    case = line["case"]
+    return tuple(
+        str(item)
+        for item in (line["model"], line["device"], case["mix"], case["deadline_ms"], case["policy"], line["repeat"])
     )
 
 
-def _print(record: StreamsRecord) -> None:
-    cases = record.cases
+def summarize(path: Path) -> bool:
+    """Print the file's searches by case; whether every limit is kept."""
+    lines = read_lines(path)
+    by_case: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        if "case" in line:
+            by_case.setdefault(search_key(line)[:-1], []).append(line)
+    agree = covered = total = many = 0
+    for found in by_case.values():
+        print(case_line(found))
+        agree += sum(line["agrees"] for line in found)
+        covered += sum(line["covered"] for line in found)
+        total += len(found)
+        many += min(line["observed"] for line in found) > 60
     print(
-        f"{sum(case.agrees for case in cases)} of {len(cases)} agree, {sum(case.covered for case in cases)} in the interval"
+        f"{total} searches of {len(by_case)} cases, more than 60 sources in {many}: "
+        f"{agree} agree, {covered} in the interval"
     )
-    print(
-        f"simulated {record.simulation_frames:,} frames in {record.simulation_s:.2f} s; load {record.load_average[0]:.2f}"
+    fast = True
+    for line in lines:
+        for mix, streams in line.get("gains", {}).items():
+            print(f"{mix}: " + ", ".join(f"{label} {count}" for label, count in streams.items()))
+        if line.get("simulation_frames"):
+            print(f"simulated {line['simulation_frames']:,} frames in {line['simulation_s']:.2f} s")
+            fast = fast and line["simulation_s"] < SIMULATION_LIMIT_S
+    return bool(total) and agree == total and fast
+
+
+def case_line(found: list[dict[str, Any]]) -> str:
+    case, observed = found[0]["case"], sorted(line["observed"] for line in found)
+    policy = BatchPolicy(**case["policy"])
+    predicted = sorted({(line["predicted"], line["low"], line["high"]) for line in found})
+    numbers = "; ".join(f"{count} ({low}-{high})" for count, low, high in predicted)
+    text = f"{case['number']:3}  {case['mix']:12} {case['deadline_ms']:5g} ms  {policy!s:32} predicted {numbers}, observed "
+    if len(found) == 1:
+        return text + f"{observed[0]}  {'agrees' if found[0]['agrees'] else 'DIFFERS'}"
+    agree, covered = (sum(line[name] for line in found) for name in ("agrees", "covered"))
+    return text + (
+        f"{observed[0]} to {observed[-1]} (median {observed[len(observed) // 2]}): "
+        f"{agree} of {len(found)} agree, {covered} in the interval"
     )
-    for mix, found in record.gains.items():
-        print(f"{mix}: " + ", ".join(f"{label} {streams}" for label, streams in found.items()))
 
 
 if __name__ == "__main__":

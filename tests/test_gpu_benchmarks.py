@@ -96,3 +96,18 @@ def test_a_gpu_benchmark_writes_its_record_on_a_cpu(tmp_path: Path, name: str) -
         record["command"].startswith(f"python benchmarks/gpu/{name}.py --device cpu")
         and str(tmp_path) not in out.read_text()
     )
+
+
+@pytest.mark.slow
+def test_the_serve_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("httptools")
+    command = [sys.executable, str(FOLDER / "serve.py"), "--out", str(tmp_path), "--device", "cpu", "--seconds", "0.5"]
+    command += ["--max-batch", "4", "--concurrency", "4", "--processes", "1", "--ways", "http-shared-memory"]
+    subprocess.run(command, check=True, timeout=300)
+    records = [json.loads(line) for line in (tmp_path / "serve.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [record["cell"] for record in records] == [
+        "bare full batches", "bare batcher", "server", "http-shared-memory 1 processes", "http-shared-memory throughput",
+        "http-shared-memory at 50%", "http-shared-memory at 80%",
+    ]  # fmt: skip
+    assert not any(record.get("error") or record.get("failed") for record in records)
+    assert records[4]["share_of_bare"] > 0 and records[-1]["latency_ms"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,18 @@ from trt_engine.benchmark.closed_loop import QueryBurst
 from trt_engine.benchmark.interleaving import Schedule
 from trt_engine.benchmark.statistics import Restart
 from trt_engine.config.build import BuildConfig
-from trt_engine.errors import AccuracyError, BuildError, Interrupted, ModelError, PrecisionError, UsageError
+from trt_engine.errors import (
+    AccuracyError,
+    BuildError,
+    Interrupted,
+    MemoryExhausted,
+    ModelError,
+    PrecisionError,
+    UsageError,
+)
 from trt_engine.graph.load import open_model
 from trt_engine.records.passport import Tuning
-from trt_engine.verbs import build_search, evaluate
+from trt_engine.verbs import build_search, build_worker, evaluate
 from trt_engine.verbs.build import execute, plan
 from trt_engine.verbs.build_candidates import PlannedCandidate
 from trt_engine.verbs.build_search import Search
@@ -148,6 +157,47 @@ def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyP
     script.failures[0] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         script.run()
+
+
+def test_a_candidate_that_fails_while_measured_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [1.0] * 4)
+    measure = script.measure
+
+    def fails_once(sides: Sequence[int], schedule: Schedule) -> list[Restart]:
+        if 2 in sides:
+            raise build_search._CandidateFailed(2, MemoryExhausted("out of memory on cuda:0"))
+        return measure(sides, schedule)
+
+    monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
+    chosen, tuned = script.run(a0=[9.0], a1=[5.0], a3=[7.0])
+    assert chosen == 1 and script.rounds[0] == (0, 1, 3)
+    assert tuned.candidates[2].note == "does not run beside the others: out of memory on cuda:0"
+    script = Script(monkeypatch, [1.0] * 2)
+    monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
+    script.failures[0] = BuildError("no kernel")
+    assert script.run()[0] == 1
+
+
+def test_errors_name_the_candidate_that_raised_them() -> None:
+    @contextlib.contextmanager
+    def opened() -> Iterator[Any]:
+        yield lambda *_: (_ for _ in ()).throw(MemoryExhausted("no memory"))
+
+    with build_search._open_naming(3, opened) as burst, pytest.raises(build_search._CandidateFailed) as caught:
+        burst(1.0, 1, 1)
+    assert caught.value.index == 3
+    with pytest.raises(ValueError, match="of another"), build_search._open_naming(3, opened):
+        raise ValueError("of another")
+
+
+def test_short_of_time_each_backend_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [0.1] * 4, time_budget_s=4.0)
+    *plain, last = script.search.plan.candidates
+    other = replace(last, config=replace(last.config, backend="inductor"))
+    script.search.plan.candidates = (*plain, other)
+    chosen, tuned = script.run(a0=[9.0], a1=[8.0], a2=[7.0], a3=[3.0])
+    assert chosen == 3 and script.rounds[0] == (0, 1, 3)
+    assert tuned.candidates[2].note == "not measured in the time given"
 
 
 def test_a_candidate_that_fails_is_left_out_and_a_requested_build_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +344,20 @@ def test_a_candidate_is_built_in_a_process_that_ends_with_the_time(model: Path, 
     assert made.find_in_store() is None
     engine = build_in_process(made, 600.0)
     assert engine.passport.key == made.key and engine.passport.parity.passed
+
+
+def test_the_process_builds_a_candidate_without_a_search_of_its_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(model, batch=(1, 2, 4), store=te.Store(tmp_path / "store"), time_budget_s=0)
+    assert made.config.time_budget_s is None, "as a candidate's plan has it"
+    request = build_worker.BuildRequest(
+        model=str(model), config=made.config, store=str(tmp_path / "store"), key=made.key, rebuild=False, log_level=30
+    )
+    monkeypatch.setattr(tuning, "_CPU", ({"spinning": "off"},))
+    monkeypatch.setattr(tuning, "tuning_candidates", lambda model, config: ({"spinning": "off"},))
+    assert plan(model, config=made.config, store=te.Store(tmp_path / "store")).key != made.key
+    assert build_worker.plan_request(request).key == made.key
 
 
 def test_an_error_of_the_process_is_the_build_s(model: Path, tmp_path: Path) -> None:

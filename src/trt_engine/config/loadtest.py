@@ -71,6 +71,9 @@ class LoadtestConfig(Config):
         None, "send tensors as bytes after the JSON [default: where the server can]", flags="--binary/--no-binary",
         group="Input",
     )  # fmt: skip
+    shared_memory: bool = opt(
+        False, "put the inputs into system shared memory, registered at a server on this host (HTTP)", group="Input"
+    )
     token_file: Path | None = opt(
         None, "file with the bearer token that the server requires", parse=Path, metavar="FILE", group="Input"
     )

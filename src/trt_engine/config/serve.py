@@ -74,7 +74,7 @@ class ServeConfig(Config):
     tls_cert: Path | None = opt(None, "certificate chain for TLS, PEM", parse=Path, metavar="FILE")
     tls_key: Path | None = opt(None, "private key for TLS, PEM", parse=Path, metavar="FILE")
     shared_memory: bool | None = opt(
-        None, "let clients register system shared memory [default: only on a loopback address]",
+        None, "let clients register shared memory [default: only on a loopback address]",
         flags="--shared-memory/--no-shared-memory",
     )  # fmt: skip
 

@@ -18,6 +18,7 @@ from trt_engine.config.serve import ServeConfig
 from trt_engine.device import info
 from trt_engine.engine import Engine
 from trt_engine.serving.admission import Admission
+from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.inference import Service
 from trt_engine.serving.metrics import make_exposition
@@ -62,6 +63,7 @@ class Engines:
         self._service = Service(
             repository=repository,
             memory=SharedMemory(False),
+            cuda_memory=CudaMemory(False),
             admission=Admission(config.max_in_flight, config.max_in_flight_size),
             mailbox=Mailbox(asyncio.get_running_loop()),
             explicit=False,

@@ -21,7 +21,7 @@ from trt_engine.load_testing.threaded_loop import RequestFailed, ThreadedLoop
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Tensors
 
-_METADATA_TIMEOUT_S = 10.0
+METADATA_TIMEOUT_S = 10.0
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def resolve(target: Target) -> tuple[int, object]:
     for family, kind, number, _, address in found:
         try:
             with socket.socket(family, kind, number) as trial:
-                trial.settimeout(_METADATA_TIMEOUT_S)
+                trial.settimeout(METADATA_TIMEOUT_S)
                 trial.connect(address)
                 return family, address
         except OSError as error:
@@ -65,8 +65,8 @@ def read_model(target: Target, token: str | None, ca_file: Path | None) -> tuple
     """The target with its model's name, and its metadata. Raises `SetupError`, `UsageError`, `EngineError`."""
     if target.interface == "http":
         tls = tls_context(target, ca_file)
-        return _read_metadata(HttpMetadata(target, tls, token, _METADATA_TIMEOUT_S), target)
-    client = GrpcClient(target, ca_file=ca_file, token=token, timeout_s=_METADATA_TIMEOUT_S)
+        return _read_metadata(HttpMetadata(target, tls, token, METADATA_TIMEOUT_S), target)
+    client = GrpcClient(target, ca_file=ca_file, token=token, timeout_s=METADATA_TIMEOUT_S)
     try:
         return _read_metadata(client, target)
     finally:

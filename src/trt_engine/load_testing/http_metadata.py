@@ -49,8 +49,27 @@ class HttpMetadata:
             ) from error
         return ServedModel(server_name, extensions, name, versions, signature, describe_metadata(found))
 
+    def register_region(self, name: str, key: str, nbytes: int) -> None:
+        """Register system shared memory. Raises `SetupError`, `UsageError`."""
+        body = msgspec.json.encode({"key": key, "byte_size": nbytes})
+        self._ask("POST", f"{self._target.base}/v2/systemsharedmemory/region/{name}/register", body)
+
+    def unregister_region(self, name: str) -> None:
+        """Unregister system shared memory. Raises `SetupError`, `UsageError`."""
+        self._ask("POST", f"{self._target.base}/v2/systemsharedmemory/region/{name}/unregister", b"{}")
+
     def _fetch(self, method: str, path: str, body: bytes | None = None) -> Any:
         """The answer's JSON document."""
+        try:
+            return msgspec.json.decode(self._ask(method, path, body))
+        except msgspec.DecodeError as error:
+            raise EngineError(
+                f"`{method} {path}` at {self._target.address} is not JSON: {error}",
+                hint="expected a server of the protocol v2",
+            ) from error
+
+    def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
+        """The answer's body."""
         target = self._target
         host, port, timeout_s = target.host, target.port, self._timeout_s
         connection = (
@@ -73,13 +92,7 @@ class HttpMetadata:
             )
             kind_of_error = UsageError if 400 <= answer.status < 500 else SetupError
             raise kind_of_error(problem, hint=_REFUSED.get(answer.status, "is the model loaded and ready?"))
-        try:
-            return msgspec.json.decode(data)
-        except msgspec.DecodeError as error:
-            raise EngineError(
-                f"`{method} {path}` at {target.address} is not JSON: {error}",
-                hint="expected a server of the protocol v2",
-            ) from error
+        return data
 
 
 def unreachable(target: Target, error: BaseException) -> SetupError:

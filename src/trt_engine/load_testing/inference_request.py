@@ -60,16 +60,46 @@ def raw_tensor(array: Any) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
+@dataclass(frozen=True, slots=True)
+class InputRegion:
+    """A registered region of shared memory with the raw tensors of all inputs, one after another."""
+
+    name: str
+    spans: dict[str, tuple[int, int]]
+    """Offset and size in bytes by input."""
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """What a request says of this input."""
+        offset, nbytes = self.spans[name]
+        return {
+            "shared_memory_region": self.name,
+            "shared_memory_offset": offset,
+            "shared_memory_byte_size": nbytes,
+        }
+
+
 def http_request(
-    target: Target, signature: Signature, feeds: Tensors, *, binary: bool, timeout_us: int | None, token: str | None
+    target: Target,
+    signature: Signature,
+    feeds: Tensors,
+    *,
+    binary: bool,
+    timeout_us: int | None,
+    token: str | None,
+    region: InputRegion | None = None,
 ) -> bytes:
-    """One whole POST request, head and body. Raises `UsageError` for types that JSON does not have."""
+    """One whole POST request, head and body; without the tensors where they are in a region.
+
+    Raises `UsageError` for types that JSON does not have.
+    """
     inputs: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for spec in signature.inputs:
         array = feeds[spec.name]
         item: dict[str, Any] = {"name": spec.name, "shape": list(array.shape), "datatype": wire_dtype(spec)}
-        if binary:
+        if region is not None:
+            item["parameters"] = region.parameters(spec.name)
+        elif binary:
             parts.append(raw_tensor(array))
             item["parameters"] = {"binary_data_size": len(parts[-1])}
         elif spec.dtype in _JSON_LESS:

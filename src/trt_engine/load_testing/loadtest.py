@@ -128,7 +128,8 @@ def check_config(target: object, config: LoadtestConfig, named: Container[str]) 
     if not is_url(target):
         for flag, given in (
             ("--processes", config.processes > 1), ("--model", config.model), ("--model-version", config.model_version),
-            ("--binary", config.binary is not None), ("--token-file", config.token_file), ("--ca-file", config.ca_file),
+            ("--binary", config.binary is not None), ("--shared-memory", config.shared_memory),
+            ("--token-file", config.token_file), ("--ca-file", config.ca_file),
         ):  # fmt: skip
             if given:
                 raise UsageError(f"`{flag}` is for a server, and `{target}` is not a URL", hint=f"leave `{flag}` out")
@@ -154,7 +155,8 @@ def open_subject(
                 raise UsageError(
                     f"`{item.name}` is for an engine in this process, and `{target}` is a server", hint="leave it out"
                 )
-    yield server_subject(str(target), config)
+    with server_subject(str(target), config) as subject:
+        yield subject
 
 
 class _LoadTest:

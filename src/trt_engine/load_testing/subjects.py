@@ -20,6 +20,7 @@ from trt_engine.load_testing.clients import engine_facts, engine_loop, open_loop
 from trt_engine.load_testing.generator import LoadRun, OnProgress, Timing, run_loop, run_processes
 from trt_engine.load_testing.grpc_messages import infer_request
 from trt_engine.load_testing.inference_request import BINARY_EXTENSION, ServedModel, http_request, raw_tensor
+from trt_engine.load_testing.input_region import register_inputs
 from trt_engine.load_testing.target import Target, parse_target, read_token
 from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -117,7 +118,8 @@ def input_facts(signature: Signature, feeds: Tensors, origin: str) -> dict[str, 
     return {"batch": batch_of(signature, shapes), "shapes": shapes, "inputs": origin}
 
 
-def server_subject(url: str, config: LoadtestConfig) -> ServerSubject:
+@contextlib.contextmanager
+def server_subject(url: str, config: LoadtestConfig) -> Iterator[ServerSubject]:
     """The model behind a URL, with its request encoded. Raises `SetupError`, `UsageError`, `EngineError`."""
     token = read_token(config.token_file)
     target, model = read_model(parse_target(url, config.model, config.model_version), token, config.ca_file)
@@ -130,14 +132,23 @@ def server_subject(url: str, config: LoadtestConfig) -> ServerSubject:
         shapes = shapes_of(signature, None, batch=config.batch, overrides=config.shapes)
         feeds, origin = random_feeds(signature, shapes, config.seed), f"seeded random, seed {config.seed}"
     timeout_us = None if config.deadline_ms is None else round(config.deadline_ms * 1e3)
-    if target.interface == "grpc":
-        if config.binary is False:
-            raise UsageError("gRPC has no JSON", hint="leave `--no-binary` out")
-        request = infer_request(target.model or "", target.version, signature, feeds, timeout_us=timeout_us)
-    else:
-        binary = BINARY_EXTENSION in model.extensions if config.binary is None else config.binary
-        request = http_request(target, signature, feeds, binary=binary, timeout_us=timeout_us, token=token)
-    return ServerSubject(target, model, feeds, origin, request, config.processes, token, config.ca_file)
+    with contextlib.ExitStack() as stack:
+        if target.interface == "grpc":
+            if config.binary is False:
+                raise UsageError("gRPC has no JSON", hint="leave `--no-binary` out")
+            if config.shared_memory:
+                raise UsageError("`--shared-memory` is for HTTP, and this is gRPC", hint="the server's HTTP address")
+            request = infer_request(target.model or "", target.version, signature, feeds, timeout_us=timeout_us)
+        else:
+            region = None
+            if config.shared_memory:
+                origin += ", in shared memory"
+                region = stack.enter_context(register_inputs(target, token, config.ca_file, signature, feeds))
+            binary = BINARY_EXTENSION in model.extensions if config.binary is None else config.binary
+            request = http_request(
+                target, signature, feeds, binary=binary, timeout_us=timeout_us, token=token, region=region
+            )
+        yield ServerSubject(target, model, feeds, origin, request, config.processes, token, config.ca_file)
 
 
 def check_given_shapes(feeds: Tensors, config: LoadtestConfig) -> None:

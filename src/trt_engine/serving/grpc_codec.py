@@ -47,8 +47,9 @@ def decode_infer(service: Service, served: ServedVersion, message: Any) -> Infer
         shape = tuple(item.shape)
         part = region_of(read_parameters(item.parameters)) if item.parameters else None
         if part is not None:
-            data: Any = service.memory.read(part.name, part.offset, part.size)
-        elif raw:
+            request.feeds[item.name] = service.read_region(served, item.name, item.datatype, shape, part)
+            continue
+        if raw:
             if item.HasField("contents"):
                 raise FeedError(f"input `{item.name}` has typed and raw contents", hint="one of them for all inputs")
             if position == len(raw):
@@ -92,7 +93,7 @@ def encode_infer(service: Service, served: ServedVersion, request: InferRequest,
             response.raw_output_contents.append(bytes(data))
             continue
         region = output.region
-        service.memory.write(region.name, region.offset, region.size, data)
+        service.write_region(region, data)
         item.parameters["shared_memory_region"].string_param = region.name
         item.parameters["shared_memory_byte_size"].int64_param = len(data)
         item.parameters["shared_memory_offset"].int64_param = region.offset

@@ -274,12 +274,29 @@ class GrpcServer:
         return made
 
     async def _SystemSharedMemoryRegister(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        self._service.check_region_name(request.name)
         self._service.memory.register(request.name, request.key, request.offset, request.byte_size)
         return message("SystemSharedMemoryRegisterResponse")()
 
     async def _SystemSharedMemoryUnregister(self, request: Any, _context: Any) -> Any:  # noqa: N802
         self._service.memory.unregister(request.name)
         return message("SystemSharedMemoryUnregisterResponse")()
+
+    async def _CudaSharedMemoryStatus(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        made = message("CudaSharedMemoryStatusResponse")()
+        for region in self._service.cuda_regions().status(request.name):
+            made.regions[region.name].MergeFrom(type(made.regions[region.name])(**region.as_dict()))
+        return made
+
+    async def _CudaSharedMemoryRegister(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        memory = self._service.cuda_regions()
+        self._service.check_region_name(request.name)
+        memory.register(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return message("CudaSharedMemoryRegisterResponse")()
+
+    async def _CudaSharedMemoryUnregister(self, request: Any, _context: Any) -> Any:  # noqa: N802
+        self._service.cuda_regions().unregister(request.name)
+        return message("CudaSharedMemoryUnregisterResponse")()
 
     # -------------------------------------------------------------------------------------------- grpc.health.v1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hmac
 import logging
 import zlib
@@ -42,6 +43,7 @@ _ROUTES: dict[tuple[str, ...], str] = {
     ("v2", "repository", "index"): "POST index",
     ("metrics",): "GET metrics",
 }
+_MEMORY = {"systemsharedmemory": "memory", "cudasharedmemory": "cuda-memory"}
 _OPEN = ("live", "ready", "page")
 """Routes that need no token."""
 
@@ -72,10 +74,10 @@ def find_route(method: str, path: str) -> Route:
         route = ("GET metadata", parts[2], "")
     elif len(parts) == 5 and parts[:3] == ("v2", "repository", "models") and parts[4] in ("load", "unload"):
         route = (f"POST {parts[4]}", parts[3], "")
-    elif len(parts) in (3, 5) and parts[:2] == ("v2", "systemsharedmemory"):
+    elif len(parts) in (3, 5) and parts[:1] == ("v2",) and parts[1] in _MEMORY:
         known = parts[-1] in ("status", "register", "unregister") and parts[2:3] in (("region",), parts[-1:])
         verb = "GET" if parts[-1] == "status" else "POST"
-        route = (f"{verb} memory-{parts[-1]}" if known else "", parts[3] if len(parts) == 5 else "", "")
+        route = (f"{verb} {_MEMORY[parts[1]]}-{parts[-1]}" if known else "", parts[3] if len(parts) == 5 else "", "")
     else:
         route = (_ROUTES.get(parts, ""), "", "")
     verb, _, name = route[0].partition(" ")
@@ -308,12 +310,39 @@ class HttpApp:
         key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(size) is not int or not route.model:
             raise UsageError("a region needs a name, `key` and `byte_size`", hint='{"key": "/region", "byte_size": 64}')
+        self._service.check_region_name(route.model)
         self._service.memory.register(route.model, key, offset, size)
         await self._send(send, b"", [_JSON])
 
     async def _get_memory_unregister(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
         await self._json_body(headers, receive)
         self._service.memory.unregister(route.model)
+        await self._send(send, b"", [_JSON])
+
+    async def _get_cuda_memory_status(self, route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+        regions = self._service.cuda_regions().status(route.model)
+        await self._send_json(send, [region.as_dict() for region in regions])
+
+    async def _get_cuda_memory_register(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        memory, body = self._service.cuda_regions(), await self._json_body(headers, receive)
+        raw, device, size = body.get("raw_handle"), body.get("device_id", 0), body.get("byte_size")
+        encoded = raw.get("b64") if isinstance(raw, dict) else None
+        if not isinstance(encoded, str) or type(device) is not int or type(size) is not int or not route.model:
+            raise UsageError(
+                "a region needs a name, `raw_handle`, `device_id` and `byte_size`",
+                hint='{"raw_handle": {"b64": "..."}, "device_id": 0, "byte_size": 64}',
+            )
+        try:
+            handle = base64.b64decode(encoded, validate=True)
+        except ValueError as error:
+            raise UsageError(f"`raw_handle` is not base64: {error}") from None
+        self._service.check_region_name(route.model)
+        memory.register(route.model, handle, device, size)
+        await self._send(send, b"", [_JSON])
+
+    async def _get_cuda_memory_unregister(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        await self._json_body(headers, receive)
+        self._service.cuda_regions().unregister(route.model)
         await self._send(send, b"", [_JSON])
 
     async def _get_metrics(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:

@@ -94,8 +94,9 @@ def decode_infer(service: Service, served: ServedVersion, body: memoryview, head
         parameters, shape = item.parameters or {}, tuple(item.shape)
         size = parameters.get("binary_data_size")
         if (part := region_of(parameters)) is not None:
-            data = service.memory.read(part.name, part.offset, part.size)
-        elif size is not None:
+            request.feeds[item.name] = service.read_region(served, item.name, item.datatype, shape, part)
+            continue
+        if size is not None:
             if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(body) - position:
                 raise FeedError(
                     f"input `{item.name}` has {size!r:.40} bytes, {len(body) - position} are there",
@@ -171,7 +172,7 @@ def encode_infer(
         if output.region is not None:
             data = encode_tensor(array, datatype)
             region = output.region
-            service.memory.write(region.name, region.offset, region.size, data)
+            service.write_region(region, data)
             item["parameters"] = {
                 "shared_memory_region": region.name,
                 "shared_memory_byte_size": len(data),

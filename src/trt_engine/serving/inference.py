@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trt_engine.errors import FeedError, UsageError
+from trt_engine.errors import FeedError, UnknownModel, UsageError
 from trt_engine.serving.admission import Admission
+from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.repository import Repository
 from trt_engine.serving.served_model import Mailbox, ServedVersion
 from trt_engine.serving.shared_memory import SharedMemory
 from trt_engine.serving.statistics import Timing
-from trt_engine.serving.wire_tensors import Array
-from trt_engine.tensors import suggest
+from trt_engine.serving.wire_tensors import check_nbytes, decode_tensor
+from trt_engine.tensors import Shape, suggest
 
 if TYPE_CHECKING:
     from trt_engine.serving.tracing import Tracing
@@ -48,7 +49,8 @@ class InferRequest:
     """A decoded request."""
 
     id: str = ""
-    feeds: dict[str, Array] = field(default_factory=dict)
+    feeds: dict[str, Any] = field(default_factory=dict)
+    """numpy arrays, or arrays on the engine's GPU."""
     outputs: tuple[RequestedOutput, ...] = ()
     priority: int = 0
     timeout_us: int = 0
@@ -60,6 +62,7 @@ class Service:
 
     repository: Repository
     memory: SharedMemory
+    cuda_memory: CudaMemory
     admission: Admission
     mailbox: Mailbox
     explicit: bool
@@ -82,7 +85,48 @@ class Service:
         found = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
         if self.explicit:
             found.append("model_repository(unload_dependents)")
-        return sorted([*found, *(["system_shared_memory"] if self.memory.enabled else [])])
+        if self.memory.enabled:
+            found.append("system_shared_memory")
+        return sorted([*found, *(["cuda_shared_memory"] if self._has_gpu() else [])])
+
+    def _has_gpu(self) -> bool:
+        """Whether CUDA shared memory is enabled and a loaded engine runs on a GPU."""
+        return self.cuda_memory.enabled and any(
+            served.device is not None and not served.device.name.startswith("cpu")
+            for model in self.repository.models.values()
+            for served in model.versions.values()
+        )
+
+    def cuda_regions(self) -> CudaMemory:
+        """The CUDA regions; `UnknownModel` where there can be none."""
+        if not self._has_gpu():
+            raise UnknownModel(
+                "there is no CUDA shared memory here: no loaded model runs on a GPU, or it is not enabled",
+                hint="`--device cuda:0`, and `--shared-memory` of `trt-engine serve`",
+            )
+        return self.cuda_memory
+
+    def check_region_name(self, name: str) -> None:
+        """`UsageError` for a name that a region of the other kind has."""
+        if name in self.cuda_memory or name in self.memory:
+            raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
+
+    def read_region(self, served: ServedVersion, name: str, datatype: str, shape: Shape, part: RegionPart) -> Any:
+        """The input `name` in a region: on the GPU where the engine can read it there, else a copy on the host."""
+        if part.name not in self.cuda_memory:
+            return decode_tensor(name, datatype, shape, self.memory.read(part.name, part.offset, part.size))
+        if datatype != "BYTES":
+            check_nbytes(name, datatype, shape, part.size)
+            spec, _ = served.inputs[name]
+            found = self.cuda_memory.array(part.name, part.offset, part.size, spec.dtype, shape, served.device)
+            if found is not None:
+                return found
+        return decode_tensor(name, datatype, shape, self.cuda_memory.read(part.name, part.offset, part.size))
+
+    def write_region(self, part: RegionPart, data: memoryview | bytes) -> None:
+        """Write an output into its region."""
+        memory = self.cuda_memory if part.name in self.cuda_memory else self.memory
+        memory.write(part.name, part.offset, part.size, data)
 
     def check_control(self, parameters: Iterable[str]) -> None:
         """`UsageError` unless clients may load and unload models, with these parameters."""

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trt_engine.config.profiles import select_profile
 from trt_engine.config.runtime import Batching
+from trt_engine.device import Device
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
@@ -132,6 +135,7 @@ class ServedVersion:
         self._validated: dict[tuple[Any, ...], _ShortRuns | None] = {}
         """Short runs by shapes that were checked; None where a run is never made on the event loop."""
         self.queue: RequestQueue
+        self._device_queue: DirectQueue | None = None
         self.signature: Signature
         self.max_batch = 0
         """Rows that requests are joined to; 0 where the batch is not the first dimension."""
@@ -149,6 +153,11 @@ class ServedVersion:
         """How an image becomes the input, where the engine declares it."""
         self.loaded_s = 0.0
         """Time that loading took."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device whose arrays the engine takes in place; None for several, or none."""
+        return self.runner.runner.device
 
     @property
     def platform(self) -> str:
@@ -212,12 +221,14 @@ class ServedVersion:
         key = self.check(feeds)
         timing.submitted_ns = time.perf_counter_ns()
         timing.rows = row_count(feeds) if self.max_batch else 1
-        runs = self._validated.get(key)
+        on_device = any(not isinstance(array, np.ndarray) for array in feeds.values())
+        runs = None if on_device else self._validated.get(key)
         if runs is not None and (runs.short if self.in_flight == 1 else runs.tiny) >= _SHORT_RUNS:
             return self._run_here(key, feeds, timing)
         busy_ns = self.timed.all_busy_ns(timing.submitted_ns)
         deadline_ms = self.settings.deadline_ms(timeout_us)
-        future = self.queue.submit(feeds, priority=self.settings.priority(level), deadline_ms=deadline_ms)
+        queue = self._queue_of_device() if on_device else self.queue
+        future = queue.submit(feeds, priority=self.settings.priority(level), deadline_ms=deadline_ms)
         waiter: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda done: mailbox.put(waiter, done, self.timed.last_run()))
         try:
@@ -230,6 +241,12 @@ class ServedVersion:
             wait_ns = timing.started_ns - timing.submitted_ns
             timing.batch_wait_ns = max(wait_ns - (run.all_busy_ns - busy_ns), 0)
         return future.result()
+
+    def _queue_of_device(self) -> DirectQueue:
+        """The queue of requests whose inputs are on the GPU: each is run as it is, in place."""
+        if self._device_queue is None:
+            self._device_queue = DirectQueue(self.timed, max_waiting=self.settings.max_queue or _DEFAULT_WAITING)
+        return self._device_queue
 
     def _run_here(self, key: tuple[Any, ...], feeds: Tensors, timing: Timing) -> dict[str, Any]:
         """Run a request at once on the event loop: its runs are shorter than the way through other threads."""
@@ -304,6 +321,8 @@ class ServedVersion:
         return made
 
     def close(self) -> None:
+        if self._device_queue is not None:
+            self._device_queue.close()
         self.queue.close()
 
 

@@ -17,6 +17,7 @@ from trt_engine.display import RichDisplay
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
+from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.http_server import HttpServer, listen
 from trt_engine.serving.inference import Service
@@ -173,6 +174,7 @@ class Server(RichDisplay):
         service = self._service = Service(
             repository=self._make_repository(),
             memory=SharedMemory(shared),
+            cuda_memory=CudaMemory(shared),
             admission=Admission(config.max_in_flight, config.max_in_flight_size),
             mailbox=Mailbox(loop),
             explicit=config.model_control_mode == "explicit",
@@ -184,6 +186,7 @@ class Server(RichDisplay):
         finally:
             await service.repository.close()
             service.memory.close()
+            service.cuda_memory.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Container, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trt_engine.errors import FeedError, UnknownModel, UsageError
 from trt_engine.serving.wire_tensors import aligned_buffer
 
 _FOLDER = Path("/dev/shm")
 _KEY = re.compile(r"/?[A-Za-z0-9_.-]{1,250}")
-_MAX_REGIONS = 1024
+MAX_REGIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,15 @@ class SharedMemory:
         self._lock = threading.RLock()
         """Held while a handle is used, so that none is closed meanwhile."""
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._regions
+
     def register(self, name: str, key: str, offset: int, size: int) -> None:
         """Register a region; `UsageError` where it is not one, or the name is taken."""
         self._check_enabled()
-        if name in self._regions:
-            raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
-        if not name or len(name) > 250 or not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
+        check_name(name, self._regions)
+        if not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
             raise UsageError(f"`{key[:80]}` is not a key of shared memory", hint="as `/input_region`")
-        if len(self._regions) >= _MAX_REGIONS:
-            raise UsageError(f"{_MAX_REGIONS} regions are registered already", hint="unregister some")
         try:
             handle = os.open(_FOLDER / key.lstrip("/"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -90,7 +91,7 @@ class SharedMemory:
         """A copy of `size` bytes at `offset` of the region."""
         with self._lock:
             region = self._find(name)
-            _check_range(region, offset, size)
+            check_range(region, offset, size)
             buffer, done = aligned_buffer(size), 0
             while done < size:
                 count = os.preadv(region.handle, [buffer[done:]], region.offset + offset + done)
@@ -103,7 +104,7 @@ class SharedMemory:
         """Write an output into its part of the region; `UsageError` where it does not fit."""
         with self._lock:
             region = self._find(name)
-            _check_range(region, offset, size)
+            check_range(region, offset, size)
             if len(data) > size:
                 raise UsageError(f"an output has {len(data)} bytes, its part of the region `{name}` {size}")
             if os.fstat(region.handle).st_size < region.offset + offset + len(data):
@@ -116,7 +117,29 @@ class SharedMemory:
         self.unregister()
 
 
-def _check_range(region: Region, offset: int, size: int) -> None:
+class _Names(Container[str], Sized, Protocol):
+    """The names of the registered regions."""
+
+
+def check_name(name: str, taken: _Names) -> None:
+    """`UsageError` for a name that no further region can have."""
+    if name in taken:
+        raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
+    if not name or len(name) > 250:
+        raise UsageError(f"`{name[:80]}` cannot be the name of a region", hint="1 to 250 characters")
+    if len(taken) >= MAX_REGIONS:
+        raise UsageError(f"{MAX_REGIONS} regions are registered already", hint="unregister some")
+
+
+class _Region(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+def check_range(region: _Region, offset: int, size: int) -> None:
+    """`UsageError` for a part that is outside of the region."""
     if offset < 0 or size < 0 or offset + size > region.size:
         raise UsageError(
             f"bytes {offset} to {offset + size} are outside the region `{region.name}`, which has {region.size}"

@@ -53,19 +53,22 @@ def element_count(name: str, shape: Sequence[int]) -> int:
 
 def decode_tensor(name: str, datatype: str, shape: Shape, data: Any) -> Array:
     """The tensor of these bytes, in place where they are aligned; `FeedError` unless they are exactly its bytes."""
-    count = element_count(name, shape)
     if datatype == "BYTES":
-        return _decode_strings(name, count, memoryview(data)).reshape(shape)
-    dtype = NUMPY_DTYPES[datatype]
-    if len(data) != count * dtype.itemsize:
-        raise FeedError(
-            f"input `{name}` has {len(data)} bytes, expected {count * dtype.itemsize}",
-            hint=f"{datatype} of the shape {[*shape]}",
-        )
-    array = np.frombuffer(data, dtype)
+        return _decode_strings(name, element_count(name, shape), memoryview(data)).reshape(shape)
+    check_nbytes(name, datatype, shape, len(data))
+    array = np.frombuffer(data, NUMPY_DTYPES[datatype])
     if not array.flags.aligned:
         array = array.copy()
     return array.reshape(shape)
+
+
+def check_nbytes(name: str, datatype: str, shape: Shape, nbytes: int) -> None:
+    """`FeedError` unless a tensor of numbers has this many bytes."""
+    expected = element_count(name, shape) * NUMPY_DTYPES[datatype].itemsize
+    if nbytes != expected:
+        raise FeedError(
+            f"input `{name}` has {nbytes} bytes, expected {expected}", hint=f"{datatype} of the shape {[*shape]}"
+        )
 
 
 def _decode_strings(name: str, count: int, data: memoryview) -> Array:
