@@ -243,11 +243,11 @@ def separate_lists(markdown: str) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """MkDocs: a flag such as `--to` is not broken after its dashes."""
+    """MkDocs: a flag such as `--to` is not broken after its dashes, nor `5 %` in a table."""
+    flag = re.compile(r"(?<![\w-])(?:--?[a-zA-Z][\w-]*|trt-engine\b)")
+    html = re.sub(r"(?<=\d) (?=%[^<]*</td>)", "&nbsp;", html)
     return re.sub(
-        r"(?<=<code>)[^<]+(?=</code>)",
-        lambda code: re.sub(r"(?<![\w-])--?[a-zA-Z][\w-]*", r'<span class="flag">\g<0></span>', code[0]),
-        html,
+        r"(?<=<code>)[^<]+(?=</code>)", lambda code: flag.sub(r'<span class="flag">\g<0></span>', code[0]), html
     )
 
 
