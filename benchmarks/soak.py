@@ -7,7 +7,7 @@ cancelled, and loaded again. Each answer is checked row by row, each request mus
 caller earned. Memory, threads and files are sampled; a record with every sample is appended at the end, also after Ctrl-C.
 
 Requests go through `te.InferenceEngine`. Faults enter below it, in sessions and between runners: that part takes the package's
-internals, and two replicas on one device as well, which `te.load` refuses.
+internals, and so do two replicas on one device, which `te.load` does not make.
 
     python benchmarks/soak.py --minutes 10
     python benchmarks/soak.py --minutes 5 --device cuda:0
