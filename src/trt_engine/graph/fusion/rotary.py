@@ -193,7 +193,9 @@ def _match(graph: FusionGraph, heads: str, order: str, end: NodeProto) -> Rotati
     if terms is None or len(terms) not in (2, 3) or any(found.axes != view.axes for found in terms.values()):
         return None
     values = {name: found.columns.reshape(-1, shape[-1]) for name, found in terms.items()}
-    rotation = _compare(graph, values, start.columns.reshape(-1, shape[-1]), Rotation(heads, order, end, "", "", False, 0))
+    rotation = _compare(
+        graph, values, start.columns.reshape(-1, shape[-1]), Rotation(heads, order, end, "", "", False, 0)
+    )
     if rotation is None:
         return None
     if not all(map(may_be_equal, _row_sizes(graph, rotation.cos), _row_sizes(graph, rotation.sin))):
@@ -291,7 +293,9 @@ def _keeps_columns(graph: FusionGraph, node: NodeProto, rank: int) -> bool:
     if node.op_type == "Slice" and len(node.input) > 3:
         axes = graph.integers(node.input[3])
         return axes is not None and not {-1, rank - 1} & set(axes)
-    return node.op_type == "Expand" and (graph.shape(node.input[0]) or [1])[-1] == (graph.shape(node.output[0]) or [0])[-1]
+    return (
+        node.op_type == "Expand" and (graph.shape(node.input[0]) or [1])[-1] == (graph.shape(node.output[0]) or [0])[-1]
+    )
 
 
 def _repeats_each(graph: FusionGraph, reshape: NodeProto) -> bool:
@@ -328,7 +332,9 @@ def _replace(graph: FusionGraph, found: Rotation) -> None:
     positions, cos, sin = _caches(graph, found, stem)
     builder = graph.builder
     if merged:
-        name = builder.add("Reshape", [name, graph.constant(np.array([0, 0, heads * size], np.int64), "rotary_shape")], stem)
+        name = builder.add(
+            "Reshape", [name, graph.constant(np.array([0, 0, heads * size], np.int64), "rotary_shape")], stem
+        )
     name = builder.add(
         "RotaryEmbedding", [name, positions, cos, sin], stem, out=None if merged else out, domain=MICROSOFT,
         interleaved=int(found.interleaved), **given,
