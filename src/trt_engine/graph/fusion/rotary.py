@@ -239,7 +239,8 @@ def _is_shared_by_partners(graph: FusionGraph, name: str, used: Array, interleav
     first, second = (used[:, ::2], used[:, 1::2]) if interleaved else (used[:, : size // 2], used[:, size // 2 :])
     width = (graph.shape(name) or [0])[-1]
     if width == size // 2:
-        return bool((first == np.arange(width)).all() and (second == np.arange(width)).all())
+        columns = np.arange(size // 2)
+        return bool((first == columns).all() and (second == columns).all())
     return width == size and bool((used == np.arange(size)).all()) and _is_repeated(graph, name, interleaved)
 
 
