@@ -6,8 +6,8 @@ refuses poisoned rows. Every `--cycle-s` all three are closed in the middle of t
 cancelled, and loaded again. Each answer is checked row by row, each request must end, and each end must be one that its
 caller earned. Memory, threads and files are sampled; a record with every sample is appended at the end, also after Ctrl-C.
 
-Requests go through `te.InferenceEngine`. Faults enter below it, in sessions and between runners: that part takes the package's
-internals, and so do two replicas on one device, which `te.load` does not make.
+Requests go through `te.InferenceEngine`. Faults enter below it, in sessions and between runners, which takes the package's
+internals; so do two replicas on one device, which `te.load` does not make.
 
     python benchmarks/soak.py --minutes 10
     python benchmarks/soak.py --minutes 5 --device cuda:0
