@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,8 +40,8 @@ def scratch() -> Iterator[Path]:
         yield Path(found)
 
 
-def start(engine: Path, rows: Path, out: Path, scratch: Path) -> subprocess.Popen[bytes]:
-    words = [sys.executable, "-m", "trt_engine", "batch", engine, rows, "-o", out, "--part-rows", "20"]
+def start(engine: Path, rows: Path, out: Path, scratch: Path, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "trt_engine", "batch", engine, rows, "-o", out, "--part-rows", "20", *more]
     with (out.parent / "log").open("ab") as log:
         environment = os.environ | {"TMPDIR": str(scratch)}
         return subprocess.Popen(words, start_new_session=True, stdout=log, stderr=log, env=environment)
@@ -53,6 +54,13 @@ def journal_lines(out: Path) -> int:
 
 def advanced(process: subprocess.Popen[bytes], out: Path, lines: int) -> bool:
     return journal_lines(out) > lines or process.poll() is not None
+
+
+def has_worker(raylet: psutil.Process) -> bool:
+    """Whether the node of this process runs a worker of `batch`."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any("MapWorker" in " ".join(one.cmdline()) for one in raylet.children(recursive=True))
+    return False
 
 
 def check(out: Path) -> None:
@@ -96,4 +104,36 @@ def test_a_worker_killed_under_way_loses_no_row(engine: Path, rows: Path, tmp_pa
     finally:
         process.kill()
         process.wait()
+    check(out)
+
+
+def test_a_node_lost_under_way_loses_no_row(
+    engine: Path, rows: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head without workers and two nodes with one each, all of them processes here; another node takes over."""
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_TMPDIR", str(scratch))
+    (scratch / "ray").mkdir()
+    out, size = tmp_path / "out", {"object_store_memory": 100 << 20}
+    head = {"num_cpus": 0, "include_dashboard": False, **size}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        cluster.add_node(num_cpus=1, **size)
+        lost = cluster.add_node(num_cpus=1, **size)
+        cluster.wait_for_nodes()
+        process = start(engine, rows, out, scratch, "--address", cluster.address, "--workers", "2")
+        try:
+            raylet = psutil.Process(lost.all_processes["raylet"][0].process.pid)
+            until(lambda: has_worker(raylet) and advanced(process, out, 0), "a worker there and a line of the journal")
+            cluster.remove_node(lost, allow_graceful=False)
+            assert 0 < journal_lines(out) < COUNT // 20
+            cluster.add_node(num_cpus=1, **size)
+            assert process.wait() == 0, (tmp_path / "log").read_text()[-2000:]
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        cluster.shutdown()
     check(out)

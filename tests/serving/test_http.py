@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import re
 import socket
+import urllib.error
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,6 +146,46 @@ def test_strings_that_are_not_as_long_as_they_claim(server: Server, raw: bytes, 
         server, "/v2/models/words/infer", head + raw, Inference_Header_Content_Length=str(len(head))
     )
     assert status == 400 and text in answer["error"]
+
+
+def test_requests_with_the_same_json_have_tensors_of_their_own(server: Server) -> None:
+    """The JSON of a binary request is decoded once, its answer's too: what differs between requests must differ."""
+
+    def infer(x: Any, size: int | None = None, body: bytes | None = None, **more: Any) -> tuple[int, Any, Any]:
+        item = {
+            "name": "x",
+            "shape": [*x.shape],
+            "datatype": "FP32",
+            "parameters": {"binary_data_size": size or x.nbytes},
+        }
+        head = json.dumps({"inputs": [item], "parameters": {"binary_data_output": True}, **more}).encode()
+        data = x.tobytes() if body is None else body
+        request = urllib.request.Request(
+            f"http://{server.http_address}{INFER}", head + data, {"Inference-Header-Content-Length": str(len(head))}
+        )
+        try:
+            with urllib.request.urlopen(request) as answer:
+                raw, length = answer.read(), int(answer.headers["inference-header-content-length"])
+                return answer.status, json.loads(raw[:length]), np.frombuffer(raw[length:], np.float32)
+        except urllib.error.HTTPError as error:
+            return error.code, json.loads(error.read()), None
+
+    for repeat in range(3):
+        for rows in (1, 2, 3):
+            status, document, y = infer(ones(rows) + repeat)
+            assert status == 200 and document["outputs"][0]["shape"] == [rows, 4] and "id" not in document
+            assert (y.reshape(rows, 4) == 2 * (ones(rows) + repeat)).all()
+        assert infer(ones(), id=f"n{repeat}")[1]["id"] == f"n{repeat}"
+        for body, text in (
+            (b"", "has 0 bytes|bytes, 0 are there"),
+            (ones(2).tobytes(), "16 bytes follow the last input"),
+        ):
+            status, document, _ = infer(ones(), body=body)
+            assert status == 400 and re.search(text, document["error"])
+        status, document, _ = infer(ones(), parameters={"binary_data_output": True, "sequence_id": 3})
+        assert status == 400 and "sequences" in document["error"]
+    for number in range(300):
+        assert infer(ones() + number, id=str(number))[2][1] == 2 * (1 + number)
 
 
 def test_a_compressed_body(server: Server) -> None:

@@ -32,7 +32,7 @@ class RequestQueue(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
     """One run of the engine: when it began and ended, and how long all contexts had been busy until it began."""
 

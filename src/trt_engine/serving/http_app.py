@@ -419,14 +419,18 @@ async def _receive_body(receive: Receive, length: int | None, header: int, most:
         buffer = aligned_buffer(total, min(header, total))
         buffer[:] = whole
         return buffer
+    event = await receive()
+    chunk = _chunk(event)
+    if length <= _SMALL and not event.get("more_body"):
+        return memoryview(chunk)
     buffer, position = aligned_buffer(length, min(header, length)), 0
     while True:
-        event = await receive()
-        chunk = _chunk(event)
         buffer[position : position + len(chunk)] = chunk
         position += len(chunk)
         if not event.get("more_body"):
             return buffer
+        event = await receive()
+        chunk = _chunk(event)
 
 
 def _chunk(event: dict[str, Any]) -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.serving.inference import (
+    BinaryHead,
     InferRequest,
     RequestedOutput,
     Service,
@@ -29,9 +30,12 @@ from trt_engine.serving.wire_tensors import (
     from_values,
     to_values,
 )
+from trt_engine.tensors import Shape
 
 Scalar = bool | int | float | str | None
 _MAX_RANK = 32
+_MAX_HEAD, _MAX_HEADS = 4096, 256
+"""Bytes and number of the JSON parts of binary requests that are kept decoded, for each version."""
 
 
 class _Input(msgspec.Struct):
@@ -82,6 +86,9 @@ def decode_infer(service: Service, served: ServedVersion, body: memoryview, head
     if header == 0:
         return _decode_raw(served, body)
     length = len(body) if header is None else header
+    raw = bytes(body[:length]) if length <= _MAX_HEAD else b""
+    if (head := served.heads.get(raw)) is not None:
+        return _decode_known(head, body, length)
     parsed: _Request = decode_json(body[:length], _decode)
     request = InferRequest(parsed.id)
     binary = False
@@ -118,7 +125,39 @@ def decode_infer(service: Service, served: ServedVersion, body: memoryview, head
         )
     else:
         request.outputs = tuple(RequestedOutput(name, binary) for name in served.outputs)
+    _remember_head(served, raw, parsed, request)
     return request
+
+
+def _remember_head(served: ServedVersion, raw: bytes, parsed: _Request, request: InferRequest) -> None:
+    """Keep the JSON of a request for the next one with the same, where every tensor follows it."""
+    sizes = [(item.parameters or {}).get("binary_data_size") for item in parsed.inputs]
+    inputs = [
+        (item.name, item.datatype, tuple(item.shape), size)
+        for item, size in zip(parsed.inputs, sizes, strict=True)
+        if isinstance(size, int)
+    ]
+    by_shape = all(
+        output.binary and output.region is None and served.outputs[output.name] != "BYTES" for output in request.outputs
+    )
+    if not raw or not by_shape or len(inputs) != len(sizes):
+        return
+    if len(served.heads) >= _MAX_HEADS:  # clients that number their requests
+        served.heads.clear()
+    request.head = served.heads[raw] = BinaryHead(
+        request.id, request.priority, request.timeout_us, tuple(inputs), request.outputs
+    )
+
+
+def _decode_known(head: BinaryHead, body: memoryview, position: int) -> InferRequest:
+    """A request with a JSON that was decoded before; its tensors begin at `position`."""
+    feeds = {}
+    for name, datatype, shape, size in head.inputs:
+        feeds[name] = decode_tensor(name, datatype, shape, body[position : position + size])
+        position += size
+    if position != len(body):
+        raise FeedError(f"{len(body) - position} bytes follow the last input", hint="`binary_data_size` of each input")
+    return InferRequest(head.id, feeds, head.outputs, head.priority, head.timeout_us, head)
 
 
 def _decode_raw(served: ServedVersion, body: memoryview) -> InferRequest:
@@ -164,7 +203,14 @@ def encode_infer(
     service: Service, served: ServedVersion, request: InferRequest, outputs: dict[str, Any]
 ) -> tuple[bytes, list[memoryview | bytes]]:
     """The JSON of a response, and the tensors that follow it."""
-    described: list[dict[str, Any]] = []
+    head, described = request.head, list[dict[str, Any]]()
+    shapes: tuple[Shape, ...] = ()
+    if head is not None:
+        shapes = tuple([outputs[output.name].shape for output in head.outputs])
+        if (document := head.documents.get(shapes)) is not None:
+            return document, [
+                encode_tensor(outputs[output.name], served.outputs[output.name]) for output in head.outputs
+            ]
     buffers: list[memoryview | bytes] = []
     for output in request.outputs:
         array, datatype = outputs[output.name], served.outputs[output.name]
@@ -187,7 +233,10 @@ def encode_infer(
     answer: dict[str, Any] = {"model_name": served.name, "model_version": served.version, "outputs": described}
     if request.id:
         answer["id"] = request.id
-    return _encode(answer), buffers
+    document = _encode(answer)
+    if head is not None and len(head.documents) < _MAX_HEADS:
+        head.documents[shapes] = document
+    return document, buffers
 
 
 encode_document = _encode

@@ -44,6 +44,20 @@ class RequestedOutput:
     region: RegionPart | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BinaryHead:
+    """The JSON of a request whose tensors all follow it, decoded and checked: another request may have the same bytes."""
+
+    id: str
+    priority: int
+    timeout_us: int
+    inputs: tuple[tuple[str, str, Shape, int], ...]
+    """Name, datatype, shape and size in bytes, in the order of the tensors."""
+    outputs: tuple[RequestedOutput, ...]
+    documents: dict[tuple[Shape, ...], bytes] = field(default_factory=dict)
+    """The JSON of the response by the outputs' shapes."""
+
+
 @dataclass(slots=True)
 class InferRequest:
     """A decoded request."""
@@ -54,6 +68,7 @@ class InferRequest:
     outputs: tuple[RequestedOutput, ...] = ()
     priority: int = 0
     timeout_us: int = 0
+    head: BinaryHead | None = None
 
 
 @dataclass(slots=True)

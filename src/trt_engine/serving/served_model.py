@@ -134,6 +134,8 @@ class ServedVersion:
         self._idle: asyncio.Event | None = None
         self._validated: dict[tuple[Any, ...], _ShortRuns | None] = {}
         """Short runs by shapes that were checked; None where a run is never made on the event loop."""
+        self.heads: dict[bytes, Any] = {}
+        """`BinaryHead` by the JSON of binary requests over HTTP."""
         self.queue: RequestQueue
         self._device_queue: DirectQueue | None = None
         self.signature: Signature
