@@ -13,7 +13,7 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime import session, stream_session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
 from trt_engine.backends.onnxruntime.stream_session import OnnxRuntimeMultiStreamSession, StreamSession, cpu_operators
@@ -92,6 +92,54 @@ def test_a_native_stream_is_kept_until_the_session_on_it_has_ended(
     pool.run({spec.name: rows(2) for spec in session.signature.inputs})
     pool.close()  # closes its stream, then the session
     assert events == ["retained", "released"]
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_some_launches_and_the_last_inference_are_synchronized(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, captures: bool
+) -> None:
+    """What the others leave on the stream is freed by them; a graph needs what its capture has left."""
+    monkeypatch.setattr(stream_session, "_CLEAN_UP_EVERY", 4)
+    session = opened(models.two_inputs, batch=(1, 2, 8))
+    found = session._stream_sessions[0]
+    found._captures = captures
+    plain, runs = found._inner, []
+
+    def run(binding: object, options: ort.RunOptions) -> None:
+        runs.append(options is found._sync_options)
+        plain(binding, options)
+
+    found._inner = run
+    last: list[tuple[dict[str, np.ndarray], bool]] = []
+    whole = found.loaded.run
+
+    def final(names: object, feeds: dict[str, np.ndarray], options: ort.RunOptions) -> object:
+        last.append((feeds, options is found._sync_options))
+        return whole(names, feeds, options)
+
+    monkeypatch.setattr(found.loaded, "run", final)
+    pool = ContextPool(session, (), RuntimeConfig())
+    for _ in range(9):
+        pool.run({spec.name: rows(2) for spec in session.signature.inputs})
+    pool.close()
+    assert runs == ([False] * 9 if captures else [False, False, False, True] * 2 + [False])
+    ((feeds, synchronized),) = last
+    assert synchronized and {name: array.shape for name, array in feeds.items()} == {
+        spec.name: (1, 4) for spec in session.signature.inputs
+    }
+
+
+def test_a_session_that_cannot_run_any_more_ends_all_the_same(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened(models.two_inputs, batch=(1, 2, 8))
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(session._stream_sessions[0].loaded, "run", refused)
+    pool = ContextPool(session, (), RuntimeConfig())
+    pool.run({spec.name: rows(2) for spec in session.signature.inputs})
+    pool.close()
+    assert not session._stream_sessions
 
 
 def test_a_context_runs_what_is_bound_and_follows_buffers_and_shapes_that_change(opened: Open):

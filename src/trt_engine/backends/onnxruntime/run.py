@@ -189,7 +189,7 @@ class _StreamSessionFactory:
                     raise session.translate_load_error(error, self._path, choice) from error
                 refused = session.error_summary(error)
             else:
-                return StreamSession(loaded, stream)
+                return StreamSession(loaded, stream, captures=True)
         loaded = _create_session(self._path, self._options, self._level, self._choice.with_stream(stream.handle))
         if refused and (where := cpu_operators(loaded)):
             refused = f"the CPU runs {', '.join(f'`{name}`' for name in where)}, and graphs contain only GPU work"
