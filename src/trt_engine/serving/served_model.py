@@ -223,7 +223,7 @@ class ServedVersion:
         key = self.check(feeds)
         timing.submitted_ns = time.perf_counter_ns()
         timing.rows = row_count(feeds) if self.max_batch else 1
-        on_device = any(not isinstance(array, np.ndarray) for array in feeds.values())
+        on_device = not all([type(array) is np.ndarray for array in feeds.values()])
         runs = None if on_device else self._validated.get(key)
         if runs is not None and (runs.short if self.in_flight == 1 else runs.tiny) >= _SHORT_RUNS:
             return self._run_here(key, feeds, timing)
