@@ -166,6 +166,14 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "llama": lambda: causal("Llama", num_key_value_heads=4),
     "llama-grouped": lambda: causal("Llama", num_key_value_heads=2),
     "qwen3": lambda: causal("Qwen3", num_key_value_heads=2, head_dim=16),
+    "gptj": lambda: text(
+        hf.GPTJModel(hf.GPTJConfig(
+            vocab_size=99, n_positions=64, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, use_cache=False,
+        ))
+    ),
+    "cohere": lambda: causal("Cohere", num_key_value_heads=4),
+    "gemma": lambda: causal("Gemma", num_key_value_heads=4, head_dim=16),
+    "phi": lambda: causal("Phi"),
     "opt": lambda: text(
         hf.OPTModel(hf.OPTConfig(
             vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=96, word_embed_proj_dim=64,
@@ -205,9 +213,14 @@ def randomize(network: torch.nn.Module) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.05)
 
 
-def export(made: Made, path: Path, *, dynamo: bool) -> None:
+EXPORTERS = {"dynamo": None, "torchscript": 17, "torchscript-14": 14}
+"""Opset of each exporter; dynamo chooses. At opset 14 a norm is written in primitive operators."""
+
+
+def export(made: Made, path: Path, *, exporter: str) -> None:
     network, inputs, dynamic = made
-    given: dict[str, Any] = {"dynamic_axes": dynamic, "opset_version": 17}
+    dynamo = exporter == "dynamo"
+    given: dict[str, Any] = {"dynamic_axes": dynamic, "opset_version": EXPORTERS[exporter]}
     if dynamo:
         shapes = tuple(dict.fromkeys(dynamic.get(name, {}), torch.export.Dim.DYNAMIC) for name in inputs)
         if isinstance(network, Adapter):
@@ -236,7 +249,7 @@ def survey(name: str, exporter: str, folder: Path) -> dict[str, Any]:
             stdout, sys.stdout = sys.stdout, quiet
             try:
                 if not path.exists():
-                    export(made, path, dynamo=exporter == "dynamo")
+                    export(made, path, exporter=exporter)
             finally:
                 sys.stdout = stdout
     except Exception as error:
@@ -289,7 +302,7 @@ def in_child(name: str, exporter: str, folder: Path) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
-    parser.add_argument("--exporters", nargs="+", choices=("dynamo", "torchscript"), default=["dynamo", "torchscript"])
+    parser.add_argument("--exporters", nargs="+", choices=EXPORTERS, default=list(EXPORTERS))
     parser.add_argument("--folder", type=Path, help="where exports are kept, and taken from")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)

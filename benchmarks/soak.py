@@ -6,6 +6,9 @@ refuses poisoned rows. Every `--cycle-s` all three are closed in the middle of t
 cancelled, and loaded again. Each answer is checked row by row, each request must end, and each end must be one that its
 caller earned. Memory, threads and files are sampled; a record with every sample is appended at the end, also after Ctrl-C.
 
+Requests go through `te.InferenceEngine`. Faults enter below it, in sessions and between runners, which takes the package's
+internals; so do two replicas on one device, which `te.load` does not make.
+
     python benchmarks/soak.py --minutes 10
     python benchmarks/soak.py --minutes 5 --device cuda:0
 """
@@ -39,15 +42,12 @@ from onnx import TensorProto, helper
 
 import trt_engine as te
 from trt_engine.backend import list_backends
-from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.environment import Environment
 from trt_engine.errors import DeadlineExpired, FeedError, Overloaded, ProfileError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.records.base import append_record
 from trt_engine.runtime.assemble import runner_for_session
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.replicas import Replicas
-from trt_engine.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ROWS, WIDTHS, POISON = 16, (8, 24, 64), -1e30
@@ -85,7 +85,7 @@ class Soak:
     cycles: int
     faults: dict[str, float]
     facts: dict[str, dict[str, str]]
-    environment: Environment
+    environment: te.Environment
     requests: int
     ends: dict[str, dict[str, int]]
     """How requests ended, for each engine; `requests` is their sum."""
@@ -280,7 +280,7 @@ def soaked(args: argparse.Namespace, folder: Path) -> Soak:
         cycles=cycles,
         faults={"raises": args.raises, "sleeps": args.sleeps, "sleep_ms": args.sleep_ms},
         facts=facts,
-        environment=Environment.detect(),
+        environment=te.Environment.detect(),
         requests=ledger.requests,
         ends={name: dict(sorted(counts.items())) for name, counts in ledger.ends.items()},
         wrong=ledger.wrong,
@@ -309,7 +309,7 @@ def built(folder: Path, device: str) -> dict[str, te.Engine]:
     path = folder / "double.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     profile = f"x:1x{WIDTHS[0]},4x{WIDTHS[1]},{MOST_ROWS}x{WIDTHS[-1]}"
-    store = Store(folder / "store")
+    store = te.Store(folder / "store")
     real = te.build(path, backend="onnxruntime", device=device, profiles=(profile,), store=store)
     fake = te.build(path, backend="fake", device="fake", profiles=(profile,), store=store)
     return {"real": real, "contexts": fake if device == "cpu" else real}
@@ -321,12 +321,12 @@ def stacks(engines: dict[str, te.Engine], device: str, faults: Faults) -> dict[s
     profiles = real.passport.profiles
     options = {"intra_op_threads": "1"} if device == "cpu" else {}
 
-    def session(engine: te.Engine, config: RuntimeConfig) -> Any:
+    def session(engine: te.Engine, config: te.RuntimeConfig) -> Any:
         return list_backends()[engine.passport.backend].load_component("runtime")().load(engine, config)
 
     def runner(engine: te.Engine, **settings: Any) -> Any:
         own = options if engine is real else {}
-        config = RuntimeConfig(device=engine.passport.device, options=own, **settings)
+        config = te.RuntimeConfig(device=engine.passport.device, options=own, **settings)
         return runner_for_session(FaultySession(session(engine, config), faults), profiles, config)  # type: ignore[arg-type]
 
     batched = Batcher(

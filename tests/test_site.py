@@ -26,6 +26,10 @@ from trt_engine.errors import TrtEngineError
 from trt_engine.sizing import decode
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "browser"))
+
+import layout  # noqa: E402
+
 DOCS = ROOT / "docs"
 HOME = "index.md"
 
@@ -312,3 +316,53 @@ def test_in_the_built_site_the_page_is_within_two_clicks_of_home(built: Path, qu
     home = built / "index.html"
     near = neighbours(home)
     assert (built / page).with_suffix(".html").resolve() in near.union(*map(neighbours, near)), question
+
+
+def test_text_below_a_table_has_a_blank_line_before_it() -> None:
+    """Python-Markdown would make it the table's last row."""
+    for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
+        text = re.sub(r"^\s*(`{3,}).*?^\s*\1", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        assert re.findall(r"^\|.*\n(?!\||\n|<!--)(.+)", text, re.MULTILINE) == [], path.name
+
+
+def test_a_flag_and_a_percentage_in_a_table_stay_on_one_line() -> None:
+    made = SITE.on_page_content("<td>1 (5 %)</td><td><code>cast --to fp16 -o a-b</code> 5 %, 3 ms</td>")
+    flags = re.findall(r'<span class="flag">(.*?)</span>', made)
+    assert flags == ["--to", "-o"] and "5&nbsp;%)" in made and "a-b</code>" in made
+    assert SITE.on_page_content("<td><code>5 %</code></td><pre>1 %</pre>") == "<td><code>5 %</code></td><pre>1 %</pre>"
+
+
+_FRAMES = """<!doctype html><body><pre id="found"></pre><script>
+async function look() {
+  const found = {};
+  for (const page of %s) {
+    const frame = document.createElement("iframe");
+    frame.style = "width:400px; height:900px; border:0";
+    frame.src = page;
+    document.body.append(frame);
+    await new Promise(done => { frame.onload = done; });
+    await new Promise(done => setTimeout(done, 300));
+    const page_ = frame.contentDocument;
+    const wide = [...page_.querySelectorAll(".md-typeset__scrollwrap")].filter(box => box.scrollWidth > box.clientWidth + 1);
+    found[page.split("/").pop()] = [page_.documentElement.scrollWidth, wide.length];
+    frame.remove();
+  }
+  document.getElementById("found").textContent = JSON.stringify(found);
+}
+look();
+</script>"""
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(layout.CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome")
+def test_no_page_scrolls_sideways_on_a_phone_and_the_reference_has_no_table_that_does(
+    built: Path, tmp_path: Path
+) -> None:
+    pages = [path.as_uri() for path in sorted(built.rglob("*.html")) if path.name != "404.html"]
+    (tmp_path / "frames.html").write_text(_FRAMES % json.dumps(pages), encoding="utf-8")
+    flags = ["--allow-file-access-from-files", "--virtual-time-budget=120000", "--window-size=1400,1000", "--dump-dom"]
+    printed = layout.chromium(tmp_path, *flags, (tmp_path / "frames.html").as_uri())
+    found = json.loads(re.search(r'<pre id="found">(.+?)</pre>', printed, re.DOTALL)[1])  # type: ignore[index]
+    assert len(found) > 40 and {name: width for name, (width, _) in found.items() if width > 400} == {}
+    assert [found[name][1] for name in ("settings.html", "records.html")] == [0, 0]

@@ -242,6 +242,15 @@ def separate_lists(markdown: str) -> str:
     return "\n".join(lines)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """MkDocs: a flag such as `--to` is not broken after its dashes, nor `5 %` in a table."""
+    flag = re.compile(r"(?<![\w-])(?:--?[a-zA-Z][\w-]*|trt-engine\b)")
+    html = re.sub(r"(?<=\d) (?=%[^<]*</td>)", "&nbsp;", html)
+    return re.sub(
+        r"(?<=<code>)[^<]+(?=</code>)", lambda code: flag.sub(r'<span class="flag">\g<0></span>', code[0]), html
+    )
+
+
 def on_post_page(output: str, page: Any, **_: Any) -> str:
     """MkDocs: the theme's search worker for pages opened from disk comes from the site itself."""
     return output.replace("https://unpkg.com/iframe-worker/shim", "../" * page.url.count("/") + _WORKER)

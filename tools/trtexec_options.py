@@ -21,6 +21,8 @@ from trt_engine.cli.trtexec_table import (
 PAGE = Path(__file__).parents[1] / "docs" / "trtexec.md"
 BEGIN, END = "<!-- every option: made by tools/trtexec_options.py -->", "<!-- end of every option -->"
 VERBS = ("build", "bench", "profile")
+ELSEWHERE = "; leave it out, or use trtexec itself and read its log with `trt-engine bench --parse-log FILE`"
+"""The end of many hints, which the page has once."""
 
 
 def meaning_text(option: TrtexecOption, meaning: Translation) -> str:
@@ -45,19 +47,26 @@ def meaning_text(option: TrtexecOption, meaning: Translation) -> str:
             return f"refused: {hint}"
 
 
+def outcome(option: TrtexecOption) -> str:
+    """The last cell: what each verb does with the option; of an option that only measures, `build` is left out."""
+    verbs = VERBS[1:] if option.measuring_only else VERBS
+    groups: dict[str, list[str]] = {}
+    for verb in verbs:
+        text = meaning_text(option, option.for_verb(verb)).removesuffix(ELSEWHERE)
+        groups.setdefault(text, []).append(f"`{verb}`")
+    everywhere = len(groups) == 1 and not option.measuring_only
+    return "; ".join(text if everywhere else f"{', '.join(named)}: {text}" for text, named in groups.items())
+
+
 def table() -> str:
-    """The table in Markdown."""
-    lines = ["| option of trtexec | TensorRT | here |", "|---|---|---|"]
+    """The table in Markdown; options with the same versions and outcome share a row."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for option in OPTIONS.values():
-        texts = {verb: meaning_text(option, option.for_verb(verb)) for verb in VERBS}
-        if option.measuring_only:
-            texts["build"] = "left out with a warning: `build` measures nothing"
-        groups: dict[str, list[str]] = {}
-        for verb, text in texts.items():
-            groups.setdefault(text, []).append(f"`{verb}`")
-        told = "; ".join(text if len(groups) == 1 else f"{', '.join(verbs)}: {text}" for text, verbs in groups.items())
         name = f"{option.spelling}=VALUE" if option.takes_value else option.spelling
-        lines.append(f"| `{name}` | {option.versions} | {told.replace('|', chr(92) + '|')} |")
+        rows.setdefault((option.versions, outcome(option)), []).append(f"`{name}`")
+    lines = ["| options of trtexec | TensorRT | here |", "|---|---|---|"]
+    for (versions, told), names in rows.items():
+        lines.append(f"| {', '.join(names)} | {versions} | {told.replace('|', chr(92) + '|')} |")
     return "\n".join(lines)
 
 

@@ -103,7 +103,8 @@ frame.onload = () => document.getElementById("found").textContent = JSON.stringi
 </script>"""
 
 
-def _chromium(folder: Path, *more: str) -> str:
+def chromium(folder: Path, *more: str) -> str:
+    """What a headless Chromium without a network prints; its profile is in `folder`."""
     assert CHROMIUM is not None, "no chromium, chromium-browser or google-chrome in PATH or $CHROMIUM"
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
     command += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", *more]
@@ -118,7 +119,7 @@ def measure(page: str, width: int, *, dark: bool = False) -> dict[str, Any]:
         (folder / "measure.html").write_text(_MEASURE % {"width": width, "page": source}, encoding="utf-8")
         flags = [DARK] if dark else []
         flags += ["--virtual-time-budget=8000", "--window-size=1400,1000", "--dump-dom"]
-        printed = _chromium(folder, *flags, (folder / "measure.html").as_uri())
+        printed = chromium(folder, *flags, (folder / "measure.html").as_uri())
     found = re.search(r'<pre id="found">(.+?)</pre>', printed, re.DOTALL)
     assert found, printed[:400]
     told: dict[str, Any] = json.loads(html.unescape(found[1]))
@@ -137,7 +138,7 @@ def screenshot(page: str, width: int, height: int, target: Path, *, dark: bool =
         )
         flags = [DARK] if dark else []
         window = f"--window-size={max(width, 500)},{height}"
-        _chromium(folder, *flags, window, f"--screenshot={target.absolute()}", (folder / "page.html").as_uri())
+        chromium(folder, *flags, window, f"--screenshot={target.absolute()}", (folder / "page.html").as_uri())
 
 
 def main() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +53,25 @@ def cuda(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Engine]:
         return made[precision]
 
     return engine
+
+
+def test_a_detector_is_closed_without_a_crash(cuda: Callable[..., Engine], tmp_path: Path) -> None:
+    """Its joins of many tensors leave work on the stream until the session ends; the stream was destroyed before it."""
+    program = (
+        "import sys, pathlib\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "import networks, trt_engine as te\n"
+        "path = networks.yolo(pathlib.Path(sys.argv[2]) / 'yolo.onnx', size=128, divide=4)\n"
+        "engine = te.build(path, device='cuda:0', batch=1, parity=False, time_budget_s=0, store=te.Store(sys.argv[2]))\n"
+        "for graphs in (False, True):\n"
+        "    with te.load(engine, graphs=graphs) as runner:\n"
+        "        runner.warmup(3)\n"
+    )
+    cuda()
+    benchmarks = Path(__file__).resolve().parents[2] / "benchmarks"
+    command = [sys.executable, "-c", program, str(benchmarks), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 def worst(engine: Engine) -> float:

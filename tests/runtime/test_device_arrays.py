@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from device_arrays import device_of, on_device, on_host, rows
 from trt_engine.backends.fake.run import FakeContext
 from trt_engine.config.runtime import Batching
-from trt_engine.device.fake import FakeDevice
+from trt_engine.device.fake import FakeDevice, FakeStream
 from trt_engine.errors import FeedError, MemoryExhausted, UsageError
 from trt_engine.runtime.cuda_graph_policy import GraphStats
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -384,3 +385,89 @@ def graph_stats(engine: InferenceEngine) -> GraphStats:
     found = engine.stats().pool
     assert found is not None
     return found.graphs
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
+    """One entry for each call of this method from now on."""
+    calls: list[str] = []
+    plain = getattr(kind, name)
+
+    def call(*args: object, **named: object) -> object:
+        calls.append(name)
+        return plain(*args, **named)
+
+    monkeypatch.setattr(kind, name, call)
+    return calls
+
+
+def test_a_graph_on_the_callers_memory_copies_nothing(
+    load: Load, double: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(double, graphs=True)
+    device = device_of(engine)
+    arrays = [on_device(device, rows(2) + number) for number in range(2)]
+    for _ in range(4):
+        for array in arrays:
+            engine.infer({"x": array}, on_device=True)
+    copies = counted(monkeypatch, FakeDevice, "copy")
+    for _ in range(3):
+        for number, array in enumerate(arrays):
+            found = engine.infer({"x": array}, on_device=True)["y"]
+            assert not copies
+            assert np.array_equal(on_host(device, found), 2 * (rows(2) + number))
+            del found
+            copies.clear()  # reading the values copied
+    assert engine.stats().pool.graphs.captured == 1
+
+
+def test_callers_of_many_addresses_get_few_graphs_and_right_answers(
+    load: Load, double: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(double, graphs=True)
+    device = device_of(engine)
+    captures = counted(monkeypatch, FakeStream, "capture")
+    arrays = [on_device(device, rows(2) + number) for number in range(40)]
+    for _ in range(3):
+        for number, array in enumerate(arrays):
+            found = engine.infer({"x": array}, on_device=True)["y"]
+            assert np.array_equal(on_host(device, found), 2 * (rows(2) + number))
+    assert len(captures) == 1 + 8
+    for number in range(5):  # a smaller shape ends no graph of the first
+        assert np.array_equal(engine.infer(rows(1) + number)["y"], 2 * (rows(1) + number))
+    again = len(captures)
+    for number, array in enumerate(arrays):
+        assert np.array_equal(on_host(device, engine.infer({"x": array}, on_device=True)["y"]), 2 * (rows(2) + number))
+    assert len(captures) == again == 1 + 8 + 1
+
+
+def test_without_a_graph_on_the_callers_memory_the_first_graph_goes_on(
+    load: Load, double: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(double, graphs=True)
+    device = device_of(engine)
+    x = on_device(device, rows(2))
+    engine.infer({"x": x}, on_device=True)
+
+    def refused(self: FakeContext, *_: object, **__: object) -> None:
+        raise RuntimeError("no binding")
+
+    monkeypatch.setattr(FakeContext, "prebind", refused)
+    for _ in range(6):
+        assert np.array_equal(on_host(device, engine.infer({"x": x}, on_device=True)["y"]), 2 * rows(2))
+    assert engine.is_captured({"x": x})
+    assert engine.stats().pool.graphs.disabled_reason is None
+
+
+def test_a_graph_on_the_callers_memory_does_not_keep_it(load: Load, double: Path) -> None:
+    engine = load(double, graphs=True)
+    device = device_of(engine)
+    x = on_device(device, rows(2))
+    for _ in range(4):
+        engine.infer({"x": x}, on_device=True)
+    gone = weakref.ref(x.buffer)
+    del x
+    gc.collect()
+    assert gone() is None
+    y = on_device(device, rows(2) + 7)  # where the other was, or elsewhere
+    for _ in range(4):
+        assert np.array_equal(on_host(device, engine.infer({"x": y}, on_device=True)["y"]), 2 * (rows(2) + 7))

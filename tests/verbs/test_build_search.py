@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +21,18 @@ from trt_engine.benchmark.closed_loop import QueryBurst
 from trt_engine.benchmark.interleaving import Schedule
 from trt_engine.benchmark.statistics import Restart
 from trt_engine.config.build import BuildConfig
-from trt_engine.errors import AccuracyError, BuildError, Interrupted, ModelError, PrecisionError, UsageError
+from trt_engine.errors import (
+    AccuracyError,
+    BuildError,
+    Interrupted,
+    MemoryExhausted,
+    ModelError,
+    PrecisionError,
+    UsageError,
+)
 from trt_engine.graph.load import open_model
-from trt_engine.records.passport import Tuning
-from trt_engine.verbs import build_search, evaluate
+from trt_engine.records.passport import Candidate, Tuning
+from trt_engine.verbs import build_search, build_worker, evaluate
 from trt_engine.verbs.build import execute, plan
 from trt_engine.verbs.build_candidates import PlannedCandidate
 from trt_engine.verbs.build_search import Search
@@ -150,6 +159,71 @@ def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyP
         script.run()
 
 
+def test_a_candidate_that_fails_while_measured_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [1.0] * 4)
+    measure = script.measure
+
+    def fails_once(sides: Sequence[int], schedule: Schedule) -> list[Restart]:
+        if 2 in sides:
+            raise build_search._CandidateFailed(2, MemoryExhausted("out of memory on cuda:0"))
+        return measure(sides, schedule)
+
+    monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
+    chosen, tuned = script.run(a0=[9.0], a1=[5.0], a3=[7.0])
+    assert chosen == 1 and script.rounds[0] == (0, 1, 3)
+    assert tuned.candidates[2].note == "does not run beside the others: out of memory on cuda:0"
+    script = Script(monkeypatch, [1.0] * 2)
+    monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
+    script.failures[0] = BuildError("no kernel")
+    assert script.run()[0] == 1
+
+
+def test_errors_name_the_candidate_that_raised_them() -> None:
+    @contextlib.contextmanager
+    def opened() -> Iterator[Any]:
+        yield lambda *_: (_ for _ in ()).throw(MemoryExhausted("no memory"))
+
+    with build_search._open_naming(3, opened) as burst, pytest.raises(build_search._CandidateFailed) as caught:
+        burst(1.0, 1, 1)
+    assert caught.value.index == 3
+    with pytest.raises(ValueError, match="of another"), build_search._open_naming(3, opened):
+        raise ValueError("of another")
+
+
+def test_what_does_not_run_is_out_and_the_libraries_of_a_backend_are_loaded_before_the_clock_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = Script(monkeypatch, [1.0] * 3).search
+    search.table = [Candidate("onnxruntime", {}, None) for _ in range(3)]
+    events: list[tuple[int, bool | None]] = []
+
+    def probe(sides: Sequence[Any], config: object, warnings: object, clock: bool | None) -> list[str]:
+        events.append((sides[0].at, clock))
+        sides[0].load_s = 20.0 if len(events) == 1 else 0.1
+        return ["protocol"]
+
+    def make(index: int) -> Any:
+        if index == 1:
+            raise MemoryExhausted("out of memory on cuda:0")
+        return SimpleNamespace(at=index, load_s=0.0)
+
+    monkeypatch.setattr(build_search, "effective_protocols", probe)
+    sides, protocols = search._probe_all([0, 1, 2], make, te.BenchConfig(), None)
+    assert events == [(0, None), (0, None), (2, None)] and [*protocols] == [0, 2]
+    assert [side.load_s for side in sides.values()] == [0.1, 0.1]
+    assert search.table[1].note == "does not run: out of memory on cuda:0"
+
+
+def test_short_of_time_each_backend_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [0.1] * 4, time_budget_s=4.0)
+    *plain, last = script.search.plan.candidates
+    other = replace(last, config=replace(last.config, backend="inductor"))
+    script.search.plan.candidates = (*plain, other)
+    chosen, tuned = script.run(a0=[9.0], a1=[8.0], a2=[7.0], a3=[3.0])
+    assert chosen == 3 and script.rounds[0] == (0, 1, 3)
+    assert tuned.candidates[2].note == "not measured in the time given"
+
+
 def test_a_candidate_that_fails_is_left_out_and_a_requested_build_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch, [1.0] * 3)
     script.failures[0] = BuildError("no kernel")
@@ -182,9 +256,17 @@ def test_every_backend_is_listed_with_the_reason_it_is_left_out(model: Path, tmp
 
 
 def test_without_a_gpu_its_backends_are_left_out(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reasons() -> set[str | None]:
+        return {item.reason for item in plan(model, **settings).candidates}
+
+    settings: dict[str, Any] = {"backend": "auto", "device": "cuda:0", "store": te.Store(tmp_path / "store")}
     monkeypatch.setattr("trt_engine.verbs.build_candidates.info.gpus", lambda: ())
-    made = plan(model, backend="auto", device="cuda:0", batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
-    assert {item.reason for item in made.candidates} == {"there is no `cuda:0` here"}
+    known: list[Any] = [object()]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: known[0])
+    made = plan(model, **settings)
+    assert reasons() == {"there is no `cuda:0` here"}
+    known[0] = None
+    assert reasons() == {"`nvidia-ml-py`, which lists GPUs, is not installed: pip install 'trt-engine[gpu]'"}
     with pytest.raises(BuildError, match="no candidate can be built"):
         execute(made)
 
@@ -294,6 +376,20 @@ def test_a_candidate_is_built_in_a_process_that_ends_with_the_time(model: Path, 
     assert made.find_in_store() is None
     engine = build_in_process(made, 600.0)
     assert engine.passport.key == made.key and engine.passport.parity.passed
+
+
+def test_the_process_builds_a_candidate_without_a_search_of_its_own(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(model, batch=(1, 2, 4), store=te.Store(tmp_path / "store"), time_budget_s=0)
+    assert made.config.time_budget_s is None, "as a candidate's plan has it"
+    request = build_worker.BuildRequest(
+        model=str(model), config=made.config, store=str(tmp_path / "store"), key=made.key, rebuild=False, log_level=30
+    )
+    monkeypatch.setattr(tuning, "_CPU", ({"spinning": "off"},))
+    monkeypatch.setattr(tuning, "tuning_candidates", lambda model, config: ({"spinning": "off"},))
+    assert plan(model, config=made.config, store=te.Store(tmp_path / "store")).key != made.key
+    assert build_worker.plan_request(request).key == made.key
 
 
 def test_an_error_of_the_process_is_the_build_s(model: Path, tmp_path: Path) -> None:

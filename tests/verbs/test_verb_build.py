@@ -583,6 +583,26 @@ def test_a_model_the_reference_cannot_run_is_built_and_says_that_it_was_not_judg
     assert execute(plan(path, backend="fake", device="fake")).cached
 
 
+def test_an_engine_whose_outputs_are_not_finite_is_refused_without_a_reference(tmp_path: Path):
+    row = (models.BF16, ["n", 3])
+    nodes = [models.node("Neg", "x", "a"), models.node("Sqrt", "a", "y")]  # NaN below zero
+    path = models.save(tmp_path / "net.onnx", nodes, {"x": row}, {"y": row})
+    with pytest.raises(AccuracyError, match="3 of 3 values of the engine's output `y` are not finite") as caught:
+        te.build(path, backend="fake", device="fake", store=Store(tmp_path / "store"))
+    assert "plain ONNX Runtime does not run this model" in caught.value.message
+    assert "--no-parity" in (caught.value.hint or "")
+    built = te.build(path, backend="fake", device="fake", store=Store(tmp_path / "store"), parity=False)
+    assert built.passport.parity is None
+
+
+def test_infinite_outputs_that_the_reference_has_too_are_right(tmp_path: Path):
+    row = (models.FLOAT, ["n", 3])
+    nodes = [models.node("Relu", "x", "a"), models.node("Log", "a", "y")]
+    path = models.save(tmp_path / "net.onnx", nodes, {"x": row}, {"y": row})
+    built = te.build(path, backend="fake", device="fake", store=Store(tmp_path / "store"))
+    assert built.passport.parity is not None and built.passport.parity.passed
+
+
 def test_every_backend_is_proved_the_same_way(net: Path):
     engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4))
     assert engine.passport.parity is not None and engine.passport.parity.passed

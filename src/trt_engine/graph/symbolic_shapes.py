@@ -53,6 +53,14 @@ def _vector(items: Sequence[Size], shape: tuple[int, ...], elem: int) -> _ShapeV
     return _ShapeVector(np.array(items, np.int64 if known else object).reshape(shape), elem)
 
 
+def may_be_equal(first: Size, second: Size) -> bool:
+    """Whether two sizes are equal as far as shape inference can know; sizes that the model names differently are not."""
+    if 1 in (first, second) and first != second:
+        return False
+    named = [isinstance(size, str) and not size.startswith("unk__") for size in (first, second)]
+    return first == second or not all(named)
+
+
 def fold_shapes(proto: ModelProto, types: Mapping[str, TypeProto], keep: Collection[str]) -> int:
     """Fold arithmetic on static sizes to constants, including Reshape targets that only copy sizes."""
     graph = proto.graph

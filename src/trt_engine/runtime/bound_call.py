@@ -42,12 +42,15 @@ class _Tensor:
 
         `UsageError` for an array whose memory was freed, or that was given other memory since.
         """
-        if type(self.array) is DeviceArray:
-            self.check_address(self.array.buffer.pointer)
-        found = self.reader(self.array) if self.reader is not None else None
+        if self.reader is None:
+            if type(self.array) is DeviceArray:
+                self.check_address(self.array.buffer.pointer)
+            return None
+        found = self.reader(self.array)
         if found is None:
             return None
-        self.check_address(found[0])
+        if found[0] != self.pointer:
+            self.check_address(found[0])
         return found[3]
 
     def check_address(self, pointer: int) -> None:
@@ -105,7 +108,10 @@ class BoundCall(RichDisplay):
         self._launch_and_wait: Callable[[], None] | None = None
         self._inputs: list[_Tensor] = []
         self._outputs: list[_Tensor] = []
+        self._uploads: list[_Tensor] = []
         self._downloads: list[_Tensor] = []
+        self._foreign: list[_Tensor] = []
+        """Tensors in memory of the device that other code may have work queued on."""
         self.outputs: dict[str, Any] = {}
         """The arrays that hold the outputs of the last call, by name."""
         self.engine: Engine | None = None
@@ -189,7 +195,8 @@ class BoundCall(RichDisplay):
         self._frame.close()
         for buffer in self._owned:
             buffer.close()
-        self._owned, self._inputs, self._outputs, self._downloads = [], [], [], []
+        self._owned, self._inputs, self._outputs, self._uploads, self._downloads = [], [], [], [], []
+        self._foreign = []
         self._launch, self._launch_and_wait, self.outputs = _raise_closed, None, {}
         self._home.calls.discard(self)
 
@@ -223,8 +230,10 @@ class BoundCall(RichDisplay):
                 _check_output(spec, array, sizes[spec.name])
             self._outputs.append(self._attach(spec, array, written=True))
         self.outputs = {tensor.name: tensor.array for tensor in self._outputs}
+        self._uploads = [tensor for tensor in self._inputs if not tensor.in_place]
         self._downloads = [tensor for tensor in self._outputs if not tensor.in_place]
         tensors = [*self._inputs, *self._outputs]
+        self._foreign = [tensor for tensor in tensors if tensor.in_place and not isinstance(tensor.array, np.ndarray)]
         _check_overlaps(tensors, {tensor.name for tensor in self._outputs})
         frame.bind({tensor.name: tensor.buffer for tensor in tensors})
         self._launch = self._enqueue_frame
@@ -236,15 +245,14 @@ class BoundCall(RichDisplay):
 
     def rehearse(self) -> None:
         """Run once and wait, before `capture`."""
-        for tensor in self._inputs:
+        for tensor in self._uploads:
             self._upload(tensor, staged=False)
         self._frame.enqueue(self._stream)
         self._stream.synchronize()
 
     def capture(self, stream: Stream) -> None:
         """Capture a CUDA graph on `stream`, which calls then replay; raises where none can be captured."""
-        self._frame.capture(stream)
-        self._launch, self._launch_and_wait = self._enqueue_frame, None
+        self._launch, self._launch_and_wait = partial(self._frame.capture(stream).replay, self._stream), None
 
     def _attach(self, spec: TensorSpec, array: Any, *, written: bool) -> _Tensor:
         """The array with a buffer of the device: its own memory if it is there, else memory to copy to or from."""
@@ -279,7 +287,7 @@ class BoundCall(RichDisplay):
         if self._closed:
             _raise_closed()
         self._order_after_owners()
-        for tensor in self._inputs:
+        for tensor in self._uploads:
             self._upload(tensor, staged=True)
         if self._launch_and_wait is not None and not self._downloads:
             self._launched(self._launch_and_wait)
@@ -290,12 +298,14 @@ class BoundCall(RichDisplay):
                 tensor.staged.download(tensor.buffer, self._stream)
             else:
                 self._device.download(tensor.buffer, tensor.array, self._stream)
-        self._read(large=True)
+        if self._downloads:
+            self._read(large=True)
         if self._home.exclusive_stream:
             self._stream.synchronize()
         else:  # do not wait for later work of other executors
             self._stream.record().synchronize()
-        self._read(large=False)
+        if self._downloads:
+            self._read(large=False)
 
     def _read(self, *, large: bool) -> None:
         for tensor in self._downloads:
@@ -308,7 +318,7 @@ class BoundCall(RichDisplay):
         for tensor in (*self._inputs, *self._outputs):
             tensor.current_stream()  # raises for memory that is not where it was
         self._stream.order_after(handle)
-        for tensor in self._inputs:
+        for tensor in self._uploads:
             self._upload(tensor, staged=False)
         self._launched(self._launch)
         for tensor in self._downloads:
@@ -322,20 +332,18 @@ class BoundCall(RichDisplay):
     def _order_after_owners(self) -> None:
         """Order the stream after what the owners of the arrays have queued, by the rules of their libraries."""
         owners = set()
-        for tensor in (*self._inputs, *self._outputs):
+        for tensor in self._foreign:
             if (owner := tensor.current_stream()) is not None:
                 owners.add(owner)
             elif type(tensor.array) is DeviceArray:
                 if streams := tensor.array.buffer.external_streams:
                     self._stream.wait_for_external(streams)
-            elif tensor.in_place and not isinstance(tensor.array, np.ndarray):
+            else:
                 tensor.check_address(self._device.borrow(tensor.array, self._stream).pointer)
         for owner in owners:
             self._stream.order_after(owner)
 
     def _upload(self, tensor: _Tensor, *, staged: bool) -> None:
-        if tensor.in_place:
-            return
         if staged and tensor.staged is not None:
             tensor.staged.upload(tensor.array, tensor.buffer, self._stream)
         else:  # reads a pageable array before it returns

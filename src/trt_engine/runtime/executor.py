@@ -107,11 +107,11 @@ class Executor:
                 plan = self._plans.get(self._plan_key(parts[0], on_device))
                 if plan is not None and plan.frame.key is plan.key and plan.generation == self._policy.generation:
                     self._enqueued = plan.frame.graph is not None
+                    self._last_key = plan.key
                     outputs = plan.run(parts[0])
-                    if plan.frame.graph is not None and plan.key is not None:
+                    if self._enqueued and plan.key is not None:
                         self._captured.move_to_end(plan.key)
                         self._policy.count_replayed()
-                    self._last_key = plan.key
                     return outputs
             return self._run(parts, events, on_device, size)
         except BaseException:
@@ -191,7 +191,7 @@ class Executor:
             for name, shape, _ in frame.sized_outputs
         ]  # fmt: skip
         if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
+            self._drop_plans()
         self._plans[self._plan_key(feeds, on_device)] = ReplayPlan(
             frame, self._generation, self._device, self.stream, inputs=inputs, outputs=outputs,
             acquire=self._output_buffer if on_device else None, exclusive_stream=self._exclusive_stream,
@@ -227,7 +227,7 @@ class Executor:
         held = self._pinned.get(name)
         if held is None or held.nbytes < nbytes:
             if held is not None:
-                self._plans.clear()
+                self._drop_plans()
                 del self._pinned[name]
                 held.close()
             held = self._pinned[name] = self._device.pinned(nbytes)
@@ -348,7 +348,7 @@ class Executor:
             for key in [key for key, frame in self._captured.items() if frame.bound_buffers.get(name) is held]:
                 self._captured.pop(key).close()  # captured with the old address
                 self._policy.count_evicted()
-            self._plans.clear()
+            self._drop_plans()
             del self._buffers[name]  # freed first: both may not fit
             held.close()
         self._buffers[name] = self._device.allocate(nbytes)
@@ -365,11 +365,12 @@ class Executor:
             self._policy.disable(str(error).partition("\n")[0])
             return
         while len(self._captured) >= self._policy.max_graphs:
-            self._plans.clear()
-            self._captured.popitem(last=False)[1].close()
+            oldest, evicted = self._captured.popitem(last=False)
+            self._drop_plans(oldest)
+            evicted.close()
             self._policy.count_evicted()
         self._captured[key] = frame
-        self._plans.clear()  # plans for this shape must use the graph
+        self._drop_plans(key)  # plans for this shape must use the graph
         self._policy.count_captured()
 
     def _stream_for_capture(self) -> Stream:
@@ -406,8 +407,15 @@ class Executor:
             raise
         return call
 
+    def _drop_plans(self, key: Key | None = None) -> None:
+        """Drop the plans for these shapes; all without a key."""
+        for name, plan in [*self._plans.items()]:
+            if key is None or plan.key == key:
+                del self._plans[name]
+                plan.close()
+
     def _drop_graphs(self) -> None:
-        self._plans.clear()
+        self._drop_plans()
         while self._captured:
             self._captured.popitem()[1].close()
 
@@ -416,7 +424,7 @@ class Executor:
     def _recover(self) -> None:
         """After a failure, drain the stream and make the next inference prepare its context again."""
         self._last_key = None
-        self._plans.clear()
+        self._drop_plans()
         fresh, self._capture_pending = self._capture_pending, None
         for frame in self._prepared_contexts.values():
             frame.key = None
@@ -428,7 +436,7 @@ class Executor:
             self._drop_graphs()
 
     def close(self) -> None:
-        self._plans.clear()
+        self._drop_plans()
         self._drop_output_pools()
         for frame in self._prepared_contexts.values():
             frame.close()

@@ -45,13 +45,14 @@ class PreparedContext:
         else:
             self.context.enqueue(stream)
 
-    def capture(self, stream: Stream) -> None:
+    def capture(self, stream: Stream) -> Graph:
         """Capture the inference that ran last as a graph; `TrtEngineError` with the reason where it cannot be captured."""
         if self.dynamic_outputs:
             raise TrtEngineError("the sizes of its outputs depend on the data")
         if reason := self.context.no_graph:
             raise TrtEngineError(reason)
         self.graph = stream.capture(self.context.enqueue)
+        return self.graph
 
     def close(self) -> None:
         if self.graph is not None:

@@ -7,8 +7,9 @@ One thread moves some 10 GB/s on a server processor, the bus of a GPU 50.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,33 +27,48 @@ _MAX_THREADS = 4
 
 
 class CopyThreads:
-    """Threads that copy numpy arrays, started by the first large array; numpy copies without the GIL."""
+    """Threads that copy numpy arrays, started by the first large array; numpy copies without the GIL.
+
+    The caller is one of them: it copies as the others do, so that a thread is woken once for an array and not for a chunk.
+    """
 
     def __init__(self, count: int | None = None) -> None:
-        """`count` threads; by default half of this process's cores, at most four. Below two the caller copies."""
+        """`count` threads, the caller among them; by default half of this process's cores, at most four."""
         self._count = count if count is not None else min(_MAX_THREADS, info.core_count() // 2)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, works: Sequence[Callable[[], None]], then: Callable[[int], None]) -> None:
-        """Run `works` in threads, and `then(number)` here after each, in order; none is running when this returns."""
-        if self._count < 2:
-            for number, work in enumerate(works):
-                work()
+        """Run `works` in threads, and `then(number)` here after each, in any order; none is running when this returns."""
+        numbers, done = iter(range(len(works))), deque[int]()  # each `next` gives one number to one thread
+
+        def help() -> None:
+            for number in numbers:
+                works[number]()
+                done.append(number)
+
+        helpers = self._start(help, min(self._count, len(works)) - 1)
+        try:
+            for number in numbers:
+                works[number]()
                 then(number)
-            return
+                while done:
+                    then(done.popleft())
+            for helper in helpers:
+                helper.result()
+            while done:
+                then(done.popleft())
+        finally:
+            deque(numbers, 0)  # none is begun after an error
+            wait(helpers)
+
+    def _start(self, work: Callable[[], None], count: int) -> list[Future[None]]:
+        if count < 1:
+            return []
         with self._lock:
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self._count, "copy")
-        futures = [self._threads.submit(work) for work in works]
-        try:
-            for number, future in enumerate(futures):
-                future.result()
-                then(number)
-        finally:
-            for future in futures:
-                future.cancel()
-            wait(futures)
+                self._threads = ThreadPoolExecutor(self._count - 1, "copy")
+            return [self._threads.submit(work) for _ in range(count)]
 
     def close(self) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -132,6 +133,8 @@ def _unavailable(spec: BackendSpec, config: BuildConfig) -> str | None:
     if kind not in spec.devices:
         return f"builds for {' or '.join(spec.devices)}, requested is `{config.device}`"
     if kind == "cuda" and number >= len(info.gpus()):
+        if importlib.util.find_spec("pynvml") is None:
+            return "`nvidia-ml-py`, which lists GPUs, is not installed: pip install 'trt-engine[gpu]'"
         return f"there is no `{config.device}` here"
     if missing := (*spec.missing_modules(), *spec.missing_modules("runtime")):
         return f"{', '.join(f'`{name}`' for name in dict.fromkeys(missing))} is not installed: {spec.install}"

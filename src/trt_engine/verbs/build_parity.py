@@ -84,6 +84,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             except TrtEngineError as error:
                 raise _EngineFailed(error) from error
 
+        feeds: Tensors = {}
         try:
             feeds, described = _parity_feeds(engine, plan, prepared)
             found = measure_parity(model, run, feeds, described, tolerance)
@@ -101,7 +102,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
             ) from failed.error
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
-            return _skipped_check(_no_reference_reason(error, model))
+            return _check_alone(run, feeds, _no_reference_reason(error, model))
     milder = _safer_options(backend_spec, engine)
     fused = engine.passport.build.fusions is not None
     hint = "`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else "")
@@ -134,10 +135,30 @@ def _no_reference_reason(error: TrtEngineError, model: Model) -> str:
     return f"plain ONNX Runtime does not run this model here ({why})"
 
 
-def _skipped_check(why: str) -> ParityCheck:
+def _check_alone(run: Callable[[Tensors], Mapping[str, Any]], feeds: Tensors, why: str) -> ParityCheck:
+    """The check without a reference: `AccuracyError` for outputs that are not finite. An engine that does not run either is
+    not judged: the inputs may be what neither takes."""
+    try:
+        outputs = run(feeds) if feeds else {}
+    except _EngineFailed as failed:
+        log.debug("the engine does not run on these inputs either: %s", failed.error.message)
+        outputs = {}
+    for name, value in outputs.items():
+        if wrong := _count_not_finite(np.asarray(value)):
+            raise AccuracyError(
+                f"{wrong} of {np.size(value)} values of the engine's output `{name}` are not finite, and {why}",
+                hint="`--precision fp32` computes in FP32; `--no-parity` builds unchecked, where such outputs are right",
+            )
     note = f"parity was not judged: {why}"
     log.warning("%s", note)
     return ParityCheck(note=note)
+
+
+def _count_not_finite(array: np.ndarray[Any, Any]) -> int:
+    """Values that are infinite or not a number; none in strings."""
+    if array.dtype.kind in "OSU":
+        return 0
+    return int((~np.isfinite(array if array.dtype.kind == "c" else array.astype(np.float64))).sum())
 
 
 # ------------------------------------------------------------------------------------------------ deferred

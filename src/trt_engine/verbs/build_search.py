@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trt_engine.backend import get_backend
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
-from trt_engine.benchmark.interleaving import EngineOpener, Schedule, measure_interleaved
+from trt_engine.benchmark.closed_loop import QueryBurst
+from trt_engine.benchmark.interleaving import EngineOpener, MeasureBurst, Schedule, measure_interleaved
 from trt_engine.benchmark.statistics import MIN_RESTARTS, Difference, Restart, paired_differences
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
@@ -20,6 +24,7 @@ from trt_engine.config.evaluate import EvaluateConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import BuildError, TrtEngineError
+from trt_engine.records.bench import Protocol
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.passport import Candidate, Tuning
 from trt_engine.verbs.build_worker import build_in_process
@@ -167,7 +172,8 @@ class Search:
             left_s = self.budget_s - self._elapsed()
             least_s = _min_round_s([sides[index] for index in active])
             if left_s < least_s and self.last is None and len(active) > 2:
-                late = active.pop()
+                late = self._most_dispensable(active)
+                active.remove(late)
                 self.table[late] = replace(self.table[late], note="not measured in the time given")
                 continue
             if left_s < least_s:
@@ -175,9 +181,15 @@ class Search:
                 return
             seconds = max(least_s, min(left_s / math.ceil(math.log2(len(active))), _SIDE_S * len(active)))
             schedule = Schedule(seconds, restarts=MIN_RESTARTS)
-            self.last = _Round(
-                active, measure_interleaved([openers[index] for index in active], schedule), batch, self.plan.config
-            )
+            try:
+                restarts = measure_interleaved([openers[index] for index in active], schedule)
+            except _CandidateFailed as failed:
+                active.remove(failed.index)
+                self.best = active[0] if failed.index == self.best else self.best
+                note = f"does not run beside the others: {failed.error.message}"
+                self.table[failed.index] = replace(self.table[failed.index], note=note)
+                continue
+            self.last = _Round(active, restarts, batch, self.plan.config)
             fastest, tied = self._enter(self.last)
             self.best = min((fastest, *tied))
             faster = sorted(active, key=lambda index: self.table[index].slower_pct or 0.0)[: math.ceil(len(active) / 2)]
@@ -185,6 +197,12 @@ class Search:
             if len(active) == 2 or not tied or remaining == active:
                 return
             active = remaining
+
+    def _most_dispensable(self, active: Sequence[int]) -> int:
+        """The last one of the backend that has the most: each backend is measured as long as the time allows."""
+        backends = {index: self.plan.candidates[index].config.backend for index in active}
+        counts = Counter(backends.values())
+        return max(active, key=lambda index: (counts[backends[index]], index))
 
     def _open(self, active: Sequence[int]) -> tuple[dict[int, Side], dict[int, EngineOpener], int]:
         """The candidates as `compare` measures them, each by its own rules but one clock; those that do not run are out."""
@@ -195,23 +213,42 @@ class Search:
         feeds, _ = feeds_for(first, config)
         self.shapes = {name: tuple(value.shape) for name, value in feeds.items()}
         runtime = RuntimeConfig(allow_fallback=self.plan.config.allow_fallback)
-        sides: dict[int, Side] = {}
-        protocols = {}
-        for index in active:
-            try:
-                (side,) = make_candidates([self.engines[index]], [self.table[index].label], runtime, feeds)
-                (protocols[index],) = effective_protocols([side], config, [], None)
-                sides[index] = side
-            except TrtEngineError as error:
-                self.table[index] = replace(self.table[index], note=f"does not run: {error.message}")
+
+        def make(index: int) -> Side:
+            (side,) = make_candidates([self.engines[index]], [self.table[index].label], runtime, feeds)
+            return side
+
+        sides, protocols = self._probe_all(active, make, config, None)
         if len({protocol.clock for protocol in protocols.values()}) > 1:
-            (*found,) = effective_protocols([*sides.values()], config, [], False)
-            protocols = dict(zip(sides, found, strict=True))
+            sides, protocols = self._probe_all([*sides], make, config, False)
         if not sides:
             raise BuildError("no engine runs", hint="; ".join(f"{item.label}: {item.note}" for item in self.table))
         self.protocol = f"interleaved in rounds, {MIN_RESTARTS} loads each, transfers left out"
-        openers = {index: loader_for(sides[index], config, protocols[index]) for index in sides}
+        openers: dict[int, EngineOpener] = {
+            index: functools.partial(_open_naming, index, loader_for(side, config, protocols[index]))
+            for index, side in sides.items()
+        }
         return sides, openers, batch_of(first.signature, self.shapes)
+
+    def _probe_all(
+        self, active: Sequence[int], make: Callable[[int], Side], config: BenchConfig, events: bool | None
+    ) -> tuple[dict[int, Side], dict[int, Protocol]]:
+        """Each candidate loaded alone and run once, and its protocol; one that fails is noted and left out."""
+        sides: dict[int, Side] = {}
+        protocols: dict[int, Protocol] = {}
+        loaded: set[str] = set()
+        for index in active:
+            backend = self.plan.candidates[index].config.backend
+            try:
+                side = make(index)
+                if backend not in loaded:  # the first load includes the backend's libraries
+                    effective_protocols([side], config, [], events)
+                    loaded.add(backend)
+                (protocols[index],) = effective_protocols([side], config, [], events)
+                sides[index] = side
+            except TrtEngineError as error:
+                self.table[index] = replace(self.table[index], note=f"does not run: {error.message}")
+        return sides, protocols
 
     def _enter(self, measured: _Round) -> tuple[int, list[int]]:
         """Enter a round into the table; its fastest eligible candidate, and those not shown to be slower than that one."""
@@ -263,6 +300,32 @@ class Search:
             margin_pct=interval.value,
             margin_interval_pct=(interval.low, interval.high),
         )
+
+
+class _CandidateFailed(Exception):
+    """A candidate could not be loaded or run while it was measured."""
+
+    def __init__(self, index: int, error: TrtEngineError) -> None:
+        super().__init__(error.message)
+        self.index, self.error = index, error
+
+
+@contextlib.contextmanager
+def _open_naming(index: int, opener: EngineOpener) -> Iterator[MeasureBurst]:
+    """The opened candidate, whose errors are `_CandidateFailed`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            measure = stack.enter_context(opener())
+        except TrtEngineError as error:
+            raise _CandidateFailed(index, error) from error
+
+        def burst(duration_s: float, queries: int, warmup: int) -> QueryBurst:
+            try:
+                return measure(duration_s, queries, warmup)
+            except TrtEngineError as error:
+                raise _CandidateFailed(index, error) from error
+
+        yield burst
 
 
 class _Round:

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -82,15 +83,22 @@ def build_in_process(plan: BuildPlan, limit_s: float, *, rebuild: bool = False) 
     return engine
 
 
+def plan_request(request: BuildRequest) -> BuildPlan:
+    """The plan of the one candidate, without a search of its own."""
+    from trt_engine.store import Store
+    from trt_engine.verbs.build import plan
+
+    return plan(request.model, config=replace(request.config, time_budget_s=0), store=Store(request.store))
+
+
 def main() -> None:
     pipe, raw = receive_request()
     request = _request_decoder.decode(raw)
     logging.getLogger("trt_engine").setLevel(request.log_level)
     try:
-        from trt_engine.store import Store
-        from trt_engine.verbs.build import execute, plan
+        from trt_engine.verbs.build import execute
 
-        planned = plan(request.model, config=request.config, store=Store(request.store))
+        planned = plan_request(request)
         if planned.key != request.key:
             raise BuildError("the model or the machine changed during the build")
         execute(planned, rebuild=request.rebuild)

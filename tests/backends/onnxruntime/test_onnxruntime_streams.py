@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_
 from trt_engine.backends.onnxruntime.stream_session import OnnxRuntimeMultiStreamSession, StreamSession, cpu_operators
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Buffer, Stream
-from trt_engine.device.host import HostDevice
+from trt_engine.device.host import HostDevice, HostStream
 from trt_engine.errors import DeviceLost, FeedError, MemoryExhausted, TrtEngineError, UsageError
 from trt_engine.runtime.assemble import runner_for_session
 from trt_engine.runtime.context_pool import ContextPool
@@ -75,6 +76,22 @@ def read(
     streams.device.download(buffer, array, stream)
     stream.synchronize()
     return array.tolist()
+
+
+def test_a_native_stream_is_kept_until_the_session_on_it_has_ended(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(HostStream, "retain", lambda self: events.append("retained"), raising=False)
+    session = opened(models.two_inputs, batch=(1, 2, 8))
+    loaded = weakref.ref(session._stream_sessions[0].loaded)
+    monkeypatch.setattr(
+        HostStream, "release", lambda self: events.append("in use" if loaded() else "released"), raising=False
+    )
+    pool = ContextPool(session, (), RuntimeConfig())
+    pool.run({spec.name: rows(2) for spec in session.signature.inputs})
+    pool.close()  # closes its stream, then the session
+    assert events == ["retained", "released"]
 
 
 def test_a_context_runs_what_is_bound_and_follows_buffers_and_shapes_that_change(opened: Open):

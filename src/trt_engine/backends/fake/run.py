@@ -138,25 +138,37 @@ class FakeContext(CheckedContext):
             raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
         if not isinstance(stream, FakeStream):
             raise UsageError("the stream is of another device", hint="`session.device.stream()`")
-        inputs, outputs, bound, epoch = self._inputs, self._outputs, self._bound, self._generation
+        inputs, outputs, bound = self._inputs, self._outputs, self._bound
+        stream.enqueue(lambda: self._compute(inputs, outputs, bound), list(bound.values()), self._stale())
 
-        def stale() -> str | None:
+    def _stale(self) -> Callable[[], str | None]:
+        """Why work enqueued now may not run later; None while it may."""
+        epoch = self._generation
+
+        def reason() -> str | None:
             if self._closed:
                 return "its context is closed"
             return None if epoch == self._generation else "its context was prepared again"
 
-        stream.enqueue(lambda: self._compute(inputs, outputs, bound), list(bound.values()), stale)
+        return reason
 
     def prebind(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
         self._check_open()
         epoch = self._generation
 
+        def buffers() -> dict[str, FakeBuffer]:
+            at = self._session.device.buffer_at
+            return {spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)}
+
         def run() -> None:
             if epoch != self._generation:
                 raise UsageError("the launch was bound for other shapes", hint="`prebind` again, after `prepare`")
-            at, bound = self._session.device.buffer_at, self._bound
+            bound, inputs, outputs = self._bound, self._inputs or {}, self._outputs
+            if isinstance(stream, FakeStream) and stream.capturing:  # a graph holds the addresses alone
+                stream.enqueue(lambda: self._compute(inputs, outputs, buffers()), [], self._stale())
+                return
             try:
-                self.bind({spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)})
+                self.bind(buffers())
                 self.enqueue(stream)
             finally:
                 self._bound = bound

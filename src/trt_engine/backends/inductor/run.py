@@ -167,6 +167,8 @@ class InductorSession(Session):
             )
         self._run = None
         self.pools.clear()
+        if self.on_gpu:
+            torch.cuda.empty_cache()  # other libraries cannot use what PyTorch's allocator keeps
         self.device.close()
 
 

@@ -38,11 +38,16 @@ _MAX_BINDINGS = 64
 
 
 class StreamSession:
-    """An ONNX Runtime session that launches asynchronously on one stream."""
+    """An ONNX Runtime session that launches asynchronously on one stream.
+
+    ONNX Runtime cleans up on the stream when its session ends: a stream destroyed before ended the process (1.31.1).
+    """
 
     def __init__(self, loaded: ort.InferenceSession, stream: Stream, *, no_graph_reason: str | None = None) -> None:
         self.loaded = loaded
         self.stream = stream
+        if (retain := getattr(stream, "retain", None)) is not None:
+            retain()
         self.no_graph_reason = no_graph_reason
         """Why it cannot be captured; None if it can."""
         self.lock = threading.Lock()
@@ -51,6 +56,12 @@ class StreamSession:
         for options in (self._options, self._sync_options):
             options.add_run_config_entry(_GRAPH_ID_OPTION, _NO_GRAPH)
         self._inner = getattr(getattr(loaded, "_sess", None), "run_with_iobinding", None)
+
+    def drop(self) -> None:
+        """End the session, then its use of the stream. Contexts and bindings are closed before."""
+        del self.loaded, self._inner
+        if (release := getattr(self.stream, "release", None)) is not None:
+            release()
 
     def prebind(self, binding: Any, *, waits: bool = False) -> Callable[[], None]:
         """A callable that runs one inference and, with `waits`, synchronizes; raises ONNX Runtime's exceptions.
@@ -158,8 +169,10 @@ class OnnxRuntimeMultiStreamSession(OnnxRuntimeGpuSession):
         super().close()
 
     def _drop_sessions(self) -> None:
-        self._stream_sessions, self._host_session, self._loaded = [], None, None
         self._run = self._run_ort_values  # `plain_run` holds the session; this raises when closed
+        self._host_session = self._loaded = None
+        while self._stream_sessions:
+            self._stream_sessions.pop().drop()
 
     def _ensure_host_session(self) -> None:
         """Create the session for `run` and `resident`, on ONNX Runtime's own streams."""

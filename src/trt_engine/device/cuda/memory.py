@@ -26,20 +26,21 @@ class CudaBuffer:
     """GPU memory."""
 
     on_host = False
+    # defaults of the class: buffers are made in each request
+    _closed = False
+    _parent: CudaBuffer | None = None
+    _finalizer: weakref.finalize[..., CudaBuffer] | None = None
 
     def __init__(self, device: CudaDevice, pointer: int, nbytes: int, stream: CudaStream | None = None) -> None:
         self.device = device
         self.stream = stream
         self._nbytes = nbytes
         self._pointer = pointer
-        self._closed = False
         self.external_streams: set[int] = set()
-        self._parent: CudaBuffer | None = None
-        self._exported: list[bool] = []
-        self._finalizer: weakref.finalize[..., CudaBuffer] | None = None
 
     def register_finalizer(self) -> None:
         """Free the memory with this buffer: on close, or some time after it is dropped."""
+        self._exported: list[bool] = []
         self._finalizer = weakref.finalize(
             self, self.device._on_drop, (self.on_host, self._pointer, self._nbytes), self._exported
         )
@@ -74,7 +75,7 @@ class CudaBuffer:
 
     def mark_exported(self) -> None:
         """Mark as exported: dropping it with its arrays is not a leak."""
-        if not self._exported:
+        if self._finalizer is not None and not self._exported:
             self._exported.append(True)
 
     def close(self) -> None:

@@ -74,6 +74,7 @@ class CudaStream:
         self._handle = int(stream.handle)
         self._graph_buffers: list[CudaBuffer] | None = None
         self._closed = False
+        self._users = 0
         self._marker: Any = None
         """The event that orders this stream and those of other libraries, recorded again and again."""
         self._marker_handle = 0
@@ -214,6 +215,28 @@ class CudaStream:
         if self._graph_buffers is not None:
             self._graph_buffers.extend(buffers)
 
+    def retain(self) -> None:
+        """Keep the native stream for a library that uses it until `release`; `close` then ends only its use here."""
+        with self.capture_lock:
+            self._users += 1
+
+    def release(self) -> None:
+        """End a use by a library; destroys the native stream of a closed one. Never raises."""
+        with self.capture_lock:
+            self._users -= 1
+            if self._closed:
+                self._destroy()
+
+    def _destroy(self) -> None:
+        if self._users:
+            return
+        try:
+            with self.device.activate(allow_lost=True):
+                self._marker, self._marker_handle = None, 0
+                self._stream.close()
+        except Exception as error:  # never raises
+            log.debug("a stream of `%s` was not given back: %s", self.device.name, first_line(error))
+
     def close(self) -> None:
         with self.capture_lock:
             if self._closed:
@@ -226,9 +249,4 @@ class CudaStream:
                     "a stream of `%s` was closed with work that failed: %s", self.device.name, first_line(error)
                 )
             self._closed = True
-            try:
-                with self.device.activate(allow_lost=True):
-                    self._marker, self._marker_handle = None, 0
-                    self._stream.close()
-            except Exception as error:  # never raises
-                log.debug("a stream of `%s` was not given back: %s", self.device.name, first_line(error))
+            self._destroy()

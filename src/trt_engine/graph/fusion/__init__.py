@@ -1,4 +1,4 @@
-"""Graph fusions for ONNX Runtime: attention, additions with norms, biases with activations.
+"""Graph fusions for ONNX Runtime: attention, additions with norms, biases with activations, patch embeddings.
 
 Each is a rewrite of the main graph into one of ONNX Runtime's own operators (domain `com.microsoft`), on a copy: a fused
 graph is what ONNX Runtime builds from, and no other backend reads those operators. Quantized products are left alone.
@@ -16,13 +16,16 @@ from trt_engine.graph import walk
 from trt_engine.graph.fusion.attention import fuse_attention
 from trt_engine.graph.fusion.bias_gelu import fuse_gelu
 from trt_engine.graph.fusion.fusion_graph import FusionGraph, has_valid_arity
+from trt_engine.graph.fusion.layer_norm import fuse_layer_norm
+from trt_engine.graph.fusion.patch_embedding import fuse_patch_embedding
+from trt_engine.graph.fusion.rotary import fuse_rotary
 from trt_engine.graph.fusion.skip_layer_norm import fuse_skip_layer_norm
 from trt_engine.graph.fusion.standard_attention import fuse_standard_attention
 
 MIN_OPSET = 11
 """The oldest opset whose graphs are fused: the nodes that a fusion adds are not defined before."""
 
-FUSION_VERSION = 1
+FUSION_VERSION = 2
 """Raised with every change of what is fused: part of an engine's key."""
 
 
@@ -52,8 +55,11 @@ def fuse_model(proto: ModelProto, folder: Path, *, on_gpu: bool) -> FusedModel:
     if walk.opsets_of(proto).get("", 0) < MIN_OPSET or not has_valid_arity(proto):
         return FusedModel(proto, {})
     graph = FusionGraph(proto, folder)
+    fuse_rotary(graph)
     unfused = fuse_attention(graph, pack=on_gpu) | fuse_standard_attention(graph, pack=on_gpu)
+    fuse_layer_norm(graph)
     if on_gpu:
+        fuse_patch_embedding(graph)
         fuse_gelu(graph)
         fuse_skip_layer_norm(graph)
     return FusedModel(graph.result(), dict(graph.fused), unfused)

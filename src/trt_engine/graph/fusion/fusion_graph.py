@@ -58,10 +58,23 @@ class FusionGraph:
         self.shared: dict[Any, str] = {}
         """Tensors that several fusions use, by what they are."""
         self._known_constants = 0
-        self._add(graph.node)
+        self._add(self._without_same_casts(graph))
         for node in [*self.nodes.values()]:  # folded shape arithmetic leaves some without a reader
             if id(node) in self.nodes and not self._is_read(node):
                 self._remove(node)
+
+    def _without_same_casts(self, graph: GraphProto) -> list[NodeProto]:
+        """The nodes but for casts to the type that a tensor has already; their readers read the tensor."""
+        same = {
+            node.output[0]: node.input[0]
+            for node in graph.node
+            if node.op_type == "Cast"
+            and not walk.domain_of(node)
+            and node.output[0] not in self.outputs
+            and 0 < self.elem_type(node.input[0]) == walk.attributes(node).get("to")
+        }
+        rename_reads(graph, resolve_renames(same))
+        return [node for node in graph.node if not (node.op_type == "Cast" and node.output[0] in same)]
 
     # ------------------------------------------------------------------------------------------ reading
 
@@ -118,6 +131,13 @@ class FusionGraph:
         found = self.small_value(name)
         return None if found is None or found.dtype.kind not in "iu" else [int(item) for item in found.reshape(-1)]
 
+    def axes(self, node: NodeProto) -> list[int] | None:
+        """The axes of a node, an attribute or its second input; None if they are not given, or not constant."""
+        given = walk.attributes(node).get("axes")
+        if given is not None or len(node.input) < 2:
+            return given
+        return self.integers(node.input[1])
+
     def scalar(self, name: str) -> float | None:
         """The value of a constant with one element (a number of the graph, without unit), or one computed from such (a chain
         of Sqrt, Div, Cast); else None.
@@ -156,6 +176,14 @@ class FusionGraph:
         """Whether the scalar's rank is at most the tensor's: a larger one would add dimensions."""
         rank, other = self.rank(tensor), self.rank(scalar)
         return not other or (rank is not None and rank >= other)
+
+    def is_closed(self, nodes: Iterable[NodeProto], end: NodeProto) -> bool:
+        """True if only these nodes read their outputs, but for those of `end`, and none is an output of the graph."""
+        inside = {id(node) for node in nodes}
+        names = {name for node in nodes if node is not end for name in node.output}
+        return not names & self.outputs and all(
+            id(reader) in inside for name in names for reader in self.consumers(name)
+        )
 
     def quantized(self, names: Iterable[str]) -> bool:
         """True if one of the tensors is read by a quantize or made by a dequantize node, through layout operators."""
@@ -198,6 +226,13 @@ class FusionGraph:
         """The name of a constant, shared between equal values."""
         name = self.builder.shared_constant(value, stem)
         self.constants.setdefault(name, next(item for item in self.builder.initializers if item.name == name))
+        if value.dtype == np.int64 and value.ndim == 1:
+            self.vectors.setdefault(name, value.tolist())
+        return name
+
+    def declare(self, name: str, elem: int, shape: Sequence[Size]) -> str:
+        """State the type of a tensor that a fusion makes and others look at; returns its name."""
+        self.types[name] = helper.make_tensor_type_proto(elem, list(shape))
         return name
 
     def _add(self, nodes: Iterable[NodeProto]) -> None:

@@ -41,6 +41,12 @@ class View:
         """The axes as text, runs of columns joined: `B`, `C`, `S`, `C`."""
         return tuple("".join(_joined(axis)) for axis in self.axes)
 
+    def merged(self) -> View:
+        """The same view with one `C` for all columns of an axis."""
+        counts = [self.count(at) for at, axis in enumerate(self.axes) if COLUMNS in axis]
+        axes = tuple(tuple(_joined(axis)) for axis in self.axes)
+        return View(axes, self.columns.reshape(counts), self.sizes)
+
     def count(self, axis: int) -> int:
         """Number of columns along an axis."""
         before = sum(axis_atoms.count(COLUMNS) for axis_atoms in self.axes[:axis])
@@ -152,7 +158,9 @@ def _flatten(graph: FusionGraph, view: View, node: NodeProto, output: int) -> Vi
 
 
 def _squeeze(graph: FusionGraph, view: View, node: NodeProto, output: int) -> View | None:
-    axes = _axes_of(graph, node)
+    axes = graph.axes(node)
+    if axes is None and len(node.input) > 1:
+        return None
     gone = [at for at, axis in enumerate(view.axes) if not axis] if axes is None else axes
     gone = [at % len(view.axes) for at in gone]
     if any(view.axes[at] for at in gone):
@@ -161,7 +169,7 @@ def _squeeze(graph: FusionGraph, view: View, node: NodeProto, output: int) -> Vi
 
 
 def _unsqueeze(graph: FusionGraph, view: View, node: NodeProto, output: int) -> View | None:
-    axes = _axes_of(graph, node)
+    axes = graph.axes(node)
     if axes is None:
         return None
     rank = len(view.axes) + len(axes)
@@ -169,16 +177,6 @@ def _unsqueeze(graph: FusionGraph, view: View, node: NodeProto, output: int) -> 
     for at in sorted(item % rank for item in axes):
         made.insert(at, ())
     return View(tuple(made), view.columns, view.sizes)
-
-
-def _axes_of(graph: FusionGraph, node: NodeProto) -> list[int] | None:
-    given = walk.attributes(node).get("axes")
-    if given is not None or len(node.input) < 2:
-        return given
-    found = graph.integers(node.input[1])
-    if found is None:
-        raise ValueError("unknown axes")
-    return found
 
 
 def _split(graph: FusionGraph, view: View, node: NodeProto, output: int) -> View | None:
@@ -244,6 +242,24 @@ def _select(view: View, axis: int, items: Sequence[int], *, keep: bool) -> View 
         taken, group = np.squeeze(taken, before), ()
     axes = [*view.axes[:axis], *([group] if keep else []), *view.axes[axis + 1 :]]
     return View(tuple(axes), taken, view.sizes)
+
+
+def concat_views(views: Sequence[View], axis: int) -> View | None:
+    """The view of tensors put together along an axis of columns; None if they differ in another axis."""
+    rank = len(views[0].axes)
+    axis %= rank
+    if any(len(view.axes) != rank or _column_count(view, axis) is None for view in views):
+        return None
+    parts = []
+    for view in views:
+        before = sum(group.count(COLUMNS) for group in view.axes[:axis])
+        after = view.columns.shape[before + view.axes[axis].count(COLUMNS) :]
+        parts.append(view.columns.reshape(*view.columns.shape[:before], view.count(axis), *after))
+    others = {view.axes[:axis] + view.axes[axis + 1 :] for view in views}
+    if len(others) > 1 or len({part.shape[:before] + part.shape[before + 1 :] for part in parts}) > 1:
+        return None
+    axes = (*views[0].axes[:axis], (COLUMNS,), *views[0].axes[axis + 1 :])
+    return View(axes, np.concatenate(parts, axis=before), views[0].sizes)
 
 
 # ---------------------------------------------------------------------------------------------------- reshape

@@ -1,4 +1,4 @@
-"""Fuses an addition and the LayerNormalization behind it into `com.microsoft` SkipLayerNormalization.
+"""Fuses an addition and the norm behind it into `com.microsoft` SkipLayerNormalization or SkipSimplifiedLayerNormalization.
 
 The sum may have further readers (a residual): the operator gives it as its fourth output. A bias that one of the addends
 has just been added to is taken in as well.
@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from trt_engine.graph import walk
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
-from trt_engine.graph.symbolic_shapes import Size
+from trt_engine.graph.symbolic_shapes import may_be_equal
 
 
 def fuse_skip_layer_norm(graph: FusionGraph) -> None:
@@ -21,9 +21,11 @@ def fuse_skip_layer_norm(graph: FusionGraph) -> None:
             _replace(graph, norm, add)
 
 
+_SIMPLIFIED = ("SimplifiedLayerNormalization", "RMSNormalization")
+
+
 def _is_norm(node: NodeProto) -> bool:
-    simplified = node.op_type == "SimplifiedLayerNormalization"
-    return simplified or (node.op_type == "LayerNormalization" and not walk.domain_of(node))
+    return node.op_type in ("LayerNormalization", *_SIMPLIFIED) and not walk.domain_of(node)
 
 
 def _matches(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> bool:
@@ -34,7 +36,7 @@ def _matches(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> bool:
     first, second, total = (shape or [] for shape in shapes)
     if not (first[-1] == second[-1] == total[-1]) or not isinstance(total[-1], int):
         return False
-    if not all(_may_be_equal(*pair) for pair in zip(first, second, strict=True)):
+    if not all(may_be_equal(*pair) for pair in zip(first, second, strict=True)):
         return False  # the operator adds tensors of one shape only
     if given.get("axis", -1) not in (-1, 2) or given.get("stash_type", 1) != 1:
         return False
@@ -51,14 +53,6 @@ def _matches(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> bool:
     return add.input[0] != add.input[1] and not graph.quantized([*add.input, *add.output, norm.output[0]])
 
 
-def _may_be_equal(first: Size, second: Size) -> bool:
-    """Whether two sizes are equal as far as shape inference can know; sizes that the model names differently are not."""
-    if 1 in (first, second) and first != second:
-        return False
-    named = [isinstance(size, str) and not size.startswith("unk__") for size in (first, second)]
-    return first == second or not all(named)
-
-
 def _replace(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> None:
     addends = list(add.input)
     bias, removed = "", [norm]
@@ -68,7 +62,7 @@ def _replace(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> None:
             addends = [found[0], addends[1 - at]]
             bias = found[1]
             break
-    simplified = norm.op_type == "SimplifiedLayerNormalization"
+    simplified = norm.op_type in _SIMPLIFIED
     inputs = [*addends, norm.input[1]]
     if simplified:
         inputs.append(bias)

@@ -1,0 +1,160 @@
+"""Puts norms together that are written in primitive operators: LayerNormalization and SimplifiedLayerNormalization (RMS).
+
+`(x - mean(x)) / sqrt(mean((x - mean(x))^2) + epsilon) * scale + bias`, or without the means of x, over the last dimension.
+The square may be a power or a product, the root a divisor, a reciprocal or a negative power, and FP16 may be computed in
+FP32 between two casts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from trt_engine.graph import walk
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph
+
+
+@dataclass(slots=True)
+class _Norm:
+    """A norm while its nodes are collected."""
+
+    source: str
+    centred: bool
+    epsilon: float
+    end: NodeProto
+    nodes: list[NodeProto]
+    scale: str = ""
+    bias: str = ""
+
+
+def fuse_layer_norm(graph: FusionGraph) -> None:
+    """Replace every norm in primitive operators that matches."""
+    for add in [node for node in graph.nodes.values() if node.op_type == "Add" and not walk.domain_of(node)]:
+        norm = _read_norm(graph, add) if id(add) in graph.nodes else None
+        if norm is not None:
+            _replace(graph, norm)
+
+
+def _read_norm(graph: FusionGraph, add: NodeProto) -> _Norm | None:
+    """The norm whose variance and epsilon `add` sums."""
+    for variance, constant in (add.input, reversed(add.input)):
+        epsilon, mean = graph.scalar(constant), graph.producer(variance, "ReduceMean")
+        square = graph.producer(mean.input[0], "Pow", "Mul") if mean is not None else None
+        if epsilon is None or epsilon < 0 or mean is None or square is None or not _is_over_last(graph, mean):
+            continue
+        centred = square.input[0]
+        squared = square.input[1] == centred if square.op_type == "Mul" else graph.scalar(square.input[1]) == 2
+        root = _quotient(graph, add)
+        if not squared or root is None or not 0 < (graph.rank(centred) or 0) == graph.rank(root[1].output[0]):
+            continue
+        nodes = [add, mean, square, *root[0]]
+        for read in (_read_centred, _read_plain):
+            norm = read(graph, centred, root[2], epsilon, root[1], nodes)
+            if norm is not None and _read_affine(graph, norm) and _is_valid(graph, norm):
+                return norm
+    return None
+
+
+def _is_over_last(graph: FusionGraph, mean: NodeProto) -> bool:
+    """Whether a mean is over the last dimension alone, and keeps it."""
+    rank, axes = graph.rank(mean.input[0]), graph.axes(mean)
+    return walk.attributes(mean).get("keepdims", 1) == 1 and rank is not None and axes in ([-1], [rank - 1])
+
+
+def _quotient(graph: FusionGraph, add: NodeProto) -> tuple[list[NodeProto], NodeProto, str] | None:
+    """The nodes from a variance to the quotient by its root, the quotient, and its numerator."""
+    root = graph.only_consumer(add.output[0], "Sqrt", "Pow")
+    power = graph.scalar(root.input[1]) if root is not None and root.op_type == "Pow" else 0.5
+    if root is None or power not in (0.5, -0.5) or root.input[0] != add.output[0]:
+        return None
+    nodes, last = [root], graph.only_consumer(root.output[0], "Div", "Reciprocal", "Mul")
+    if last is None or (last.op_type == "Mul") != (power == -0.5):
+        return None
+    nodes.append(last)
+    if last.op_type == "Reciprocal" or (last.op_type == "Div" and graph.scalar(last.input[0]) == 1):
+        if last.op_type == "Div" and last.input[1] != root.output[0]:
+            return None
+        inverse, last = last.output[0], graph.only_consumer(last.output[0], "Mul")
+        if last is None:
+            return None
+        nodes.append(last)
+    elif last.op_type == "Div":
+        return (nodes, last, last.input[0]) if last.input[1] == root.output[0] else None
+    else:
+        inverse = root.output[0]
+    return nodes, last, next((name for name in last.input if name != inverse), "")
+
+
+def _read_centred(
+    graph: FusionGraph, centred: str, numerator: str, epsilon: float, end: NodeProto, nodes: list[NodeProto]
+) -> _Norm | None:
+    """A norm of differences from the mean, which older exporters compute twice."""
+    differences = [graph.producer(name, "Sub") for name in dict.fromkeys((centred, numerator))]
+    if any(node is None for node in differences):
+        return None
+    found = [node for node in differences if node is not None]
+    mean = graph.producer(found[0].input[1], "ReduceMean")
+    if mean is None or any(list(node.input) != [mean.input[0], mean.output[0]] for node in found):
+        return None
+    if not _is_over_last(graph, mean):
+        return None
+    return _Norm(mean.input[0], True, epsilon, end, [*nodes, *found, mean])
+
+
+def _read_plain(
+    graph: FusionGraph, source: str, numerator: str, epsilon: float, end: NodeProto, nodes: list[NodeProto]
+) -> _Norm | None:
+    """A norm of the tensor itself (RMS)."""
+    return _Norm(source, False, epsilon, end, list(nodes)) if source == numerator else None
+
+
+def _read_affine(graph: FusionGraph, norm: _Norm) -> bool:
+    """Add the casts, the scale and the bias to a norm; False if its type is not one of the operator's."""
+    cast, source = graph.only_consumer(norm.end.output[0], "Cast"), graph.producer(norm.source, "Cast")
+    if source is not None and graph.elem_type(source.input[0]) in HALF_AND_FLOAT:
+        before = graph.elem_type(source.input[0])
+        after = cast.output[0] if cast is not None else norm.end.output[0]
+        if graph.elem_type(after) == before:
+            norm.source = source.input[0]
+            norm.nodes.append(source)
+            if cast is not None:
+                norm.end = cast
+                norm.nodes.append(cast)
+    kind, width = graph.elem_type(norm.end.output[0]), (graph.shape(norm.source) or [None])[-1]
+    if kind not in HALF_AND_FLOAT or kind != graph.elem_type(norm.source) or not isinstance(width, int):
+        return False
+    for op in ("Mul", "Add"):
+        if op == "Add" and not norm.centred:
+            break  # the RMS operator has no bias
+        node = graph.only_consumer(norm.end.output[0], op)
+        if node is None:
+            continue
+        other = next((name for name in node.input if name != norm.end.output[0]), "")
+        if not graph.is_constant(other) or graph.shape(other) != [width] or graph.elem_type(other) != kind:
+            continue
+        norm.end = node
+        norm.nodes.append(node)
+        if op == "Mul":
+            norm.scale = other
+        else:
+            norm.bias = other
+    return True
+
+
+def _is_valid(graph: FusionGraph, norm: _Norm) -> bool:
+    """Whether nothing else reads what is in between, and no tensor of the norm is quantized."""
+    return graph.is_closed(norm.nodes, norm.end) and not graph.quantized([norm.source, *norm.end.output])
+
+
+def _replace(graph: FusionGraph, norm: _Norm) -> None:
+    width = (graph.shape(norm.source) or [0])[-1]
+    kind = np.float16 if graph.elem_type(norm.source) == HALF_AND_FLOAT[1] else np.float32
+    scale = norm.scale or graph.constant(np.ones(int(width or 0), kind), "norm_scale")
+    inputs = [norm.source, scale, *([norm.bias] if norm.bias else [])]
+    operator = "LayerNormalization" if norm.centred else "SimplifiedLayerNormalization"
+    graph.builder.add(
+        operator, inputs, walk.label(norm.end), out=norm.end.output[0], axis=-1, epsilon=float(norm.epsilon)
+    )
+    graph.replace("layer_norm" if norm.centred else "rms_norm", [norm.end])
