@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,8 +162,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_client_process_registers_its_memory_and_infers_in_it(server: Server, protocol: str, offset: int) -> None:
     addresses = (str(server.http_address), str(server.grpc_address))
     ran = subprocess.run(
-        [sys.executable, "-c", CLIENT, protocol, *addresses, str(offset)], capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-c", CLIENT, protocol, *addresses, str(offset)], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.strip() == "all right"
 

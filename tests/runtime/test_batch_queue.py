@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future
+from queue import SimpleQueue
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trt_engine.runtime.batch_queue import BatchQueue, Request
+from trt_engine.runtime.batch_queue import AdmissionControl, BatchQueue, Request
 
 MAX_BATCH = 8
 
@@ -162,3 +163,28 @@ def test_rows_that_have_gone_make_no_queue_full() -> None:
             assert waiting.remove_cancelled() == [first]
         assert waiting.take_batch(2.0) == []
         assert waiting.take_batch(100.0) == [stays]
+
+
+def test_the_owner_is_woken_once_and_only_for_a_free_worker_or_a_deadline() -> None:
+    inbox: SimpleQueue[str] = SimpleQueue()
+    admission = AdmissionControl(100, None, inbox)
+
+    def admit(deadline_s: float = math.inf) -> Request:
+        made = request(0.0, 1, "a", 0, 0.0, deadline_s)
+        admission.admit(made)
+        return made
+
+    assert not admission.wake_for_requests(False)
+    quiet = [admit(), admit()]
+    assert inbox.empty()
+    urgent = [admit(1.0), admit(1.0)]
+    assert inbox.qsize() == 1
+    assert admission.take_requests() == [*quiet, *urgent] and not admission.take_requests()
+    late = admit()
+    assert inbox.qsize() == 1  # no worker is free
+    assert admission.wake_for_requests(True)  # one is: the request that came meanwhile is not waited for
+    assert admission.take_requests() == [late] and not admission.wake_for_requests(True)
+    admit(), admit()
+    assert inbox.qsize() == 2
+    admission.close()
+    assert inbox.qsize() == 3 and len(admission.take_requests()) == 2

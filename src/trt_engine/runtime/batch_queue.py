@@ -176,17 +176,22 @@ def _compact(heap: list[tuple[float, int, Request]], waiting: int) -> None:
 WORKER_FREE = "free"
 CHECK_QUEUE = "look"
 CLOSE = "close"
-Message = Request | str
 
 
 class AdmissionControl:
-    """Limits the queue by rows and bytes; shared by submitting threads and the owner thread."""
+    """Limits the queue by rows and bytes; shared by submitting threads and the owner thread.
 
-    def __init__(self, max_rows: int, max_bytes: int | None, inbox: SimpleQueue[Message]) -> None:
+    Admitted requests are kept until the owner takes them. One wakes it only if a worker is free or the request has a
+    deadline, and once until it takes them: each wake costs the submitting thread its place at the interpreter.
+    """
+
+    def __init__(self, max_rows: int, max_bytes: int | None, inbox: SimpleQueue[str]) -> None:
         self._max_rows, self._max_bytes = max_rows, max_bytes
         self._inbox = inbox
         self._lock = threading.Lock()
         self._requests: dict[Future[Any], Request] = {}
+        self._pending: list[Request] = []
+        self._wakes, self._woken = True, False
         self._rows = self._bytes = 0
         self._rejected = self._admitted = self._cancellations = 0
         self._closed = False
@@ -213,7 +218,22 @@ class AdmissionControl:
             self._admitted += 1
             self._rows, self._bytes = rows, nbytes
             self._requests[request.future] = request
-            self._inbox.put(request)  # under the lock, so that nothing follows `_CLOSE`
+            self._pending.append(request)  # under the lock, so that nothing follows `CLOSE`
+            if not self._woken and (self._wakes or request.deadline_s < math.inf):
+                self._woken = True
+                self._inbox.put(CHECK_QUEUE)
+
+    def wake_for_requests(self, wakes: bool) -> bool:
+        """Set whether a request without a deadline wakes the owner; whether it has to take some at once."""
+        with self._lock:
+            self._wakes = wakes
+            return wakes and bool(self._pending)
+
+    def take_requests(self) -> list[Request]:
+        """The requests admitted since the last call, for the owner's queue."""
+        with self._lock:
+            found, self._pending, self._woken = self._pending, [], False
+            return found
 
     def release(self, request: Request) -> None:
         with self._lock:

@@ -22,7 +22,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.runtime import Batching
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
-from trt_engine.runtime.batch_queue import CLOSE, WORKER_FREE, AdmissionControl, BatchQueue, Message, Request
+from trt_engine.runtime.batch_queue import CLOSE, WORKER_FREE, AdmissionControl, BatchQueue, Request
 from trt_engine.runtime.batch_rows import BatchLayout, concat, row_count, split
 from trt_engine.runtime.batch_stats import BatchCounters, BatchStats
 from trt_engine.tensors import Tensors
@@ -80,7 +80,7 @@ class Batcher(RunnerBase):
         self._clock = clock
         self._queue = BatchQueue(max_batch)
         self._counters = BatchCounters()
-        self._inbox: SimpleQueue[Message] = SimpleQueue()
+        self._inbox: SimpleQueue[str] = SimpleQueue()
         max_rows = given.max_rows_waiting or _DEFAULT_QUEUED_BATCHES * max_batch
         self._admission = AdmissionControl(max_rows, given.max_bytes_waiting, self._inbox)
         self._jobs: SimpleQueue[list[Request] | None] = SimpleQueue()
@@ -246,12 +246,12 @@ class Batcher(RunnerBase):
         while not (closing and not len(self._queue) and self._idle_workers == self.width):
             try:
                 for message in self._receive():
-                    if isinstance(message, Request):
-                        self._queue.add(message)
-                    elif message is WORKER_FREE:
+                    if message is WORKER_FREE:
                         self._idle_workers += 1
                     elif message is CLOSE:
                         closing = True
+                for request in self._admission.take_requests():
+                    self._queue.add(request)
                 self._dispatch_ready(closing)
             except Exception as error:  # a bug here: fail the waiting requests and continue
                 log.exception("the batcher failed; waiting requests were rejected")
@@ -265,14 +265,15 @@ class Batcher(RunnerBase):
             self._rejections.put(None)
             self._rejecter.join()
 
-    def _receive(self) -> list[Message]:
-        """Received messages; waits for one until the next timeout."""
-        inbox, found = self._inbox, []
+    def _receive(self) -> list[str]:
+        """Received messages; waits for one until the next timeout, or not at all where requests are there to be taken."""
+        inbox, found = self._inbox, list[str]()
+        ready = self._admission.wake_for_requests(self._idle_workers > 0)
         wakes_s = self._queue.next_event_s() if self._idle_workers else self._queue.next_deadline_s()
         with contextlib.suppress(Empty):
             # some platforms overflow on waits of days
             timeout = None if wakes_s == math.inf else min(max(0.0, wakes_s - self._clock()), 1e5)
-            found.append(inbox.get(timeout=timeout))
+            found.append(inbox.get_nowait() if ready else inbox.get(timeout=timeout))
             while len(found) < 4096:
                 found.append(inbox.get_nowait())
         return found

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_WAITING = 1024
 """Requests that may wait for an engine whose requests are not joined."""
+_HOST = {np.ndarray}
 _MAX_VALIDATED = 1024
 _SHORT_NS = 100_000
 """A run up to this costs less on the event loop than its way through other threads."""
@@ -223,7 +224,7 @@ class ServedVersion:
         key = self.check(feeds)
         timing.submitted_ns = time.perf_counter_ns()
         timing.rows = row_count(feeds) if self.max_batch else 1
-        on_device = any(not isinstance(array, np.ndarray) for array in feeds.values())
+        on_device = {*map(type, feeds.values())} != _HOST
         runs = None if on_device else self._validated.get(key)
         if runs is not None and (runs.short if self.in_flight == 1 else runs.tiny) >= _SHORT_RUNS:
             return self._run_here(key, feeds, timing)
