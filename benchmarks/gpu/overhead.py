@@ -4,7 +4,7 @@ Peers, on sessions of their own over the same optimised graph: ONNX Runtime's io
 sessions: their difference is what two sessions differ by), its CUDA graph, and its `run` on numpy arrays. Ours, through
 the public interface alone: `infer` on a torch tensor, a CuPy array and a numpy array, without any warm-up call, and
 `bind` on torch tensors; each with `graphs` off and on. Every call ends when its outputs are complete. Each way is called
-for 50 ms in a row, the order turns from round to round.
+for 50 ms in a row, in an order drawn anew for each round: at a power limit a way gains from pauses of the one before it.
 
 One line of JSON for each network and batch is written to `overhead.jsonl` in the folder given by `--out`, as it comes.
 
@@ -20,6 +20,7 @@ import datetime
 import importlib
 import json
 import platform
+import random
 import sys
 import tempfile
 import time
@@ -169,17 +170,17 @@ def first_calls(cell: Cell, runner: te.InferenceEngine, prefix: str, ways: dict[
 
 
 def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, list[float]]:
-    """Microseconds of every call: blocks of 50 ms, the ways in an order that turns from round to round."""
+    """Microseconds of every call: blocks of 50 ms, the ways in an order drawn anew for each round."""
     for call in calls.values():
         for _ in range(WARM_CALLS):
             call()
     clock = time.perf_counter_ns
     samples: dict[str, list[float]] = {way: [] for way in calls}
     ways = list(calls.items())
-    until, number = time.perf_counter() + seconds, 0
+    until, number, order = time.perf_counter() + seconds, 0, random.Random(0)
     while time.perf_counter() < until or number < 3:
-        turn = number % len(ways)
-        for way, call in ways[turn:] + ways[:turn]:
+        order.shuffle(ways)
+        for way, call in ways:
             over, start, taken = clock() + BLOCK_S * 1e9, 0, samples[way]
             while start < over:
                 start = clock()
