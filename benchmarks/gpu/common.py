@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import random
 import shlex
 import subprocess
 import sys
@@ -187,7 +188,7 @@ def rounded(values: Sequence[float], most: int = 5000) -> list[float]:
 
 
 def interleaved(calls: dict[str, Call], seconds: float, block_s: float = 0.05) -> dict[str, list[float]]:
-    """Microseconds of every call: blocks of each way in an order that turns from round to round.
+    """Microseconds of every call: blocks of each way in an order drawn anew for each round.
 
     In blocks, as users call: after another way's call a CPU has forgotten what this one needs.
     """
@@ -197,10 +198,10 @@ def interleaved(calls: dict[str, Call], seconds: float, block_s: float = 0.05) -
     clock = time.perf_counter_ns
     samples: dict[str, list[float]] = {way: [] for way in calls}
     ways = list(calls.items())
-    until, number = time.perf_counter() + seconds, 0
+    until, number, order = time.perf_counter() + seconds, 0, random.Random(0)
     while time.perf_counter() < until or number < 3:
-        turn = number % len(ways)
-        for way, call in ways[turn:] + ways[:turn]:
+        order.shuffle(ways)
+        for way, call in ways:
             over, start, taken = clock() + block_s * 1e9, 0, samples[way]
             while start < over:
                 start = clock()

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import operator
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -357,18 +358,18 @@ def largest_difference(found: list[np.ndarray], expected: list[np.ndarray]) -> f
 
 
 def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, list[list[float]]]:
-    """Microseconds of every call by way and block, the ways in an order that turns from block to block."""
+    """Microseconds of every call by way and block, the ways in an order drawn anew for each block."""
     for call in calls.values():
         until, count = time.perf_counter() + 0.3, 0
         while count < 5 or (time.perf_counter() < until and count < 30):
             call()
             count += 1
-    clock, ways, number = time.perf_counter_ns, [*calls.items()], 0
+    clock, ways, number, order = time.perf_counter_ns, [*calls.items()], 0, random.Random(0)
     blocks: dict[str, list[list[float]]] = {way: [] for way in calls}
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or number < 6:
-        turn = number % len(ways)
-        for way, call in ways[turn:] + ways[:turn]:
+        order.shuffle(ways)
+        for way, call in ways:
             over, block, start = clock() + BLOCK_S * 1e9, [], 0
             while start < over or len(block) < LEAST_CALLS:
                 start = clock()

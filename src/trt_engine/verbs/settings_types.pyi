@@ -396,7 +396,7 @@ class ServeSettings(EngineSettings, total=False):
     tls_key: Path | str | None
     """Private key for TLS, PEM."""
     shared_memory: bool | None
-    """Let clients register system shared memory [default: only on a loopback address]."""
+    """Let clients register shared memory [default: only on a loopback address]."""
     otlp_endpoint: str | None
     """Send a span of each request to this OpenTelemetry collector, over OTLP/HTTP."""
     max_batch: int | None
@@ -441,6 +441,8 @@ class LoadtestSettings(EngineSettings, total=False):
     """Seed of the random inputs and arrivals."""
     binary: bool | None
     """Send tensors as bytes after the JSON [default: where the server can]."""
+    shared_memory: bool
+    """Put the inputs into system shared memory, registered at a server on this host (HTTP)."""
     token_file: Path | str | None
     """File with the bearer token that the server requires."""
     ca_file: Path | str | None
