@@ -181,7 +181,9 @@ class FusionGraph:
         """True if only these nodes read their outputs, but for those of `end`, and none is an output of the graph."""
         inside = {id(node) for node in nodes}
         names = {name for node in nodes if node is not end for name in node.output}
-        return not names & self.outputs and all(id(reader) in inside for name in names for reader in self.consumers(name))
+        return not names & self.outputs and all(
+            id(reader) in inside for name in names for reader in self.consumers(name)
+        )
 
     def quantized(self, names: Iterable[str]) -> bool:
         """True if one of the tensors is read by a quantize or made by a dequantize node, through layout operators."""

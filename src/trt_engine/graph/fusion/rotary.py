@@ -193,7 +193,9 @@ def _match(graph: FusionGraph, heads: str, order: str, end: NodeProto) -> Rotati
     if terms is None or len(terms) not in (2, 3) or any(found.axes != view.axes for found in terms.values()):
         return None
     values = {name: found.columns.reshape(-1, shape[-1]) for name, found in terms.items()}
-    rotation = _compare(graph, values, start.columns.reshape(-1, shape[-1]), Rotation(heads, order, end, "", "", False, 0))
+    rotation = _compare(
+        graph, values, start.columns.reshape(-1, shape[-1]), Rotation(heads, order, end, "", "", False, 0)
+    )
     if rotation is None:
         return None
     if not all(map(may_be_equal, _row_sizes(graph, rotation.cos), _row_sizes(graph, rotation.sin))):
@@ -237,7 +239,7 @@ def _is_shared_by_partners(graph: FusionGraph, name: str, used: Array, interleav
     first, second = (used[:, ::2], used[:, 1::2]) if interleaved else (used[:, : size // 2], used[:, size // 2 :])
     width = (graph.shape(name) or [0])[-1]
     if width == size // 2:
-        return bool((first == np.arange(width)).all() and (second == np.arange(width)).all())
+        return bool((first == np.arange(size // 2)).all() and (second == np.arange(size // 2)).all())
     return width == size and bool((used == np.arange(size)).all()) and _is_repeated(graph, name, interleaved)
 
 
@@ -291,7 +293,9 @@ def _keeps_columns(graph: FusionGraph, node: NodeProto, rank: int) -> bool:
     if node.op_type == "Slice" and len(node.input) > 3:
         axes = graph.integers(node.input[3])
         return axes is not None and not {-1, rank - 1} & set(axes)
-    return node.op_type == "Expand" and (graph.shape(node.input[0]) or [1])[-1] == (graph.shape(node.output[0]) or [0])[-1]
+    return (
+        node.op_type == "Expand" and (graph.shape(node.input[0]) or [1])[-1] == (graph.shape(node.output[0]) or [0])[-1]
+    )
 
 
 def _repeats_each(graph: FusionGraph, reshape: NodeProto) -> bool:
@@ -327,10 +331,15 @@ def _replace(graph: FusionGraph, found: Rotation) -> None:
     given = {"num_heads": heads, "rotary_embedding_dim": found.size} if found.size < size else {}
     positions, cos, sin = _caches(graph, found, stem)
     builder = graph.builder
-    if merged:
-        name = builder.add("Reshape", [name, graph.constant(np.array([0, 0, heads * size], np.int64), "rotary_shape")], stem)
+    split = graph.producer(name, "Reshape") if merged and None not in (batch, length) else None
+    if split is not None and graph.shape(split.input[0]) == [batch, length, heads * size]:
+        name = split.input[0]
+    elif merged:
+        target = graph.constant(np.array([0, 0, heads * size], np.int64), "rotary_shape")
+        name = builder.add("Reshape", [name, target], stem)
     name = builder.add(
-        "RotaryEmbedding", [name, positions, cos, sin], stem, out=None if merged else out, domain=MICROSOFT,
+        "RotaryEmbedding", [name, positions, cos, sin], f"{stem}/RotaryFusion", out=None if merged else out,
+        domain=MICROSOFT,
         interleaved=int(found.interleaved), **given,
     )  # fmt: skip
     if merged:
