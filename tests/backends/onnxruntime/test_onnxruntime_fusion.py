@@ -170,6 +170,39 @@ def test_layers_of_a_fused_engine_name_the_nodes_of_the_model(model: Path, engin
     assert sum(operators[name] == "Softmax" for names in found.values() for name in names) == 2
 
 
+@pytest.mark.parametrize(
+    ("activation", "form"),
+    [(name, form) for name in ("Relu", "Sigmoid", "LeakyRelu") for form in ("bias", "added bias")] + [("Relu", "sum")],
+)
+def test_a_convolution_its_bias_a_sum_and_the_activation_are_fused_by_onnxruntime_itself(
+    activation: str, form: str, tmp_path: Path
+) -> None:
+    """Why there is no fusion of ours."""
+    b = Builder()
+    x = b.add("Conv", b.given("x", [1, 16, 8, 8]), b.weight(16, 16, 1, 1))
+    biases = [] if form == "added bias" else [b.weight(16)]
+    y = b.add("Conv", x, b.weight(16, 16, 3, 3), *biases, pads=[1, 1, 1, 1])
+    if form != "bias":
+        y = b.add("Add", y, b.weight(1, 16, 1, 1) if form == "added bias" else x)
+    path = tmp_path / "conv.onnx"
+    onnx.save(b.model(b.add(activation, y)), path)
+    engine = te.build(path, store=te.Store(tmp_path / "store"))
+    assert engine.passport.build.fusions is None
+    operators = [node.op_type for node in read_proto(engine.path).graph.node]
+    assert operators.count("Conv") + operators.count("FusedConv") == 2 and not {"Add", activation} & set(operators)
+
+
+@pytest.mark.parametrize("sides", [(0, 1), (1, 0)])
+def test_a_product_with_a_scaled_sigmoid_is_fused_by_onnxruntime_itself(sides: tuple[int, int], tmp_path: Path) -> None:
+    b = Builder()
+    x = b.given("x", [1, 5, WIDTH])
+    gate = b.add("Sigmoid", b.add("Mul", x, b.number(1.702)))
+    path = tmp_path / "gate.onnx"
+    onnx.save(b.model(b.add("Mul", *((x, gate)[at] for at in sides))), path)
+    engine = te.build(path, store=te.Store(tmp_path / "store"))
+    assert [node.op_type for node in read_proto(engine.path).graph.node] == ["QuickGelu"]
+
+
 def test_the_difference_of_two_engines_lists_the_fusions(model: Path, engines: tuple[Engine, Engine]) -> None:
     report = te.diff(engines[1].path, engines[0].path, model=model)
     assert "multi_head_attention 2" in str(report)

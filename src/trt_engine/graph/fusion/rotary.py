@@ -288,14 +288,7 @@ def _keeps_columns(graph: FusionGraph, node: NodeProto, rank: int) -> bool:
     if node.op_type in ("Unsqueeze", "Squeeze"):
         axes, full = graph.axes(node), rank if node.op_type == "Unsqueeze" else graph.rank(node.input[0])
         return axes is not None and full is not None and not {-1, full - 1} & set(axes)
-    if node.op_type == "Gather":
-        return walk.attributes(node).get("axis", 0) == 0 and graph.rank(node.input[0]) == 2
-    if node.op_type == "Slice" and len(node.input) > 3:
-        axes = graph.integers(node.input[3])
-        return axes is not None and not {-1, rank - 1} & set(axes)
-    return (
-        node.op_type == "Expand" and (graph.shape(node.input[0]) or [1])[-1] == (graph.shape(node.output[0]) or [0])[-1]
-    )
+    return node.op_type == "Gather" and walk.attributes(node).get("axis", 0) == 0 and graph.rank(node.input[0]) == 2
 
 
 def _repeats_each(graph: FusionGraph, reshape: NodeProto) -> bool:
