@@ -138,6 +138,26 @@ FORMS = [halves, other_order, neighbours, by_halves, by_pairs, partial, before_t
          neighbours_of_each_sequence, heads_first, stored, gathered]  # fmt: skip
 
 
+def unknown_rows(b: Builder, axis: int) -> tuple[str, ...]:
+    """As many rows as positions, or one for all of them: what shape inference cannot know."""
+    x = b.add("Reshape", b.linear(tokens(b), WIDTH, WIDTH), b.ints(0, 0, HEADS, SIZE))
+    x = b.add("Transpose", x, perm=[0, 2, 1, 3]) if axis == 0 else x
+    rows = b.add("Slice", b.given("positions", [16, 1]), b.ints(0), b.given("rows", [1], np.int64), b.ints(0))
+    made = b.add("Mul", rows, b.weight(HALF))
+    made = b.add("Unsqueeze", b.add("Concat", made, made, axis=-1), b.ints(axis))
+    return (rotate(b, x, b.add("Cos", made), b.add("Sin", made)),)
+
+
+@pytest.mark.parametrize("axis", [0, 1], ids=["heads first", "positions first"])
+def test_one_row_that_stands_for_all_positions_at_run_time_does(axis: int) -> None:
+    b = Builder()
+    model = b.model(*unknown_rows(b, axis))
+    fused = fuse(model)
+    assert fused.counts == {"rotary_embedding": 1} and operators(fused).count("Expand") == 2
+    for rows, length in ((5, 5), (1, 5), (1, 1)):
+        check_same(model, fused, tokens=length, feeds={"rows": np.array([rows])})
+
+
 @pytest.mark.parametrize("on_gpu", [False, True], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("form", FORMS)

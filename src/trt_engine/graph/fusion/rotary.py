@@ -23,6 +23,8 @@ _ORDERS = ("BCSC", "BSCC")
 _COLUMN_BITS = 1 << 20
 """Factor of the multiplier's column in a traced element; the heads' column, from 1, and the sign are the rest."""
 _MAX_STEPS = 16
+_MAX_HEAD_SIZE = 1024
+"""Threads of a block, which CUDA's kernel gives to a head."""
 
 Terms = dict[str, View]
 """Views by multiplier, an empty name for none; 0 where an element has no such term."""
@@ -185,7 +187,12 @@ def _sources(graph: FusionGraph, add: NodeProto) -> Iterator[str]:
 def _match(graph: FusionGraph, heads: str, order: str, end: NodeProto) -> Rotation | None:
     shape = graph.shape(heads) or []
     view = source_view(shape, order)
-    if view is None or not isinstance(shape[-1], int) or graph.shape(end.output[0]) is None:
+    if (
+        view is None
+        or not isinstance(shape[-1], int)
+        or shape[-1] > _MAX_HEAD_SIZE
+        or graph.shape(end.output[0]) is None
+    ):
         return None
     start = View(view.axes, view.columns + 1, view.sizes)
     trace = _Trace(graph, heads, start)
@@ -362,13 +369,21 @@ def _caches(graph: FusionGraph, found: Rotation, stem: str) -> tuple[str, str, s
 
 
 def _cache(graph: FusionGraph, found: Rotation, name: str, stem: str) -> str:
-    key = ("rotary cache", name, found.interleaved)
+    axis = found.order.index("S")
+    length, rows = (graph.shape(found.heads) or [])[axis], _row_sizes(graph, name)[axis]
+    key = ("rotary cache", name, found.interleaved, length or found.heads)
     if key not in graph.shared:
         half, made = found.size // 2, name
         if (graph.shape(name) or [0])[-1] != half:
             ends = (0, found.size, -1, 2) if found.interleaved else (0, half, -1, 1)
             numbers = [graph.constant(np.array([at], np.int64), "half") for at in ends]
             made = graph.builder.add("Slice", [name, *numbers], stem)
+        if (
+            rows is None or rows != length
+        ):  # the operator reads a row for each position, and one row might stand for all
+            ones = graph.constant(np.ones(3 - axis, np.int64), "ones")
+            sizes = graph.builder.add("Concat", [graph.sizes(found.heads, axis, axis + 1), ones], stem, axis=0)
+            made = graph.builder.add("Expand", [made, sizes], stem)
         target = graph.constant(np.array([-1, half], np.int64), "cache_shape")
         graph.shared[key] = graph.builder.add("Reshape", [made, target], stem)
     return graph.shared[key]
