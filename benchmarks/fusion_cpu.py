@@ -1,4 +1,4 @@
-"""Fused against unfused engines on a CPU: a small ViT, and encoders of the sizes of BERT base and Whisper base, measured.
+"""Fused against unfused engines on a CPU: a small ViT, encoders of the sizes of BERT base and Whisper base, a small Llama.
 
 The ViT is the trained one of `examples/classifiers`; the encoders have random weights (`benchmarks/networks.py` has the
 blocks) and two of their layers, as all layers of one are alike. Engines by `te.build` with and without `fuse`, called in

@@ -153,7 +153,7 @@ def test_one_row_that_stands_for_all_positions_at_run_time_does(axis: int) -> No
     b = Builder()
     model = b.model(*unknown_rows(b, axis))
     fused = fuse(model)
-    assert fused.counts == {"rotary_embedding": 1} and operators(fused).count("Expand") == 2
+    assert fused.counts == {"rotary_embedding": 1}
     for rows, length in ((5, 5), (1, 5), (1, 1)):
         check_same(model, fused, tokens=length, feeds={"rows": np.array([rows])})
 
@@ -184,6 +184,18 @@ def test_rotated_queries_and_keys_are_part_of_an_attention_without_a_transpose()
     assert "Transpose" not in operators(fused) and operators(fused).count("Slice") == 2, "one table for both"
     check_same(model, fused)
     check_same(model, fused, tokens=1)
+
+
+def test_the_standards_operator_stays_and_its_attention_is_fused() -> None:
+    b = Builder(opset=23)
+    x = tokens(b)
+    cos, sin = (b.given(name, ["batch", "tokens", HALF]) for name in ("cos", "sin"))
+    q, k = (b.add("RotaryEmbedding", heads(b, x), cos, sin) for _ in range(2))
+    model = b.model(b.merged(b.core(q, b.add("Transpose", k, perm=[0, 1, 3, 2]), heads(b, x))))
+    fused = fuse(model)
+    assert fused.counts == {"multi_head_attention": 1}
+    assert [node.op_type for node in fused.proto.graph.node if not node.domain].count("RotaryEmbedding") == 2
+    check_same(model, fused)
 
 
 # ------------------------------------------------------------------------------------------------ near misses

@@ -378,9 +378,7 @@ def _cache(graph: FusionGraph, found: Rotation, name: str, stem: str) -> str:
             ends = (0, found.size, -1, 2) if found.interleaved else (0, half, -1, 1)
             numbers = [graph.constant(np.array([at], np.int64), "half") for at in ends]
             made = graph.builder.add("Slice", [name, *numbers], stem)
-        if (
-            rows is None or rows != length
-        ):  # the operator reads a row for each position, and one row might stand for all
+        if rows is None or rows != length:  # a row is read for each position, and one might stand for all
             ones = graph.constant(np.ones(3 - axis, np.int64), "ones")
             sizes = graph.builder.add("Concat", [graph.sizes(found.heads, axis, axis + 1), ones], stem, axis=0)
             made = graph.builder.add("Expand", [made, sizes], stem)
