@@ -1,4 +1,4 @@
-"""Fused against unfused engines on a CPU: a small ViT, and encoders of the sizes of BERT base and Whisper base, measured.
+"""Fused against unfused engines on a CPU: a small ViT, encoders of the sizes of BERT base and Whisper base, a small Llama.
 
 The ViT is the trained one of `examples/classifiers`; the encoders have random weights (`benchmarks/networks.py` has the
 blocks) and two of their layers, as all layers of one are alike. Engines by `te.build` with and without `fuse`, called in
@@ -36,8 +36,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "fusion-cpu.jsonl"
 ALLOWED = 1.02
 
 
-def encoder(path: Path, *, width: int, heads: int, layers: int, mask: bool, norm_first: bool) -> Path:
-    """`x` (batch x tokens x width) through transformer layers, with a mask (batch x tokens) of the keys or without."""
+def encoder(
+    path: Path, *, width: int, heads: int, layers: int, mask: bool, norm_first: bool, rotary: bool = False
+) -> Path:
+    """`x` (batch x tokens x width) through transformer layers, with a mask (batch x tokens) of the keys or without.
+
+    With `rotary`, queries and keys are rotated and norms are those of the root mean square, both in primitive operators.
+    """
     graph, head = Graph(half=False), width // heads
     inputs = [helper.make_tensor_value_info("x", 1, ["batch", "tokens", width])]
     bias = ""
@@ -46,7 +51,25 @@ def encoder(path: Path, *, width: int, heads: int, layers: int, mask: bool, norm
         kept = graph.add("Unsqueeze", graph.add("Cast", "mask", to=1), graph.integers(1, 2))
         bias = graph.add("Mul", graph.add("Sub", graph.scalar(1.0), kept), graph.scalar(-10000.0))
 
+    if rotary:
+        length = graph.add("Gather", graph.add("Shape", "x"), graph.constant(np.array(1, np.int64)), axis=0)
+        zero, one = (graph.constant(np.array(at, np.int64)) for at in (0, 1))
+        rows = graph.add("Unsqueeze", graph.add("Cast", graph.add("Range", zero, length, one), to=1), graph.integers(1))
+        angles = graph.add("Mul", rows, graph.constant(10000.0 ** -np.linspace(0, 1, head // 2, dtype=np.float32)))
+        angles = graph.add("Concat", angles, angles, axis=-1)
+        cos, sin = graph.add("Cos", angles), graph.add("Sin", angles)
+
+    def rotated(value: str) -> str:
+        ends = [(0, head // 2), (head // 2, head)]
+        first, second = (graph.add("Slice", value, *(graph.integers(at) for at in (*end, -1))) for end in ends)
+        turned = graph.add("Concat", graph.add("Neg", second), first, axis=-1)
+        return graph.add("Add", graph.add("Mul", value, cos), graph.add("Mul", turned, sin))
+
     def norm(value: str) -> str:
+        if rotary:
+            mean = graph.add("ReduceMean", graph.add("Pow", value, graph.scalar(2.0)), graph.integers(-1), keepdims=1)
+            root = graph.add("Reciprocal", graph.add("Sqrt", graph.add("Add", mean, graph.scalar(1e-6))))
+            return graph.add("Mul", graph.constant(np.ones(width, np.float32)), graph.add("Mul", value, root))
         ones, zeros = graph.constant(np.ones(width, np.float32)), graph.constant(np.zeros(width, np.float32))
         return graph.add("LayerNormalization", value, ones, zeros, axis=-1, epsilon=1e-6)
 
@@ -58,7 +81,10 @@ def encoder(path: Path, *, width: int, heads: int, layers: int, mask: bool, norm
         return graph.add("Transpose", graph.add("Reshape", value, graph.integers(0, 0, heads, head)), perm=perm)
 
     def attention(value: str) -> str:
-        q, k, v = (split(linear(value, width, width), perm) for perm in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]))
+        keys = [0, 2, 1, 3] if rotary else [0, 2, 3, 1]
+        q, k, v = (split(linear(value, width, width), perm) for perm in ([0, 2, 1, 3], keys, [0, 2, 1, 3]))
+        if rotary:
+            q, k = rotated(q), graph.add("Transpose", rotated(k), perm=[0, 1, 3, 2])
         scores = graph.add("Mul", graph.add("MatMul", q, k), graph.scalar(head**-0.5))
         scores = graph.add("Add", scores, bias) if bias else scores
         mixed = graph.add("Transpose", graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
@@ -88,6 +114,14 @@ NETWORKS: dict[str, Network] = {
     "bert-b4": (
         lambda path: encoder(path, width=768, heads=12, layers=2, mask=True, norm_first=False),
         {"x": (4, 384, 768), "mask": (4, 384)},
+    ),
+    "llama": (
+        lambda path: encoder(path, width=768, heads=12, layers=2, mask=False, norm_first=True, rotary=True),
+        {"x": (1, 128, 768)},
+    ),
+    "llama-b4": (
+        lambda path: encoder(path, width=768, heads=12, layers=2, mask=False, norm_first=True, rotary=True),
+        {"x": (4, 384, 768)},
     ),
     "whisper": (
         lambda path: encoder(path, width=512, heads=8, layers=2, mask=False, norm_first=True), {"x": (1, 1500, 512)},

@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import retain_items
-from trt_engine.graph.shape_inference import TensorInfo
+from trt_engine.graph.shape_inference import TensorInfo, schema_of
 from trt_engine.tensors import Shape
 
 MATMUL_INPUTS = {  # positions of the two factors
@@ -26,10 +26,12 @@ _AS_CONV = {"FusedConv": 3, "Conv": 3}
 _AS_IS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 _SAME_SHAPE = frozenset(
     "Gelu FastGelu QuickGelu BiasGelu BiasAdd ScaledSiLU GroupNorm SkipGroupNorm SkipLayerNormalization "
-    "SkipSimplifiedLayerNormalization SimplifiedLayerNormalization EmbedLayerNormalization BiasSoftmax "
+    "SkipSimplifiedLayerNormalization SimplifiedLayerNormalization LayerNormalization EmbedLayerNormalization BiasSoftmax "
     "QLinearSigmoid QLinearLeakyRelu QLinearSoftmax RotaryEmbedding GemmaRotaryEmbedding Inverse ReorderInput".split()
 )
 
+IN_DEFAULT_DOMAIN = ("SimplifiedLayerNormalization", "LayerNormalization")
+"""Operators that ONNX Runtime adds to the standard's domain; LayerNormalization below opset 17."""
 _WITH_SUM = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 """Operators whose fourth output is the sum that they normalize."""
 
@@ -39,7 +41,7 @@ def infer_contrib_outputs(
 ) -> tuple[TensorInfo, ...] | None:
     """Inferred outputs of a non-standard operator; None for an unknown one."""
     op = node.op_type
-    if domain == "" and op != "SimplifiedLayerNormalization":
+    if domain == "" and (op not in IN_DEFAULT_DOMAIN or schema_of(op, "", tracer.opsets.get("", 0)) is not None):
         return None
     if not inputs or inputs[0] is None:
         return None

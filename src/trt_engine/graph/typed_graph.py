@@ -13,6 +13,7 @@ from typing import Any
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
 from trt_engine.graph import walk
+from trt_engine.graph.ort_contrib_shapes import IN_DEFAULT_DOMAIN
 from trt_engine.graph.shape_inference import schema_of, trace, type_string
 
 FLOAT, FLOAT16, BFLOAT16 = "tensor(float)", "tensor(float16)", "tensor(bfloat16)"
@@ -248,7 +249,7 @@ def _contrib_output_types(op: Op) -> list[str]:
     name, domain = op.node.op_type, walk.domain_of(op.node)
     if name in ("QuantizeLinear", "DequantizeLinear"):
         return (_quantize_type if name == "QuantizeLinear" else _dequantize_type)(op, walk.attributes(op.node)) or [""]
-    if domain.startswith("com.microsoft") or name == "SimplifiedLayerNormalization":
+    if domain.startswith("com.microsoft") or name in IN_DEFAULT_DOMAIN:
         first = next((tensor.type_str for tensor in op.inputs if tensor is not None and tensor.type_str in _FLOATS), "")
         return [first]
     return []

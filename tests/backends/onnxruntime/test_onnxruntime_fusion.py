@@ -11,6 +11,8 @@ from onnx import helper, numpy_helper
 
 import trt_engine as te
 from graph.fusion.attention_graphs import HEADS, SIZE, TOKENS, WIDTH, Builder, self_attention, tokens
+from graph.fusion.test_layer_norm import layer_norm, rms_norm
+from graph.fusion.test_rotary import heads, rotate, tables
 from trt_engine.backends.onnxruntime.node_mapping import map_nodes
 from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
@@ -39,6 +41,18 @@ def encoder(half: bool = False) -> onnx.ModelProto:
         y = b.add("LayerNormalization", x, b.weight(WIDTH), b.weight(WIDTH), axis=-1)
         x = b.add("Add", x, b.linear(b.add("Gelu", b.linear(y, WIDTH, 2 * WIDTH)), 2 * WIDTH, WIDTH))
     return b.model(x)
+
+
+def decoder(half: bool = False, opset: int = 20) -> onnx.ModelProto:
+    """A layer with rotated queries and keys, two norms in primitive operators and a gate."""
+    b = Builder(half, opset)
+    x = tokens(b)
+    y, (cos, sin) = layer_norm(b, x), tables(b)
+    q, k = (rotate(b, heads(b, y), cos, sin) for _ in range(2))
+    context = b.merged(b.core(q, b.add("Transpose", k, perm=[0, 1, 3, 2]), heads(b, y)))
+    y = rms_norm(b, b.add("Add", x, b.linear(context, WIDTH, WIDTH)), "Reciprocal")
+    gate = b.add("Sigmoid", b.add("Mul", y, b.number(1.702)))
+    return b.model(b.add("Mul", y, gate))
 
 
 def build(model: Path, folder: Path, **settings: object) -> Engine:
@@ -103,6 +117,44 @@ def test_a_fused_attention_counts_as_its_matrix_products_in_its_type(half: bool,
     assert dtype_shares(walk.index_of(fused), counted)[kind].macs == 1.0
 
 
+@pytest.mark.parametrize("opset", [13, 20])
+@pytest.mark.parametrize("half", [False, True])
+def test_rotary_embeddings_norms_and_gates_are_known_to_the_cost_and_the_types(half: bool, opset: int) -> None:
+    """On a GPU: all that the fusions add, with as many multiply-adds as before and no operator without a cost."""
+    model = decoder(half, opset)
+    fused = fuse_model(model, Path(), on_gpu=True)
+    assert fused.counts == {
+        "rotary_embedding": 2, "multi_head_attention": 1, "layer_norm": 1, "rms_norm": 1, "skip_layer_norm": 1,
+        "quick_gelu": 1,
+    }  # fmt: skip
+    shapes = {"x": (BATCH, TOKENS, WIDTH), "positions": (1, TOKENS, 1)}
+    plain, counted = (model_cost(proto, shapes) for proto in (model, fused.proto))
+    assert plain.exact and counted.exact and counted.macs == plain.macs
+    assert dtype_shares(walk.index_of(fused.proto), counted)["fp16" if half else "fp32"].macs == 1.0
+    assert counted.trace is not None
+    costs = {step.node.op_type: counted.per_node.get(step.key, (0, 0))[1] for step in counted.trace.nodes}
+    values = BATCH * TOKENS * WIDTH
+    assert [costs[name] // values for name in ("RotaryEmbedding", "LayerNormalization", "QuickGelu")] == [4, 7, 5]
+    assert costs["SkipSimplifiedLayerNormalization"] >= 6 * values
+
+
+@pytest.mark.parametrize("opset", [13, 20])
+def test_a_build_with_rotary_embeddings_and_norms_in_primitive_operators(tmp_path: Path, opset: int) -> None:
+    path = tmp_path / "decoder.onnx"
+    onnx.save(decoder(opset=opset), path)
+    shapes = {"x": (BATCH, TOKENS, WIDTH), "positions": (1, TOKENS, 1)}
+    engine = te.build(path, store=te.Store(tmp_path / "store"), shapes=shapes)
+    assert engine.passport.build.fusions == "layer_norm 1, multi_head_attention 1, rms_norm 1, rotary_embedding 2"
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+    operators = {node.op_type for node in read_proto(engine.path).graph.node}
+    assert operators >= {"RotaryEmbedding", "MultiHeadAttention", "LayerNormalization"} and "Cos" in operators
+    plain = te.build(path, store=te.Store(tmp_path / "store"), shapes=shapes, fuse=False)
+    report = te.diff(plain.path, engine.path, model=path)
+    assert "rotary_embedding 2" in str(report)
+    made = [change for change in report.changes if change.change == "fused" and "RotaryEmbedding" in change.text]
+    assert len(made) == 2 and all(any("Neg" in name for name in change.onnx_nodes) for change in made)
+
+
 def test_layers_of_a_fused_engine_name_the_nodes_of_the_model(model: Path, engines: tuple[Engine, Engine]) -> None:
     source = read_proto(model)
     found = map_nodes(read_proto(engines[0].path), source)
@@ -116,6 +168,39 @@ def test_layers_of_a_fused_engine_name_the_nodes_of_the_model(model: Path, engin
         "Reshape",
     }
     assert sum(operators[name] == "Softmax" for names in found.values() for name in names) == 2
+
+
+@pytest.mark.parametrize(
+    ("activation", "form"),
+    [(name, form) for name in ("Relu", "Sigmoid", "LeakyRelu") for form in ("bias", "added bias")] + [("Relu", "sum")],
+)
+def test_a_convolution_its_bias_a_sum_and_the_activation_are_fused_by_onnxruntime_itself(
+    activation: str, form: str, tmp_path: Path
+) -> None:
+    """Why there is no fusion of ours."""
+    b = Builder()
+    x = b.add("Conv", b.given("x", [1, 16, 8, 8]), b.weight(16, 16, 1, 1))
+    biases = [] if form == "added bias" else [b.weight(16)]
+    y = b.add("Conv", x, b.weight(16, 16, 3, 3), *biases, pads=[1, 1, 1, 1])
+    if form != "bias":
+        y = b.add("Add", y, b.weight(1, 16, 1, 1) if form == "added bias" else x)
+    path = tmp_path / "conv.onnx"
+    onnx.save(b.model(b.add(activation, y)), path)
+    engine = te.build(path, store=te.Store(tmp_path / "store"))
+    assert engine.passport.build.fusions is None
+    operators = [node.op_type for node in read_proto(engine.path).graph.node]
+    assert operators.count("Conv") + operators.count("FusedConv") == 2 and not {"Add", activation} & set(operators)
+
+
+@pytest.mark.parametrize("sides", [(0, 1), (1, 0)])
+def test_a_product_with_a_scaled_sigmoid_is_fused_by_onnxruntime_itself(sides: tuple[int, int], tmp_path: Path) -> None:
+    b = Builder()
+    x = b.given("x", [1, 5, WIDTH])
+    gate = b.add("Sigmoid", b.add("Mul", x, b.number(1.702)))
+    path = tmp_path / "gate.onnx"
+    onnx.save(b.model(b.add("Mul", *((x, gate)[at] for at in sides))), path)
+    engine = te.build(path, store=te.Store(tmp_path / "store"))
+    assert [node.op_type for node in read_proto(engine.path).graph.node] == ["QuickGelu"]
 
 
 def test_the_difference_of_two_engines_lists_the_fusions(model: Path, engines: tuple[Engine, Engine]) -> None:

@@ -141,6 +141,13 @@ def tanh(b: Builder, x: str, *, power: bool = True) -> str:
     return b.add("Mul", b.add("Mul", b.number(0.5), x), b.add("Add", b.number(1.0), b.add("Tanh", inner)))
 
 
+def tanh_before(b: Builder, x: str, cube: float = 0.044715, one: float = 1.0) -> str:
+    """x in front of the sum, as `gelu_fast` of transformers writes it."""
+    square = b.add("Mul", b.add("Mul", x, b.number(cube)), x)
+    inner = b.add("Mul", b.add("Mul", x, b.number((2 / np.pi) ** 0.5)), b.add("Add", square, b.number(one)))
+    return b.add("Mul", b.add("Mul", x, b.number(0.5)), b.add("Add", b.add("Tanh", inner), b.number(1.0)))
+
+
 ACTIVATIONS: dict[str, tuple[Callable[[Builder, str], str], dict[str, int]]] = {
     "Gelu": (lambda b, x: b.add("Gelu", x), {"bias_gelu": 1}),
     "Gelu tanh": (lambda b, x: b.add("Gelu", x, approximate="tanh"), {"bias_gelu": 1}),
@@ -149,6 +156,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Builder, str], str], dict[str, int]]] = {
     "erf, half inside": (lambda b, x: erf(b, x, 2), {"gelu": 1, "bias_gelu": 1}),
     "tanh": (tanh, {"fast_gelu": 1, "bias_gelu": 1}),
     "tanh by products": (lambda b, x: tanh(b, x, power=False), {"fast_gelu": 1, "bias_gelu": 1}),
+    "tanh, x before the sum": (lambda b, x: tanh_before(b, x), {"fast_gelu": 1, "bias_gelu": 1}),
 }
 
 
@@ -169,6 +177,79 @@ def test_an_activation_without_a_bias_is_put_together_alone() -> None:
     model = b.model(erf(b, tokens(b)))
     fused = fuse(model)
     assert fused.counts == {"gelu": 1} and operators(fused) == ["Gelu"]
+    check_same(model, fused)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("form", ["x first", "x last", "quotient"])
+def test_a_product_with_a_scaled_sigmoid_is_one_operator(form: str, half: bool) -> None:
+    b = Builder(half)
+    x = b.linear(tokens(b), WIDTH, WIDTH)
+    scaled = b.add("Div", x, b.number(1 / 1.702)) if form == "quotient" else b.add("Mul", b.number(1.702), x)
+    gate = b.add("Sigmoid", scaled)
+    model = b.model(b.add("Mul", *((gate, x) if form == "x last" else (x, gate))))
+    fused = fuse(model)
+    assert fused.counts == {"quick_gelu": 1} and operators(fused)[-1] == "QuickGelu"
+    if not half:  # ONNX Runtime's CPU provider has no FP16 kernel
+        check_same(model, fused)
+        check_same(model, fused, tokens=1, batch=3)
+
+
+def test_for_a_cpu_a_scaled_sigmoid_is_left_to_onnxruntime() -> None:
+    b = Builder()
+    x = tokens(b)
+    model = b.model(b.add("Mul", x, b.add("Sigmoid", b.add("Mul", x, b.number(1.702)))))
+    assert not fuse(model, on_gpu=False).counts
+
+
+def unscaled_sigmoid(b: Builder) -> tuple[str, ...]:
+    x = tokens(b)
+    return (b.add("Mul", x, b.add("Sigmoid", x)),)
+
+
+def gate_of_another(b: Builder) -> tuple[str, ...]:
+    return (b.add("Mul", tokens(b, "y"), b.add("Sigmoid", b.add("Mul", tokens(b), b.number(1.702)))),)
+
+
+def shared_gate(b: Builder) -> tuple[str, ...]:
+    x = tokens(b)
+    gate = b.add("Sigmoid", b.add("Mul", x, b.number(1.702)))
+    return b.add("Mul", x, gate), b.add("Relu", gate)
+
+
+def gate_is_an_output(b: Builder) -> tuple[str, ...]:
+    x = tokens(b)
+    gate = b.add("Sigmoid", b.add("Mul", x, b.number(1.702)))
+    return b.add("Mul", x, gate), gate
+
+
+def scale_of_each_column(b: Builder) -> tuple[str, ...]:
+    x = tokens(b)
+    return (b.add("Mul", x, b.add("Sigmoid", b.add("Mul", x, b.weight(WIDTH)))),)
+
+
+def quantized_gate(b: Builder) -> tuple[str, ...]:
+    x, scale, zero = tokens(b), b.number(0.05), b.constant(np.int8(0))
+    made = b.add("Mul", x, b.add("Sigmoid", b.add("Mul", x, b.number(1.702))))
+    return (b.add("DequantizeLinear", b.add("QuantizeLinear", made, scale, zero), scale, zero),)
+
+
+@pytest.mark.parametrize("form", [unscaled_sigmoid, gate_of_another, shared_gate, gate_is_an_output,
+                                  scale_of_each_column, quantized_gate])  # fmt: skip
+def test_other_products_with_a_sigmoid_stay(form: Form) -> None:
+    b = Builder()
+    model = b.model(*form(b))
+    fused = fuse(model)
+    assert not fused.counts
+    check_same(model, fused)
+
+
+@pytest.mark.parametrize("given", [{"cube": 0.05}, {"one": 0.9}])
+def test_another_cube_or_sum_in_front_of_a_tanh_is_not_a_gelu(given: dict[str, float]) -> None:
+    b = Builder()
+    model = b.model(tanh_before(b, tokens(b), **given))
+    fused = fuse(model)
+    assert not fused.counts and "Tanh" in operators(fused)
     check_same(model, fused)
 
 

@@ -1,4 +1,4 @@
-"""Graph fusions for ONNX Runtime: attention, additions with norms, biases with activations, patch embeddings.
+"""Graph fusions for ONNX Runtime: attention, rotary embeddings, norms, sums with norms, biases with activations, patches.
 
 Each is a rewrite of the main graph into one of ONNX Runtime's own operators (domain `com.microsoft`), on a copy: a fused
 graph is what ONNX Runtime builds from, and no other backend reads those operators. Quantized products are left alone.
@@ -48,9 +48,10 @@ class FusedModel:
 def fuse_model(proto: ModelProto, folder: Path, *, on_gpu: bool) -> FusedModel:
     """A copy of a model with every fusion that matches; weights outside the graph are read from `folder`.
 
-    For a CPU, attention alone is fused: ONNX Runtime's CPU kernels of the other operators are slower than what they
-    replace, and those that gain its own optimiser fuses. The copy has no fusions (`counts` is empty) where nothing matched,
-    the opset is older than 11, or a node has inputs or outputs that its operator does not take.
+    For a CPU, attention, rotary embeddings and norms are fused: ONNX Runtime's CPU kernels of the other operators are
+    slower than what they replace, and those that gain its own optimiser fuses. The copy has no fusions (`counts` is
+    empty) where nothing matched, the opset is older than 11, or a node has inputs or outputs that its operator does not
+    take.
     """
     if walk.opsets_of(proto).get("", 0) < MIN_OPSET or not has_valid_arity(proto):
         return FusedModel(proto, {})

@@ -1,7 +1,7 @@
 """Fuses the bias of a linear layer and the activation behind it: Gelu and its approximations.
 
 An activation written out is first put together: Gelu as `x * 0.5 * (1 + erf(x / sqrt 2))` in any order, its tanh form, and
-`x * sigmoid(1.702 x)`.
+`x * sigmoid(alpha x)` (QuickGelu, which takes no bias).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def fuse_gelu(graph: FusionGraph) -> None:
                 _fuse_erf(graph, node)
             elif node.op_type == "Tanh":
                 _fuse_tanh(graph, node)
+            elif node.op_type == "Sigmoid":
+                _fuse_sigmoid(graph, node)
     for node in [item for item in graph.nodes.values() if item.op_type in ("Gelu", "FastGelu")]:
         _fuse_bias(graph, node)
 
@@ -38,14 +40,19 @@ def _close(value: float | None, wanted: float) -> bool:
 
 
 def _product_factors(graph: FusionGraph, end: NodeProto, inner: str) -> tuple[float, Counter[str]]:
-    """A product as its scalar factor and its other factors; products other than `inner` that it alone reads are entered."""
+    """A product as its scalar factor and its other factors, with their powers.
+
+    Products and powers other than `inner` that it alone reads are entered.
+    """
     scale, factors = 1.0, Counter[str]()
     waiting = list(end.input)
     while waiting:
         name = waiting.pop()
-        made = graph.producer(name, "Mul", "Div") if name != inner and graph.is_private(name) else None
+        made = graph.producer(name, "Mul", "Div", "Pow") if name != inner and graph.is_private(name) else None
         if (value := graph.scalar(name)) is not None:
             scale *= value
+        elif made is not None and made.op_type == "Pow" and graph.scalar(made.input[1]) in (2, 3):
+            factors[made.input[0]] += int(graph.scalar(made.input[1]) or 0)
         elif made is not None and (multiplied := graph.factor(made)) is not None:
             scale *= multiplied[1]
             waiting.append(multiplied[0])
@@ -76,32 +83,40 @@ def _fuse_erf(graph: FusionGraph, erf: NodeProto) -> None:
 
 
 def _fuse_tanh(graph: FusionGraph, tanh: NodeProto) -> None:
-    """`x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`."""
+    """`x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, or with x in front of the sum: `x * (1 + 0.044715 x^2)`."""
     source = graph.producer(tanh.input[0], "Mul")
-    scaled = graph.factor(source) if source is not None else None
-    if scaled is None or not _close(scaled[1], _TANH_SCALE) or not graph.is_private(tanh.input[0]):
+    if source is None or not graph.is_private(tanh.input[0]):
         return
-    add = graph.producer(scaled[0], "Add")
-    if add is None or not graph.is_private(scaled[0]):
-        return
-    for x, cube in (add.input, reversed(add.input)):
-        made = graph.producer(cube, "Mul")
-        scaled_cube = graph.factor(made) if made is not None else None
-        if scaled_cube is None or not _close(scaled_cube[1], _TANH_CUBE) or not graph.is_private(cube):
+    scale, factors = _product_factors(graph, source, "")
+    for name in factors if _close(scale, _TANH_SCALE) else ():
+        add = graph.producer(name, "Add")
+        if add is None or not graph.is_private(name):
             continue
-        if _is_cube(graph, scaled_cube[0], x):
-            _fuse_half_product(graph, tanh, x, "tanh")
-            return
+        for first, second in (add.input, reversed(add.input)):
+            product = graph.producer(second, "Mul")
+            if product is None or not graph.is_private(second):
+                continue
+            cube, powers = _product_factors(graph, product, "")
+            x = next(iter(powers), "")
+            inside = first == x and factors == Counter({name: 1}) and powers == Counter({x: 3})
+            before = graph.scalar(first) == 1 and factors == Counter({name: 1, x: 1}) and powers == Counter({x: 2})
+            if _close(cube, _TANH_CUBE) and (inside or before):
+                _fuse_half_product(graph, tanh, x, "tanh")
+                return
 
 
-def _is_cube(graph: FusionGraph, name: str, x: str) -> bool:
-    power = graph.producer(name, "Pow")
-    if power is not None:
-        return power.input[0] == x and graph.scalar(power.input[1]) == 3
-    product = graph.producer(name, "Mul")
-    if product is None:
-        return False
-    return _product_factors(graph, product, "") == (1.0, Counter({x: 3}))
+def _fuse_sigmoid(graph: FusionGraph, sigmoid: NodeProto) -> None:
+    """`x * sigmoid(alpha x)`."""
+    source, end = graph.producer(sigmoid.input[0]), graph.only_consumer(sigmoid.output[0], "Mul")
+    scaled = graph.factor(source) if source is not None else None
+    if scaled is None or end is None or not graph.is_private(sigmoid.input[0]):
+        return
+    x, alpha = scaled
+    if sorted(end.input) != sorted([x, sigmoid.output[0]]) or graph.elem_type(x) not in HALF_AND_FLOAT:
+        return
+    if not graph.quantized([x, *end.output]):
+        graph.builder.add("QuickGelu", [x], walk.label(end), out=end.output[0], domain=MICROSOFT, alpha=alpha)
+        graph.replace("quick_gelu", [end])
 
 
 def _fuse_half_product(graph: FusionGraph, inner: NodeProto, x: str, approximate: str) -> None:

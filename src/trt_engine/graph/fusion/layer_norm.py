@@ -49,11 +49,13 @@ def _read_norm(graph: FusionGraph, add: NodeProto) -> _Norm | None:
         root = _quotient(graph, add)
         if not squared or root is None or not 0 < (graph.rank(centred) or 0) == graph.rank(root[1].output[0]):
             continue
-        nodes = [add, mean, square, *root[0]]
-        for read in (_read_centred, _read_plain):
-            norm = read(graph, centred, root[2], epsilon, root[1], nodes)
-            if norm is not None and _read_affine(graph, norm) and _is_valid(graph, norm):
-                return norm
+        found = _read_source(graph, centred, root[2])
+        if found is None:
+            continue
+        source, differences = found
+        nodes = [add, mean, square, *root[0], *differences]
+        norm = _Norm(source, bool(differences), epsilon, root[1], nodes)
+        return norm if _read_affine(graph, norm) and _is_valid(graph, norm) else None
     return None
 
 
@@ -87,27 +89,21 @@ def _quotient(graph: FusionGraph, add: NodeProto) -> tuple[list[NodeProto], Node
     return nodes, last, next((name for name in last.input if name != inverse), "")
 
 
-def _read_centred(
-    graph: FusionGraph, centred: str, numerator: str, epsilon: float, end: NodeProto, nodes: list[NodeProto]
-) -> _Norm | None:
-    """A norm of differences from the mean, which older exporters compute twice."""
-    differences = [graph.producer(name, "Sub") for name in dict.fromkeys((centred, numerator))]
-    if any(node is None for node in differences):
-        return None
+def _read_source(graph: FusionGraph, squared: str, numerator: str) -> tuple[str, list[NodeProto]] | None:
+    """What a norm is of, and the nodes that subtract its mean; none of them for a norm of the root mean square.
+
+    Older exporters compute the difference from the mean twice.
+    """
+    differences = [graph.producer(name, "Sub") for name in dict.fromkeys((squared, numerator))]
     found = [node for node in differences if node is not None]
-    mean = graph.producer(found[0].input[1], "ReduceMean")
-    if mean is None or any(list(node.input) != [mean.input[0], mean.output[0]] for node in found):
-        return None
-    if not _is_over_last(graph, mean):
-        return None
-    return _Norm(mean.input[0], True, epsilon, end, [*nodes, *found, mean])
-
-
-def _read_plain(
-    graph: FusionGraph, source: str, numerator: str, epsilon: float, end: NodeProto, nodes: list[NodeProto]
-) -> _Norm | None:
-    """A norm of the tensor itself (RMS)."""
-    return _Norm(source, False, epsilon, end, list(nodes)) if source == numerator else None
+    mean = graph.producer(found[0].input[1], "ReduceMean") if len(found) == len(differences) else None
+    if (
+        mean is not None
+        and _is_over_last(graph, mean)
+        and all(list(node.input) == [mean.input[0], mean.output[0]] for node in found)
+    ):
+        return mean.input[0], [*found, mean]
+    return (squared, []) if squared == numerator else None
 
 
 def _read_affine(graph: FusionGraph, norm: _Norm) -> bool:

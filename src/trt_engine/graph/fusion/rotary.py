@@ -23,6 +23,8 @@ _ORDERS = ("BCSC", "BSCC")
 _COLUMN_BITS = 1 << 20
 """Factor of the multiplier's column in a traced element; the heads' column, from 1, and the sign are the rest."""
 _MAX_STEPS = 16
+_MAX_HEAD_SIZE = 1024
+"""Threads of a block, which CUDA's kernel gives to a head."""
 
 Terms = dict[str, View]
 """Views by multiplier, an empty name for none; 0 where an element has no such term."""
@@ -185,7 +187,12 @@ def _sources(graph: FusionGraph, add: NodeProto) -> Iterator[str]:
 def _match(graph: FusionGraph, heads: str, order: str, end: NodeProto) -> Rotation | None:
     shape = graph.shape(heads) or []
     view = source_view(shape, order)
-    if view is None or not isinstance(shape[-1], int) or graph.shape(end.output[0]) is None:
+    if (
+        view is None
+        or not isinstance(shape[-1], int)
+        or shape[-1] > _MAX_HEAD_SIZE
+        or graph.shape(end.output[0]) is None
+    ):
         return None
     start = View(view.axes, view.columns + 1, view.sizes)
     trace = _Trace(graph, heads, start)
@@ -239,8 +246,7 @@ def _is_shared_by_partners(graph: FusionGraph, name: str, used: Array, interleav
     first, second = (used[:, ::2], used[:, 1::2]) if interleaved else (used[:, : size // 2], used[:, size // 2 :])
     width = (graph.shape(name) or [0])[-1]
     if width == size // 2:
-        columns = np.arange(size // 2)
-        return bool((first == columns).all() and (second == columns).all())
+        return bool((first == np.arange(size // 2)).all() and (second == np.arange(size // 2)).all())
     return width == size and bool((used == np.arange(size)).all()) and _is_repeated(graph, name, interleaved)
 
 
@@ -289,14 +295,7 @@ def _keeps_columns(graph: FusionGraph, node: NodeProto, rank: int) -> bool:
     if node.op_type in ("Unsqueeze", "Squeeze"):
         axes, full = graph.axes(node), rank if node.op_type == "Unsqueeze" else graph.rank(node.input[0])
         return axes is not None and full is not None and not {-1, full - 1} & set(axes)
-    if node.op_type == "Gather":
-        return walk.attributes(node).get("axis", 0) == 0 and graph.rank(node.input[0]) == 2
-    if node.op_type == "Slice" and len(node.input) > 3:
-        axes = graph.integers(node.input[3])
-        return axes is not None and not {-1, rank - 1} & set(axes)
-    return (
-        node.op_type == "Expand" and (graph.shape(node.input[0]) or [1])[-1] == (graph.shape(node.output[0]) or [0])[-1]
-    )
+    return node.op_type == "Gather" and walk.attributes(node).get("axis", 0) == 0 and graph.rank(node.input[0]) == 2
 
 
 def _repeats_each(graph: FusionGraph, reshape: NodeProto) -> bool:
@@ -332,12 +331,15 @@ def _replace(graph: FusionGraph, found: Rotation) -> None:
     given = {"num_heads": heads, "rotary_embedding_dim": found.size} if found.size < size else {}
     positions, cos, sin = _caches(graph, found, stem)
     builder = graph.builder
-    if merged:
-        name = builder.add(
-            "Reshape", [name, graph.constant(np.array([0, 0, heads * size], np.int64), "rotary_shape")], stem
-        )
+    split = graph.producer(name, "Reshape") if merged and None not in (batch, length) else None
+    if split is not None and graph.shape(split.input[0]) == [batch, length, heads * size]:
+        name = split.input[0]
+    elif merged:
+        target = graph.constant(np.array([0, 0, heads * size], np.int64), "rotary_shape")
+        name = builder.add("Reshape", [name, target], stem)
     name = builder.add(
-        "RotaryEmbedding", [name, positions, cos, sin], stem, out=None if merged else out, domain=MICROSOFT,
+        "RotaryEmbedding", [name, positions, cos, sin], f"{stem}/RotaryFusion", out=None if merged else out,
+        domain=MICROSOFT,
         interleaved=int(found.interleaved), **given,
     )  # fmt: skip
     if merged:
@@ -367,13 +369,19 @@ def _caches(graph: FusionGraph, found: Rotation, stem: str) -> tuple[str, str, s
 
 
 def _cache(graph: FusionGraph, found: Rotation, name: str, stem: str) -> str:
-    key = ("rotary cache", name, found.interleaved)
+    axis = found.order.index("S")
+    length, rows = (graph.shape(found.heads) or [])[axis], _row_sizes(graph, name)[axis]
+    key = ("rotary cache", name, found.interleaved, length or found.heads)
     if key not in graph.shared:
         half, made = found.size // 2, name
         if (graph.shape(name) or [0])[-1] != half:
             ends = (0, found.size, -1, 2) if found.interleaved else (0, half, -1, 1)
             numbers = [graph.constant(np.array([at], np.int64), "half") for at in ends]
             made = graph.builder.add("Slice", [name, *numbers], stem)
+        if rows is None or rows != length:  # a row is read for each position, and one might stand for all
+            ones = graph.constant(np.ones(3 - axis, np.int64), "ones")
+            sizes = graph.builder.add("Concat", [graph.sizes(found.heads, axis, axis + 1), ones], stem, axis=0)
+            made = graph.builder.add("Expand", [made, sizes], stem)
         target = graph.constant(np.array([-1, half], np.int64), "cache_shape")
         graph.shared[key] = graph.builder.add("Reshape", [made, target], stem)
     return graph.shared[key]
