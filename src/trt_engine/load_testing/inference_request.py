@@ -69,7 +69,7 @@ class InputRegion:
     """Offset and size in bytes by input."""
 
     def parameters(self, name: str) -> dict[str, Any]:
-        """What a request says of this input."""
+        """The metadata of this input in a request."""
         offset, nbytes = self.spans[name]
         return {
             "shared_memory_region": self.name,
