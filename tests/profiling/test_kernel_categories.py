@@ -152,7 +152,9 @@ def test_every_operator_onnx_runtime_knows_has_a_category_or_stands_in_the_list(
 OPERATORS = [
     ("FusedConv", "matrix"), ("NhwcConv", "matrix"), ("FusedMatMul", "matrix"), ("QLinearConv", "matrix"),
     ("Attention", "attention"), ("MultiHeadAttention", "attention"), ("GroupQueryAttention", "attention"),
-    ("SkipLayerNormalization", "normalisation"), ("Softmax", "normalisation"), ("EmbedLayerNormalization", "normalisation"),
+    ("SkipLayerNormalization", "normalisation"), ("SkipSimplifiedLayerNormalization", "normalisation"),
+    ("SimplifiedLayerNormalization", "normalisation"), ("RotaryEmbedding", "element-wise"), ("Softmax", "normalisation"),
+    ("EmbedLayerNormalization", "normalisation"),
     ("MaxPool", "reduction"), ("GlobalAveragePool", "reduction"), ("ReduceMean", "reduction"), ("ArgMax", "reduction"),
     ("MemcpyToHost", "copy"), ("MemcpyFromHost", "copy"), ("Concat", "copy"), ("Reshape", "copy"), ("Gather", "copy"),
     ("ReorderInput", "reformat"), ("Transpose", "reformat"), ("Cast", "reformat"), ("QuantizeLinear", "reformat"),
