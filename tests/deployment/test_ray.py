@@ -73,7 +73,9 @@ def cluster(folder: Path) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (ENVIRONMENT | {"TRT_ENGINE_STORE": str(folder / "store"), "RAY_TMPDIR": str(folder)}).items():
+        for name, value in (
+            ENVIRONMENT | {"TRT_ENGINE_STORE": str(folder / "store"), "RAY_TMPDIR": str(folder)}
+        ).items():
             patch.setenv(name, value)
         (folder / "ray").mkdir()  # where `Cluster` writes its address: it makes no folder for that
         found = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **NODE})
