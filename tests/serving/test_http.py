@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import re
 import socket
 import urllib.error
@@ -303,3 +304,24 @@ def _answers(server: Server) -> bool:
         return fetch(server, "/v2/health/live")[0] == 200
     except OSError:
         return False
+
+
+def test_an_input_in_a_region_that_gives_a_binary_size_too_is_read_there_each_time(server: Server) -> None:
+    path = Path(f"/dev/shm/trt_engine_test_{os.getpid()}")
+    path.write_bytes(ones().tobytes())
+
+    def post(where: str, document: dict[str, Any]) -> Any:
+        request = urllib.request.Request(f"http://{server.http_address}{where}", json.dumps(document).encode())
+        with urllib.request.urlopen(request) as answer:
+            return answer.read(), answer.headers["inference-header-content-length"]
+
+    parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 16, "binary_data_size": 16}
+    item = {"name": "x", "shape": [1, 4], "datatype": "FP32", "parameters": parameters}
+    try:
+        post("/v2/systemsharedmemory/region/r/register", {"key": path.name, "offset": 0, "byte_size": 16})
+        for _ in range(2):
+            raw, length = post(INFER, {"inputs": [item], "parameters": {"binary_data_output": True}})
+            assert (np.frombuffer(raw[int(length) :], np.float32) == 2 * ones()).all()
+    finally:
+        post("/v2/systemsharedmemory/region/r/unregister", {})
+        path.unlink()

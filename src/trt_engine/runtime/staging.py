@@ -55,12 +55,13 @@ class CopyThreads:
                 while done:
                     then(done.popleft())
             for helper in helpers:
-                helper.result()
+                if not helper.cancel():  # one that has not begun, behind those of other calls, has nothing left to do
+                    helper.result()
             while done:
                 then(done.popleft())
         finally:
             deque(numbers, 0)  # none is begun after an error
-            wait(helpers)
+            wait([helper for helper in helpers if not helper.cancel()])
 
     def _start(self, work: Callable[[], None], count: int) -> list[Future[None]]:
         if count < 1:

@@ -135,7 +135,7 @@ def _remember_head(served: ServedVersion, raw: bytes, parsed: _Request, request:
     inputs = [
         (item.name, item.datatype, tuple(item.shape), size)
         for item, size in zip(parsed.inputs, sizes, strict=True)
-        if isinstance(size, int)
+        if isinstance(size, int) and region_of(item.parameters or {}) is None
     ]
     by_shape = all(
         output.binary and output.region is None and served.outputs[output.name] != "BYTES" for output in request.outputs

@@ -305,3 +305,47 @@ def test_columns_that_pass_with_a_shared_reader_leave_the_rotated_ones_to_a_fusi
     fused = fuse(model)
     assert fused.counts == {"rotary_embedding": 1} and "Concat" in operators(fused)
     check_same(model, fused)
+
+
+def both_halves(b: Builder, one: str, two: str, cos: str, sin: str) -> str:
+    """Each half computed alone."""
+    first = b.add("Sub", b.add("Mul", one, cos), b.add("Mul", two, sin))
+    second = b.add("Add", b.add("Mul", two, cos), b.add("Mul", one, sin))
+    return b.add("Concat", first, second, axis=-1)
+
+
+def test_tables_that_rotations_of_two_sizes_share_are_cut_for_each() -> None:
+    b = Builder()
+    x, (cos, sin) = b.given("x", ["batch", HEADS, "tokens", SIZE]), tables(b)
+    y = b.given("y", ["batch", HEADS, "tokens", 2 * SIZE])
+    wide = both_halves(b, part(b, y, 0, SIZE), part(b, y, SIZE, 2 * SIZE), cos, sin)
+    model = b.model(rotate(b, x, cos, sin), wide)
+    fused = fuse(model)
+    assert fused.counts == {"rotary_embedding": 2}
+    check_same(model, fused)
+
+
+def test_a_slice_whose_steps_are_not_stored_stays() -> None:
+    b = Builder()
+    x, (cos, sin) = b.given("x", ["batch", HEADS, "tokens", SIZE]), tables(b, full=False)
+    steps = b.given("steps", [1], np.int64)
+    two = b.add("Slice", x, b.ints(HALF), b.ints(SIZE), b.ints(-1), steps)
+    model = b.model(both_halves(b, part(b, x, 0, HALF), two, cos, sin))
+    fused = fuse(model)
+    assert not fused.counts
+    for step in (1, 2):  # by 2 there is one column, which stands for all
+        check_same(model, fused, feeds={"steps": np.array([step])})
+
+
+def test_an_uneven_split_of_stored_tables_has_its_smallest_part_last() -> None:
+    b = Builder()
+    x = b.given("x", ["batch", HEADS, 3, SIZE])
+    made = []
+    for at in (0, 1):
+        table = np.tile(np.random.default_rng(at).random((7, HALF)), 2).astype(b.kind)
+        table[5, 0] = 9  # in the second part of 3, 3 and 1 rows
+        made.append(b.several("Split", 3, b.constant(table), axis=0, num_outputs=3)[1])
+    model = b.model(rotate(b, x, *made))
+    fused = fuse(model)
+    assert not fused.counts
+    check_same(model, fused)

@@ -185,6 +185,8 @@ def _split(graph: FusionGraph, view: View, node: NodeProto, output: int) -> View
     parts = given.get("split")
     if parts is None and len(node.input) > 1:
         parts = graph.integers(node.input[1])
+        if parts is None and node.input[1]:
+            return None
     size = _column_count(view, axis)
     if size is None:
         return None
@@ -201,6 +203,8 @@ def _slice(graph: FusionGraph, view: View, node: NodeProto, output: int) -> View
         starts, ends, axes, steps = given["starts"], given["ends"], given.get("axes"), None
     else:
         values = [graph.integers(name) if name else None for name in node.input[1:]]
+        if any(name and value is None for name, value in zip(node.input[1:], values, strict=True)):
+            return None
         starts, ends, axes, steps = [*values, None, None][:4]
     if starts is None or ends is None:
         return None

@@ -8,6 +8,7 @@ may pass through (partial rotation). Cosines and sines that are stored for both 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -285,7 +286,10 @@ def _split_part(graph: FusionGraph, node: NodeProto, name: str) -> Array:
     """A part of a constant."""
     given, value = walk.attributes(node), graph.read(node.input[0])
     parts = given.get("split") or (graph.integers(node.input[1]) if len(node.input) > 1 else None)
-    ends = len(node.output) if parts is None else np.cumsum(parts)[:-1]
+    if parts is None:
+        axis, count = given.get("axis", 0), len(node.output)
+        parts = [math.ceil(value.shape[axis] / count)] * (count - 1)  # the last part may be smaller
+    ends = np.cumsum(parts)[: len(node.output) - 1]
     found: Array = np.array_split(value, ends, axis=given.get("axis", 0))[list(node.output).index(name)]
     return found
 
@@ -371,7 +375,7 @@ def _caches(graph: FusionGraph, found: Rotation, stem: str) -> tuple[str, str, s
 def _cache(graph: FusionGraph, found: Rotation, name: str, stem: str) -> str:
     axis = found.order.index("S")
     length, rows = (graph.shape(found.heads) or [])[axis], _row_sizes(graph, name)[axis]
-    key = ("rotary cache", name, found.interleaved, length or found.heads)
+    key = ("rotary cache", name, found.size, found.interleaved, length or found.heads)
     if key not in graph.shared:
         half, made = found.size // 2, name
         if (graph.shape(name) or [0])[-1] != half:
