@@ -71,9 +71,9 @@ class CudaMemory:
         if size < 1 or device_id < 0:
             raise UsageError(f"a region of {size} bytes on GPU {device_id}", hint="`byte_size` of 1 or more")
         device, buffer = self._open(device_id, handle, size)
-        self._regions[name] = CudaRegion(name, device_id, size, device, buffer)
         if device.name not in self._streams:
             self._streams[device.name] = device.stream()
+        self._regions[name] = CudaRegion(name, device_id, size, device, buffer)
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all of them; one that is not registered is fine."""
