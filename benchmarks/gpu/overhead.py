@@ -20,7 +20,6 @@ import datetime
 import importlib
 import json
 import platform
-import random
 import sys
 import tempfile
 import time
@@ -29,16 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-
-import networks
+from common import Call, interleaved, networks
 
 import trt_engine as te
 
-Call = Callable[[], object]
 SMALL = {"vit": {"width": 64, "depth": 2, "heads": 4, "size": 32}, "resnet50": {"size": 32}}
-BLOCK_S, WARM_CALLS = 0.05, 10
 
 
 def library(name: str) -> Any:
@@ -167,27 +161,6 @@ def first_calls(cell: Cell, runner: te.InferenceEngine, prefix: str, ways: dict[
         if number == 1 and cell.on_gpu:
             cell.facts[f"{prefix}_captured_after_two_calls"] = runner.is_captured(cell.feeds)
     cell.facts[f"{prefix}_first_calls_us"] = {way: times}
-
-
-def interleaved(calls: dict[str, Call], seconds: float) -> dict[str, list[float]]:
-    """Microseconds of every call: blocks of 50 ms, the ways in an order drawn anew for each round."""
-    for call in calls.values():
-        for _ in range(WARM_CALLS):
-            call()
-    clock = time.perf_counter_ns
-    samples: dict[str, list[float]] = {way: [] for way in calls}
-    ways = list(calls.items())
-    until, number, order = time.perf_counter() + seconds, 0, random.Random(0)
-    while time.perf_counter() < until or number < 3:
-        order.shuffle(ways)
-        for way, call in ways:
-            over, start, taken = clock() + BLOCK_S * 1e9, 0, samples[way]
-            while start < over:
-                start = clock()
-                call()
-                taken.append((clock() - start) / 1e3)
-        number += 1
-    return samples
 
 
 def differences(cell: Cell, ways: dict[str, Call]) -> dict[str, float]:
