@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -21,8 +22,17 @@ import pytest
 from patience import HANG_S, until
 from serving.conftest import ECHO
 from serving.triton import fetch, ones
-from trt_engine.serving.http_app import find_route
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.config.serve import ServeConfig
+from trt_engine.serving.admission import Admission
+from trt_engine.serving.cuda_memory import CudaMemory
+from trt_engine.serving.http_app import HttpApp, find_route
+from trt_engine.serving.inference import Service
+from trt_engine.serving.model_config import server_settings
+from trt_engine.serving.repository import Repository
+from trt_engine.serving.served_model import Mailbox
 from trt_engine.serving.server import Server
+from trt_engine.serving.shared_memory import SharedMemory
 
 INFER = "/v2/models/double/infer"
 
@@ -325,3 +335,32 @@ def test_an_input_in_a_region_that_gives_a_binary_size_too_is_read_there_each_ti
     finally:
         post("/v2/systemsharedmemory/region/r/unregister", {})
         path.unlink()
+
+
+@pytest.mark.parametrize("headers", [[(b"content-length", b"10")], []], ids=["announced", "chunked"])
+def test_a_request_whose_body_a_proxy_lost_is_to_be_sent_again(headers: list[tuple[bytes, bytes]]) -> None:
+    """Behind Ray's proxy the client is still there: 4xx would tell it that its request was wrong."""
+    messages: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        messages.append(message)
+
+    async def answer() -> Admission:
+        config = ServeConfig(shared_memory=False)
+        service = Service(
+            repository=Repository(None, {}, server_settings(config, RuntimeConfig())),
+            memory=SharedMemory(False), cuda_memory=CudaMemory(False), admission=Admission(2, 1 << 30),
+            mailbox=Mailbox(asyncio.get_running_loop()), explicit=False, strict=True,
+        )  # fmt: skip
+        service.admission.started = True
+        state = {"connection": type("Connection", (), {"running": None, "lost": False})()}
+        scope = {"type": "http", "method": "POST", "path": INFER, "headers": headers, "server": None, "state": state}
+        await HttpApp(service, config, None, lambda: (b"", b""))(scope, receive, send)
+        return service.admission
+
+    admission = asyncio.run(answer())
+    assert messages[0]["status"] == 503 and (b"retry-after", b"1") in messages[0]["headers"]
+    assert (admission.requests, admission.nbytes) == (0, 0)

@@ -434,8 +434,8 @@ async def _receive_body(receive: Receive, length: int | None, header: int, most:
 
 
 def _chunk(event: dict[str, Any]) -> bytes:
-    if event["type"] == "http.disconnect":
-        raise _HttpError(400, "the client closed the connection inside its request")
+    if event["type"] == "http.disconnect":  # a client is not there to read it; a proxy of Ray that lost the body passes it on
+        raise _HttpError(503, "the connection was lost inside the request")
     chunk: bytes = event.get("body", b"")
     return chunk
 
