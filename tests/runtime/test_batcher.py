@@ -371,6 +371,26 @@ def test_a_fault_of_ours_gives_the_room_back(make: Callable[..., Any], monkeypat
     assert batcher.stats().rows_waiting == 0
 
 
+def test_a_fault_of_ours_among_several_arrivals_leaves_nobody_waiting(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, batcher = make(max_batch=4, max_wait_ms=0)
+    first, add = held(engine, batcher), batcher._queue.add
+
+    def fails(*_: object) -> None:
+        monkeypatch.setattr(batcher._queue, "add", add)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(batcher._queue, "add", fails)
+    asked = [batcher.submit(rows(1)) for _ in range(3)]
+    engine.free.set()
+    assert first.result(HANG_S)
+    errors = [future.exception(HANG_S) for future in asked]
+    assert isinstance(errors[0], TrtEngineError)  # and any that arrived with it
+    assert all(error is None or isinstance(error, TrtEngineError) for error in errors)
+    assert batcher.run(rows(1)) and batcher.stats().rows_waiting == 0
+
+
 class Forgetful(Engine):
     """Keeps nothing of what it is given."""
 

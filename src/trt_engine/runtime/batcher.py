@@ -242,7 +242,7 @@ class Batcher(RunnerBase):
 
     def _owner_loop(self) -> None:
         """Receive requests and dispatch batches. Must survive errors, or all requests would hang."""
-        closing = False
+        closing, arrived = False, list[Request]()
         while not (closing and not len(self._queue) and self._idle_workers == self.width):
             try:
                 for message in self._receive():
@@ -250,15 +250,18 @@ class Batcher(RunnerBase):
                         self._idle_workers += 1
                     elif message is CLOSE:
                         closing = True
-                for request in self._admission.take_requests():
+                arrived = self._admission.take_requests()
+                for request in arrived:
                     self._queue.add(request)
+                arrived = []
                 self._dispatch_ready(closing)
             except Exception as error:  # a bug here: fail the waiting requests and continue
                 log.exception("the batcher failed; waiting requests were rejected")
-                for request in self._queue.remove_all():
+                for request in dict.fromkeys([*self._queue.remove_all(), *arrived]):
                     if self._start_request(request):
                         message = f"the batcher failed: {error!r}"
                         self._reject(request, TrtEngineError(message, hint="this is a bug in trt-engine"))
+                arrived = []
         for _ in self._workers:
             self._jobs.put(None)
         if self._rejecter is not None:
