@@ -434,7 +434,7 @@ async def _receive_body(receive: Receive, length: int | None, header: int, most:
 
 
 def _chunk(event: dict[str, Any]) -> bytes:
-    if event["type"] == "http.disconnect":  # a client is not there to read it; a proxy of Ray that lost the body passes it on
+    if event["type"] == "http.disconnect":  # read by a proxy of Ray that lost the body, and by nobody else
         raise _HttpError(503, "the connection was lost inside the request")
     chunk: bytes = event.get("body", b"")
     return chunk
