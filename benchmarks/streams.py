@@ -1,6 +1,6 @@
 """Largest number of sources within a deadline: predicted from the latency curve, and observed by live search.
 
-The curve of a model is measured once in a process. For each deadline, policy and mix of frame rates the prediction is
+For each deadline, policy and mix of frame rates the curve of the model is measured first; the prediction is
 `StreamModel.largest` with its bootstrap interval; the observation is a live search: the engine is driven through the batcher
 with N paced sources, N moves from the prediction, by 3 % and more, until one number passes and the next fails. Agreement is
 within 5 % or one source, whichever is larger. Coverage is the share of searches, each with other phases, whose number is in
@@ -8,12 +8,12 @@ the interval. Then the gain of the searched policy over three usual ones (predic
 sources for a minute.
 
 A machine that changes its speed for seconds at a time (virtual cores that share a physical one for a while) tells nothing
-about a prediction. So turns of the curve whose median is more than 10 % over the fastest turn's are left out, a run begins
-when full batches take as long as in the curve, and counts where they do after it too and, with one context, where no 40
-batches in a row took more than 1.25 times as long; others are made again, some times at most, and then count as they are.
-With two contexts a batch's time depends on the other's, so there a number that fails is tried once more.
+about a prediction. So turns of the curve whose median is more than 10 % over the fastest turn's are left out. A run begins
+when full batches take as long as in the curve, within 6 %, and counts where they do after it too and, for one context, if
+no 40 batches in a row took more than 1.25 times as long; others are made again, some times at most, and then count as they
+are. With two contexts a batch's time depends on the other's, so there a number that fails is tried once more.
 
-A process appends one line for its curve and one for each search to `--out`; a search that the file has already is left out,
+A process appends one line for itself and one for each search to `--out`; a search that the file has already is left out,
 so that the same command resumes, and several processes each run their `--cases` on cores of their own. On a CPU the engine
 has as many threads as the process has cores.
 
@@ -75,11 +75,11 @@ LATE = 0.01
 AGREEMENT = 0.05
 SIMULATION_LIMIT_S = 10.0
 STEP = 0.03
-CURVES = 4
+CURVES = 2
 FASTEST = 1.1
 """Largest median of a turn of the curve, of the fastest turn's of the same batch."""
-SPEED = 1.1
-"""Largest mean time of full batches around a run, of the curve's."""
+SPEED = 0.06
+"""Largest difference from the curve's mean time of full batches around a run, as a share."""
 SPEED_S, WAIT_S = 0.4, 20.0
 SLOWEST, BATCHES = 1.25, 40
 """Largest median time of so many batches inside a run, of the curve's."""
@@ -113,7 +113,11 @@ class Drive:
     @property
     def counts(self) -> bool:
         """Whether the machine was as fast as for the curve."""
-        return max(self.speed) <= SPEED and self.slowest <= SLOWEST
+        return all(is_of_the_curve(one) for one in self.speed) and self.slowest <= SLOWEST
+
+
+def is_of_the_curve(speed: float) -> bool:
+    return abs(speed - 1) <= SPEED
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,7 +137,6 @@ class Process:
     """The process's affinity."""
     load_average: tuple[float, float, float]
     """Before the first measurement."""
-    curve: tuple[CurveSummary, ...]
     gains: dict[str, dict[str, int]]
     """Predicted streams by mix and policy."""
     simulation_frames: int
@@ -151,6 +154,7 @@ class Search:
     device: str
     case: Case
     repeat: int
+    curve: tuple[CurveSummary, ...]
     predicted: int
     low: int
     high: int
@@ -218,23 +222,24 @@ def list_cases(args: argparse.Namespace) -> list[Case]:
 
 
 def measure(args: argparse.Namespace, cases: list[Case], end_s: float) -> None:
-    """The curve, then every search that the file does not have, until the time is over."""
+    """Every search that the file does not have, until the time is over."""
     load, started = os.getloadavg(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     done = {search_key(line) for line in read_lines(args.out) if "case" in line}
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         engine = open_engine(args, folder)
-        grid = CurveGrid(tuple(args.batches), (1, 2), args.curve_seconds, longest_ms=1e4)
-        points = fastest_turns([measure_host_curve(engine, grid, RuntimeConfig(), args.device) for _ in range(CURVES)])
         driver = Driver(engine, max(args.batches), args.seconds, end_s)
-        append_record(args.out, describe(args, points, driver.info(), load, started))
+        append_record(args.out, describe(args, engine, driver.info(), load, started))
         try:
             head = {"started": started, "model": args.model.name, "device": args.device}
             for case in cases:
                 keys = {repeat: search_key(head | {"case": dataclasses.asdict(case), "repeat": repeat})
                         for repeat in range(args.repeats)}  # fmt: skip
                 wanted = [repeat for repeat, key in keys.items() if key not in done]
+                if not wanted:
+                    continue
+                points = measure_curve(args, engine, case.policy.max_batch, case.policy.contexts)
                 for found in searches(case, wanted, points, driver, head):
                     append_record(args.out, found)
                     print(case_line([dataclasses.asdict(found)]), flush=True)
@@ -254,6 +259,13 @@ def open_engine(args: argparse.Namespace, folder: Path) -> Engine:
             networks.vit(path, half=half, **({} if half else {"width": 64, "depth": 2, "heads": 4, "size": 32}))
     threads = {"intra_op_threads": str(len(os.sched_getaffinity(0)))} if args.device == "cpu" else {}
     return te.build(path, device=args.device, batch=(1, most, most), options=threads, store=te.Store(folder / "store"))
+
+
+def measure_curve(args: argparse.Namespace, engine: Engine, max_batch: int, contexts: int) -> list[CurvePoint]:
+    """The curve up to this batch and number of contexts."""
+    batches = tuple(batch for batch in args.batches if batch <= max_batch)
+    grid = CurveGrid(batches, tuple(range(1, contexts + 1)), args.curve_seconds, longest_ms=1e4)
+    return fastest_turns([measure_host_curve(engine, grid, RuntimeConfig(), args.device) for _ in range(CURVES)])
 
 
 def fastest_turns(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
@@ -345,7 +357,7 @@ class Driver:
     def wait_for_speed(self, model: StreamModel, policy: BatchPolicy) -> float:
         """The machine's speed once it is that of the curve, or after some time."""
         gives_up_s = time.perf_counter() + WAIT_S
-        while (found := self.speed(model, policy)) > SPEED and time.perf_counter() < gives_up_s:
+        while not is_of_the_curve(found := self.speed(model, policy)) and time.perf_counter() < gives_up_s:
             time.sleep(0.5)
         return found
 
@@ -371,7 +383,8 @@ def searches(
     for repeat in wanted:
         observed, drives = search(driver, model, case.policy, predicted, repeat)
         yield Search(
-            schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat, predicted=predicted, low=low, high=high,
+            schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat, curve=summarize_curve(points),
+            predicted=predicted, low=low, high=high,
             observed=observed, drives=tuple(drives), agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed),
             covered=low <= observed <= high, **head,
         )  # fmt: skip
@@ -404,12 +417,13 @@ def search(driver: Driver, model: StreamModel, policy: BatchPolicy, guess: int, 
 
 def describe(
     args: argparse.Namespace,
-    points: list[CurvePoint],
+    engine: Engine,
     info: dict[str, str],
     load: tuple[float, float, float],
     started: str,
 ) -> Process:
     frames, simulation_s = time_simulation() if args.gains else (0, 0.0)
+    points = measure_curve(args, engine, max(args.batches), 2) if args.gains else []
     return Process(
         schema="trt-engine/benchmark/streams",
         started=started,
@@ -422,7 +436,6 @@ def describe(
         environment=detect_environment(args.device),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         load_average=load,
-        curve=summarize_curve(points),
         gains={mix: gains(points, mix, args.deadlines) for mix in args.mixes} if args.gains else {},
         simulation_frames=frames,
         simulation_s=simulation_s,
