@@ -36,7 +36,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,8 @@ from trt_engine.config.size import SizeConfig
 from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_sources
 from trt_engine.engine import Engine
 from trt_engine.environment import Environment
-from trt_engine.protocols import RunnerBase
 from trt_engine.records.base import append_record
 from trt_engine.records.streams import CurvePoint, CurveSummary
-from trt_engine.runtime.batch_rows import row_count
 from trt_engine.sizing.arrivals import Sources
 from trt_engine.sizing.capacity import StreamModel, bootstrap_interval, resample
 from trt_engine.sizing.curve import (
@@ -68,7 +66,6 @@ from trt_engine.sizing.curve import (
 from trt_engine.sizing.simulation import ServiceTimes, simulate
 from trt_engine.sizing.stream_capacity import find_capacity
 from trt_engine.sizing.stream_worker import DriveRequest, drive, full_batches_ms
-from trt_engine.tensors import Tensors
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = 0.01
@@ -286,36 +283,12 @@ def fastest_turns(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
     return found
 
 
-class TimedRuns(RunnerBase):
-    """Another runner, kept open, that notes rows and time in s of each run."""
-
-    def __init__(self, runner: RunnerBase) -> None:
-        self._runner = runner
-        self.signature, self.profiles, self.device = runner.signature, runner.profiles, runner.device
-        self.width, self.can_batch = runner.width, runner.can_batch
-        self.runs: list[tuple[int, float]] = []
-
-    def run(self, feeds: Tensors) -> dict[str, Any]:
-        start_s = time.perf_counter()
-        found = self._runner.run(feeds)
-        self.runs.append((row_count(feeds), time.perf_counter() - start_s))
-        return found
-
-    def run_batched(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
-        start_s = time.perf_counter()
-        found = self._runner.run_batched(parts, size)
-        self.runs.append((sum(map(row_count, parts)), time.perf_counter() - start_s))
-        return found
-
-    def slowest(self, service: ServiceTimes) -> float:
-        """The largest median time of some runs in a row, of the curve's."""
-        expected_s = {rows: service.mean_s(rows) for rows, _ in self.runs}
-        times = np.array([time_s / expected_s[rows] for rows, time_s in self.runs])
-        count = max(1, times.size // BATCHES)
-        return max((float(np.median(part)) for part in np.array_split(times, count) if part.size), default=1.0)
-
-    def close(self) -> None:
-        """Nothing: the runner has another owner."""
+def slowest(batches: list[tuple[int, float]], service: ServiceTimes) -> float:
+    """The largest median time of some batches in a row, of the curve's for as many rows."""
+    expected_s = {rows: service.mean_s(rows) for rows, _ in batches}
+    times = np.array([time_s / expected_s[rows] for rows, time_s in batches])
+    parts = np.array_split(times, max(1, times.size // BATCHES))
+    return max((float(np.median(part)) for part in parts if part.size), default=1.0)
 
 
 class Driver:
@@ -343,12 +316,13 @@ class Driver:
             before = self.wait_for_speed(model, policy)
             if time.perf_counter() + self.seconds > self.end_s:
                 raise OutOfTime
-            timed = TimedRuns(self._load(policy.contexts).runner)
-            served = np.array([np.inf if one is None else one for one in drive(timed, request)])
+            driven = drive(self._load(policy.contexts).runner, request)
+            served = np.array([np.inf if one is None else one for one in driven.latencies_s])
             found = Drive(
                 streams, served.size, float(np.mean(served > model.deadline_s)) if served.size else 0.0,
                 1e3 * float(np.quantile(served, 0.99, method="lower")) if served.size else 0.0,
-                (before, self.speed(model, policy)), timed.slowest(model.service) if policy.contexts == 1 else 1.0, tries,
+                (before, self.speed(model, policy)),
+                slowest(driven.batches, model.service) if policy.contexts == 1 else 1.0, tries,
             )  # fmt: skip
             if found.counts or tries == TRIES:
                 return found

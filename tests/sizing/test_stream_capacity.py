@@ -15,11 +15,13 @@ from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, pa
 from trt_engine.environment import Environment
 from trt_engine.errors import UsageError
 from trt_engine.records.streams import CurvePoint, FrameMemory
+from trt_engine.reporting.sections.stream_sections import _verification_table
 from trt_engine.sizing.arrivals import Sources
 from trt_engine.sizing.capacity import StreamModel, best_policy, candidate_policies, gpus_for, largest_allowed
 from trt_engine.sizing.curve import grid_batches, keep_points, service_times
 from trt_engine.sizing.decode import SOURCE, decode_limit
 from trt_engine.sizing.stream_capacity import check_settings, drive_request, find_capacity, verify
+from trt_engine.sizing.stream_worker import DriveMessage
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -186,17 +188,24 @@ def test_decoder_figures_name_their_source_and_are_not_guessed() -> None:
 
 
 def test_verification_compares_the_same_arrivals() -> None:
-    answer = find_capacity(points(), config(), 1000.0)
+    answer = find_capacity(points(), config(policy=parse_policy("16,17ms")), 1000.0)
     request = drive_request(answer, 5.0)
     assert len(request.times_s) == pytest.approx(5 * 30 * answer.capacity.streams, rel=0.01)
-    good = verify(answer, request, [0.010] * len(request.times_s), 5.0).verification
+    batches = [(rows, 2 * answer.model.service.mean_s(rows)) for rows in (1, 2)]
+    good = verify(answer, request, DriveMessage([0.010] * len(request.times_s), batches), 5.0).verification
     assert good is not None
     assert (good.late, good.dropped, good.passed) == (0, 0, True)
     assert good.predicted_p50_ms > 3
+    assert good.predicted_batch_ms is not None
+    assert good.observed_batch_ms == pytest.approx(2 * good.predicted_batch_ms)
+    assert "took 2.00 times as long" in str(
+        [*_verification_table(dataclasses.replace(answer.capacity, verification=good))]
+    )
     latencies = [0.010] * (len(request.times_s) - 80) + [None] * 70 + [0.2] * 10
-    bad = verify(answer, request, latencies, 5.0).verification
+    bad = verify(answer, request, DriveMessage(latencies, []), 5.0).verification
     assert bad is not None
     assert (bad.late, bad.dropped, bad.passed) == (10, 70, False)
+    assert bad.observed_batch_ms is None
     assert bad.observed_share == pytest.approx(80 / len(request.times_s))
 
 

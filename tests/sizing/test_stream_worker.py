@@ -65,14 +65,16 @@ def test_the_first_size_that_takes_too_long_is_the_last() -> None:
 
 def test_paced_frames_come_back_with_their_latency_or_dropped() -> None:
     times_s = tuple(np.linspace(0, 0.05, 60).tolist())
-    latencies_s = drive(Doubling(), DriveRequest(BatchPolicy(4, 1.0), times_s, max_rows_waiting=1000))
-    assert len(latencies_s) == 60
+    driven = drive(Doubling(), DriveRequest(BatchPolicy(4, 1.0), times_s, max_rows_waiting=1000))
+    latencies_s = driven.latencies_s
+    assert sum(rows for rows, _ in driven.batches) == len(latencies_s) == 60
+    assert all(time_s > 0 for _, time_s in driven.batches)
     assert all(latency is not None and latency > 0 for latency in latencies_s)
 
 
 def test_frames_beyond_the_queue_are_dropped_not_lost() -> None:
     """All at once, batches of 64 wait for a minute unless full, and 8 rows may wait: the close runs those."""
-    latencies_s = drive(Doubling(), DriveRequest(BatchPolicy(64, 6e4), (0.0,) * 20, max_rows_waiting=8))
+    latencies_s = drive(Doubling(), DriveRequest(BatchPolicy(64, 6e4), (0.0,) * 20, max_rows_waiting=8)).latencies_s
     assert sum(latency is None for latency in latencies_s) == 12
 
 

@@ -110,6 +110,10 @@ class Verification:
     predicted_p50_ms: float
     observed_p99_ms: float | None
     predicted_p99_ms: float
+    observed_batch_ms: float | None
+    """Mean time of the batches; None with more than one context, where batches slow each other down."""
+    predicted_batch_ms: float | None
+    """The curve's, for batches of the same rows."""
     passed: bool
     """The observed share is within the allowed one."""
 

@@ -112,12 +112,12 @@ def _point(
     )
 
 
-def drive_sources(engine: Engine, request: DriveRequest, runtime: RuntimeConfig) -> list[float | None]:
-    """Latencies in s of paced frames through the batcher; None for a dropped one. Raises the child's error."""
+def drive_sources(engine: Engine, request: DriveRequest, runtime: RuntimeConfig) -> DriveMessage:
+    """Paced frames through the batcher. Raises the child's error."""
     runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None)
     answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), drive=request))
     assert isinstance(answer, DriveMessage)
-    return answer.latencies_s
+    return answer
 
 
 def call_worker(request: WorkerRequest) -> CurveMessage | DriveMessage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from trt_engine.sizing.capacity import (
 from trt_engine.sizing.curve import queue_limit, read_curve, service_times, summarize_curve, turn_times
 from trt_engine.sizing.decode import decode_limit
 from trt_engine.sizing.simulation import ChainedTimes, ServiceTimes, simulate
-from trt_engine.sizing.stream_worker import DriveRequest
+from trt_engine.sizing.stream_worker import DriveMessage, DriveRequest
 
 _POINT_SHARES = (0.5, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1)
 """Numbers of sources of the chart, as shares of the policy's largest number."""
@@ -276,11 +277,9 @@ def drive_request(answer: Answer, duration_s: float) -> DriveRequest:
     )
 
 
-def verify(
-    answer: Answer, request: DriveRequest, latencies_s: Sequence[float | None], duration_s: float
-) -> StreamCapacity:
+def verify(answer: Answer, request: DriveRequest, driven: DriveMessage, duration_s: float) -> StreamCapacity:
     """The answer with what was observed beside the prediction for the same arrivals."""
-    capacity, deadline_s = answer.capacity, answer.model.deadline_s
+    capacity, deadline_s, latencies_s = answer.capacity, answer.model.deadline_s, driven.latencies_s
     rng = np.random.default_rng(_VERIFY_SEED + 1)
     predicted = simulate(np.array(request.times_s), capacity.policy, answer.model.service, rng)
     served = np.array([latency for latency in latencies_s if latency is not None])
@@ -289,6 +288,8 @@ def verify(
     share = (late + dropped) / max(1, len(latencies_s))
     p50, p99 = (float(1e3 * np.quantile(served, q)) if served.size else None for q in (0.5, 0.99))
     expected = [float(1e3 * np.quantile(predicted.latencies_s, q)) for q in (0.5, 0.99)]
+    rows, batch_s = zip(*driven.batches, strict=True) if driven.batches else ((), ())
+    alone = bool(rows) and capacity.policy.contexts == 1  # else a batch's time depends on those beside it
     return replace(
         capacity,
         verification=Verification(
@@ -304,6 +305,8 @@ def verify(
             predicted_p50_ms=expected[0],
             observed_p99_ms=p99,
             predicted_p99_ms=expected[1],
+            observed_batch_ms=1e3 * fmean(batch_s) if alone else None,
+            predicted_batch_ms=1e3 * fmean(map(answer.model.service.mean_s, rows)) if alone else None,
             passed=share <= capacity.late,
         ),
     )

@@ -47,8 +47,8 @@ def find_streams(
     if config.verify_s is not None and found.streams:
         with step("verify"):
             request = stream_capacity.drive_request(answer, config.verify_s)
-            latencies_s = curve.drive_sources(engine, request, job.runtime)
-        found = stream_capacity.verify(answer, request, latencies_s, config.verify_s)
+            driven = curve.drive_sources(engine, request, job.runtime)
+        found = stream_capacity.verify(answer, request, driven, config.verify_s)
     return found
 
 

@@ -84,16 +84,19 @@ class CurveMessage(msgspec.Struct, tag="curve"):
 
 
 class DriveMessage(msgspec.Struct, tag="drive"):
-    """Latencies in s by frame, from the planned arrival to the result; None for a dropped frame."""
+    """What paced frames and their batches took."""
 
     latencies_s: list[float | None]
+    """By frame, from the planned arrival to the result; None for a dropped frame."""
+    batches: list[tuple[int, float]]
+    """Rows and time in s of each batch."""
 
 
 Message = LogMessage | CurveMessage | DriveMessage | ErrorMessage
 
 
 class TimedRunner(RunnerBase):
-    """Another runner, kept open, that notes when each thread starts a batch."""
+    """Another runner, kept open, that notes when each thread starts a batch, and what it takes."""
 
     def __init__(self, runner: RunnerBase) -> None:
         self._runner = runner
@@ -101,6 +104,8 @@ class TimedRunner(RunnerBase):
         self.width, self.can_batch = runner.width, runner.can_batch
         self.starts: dict[int, list[tuple[float, int]]] = {}
         """Start times in s and rows of the batches, by thread."""
+        self.batches: list[tuple[int, float]] = []
+        """Rows and time in s of the batches, in the order of their ends."""
         self.failure: BaseException | None = None
         """The first error of a batch."""
 
@@ -111,9 +116,12 @@ class TimedRunner(RunnerBase):
         return self._timed(sum(map(row_count, parts)), lambda: self._runner.run_batched(parts, size))
 
     def _timed(self, rows: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        self.starts.setdefault(threading.get_ident(), []).append((time.perf_counter(), rows))
+        start_s = time.perf_counter()
+        self.starts.setdefault(threading.get_ident(), []).append((start_s, rows))
         try:
-            return run()
+            found = run()
+            self.batches.append((rows, time.perf_counter() - start_s))
+            return found
         except BaseException as error:
             self.failure = self.failure or error  # the batcher would split the batch and go on
             raise
@@ -184,7 +192,7 @@ def full_batches_ms(runner: RunnerBase, batch: int, contexts: int, duration_s: f
     return timed.cycles_ms(batch)
 
 
-def drive(runner: RunnerBase, request: DriveRequest) -> list[float | None]:
+def drive(runner: RunnerBase, request: DriveRequest) -> DriveMessage:
     """Submit frames at their times and wait for all results. Raises the first error of a batch."""
     policy = request.policy
     settings = Batching(
@@ -197,6 +205,7 @@ def drive(runner: RunnerBase, request: DriveRequest) -> list[float | None]:
     with Batcher(timed, settings, profiles=runner.profiles) as batcher:
         feeds = random_rows(batcher)
         batcher.run(random_rows(batcher, policy.max_batch))
+        timed.batches.clear()
         start_s = time.perf_counter() + _START_S
         for index, time_s in enumerate(request.times_s):
             if (left_s := start_s + time_s - time.perf_counter()) > 0:
@@ -208,7 +217,10 @@ def drive(runner: RunnerBase, request: DriveRequest) -> list[float | None]:
             future.add_done_callback(partial(_note_end, ended, index))
     if timed.failure is not None:
         raise timed.failure
-    return [None if end is None else end - start_s - time_s for end, time_s in zip(ended, request.times_s, strict=True)]
+    return DriveMessage(
+        [None if end is None else end - start_s - time_s for end, time_s in zip(ended, request.times_s, strict=True)],
+        timed.batches,
+    )
 
 
 def _note_end(ended: list[float | None], index: int, future: Future[dict[str, Any]]) -> None:
@@ -221,7 +233,7 @@ def _answer(request: WorkerRequest) -> CurveMessage | DriveMessage:
         if request.curve is not None:
             return CurveMessage(measure_curve(engine.runner, request.curve))
         assert request.drive is not None
-        return DriveMessage(drive(engine.runner, request.drive))
+        return drive(engine.runner, request.drive)
 
 
 def main() -> None:

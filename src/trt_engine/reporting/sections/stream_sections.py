@@ -14,6 +14,8 @@ from trt_engine.reporting.charts import Line, LineChart, Point
 from trt_engine.reporting.document import Block, Commands, Facts, Paragraph, Section, make_facts
 from trt_engine.reporting.sections.section_helpers import make_table, pluralize
 
+_SLOWER = 1.15
+"""Batches this many times slower than the latency curve's are told of."""
 _CHART_TOP = 20.0
 """Per cent of late frames beyond which a line of the chart ends."""
 
@@ -109,10 +111,11 @@ def _verification_table(capacity: StreamCapacity) -> Iterator[Block]:
     found = capacity.verification
     if found is None:
         return
-    rows: dict[str, tuple[float, float | None]] = {
+    rows: dict[str, tuple[float | None, float | None]] = {
         "late or dropped %": (100 * found.predicted_share, 100 * found.observed_share),
         "median ms": (found.predicted_p50_ms, found.observed_p50_ms),
         "p99 ms": (found.predicted_p99_ms, found.observed_p99_ms),
+        "batch ms": (found.predicted_batch_ms, found.observed_batch_ms),
     }
     yield make_table(
         f"Verified: {pluralize(found.streams, 'paced source')} for {found.duration_s:g} s, {found.frames:,} frames, "
@@ -123,6 +126,13 @@ def _verification_table(capacity: StreamCapacity) -> Iterator[Block]:
             ("observed", [format_or_dash(other) for _, other in rows.values()]),
         ],
     )
+    if found.observed_batch_ms and found.predicted_batch_ms:
+        slower = found.observed_batch_ms / found.predicted_batch_ms
+        if slower > _SLOWER:
+            yield Paragraph(
+                f"The batches took {slower:.2f} times as long as for the latency curve: the machine was slower, or "
+                "the paced sources took its cores. Without `curve.jsonl` the curve is measured again."
+            )
 
 
 def _curve_table(points: Sequence[CurveSummary], name: str = "Latency curve") -> Block:
