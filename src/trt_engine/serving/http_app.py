@@ -434,7 +434,7 @@ async def _receive_body(receive: Receive, length: int | None, header: int, most:
 
 
 def _chunk(event: dict[str, Any]) -> bytes:
-    if event["type"] == "http.disconnect":  # read by a proxy of Ray that lost the body, and by nobody else
+    if event["type"] == "http.disconnect":  # only a proxy of Ray that lost the body reads this
         raise _HttpError(503, "the connection was lost inside the request")
     chunk: bytes = event.get("body", b"")
     return chunk
