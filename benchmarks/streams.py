@@ -36,7 +36,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from trt_engine.sizing.capacity import StreamModel, bootstrap_interval, resample
 from trt_engine.sizing.curve import (
     CurveGrid,
     detect_environment,
+    keep_points,
     measure_host_curve,
     queue_limit,
     service_times,
@@ -151,6 +152,8 @@ class Search:
     case: Case
     repeat: int
     curve: tuple[CurveSummary, ...]
+    turn_means_ms: dict[str, tuple[float, ...]]
+    """By batch and contexts: the mean of each turn of the curve."""
     predicted: int
     low: int
     high: int
@@ -177,7 +180,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8], help="of the curve")
     parser.add_argument("--seconds", type=float, default=15.0, help="of one live run [15]")
     parser.add_argument("--curve-seconds", type=float, default=8.0, help="of one point of the curve [8]")
-    parser.add_argument("--repeats", type=int, default=1, help="searches of each case, with other phases [1]")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="searches of each case, each with its own curve and phases [1]"
+    )
+    parser.add_argument("--first", type=int, default=0, help="number of the first search, which sets its phases [0]")
+    parser.add_argument("--shared-curve", action="store_true", help="one curve for all searches of this process")
+    parser.add_argument(
+        "--any-speed", action="store_true", help="every turn of the curve and every run counts (for a quiet machine)"
+    )
     parser.add_argument(
         "--gains", action="store_true", help="also the gain of the searched policy, and the simulation's time"
     )
@@ -186,7 +196,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--limit-s", type=float, default=float("inf"), help="no search is begun or goes on after this time"
     )
-    parser.add_argument("--folder", type=Path, help="where network and engine are kept between runs")
+    parser.add_argument("--folder", type=Path, help="where network and engine are kept between runs, and every curve")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/streams-cpu.jsonl")
     parser.add_argument(
         "--merge", nargs="+", type=Path, help="files of other processes: to `--out`, and a table of all"
@@ -225,18 +235,25 @@ def measure(args: argparse.Namespace, cases: list[Case], end_s: float) -> None:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         engine = open_engine(args, folder)
-        driver = Driver(engine, max(args.batches), args.seconds, end_s)
+        driver = Driver(engine, args, end_s)
         append_record(args.out, describe(args, engine, driver.info(), load, started))
         try:
+            points: list[CurvePoint] = []
+            if args.shared_curve:
+                points = measure_curve(args, engine, max(args.batches), max(case.policy.contexts for case in cases))
+                keep_points(folder / "curves.jsonl", points)
             head = {"started": started, "model": args.model.name, "device": args.device}
             for case in cases:
                 keys = {repeat: search_key(head | {"case": dataclasses.asdict(case), "repeat": repeat})
-                        for repeat in range(args.repeats)}  # fmt: skip
+                        for repeat in range(args.first, args.first + args.repeats)}  # fmt: skip
                 wanted = [repeat for repeat, key in keys.items() if key not in done]
                 if not wanted:
                     continue
-                points = measure_curve(args, engine, case.policy.max_batch, case.policy.contexts)
-                for found in searches(case, wanted, points, driver, head):
+                for repeat in wanted:
+                    if not args.shared_curve:
+                        points = measure_curve(args, engine, case.policy.max_batch, case.policy.contexts)
+                        keep_points(folder / "curves.jsonl", points)
+                    found = search_case(case, repeat, points, driver, head)
                     append_record(args.out, found)
                     print(case_line([dataclasses.asdict(found)]), flush=True)
         except OutOfTime:
@@ -254,18 +271,26 @@ def open_engine(args: argparse.Namespace, folder: Path) -> Engine:
         if not path.exists():
             networks.vit(path, half=half, **({} if half else {"width": 64, "depth": 2, "heads": 4, "size": 32}))
     threads = {"intra_op_threads": str(len(os.sched_getaffinity(0)))} if args.device == "cpu" else {}
-    return te.build(path, device=args.device, batch=(1, most, most), options=threads, store=te.Store(folder / "store"))
+    return te.build(
+        path,
+        backend="onnxruntime",
+        device=args.device,
+        batch=(1, most, most),
+        options=threads,
+        store=te.Store(folder / "store"),
+    )
 
 
 def measure_curve(args: argparse.Namespace, engine: Engine, max_batch: int, contexts: int) -> list[CurvePoint]:
     """The curve up to this batch and number of contexts."""
     batches = tuple(batch for batch in args.batches if batch <= max_batch)
     grid = CurveGrid(batches, tuple(range(1, contexts + 1)), args.curve_seconds, longest_ms=1e4)
-    return fastest_turns([measure_host_curve(engine, grid, RuntimeConfig(), args.device) for _ in range(CURVES)])
+    curves = [measure_host_curve(engine, grid, RuntimeConfig(), args.device) for _ in range(CURVES)]
+    return join_curves(curves, float("inf") if args.any_speed else FASTEST)
 
 
-def fastest_turns(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
-    """One curve, of the turns of all in which the machine was fast."""
+def join_curves(curves: list[list[CurvePoint]], fastest: float) -> list[CurvePoint]:
+    """One curve, of the turns of all whose median is at most so many times the fastest's."""
     found = []
     for first in curves[0]:
         key = first.batch, first.contexts
@@ -277,7 +302,7 @@ def fastest_turns(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
             for turn in point.turns_ms
         ]
         medians = [float(np.median(turn)) for turn in turns]
-        kept = [turn for turn, median in zip(turns, medians, strict=True) if median <= FASTEST * min(medians)]
+        kept = [turn for turn, median in zip(turns, medians, strict=True) if median <= fastest * min(medians)]
         found.append(dataclasses.replace(first, turns_ms=tuple(kept)))
     return found
 
@@ -293,8 +318,9 @@ def slowest(batches: list[tuple[int, float]], service: ServiceTimes) -> float:
 class Driver:
     """The engine loaded once for each number of contexts, driven with paced sources in this process."""
 
-    def __init__(self, engine: Engine, most: int, seconds: float, end_s: float) -> None:
-        self.engine, self.most, self.seconds, self.end_s = engine, most, seconds, end_s
+    def __init__(self, engine: Engine, args: argparse.Namespace, end_s: float) -> None:
+        self.engine, self.most, self.seconds, self.end_s = engine, max(args.batches), args.seconds, end_s
+        self.any_speed: bool = args.any_speed
         self._loaded: dict[int, te.InferenceEngine] = {}
 
     def info(self) -> dict[str, str]:
@@ -323,7 +349,7 @@ class Driver:
                 (before, self.speed(model, policy)),
                 slowest(driven.batches, model.service) if policy.contexts == 1 else 1.0, tries,
             )  # fmt: skip
-            if counts(found.speed, found.slowest) or tries == TRIES:
+            if self.any_speed or counts(found.speed, found.slowest) or tries == TRIES:
                 return found
         raise AssertionError
 
@@ -331,13 +357,15 @@ class Driver:
         """The machine's speed once it is that of the curve, or after some time."""
         gives_up_s = time.perf_counter() + WAIT_S
         while not is_of_the_curve(found := self.speed(model, policy)) and time.perf_counter() < gives_up_s:
+            if self.any_speed:
+                break
             time.sleep(0.5)
         return found
 
     def speed(self, model: StreamModel, policy: BatchPolicy) -> float:
         """Mean time of full batches now, of the curve's."""
         runner = self._load(policy.contexts).runner
-        times_ms = full_batches_ms(runner, policy.max_batch, policy.contexts, SPEED_S)
+        times_ms = full_batches_ms(runner, policy.max_batch, policy.contexts, min(SPEED_S, self.seconds / 10))
         return float(np.mean(times_ms)) / (1e3 * model.service.mean_s(policy.max_batch, policy.contexts))
 
     def close(self) -> None:
@@ -345,22 +373,23 @@ class Driver:
             runner.close()
 
 
-def searches(
-    case: Case, wanted: list[int], points: list[CurvePoint], driver: Driver, head: dict[str, str]
-) -> Iterator[Search]:
-    """The searches of a case with these phases, as they end."""
+def search_case(case: Case, repeat: int, points: list[CurvePoint], driver: Driver, head: dict[str, str]) -> Search:
+    """The prediction and the live search with these phases."""
     turns = turn_times(points)
     model = StreamModel(service_times(points), Sources(parse_sources(case.mix)), case.deadline_ms / 1e3, LATE)
     predicted = model.largest(case.policy)
     low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, case.policy, predicted)
-    for repeat in wanted:
-        observed, drives = search(driver, model, case.policy, predicted, repeat)
-        yield Search(
-            schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat, curve=summarize_curve(points),
-            predicted=predicted, low=low, high=high,
-            observed=observed, drives=tuple(drives), agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed),
-            covered=low <= observed <= high, **head,
-        )  # fmt: skip
+    observed, drives = search(driver, model, case.policy, predicted, repeat)
+    return Search(
+        schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat, curve=summarize_curve(points),
+        turn_means_ms={
+            f"{batch} x {contexts}": tuple(round(float(np.mean(turn)), 4) for turn in found)
+            for (batch, contexts), found in turns.items()
+        },
+        predicted=predicted, low=low, high=high,
+        observed=observed, drives=tuple(drives), agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed),
+        covered=low <= observed <= high, **head,
+    )  # fmt: skip
 
 
 def search(driver: Driver, model: StreamModel, policy: BatchPolicy, guess: int, seed: int) -> tuple[int, list[Drive]]:
