@@ -129,7 +129,7 @@ class Search:
     low: int
     high: int
     predicted: int
-    """From all turns."""
+    """From all turns, each scaled to their common mean."""
     observed: float
     drives: tuple[Drive, ...]
     agrees: bool
@@ -295,7 +295,7 @@ def search(case: Case, repeat: int, driver: Driver, runs: int, head: dict[str, s
     observed = (
         float(np.mean([one.streams for one in drives[turned:]] + [count])) if turned is not None else float(count)
     )
-    predicted = model_of(case, every).largest(policy)
+    predicted = model_of(case, at_one_speed(every)).largest(policy)
     return Search(
         schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat,
         turn_means_ms={
@@ -305,6 +305,16 @@ def search(case: Case, repeat: int, driver: Driver, runs: int, head: dict[str, s
         first=first, low=low, high=high, predicted=predicted, observed=round(observed, 1), drives=tuple(drives),
         agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed), covered=low <= round(observed) <= high, **head,
     )  # fmt: skip
+
+
+def at_one_speed(turns: TurnTimes) -> TurnTimes:
+    """Every turn scaled to the geometric mean of its point's turns, as the runs' numbers are averaged."""
+    found = {}
+    for key, parts in turns.items():
+        means = np.array([np.mean(part) for part in parts])
+        scales = np.exp(np.log(means).mean()) / means
+        found[key] = [(scale * np.array(part)).tolist() for scale, part in zip(scales, parts, strict=True)]
+    return found
 
 
 def model_of(case: Case, turns: TurnTimes) -> StreamModel:
