@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -12,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import click
 import pytest
 import yaml
 
+from trt_engine.backend import list_backends
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.verbs_table import VERBS
 from trt_engine.config.settings import Config, settings
@@ -151,6 +153,20 @@ def test_the_reference_has_every_setting() -> None:
             for item in settings(kind):
                 assert f"| `{item.name}` |" in section, f"{kind.__name__}.{item.name}"
     assert page.count("| `") > 250
+    for spec in list_backends().values():
+        if spec.options is not None and not spec.hidden:
+            module, _, name = spec.options.partition(":")
+            section = re.search(rf"^## -O of [\w, -]*\b{spec.name}(,|$).*?(?=^## |\Z)", page, re.M | re.S)
+            assert section is not None, spec.name
+            for item in settings(getattr(importlib.import_module(module), name)):
+                assert f"| `{item.name}` | {'yes' if item.in_key else 'no'} |" in section[0], (
+                    f"{spec.name}: {item.name}"
+                )
+
+
+def test_the_flags_of_the_reference_are_those_of_verbs(options: dict[str, set[str]]) -> None:
+    named = re.findall(r"(?<=`)--?[a-z][\w-]*", SITE.settings_page())
+    assert len(named) > 200 and set(named) <= set().union(*options.values())
 
 
 def test_the_reference_has_every_field_of_every_record() -> None:
@@ -325,11 +341,28 @@ def test_text_below_a_table_has_a_blank_line_before_it() -> None:
         assert re.findall(r"^\|.*\n(?!\||\n|<!--)(.+)", text, re.MULTILINE) == [], path.name
 
 
+class _Files:
+    """The files of a site with `size.md`."""
+
+    def get_file_from_path(self, name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(url_relative_to=lambda page: "size.html") if name == "size.md" else None
+
+
+def content(html: str) -> str:
+    made: str = SITE.on_page_content(html, page=SimpleNamespace(file=None), files=_Files())
+    return made
+
+
+def test_a_command_that_prints_a_page_is_a_link_to_it() -> None:
+    assert content("<code>trt-engine docs size</code>").startswith('<a href="size.html"><code>')
+    assert "href" not in content("<code>trt-engine docs NAME</code> <code>trt-engine docs nowhere</code>")
+
+
 def test_a_flag_and_a_percentage_in_a_table_stay_on_one_line() -> None:
-    made = SITE.on_page_content("<td>1 (5 %)</td><td><code>cast --to fp16 -o a-b</code> 5 %, 3 ms</td>")
+    made = content("<td>1 (5 %)</td><td><code>cast --to fp16 -o a-b</code> 5 %, 3 ms</td>")
     flags = re.findall(r'<span class="flag">(.*?)</span>', made)
     assert flags == ["--to", "-o"] and "5&nbsp;%)" in made and "a-b</code>" in made
-    assert SITE.on_page_content("<td><code>5 %</code></td><pre>1 %</pre>") == "<td><code>5 %</code></td><pre>1 %</pre>"
+    assert content("<td><code>5 %</code></td><pre>1 %</pre>") == "<td><code>5 %</code></td><pre>1 %</pre>"
 
 
 _FRAMES = """<!doctype html><body><pre id="found"></pre><script>

@@ -7,7 +7,6 @@ classes, docs/schemas and `trt_engine.errors` whenever the site is built, so the
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import json
 import re
@@ -20,9 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from trt_engine import errors  # noqa: E402
-from trt_engine.config.settings import Config, Setting, settings  # noqa: E402
+from trt_engine.verbs.settings_page import settings_page  # noqa: E402
 
-_SOURCES = ("config", "backends/*/options.py", "trt/settings.py", "trt/rtx_settings.py")
 _WORKER = "assets/iframe-worker.js"
 _EXTERNAL = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`<>)\\]+")
 
@@ -34,56 +32,6 @@ def _cell(text: object) -> str:
 
 def _code(text: object) -> str:
     return f"`{str(text).replace('|', chr(92) + '|')}`"
-
-
-def settings_classes() -> list[type[Config]]:
-    """Every public settings class, by module."""
-    folder = ROOT / "src" / "trt_engine"
-    files = sorted(folder.glob("config/*.py"))
-    for pattern in _SOURCES[1:]:
-        files += sorted(folder.glob(pattern))
-    found = []
-    for path in files:
-        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-        module = importlib.import_module(name)
-        for item in vars(module).values():
-            own = inspect.isclass(item) and item.__module__ == name and not item.__name__.startswith("_")
-            if own and hasattr(item, "__dataclass_fields__") and settings(item):
-                found.append(item)
-    return found
-
-
-def _default(item: Setting) -> str:
-    if item.default is None or item.default == () or item.default == {} or item.default == []:
-        return "–"
-    return _code("on" if item.default is True else "off" if item.default is False else item.default)
-
-
-def settings_page() -> str:
-    """One table per settings class: name in Python, flag, default, meaning."""
-    lines = [
-        "# Settings",
-        "",
-        "Every setting of every verb and backend, by its class. A Python call takes the name as a keyword argument,",
-        "the command its flag, `-O NAME=VALUE` an option of a backend. A dash means unset: the verb or library decides.",
-        "`trt-engine VERB --help` prints the flags of one verb.",
-        "",
-    ]
-    for made in settings_classes():
-        area = made.__module__.removeprefix("trt_engine.")
-        lines += [
-            f"## {made.__name__} ({area})",
-            "",
-            " ".join(inspect.getdoc(made).split("\n\n")[0].split()) if made.__doc__ else "",
-            "",
-        ]
-        lines += ["| name | flag | default | meaning |", "|---|---|---|---|"]
-        for item in settings(made):
-            flags = ", ".join(map(_code, item.flags)) or "–"
-            words = f"; one of {', '.join(map(_code, item.choices))}" if item.choices else ""
-            lines.append(f"| {_code(item.name)} | {flags} | {_default(item)} | {_cell(item.help)}{words} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def _field_notes() -> dict[str, dict[str, str]]:
@@ -242,8 +190,17 @@ def separate_lists(markdown: str) -> str:
     return "\n".join(lines)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """MkDocs: a flag such as `--to` is not broken after its dashes, nor `5 %` in a table."""
+_DOCS_COMMAND = re.compile(r"<code>trt-engine docs ([a-z][\w/-]*)</code>")
+
+
+def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
+    """MkDocs: a flag such as `--to` and `5 %` in a table are not broken; `trt-engine docs NAME` is a link."""
+
+    def link(found: re.Match[str]) -> str:
+        target = files.get_file_from_path(f"{found[1]}.md")
+        return found[0] if target is None else f'<a href="{target.url_relative_to(page.file)}">{found[0]}</a>'
+
+    html = _DOCS_COMMAND.sub(link, html)
     flag = re.compile(r"(?<![\w-])(?:--?[a-zA-Z][\w-]*|trt-engine\b)")
     html = re.sub(r"(?<=\d) (?=%[^<]*</td>)", "&nbsp;", html)
     return re.sub(
