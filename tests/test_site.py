@@ -159,7 +159,7 @@ def test_the_reference_has_every_setting() -> None:
             section = re.search(rf"^## -O of [\w, -]*\b{spec.name}(,|$).*?(?=^## |\Z)", page, re.M | re.S)
             assert section is not None, spec.name
             for item in settings(getattr(importlib.import_module(module), name)):
-                assert f"| `{item.name}` | {'yes' if item.in_key else 'no'} |" in section[0], (
+                assert f"| `{item.name}` | {'build' if item.in_key else 'load'} |" in section[0], (
                     f"{spec.name}: {item.name}"
                 )
 

@@ -14,8 +14,8 @@ _INTRO = """# Settings
 
 Every setting of every verb and backend. A Python call takes a name as a keyword argument, the command its flag, a
 backend its `-O NAME=VALUE`. A dash means unset: the verb or library decides. `trt-engine VERB --help` prints the flags of
-one verb, `trt-engine docs reference/settings` this page. A setting of a backend that is in the engine's key is given at
-build and makes another engine; the others are given at load.
+one verb, `trt-engine docs reference/settings` this page. A backend's settings of the build are in the engine's key;
+those of the load may change each time. ONNX Runtime's threads, arena and determinism may be given at load too.
 """
 
 
@@ -61,10 +61,10 @@ def settings_page() -> str:
         module, _, name = dotted.partition(":")
         kind = getattr(importlib.import_module(module), name)
         lines += [f"## -O of {', '.join(backends)}", "", _summary(kind), ""]
-        lines += ["| name | in the key | default | meaning |", "|---|---|---|---|"]
+        lines += ["| name | at | default | meaning |", "|---|---|---|---|"]
         for item in settings(kind):
             lines.append(
-                f"| {_code(item.name)} | {'yes' if item.in_key else 'no'} | {_default(item)} | {_meaning(item)} |"
+                f"| {_code(item.name)} | {'build' if item.in_key else 'load'} | {_default(item)} | {_meaning(item)} |"
             )
         lines.append("")
     return "\n".join(lines)
