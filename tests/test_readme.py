@@ -109,7 +109,7 @@ def test_readme_runs_to_the_letter_from_the_wheel_in_a_clean_environment(built: 
     folder = tmp_path / "work"
     folder.mkdir()
     out = _run(["sh", "-e", "-c", SHELL], folder, **here)
-    assert f"trt-engine {te.__version__}" in out and "PEAK_GPU_STREAMS" in out and "# `trt-engine size`" in out
+    assert f"trt-engine {te.__version__}" in out and "PEAK_GPU_STREAMS" in out and "# `size`: " in out
     out = _run([str(binaries / "python"), "-W", "error", "-c", PYTHON], folder, **here)
     assert out == "(1, 7, 400)\n"
     assert str(tmp_path / "clean") in _run(["trt-engine", "docs", "vision", "--json"], folder, **here)

@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import click
 import pytest
@@ -332,6 +333,27 @@ def test_in_the_built_site_the_page_is_within_two_clicks_of_home(built: Path, qu
     home = built / "index.html"
     near = neighbours(home)
     assert (built / page).with_suffix(".html").resolve() in near.union(*map(neighbours, near)), question
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(layout.CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome")
+@pytest.mark.parametrize(
+    ("question", "page"),
+    [
+        *((question, page) for question, page, _ in QUESTIONS),
+        *((verb, f"{verb}.md") for verb in ("build", "convert", "profile", "quantize")),
+    ],
+)
+def test_the_search_of_the_built_site_lists_the_page_first(
+    built: Path, question: str, page: str, tmp_path: Path
+) -> None:
+    address = f"{(built / HOME).with_suffix('.html').as_uri()}?q={quote(question)}"
+    flags = ["--allow-file-access-from-files", "--virtual-time-budget=20000", "--dump-dom"]
+    results = re.findall(
+        r'<a href="([^"?#]+)[^"]*" class="md-search-result__link"', layout.chromium(tmp_path, *flags, address)
+    )
+    assert results and results[0].endswith(page.replace(".md", ".html")), results[:5]
 
 
 def test_text_below_a_table_has_a_blank_line_before_it() -> None:
