@@ -18,6 +18,7 @@ import pytest
 import trt_engine as te
 from trt_engine.cli.main import run
 from trt_engine.cli.verbs_table import VERBS
+from trt_engine.doc_pages import find_page
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -89,7 +90,8 @@ def test_the_wheel_carries_licence_notice_types_and_pages_and_its_description_no
     hints = [name for path in (ROOT / "src").rglob("*.py") for name in _HINT.findall(path.read_text(encoding="utf-8"))]
     assert len(hints) > 5
     for name in hints:
-        assert {f"trt_engine/docs/{name}", f"trt_engine/docs/{name}.md"} & names, f"`trt-engine docs {name}`"
+        files = {f"trt_engine/docs/{name}", f"trt_engine/docs/{name}.md"}
+        assert files & names or find_page(name).path is None, f"`trt-engine docs {name}`"
     assert not [name for name in names if not name.startswith(("trt_engine/", info))]
     description = metadata.get_payload()
     assert "## In Python" in str(description) and not re.search(r"\]\((?!https?://)", str(description))
