@@ -150,7 +150,7 @@ def test_the_reference_has_every_setting() -> None:
 
     for kind in below(Config):
         if kind.__module__.startswith("trt_engine.config.") and not kind.__name__.startswith("_"):
-            section = page.partition(f"## {kind.__name__} ")[2].partition("\n## ")[0]
+            section = page.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
             for item in settings(kind):
                 assert f"| `{item.name}` |" in section, f"{kind.__name__}.{item.name}"
     assert page.count("| `") > 250
@@ -303,6 +303,13 @@ def test_the_site_loads_nothing_from_outside(built: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_paragraph_of_the_built_site_holds_a_block_of_code(built: Path) -> None:
+    for path in built.rglob("*.html"):
+        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL):
+            assert "<div" not in paragraph and "<pre" not in paragraph, (path.name, paragraph[:200])
+
+
+@pytest.mark.slow
 def test_every_link_of_the_built_site_has_its_page_and_its_heading(built: Path) -> None:
     """Also those of generated pages and of links that the tool rewrites; 404.html is for a server's root."""
     pages = {
@@ -361,6 +368,34 @@ def test_text_below_a_table_has_a_blank_line_before_it() -> None:
     for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         text = re.sub(r"^\s*(`{3,}).*?^\s*\1", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         assert re.findall(r"^\|.*\n(?!\||\n|<!--)(.+)", text, re.MULTILINE) == [], path.name
+
+
+def test_lists_and_code_are_separated_for_python_markdown() -> None:
+    page = """Text:
+1. One
+   more
+
+   after a blank line
+2. Two
+```python gpu
+- x
+```
+text"""
+    made = """Text:
+
+1. One
+    more
+
+    after a blank line
+
+2. Two
+
+```python
+- x
+```
+
+text"""
+    assert SITE.separate_blocks(page) == made
 
 
 class _Files:

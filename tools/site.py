@@ -163,7 +163,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """MkDocs: links to files outside docs/ become text; a list directly below a paragraph gets its blank line.
+    """MkDocs: links to files outside docs/ become text; lists and code get their blank lines.
 
     The search prefers the pages of questions and verbs, and lists the reference last.
     """
@@ -174,26 +174,33 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         if "/" not in page.file.src_uri
         else markdown
     )
-    return separate_lists(markdown)
+    return separate_blocks(markdown)
 
 
-def separate_lists(markdown: str) -> str:
-    """Python-Markdown needs a blank line before a list, which the terminal's readers do not."""
+def separate_blocks(markdown: str) -> str:
+    """Python-Markdown needs a blank line before a list and around a block of code, and four spaces before what belongs to
+    an item of a list, which the terminal's readers do not."""
     lines: list[str] = []
-    fence = ""
-    item = re.compile(r"\s*([-*]|\d+\.) ")
+    fence, ended, indent, loose = "", False, 0, False
+    item = re.compile(r"\s*(?:[-*]|\d+\.) +")
     for line in markdown.split("\n"):
         mark = re.match(r"\s*(`{3,})", line)
-        if mark and not fence:
-            fence = mark[1]
-        elif mark and line.strip() == fence:
-            fence = ""
         before = lines[-1] if lines else ""
-        starts = (
-            not fence and item.match(line) and before.strip() and not item.match(before) and not before.startswith("  ")
-        )
-        if starts:
+        starts_list = item.match(line) and not item.match(before) and (loose or not before.startswith("  "))
+        starts_code = mark is not None and line.startswith("`")
+        if before.strip() and ((not fence and (starts_list or starts_code)) or (ended and line.strip())):
             lines.append("")
+        ended = bool(fence) and line.strip() == fence and line.startswith("`")
+        if not fence and line[:1].strip():  # an item's text begins at `indent`
+            found = item.match(line)
+            indent, loose = (found.end(), False) if found else (0, False)
+        elif indent and line.startswith(" " * indent):
+            line = " " * max(4 - indent, 0) + line
+        loose = loose or (not line.strip() and indent > 0)
+        if mark and not fence:
+            fence, line = mark[1], re.sub(r"(`\w+) .*", r"\1", line)  # `python gpu` is Python
+        elif line.strip() == fence:
+            fence = ""
         lines.append(line)
     return "\n".join(lines)
 

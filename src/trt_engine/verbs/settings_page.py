@@ -44,9 +44,8 @@ def settings_page() -> str:
     """One table per settings class, in Markdown."""
     lines = [_INTRO]
     for kind in verb_settings():
-        area = kind.__module__.removeprefix("trt_engine.")
         lines += [
-            f"## {kind.__name__} ({area})",
+            f"## {kind.__name__}",
             "",
             _summary(kind),
             "",
