@@ -179,6 +179,11 @@ def test_the_reference_has_every_field_of_every_record() -> None:
                 assert f"| `{name}` |" in page, f"{path.name}: {name}"
 
 
+def test_most_fields_of_the_reference_have_a_meaning() -> None:
+    rows = re.findall(r"^\| `\w+` \| .*? \| (.*?) \|$", SITE.records_page(), re.M)
+    assert len(rows) > 1000 and sum(not row.strip() for row in rows) / len(rows) < 0.42
+
+
 def test_the_reference_has_every_error_with_its_codes() -> None:
     page = SITE.errors_page()
     waiting, seen = [TrtEngineError], 0

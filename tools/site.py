@@ -37,14 +37,77 @@ def _code(text: object) -> str:
     return f"`{str(text).replace('|', chr(92) + '|')}`"
 
 
+_EACH_DOCUMENT = {
+    "schema": "Name of the document, as `trt-engine/bench`.",
+    "schema_version": "Version of its fields.",
+    "tool": "`name` and `version` of trt-engine.",
+    "command": "The command line, to be repeated by paste.",
+    "warnings": "Warnings, as printed.",
+}
+"""Fields of all documents, which the page lists once."""
+_COMMON = {
+    "artifacts": "Written files by role.",
+    "backend": "Backend by name.",
+    "baseline": "What the others are compared with.",
+    "batch": "Rows of one inference.",
+    "complete": "False for a partial report, after an interruption or an error.",
+    "compute_ms": "Time of the computation.",
+    "d2h_ms": "Copies from the device.",
+    "dataset": "Path of the dataset.",
+    "device": "`cpu`, or `cuda:N`.",
+    "digest": "SHA-256 of the contents.",
+    "dry_run": "True if nothing was written.",
+    "duration_s": "Length of the measurement.",
+    "engine": "Path or name of the engine.",
+    "enqueue_ms": "Host time to enqueue an inference.",
+    "environment": "Machine, libraries and drivers.",
+    "findings": "Problems found, with severity and hint.",
+    "fix": "Command or step that solves the problem.",
+    "folder": "Folder of the results.",
+    "h2d_ms": "Copies to the device.",
+    "hint": "What to do next.",
+    "images_per_s": "Queries per second times the batch.",
+    "instability": "Why the measurement is not stable.",
+    "ir_version": "ONNX's IR version.",
+    "latency_ms": "Time of one query, copies included.",
+    "macs": "Multiply-adds.",
+    "max": "Largest value.",
+    "mean": "Mean.",
+    "message": "What was found, in one sentence.",
+    "min": "Smallest value.",
+    "model": "Path or name of the model.",
+    "nbytes": "Size in bytes.",
+    "opset": "Opset of the standard domain.",
+    "p99_ms": "99th percentile.",
+    "path": "Path of the file.",
+    "precision": "Precision: requested, or found in the engine.",
+    "profiles": "Min, opt and max shapes.",
+    "protocol": "Rules of the measurement.",
+    "reason": "Why, in one sentence.",
+    "runtime_info": "What ran: backend, device, providers, threads.",
+    "samples_ms": "Every sample.",
+    "seconds": "Duration of the step.",
+    "shapes": "Shapes of the inputs, by name.",
+    "signature": "Inputs and outputs: names, dtypes, shapes.",
+    "stable": "True if the figures can be trusted.",
+    "started": "Start time, ISO 8601 in UTC.",
+    "warmup_queries": "Queries before the measurement.",
+    "writes": "Files that a run would write.",
+}
+"""Meaning of fields without a note of their own."""
+
+
 def _field_notes() -> dict[str, dict[str, str]]:
-    """Field docstrings of the records, by class and field."""
+    """Field docstrings of the records, by class and field, with those of its bases."""
     notes: dict[str, dict[str, str]] = {}
+    bases: dict[str, list[str]] = {}
     folder = ROOT / "src" / "trt_engine"
-    for path in [*folder.glob("records/*.py"), *folder.glob("config/*.py"), folder / "reporting" / "pack.py"]:
+    paths = [*folder.glob("records/*.py"), *folder.glob("config/*.py"), folder / "reporting" / "pack.py"]
+    for path in [*paths, ROOT / "tools" / "schemas.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ClassDef):
                 continue
+            bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
             for item, after in zip(node.body, node.body[1:], strict=False):
                 is_note = (
                     isinstance(after, ast.Expr)
@@ -53,7 +116,14 @@ def _field_notes() -> dict[str, dict[str, str]]:
                 )
                 if is_note and isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                     notes.setdefault(node.name, {})[item.target.id] = str(after.value.value)
-    return notes
+
+    def inherited(name: str) -> dict[str, str]:
+        below: dict[str, str] = {}
+        for base in bases.get(name, []):
+            below |= inherited(base)
+        return below | notes.get(name, {})
+
+    return {name: inherited(name) for name in bases}
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -81,7 +151,7 @@ def _fields(schema: dict[str, Any], notes: dict[str, str]) -> Iterator[str]:
     yield "|---|---|---|"
     required = schema.get("required", [])
     for name, item in schema.get("properties", {}).items():
-        note = item.get("description") or notes.get(name, "")
+        note = item.get("description") or notes.get(name) or _COMMON.get(name, "")
         yield f"| {_code(name)} | {_cell(_type(item))}{'' if name in required else ', optional'} | {_cell(note)} |"
     yield ""
 
@@ -94,6 +164,11 @@ def records_page() -> str:
         "",
         "Every verb prints one JSON document with `--json` and writes the same fields to its run folder; Python",
         "returns an object with these attributes. Units are in the names: `_ms`, `_s`, `_mib`. Shared types are at the end.",
+        "Every document also has:",
+        "",
+        "| field | meaning |",
+        "|---|---|",
+        *(f"| {_code(name)} | {_cell(meaning)} |" for name, meaning in _EACH_DOCUMENT.items()),
         "",
     ]
     shared: dict[str, dict[str, Any]] = {}
@@ -112,8 +187,10 @@ def records_page() -> str:
         ]
         if ends:
             named = ", or ".join(f"[{name}](#type-{name.lower()})" for name in ends)
-            lines += [f"The fields of {named}, and:", ""]
-        lines += _fields(schema, {})
+            lines += [f"The fields of {named}.", ""]
+        own = {name: item for name, item in schema.get("properties", {}).items() if name not in _EACH_DOCUMENT}
+        if own:
+            lines += _fields({"properties": own, "required": schema.get("required", [])}, {})
     for name, item in sorted(shared.items()):
         lines += [f"### {name} {{#type-{name.lower()}}}", "", _cell(item.get("description", "")), ""]
         lines += _fields(item, notes.get(name, {})) if item.get("properties") else [_cell(_type(item)), ""]
