@@ -64,7 +64,7 @@ def imported(proto: onnx.ModelProto, arrays: list[np.ndarray]) -> list[Any]:
         else:
             proto.graph.input.append(value)
             fed.append(to_tensor(array, value.type.tensor_type.elem_type))
-    module = OnnxModule(load_graph(proto), torch.device("cpu"), RULES)
+    module = OnnxModule(load_graph(proto).proto, torch.device("cpu"), RULES)
     with torch.no_grad():
         return list(module(*fed))
 
@@ -132,7 +132,7 @@ def exported(
 
     inputs = tuple(InputRange(name, "float32", symbols[name], *spans) for name, spans in shapes.items())
     request = CompileRequest(str(model), "", "cpu", inputs, {}, False)
-    return export(OnnxModule(load_graph(onnx.load(model)), torch.device("cpu"), RULES).eval(), request)
+    return export(OnnxModule(load_graph(onnx.load(model)).proto, torch.device("cpu"), RULES).eval(), request)
 
 
 def test_shape_arithmetic_stays_symbolic(tmp_path: Path) -> None:
