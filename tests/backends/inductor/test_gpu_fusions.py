@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from onnx_models import FLOAT, FP8, node, save
-from trt_engine.backends.inductor.convolution import CONV_RELU, fuse_convolution
+from trt_engine.backends.inductor.convolution import CONV_RELU, PATCHES, fuse_convolution, fuse_patches
 from trt_engine.backends.inductor.linear import FACTORS, LINEAR, OUT_SCALE, RESIDUAL, X_SCALE, fuse_linear, quantized_layers
 from trt_engine.graph import walk
 
@@ -190,3 +190,32 @@ def test_convolutions_that_cudnn_does_not_fuse_stay(change: dict[str, Any], tmp_
     proto = onnx.load(residual_block(tmp_path / "m.onnx", **change))
     fused = fuse_convolution(proto.graph)
     assert fused == (0 if change == {"half": False} else 1)
+
+
+def embedding(path: Path, stride: int = 4) -> Path:
+    weights = {"w": RNG.standard_normal((16, 3, 4, 4)).astype(np.float16), "b": RNG.standard_normal(16).astype(np.float16)}
+    nodes = [node("Conv", "x w b", "y", strides=[stride, stride])]
+    half = onnx.TensorProto.FLOAT16
+    return save(path, nodes, {"x": (half, ["n", 3, 14, 12])}, {"y": (half, ["n", 16, "h", "w"])}, weights)
+
+
+@needs_torch
+def test_a_patch_embedding_is_a_linear_layer(tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = embedding(tmp_path / "m.onnx")
+    x = RNG.standard_normal((2, 3, 14, 12)).astype(np.float16)
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = load_graph(onnx.load(path), on_gpu=True)
+    assert [item.op_type for item in graph.proto.graph.node] == [PATCHES, LINEAR, "Transpose"]
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert found.shape == wanted.shape == (2, 16, 3, 3)
+    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+def test_windows_that_overlap_stay_a_convolution(tmp_path: Path) -> None:
+    assert fuse_patches(onnx.load(embedding(tmp_path / "m.onnx", stride=3)).graph) == 0

@@ -83,6 +83,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         from trt_engine.backends.inductor.kernel_choice import choose_kernels
 
         register_shapes()
+        _allocate_scratch_of_all_programs()
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
         module.kernels, kernels = chosen, chosen.summary
@@ -97,6 +98,23 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         attentions=graph.attentions,
         kernels=kernels,
     )
+
+
+def _allocate_scratch_of_all_programs() -> None:
+    """PyTorch before 2.13 writes code that allocates, for the tensor descriptors of a kernel, the memory of one of its
+    programs: the others write beyond it."""
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+    original = CUDADeviceOpOverrides.cpp_scratch
+
+    def cpp_scratch(self: Any, at: int, workspace: Any, prefix: str | None = None) -> Any:
+        made = original(self, at, workspace, prefix)
+        if made is None or not workspace.size:
+            return made
+        all_of_them = f"{{static_cast<int64_t>({workspace.size}) * grid_0 * grid_1 * grid_2}};"
+        return [line.replace(f"{{{workspace.size}}};", all_of_them) for line in made[0]], made[1]
+
+    CUDADeviceOpOverrides.cpp_scratch = cpp_scratch
 
 
 def optimum(request: CompileRequest) -> list[Any]:

@@ -1,15 +1,22 @@
-"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel."""
+"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel; those
+whose windows do not overlap as linear layers."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
+from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import make_initializer, read_tensor
 
 CONV_RELU = "_ConvRelu"
 """Our own operator: Conv's inputs x, weight and bias (or ""), and a residual (or "") that is added before Relu."""
+PATCHES = "_Patches"
+"""Our own operator: the windows of `kernel_shape` of x (n x c x h x w), one beside the other: n x h' x w' x values."""
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
@@ -58,3 +65,33 @@ def _is_fusible(node: NodeProto, constants: dict[str, TensorProto]) -> bool:
         return False
     pads = list(given.get("pads", [0] * 4))
     return given.get("group", 1) == 1 and given.get("auto_pad", b"NOTSET") == b"NOTSET" and pads[:2] == pads[2:]
+
+
+def fuse_patches(graph: GraphProto) -> int:
+    """Replace convolutions whose windows lie side by side, as of patch embeddings, by `_Patches`, `_Linear` and a Transpose, in
+    place; returns how many."""
+    constants = {item.name: item for item in graph.initializer}
+    fused = 0
+    for at, node in reversed(list(enumerate(graph.node))):
+        if node.op_type != "Conv" or walk.domain_of(node) or not _is_fusible(node, constants):
+            continue
+        weight, given = constants[node.input[1]], walk.attributes(node)
+        kernel = list(weight.dims[2:])
+        if list(given.get("strides", [1, 1])) != kernel or kernel == [1, 1] or any(given.get("pads", [0])):
+            continue
+        if list(given.get("dilations", [1, 1])) != [1, 1]:
+            continue
+        stem = node.output[0]
+        matrix = read_tensor(weight, Path()).reshape(weight.dims[0], -1).T  # weights are in the graph
+        graph.initializer.append(make_initializer(np.ascontiguousarray(matrix), f"{stem}_matrix"))
+        names = [f"{stem}_patches", f"{stem}_matrix", *node.input[2:3]]
+        made = [
+            helper.make_node(PATCHES, [node.input[0]], [names[0]], kernel_shape=kernel),
+            helper.make_node(LINEAR, names, [f"{stem}_last"], name=node.name),
+            helper.make_node("Transpose", [f"{stem}_last"], [stem], perm=[0, 3, 1, 2]),
+        ]
+        graph.node.remove(node)
+        for new in reversed(made):
+            graph.node.insert(at, new)
+        fused += 1
+    return fused

@@ -84,19 +84,45 @@ def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def conv_relu(call: Call) -> Tensor:
-    """relu(conv(x) + residual): on a GPU by cuDNN's fused convolution."""
+    """relu(conv(x) + residual): on a GPU by cuDNN's fused convolution, or as the product that was chosen for a 1x1 one."""
     x, weight, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
-    strides, pads, dilations = call.attribute("strides", [1, 1]), call.attribute("pads", [0] * 4)[:2], call.attribute("dilations", [1, 1])
-    strides, pads, dilations = list(strides), list(pads), list(dilations)
+    strides, dilations = list(call.attribute("strides", [1, 1])), list(call.attribute("dilations", [1, 1]))
+    pads = list(call.attribute("pads", [0] * 4))[:2]
     if x.device.type != "cuda":
         found = nn.conv2d(x, weight, bias, strides, pads, dilations)
         return torch.relu(found if residual is None else found + residual)
     x = x.contiguous(memory_format=torch.channels_last)
+    if residual is not None:
+        residual = residual.contiguous(memory_format=torch.channels_last)
+    if list(weight.shape[2:]) == [1, 1] == strides and not any(pads):
+        product = call.kernels.pointwise(call.node.output[0], x, weight, bias, residual)
+        if product is not None:
+            outputs, channels = weight.shape[:2]
+            rows = None if residual is None else residual.permute(0, 2, 3, 1).reshape(-1, outputs)
+            matrix = weight.reshape(outputs, channels).t()
+            relu = ACTIVATIONS.index("relu")
+            found = product(x.permute(0, 2, 3, 1).reshape(-1, channels), matrix, bias, None, rows, relu, 0.0, x.dtype)
+            return found.reshape(x.shape[0], *x.shape[2:], outputs).permute(0, 3, 1, 2)
+    return cudnn_conv_relu(x, weight, bias, residual, strides, pads, dilations)
+
+
+def cudnn_conv_relu(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, strides: list[int], pads: list[int],
+    dilations: list[int],
+) -> Tensor:  # fmt: skip
+    """cuDNN's fused convolution of channels-last tensors."""
     fused = torch.ops.aten
     if residual is None:
         return fused.cudnn_convolution_relu(x, weight, bias, strides, pads, dilations, 1)
-    residual = residual.contiguous(memory_format=torch.channels_last)
     return fused.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, strides, pads, dilations, 1)
+
+
+def patches(call: Call) -> Tensor:
+    """Windows side by side, as rows of their values; what is left at the edges is not read."""
+    x, (high, wide) = call.tensor(0), call.attribute("kernel_shape")
+    count, channels, rows, columns = x.shape[0], x.shape[1], x.shape[2] // high, x.shape[3] // wide
+    x = x[:, :, : rows * high, : columns * wide].reshape(count, channels, rows, high, columns, wide)
+    return x.permute(0, 2, 4, 1, 3, 5).reshape(count, rows, columns, channels * high * wide)
 
 
 def register_shapes() -> None:

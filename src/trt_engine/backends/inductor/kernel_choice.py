@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from trt_engine.atomic_io import write_atomic
-from trt_engine.backends.inductor.fused_rules import finished, plain_linear
+from trt_engine.backends.inductor.fused_rules import cudnn_conv_relu, finished, plain_linear
 from trt_engine.backends.inductor.linear import ACTIVATIONS
 from trt_engine.backends.inductor.onnx_module import Kernels, OnnxModule
 from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
@@ -34,8 +34,10 @@ from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
 log = logging.getLogger(__name__)
 
 _REPEATS, _ROUNDS = 20, 3
+_CUDNN = "cudnn"
 _MANY_ROWS = 1024
 """Rows from which tiles are large: there are more of them than processors."""
+_FEW_ROWS = 32
 
 
 class Product(msgspec.Struct, frozen=True, order=True):
@@ -49,9 +51,11 @@ class Product(msgspec.Struct, frozen=True, order=True):
     activation: int
     has_bias: bool
     has_residual: bool
-    quantizes: bool
-    same_factors: bool
+    quantizes: bool = False
+    same_factors: bool = False
     """One factor for all columns of a quantized product."""
+    image: tuple[int, int, int] | None = None
+    """Count, height and width, whose product the rows are, of a 1x1 convolution."""
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -82,6 +86,13 @@ class _Recorder(Kernels):
 
         return record
 
+    def pointwise(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+        count, channels, high, wide = x.shape
+        self.products[name] = Product(
+            count * high * wide, weight.shape[0], channels, _name(x.dtype), _name(x.dtype), ACTIVATIONS.index("relu"),
+            bias is not None, residual is not None, image=(count, high, wide),
+        )  # fmt: skip
+
 
 @dataclass(slots=True)
 class ChosenKernels(Kernels):
@@ -91,15 +102,23 @@ class ChosenKernels(Kernels):
 
     def linear(self, name: str) -> Callable[..., Tensor]:
         choice = self.choices.get(name)
-        if choice is None:
-            return plain_linear
-        return _triton(Tiles.of(choice.tiles)) if choice.tiles is not None else LIBRARY[choice.way]
+        return plain_linear if choice is None else _way(choice)
+
+    def pointwise(
+        self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
+    ) -> Callable[..., Tensor] | None:
+        choice = self.choices.get(name)
+        return None if choice is None or choice.way == _CUDNN else _way(choice)
 
     @property
     def summary(self) -> str:
         """`cublas 12, 128x256x64 w4 s3 specialized 36`."""
         counted = Counter(choice.way for choice in self.choices.values())
         return ", ".join(f"{way} {count}" for way, count in counted.most_common())
+
+
+def _way(choice: Choice) -> Callable[..., Tensor]:
+    return _triton(Tiles.of(choice.tiles)) if choice.tiles is not None else LIBRARY[choice.way]
 
 
 def _triton(tiles: Tiles) -> Callable[..., Tensor]:
@@ -133,6 +152,8 @@ LIBRARY: dict[str, Callable[..., Tensor]] = {"cublas": plain_linear, "cublas epi
 
 
 def _library_ways(product: Product) -> list[str]:
+    if product.image is not None:
+        return [_CUDNN] if product.has_residual or not product.has_bias else [_CUDNN, "cublas epilogue"]
     half = product.factor_type in ("float16", "bfloat16")
     ways = ["cublas"]
     if half and product.activation and product.has_bias:
@@ -159,7 +180,9 @@ def choose_kernels(module: OnnxModule, examples: Sequence[Tensor], kept: Path, l
             if (choice := trial.choice(until)) is not None:
                 known[_key(item)] = choice
     if missing:
-        write_atomic(kept, msgspec.json.encode(known))
+        with FileLock(f"{kept}.lock"):  # other builds add theirs
+            known = _read(kept) | known
+            write_atomic(kept, msgspec.json.encode(known))
     return ChosenKernels({name: known[_key(item)] for name, item in recorder.products.items() if _key(item) in known})
 
 
@@ -186,15 +209,17 @@ def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]
     hopper = capability == (9, 0)
     many = product.rows >= _MANY_ROWS
     found: list[Tiles] = []
-    if many and hopper:
-        for rows, columns in ((128, 128), (128, 256), (256, 128)):
-            found += [Tiles(rows, columns, deep, 4, stages, True, True) for stages in (3, 4)]
-        found += [Tiles(128, 128, deep, 8, 4, True), Tiles(128, 128, deep, 4, 4)]
-    elif many:
-        found += [Tiles(128, 128, deep // 2, 4, 4), Tiles(128, 128, deep, 8, 3), Tiles(128, 64, deep, 4, 4)]
+    if many and hopper and product.image is None:
+        found += [Tiles(128, columns, deep, 4, 3, True, True) for columns in (128, 256)]
+    if many:
+        found += [Tiles(128, 128, deep, 4, 4), Tiles(128, 64, deep, 4, 4), Tiles(64, 256, deep, 4, 3)]
+        if product.image is not None:
+            found += [Tiles(128, 256, deep, 8, 3), Tiles(64, 64, deep, 4, 3)]
+    elif product.rows > _FEW_ROWS:
+        found += [Tiles(64, columns, depth, 4, stages) for columns in (32, 64) for depth, stages in ((2 * deep, 4), (deep, 5))]
+        found += [Tiles(64, 128, deep, 4, 5), Tiles(32, 64, deep, 4, 5)]
     else:
-        for rows, columns in ((64, 64), (64, 32), (32, 64), (32, 32), (64, 128), (16, 64)):
-            found += [Tiles(rows, columns, 2 * deep, 4, 4), Tiles(rows, columns, deep, 4, 5)]
+        found += [Tiles(rows, columns, depth, 4, 4) for rows, columns in ((16, 64), (16, 32), (32, 64)) for depth in (deep, 2 * deep)]
     yield from (tiles for tiles in found if product.depth % tiles.depth == 0)
 
 
@@ -210,6 +235,19 @@ class _Trial:
     def compile(self, tiles: Tiles) -> Tensor:
         return _triton(tiles)(*self.given)
 
+    def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, _: None, residual: Tensor | None, *more: Any) -> Tensor:
+        """The product as cuDNN's convolution, of channels-last views of the operands."""
+        sizes = self.product.image or (x.shape[0], 1, 1)
+
+        def image(rows: Tensor) -> Tensor:
+            return rows.view(*sizes, rows.shape[1]).permute(0, 3, 1, 2)
+
+        made = cudnn_conv_relu(
+            image(x), weight.t()[:, :, None, None], bias, None if residual is None else image(residual), [1, 1], [0, 0],
+            [1, 1],
+        )  # fmt: skip
+        return made.permute(0, 2, 3, 1).reshape(x.shape[0], -1)
+
     def choice(self, until: float) -> Choice | None:
         """The fastest that gives what PyTorch's operators give; None where the time is over."""
         if time.monotonic() > until:
@@ -224,7 +262,7 @@ class _Trial:
         limit = 0.05 * float(expected.abs().max())
         found: dict[str, tuple[float, Tiles | None]] = {}
         runs: list[tuple[str, Tiles | None, Callable[..., Tensor]]] = [
-            (way, None, LIBRARY[way]) for way in _library_ways(self.product)
+            (way, None, self.convolved if way == _CUDNN else LIBRARY[way]) for way in _library_ways(self.product)
         ]
         runs += [(str(tiles), tiles, _triton(tiles)) for tiles in self.compiled]
         for name, tiles, run in runs:
@@ -282,7 +320,7 @@ def _measured(call: Callable[[], Tensor]) -> float:
     with torch.cuda.graph(graph):
         for _ in range(_REPEATS):
             call()
-    times = []
+    times: list[float] = []
     for _ in range(_ROUNDS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()

@@ -23,7 +23,7 @@ X, WEIGHT, BIAS, RESIDUAL, X_SCALE, FACTORS, OUT_SCALE = range(7)
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu")
 _TILE = 16
 """Sizes of a quantized product that tensor cores take are multiples of it."""
-_QUANTIZED = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
+_QUANTIZED: dict[int, str] = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
 
 
 def fuse_linear(graph: GraphProto, *, on_gpu: bool = False, quantized_types: Collection[str] = ()) -> int:
@@ -165,7 +165,8 @@ class _LinearFuser:
     # -------------------------------------------------------------------------------------------- quantized layers
 
     def take_quantized(self, types: Collection[str]) -> list[str]:
-        """Outputs of the layers that were taken: MatMul and Gemm whose inputs both come from Q/DQ pairs, symmetric and per tensor (the weight: or per output channel)."""
+        """MatMul and Gemm whose inputs both come from symmetric Q/DQ pairs, per tensor (the weight: or per output); gives
+        the outputs of those that were taken."""
         taken: list[str] = []
         for node in list(self.graph.node) if types else ():
             if node.op_type not in ("MatMul", "Gemm") or walk.domain_of(node) or len(node.input) < 2:

@@ -19,7 +19,7 @@ import torch
 from onnx import NodeProto, numpy_helper
 
 from trt_engine.backends.inductor.attention import fuse_attention
-from trt_engine.backends.inductor.convolution import fuse_convolution
+from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches
 from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
 from trt_engine.errors import ModelError
 from trt_engine.graph import walk
@@ -111,6 +111,12 @@ class Kernels:
         from trt_engine.backends.inductor.fused_rules import plain_linear
 
         return plain_linear
+
+    def pointwise(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
+    ) -> Callable[..., torch.Tensor] | None:
+        """The function, with the arguments of `plain_linear`, of a 1x1 convolution with Relu; None: a convolution."""
+        return None
 
 
 class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is not installed
@@ -248,6 +254,7 @@ def load_graph(
     attentions = fuse_attention(proto.graph)
     if on_gpu:
         fuse_convolution(proto.graph)
+        fuse_patches(proto.graph)
     quantized = fuse_linear(proto.graph, on_gpu=on_gpu, quantized_types=quantized_types)
     return ImportedGraph(proto, attentions, quantized)
 

@@ -35,7 +35,8 @@ class Tiles:
 
     @staticmethod
     def of(numbers: Sequence[int]) -> Tiles:
-        return Tiles(*numbers[:5], *(bool(value) for value in numbers[5:]))
+        rows, columns, depth, warps, stages, tma, specialized = numbers
+        return Tiles(rows, columns, depth, warps, stages, bool(tma), bool(specialized))
 
     def __str__(self) -> str:
         kind = " specialized" if self.specialized else " tma" if self.tma else ""
