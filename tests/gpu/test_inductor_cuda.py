@@ -47,7 +47,17 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("sklearn")
     path = tmp_path_factory.mktemp("calibration") / "images.npz"
-    command = [sys.executable, str(CLASSIFIERS / "data.py"), "--split", "train", "--count", "256", "--inputs", "-o", str(path)]
+    command = [
+        sys.executable,
+        str(CLASSIFIERS / "data.py"),
+        "--split",
+        "train",
+        "--count",
+        "256",
+        "--inputs",
+        "-o",
+        str(path),
+    ]
     subprocess.run(command, check=True, timeout=120)
     return path
 
@@ -89,3 +99,39 @@ def test_a_second_build_measures_no_kernel_again(store: te.Store, half: Path) ->
     again = build(half, store, rebuild=True)
     assert again.passport.build.notes["kernels"] == first.passport.build.notes["kernels"]
     assert again.passport.build.seconds < first.passport.build.seconds
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("activation", "residual", "out_scale"), [(1, False, 0.0), (0, True, 0.0), (2, False, 0.02), (3, True, 0.0)]
+)
+def test_the_kernel_computes_what_pytorch_s_operators_compute(
+    kind: str, activation: int, residual: bool, out_scale: float
+) -> None:
+    import torch
+    import triton
+
+    from trt_engine.backends.inductor.fused_rules import plain_linear
+    from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
+
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+    dtype, quantized = getattr(torch, kind), kind in ("int8", "float8_e4m3fn")
+    capability = torch.cuda.get_device_capability()
+    if kind == "float8_e4m3fn" and capability < (8, 9):
+        pytest.skip("the GPU has no FP8")
+    out = torch.float16 if quantized else dtype
+    drawn = torch.Generator("cuda").manual_seed(0)
+    x, weight = (torch.randn(shape, device="cuda", generator=drawn) for shape in ((200, 256), (192, 256)))
+    x, weight = ((item * 40).clamp(-127, 127).to(dtype) if quantized else item.to(dtype) for item in (x, weight))
+    bias, rest = (torch.randn(shape, device="cuda", generator=drawn).to(out) for shape in ((192,), (200, 192)))
+    factors = torch.linspace(1e-5, 4e-5, 192, device="cuda") if quantized else None
+    more = (bias, factors, rest if residual else None, activation, out_scale if quantized else 0.0, out)
+    wanted = plain_linear(x, weight.t(), *more).float()
+    tiles = [Tiles(64, 64, 64, 4, 3), Tiles(128, 64, 64, 4, 3)]
+    if capability[0] == 9:
+        tiles += [Tiles(128, 128, 64, 4, 3, True), Tiles(128, 128, 64, 4, 3, True, True)]
+    for item in tiles:
+        found = run_linear(x, weight, *more, item.numbers).float()
+        # a value between two of a quantized output may be rounded to either
+        assert float((found - wanted).abs().max()) <= 0.07 * float(wanted.abs().max()), item
+        assert float((found - wanted).abs().mean()) <= 0.003 * float(wanted.abs().max()), item

@@ -14,7 +14,15 @@ import pytest
 
 from onnx_models import FLOAT, FP8, node, save
 from trt_engine.backends.inductor.convolution import CONV_RELU, PATCHES, fuse_convolution, fuse_patches
-from trt_engine.backends.inductor.linear import FACTORS, LINEAR, OUT_SCALE, RESIDUAL, X_SCALE, fuse_linear, quantized_layers
+from trt_engine.backends.inductor.linear import (
+    FACTORS,
+    LINEAR,
+    OUT_SCALE,
+    RESIDUAL,
+    X_SCALE,
+    fuse_linear,
+    quantized_layers,
+)
 from trt_engine.graph import walk
 
 BOTH = ("int8", "fp8")
@@ -193,7 +201,10 @@ def test_convolutions_that_cudnn_does_not_fuse_stay(change: dict[str, Any], tmp_
 
 
 def embedding(path: Path, stride: int = 4) -> Path:
-    weights = {"w": RNG.standard_normal((16, 3, 4, 4)).astype(np.float16), "b": RNG.standard_normal(16).astype(np.float16)}
+    weights = {
+        "w": RNG.standard_normal((16, 3, 4, 4)).astype(np.float16),
+        "b": RNG.standard_normal(16).astype(np.float16),
+    }
     nodes = [node("Conv", "x w b", "y", strides=[stride, stride])]
     half = onnx.TensorProto.FLOAT16
     return save(path, nodes, {"x": (half, ["n", 3, 14, 12])}, {"y": (half, ["n", 16, "h", "w"])}, weights)

@@ -35,6 +35,8 @@ from trt_engine.workers.process import spawn_worker
 log = logging.getLogger(__name__)
 
 _COMPILE_LIMIT_S = 6 * 3600.0
+_IMPORT_VERSION = 2
+"""Raised with every change of what a graph is imported to: part of an engine's key."""
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
 
 
@@ -44,7 +46,8 @@ class InductorBuilder:
     def identity(self, config: BuildConfig) -> str:
         kind, number = parse_device(config.device or "cpu")
         features = ",".join(info.cpu().features)
-        return f"inductor torch {torch_version()} {_gpu(number).compute_capability if kind == 'cuda' else features}"
+        machine = _gpu(number).compute_capability if kind == "cuda" else features
+        return f"inductor {_IMPORT_VERSION} torch {torch_version()} {machine}"
 
     def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
         options: InductorOptions = from_values(InductorOptions, config.options)
@@ -53,8 +56,8 @@ class InductorBuilder:
         kind, number = parse_device(config.device)
         board = _gpu(number) if kind == "cuda" else None
         tf32 = board is not None and config.precision == "tf32"
-        types = _quantized_types(board)
-        precision = Precision(requested=config.precision, shares=_shares(model, types, tf32=tf32))
+        types = quantized_types(board)
+        precision = Precision(requested=config.precision, shares=shares(model, types, tf32=tf32))
         _check_precision(precision, config, main_precision(model.graph))
         if board is None:
             check_half(precision.main_dtype)
@@ -108,13 +111,13 @@ def _gpu(number: int) -> info.Gpu:
     return found
 
 
-def _quantized_types(board: info.Gpu | None) -> tuple[str, ...]:
+def quantized_types(board: info.Gpu | None) -> tuple[str, ...]:
     """What tensor cores of the GPU multiply beside floating point, of the types the backend has a kernel for."""
     capability = float(board.compute_capability) if board is not None and board.compute_capability else 0.0
     return tuple(name for name, least in (("int8", 8.0), ("fp8", 8.9)) if capability >= least)
 
 
-def _shares(model: Model, quantized_types: tuple[str, ...], *, tf32: bool) -> dict[str, DtypeShare]:
+def shares(model: Model, quantized_types: tuple[str, ...], *, tf32: bool) -> dict[str, DtypeShare]:
     """Q/DQ pairs are computed as written, products in the dtype that DequantizeLinear gives, but for the linear layers that
     are computed in a quantized type."""
     written = model.graph.proto

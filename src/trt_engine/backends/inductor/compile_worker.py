@@ -75,7 +75,11 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = request.tf32
-    graph = load_graph(read_proto(Path(request.model), weights=True), on_gpu=device.type == "cuda", quantized_types=request.quantized_types)
+    graph = load_graph(
+        read_proto(Path(request.model), weights=True),
+        on_gpu=device.type == "cuda",
+        quantized_types=request.quantized_types,
+    )
     module = OnnxModule(graph.proto, device, RULES).eval()
     kernels = ""
     if device.type == "cuda":
@@ -121,9 +125,7 @@ def optimum(request: CompileRequest) -> list[Any]:
     """Zeros of the shapes that the first profile is optimized for."""
     import torch
 
-    return [
-        torch.zeros(item.opt, dtype=getattr(torch, item.dtype), device=request.device) for item in request.inputs
-    ]
+    return [torch.zeros(item.opt, dtype=getattr(torch, item.dtype), device=request.device) for item in request.inputs]
 
 
 def export(module: Any, request: CompileRequest) -> Any:

@@ -68,8 +68,8 @@ def _is_fusible(node: NodeProto, constants: dict[str, TensorProto]) -> bool:
 
 
 def fuse_patches(graph: GraphProto) -> int:
-    """Replace convolutions whose windows lie side by side, as of patch embeddings, by `_Patches`, `_Linear` and a Transpose, in
-    place; returns how many."""
+    """Replace convolutions whose windows do not overlap, as of patch embeddings, by `_Patches`, `_Linear` and a Transpose,
+    in place; returns how many."""
     constants = {item.name: item for item in graph.initializer}
     fused = 0
     for at, node in reversed(list(enumerate(graph.node))):

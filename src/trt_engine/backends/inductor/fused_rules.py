@@ -16,8 +16,8 @@ from trt_engine.backends.inductor.linear import (
     OUT_SCALE,
     RESIDUAL,
     WEIGHT,
-    X,
     X_SCALE,
+    X,
 )
 from trt_engine.backends.inductor.onnx_module import Call, torch_dtype
 

@@ -147,7 +147,11 @@ def _scaled(
     return finished(found, residual, activation, out_scale, x.dtype)
 
 
-LIBRARY: dict[str, Callable[..., Tensor]] = {"cublas": plain_linear, "cublas epilogue": _epilogue, "cublas fp8": _scaled}
+LIBRARY: dict[str, Callable[..., Tensor]] = {
+    "cublas": plain_linear,
+    "cublas epilogue": _epilogue,
+    "cublas fp8": _scaled,
+}
 """Ways of PyTorch's libraries."""
 
 
@@ -216,10 +220,16 @@ def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]
         if product.image is not None:
             found += [Tiles(128, 256, deep, 8, 3), Tiles(64, 64, deep, 4, 3)]
     elif product.rows > _FEW_ROWS:
-        found += [Tiles(64, columns, depth, 4, stages) for columns in (32, 64) for depth, stages in ((2 * deep, 4), (deep, 5))]
+        found += [
+            Tiles(64, columns, depth, 4, stages) for columns in (32, 64) for depth, stages in ((2 * deep, 4), (deep, 5))
+        ]
         found += [Tiles(64, 128, deep, 4, 5), Tiles(32, 64, deep, 4, 5)]
     else:
-        found += [Tiles(rows, columns, depth, 4, 4) for rows, columns in ((16, 64), (16, 32), (32, 64)) for depth in (deep, 2 * deep)]
+        found += [
+            Tiles(rows, columns, depth, 4, 4)
+            for rows, columns in ((16, 64), (16, 32), (32, 64))
+            for depth in (deep, 2 * deep)
+        ]
     yield from (tiles for tiles in found if product.depth % tiles.depth == 0)
 
 
@@ -235,7 +245,9 @@ class _Trial:
     def compile(self, tiles: Tiles) -> Tensor:
         return _triton(tiles)(*self.given)
 
-    def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None, _: None, residual: Tensor | None, *more: Any) -> Tensor:
+    def convolved(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, _: None, residual: Tensor | None, *more: Any
+    ) -> Tensor:
         """The product as cuDNN's convolution, of channels-last views of the operands."""
         sizes = self.product.image or (x.shape[0], 1, 1)
 

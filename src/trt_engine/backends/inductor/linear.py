@@ -1,4 +1,4 @@
-"""Linear layers in a graph: the product, its bias and, for a GPU, the activation, the residual and Q/DQ pairs as one node."""
+"""Linear layers in a graph: product and bias as one node, for a GPU with activation, residual and Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import make_initializer, read_tensor, retain_items, set_attribute, set_input
 
 LINEAR = "_Linear"
-"""Our own operator: x (N x ... x K), a weight (K x N), and by their places in `INPUTS` a bias (N), a residual of the output's shape
-that is added last, and those of a quantized layer, whose weight is stored quantized: the scale x is quantized with ("" where
-it is quantized already), the factors (N, FP32) of the quantized product, and the scale of a quantized output. The attribute
-`activation` is applied after the bias."""
+"""Our own operator: x (... x K), a weight (K x N), then at the places below a bias (N) and a residual of the output's shape,
+which is added last. A quantized layer, whose weight is stored quantized, has the scale that x is quantized with ("" where it
+is quantized already), the factors of the product (N, FP32), and the scale of a quantized output. The attribute `activation`
+is applied after the bias, `computes_in` is the output's type where x is quantized already."""
 X, WEIGHT, BIAS, RESIDUAL, X_SCALE, FACTORS, OUT_SCALE = range(7)
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu")
 _TILE = 16
@@ -123,7 +123,9 @@ class _LinearFuser:
             return False
         if node.op_type == LINEAR:
             return len(node.input) <= BIAS or not node.input[BIAS]
-        weight = self.constants.get(node.input[WEIGHT]) if node.op_type == "MatMul" and not walk.domain_of(node) else None
+        weight = (
+            self.constants.get(node.input[WEIGHT]) if node.op_type == "MatMul" and not walk.domain_of(node) else None
+        )
         return weight is not None and len(weight.dims) == 2
 
     def merge(self) -> None:
@@ -173,7 +175,9 @@ class _LinearFuser:
                 continue
             given = walk.attributes(node)
             transposed = bool(given.get("transB", 0))
-            if node.op_type == "Gemm" and (given.get("transA", 0) or {given.get("alpha", 1.0), given.get("beta", 1.0)} != {1.0}):
+            if node.op_type == "Gemm" and (
+                given.get("transA", 0) or {given.get("alpha", 1.0), given.get("beta", 1.0)} != {1.0}
+            ):
                 continue
             x, weight = self.activation(node.input[0]), self.weight(node.input[1], transposed=transposed)
             if x is None or weight is None or x.kind != weight.kind or _QUANTIZED[x.kind] not in types:
@@ -202,17 +206,30 @@ class _LinearFuser:
         if quantize is None or dequantize is None or quantize.op_type != "QuantizeLinear":
             return None
         first, second = self.symmetric(quantize), self.symmetric(dequantize)
-        if first is None or second is None or first.kind != second.kind or self.constants[first.scale].dims not in ([], [1]):
+        if (
+            first is None
+            or second is None
+            or first.kind != second.kind
+            or self.constants[first.scale].dims not in ([], [1])
+        ):
             return None
         same = first.scale == second.scale or np.array_equal(self.read(first.scale), self.read(second.scale))
-        return first if same and self.constants[first.scale].data_type == self.constants[second.scale].data_type else None
+        return (
+            first if same and self.constants[first.scale].data_type == self.constants[second.scale].data_type else None
+        )
 
     def weight(self, name: str, *, transposed: bool) -> _Quantized | None:
         """A stored matrix behind DequantizeLinear, with one scale or one of each output."""
         dequantize = self.makers.get(name)
         found = None if dequantize is None else self.symmetric(dequantize)
         stored = None if found is None else self.constants.get(found.name)
-        if found is None or dequantize is None or stored is None or len(stored.dims) != 2 or stored.data_type != found.kind:
+        if (
+            found is None
+            or dequantize is None
+            or stored is None
+            or len(stored.dims) != 2
+            or stored.data_type != found.kind
+        ):
             return None
         scale, outputs = list(self.constants[found.scale].dims), 0 if transposed else 1
         if scale not in ([], [1]) and (
@@ -222,7 +239,7 @@ class _LinearFuser:
         return found if not any(size % _TILE for size in stored.dims) else None
 
     def symmetric(self, node: NodeProto) -> _Quantized | None:
-        """What Q or DQ reads, its scale and its quantized type; None for one with a zero point, blocks, or a computed scale."""
+        """What Q or DQ reads, its scale and its quantized type; None for a zero point, blocks, or a computed scale."""
         if node.op_type not in _PAIR or walk.domain_of(node) or len(node.input) < 2:
             return None
         if walk.attributes(node).get("block_size", 0) or node.input[1] not in self.constants:
@@ -236,7 +253,13 @@ class _LinearFuser:
         elif node.op_type == "DequantizeLinear":
             stored = self.constants.get(node.input[0])
             maker = self.makers.get(node.input[0])
-            kind = stored.data_type if stored is not None else walk.attributes(maker).get("output_dtype", 0) if maker else 0
+            kind = (
+                stored.data_type
+                if stored is not None
+                else walk.attributes(maker).get("output_dtype", 0)
+                if maker
+                else 0
+            )
             if maker is not None and not kind and (before := self.symmetric(maker)) is not None:
                 kind = before.kind
         return _Quantized(node.input[0], node.input[1], kind) if kind in _QUANTIZED else None
@@ -274,7 +297,12 @@ class _LinearFuser:
     def take_output_scales(self) -> None:
         """A quantized layer between a layer and its activation and the next: the values between are stored quantized."""
         for node in self.graph.node:
-            if node.op_type != LINEAR or len(node.input) <= X_SCALE or not node.input[X_SCALE] or not self.private(node.input[X]):
+            if (
+                node.op_type != LINEAR
+                or len(node.input) <= X_SCALE
+                or not node.input[X_SCALE]
+                or not self.private(node.input[X])
+            ):
                 continue
             before = self.makers.get(node.input[X])
             if before is None or before.op_type != LINEAR or len(before.input) <= FACTORS:

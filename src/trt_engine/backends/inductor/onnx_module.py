@@ -239,9 +239,7 @@ class ImportedGraph:
     """Layers that are computed in a quantized type."""
 
 
-def load_graph(
-    proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types: Collection[str] = ()
-) -> ImportedGraph:
+def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types: Collection[str] = ()) -> ImportedGraph:
     """Functions inlined, constants as initializers, opset raised, attention and linear layers fused, for a GPU with what
     surrounds them."""
     if proto.functions:

@@ -19,7 +19,6 @@ from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.backends.inductor.onnx_module import Call, Rule, Scalars, Unsupported, to_tensor, torch_dtype
 from trt_engine.graph.constants import constant_tensor
 
-
 _ATTENTION_ORDER = [
     SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -46,13 +47,12 @@ class Tiles:
 @triton.jit
 def _activate(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == 1:
-        return 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     elif ACTIVATION == 2:  # the tanh form, by its exponential
-        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == 3:
-        return tl.maximum(x, 0.0)
-    else:
-        return x
+        x = tl.maximum(x, 0.0)
+    return x
 
 
 @triton.jit
