@@ -214,7 +214,9 @@ def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]
     many = product.rows >= _MANY_ROWS
     found: list[Tiles] = []
     if many and hopper and product.image is None:
-        found += [Tiles(128, columns, deep, 4, 3, True, True) for columns in (128, 256)]
+        found += [
+            Tiles(128, columns, deep, 4, 3, True, True) for columns in ((128,) if product.activation else (128, 256))
+        ]
     if many:
         found += [Tiles(128, 128, deep, 4, 4), Tiles(128, 64, deep, 4, 4), Tiles(64, 256, deep, 4, 3)]
         if product.image is not None:
