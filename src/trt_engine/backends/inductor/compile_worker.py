@@ -56,7 +56,7 @@ class CompileResult(msgspec.Struct, tag="result"):
     isa: str
     attentions: int
     kernels: str = ""
-    """How many linear layers have a kernel of our own."""
+    """What computes the linear layers, and how many each."""
 
 
 def compile_graph(request: CompileRequest) -> CompileResult:
