@@ -1,9 +1,11 @@
-"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel; those
-whose windows do not overlap as linear layers."""
+"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel; 1x1
+Conv with SiLU; those whose windows do not overlap as linear layers."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,49 +15,82 @@ from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import make_initializer, read_tensor
 
-CONV_RELU = "_ConvRelu"
-"""Our own operator: Conv's inputs x, weight and bias (or ""), and a residual (or "") that is added before Relu."""
+CONVOLUTION = "_Convolution"
+"""Our own operator: Conv's inputs x, weight and bias (or ""), and a residual (or "") that is added before the attribute
+`activation`: `relu`, or `silu` of a 1x1 convolution."""
 PATCHES = "_Patches"
 """Our own operator: the windows of `kernel_shape` of x (n x c x h x w), one beside the other: n x h' x w' x values."""
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def fuse_convolution(graph: GraphProto) -> int:
-    """Replace Conv and Relu, with an Add between, of half-precision 2-D convolutions, in place; returns how many."""
-    outputs = {item.name for item in graph.output}
-    constants = {item.name: item for item in graph.initializer}
-    readers = Counter(name for node in graph.node for name in node.input)
-    makers = {name: node for node in graph.node for name in node.output}
+    """Replace Conv and Relu, with an Add between, and 1x1 Conv with x * Sigmoid(x), of half-precision 2-D convolutions, in
+    place; returns how many."""
+    fuser = _ConvolutionFuser(graph)
+    return sum(
+        fuser.take(node) for node in list(graph.node) if node.op_type in ("Relu", "Mul") and not walk.domain_of(node)
+    )
 
-    def convolution(name: str) -> NodeProto | None:
-        node = makers.get(name)
-        if node is None or node.op_type != "Conv" or walk.domain_of(node) or readers[name] != 1 or name in outputs:
+
+@dataclass(slots=True)
+class _ConvolutionFuser:
+    """Edits the nodes of a graph."""
+
+    graph: GraphProto
+    outputs: set[str] = field(init=False)
+    constants: dict[str, TensorProto] = field(init=False)
+    readers: Counter[str] = field(init=False)
+    makers: dict[str, NodeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = {item.name for item in self.graph.output}
+        self.constants = {item.name: item for item in self.graph.initializer}
+        self.readers = Counter(name for node in self.graph.node for name in node.input)
+        self.makers = {name: node for node in self.graph.node for name in node.output}
+
+    def maker(self, name: str, op: str, readers: int = 1) -> NodeProto | None:
+        """The node of this operator that makes a tensor, which so many nodes read and which is not an output."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != op or walk.domain_of(node):
             return None
-        return node if _is_fusible(node, constants) else None
+        return node if self.readers[name] == readers and name not in self.outputs else None
 
-    fused = 0
-    for relu in list(graph.node):
-        if relu.op_type != "Relu" or walk.domain_of(relu):
-            continue
-        conv, residual, added = convolution(relu.input[0]), "", makers.get(relu.input[0])
-        if conv is None and added is not None and added.op_type == "Add" and not walk.domain_of(added):
-            if readers[added.output[0]] != 1 or added.output[0] in outputs:
+    def convolution(self, name: str, readers: int = 1) -> NodeProto | None:
+        node = self.maker(name, "Conv", readers)
+        return node if node is not None and _is_fusible(node, self.constants) else None
+
+    def take(self, node: NodeProto) -> bool:
+        """Relu, or the product of SiLU, with the nodes before it."""
+        if node.op_type == "Mul":
+            return self.take_silu(node)
+        conv, residual, between = self.convolution(node.input[0]), "", []
+        if conv is None and (added := self.maker(node.input[0], "Add")) is not None:
+            at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)
+            if at is not None and added.input[0] != added.input[1] and added.input[1 - at] not in self.constants:
+                conv, residual, between = self.convolution(added.input[at]), added.input[1 - at], [added]
+        return conv is not None and self.replace(node, conv, residual, "relu", between)
+
+    def take_silu(self, node: NodeProto) -> bool:
+        for x, gate in (tuple(node.input), tuple(reversed(node.input))):
+            sigmoid, conv = self.maker(gate, "Sigmoid"), self.convolution(x, readers=2)
+            if sigmoid is None or conv is None or sigmoid.input[0] != x:
                 continue
-            at = next((at for at in (0, 1) if convolution(added.input[at]) is not None), None)
-            if at is None or added.input[0] == added.input[1] or added.input[1 - at] in constants:
-                continue
-            conv, residual = convolution(added.input[at]), added.input[1 - at]
-            graph.node.remove(added)
-        if conv is None:
-            continue
+            one = list(self.constants[conv.input[1]].dims[2:]) == [1, 1]
+            if one and set(walk.attributes(conv).get("strides", [1])) == {1}:
+                return self.replace(node, conv, "", "silu", [sigmoid])
+        return False
+
+    def replace(
+        self, node: NodeProto, conv: NodeProto, residual: str, activation: str, between: Sequence[NodeProto]
+    ) -> bool:
+        """The convolution in the place of the last node."""
         inputs = [*conv.input[:2], conv.input[2] if len(conv.input) > 2 else "", residual]
-        made = helper.make_node(CONV_RELU, inputs, list(relu.output), name=conv.name)
+        made = helper.make_node(CONVOLUTION, inputs, list(node.output), name=conv.name, activation=activation)
         made.attribute.extend(conv.attribute)
-        graph.node.remove(conv)
-        relu.CopyFrom(made)
-        makers[relu.output[0]] = relu
-        fused += 1
-    return fused
+        for gone in (*between, conv):
+            self.graph.node.remove(gone)
+        node.CopyFrom(made)
+        return True
 
 
 def _is_fusible(node: NodeProto, constants: dict[str, TensorProto]) -> bool:

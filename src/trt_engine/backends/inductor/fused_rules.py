@@ -22,7 +22,7 @@ from trt_engine.backends.inductor.linear import (
 from trt_engine.backends.inductor.onnx_module import Call, torch_dtype
 
 _APPLY: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu,
+    lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu, nn.silu,
 )  # fmt: skip
 
 
@@ -83,27 +83,39 @@ def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(statically_known_true(a == b) for a, b in zip(first, second, strict=True))
 
 
-def conv_relu(call: Call) -> Tensor:
-    """relu(conv(x) + residual): on a GPU by cuDNN's fused convolution, or as the product that was chosen for a 1x1 one."""
+def convolution(call: Call) -> Tensor:
+    """activation(conv(x) + residual): on a GPU by cuDNN's fused convolution, or as the product chosen for a 1x1 one."""
     x, weight, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
     strides, dilations = list(call.attribute("strides", [1, 1])), list(call.attribute("dilations", [1, 1]))
-    pads = list(call.attribute("pads", [0] * 4))[:2]
-    if x.device.type != "cuda":
-        found = nn.conv2d(x, weight, bias, strides, pads, dilations)
-        return torch.relu(found if residual is None else found + residual)
-    x = x.contiguous(memory_format=torch.channels_last)
-    if residual is not None:
-        residual = residual.contiguous(memory_format=torch.channels_last)
-    if list(weight.shape[2:]) == [1, 1] == strides and not any(pads):
-        product = call.kernels.pointwise(call.node.output[0], x, weight, bias, residual)
-        if product is not None:
-            outputs, channels = weight.shape[:2]
-            rows = None if residual is None else residual.permute(0, 2, 3, 1).reshape(-1, outputs)
-            matrix = weight.reshape(outputs, channels).t()
-            relu = ACTIVATIONS.index("relu")
-            found = product(x.permute(0, 2, 3, 1).reshape(-1, channels), matrix, bias, None, rows, relu, 0.0, x.dtype)
-            return found.reshape(x.shape[0], *x.shape[2:], outputs).permute(0, 3, 1, 2)
-    return cudnn_conv_relu(x, weight, bias, residual, strides, pads, dilations)
+    pads, activation = list(call.attribute("pads", [0] * 4))[:2], ACTIVATIONS.index(call.attribute("activation"))
+    if x.device.type == "cuda":
+        x = x.contiguous(memory_format=torch.channels_last)
+        if residual is not None:
+            residual = residual.contiguous(memory_format=torch.channels_last)
+        if list(weight.shape[2:]) == [1, 1] == strides and not any(pads):
+            product = call.kernels.pointwise(call.node.output[0], x, weight, bias, residual, activation)
+            if product is not None:
+                return _pointwise(product, x, weight, bias, residual, activation)
+        if activation == ACTIVATIONS.index("relu"):
+            return cudnn_conv_relu(x, weight, bias, residual, strides, pads, dilations)
+    found = nn.conv2d(x, weight, bias, strides, pads, dilations)
+    return _APPLY[activation](found if residual is None else found + residual)
+
+
+def _pointwise(
+    product: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: int,
+) -> Tensor:
+    """A 1x1 convolution of channels-last tensors as the product of its positions."""
+    outputs, channels = weight.shape[:2]
+    rows = None if residual is None else residual.permute(0, 2, 3, 1).reshape(-1, outputs)
+    matrix = weight.reshape(outputs, channels).t()
+    found = product(x.permute(0, 2, 3, 1).reshape(-1, channels), matrix, bias, None, rows, activation, 0.0, x.dtype)
+    return found.reshape(x.shape[0], *x.shape[2:], outputs).permute(0, 3, 1, 2)
 
 
 def cudnn_conv_relu(

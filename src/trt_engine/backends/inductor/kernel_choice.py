@@ -24,6 +24,7 @@ import torch
 import triton
 from filelock import FileLock, Timeout
 from torch import Tensor
+from torch.nn.functional import silu
 
 from trt_engine.atomic_io import write_atomic
 from trt_engine.backends.inductor.fused_rules import cudnn_conv_relu, finished, plain_linear
@@ -88,10 +89,12 @@ class _Recorder(Kernels):
 
         return record
 
-    def pointwise(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> None:
+    def pointwise(
+        self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: int
+    ) -> None:
         count, channels, high, wide = x.shape
         self.products[name] = Product(
-            count * high * wide, weight.shape[0], channels, _name(x.dtype), _name(x.dtype), ACTIVATIONS.index("relu"),
+            count * high * wide, weight.shape[0], channels, _name(x.dtype), _name(x.dtype), activation,
             bias is not None, residual is not None, image=(count, high, wide),
         )  # fmt: skip
 
@@ -107,7 +110,7 @@ class ChosenKernels(Kernels):
         return plain_linear if choice is None else _way(choice)
 
     def pointwise(
-        self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
+        self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: int
     ) -> Callable[..., Tensor] | None:
         choice = self.choices.get(name)
         return None if choice is None or choice.way == _CUDNN else _way(choice)
@@ -159,10 +162,11 @@ LIBRARY: dict[str, Callable[..., Tensor]] = {
 
 def _library_ways(product: Product) -> list[str]:
     if product.image is not None:
-        return [_CUDNN] if product.has_residual or not product.has_bias else [_CUDNN, "cublas epilogue"]
+        relu = ACTIVATIONS[product.activation] == "relu"
+        return [_CUDNN, "cublas epilogue"] if relu and product.has_bias and not product.has_residual else [_CUDNN]
     half = product.factor_type in ("float16", "bfloat16")
     ways = ["cublas"]
-    if half and product.activation and product.has_bias:
+    if half and product.has_bias and ACTIVATIONS[product.activation] in ("gelu", "gelu_tanh", "relu"):
         ways.append("cublas epilogue")  # the tanh form differs by 5e-4 at most, half of what FP16 rounds values of 1 by
     if product.factor_type == "float8_e4m3fn" and product.same_factors and product.out_type != "float32":
         ways.append("cublas fp8")
@@ -258,10 +262,12 @@ class _Trial:
         def image(rows: Tensor) -> Tensor:
             return rows.view(*sizes, rows.shape[1]).permute(0, 3, 1, 2)
 
-        made = cudnn_conv_relu(
-            image(x), weight.t()[:, :, None, None], bias, None if residual is None else image(residual), [1, 1], [0, 0],
-            [1, 1],
-        )  # fmt: skip
+        kernel = weight.t()[:, :, None, None]
+        if ACTIVATIONS[self.product.activation] == "silu":  # PyTorch's compiler joins the bias to it
+            made = silu(torch.conv2d(image(x), kernel))
+        else:
+            added = None if residual is None else image(residual)
+            made = cudnn_conv_relu(image(x), kernel, bias, added, [1, 1], [0, 0], [1, 1])
         return made.permute(0, 2, 3, 1).reshape(x.shape[0], -1)
 
     def choice(self, until: float) -> Choice | None:
@@ -300,7 +306,7 @@ class _Trial:
         return Choice(best, None if tiles is None else tuple(tiles.numbers), measured)
 
     def microseconds(self, name: str, run: Callable[..., Tensor]) -> float:
-        """Of the layer; where the residual is added apart, with what that costs in a kernel that PyTorch's compiler joins."""
+        """Of the layer; where the residual is added apart, with what that costs in a kernel that the compiler joins."""
         residual = self.given[4]
         if residual is None or name not in LIBRARY:
             return _measured(functools.partial(run, *self.given))

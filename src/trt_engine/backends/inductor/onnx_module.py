@@ -113,9 +113,10 @@ class Kernels:
         return plain_linear
 
     def pointwise(
-        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
-    ) -> Callable[..., torch.Tensor] | None:
-        """The function, with the arguments of `plain_linear`, of a 1x1 convolution with Relu; None: a convolution."""
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        residual: torch.Tensor | None, activation: int,
+    ) -> Callable[..., torch.Tensor] | None:  # fmt: skip
+        """The function, with the arguments of `plain_linear`, of a 1x1 convolution; None: a convolution."""
         return None
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trt_engine.backends.inductor.attention import ATTENTION
-from trt_engine.backends.inductor.convolution import CONV_RELU, PATCHES
-from trt_engine.backends.inductor.fused_rules import conv_relu, linear, patches
+from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES
+from trt_engine.backends.inductor.fused_rules import convolution, linear, patches
 from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.backends.inductor.onnx_module import Call, Rule, Scalars, Unsupported, to_tensor, torch_dtype
 from trt_engine.graph.constants import constant_tensor
@@ -508,7 +508,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
 RULES: dict[str, Rule] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(function) for name, function in _BINARY.items()},
-    ATTENTION: _attention, LINEAR: linear, CONV_RELU: conv_relu, PATCHES: patches,
+    ATTENTION: _attention, LINEAR: linear, CONVOLUTION: convolution, PATCHES: patches,
     "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin), "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm, "Cast": lambda call: call.tensor(0).to(torch_dtype(call.attributes["to"])),
     "CastLike": lambda call: call.tensor(0).to(call.tensor(1).dtype), "Clip": _clip,
