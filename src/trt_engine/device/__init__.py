@@ -114,6 +114,10 @@ class Graph(Protocol):
     """Captured work for replay."""
 
     def replay(self, stream: Stream) -> None: ...
+    def launcher(self, stream: Stream) -> Callable[[], None]:
+        """`replay` on that stream, for repeated calls: the caller keeps the graph, its buffers and the stream open."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -182,6 +186,10 @@ class Device(Protocol):
         """Another library's array on this device as a buffer without a copy; later work on `stream` is ordered after the
         owner's. Accepts C-contiguous arrays with DLPack or `__cuda_array_interface__`.
         """
+        ...
+
+    def address(self, array: Any, stream: Stream) -> int:
+        """The address of an array, by the rules of `borrow`; the caller keeps the array until the work is done."""
         ...
 
     def stream(self) -> Stream: ...

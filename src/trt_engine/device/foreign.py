@@ -9,33 +9,47 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trt_engine.errors import UsageError
 
-Found: TypeAlias = tuple[int, int, int, int]
-"""Address, size in bytes, GPU index, handle of the owner's current stream on that GPU."""
-Reader: TypeAlias = Callable[[Any], Found | None]
-"""None for an array that only a capsule describes: on the host, strided, or one the library refuses to export."""
-
-_readers: dict[type, Reader] = {}
+Found: TypeAlias = tuple[int, int, int]
+"""Address, GPU index, handle of the owner's current stream on that GPU."""
 
 
-def reader_for(kind: type) -> Reader | None:
-    """The reader of arrays of exactly this type; None for types that are read through DLPack."""
-    found = _readers.get(kind)
+@dataclass(frozen=True, slots=True)
+class ArrayLibrary:
+    """How the arrays of a library are read."""
+
+    read: Callable[[Any], Found | None]
+    """None for an array that only a capsule describes: on the host, strided, or one the library refuses to export."""
+    address_of: Callable[[Any], Callable[[], int]]
+    """For an array, a function that returns its address now."""
+    current_stream: Callable[[int], int]
+    """The handle of the library's current stream on a GPU."""
+
+
+readers: dict[type, Callable[[Any], Found | None]] = {}
+"""`ArrayLibrary.read` of the types seen by `library_of`."""
+_libraries: dict[type, ArrayLibrary] = {}
+
+
+def library_of(kind: type) -> ArrayLibrary | None:
+    """The library of arrays of exactly this type; None for types that are read through DLPack."""
+    found = _libraries.get(kind)
     if found is not None:
         return found
     if (torch := sys.modules.get("torch")) is not None and kind is getattr(torch, "Tensor", None):
-        found = _torch_reader(torch)
+        found = _torch(torch)
     elif (cupy := sys.modules.get("cupy")) is not None and kind is getattr(cupy, "ndarray", None):
-        found = _cupy_reader(cupy)
+        found = _cupy(cupy)
     if found is not None:
-        _readers[kind] = found
+        _libraries[kind], readers[kind] = found, found.read
     return found
 
 
-def _torch_reader(torch: Any) -> Reader:
+def _torch(torch: Any) -> ArrayLibrary:
     # torch's own function beneath `torch.cuda.current_stream`, which makes an object of 2 us
     current = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
         lambda index: torch.cuda.current_stream(index).cuda_stream
@@ -48,24 +62,27 @@ def _torch_reader(torch: Any) -> Reader:
             if not tensor.is_contiguous():
                 return None
             index = tensor.get_device()
-            return tensor.data_ptr(), tensor.numel() * tensor.element_size(), index, current(index)
+            return tensor.data_ptr(), index, current(index)
         except RuntimeError:  # sparse, or without storage
             return None
 
-    return read
+    return ArrayLibrary(read, lambda tensor: tensor.data_ptr, current)
 
 
-def _cupy_reader(cupy: Any) -> Reader:
-    current = cupy.cuda.get_current_stream
+def _cupy(cupy: Any) -> ArrayLibrary:
+    stream_on = cupy.cuda.get_current_stream
+
+    def current(index: int) -> int:
+        return stream_on(index).ptr  # type: ignore[no-any-return]
 
     def read(array: Any) -> Found | None:
         if not array.flags.c_contiguous:
             return None
         memory = array.data
         index = memory.device_id
-        return memory.ptr, array.nbytes, index, current(index).ptr
+        return memory.ptr, index, stream_on(index).ptr
 
-    return read
+    return ArrayLibrary(read, lambda array: lambda: array.data.ptr, current)
 
 
 def stream_handle(stream: Any) -> int:

@@ -173,7 +173,8 @@ class ContextPool(RunnerBase):
         queue = self._wait_queue
         return PoolStats(
             contexts=len(queue.slots), busy=queue.busy, waiting=queue.waiting, rejected=queue.rejected,
-            timeouts=queue.timeouts, wait=queue.wait_summary(), graphs=self._policy.stats(), memory=memory,
+            timeouts=queue.timeouts, wait=queue.wait_summary(), memory=memory,
+            graphs=self._policy.stats(sum(slot.executor.replayed for slot in queue.slots)),
         )  # fmt: skip
 
     def reject_waiting(self) -> None:
@@ -193,7 +194,8 @@ class ContextPool(RunnerBase):
         slot = queue.acquire(parts[0], size)
         try:
             with slot.running:
-                self._require_open()
+                if self._released:
+                    self._require_open()
                 return slot.executor.run(parts, events, on_device, size)
         finally:
             queue.release(slot)

@@ -16,7 +16,7 @@ import numpy as np
 
 from trt_engine.config.profiles import Profile
 from trt_engine.device.dlpack import DeviceArray
-from trt_engine.device.foreign import reader_for
+from trt_engine.device.foreign import library_of
 from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
@@ -379,7 +379,7 @@ class InferenceEngine(RichDisplay):
                     break
                 if array.dtype is not dtype and (place is None or array.dtype != dtype):  # type: ignore[attr-defined]
                     break
-                if place is not None and _device_of(array) != place:
+                if place is not None and array.device != place:  # type: ignore[attr-defined]
                     break
             else:
                 return feeds
@@ -531,7 +531,7 @@ def _device_of(array: Any) -> Any:
 
 def _has_device(kind: type) -> bool:
     """Whether arrays of this type have their place in `device`: ours, torch's and CuPy's."""
-    return kind is DeviceArray or reader_for(kind) is not None
+    return kind is DeviceArray or library_of(kind) is not None
 
 
 def _feed_snapshot(feeds: dict[str, Any]) -> tuple[tuple[str, type, Any, Any, Any], ...] | None:
@@ -541,7 +541,7 @@ def _feed_snapshot(feeds: dict[str, Any]) -> tuple[tuple[str, type, Any, Any, An
         kind = type(array)
         if kind is not np.ndarray and not _has_device(kind):
             return None
-        found.append((name, kind, array.dtype, array.shape, None if kind is np.ndarray else _device_of(array)))
+        found.append((name, kind, array.dtype, array.shape, None if kind is np.ndarray else array.device))
     return tuple(found)
 
 

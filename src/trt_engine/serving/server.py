@@ -78,9 +78,9 @@ class Server(RichDisplay):
             made = listen(self._config.host, port)
         except (OSError, UnicodeError) as error:
             self._close_sockets()
-            found = isinstance(error, OSError) and error.errno is not None and error.errno > 0  # else no address
-            reason = os.strerror(error.errno).lower() if found else "this is not an address of this machine"
-            hint = f"`{flag} 0` takes any free port" if found else "`--host 0.0.0.0` is every address"
+            number = (error.errno or 0) if isinstance(error, OSError) else 0  # not positive where the address is wrong
+            reason = os.strerror(number).lower() if number > 0 else "this is not an address of this machine"
+            hint = f"`{flag} 0` takes any free port" if number > 0 else "`--host 0.0.0.0` is every address"
             raise SetupError(f"cannot listen at {self._config.host}:{port}: {reason}", hint=hint) from error
         self._sockets.append(made)
         return made

@@ -228,13 +228,13 @@ class CudaDevice:
             if array.buffer.external_streams:  # who was lent it may have written to it since
                 stream.wait_for_external(array.buffer.external_streams)
             return BorrowedBuffer(self, array.buffer.pointer, array.nbytes, array)
-        read = foreign.reader_for(type(array))
-        if read is not None and (found := read(array)) is not None:
-            pointer, nbytes, number, producer = found
-            if number != self.number and nbytes:
+        library = foreign.library_of(type(array))
+        if library is not None and (found := library.read(array)) is not None:
+            pointer, number, producer = found
+            if number != self.number and array.nbytes:
                 raise self._wrong_device_error()
             stream.order_after(producer)
-            return BorrowedBuffer(self, pointer, nbytes, array)
+            return BorrowedBuffer(self, pointer, array.nbytes, array)
         with self.activate(), RelaxedCapture():
             lent = dlpack.import_array(array, stream.handle)
             number = self._device_of(lent.pointer) if lent.device_id is None else lent.device_id
@@ -243,6 +243,13 @@ class CudaDevice:
             if lent.stream is not None:
                 stream.order_after(lent.stream)
         return BorrowedBuffer(self, lent.pointer, lent.nbytes, lent)
+
+    def address(self, array: Any, stream: Any) -> int:
+        read = foreign.readers.get(type(array))
+        if read is not None and (found := read(array)) is not None and found[1] == self.number:
+            stream.order_after(found[2])
+            return found[0]
+        return self.borrow(array, stream).pointer
 
     def _wrong_device_error(self) -> UsageError:
         return UsageError(f"an array of another device was passed to `{self.name}`", hint="copy it there first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -106,6 +107,10 @@ class RelaxedCapture:
             driver.cuThreadExchangeStreamCaptureMode(self._before)
 
 
+def _unavailable(*_: Any) -> int:
+    return -1
+
+
 class DriverCalls:
     """Driver calls of the hot path through ctypes; each returns a status, 0 for success.
 
@@ -114,44 +119,29 @@ class DriverCalls:
     """
 
     def __init__(self, library: str = "libcuda.so.1") -> None:
-        self.available = False
+        self.exchange_mode: Callable[..., int] = _unavailable
+        """Exchanges the capture mode of this thread for that of a `ctypes.c_int`, given by reference."""
+        self.synchronize_stream: Callable[[int], int] = _unavailable
+        self.copy_async: Callable[[int, int, int, int], int] = _unavailable
+        """Target, source, bytes, stream; the driver may refuse in a thread with no or another context."""
+        self.launch_graph: Callable[[int, int], int] = _unavailable
+        """Graph, stream."""
+        self.record_event: Callable[[int, int], int] = _unavailable
+        """Event, stream."""
+        self.wait_event: Callable[[int, int, int], int] = _unavailable
+        """Stream, event, 0."""
         try:
             brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second releases the GIL
-            self._exchange = brief.cuThreadExchangeStreamCaptureMode
-            self._wait, self._copy, self._launch = long.cuStreamSynchronize, long.cuMemcpyAsync, long.cuGraphLaunch
-            self._record, self._wait_event = long.cuEventRecord, long.cuStreamWaitEvent
+            exchange, wait, copy = brief.cuThreadExchangeStreamCaptureMode, long.cuStreamSynchronize, long.cuMemcpyAsync
+            launch, record, wait_event = long.cuGraphLaunch, long.cuEventRecord, long.cuStreamWaitEvent
         except (OSError, AttributeError):
             return
         address = ctypes.c_void_p
-        self._exchange.argtypes = self._wait.argtypes = (address,)
-        self._copy.argtypes, self._launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
-        self._record.argtypes, self._wait_event.argtypes = (address, address), (address, address, ctypes.c_uint)
-        self._relaxed = int(RELAXED_MODE)
-        self.available = True
-
-    def synchronize_stream(self, stream: int) -> int:
-        """Synchronize a stream in relaxed capture mode, in any context."""
-        if not self.available:
-            return -1
-        mode = ctypes.c_int(self._relaxed)
-        place = ctypes.byref(mode)
-        if status := self._exchange(place):
-            return int(status)
-        try:
-            return int(self._wait(stream))
-        finally:
-            self._exchange(place)
-
-    def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> int:
-        """Copy in the stream's context; the driver may refuse in a thread with no or another context."""
-        return int(self._copy(target, source, nbytes, stream)) if self.available else -1
-
-    def order_streams(self, later: int, earlier: int, event: int) -> int:
-        """Order the later work of one stream after the present work of another, by recording `event`."""
-        return int(self._record(event, earlier) or self._wait_event(later, event, 0)) if self.available else -1
-
-    def launch_graph(self, graph: int, stream: int) -> int:
-        return int(self._launch(graph, stream)) if self.available else -1
+        exchange.argtypes = wait.argtypes = (address,)
+        copy.argtypes, launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
+        record.argtypes, wait_event.argtypes = (address, address), (address, address, ctypes.c_uint)
+        self.exchange_mode, self.synchronize_stream, self.copy_async = exchange, wait, copy
+        self.launch_graph, self.record_event, self.wait_event = launch, record, wait_event
 
 
 driver_calls = DriverCalls()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -40,6 +41,15 @@ class CudaGraph:
             return
         with self._device.activate():
             self._device.check_status(driver.cuGraphLaunch(self._handle, stream.handle))
+
+    def launcher(self, stream: Stream) -> Callable[[], None]:
+        graph, handle, launch, replay = self._address, stream.handle, driver_calls.launch_graph, self.replay
+
+        def run() -> None:
+            if launch(graph, handle):
+                replay(stream)  # raises
+
+        return run
 
     def close(self) -> None:
         self._buffers = ()
