@@ -317,7 +317,7 @@ def main() -> int:
     if args.table:
         import suite_table
 
-        return int(suite_table.write(read(args.out)))
+        return int(suite_table.write(read(args.out), args.out.name))
     os.environ.setdefault("CXX", "/usr/bin/g++")
     with contextlib.ExitStack() as stack:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-suite-")))

@@ -148,12 +148,12 @@ def steps(record: dict[str, Any]) -> Iterator[str]:
         yield f"\n{name}: not measured ({reason})"
 
 
-def page(records: Sequence[dict[str, Any]]) -> Iterator[str]:
+def page(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
     suite, split = latest(records, "suite"), latest(records, "steps")
     machine = (suite or split)[-1]["environment"]
     yield "# GPU benchmark suite"
     yield ""
-    yield "Written by `python benchmarks/gpu/suite.py --table` from benchmarks/results/gpu-suite-h200.jsonl; do not edit."
+    yield f"Written by `python benchmarks/gpu/suite.py --table` from benchmarks/results/{source}; do not edit."
     yield ""
     yield f"Machine: {machine['gpu'] or machine['cpu']}, driver {machine['driver']}, {libraries(machine)}."
     ceilings = next((record["ceilings"] for record in reversed(suite) if record["ceilings"]), {})
@@ -218,12 +218,12 @@ def chart(records: Sequence[dict[str, Any]]) -> str:
     ])  # fmt: skip
 
 
-def write(records: Sequence[dict[str, Any]], page_path: Path = PAGE, chart_path: Path = CHART) -> int:
-    """Write both files; 5 where there is no record."""
+def write(records: Sequence[dict[str, Any]], source: str, page_path: Path = PAGE, chart_path: Path = CHART) -> int:
+    """Write both files; 5 where there is no record. `source`: the file the records are from."""
     if not records:
         print("no records")
         return 5
-    page_path.write_text("\n".join(page(records)) + "\n", encoding="utf-8")
+    page_path.write_text("\n".join(page(records, source)) + "\n", encoding="utf-8")
     chart_path.write_text(chart(latest(records, "suite")), encoding="utf-8")
     print(f"wrote {page_path.name} and {chart_path.name}")
     return 0

@@ -10,6 +10,7 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import onnx_models
@@ -218,3 +219,41 @@ def test_a_half_type_that_the_processor_has_no_instructions_for_is_refused(
                 building.check_half(dtype)
         else:
             building.check_half(dtype)
+
+
+# ------------------------------------------------------------------------------------------------ precision
+
+
+def board(capability: str) -> info.Gpu:
+    return replace(H200, compute_capability=capability)
+
+
+@pytest.mark.parametrize(
+    ("capability", "types"), [("7.5", ()), ("8.6", ("int8",)), ("9.0", ("int8", "fp8")), ("10.0", ("int8", "fp8"))]
+)
+def test_quantized_types_are_those_of_the_tensor_cores(capability: str, types: tuple[str, ...]) -> None:
+    assert building.quantized_types(board(capability)) == types
+
+
+def test_a_cpu_computes_no_layer_in_a_quantized_type() -> None:
+    assert building.quantized_types(None) == ()
+
+
+def test_shares_are_of_what_layers_compute_in(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.integers(-9, 9, (32, 32), dtype=np.int8), "v": rng.integers(-9, 9, (32, 20), dtype=np.int8),
+        "s": np.float32(0.1), "z": np.int8(0),
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", "x s z", "xq"), node("DequantizeLinear", "xq s z", "xd"),
+        node("DequantizeLinear", "w s z", "wd"), node("MatMul", "xd wd", "h"), node("QuantizeLinear", "h s z", "hq"),
+        node("DequantizeLinear", "hq s z", "hd"), node("DequantizeLinear", "v s z", "vd"), node("MatMul", "hd vd", "y"),
+    ]  # fmt: skip
+    model = open_model(save(tmp_path / "m.onnx", nodes, {"x": (FLOAT, [4, 32])}, {"y": (FLOAT, [4, 20])}, weights))
+    assert {kind: share.macs for kind, share in building.shares(model, (), tf32=False).items() if share.macs} == {
+        "fp32": 1.0
+    }
+    # 20 outputs are not a multiple of 16: that layer stays in floating point
+    found = {kind: share.macs for kind, share in building.shares(model, ("int8",), tf32=False).items()}
+    assert found["int8"] == pytest.approx(32 / 52) and found["fp32"] == pytest.approx(20 / 52)

@@ -15,6 +15,7 @@ import msgspec
 
 from trt_engine.backends.inductor.compatibility import required_features, torch_version
 from trt_engine.backends.inductor.compile_worker import CompileRequest, CompileResult, InputRange
+from trt_engine.backends.inductor.linear import quantized_layers
 from trt_engine.backends.inductor.operators import check_model
 from trt_engine.backends.inductor.options import InductorOptions
 from trt_engine.config.build import BuildConfig
@@ -22,10 +23,11 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values
 from trt_engine.device import info, parse_device
 from trt_engine.errors import BuildError, PrecisionError, SetupError
-from trt_engine.graph.dtype_breakdown import dtype_shares, main_precision
+from trt_engine.graph.dtype_breakdown import compute_layers, count_parameters, main_precision, shares_by_dtype
+from trt_engine.graph.load import read_proto
 from trt_engine.model import Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
-from trt_engine.records.passport import GRAPH_DTYPE, NOT_FUSED, Precision, Requirements
+from trt_engine.records.passport import GRAPH_DTYPE, NOT_FUSED, DtypeShare, Precision, Requirements
 from trt_engine.workers.crash import exit_name, ran_out_of_memory, restore_error
 from trt_engine.workers.messages import ErrorMessage, LogMessage
 from trt_engine.workers.process import spawn_worker
@@ -33,6 +35,8 @@ from trt_engine.workers.process import spawn_worker
 log = logging.getLogger(__name__)
 
 _COMPILE_LIMIT_S = 6 * 3600.0
+_IMPORT_VERSION = 2
+"""Raised with every change of what a graph is imported to: part of an engine's key."""
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
 
 
@@ -42,7 +46,8 @@ class InductorBuilder:
     def identity(self, config: BuildConfig) -> str:
         kind, number = parse_device(config.device or "cpu")
         features = ",".join(info.cpu().features)
-        return f"inductor torch {torch_version()} {_gpu(number).compute_capability if kind == 'cuda' else features}"
+        machine = _gpu(number).compute_capability if kind == "cuda" else features
+        return f"inductor {_IMPORT_VERSION} torch {torch_version()} {machine}"
 
     def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
         options: InductorOptions = from_values(InductorOptions, config.options)
@@ -51,8 +56,8 @@ class InductorBuilder:
         kind, number = parse_device(config.device)
         board = _gpu(number) if kind == "cuda" else None
         tf32 = board is not None and config.precision == "tf32"
-        # Q/DQ pairs are computed as written: products run in the dtype that DequantizeLinear gives
-        precision = Precision(requested=config.precision, shares=dtype_shares(model.graph, tf32=tf32, literal=True))
+        types = quantized_types(board)
+        precision = Precision(requested=config.precision, shares=shares(model, types, tf32=tf32))
         _check_precision(precision, config, main_precision(model.graph))
         if board is None:
             check_half(precision.main_dtype)
@@ -64,6 +69,7 @@ class InductorBuilder:
             configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
             | ({} if board is not None else {"compile_threads": 1}),
             tf32=tf32,
+            quantized_types=types,
         )
         kept = paths.cache or paths.payload.parent / ".prepared" / "cache"  # removed after the build
         notes = {"compiler": compiler, "freezing": "on" if options.freezing else "off"}
@@ -76,9 +82,11 @@ class InductorBuilder:
             result = _compile(request, compiler, kept, paths)
         assert result is not None
         graph_dtype = main_precision(model.graph)
-        if graph_dtype in _QUANTISED:
+        if graph_dtype in _QUANTISED and precision.main_dtype != graph_dtype:
             notes[GRAPH_DTYPE] = graph_dtype
             notes[NOT_FUSED] = f"the {graph_dtype} layers run in {precision.main_dtype}, on dequantised values"
+        if result.kernels:
+            notes["kernels"] = result.kernels
         if result.attentions:
             notes["attention"] = f"{result.attentions} fused"
         notes["tf32"] = "on" if tf32 else "off"
@@ -101,6 +109,27 @@ def _gpu(number: int) -> info.Gpu:
     if found is None:
         raise SetupError(f"there is no `cuda:{number}` here", hint="`trt-engine doctor` lists the GPUs")
     return found
+
+
+def quantized_types(board: info.Gpu | None) -> tuple[str, ...]:
+    """What tensor cores of the GPU multiply beside floating point, of the types the backend has a kernel for."""
+    capability = float(board.compute_capability) if board is not None and board.compute_capability else 0.0
+    return tuple(name for name, least in (("int8", 8.0), ("fp8", 8.9)) if capability >= least)
+
+
+def shares(model: Model, quantized_types: tuple[str, ...], *, tf32: bool) -> dict[str, DtypeShare]:
+    """Q/DQ pairs are computed as written, products in the dtype that DequantizeLinear gives, but for the linear layers that
+    are computed in a quantized type."""
+    written = model.graph.proto
+    taken: set[str] = set()
+    if quantized_types and any(node.op_type == "DequantizeLinear" for node in written.graph.node):
+        taken = quantized_layers(read_proto(model.path, weights=True), quantized_types)
+    literal = compute_layers(written, tf32=tf32, literal=True)
+    if not taken:
+        return shares_by_dtype(literal, count_parameters(model.graph))
+    fused = compute_layers(written, tf32=tf32)
+    layers = [b if b.step.node.output[0] in taken else a for a, b in zip(literal, fused, strict=True)]
+    return shares_by_dtype(layers, count_parameters(model.graph))
 
 
 def _check_precision(precision: Precision, config: BuildConfig, written: str | None) -> None:

@@ -43,6 +43,10 @@ class CompileRequest(msgspec.Struct):
     inputs: tuple[InputRange, ...]
     configs: dict[str, Any]
     tf32: bool
+    quantized_types: tuple[str, ...] = ()
+    """Types that linear layers compute in where the graph quantizes them: `int8`, `fp8`."""
+    measure_s: float = 60.0
+    """Seconds to choose the kernels of linear layers in, on a GPU."""
 
 
 class CompileResult(msgspec.Struct, tag="result"):
@@ -51,6 +55,8 @@ class CompileResult(msgspec.Struct, tag="result"):
     torch: str
     isa: str
     attentions: int
+    kernels: str = ""
+    """What computes the linear layers, and how many each."""
 
 
 def compile_graph(request: CompileRequest) -> CompileResult:
@@ -58,7 +64,6 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     import torch
     from torch._inductor import cpu_vec_isa
 
-    from trt_engine.backends.inductor.attention import ATTENTION
     from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
     from trt_engine.backends.inductor.tensor_rules import RULES
     from trt_engine.graph.load import read_proto
@@ -70,8 +75,22 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = request.tf32
-    graph = load_graph(read_proto(Path(request.model), weights=True))
-    module = OnnxModule(graph, device, RULES).eval()
+    graph = load_graph(
+        read_proto(Path(request.model), weights=True),
+        on_gpu=device.type == "cuda",
+        quantized_types=request.quantized_types,
+    )
+    module = OnnxModule(graph.proto, device, RULES).eval()
+    kernels = ""
+    if device.type == "cuda":
+        from trt_engine.backends.inductor.fused_rules import register_shapes
+        from trt_engine.backends.inductor.kernel_choice import choose_kernels
+
+        register_shapes()
+        _allocate_scratch_of_all_programs()
+        kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
+        chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
+        module.kernels, kernels = chosen, chosen.summary
     with torch.no_grad():
         program = export(module, request)
         torch._inductor.aoti_compile_and_package(
@@ -80,8 +99,33 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     return CompileResult(
         torch=str(torch.__version__),
         isa=str(cpu_vec_isa.pick_vec_isa()) if device.type == "cpu" else "",
-        attentions=sum(node.op_type == ATTENTION for node in graph.graph.node),
+        attentions=graph.attentions,
+        kernels=kernels,
     )
+
+
+def _allocate_scratch_of_all_programs() -> None:
+    """PyTorch before 2.13 writes code that allocates, for the tensor descriptors of a kernel, the memory of one of its
+    programs: the others write beyond it."""
+    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+
+    original = CUDADeviceOpOverrides.cpp_scratch
+
+    def cpp_scratch(self: Any, at: int, workspace: Any, prefix: str | None = None) -> Any:
+        made = original(self, at, workspace, prefix)
+        if made is None or not workspace.size:
+            return made
+        all_of_them = f"{{static_cast<int64_t>({workspace.size}) * grid_0 * grid_1 * grid_2}};"
+        return [line.replace(f"{{{workspace.size}}};", all_of_them) for line in made[0]], made[1]
+
+    CUDADeviceOpOverrides.cpp_scratch = cpp_scratch
+
+
+def optimum(request: CompileRequest) -> list[Any]:
+    """Zeros of the shapes that the first profile is optimized for."""
+    import torch
+
+    return [torch.zeros(item.opt, dtype=getattr(torch, item.dtype), device=request.device) for item in request.inputs]
 
 
 def export(module: Any, request: CompileRequest) -> Any:

@@ -7,8 +7,9 @@ numbers and SymInts in a numpy object array), never tensors: no size becomes a c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,10 +19,14 @@ import torch
 from onnx import NodeProto, numpy_helper
 
 from trt_engine.backends.inductor.attention import fuse_attention
-from trt_engine.backends.inductor.linear import fuse_linear
+from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches
+from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
 from trt_engine.errors import ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs
+from trt_engine.graph.edit_graph import set_attribute
+from trt_engine.graph.fusion.bias_gelu import compose_gelu
+from trt_engine.graph.fusion.fusion_graph import MICROSOFT, FusionGraph
 from trt_engine.graph.opset import raise_opset
 from trt_engine.tensors import dtype
 
@@ -60,9 +65,10 @@ class Call:
     """One node and its inputs, for a rule to compute."""
 
     def __init__(
-        self, node: NodeProto, attributes: dict[str, Any], values: Sequence[Value | None], device: torch.device
+        self, node: NodeProto, attributes: dict[str, Any], values: Sequence[Value | None], module: OnnxModule
     ) -> None:
-        self.node, self.attributes, self.values, self.device = node, attributes, values, device
+        self.node, self.attributes, self.values = node, attributes, values
+        self.device, self.kernels = module.device, module.kernels
 
     def has(self, at: int) -> bool:
         return at < len(self.values) and self.values[at] is not None
@@ -97,18 +103,38 @@ class Call:
 Rule = Callable[[Call], Any]
 
 
+class Kernels:
+    """What computes a linear layer: PyTorch's operators, where nothing else was chosen."""
+
+    def linear(self, name: str) -> Callable[..., torch.Tensor]:
+        """The function of the layer whose output has this name, with the arguments of `plain_linear`."""
+        from trt_engine.backends.inductor.fused_rules import plain_linear
+
+        return plain_linear
+
+    def pointwise(
+        self, name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+        residual: torch.Tensor | None, activation: int,
+    ) -> Callable[..., torch.Tensor] | None:  # fmt: skip
+        """The function, with the arguments of `plain_linear`, of a 1x1 convolution; None: a convolution."""
+        return None
+
+
 class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is not installed
     """Interprets the nodes of a graph in `forward`; inputs and outputs in the order of the graph's."""
 
-    def __init__(self, proto: onnx.ModelProto, device: torch.device, rules: dict[str, Rule]) -> None:
+    def __init__(
+        self, proto: onnx.ModelProto, device: torch.device, rules: dict[str, Rule], kernels: Kernels | None = None
+    ) -> None:
         super().__init__()
-        self._device = device
+        self.device, self.kernels = device, kernels or Kernels()
         self._rules = rules
         self._inputs = [item.name for item in proto.graph.input]
         self._outputs = [item.name for item in proto.graph.output]
         self._nodes = [(node, walk.attributes(node)) for node in proto.graph.node]
         self._scalars: dict[str, Scalars] = {}
         self._weights: dict[str, str] = {}
+        products = {node.input[WEIGHT] for node in proto.graph.node if node.op_type == LINEAR}
         for number, stored in enumerate(proto.graph.initializer):
             array = numpy_helper.to_array(stored)
             found = to_tensor(array, stored.data_type)
@@ -116,7 +142,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
                 self._scalars[stored.name] = Scalars(array.astype(object), found.dtype)
             else:
                 self._weights[stored.name] = f"w{number}"
-                self.register_buffer(f"w{number}", found.to(device))
+                self.register_buffer(f"w{number}", _laid_out(found, stored.name in products, device))
         last = {name: at for at, (node, _) in enumerate(self._nodes) for name in node.input}
         self._last_use = [
             [name for name in dict.fromkeys(node.input) if last[name] == at and name not in self._outputs]
@@ -128,7 +154,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
         values |= self._scalars
         values |= {name: getattr(self, buffer) for name, buffer in self._weights.items()}
         for (node, attributes), unused in zip(self._nodes, self._last_use, strict=True):
-            call = Call(node, attributes, [values[name] if name else None for name in node.input], self._device)
+            call = Call(node, attributes, [values[name] if name else None for name in node.input], self)
             results = self._compute(call)
             for name, value in zip(node.output, results, strict=False):
                 if name:
@@ -136,7 +162,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
             for name in unused:
                 values.pop(name, None)
         found = [values[name] for name in self._outputs]
-        tensors = [value.tensor(self._device) if isinstance(value, Scalars) else value for value in found]
+        tensors = [value.tensor(self.device) if isinstance(value, Scalars) else value for value in found]
         # an output that is an input or a weight, or is there twice, would share its memory
         seen: Counter[int] = Counter(map(id, (*inputs, *self.buffers())))
         for at, value in enumerate(tensors):
@@ -160,6 +186,16 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
                 f"node {walk.label(node)} ({node.op_type}) is not imported: {first}", hint="`-b onnxruntime` runs it"
             ) from error
         return results
+
+
+def _laid_out(weight: torch.Tensor, is_factor: bool, device: torch.device) -> torch.Tensor:
+    """A weight on the device; on a GPU in the layout its kernels read: columns of linear layers, channels last."""
+    moved = weight.to(device)
+    if device.type != "cuda":
+        return moved
+    if is_factor and weight.ndim == 2:
+        return moved.t().contiguous().t()
+    return moved.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else moved
 
 
 def _is_small(array: npt.NDArray[Any], stored: torch.Tensor) -> bool:
@@ -194,13 +230,44 @@ def to_tensor(array: npt.NDArray[Any], kind: int) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def load_graph(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph as the rules read it: functions inlined, constants as initializers, opset raised, attention fused."""
+@dataclass(frozen=True, slots=True)
+class ImportedGraph:
+    """A graph as the rules read it, and what was fused in it."""
+
+    proto: onnx.ModelProto
+    attentions: int
+    quantized: int
+    """Layers that are computed in a quantized type."""
+
+
+def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types: Collection[str] = ()) -> ImportedGraph:
+    """Functions inlined, constants as initializers, opset raised, attention and linear layers fused, for a GPU with what
+    surrounds them."""
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     drop_initializer_inputs(proto)
     constants_as_initializers(proto)
     raise_opset(proto, MIN_OPSET)
-    fuse_attention(proto.graph)
-    fuse_linear(proto.graph)
-    return proto
+    if on_gpu:
+        proto = _with_gelu(proto)
+    attentions = fuse_attention(proto.graph)
+    if on_gpu:
+        fuse_convolution(proto.graph)
+        fuse_patches(proto.graph)
+    quantized = fuse_linear(proto.graph, on_gpu=on_gpu, quantized_types=quantized_types)
+    return ImportedGraph(proto, attentions, quantized)
+
+
+def _with_gelu(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Gelu that is written out as the operator Gelu."""
+    if not any(node.op_type in ("Erf", "Tanh") for node in proto.graph.node):
+        return proto
+    graph = FusionGraph(proto, Path())  # weights are in the graph
+    compose_gelu(graph)
+    made = graph.result()
+    for node in made.graph.node:
+        if node.domain == MICROSOFT and node.op_type in ("Gelu", "FastGelu"):
+            if node.op_type == "FastGelu":
+                set_attribute(node, "approximate", "tanh")
+            node.op_type, node.domain = "Gelu", ""
+    return made

@@ -10,11 +10,19 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 from torch.nn import functional as nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trt_engine.backends.inductor.attention import ATTENTION
+from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES
+from trt_engine.backends.inductor.fused_rules import convolution, linear, patches
 from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.backends.inductor.onnx_module import Call, Rule, Scalars, Unsupported, to_tensor, torch_dtype
 from trt_engine.graph.constants import constant_tensor
+
+_ATTENTION_ORDER = [
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+]  # fmt: skip
+"""Kernels of attention by what they took on an H200, the fastest first; PyTorch takes the first that computes the case."""
 
 
 def _unary(function: Callable[[Tensor], Any]) -> Rule:
@@ -74,12 +82,6 @@ def _gelu(call: Call) -> Tensor:
 # ------------------------------------------------------------------------------------------------ products
 
 
-def _linear(call: Call) -> Tensor:
-    x, weight = call.tensor(0), call.tensor(1)
-    found = torch.addmm(call.tensor(2), x.reshape(-1, weight.shape[0]), weight)
-    return found.reshape([*x.shape[:-1], weight.shape[1]])
-
-
 def _gemm(call: Call) -> Tensor:
     a, b, c = call.tensor(0), call.tensor(1), call.optional(2)
     a = a.t() if call.attribute("transA", 0) else a
@@ -105,7 +107,8 @@ def _attention(call: Call) -> Tensor:
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         scores = torch.matmul(q, k.transpose(-2, -1)) * scale
         return torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
-    return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    with sdpa_kernel(_ATTENTION_ORDER, set_priority=True):
+        return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def _spatial(call: Call, name: str, rank: int) -> list[int]:
@@ -505,7 +508,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
 RULES: dict[str, Rule] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(function) for name, function in _BINARY.items()},
-    ATTENTION: _attention, LINEAR: _linear,
+    ATTENTION: _attention, LINEAR: linear, CONVOLUTION: convolution, PATCHES: patches,
     "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin), "AveragePool": _average_pool,
     "BatchNormalization": _batch_norm, "Cast": lambda call: call.tensor(0).to(torch_dtype(call.attributes["to"])),
     "CastLike": lambda call: call.tensor(0).to(call.tensor(1).dtype), "Clip": _clip,

@@ -23,16 +23,19 @@ _TOLERANCE = 1e-3
 
 def fuse_gelu(graph: FusionGraph) -> None:
     """Replace activations that are written out, then every bias with its activation."""
-    for node in [*graph.nodes.values()]:
-        if id(node) in graph.nodes and not walk.domain_of(node):
-            if node.op_type == "Erf":
-                _fuse_erf(graph, node)
-            elif node.op_type == "Tanh":
-                _fuse_tanh(graph, node)
-            elif node.op_type == "Sigmoid":
-                _fuse_sigmoid(graph, node)
+    compose_gelu(graph)
+    for node in [item for item in graph.nodes.values() if item.op_type == "Sigmoid" and not walk.domain_of(item)]:
+        if id(node) in graph.nodes:
+            _fuse_sigmoid(graph, node)
     for node in [item for item in graph.nodes.values() if item.op_type in ("Gelu", "FastGelu")]:
         _fuse_bias(graph, node)
+
+
+def compose_gelu(graph: FusionGraph) -> None:
+    """Replace Gelu that is written out, by its error function or its tanh, with Gelu and FastGelu of ONNX Runtime."""
+    for node in [item for item in graph.nodes.values() if item.op_type in ("Erf", "Tanh")]:
+        if id(node) in graph.nodes and not walk.domain_of(node):
+            (_fuse_erf if node.op_type == "Erf" else _fuse_tanh)(graph, node)
 
 
 def _close(value: float | None, wanted: float) -> bool:

@@ -1,0 +1,132 @@
+"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel; 1x1
+Conv with SiLU; those whose windows do not overlap as linear layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from onnx import GraphProto, NodeProto, TensorProto, helper
+
+from trt_engine.backends.inductor.linear import LINEAR
+from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import make_initializer, read_tensor
+
+CONVOLUTION = "_Convolution"
+"""Our own operator: Conv's inputs x, weight and bias (or ""), and a residual (or "") that is added before the attribute
+`activation`: `relu`, or `silu` of a 1x1 convolution."""
+PATCHES = "_Patches"
+"""Our own operator: the windows of `kernel_shape` of x (n x c x h x w), one beside the other: n x h' x w' x values."""
+_HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def fuse_convolution(graph: GraphProto) -> int:
+    """Replace Conv and Relu, with an Add between, and 1x1 Conv with x * Sigmoid(x), of half-precision 2-D convolutions, in
+    place; returns how many."""
+    fuser = _ConvolutionFuser(graph)
+    return sum(
+        fuser.take(node) for node in list(graph.node) if node.op_type in ("Relu", "Mul") and not walk.domain_of(node)
+    )
+
+
+@dataclass(slots=True)
+class _ConvolutionFuser:
+    """Edits the nodes of a graph."""
+
+    graph: GraphProto
+    outputs: set[str] = field(init=False)
+    constants: dict[str, TensorProto] = field(init=False)
+    readers: Counter[str] = field(init=False)
+    makers: dict[str, NodeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = {item.name for item in self.graph.output}
+        self.constants = {item.name: item for item in self.graph.initializer}
+        self.readers = Counter(name for node in self.graph.node for name in node.input)
+        self.makers = {name: node for node in self.graph.node for name in node.output}
+
+    def maker(self, name: str, op: str, readers: int = 1) -> NodeProto | None:
+        """The node of this operator that makes a tensor, which so many nodes read and which is not an output."""
+        node = self.makers.get(name)
+        if node is None or node.op_type != op or walk.domain_of(node):
+            return None
+        return node if self.readers[name] == readers and name not in self.outputs else None
+
+    def convolution(self, name: str, readers: int = 1) -> NodeProto | None:
+        node = self.maker(name, "Conv", readers)
+        return node if node is not None and _is_fusible(node, self.constants) else None
+
+    def take(self, node: NodeProto) -> bool:
+        """Relu, or the product of SiLU, with the nodes before it."""
+        if node.op_type == "Mul":
+            return self.take_silu(node)
+        conv, residual, between = self.convolution(node.input[0]), "", []
+        if conv is None and (added := self.maker(node.input[0], "Add")) is not None:
+            at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)
+            if at is not None and added.input[0] != added.input[1] and added.input[1 - at] not in self.constants:
+                conv, residual, between = self.convolution(added.input[at]), added.input[1 - at], [added]
+        return conv is not None and self.replace(node, conv, residual, "relu", between)
+
+    def take_silu(self, node: NodeProto) -> bool:
+        for x, gate in (tuple(node.input), tuple(reversed(node.input))):
+            sigmoid, conv = self.maker(gate, "Sigmoid"), self.convolution(x, readers=2)
+            if sigmoid is None or conv is None or sigmoid.input[0] != x:
+                continue
+            one = list(self.constants[conv.input[1]].dims[2:]) == [1, 1]
+            if one and set(walk.attributes(conv).get("strides", [1])) == {1}:
+                return self.replace(node, conv, "", "silu", [sigmoid])
+        return False
+
+    def replace(
+        self, node: NodeProto, conv: NodeProto, residual: str, activation: str, between: Sequence[NodeProto]
+    ) -> bool:
+        """The convolution in the place of the last node."""
+        inputs = [*conv.input[:2], conv.input[2] if len(conv.input) > 2 else "", residual]
+        made = helper.make_node(CONVOLUTION, inputs, list(node.output), name=conv.name, activation=activation)
+        made.attribute.extend(conv.attribute)
+        for gone in (*between, conv):
+            self.graph.node.remove(gone)
+        node.CopyFrom(made)
+        return True
+
+
+def _is_fusible(node: NodeProto, constants: dict[str, TensorProto]) -> bool:
+    """Stored FP16 or BF16 weights of two spatial axes, no groups, the same pads at both ends."""
+    weight, given = constants.get(node.input[1]), walk.attributes(node)
+    if weight is None or weight.data_type not in _HALF or len(weight.dims) != 4:
+        return False
+    pads = list(given.get("pads", [0] * 4))
+    return given.get("group", 1) == 1 and given.get("auto_pad", b"NOTSET") == b"NOTSET" and pads[:2] == pads[2:]
+
+
+def fuse_patches(graph: GraphProto) -> int:
+    """Replace convolutions whose windows do not overlap, as of patch embeddings, by `_Patches`, `_Linear` and a Transpose,
+    in place; returns how many."""
+    constants = {item.name: item for item in graph.initializer}
+    fused = 0
+    for at, node in reversed(list(enumerate(graph.node))):
+        if node.op_type != "Conv" or walk.domain_of(node) or not _is_fusible(node, constants):
+            continue
+        weight, given = constants[node.input[1]], walk.attributes(node)
+        kernel = list(weight.dims[2:])
+        if list(given.get("strides", [1, 1])) != kernel or kernel == [1, 1] or any(given.get("pads", [0])):
+            continue
+        if list(given.get("dilations", [1, 1])) != [1, 1]:
+            continue
+        stem = node.output[0]
+        matrix = read_tensor(weight, Path()).reshape(weight.dims[0], -1).T  # weights are in the graph
+        graph.initializer.append(make_initializer(np.ascontiguousarray(matrix), f"{stem}_matrix"))
+        names = [f"{stem}_patches", f"{stem}_matrix", *node.input[2:3]]
+        made = [
+            helper.make_node(PATCHES, [node.input[0]], [names[0]], kernel_shape=kernel),
+            helper.make_node(LINEAR, names, [f"{stem}_last"], name=node.name),
+            helper.make_node("Transpose", [f"{stem}_last"], [stem], perm=[0, 3, 1, 2]),
+        ]
+        graph.node.remove(node)
+        for new in reversed(made):
+            graph.node.insert(at, new)
+        fused += 1
+    return fused

@@ -1,0 +1,265 @@
+"""What the importer puts together for a GPU, computed on the CPU: linear layers with what surrounds them, convolutions."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnx_models import FLOAT, FP8, node, save
+from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES, fuse_convolution, fuse_patches
+from trt_engine.backends.inductor.linear import (
+    FACTORS,
+    LINEAR,
+    OUT_SCALE,
+    RESIDUAL,
+    X_SCALE,
+    fuse_linear,
+    quantized_layers,
+)
+from trt_engine.graph import walk
+
+BOTH = ("int8", "fp8")
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here")
+RNG = np.random.default_rng(0)
+
+
+def mlp(path: Path, kind: str = "int8", **change: Any) -> Path:
+    """Two quantized layers with Gelu between and a residual behind; `change` replaces weights or attributes."""
+    number = onnx.TensorProto.INT8 if kind == "int8" else FP8
+    zero = onnx.helper.make_tensor("z", number, [], [0])
+    one = RNG.integers(-127, 128, (32, 64)) if kind == "int8" else np.round(RNG.standard_normal((32, 64)), 1)
+    two = RNG.integers(-127, 128, (64, 32)) if kind == "int8" else np.round(RNG.standard_normal((64, 32)), 1)
+    scales = np.linspace(0.001, 0.002, 64, dtype=np.float32) if kind == "int8" else np.float32(0.1)
+    weights: dict[str, Any] = {
+        "w1": onnx.helper.make_tensor("w1", number, [32, 64], one.reshape(-1).tolist()),
+        "w2": onnx.helper.make_tensor("w2", number, [64, 32], two.reshape(-1).tolist()),
+        "z": zero, "z1": onnx.helper.make_tensor("z1", number, list(np.shape(scales)), [0] * np.size(scales)),
+        "s1": scales, "s2": np.float32(0.0015), "sx": np.float32(0.02), "sh": np.float32(0.03), "sd": np.float32(0.02),
+        "b1": RNG.standard_normal(64).astype(np.float32), "b2": RNG.standard_normal(32).astype(np.float32),
+    }  # fmt: skip
+    weights |= {name: value for name, value in change.items() if name in weights}
+    nodes = [
+        node("DequantizeLinear", "w1 s1 z1", "w1d", **({"axis": change.get("axis", 1)} if np.ndim(weights["s1"]) else {})),
+        node("DequantizeLinear", "w2 s2 z", "w2d"),
+        node("QuantizeLinear", "x sx z", "xq"), node("DequantizeLinear", f"xq {change.get('dequantized_by', 'sx')} z", "xd"),
+        node("MatMul", "xd w1d", "h"), node("Add", "h b1", "hb"), node("Gelu", "hb", "g"),
+        node("QuantizeLinear", "g sh z", "gq"), node("DequantizeLinear", "gq sh z", "gd"),
+        node("MatMul", "gd w2d", "o"), node("Add", "o b2", "ob"), node("Add", "x ob", "y"),
+    ]  # fmt: skip
+    return save(path, nodes, {"x": (FLOAT, ["batch", 4, 32])}, {"y": (FLOAT, ["batch", 4, 32])}, weights, opset=20)
+
+
+def linears(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
+    return [item for item in proto.graph.node if item.op_type == LINEAR]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_quantized_layers_with_gelu_and_a_residual_are_two_nodes(kind: str, tmp_path: Path) -> None:
+    proto = onnx.load(mlp(tmp_path / "m.onnx", kind))
+    assert quantized_layers(proto, BOTH) == {"h", "o"}
+    assert fuse_linear(proto.graph, on_gpu=True, quantized_types=BOTH) == 2
+    assert [item.op_type for item in proto.graph.node] == [LINEAR, LINEAR]
+    first, second = proto.graph.node
+    # the values between are stored quantized: the first layer quantizes, the second does not
+    assert first.input[X_SCALE] == "sx" and first.input[OUT_SCALE] == "sh"
+    assert walk.attributes(first)["activation"] == b"gelu"
+    assert not second.input[X_SCALE] and second.input[RESIDUAL] == "x"
+    factors = {item.name: onnx.numpy_helper.to_array(item) for item in proto.graph.initializer}[first.input[FACTORS]]
+    assert factors.shape == (64,) and factors.dtype == np.float32
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_fused_layers_compute_what_onnx_runtime_computes(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = mlp(tmp_path / "m.onnx", kind)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    x = RNG.standard_normal((2, 4, 32)).astype(np.float32)
+    (wanted,) = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = load_graph(onnx.load(path), on_gpu=True, quantized_types=BOTH)
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert np.abs(found.numpy() - wanted).max() < 1e-3 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("why", "change", "taken"),
+    [
+        ("a zero point", {"z1": onnx.helper.make_tensor("z1", 3, [64], [0] * 63 + [1])}, {"o"}),
+        ("scales of the inputs", {"s1": np.full(32, 0.001, np.float32), "axis": 0,
+                                  "z1": onnx.helper.make_tensor("z1", 3, [32], [0] * 32)}, {"o"}),
+        ("another scale behind", {"dequantized_by": "sh"}, {"o"}),
+    ],
+)  # fmt: skip
+def test_a_pair_that_is_not_symmetric_per_output_stays(
+    why: str, change: dict[str, Any], taken: set[str], tmp_path: Path
+) -> None:
+    assert quantized_layers(onnx.load(mlp(tmp_path / "m.onnx", **change)), BOTH) == taken, why
+
+
+def test_two_scales_of_one_value_are_one(tmp_path: Path) -> None:
+    model = onnx.load(mlp(tmp_path / "m.onnx", dequantized_by="sd"))
+    assert quantized_layers(model, BOTH) == {"h", "o"}
+
+
+def test_only_types_that_the_gpu_multiplies_are_taken(tmp_path: Path) -> None:
+    proto = onnx.load(mlp(tmp_path / "m.onnx", "fp8"))
+    assert quantized_layers(proto, ("int8",)) == set()
+    assert fuse_linear(proto.graph, on_gpu=True, quantized_types=("int8",)) == 0
+    assert Counter(item.op_type for item in proto.graph.node)["DequantizeLinear"] == 4
+
+
+def test_sizes_that_tensor_cores_do_not_take_stay(tmp_path: Path) -> None:
+    weights = {
+        "w": RNG.integers(-9, 9, (20, 64), dtype=np.int8), "s": np.float32(0.1), "sx": np.float32(0.1), "z": np.int8(0)
+    }  # fmt: skip
+    nodes = [
+        node("QuantizeLinear", "x sx z", "xq"), node("DequantizeLinear", "xq sx z", "xd"),
+        node("DequantizeLinear", "w s z", "wd"), node("MatMul", "xd wd", "y"),
+    ]  # fmt: skip
+    path = save(tmp_path / "m.onnx", nodes, {"x": (FLOAT, [2, 20])}, {"y": (FLOAT, [2, 64])}, weights)
+    assert quantized_layers(onnx.load(path), BOTH) == set()
+
+
+def test_a_layer_whose_output_others_read_keeps_its_activation_apart(tmp_path: Path) -> None:
+    weights = {"w": RNG.standard_normal((32, 32)).astype(np.float32), "b": RNG.standard_normal(32).astype(np.float32)}
+    nodes = [node("MatMul", "x w", "h"), node("Add", "h b", "hb"), node("Gelu", "hb", "g"), node("Add", "g hb", "y")]
+    path = save(tmp_path / "m.onnx", nodes, {"x": (FLOAT, [2, 32])}, {"y": (FLOAT, [2, 32])}, weights)
+    proto = onnx.load(path)
+    fuse_linear(proto.graph, on_gpu=True)
+    assert [item.op_type for item in proto.graph.node] == [LINEAR, "Gelu", "Add"]
+
+
+def test_gelu_that_is_written_out_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from trt_engine.backends.inductor.onnx_module import load_graph
+
+    proto = onnx.load(Path(__file__).parents[3] / "examples" / "classifiers" / "vit.onnx")
+    graph = load_graph(proto, on_gpu=True)
+    activations = [walk.attributes(item).get("activation") for item in linears(graph.proto)]
+    assert activations.count(b"gelu") == 4 and graph.attentions == 4
+    assert sum(len(item.input) > RESIDUAL and bool(item.input[RESIDUAL]) for item in linears(graph.proto)) == 8
+
+
+# ------------------------------------------------------------------------------------------------ convolutions
+
+
+def residual_block(path: Path, *, half: bool = True, pads: tuple[int, ...] = (1, 1, 1, 1), group: int = 1) -> Path:
+    kind, number = (np.float16, onnx.TensorProto.FLOAT16) if half else (np.float32, FLOAT)
+    weights = {
+        "w": RNG.standard_normal((8, 8 // group, 3, 3)).astype(kind), "b": RNG.standard_normal(8).astype(kind),
+        "v": RNG.standard_normal((8, 8, 3, 3)).astype(kind),
+    }  # fmt: skip
+    nodes = [
+        node("Conv", "x w b", "c", pads=list(pads), group=group), node("Relu", "c", "r"),
+        node("Conv", "r v b", "d", pads=[1, 1, 1, 1]), node("Add", "d x", "a"), node("Relu", "a", "y"),
+    ]  # fmt: skip
+    return save(path, nodes, {"x": (number, ["n", 8, 8, 8])}, {"y": (number, ["n", 8, 8, 8])}, weights)
+
+
+def test_a_residual_block_is_two_convolutions(tmp_path: Path) -> None:
+    proto = onnx.load(residual_block(tmp_path / "m.onnx"))
+    assert fuse_convolution(proto.graph) == 2
+    assert [(item.op_type, list(item.input)) for item in proto.graph.node] == [
+        (CONVOLUTION, ["x", "w", "b", ""]), (CONVOLUTION, ["r", "v", "b", "x"])
+    ]  # fmt: skip
+
+
+@needs_torch
+def test_fused_convolutions_compute_what_onnx_runtime_computes(tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = residual_block(tmp_path / "m.onnx")
+    x = RNG.standard_normal((2, 8, 8, 8)).astype(np.float16)
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = load_graph(onnx.load(path), on_gpu=True)
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("change", [{"half": False}, {"pads": (0, 0, 2, 2)}, {"group": 2}])
+def test_convolutions_that_cudnn_does_not_fuse_stay(change: dict[str, Any], tmp_path: Path) -> None:
+    proto = onnx.load(residual_block(tmp_path / "m.onnx", **change))
+    fused = fuse_convolution(proto.graph)
+    assert fused == (0 if change == {"half": False} else 1)
+
+
+def embedding(path: Path, stride: int = 4) -> Path:
+    weights = {
+        "w": RNG.standard_normal((16, 3, 4, 4)).astype(np.float16),
+        "b": RNG.standard_normal(16).astype(np.float16),
+    }
+    nodes = [node("Conv", "x w b", "y", strides=[stride, stride])]
+    half = onnx.TensorProto.FLOAT16
+    return save(path, nodes, {"x": (half, ["n", 3, 14, 12])}, {"y": (half, ["n", 16, "h", "w"])}, weights)
+
+
+@needs_torch
+def test_a_patch_embedding_is_a_linear_layer(tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = embedding(tmp_path / "m.onnx")
+    x = RNG.standard_normal((2, 3, 14, 12)).astype(np.float16)
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = load_graph(onnx.load(path), on_gpu=True)
+    assert [item.op_type for item in graph.proto.graph.node] == [PATCHES, LINEAR, "Transpose"]
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert found.shape == wanted.shape == (2, 16, 3, 3)
+    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+def test_windows_that_overlap_stay_a_convolution(tmp_path: Path) -> None:
+    assert fuse_patches(onnx.load(embedding(tmp_path / "m.onnx", stride=3)).graph) == 0
+
+
+def gated(path: Path, kernel: int = 1, *, apart: bool = False) -> Path:
+    """A convolution with SiLU; `apart`: its output is read by others too."""
+    half = onnx.TensorProto.FLOAT16
+    weights = {"w": RNG.standard_normal((8, 8, kernel, kernel)).astype(np.float16)}
+    nodes = [
+        node("Conv", "x w", "c", pads=[kernel // 2] * 4), node("Sigmoid", "c", "s"), node("Mul", "c s", "m"),
+        node("Add", "m c", "y") if apart else node("Identity", "m", "y"),
+    ]  # fmt: skip
+    return save(path, nodes, {"x": (half, ["n", 8, 6, 6])}, {"y": (half, ["n", 8, 6, 6])}, weights)
+
+
+@needs_torch
+def test_a_1x1_convolution_takes_silu(tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = gated(tmp_path / "m.onnx")
+    x = RNG.standard_normal((2, 8, 6, 6)).astype(np.float16)
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = load_graph(onnx.load(path), on_gpu=True)
+    assert graph.proto.graph.node[0].op_type == CONVOLUTION
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("change", [{"kernel": 3}, {"apart": True}])
+def test_other_convolutions_leave_silu_apart(change: dict[str, Any], tmp_path: Path) -> None:
+    assert fuse_convolution(onnx.load(gated(tmp_path / "m.onnx", **change)).graph) == 0

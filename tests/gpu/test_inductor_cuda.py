@@ -1,0 +1,137 @@
+"""What only a GPU can show of the inductor backend: kernels in the package, capture, quantized layers on tensor cores."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import trt_engine as te
+from trt_engine.errors import PrecisionError
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:::(torch|onnx|copyreg)"),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here"),
+]
+
+CLASSIFIERS = Path(__file__).resolve().parents[2] / "examples" / "classifiers"
+VIT, VALIDATION = CLASSIFIERS / "vit.onnx", CLASSIFIERS / "val.npz"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU here")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> te.Store:
+    return te.Store(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("half") / "vit.onnx"
+    te.cast(VIT, "fp16", out=path, parity=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sklearn")
+    path = tmp_path_factory.mktemp("calibration") / "images.npz"
+    command = [
+        sys.executable,
+        str(CLASSIFIERS / "data.py"),
+        "--split",
+        "train",
+        "--count",
+        "256",
+        "--inputs",
+        "-o",
+        str(path),
+    ]
+    subprocess.run(command, check=True, timeout=120)
+    return path
+
+
+def build(model: Path, store: te.Store, **settings: object) -> te.Engine:
+    given = {"backend": "inductor", "device": "cuda:0", "batch": (1, 64, 64), "store": store, "time_budget_s": 0.0}
+    return te.build(model, **(given | settings))  # type: ignore[arg-type]
+
+
+def test_a_package_is_captured_and_gives_the_same(store: te.Store, half: Path) -> None:
+    engine = build(half, store)
+    assert engine.passport.parity is not None and engine.passport.parity.passed
+    assert engine.passport.build.notes["kernels"]
+    images = (np.load(VALIDATION)["images"][:64, None] / 255).astype(engine.signature.inputs[0].dtype)
+    with te.load(engine) as plain, te.load(engine, graphs=True) as captured:
+        wanted = plain.infer({"images": images})["logits"]
+        for _ in range(4):
+            found = captured.infer({"images": images})["logits"]
+        assert captured.is_captured({"images": images})
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "int8"])
+def test_quantized_layers_run_on_tensor_cores_and_keep_the_accuracy(
+    precision: str, store: te.Store, half: Path, calibration: Path
+) -> None:
+    try:
+        engine = build(half, store, precision=precision, calib_data=str(calibration))
+    except PrecisionError as error:  # FP8 needs compute capability 8.9
+        pytest.skip(error.message)
+    assert engine.passport.precision.main_dtype == precision
+    assert "not_fused" not in engine.passport.build.notes
+    wanted = te.evaluate(VIT, VALIDATION).metrics["top1"]
+    assert te.evaluate(engine, VALIDATION).metrics["top1"] >= wanted - 0.005
+
+
+def test_a_second_build_measures_no_kernel_again(store: te.Store, half: Path) -> None:
+    first = build(half, store)
+    again = build(half, store, rebuild=True)
+    assert again.passport.build.notes["kernels"] == first.passport.build.notes["kernels"]
+    assert again.passport.build.seconds < first.passport.build.seconds
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("activation", "residual", "out_scale"), [(1, False, 0.0), (0, True, 0.0), (2, False, 0.02), (3, True, 0.0)]
+)
+def test_the_kernel_computes_what_pytorch_s_operators_compute(
+    kind: str, activation: int, residual: bool, out_scale: float
+) -> None:
+    import torch
+    import triton
+
+    from trt_engine.backends.inductor.fused_rules import plain_linear
+    from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
+
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+    dtype, quantized = getattr(torch, kind), kind in ("int8", "float8_e4m3fn")
+    capability = torch.cuda.get_device_capability()
+    if kind == "float8_e4m3fn" and capability < (8, 9):
+        pytest.skip("the GPU has no FP8")
+    out = torch.float16 if quantized else dtype
+    drawn = torch.Generator("cuda").manual_seed(0)
+    x, weight = (torch.randn(shape, device="cuda", generator=drawn) for shape in ((200, 256), (192, 256)))
+    x, weight = ((item * 40).clamp(-127, 127).to(dtype) if quantized else item.to(dtype) for item in (x, weight))
+    bias, rest = (torch.randn(shape, device="cuda", generator=drawn).to(out) for shape in ((192,), (200, 192)))
+    factors = torch.linspace(1e-5, 4e-5, 192, device="cuda") if quantized else None
+    more = (bias, factors, rest if residual else None, activation, out_scale if quantized else 0.0, out)
+    wanted = plain_linear(x, weight.t(), *more).float()
+    tiles = [Tiles(64, 64, 64, 4, 3), Tiles(128, 64, 64, 4, 3)]
+    if capability[0] == 9:
+        tiles += [Tiles(128, 128, 64, 4, 3, True), Tiles(128, 128, 64, 4, 3, True, True)]
+    for item in tiles:
+        found = run_linear(x, weight, *more, item.numbers).float()
+        # a value between two of a quantized output may be rounded to either
+        assert float((found - wanted).abs().max()) <= 0.07 * float(wanted.abs().max()), item
+        assert float((found - wanted).abs().mean()) <= 0.003 * float(wanted.abs().max()), item
