@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
         module.kernels, kernels = chosen, chosen.summary
-    with torch.no_grad():
+    with torch.no_grad(), _fastest_attention() if device.type == "cuda" else nullcontext():
         program = export(module, request)
         torch._inductor.aoti_compile_and_package(
             program, package_path=request.package, inductor_configs=dict(request.configs)
@@ -102,6 +103,17 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         attentions=graph.attentions,
         kernels=kernels,
     )
+
+
+def _fastest_attention() -> Any:
+    """PyTorch takes the first kernel of attention that computes the case: on an H200 cuDNN's took 47 us where FlashAttention
+    took 66 (64 x 12 x 197 x 64, FP16)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    order = [
+        SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+    ]  # fmt: skip
+    return sdpa_kernel(order, set_priority=True)
 
 
 def _allocate_scratch_of_all_programs() -> None:
