@@ -88,6 +88,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         from trt_engine.backends.inductor.kernel_choice import choose_kernels
 
         register_shapes()
+        _describe_no_cpu()
         _allocate_scratch_of_all_programs()
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
@@ -103,6 +104,13 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         attentions=graph.attentions,
         kernels=kernels,
     )
+
+
+def _describe_no_cpu() -> None:
+    """Code for a GPU has no vector instructions: without this PyTorch compiles and runs programs to find the CPU's."""
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.valid_vec_isa_list = list  # an empty one
 
 
 def _fastest_attention() -> Any:
