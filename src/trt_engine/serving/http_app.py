@@ -186,8 +186,10 @@ class HttpApp:
         return InferenceBody(path, headers, length, header)
 
     def leave(self, body: InferenceBody) -> None:
-        """For an inference that was accepted, once it is answered or its client has gone."""
-        self._service.admission.leave(body.length)
+        """For an inference that was accepted, once its answer is there or its client has gone. Idempotent."""
+        if body.admitted:
+            body.admitted = False
+            self._service.admission.leave(body.length)
 
     async def answer(self, body: InferenceBody) -> Answer:
         """The answer to an inference whose body is complete."""

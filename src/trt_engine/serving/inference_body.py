@@ -19,6 +19,8 @@ class InferenceBody:
     header: int | None
     """Bytes of JSON before the tensors; None: all of it."""
     filled: int = 0
+    admitted: bool = True
+    """Whether it counts among the requests that the server has."""
     _memory: memoryview = _NOTHING
 
     def add(self, chunk: bytes) -> None:
