@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from patience import HANG_S, until
 from serving.triton import fetch
+from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.http_server import LimitedProtocol, Receiver
 from trt_engine.serving.server import Server
 
@@ -197,6 +199,27 @@ def test_servers_of_a_process_read_into_memory_of_their_own(
         assert fetch(each, "/v2/health/live")[0] == 200
     first, second = (np.frombuffer(receiver.get_buffer(-1), np.uint8) for receiver in receivers)
     assert not np.shares_memory(first, second)
+
+
+@pytest.mark.parametrize("more", [(), ("Expect: 100-continue",)], ids=["without ASGI", "by ASGI"])
+def test_a_body_that_does_not_come_is_not_the_answer_of_the_request_before(
+    engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, request_timeout_s=0.5)
+    assert fetch(server, INFER, BODY)[0] == 200
+
+    async def wait(*_: Any) -> Any:
+        await asyncio.sleep(HANG_S)
+
+    monkeypatch.setattr(HttpApp, "_run_inference", wait)
+    with connect(server) as connection:
+        connection.sendall(head_of(len(BODY), *more) + BODY + head_of(len(BODY)) + BODY[:1])
+        found = b""
+        with suppress(ConnectionResetError):
+            while chunk := connection.recv(100):
+                found += chunk
+    assert found in (b"", b"HTTP/1.1 100 Continue\r\n\r\n")
+    until(lambda: in_flight(server) == 0, "it is forgotten")
 
 
 def test_large_requests_over_tls(

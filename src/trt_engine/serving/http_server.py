@@ -87,7 +87,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self._in_header or (self.inference is None and self.cycle.response_started):
+        behind = self.pipeline  # another request, whose answer this would be
+        if self._in_header or behind or (self.inference is None and self.cycle.response_started):
             self.transport.abort()
             return
         self.transport.write(_TIMEOUT)
