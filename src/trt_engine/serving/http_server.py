@@ -99,6 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.running.cancel()
         elif self.inference is not None:
             self.http_app.leave(self.inference)
+            self.inference = None
 
     def shutdown(self) -> None:
         if self.inference is None:  # else it closes after the answer
@@ -183,10 +184,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     async def _answer(self, body: InferenceBody) -> None:
         """Answer an inference."""
-        try:
-            status, headers, parts = await self.http_app.answer(body)
-        finally:
-            self.inference = self.running = None
+        status, headers, parts = await self.http_app.answer(body)
         lines = [STATUS_LINE[status]]
         for name, value in (*self.server_state.default_headers, *headers):
             lines += (name, b": ", value, b"\r\n")
@@ -196,7 +194,8 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.writelines([b"".join(lines), *parts])
         if self.flow.write_paused:
-            await self.flow.drain()
+            await self.flow.drain()  # the next request waits until then
+        self.inference = self.running = None
         if self.http_app.draining:
             self.transport.close()
         self.on_response_complete()
