@@ -230,6 +230,7 @@ def open_engine(args: argparse.Namespace, folder: Path) -> Engine:
     return te.build(
         path,
         backend="onnxruntime",
+        parity=False,
         device=args.device,
         batch=(1, most, most),
         options=threads,

@@ -188,8 +188,11 @@ class Device(Protocol):
         """
         ...
 
-    def address(self, array: Any, stream: Stream) -> int:
-        """The address of an array, by the rules of `borrow`; the caller keeps the array until the work is done."""
+    def reader(self, kind: type, stream: Stream) -> Callable[[Any], int | None]:
+        """The address of an array of that type, as `borrow` finds it, for repeated calls; None where `borrow` has to.
+
+        The caller keeps the array until the work is done.
+        """
         ...
 
     def stream(self) -> Stream: ...

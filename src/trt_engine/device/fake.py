@@ -490,8 +490,8 @@ class FakeDevice:
             raise UsageError(f"an array of another device was given to `{self.name}`", hint="copy it there first")
         return buffer.view(0, lent.nbytes)
 
-    def address(self, array: Any, stream: Any) -> int:
-        return self.borrow(array, stream).pointer
+    def reader(self, kind: type, stream: Any) -> Callable[[Any], int | None]:
+        return lambda array: self.borrow(array, stream).pointer
 
     def stream(self) -> FakeStream:
         self._check_open()

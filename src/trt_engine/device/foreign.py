@@ -14,24 +14,25 @@ from typing import Any, TypeAlias
 
 from trt_engine.errors import UsageError
 
-Found: TypeAlias = tuple[int, int, int]
-"""Address, GPU index, handle of the owner's current stream on that GPU."""
+Reader: TypeAlias = Callable[[Any], int | None]
+"""The address of an array, once the stream is ordered after its owner's current one. None for an array that only a capsule
+describes: on the host or another GPU, strided, or one the library refuses to export."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLibrary:
     """How the arrays of a library are read."""
 
-    read: Callable[[Any], Found | None]
-    """None for an array that only a capsule describes: on the host, strided, or one the library refuses to export."""
+    reader: Callable[[int, Callable[[int], None]], Reader]
+    """For a GPU's index, and a function that orders a stream after another one, given by its handle."""
+    index_of: Callable[[Any], int]
+    """The index of the array's GPU; negative for one on the host."""
     address_of: Callable[[Any], Callable[[], int]]
     """For an array, a function that returns its address now."""
     current_stream: Callable[[int], int]
     """The handle of the library's current stream on a GPU."""
 
 
-readers: dict[type, Callable[[Any], Found | None]] = {}
-"""`ArrayLibrary.read` of the types seen by `library_of`."""
 _libraries: dict[type, ArrayLibrary] = {}
 
 
@@ -45,7 +46,7 @@ def library_of(kind: type) -> ArrayLibrary | None:
     elif (cupy := sys.modules.get("cupy")) is not None and kind is getattr(cupy, "ndarray", None):
         found = _cupy(cupy)
     if found is not None:
-        _libraries[kind], readers[kind] = found, found.read
+        _libraries[kind] = found
     return found
 
 
@@ -55,18 +56,22 @@ def _torch(torch: Any) -> ArrayLibrary:
         lambda index: torch.cuda.current_stream(index).cuda_stream
     )
 
-    def read(tensor: Any) -> Found | None:
-        if not tensor.is_cuda or tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
-            return None
-        try:
-            if not tensor.is_contiguous():
+    def reader(index: int, order_after: Callable[[int], None]) -> Reader:
+        def read(tensor: Any) -> int | None:
+            if not tensor.is_cuda or tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
                 return None
-            index = tensor.get_device()
-            return tensor.data_ptr(), index, current(index)
-        except RuntimeError:  # sparse, or without storage
-            return None
+            try:
+                if not tensor.is_contiguous() or tensor.get_device() != index:
+                    return None
+                pointer: int = tensor.data_ptr()
+            except RuntimeError:  # sparse, or without storage
+                return None
+            order_after(current(index))
+            return pointer
 
-    return ArrayLibrary(read, lambda tensor: tensor.data_ptr, current)
+        return read
+
+    return ArrayLibrary(reader, lambda tensor: tensor.get_device(), lambda tensor: tensor.data_ptr, current)
 
 
 def _cupy(cupy: Any) -> ArrayLibrary:
@@ -75,14 +80,17 @@ def _cupy(cupy: Any) -> ArrayLibrary:
     def current(index: int) -> int:
         return stream_on(index).ptr  # type: ignore[no-any-return]
 
-    def read(array: Any) -> Found | None:
-        if not array.flags.c_contiguous:
-            return None
-        memory = array.data
-        index = memory.device_id
-        return memory.ptr, index, stream_on(index).ptr
+    def reader(index: int, order_after: Callable[[int], None]) -> Reader:
+        def read(array: Any) -> int | None:
+            memory = array.data
+            if not array.flags.c_contiguous or memory.device_id != index:
+                return None
+            order_after(stream_on(index).ptr)
+            return memory.ptr  # type: ignore[no-any-return]
 
-    return ArrayLibrary(read, lambda array: lambda: array.data.ptr, current)
+        return read
+
+    return ArrayLibrary(reader, lambda array: array.data.device_id, lambda array: lambda: array.data.ptr, current)
 
 
 def stream_handle(stream: Any) -> int:

@@ -380,8 +380,8 @@ class HostDevice:
         memory = as_bytes(array)
         return HostBuffer(self, memory, memory.nbytes)
 
-    def address(self, array: Any, stream: Any) -> int:
-        return self.borrow(array, stream).pointer
+    def reader(self, kind: type, stream: Any) -> Callable[[Any], int | None]:
+        return lambda array: self.borrow(array, stream).pointer
 
     def stream(self) -> HostStream:
         return HostStream()

@@ -241,9 +241,9 @@ class BoundCall(RichDisplay):
         for tensor in tensors:
             array = tensor.array
             library = library_of(type(array))
-            if library is not None and (found := library.read(array)) is not None:
+            if library is not None:
                 self._addresses.append((library.address_of(array), tensor))
-                if (owner := (library.current_stream, found[1])) not in self._owners:
+                if (owner := (library.current_stream, library.index_of(array))) not in self._owners:
                     self._owners.append(owner)
             elif type(array) is DeviceArray:
                 self._addresses.append((partial(getattr, array.buffer, "pointer"), tensor))

@@ -96,7 +96,25 @@ class Executor:
         """Whether these shapes are prepared; a hint for other threads."""
         return key == self._last_key or key in self._captured
 
-    def run(
+    def run(self, feeds: Tensors, on_device: bool = False) -> dict[str, Any]:
+        """The outputs of one request; device arrays with `on_device`. Feeds have the dtypes of the signature."""
+        self._enqueued = False
+        try:
+            plan = self._plans.get(_plan_key(feeds, on_device))
+            if plan is None or plan.frame.key is not plan.key or plan.generation != self._policy.generation:
+                return self._run([feeds], None, on_device and self._uses_staging, None)
+            if plan.replays:
+                self._enqueued = True
+                self.replayed += 1
+                if plan.key is not None and plan.key is not self._last_key:
+                    self._captured.move_to_end(plan.key)
+            self._last_key = plan.key
+            return plan.run(feeds)
+        except BaseException:
+            self._recover()
+            raise
+
+    def run_parts(
         self, parts: Sequence[Tensors], events: Events = None, on_device: bool = False, size: int | None = None
     ) -> dict[str, Any]:
         """The outputs of `parts`, concatenated along the batch; appends start and end event to `events`.
@@ -106,16 +124,6 @@ class Executor:
         """
         self._enqueued = False
         try:
-            if events is None and size is None and len(parts) == 1:
-                plan = self._plans.get(_plan_key(parts[0], on_device))
-                if plan is not None and plan.frame.key is plan.key and plan.generation == self._policy.generation:
-                    if plan.replays:
-                        self._enqueued = True
-                        self.replayed += 1
-                        if plan.key is not None and plan.key is not self._last_key:
-                            self._captured.move_to_end(plan.key)
-                    self._last_key = plan.key
-                    return plan.run(parts[0])
             return self._run(parts, events, on_device and self._uses_staging, size)
         except BaseException:
             self._recover()
@@ -178,7 +186,7 @@ class Executor:
             return
         inputs = [
             InputSlot(
-                name, self._buffers[name], frame.nbytes[name],
+                name, type(feeds[name]), self._buffers[name], frame.nbytes[name],
                 None if name in borrowed else self._staged_array(name, frame.shapes[name]),
             )
             for name in self._inputs

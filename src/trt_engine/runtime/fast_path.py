@@ -31,6 +31,8 @@ class InputSlot:
     """One input of a plan."""
 
     name: str
+    kind: type
+    """Of its arrays."""
     buffer: Buffer
     """The executor's own: what a graph reads, and where host arrays go."""
     nbytes: int
@@ -79,7 +81,9 @@ class ReplayPlan:
         """Whether it replays a graph."""
         self._device, self._stream = device, stream
         self._inputs, self._outputs, self._on_device = tuple(inputs), tuple(outputs), on_device
-        self._reads = [(slot.name, slot.staged, slot.buffer.pointer) for slot in inputs]
+        self._reads = [
+            (slot.name, device.reader(slot.kind, stream), slot.staged, slot.buffer.pointer) for slot in inputs
+        ]
         self._own_outputs = tuple([slot.buffer.pointer for slot in outputs])
         self._acquires = [(slot.name, slot.pool.acquire, slot.dtype, slot.shape) for slot in outputs if slot.pool]
         self._launches: dict[Addresses, Callable[[], None]] = {}
@@ -100,9 +104,10 @@ class ReplayPlan:
         """
         device, stream = self._device, self._stream
         addresses: list[int] = []
-        for name, staged, pointer in self._reads:
+        for name, read, staged, pointer in self._reads:
             if staged is None:
-                addresses.append(device.address(feeds[name], stream))
+                array = feeds[name]
+                addresses.append(read(array) or device.borrow(array, stream).pointer)
             else:
                 addresses.append(pointer)
                 staged.upload(feeds[name], self._inputs[len(addresses) - 1].buffer, stream)

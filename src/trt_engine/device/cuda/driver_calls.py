@@ -111,37 +111,31 @@ def _unavailable(*_: Any) -> int:
     return -1
 
 
-class DriverCalls:
-    """Driver calls of the hot path through ctypes; each returns a status, 0 for success.
+def _load(library: str, name: str, *types: Any) -> Callable[..., int]:
+    """A driver call through ctypes that returns a status, 0 for success; -1 always without the library.
 
-    Through cuda.bindings, with context and capture mode, each takes up to six calls of 1 us or more. On another status,
-    or without the library, the caller falls back to cuda.bindings.
+    Through cuda.bindings, with context and capture mode, a call of the hot path takes up to six calls of 1 us or more. On
+    another status the caller falls back to cuda.bindings. Calls that may wait release the GIL.
     """
-
-    def __init__(self, library: str = "libcuda.so.1") -> None:
-        self.exchange_mode: Callable[..., int] = _unavailable
-        """Exchanges the capture mode of this thread for that of a `ctypes.c_int`, given by reference."""
-        self.synchronize_stream: Callable[[int], int] = _unavailable
-        self.copy_async: Callable[[int, int, int, int], int] = _unavailable
-        """Target, source, bytes, stream; the driver may refuse in a thread with no or another context."""
-        self.launch_graph: Callable[[int, int], int] = _unavailable
-        """Graph, stream."""
-        self.record_event: Callable[[int, int], int] = _unavailable
-        """Event, stream."""
-        self.wait_event: Callable[[int, int, int], int] = _unavailable
-        """Stream, event, 0."""
-        try:
-            brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second releases the GIL
-            exchange, wait, copy = brief.cuThreadExchangeStreamCaptureMode, long.cuStreamSynchronize, long.cuMemcpyAsync
-            launch, record, wait_event = long.cuGraphLaunch, long.cuEventRecord, long.cuStreamWaitEvent
-        except (OSError, AttributeError):
-            return
-        address = ctypes.c_void_p
-        exchange.argtypes = wait.argtypes = (address,)
-        copy.argtypes, launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
-        record.argtypes, wait_event.argtypes = (address, address), (address, address, ctypes.c_uint)
-        self.exchange_mode, self.synchronize_stream, self.copy_async = exchange, wait, copy
-        self.launch_graph, self.record_event, self.wait_event = launch, record, wait_event
+    try:
+        found = getattr((ctypes.CDLL if name in _MAY_WAIT else ctypes.PyDLL)(library), name)
+    except (OSError, AttributeError):
+        return _unavailable
+    found.argtypes = types
+    return found  # type: ignore[no-any-return]
 
 
-driver_calls = DriverCalls()
+_MAY_WAIT = ("cuStreamSynchronize", "cuMemcpyAsync", "cuGraphLaunch")
+_LIBRARY, _ADDRESS = "libcuda.so.1", ctypes.c_void_p
+
+exchange_mode = _load(_LIBRARY, "cuThreadExchangeStreamCaptureMode", _ADDRESS)
+"""Exchanges the capture mode of this thread for that of a `ctypes.c_int`, given by reference."""
+synchronize_stream = _load(_LIBRARY, "cuStreamSynchronize", _ADDRESS)
+copy_async = _load(_LIBRARY, "cuMemcpyAsync", _ADDRESS, _ADDRESS, ctypes.c_size_t, _ADDRESS)
+"""Target, source, bytes, stream; the driver may refuse in a thread with no or another context."""
+launch_graph = _load(_LIBRARY, "cuGraphLaunch", _ADDRESS, _ADDRESS)
+"""Graph, stream."""
+record_event = _load(_LIBRARY, "cuEventRecord", _ADDRESS, _ADDRESS)
+"""Event, stream."""
+wait_event = _load(_LIBRARY, "cuStreamWaitEvent", _ADDRESS, _ADDRESS, ctypes.c_uint)
+"""Stream, event, 0."""

@@ -100,7 +100,9 @@ class CudaView(CudaBuffer):
 
     def __init__(self, parent: CudaBuffer, offset: int, nbytes: int) -> None:
         self.device, self.stream, self.on_host = parent.device, parent.stream, parent.on_host
-        self._pointer, self._nbytes = parent.pointer + offset, nbytes
+        if parent._closed or parent._parent is not None:
+            _ = parent.pointer  # raises for freed memory
+        self._pointer, self._nbytes = parent._pointer + offset, nbytes
         self.external_streams = parent.external_streams
         self._parent: CudaBuffer = parent
 

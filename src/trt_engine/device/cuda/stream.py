@@ -6,6 +6,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Collection
+from ctypes import byref, c_int
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,16 @@ from cuda.bindings import driver
 from cuda.core import EventOptions
 
 from trt_engine.device import Event, Graph, Stream, dlpack
-from trt_engine.device.cuda.driver_calls import RELAXED_MODE, SUCCESS, RelaxedCapture, driver_calls, first_line
+from trt_engine.device.cuda.driver_calls import (
+    RELAXED_MODE,
+    SUCCESS,
+    RelaxedCapture,
+    exchange_mode,
+    first_line,
+    record_event,
+    synchronize_stream,
+    wait_event,
+)
 from trt_engine.device.cuda.graph import CudaGraph, discard_capture
 from trt_engine.device.cuda.memory import CudaBuffer
 from trt_engine.errors import TrtEngineError, UsageError
@@ -79,7 +89,9 @@ class CudaStream:
         self._users = 0
         self._marker: Any = None
         """The event that orders this stream and those of other libraries, recorded again and again."""
-        self._marker_handle = 0
+        self._address = ctypes.c_void_p(self._handle)
+        self._marker_address: ctypes.c_void_p | None = None
+        """Its handle; None before it is made and on a closed stream."""
         self.capture_lock = threading.RLock()
         """Held by threads that synchronize or record an event, to exclude the start of a capture."""
 
@@ -99,12 +111,12 @@ class CudaStream:
 
     def synchronize(self) -> None:
         if self._graph_buffers is None and not self._closed and self.device._lost is None:
-            mode = ctypes.byref(ctypes.c_int(_RELAXED))  # see `RelaxedCapture`
-            if driver_calls.exchange_mode(mode) == 0:
+            mode = byref(c_int(_RELAXED))  # see `RelaxedCapture`
+            if exchange_mode(mode) == 0:
                 try:
-                    status = driver_calls.synchronize_stream(self._handle)
+                    status = synchronize_stream(self._address)
                 finally:
-                    driver_calls.exchange_mode(mode)
+                    exchange_mode(mode)
                 if status == 0:
                     return
         handle = self.handle
@@ -163,8 +175,12 @@ class CudaStream:
         return True
 
     def order_after(self, handle: int) -> None:
-        if handle != self._handle:
-            self._order(self._handle, handle or DEFAULT_STREAM)
+        if handle == self._handle:
+            return
+        event = self._marker_address if self._graph_buffers is None else None
+        if event and record_event(event, handle or DEFAULT_STREAM) == 0 and wait_event(self._address, event, 0) == 0:
+            return
+        self._order(self._handle, handle or DEFAULT_STREAM)
 
     def order_before(self, handle: int) -> None:
         if handle != self._handle:
@@ -172,10 +188,9 @@ class CudaStream:
 
     def _order(self, later: int, earlier: int) -> None:
         """Order two streams by the marker; `UsageError` where a capture forbids it."""
-        event, calls = self._marker_handle, driver_calls
         # a default stream is that of the thread's current context: recording on another one fails, waiting there does not
-        direct = event and self._graph_buffers is None and later not in _DEFAULT_STREAMS
-        if direct and calls.record_event(event, earlier) == 0 and calls.wait_event(later, event, 0) == 0:
+        event = self._marker_address if self._graph_buffers is None and later not in _DEFAULT_STREAMS else None
+        if event is not None and record_event(event, earlier) == 0 and wait_event(later, event, 0) == 0:
             return
         _ = self.handle  # of an open stream
         if self.capturing:
@@ -183,9 +198,10 @@ class CudaStream:
         with self.device.activate(), RelaxedCapture():
             if self._marker is None:
                 self._marker = self._stream.record(options=UNTIMED_EVENT)
-                self._marker_handle = int(self._marker.handle)
-            self.device.check_status(driver.cuEventRecord(self._marker_handle, earlier))
-            self.device.check_status(driver.cuStreamWaitEvent(later, self._marker_handle, 0))
+                self._marker_address = ctypes.c_void_p(int(self._marker.handle))
+            marker = int(self._marker.handle)
+            self.device.check_status(driver.cuEventRecord(marker, earlier))
+            self.device.check_status(driver.cuStreamWaitEvent(later, marker, 0))
 
     def capture(self, work: Callable[[Stream], None]) -> Graph:
         handle, device = self.handle, self.device
@@ -258,5 +274,5 @@ class CudaStream:
                 log.warning(
                     "a stream of `%s` was closed with work that failed: %s", self.device.name, first_line(error)
                 )
-            self._closed, self._marker_handle = True, 0
+            self._closed, self._marker_address = True, None
             self._destroy()
