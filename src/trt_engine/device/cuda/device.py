@@ -231,9 +231,11 @@ class CudaDevice:
             return BorrowedBuffer(self, array.buffer.pointer, array.nbytes, array)
         library = foreign.library_of(type(array))
         if library is not None:
-            if self.number != library.index_of(array) >= 0 and array.nbytes:
+            number = library.index_of(array)
+            if self.number != number >= 0 and array.nbytes:
                 raise self._wrong_device_error()
-            if (pointer := library.reader(self.number, stream.order_after)(array)) is not None:
+            read = library.reader(number, stream.order_after)
+            if number >= 0 and (pointer := read(array)) is not None:
                 return BorrowedBuffer(self, pointer, array.nbytes, array)
         with self.activate(), RelaxedCapture():
             lent = dlpack.import_array(array, stream.handle)
