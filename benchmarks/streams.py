@@ -1,26 +1,25 @@
 """Largest number of sources within a deadline: predicted from the latency curve, and observed by live search.
 
-For each deadline, policy and mix of frame rates the curve of the model is measured first; the prediction is
-`StreamModel.largest` with its bootstrap interval; the observation is a live search: the engine is driven through the batcher
-with N paced sources, N moves from the prediction, by 3 % and more, until one number passes and the next fails. Agreement is
-within 5 % or one source, whichever is larger. Coverage is the share of searches, each with other phases, whose number is in
-the interval. Then the gain of the searched policy over three usual ones (predicted), and the time of simulating 10,000
-sources for a minute.
+For each deadline, policy and mix of frame rates the curve of the model is measured; the prediction is `StreamModel.largest`
+with its interval. The observation is a live search by the up-and-down method: the engine is driven through the batcher with
+N paced sources, with other phases each time; N goes up by 3 % after a run within the deadline and down after one beyond it.
+The observed number is the mean of N from the first turn on. Between two runs one more turn of the curve is measured, since
+virtual machines change their speed by 10 % and more for seconds at a time.
 
-A machine that changes its speed for seconds at a time (virtual cores that share a physical one for a while) tells nothing
-about a prediction. So turns of the curve whose median is more than 10 % over the fastest turn's are left out. A run begins
-when full batches take as long as in the curve, within 6 %, and counts where they do after it too and, for one context, if
-no 40 batches in a row took more than 1.25 times as long; others are made again, some times at most, and then count as they
-are. With two contexts a batch's time depends on the other's, so there a number that fails is tried once more.
+Agreement: the prediction from all turns and the observed number, which saw the same machine, are within 5 % or one source,
+whichever is larger. Coverage: the observed number is in the interval of the curve from before the search.
+`--gains` adds the gain of the searched policy over three usual ones (predicted), and the time of simulating 10,000 sources
+for a minute.
 
-A process appends one line for itself and one for each search to `--out`; a search that the file has already is left out,
-so that the same command resumes, and several processes each run their `--cases` on cores of their own. On a CPU the engine
-has as many threads as the process has cores.
+A run lasts at least 50 times the deadline: a queue that grows by 2 % of the time is then seen. A process appends one line
+for itself and one for each search to `--out`; a search that the file has already is left out, so that the same command
+resumes, and several processes each run their `--cases` on cores of their own. On a CPU the engine has as many threads as the
+process has cores.
 
     python benchmarks/streams.py --gains
-    taskset -c 0,1 python benchmarks/streams.py --cases 7 --repeats 20 --seconds 5 --limit-s 500 --out case-7.jsonl
-    python benchmarks/streams.py --device cuda:0 --model vit --policies 1,0ms 16,4ms 32,8ms,2 --batches 1 2 4 8 16 32 \\
-        --deadlines 20 40 80 --mixes 1@25 2@15,1@30
+    taskset -c 0,1 python benchmarks/streams.py --cases 1 --repeats 20 --limit-s 500 --out cover.jsonl
+    python benchmarks/streams.py --device cuda:0 --policies 1,0ms 4,2ms 8,4ms --deadlines 10 20 40 --mixes 1@25 2@15,1@30 \\
+        --seconds 1 --turn-seconds 0.3 --runs 6
     python benchmarks/streams.py --merge case-*.jsonl --out streams.jsonl --check   # a table of all
 """
 
@@ -36,7 +35,6 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,42 +42,28 @@ import networks
 import numpy as np
 
 import trt_engine as te
-from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.size import SizeConfig
 from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_sources
 from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
-from trt_engine.records.streams import CurvePoint, CurveSummary
+from trt_engine.records.streams import CurvePoint
 from trt_engine.sizing.arrivals import Sources
-from trt_engine.sizing.capacity import StreamModel, bootstrap_interval, resample
-from trt_engine.sizing.curve import (
-    CurveGrid,
-    detect_environment,
-    measure_host_curve,
-    queue_limit,
-    service_times,
-    summarize_curve,
-    turn_times,
-)
+from trt_engine.sizing.capacity import StreamModel, TurnTimes, bootstrap_interval, resample
+from trt_engine.sizing.curve import detect_environment, queue_limit
 from trt_engine.sizing.simulation import ServiceTimes, simulate
 from trt_engine.sizing.stream_capacity import find_capacity
-from trt_engine.sizing.stream_worker import DriveRequest, drive, full_batches_ms
+from trt_engine.sizing.stream_worker import CurveRequest, DriveRequest, drive, measure_curve
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = 0.01
 AGREEMENT = 0.05
 SIMULATION_LIMIT_S = 10.0
 STEP = 0.03
-CURVES = 2
-FASTEST = 1.1
-"""Largest median of a turn of the curve, of the fastest turn's of the same batch."""
-SPEED = 0.06
-"""Largest difference from the curve's mean time of full batches around a run, as a share."""
-SPEED_S, WAIT_S = 0.4, 20.0
-SLOWEST, BATCHES = 1.25, 40
-"""Largest median time of so many batches inside a run, of the curve's."""
-TRIES = 5
+TURNS = 8
+"""Of the curve before a search."""
+DEADLINES = 50
+"""Least length of a run, in deadlines."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,20 +84,8 @@ class Drive:
     frames: int
     late_share: float
     p99_ms: float
-    speed: tuple[float, float]
-    """Mean time of full batches before and after it, of the curve's."""
-    slowest: float
-    """Largest median time of some batches in a row, of the curve's; 1 with two contexts."""
-    tries: int
-
-
-def counts(speed: Sequence[float], slowest: float) -> bool:
-    """Whether the machine was as fast during a run as for the curve."""
-    return all(map(is_of_the_curve, speed)) and slowest <= SLOWEST
-
-
-def is_of_the_curve(speed: float) -> bool:
-    return abs(speed - 1) <= SPEED
+    batches: float | None
+    """Mean time of its batches, of the curve's for as many rows; None with two contexts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,11 +122,15 @@ class Search:
     device: str
     case: Case
     repeat: int
-    curve: tuple[CurveSummary, ...]
-    predicted: int
+    turn_means_ms: dict[str, tuple[float, ...]]
+    """By batch and contexts: the mean of each turn of the curve, those before the search first."""
+    first: int
+    """Predicted from the curve before the search, with its interval."""
     low: int
     high: int
-    observed: int
+    predicted: int
+    """From all turns, each scaled to their common mean."""
+    observed: float
     drives: tuple[Drive, ...]
     agrees: bool
     covered: bool
@@ -172,12 +148,14 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="[cpu]")
     parser.add_argument("--policies", nargs="+", default=["1,0ms", "4,5ms", "8,10ms,2"])
-    parser.add_argument("--deadlines", nargs="+", type=float, default=[60.0, 120.0, 250.0], metavar="MS")
+    parser.add_argument("--deadlines", nargs="+", type=float, default=[50.0, 100.0, 200.0], metavar="MS")
     parser.add_argument("--mixes", nargs="+", default=["1@5", "2@1,1@3"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 2, 4, 8], help="of the curve")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of one live run [15]")
-    parser.add_argument("--curve-seconds", type=float, default=8.0, help="of one point of the curve [8]")
-    parser.add_argument("--repeats", type=int, default=1, help="searches of each case, with other phases [1]")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of one live run at least [3]")
+    parser.add_argument("--turn-seconds", type=float, default=1.0, help="of one turn of the curve [1]")
+    parser.add_argument("--runs", type=int, default=10, help="of one search [10]")
+    parser.add_argument("--repeats", type=int, default=1, help="searches of each case [1]")
+    parser.add_argument("--first", type=int, default=0, help="number of the first search, which sets its phases [0]")
     parser.add_argument(
         "--gains", action="store_true", help="also the gain of the searched policy, and the simulation's time"
     )
@@ -225,18 +203,13 @@ def measure(args: argparse.Namespace, cases: list[Case], end_s: float) -> None:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         engine = open_engine(args, folder)
-        driver = Driver(engine, max(args.batches), args.seconds, end_s)
-        append_record(args.out, describe(args, engine, driver.info(), load, started))
+        driver = Driver(engine, args, max(case.policy.contexts for case in cases), end_s)
+        append_record(args.out, describe(args, driver, load, started))
         try:
             head = {"started": started, "model": args.model.name, "device": args.device}
-            for case in cases:
-                keys = {repeat: search_key(head | {"case": dataclasses.asdict(case), "repeat": repeat})
-                        for repeat in range(args.repeats)}  # fmt: skip
-                wanted = [repeat for repeat, key in keys.items() if key not in done]
-                if not wanted:
-                    continue
-                points = measure_curve(args, engine, case.policy.max_batch, case.policy.contexts)
-                for found in searches(case, wanted, points, driver, head):
+            for case, repeat in itertools.product(cases, range(args.first, args.first + args.repeats)):
+                if search_key(head | {"case": dataclasses.asdict(case), "repeat": repeat}) not in done:
+                    found = search(case, repeat, driver, args.runs, head)
                     append_record(args.out, found)
                     print(case_line([dataclasses.asdict(found)]), flush=True)
         except OutOfTime:
@@ -254,156 +227,112 @@ def open_engine(args: argparse.Namespace, folder: Path) -> Engine:
         if not path.exists():
             networks.vit(path, half=half, **({} if half else {"width": 64, "depth": 2, "heads": 4, "size": 32}))
     threads = {"intra_op_threads": str(len(os.sched_getaffinity(0)))} if args.device == "cpu" else {}
-    return te.build(path, device=args.device, batch=(1, most, most), options=threads, store=te.Store(folder / "store"))
-
-
-def measure_curve(args: argparse.Namespace, engine: Engine, max_batch: int, contexts: int) -> list[CurvePoint]:
-    """The curve up to this batch and number of contexts."""
-    batches = tuple(batch for batch in args.batches if batch <= max_batch)
-    grid = CurveGrid(batches, tuple(range(1, contexts + 1)), args.curve_seconds, longest_ms=1e4)
-    return fastest_turns([measure_host_curve(engine, grid, RuntimeConfig(), args.device) for _ in range(CURVES)])
-
-
-def fastest_turns(curves: list[list[CurvePoint]]) -> list[CurvePoint]:
-    """One curve, of the turns of all in which the machine was fast."""
-    found = []
-    for first in curves[0]:
-        key = first.batch, first.contexts
-        turns = [
-            turn
-            for curve in curves
-            for point in curve
-            if (point.batch, point.contexts) == key
-            for turn in point.turns_ms
-        ]
-        medians = [float(np.median(turn)) for turn in turns]
-        kept = [turn for turn, median in zip(turns, medians, strict=True) if median <= FASTEST * min(medians)]
-        found.append(dataclasses.replace(first, turns_ms=tuple(kept)))
-    return found
-
-
-def slowest(batches: list[tuple[int, float]], service: ServiceTimes) -> float:
-    """The largest median time of some batches in a row, of the curve's for as many rows."""
-    expected_s = {rows: service.mean_s(rows) for rows, _ in batches}
-    times = np.array([time_s / expected_s[rows] for rows, time_s in batches])
-    parts = np.array_split(times, max(1, times.size // BATCHES))
-    return max((float(np.median(part)) for part in parts if part.size), default=1.0)
+    return te.build(
+        path,
+        backend="onnxruntime",
+        parity=False,
+        device=args.device,
+        batch=(1, most, most),
+        options=threads,
+        store=te.Store(folder / "store"),
+    )
 
 
 class Driver:
-    """The engine loaded once for each number of contexts, driven with paced sources in this process."""
+    """The engine, loaded in this process: turns of the curve, and runs with paced sources."""
 
-    def __init__(self, engine: Engine, most: int, seconds: float, end_s: float) -> None:
-        self.engine, self.most, self.seconds, self.end_s = engine, most, seconds, end_s
-        self._loaded: dict[int, te.InferenceEngine] = {}
+    def __init__(self, engine: Engine, args: argparse.Namespace, contexts: int, end_s: float) -> None:
+        self.seconds, self.turn_s, self.end_s = args.seconds, args.turn_seconds, end_s
+        self.sizes = sorted(args.batches)
+        self.loaded = te.load(engine, contexts=contexts)
+        for rows in range(1, max(self.sizes) + 1):  # the first run of a shape is slow on a GPU
+            self.loaded.warmup(batch=rows)
 
-    def info(self) -> dict[str, str]:
-        return {name: str(value) for name, value in self._load(1).runtime_info.items()}
+    def curve(self, policy: BatchPolicy, turns: int) -> dict[tuple[int, int], list[list[float]]]:
+        """Times in ms of full batches up to the policy's, by batch and contexts, in turns."""
+        batches = tuple(batch for batch in self.sizes if batch <= policy.max_batch)
+        contexts = tuple(range(1, policy.contexts + 1))
+        request = CurveRequest(batches, contexts, turns, self.turn_s / (len(batches) * len(contexts)), longest_ms=1e9)
+        return {(cell.batch, cell.contexts): cell.turns_ms for cell in measure_curve(self.loaded.runner, request)}
 
-    def _load(self, contexts: int) -> te.InferenceEngine:
-        if contexts not in self._loaded:
-            runner = self._loaded[contexts] = te.load(self.engine, contexts=contexts)
-            for rows in range(1, self.most + 1):  # the first run of a shape is slow on a GPU
-                runner.warmup(batch=rows)
-        return self._loaded[contexts]
-
-    def drive(self, model: StreamModel, policy: BatchPolicy, streams: int, seed: int) -> Drive:
-        """One live run, made again where the machine was slower; `OutOfTime` where it would end too late."""
-        times = model.mix.scaled(streams).arrivals(self.seconds, np.random.default_rng((seed, streams)))
+    def drive(self, model: StreamModel, policy: BatchPolicy, streams: int, seed: tuple[int, int]) -> Drive:
+        """One live run; `OutOfTime` where it would end too late."""
+        seconds = max(self.seconds, DEADLINES * model.deadline_s)
+        if time.perf_counter() + seconds > self.end_s:
+            raise OutOfTime
+        times = model.mix.scaled(streams).arrivals(seconds, np.random.default_rng(seed))
         request = DriveRequest(policy, tuple(times.tolist()), queue_limit(policy, model.service, model.deadline_s))
-        for tries in itertools.count(1):
-            before = self.wait_for_speed(model, policy)
-            if time.perf_counter() + self.seconds > self.end_s:
-                raise OutOfTime
-            driven = drive(self._load(policy.contexts).runner, request)
-            served = np.array([np.inf if one is None else one for one in driven.latencies_s])
-            found = Drive(
-                streams, served.size, float(np.mean(served > model.deadline_s)) if served.size else 0.0,
-                1e3 * float(np.quantile(served, 0.99, method="lower")) if served.size else 0.0,
-                (before, self.speed(model, policy)),
-                slowest(driven.batches, model.service) if policy.contexts == 1 else 1.0, tries,
-            )  # fmt: skip
-            if counts(found.speed, found.slowest) or tries == TRIES:
-                return found
-        raise AssertionError
-
-    def wait_for_speed(self, model: StreamModel, policy: BatchPolicy) -> float:
-        """The machine's speed once it is that of the curve, or after some time."""
-        gives_up_s = time.perf_counter() + WAIT_S
-        while not is_of_the_curve(found := self.speed(model, policy)) and time.perf_counter() < gives_up_s:
-            time.sleep(0.5)
-        return found
-
-    def speed(self, model: StreamModel, policy: BatchPolicy) -> float:
-        """Mean time of full batches now, of the curve's."""
-        runner = self._load(policy.contexts).runner
-        times_ms = full_batches_ms(runner, policy.max_batch, policy.contexts, SPEED_S)
-        return float(np.mean(times_ms)) / (1e3 * model.service.mean_s(policy.max_batch, policy.contexts))
-
-    def close(self) -> None:
-        for runner in self._loaded.values():
-            runner.close()
-
-
-def searches(
-    case: Case, wanted: list[int], points: list[CurvePoint], driver: Driver, head: dict[str, str]
-) -> Iterator[Search]:
-    """The searches of a case with these phases, as they end."""
-    turns = turn_times(points)
-    model = StreamModel(service_times(points), Sources(parse_sources(case.mix)), case.deadline_ms / 1e3, LATE)
-    predicted = model.largest(case.policy)
-    low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, case.policy, predicted)
-    for repeat in wanted:
-        observed, drives = search(driver, model, case.policy, predicted, repeat)
-        yield Search(
-            schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat, curve=summarize_curve(points),
-            predicted=predicted, low=low, high=high,
-            observed=observed, drives=tuple(drives), agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed),
-            covered=low <= observed <= high, **head,
+        driven = drive(self.loaded.runner, request)
+        served = np.array([np.inf if one is None else one for one in driven.latencies_s])
+        expected_s = sum(model.service.mean_s(rows) for rows, _ in driven.batches)
+        return Drive(
+            streams, served.size, float(np.mean(served > model.deadline_s)),
+            1e3 * float(np.quantile(served, 0.99, method="lower")),
+            sum(time_s for _, time_s in driven.batches) / expected_s if policy.contexts == 1 else None,
         )  # fmt: skip
 
+    def close(self) -> None:
+        self.loaded.close()
 
-def search(driver: Driver, model: StreamModel, policy: BatchPolicy, guess: int, seed: int) -> tuple[int, list[Drive]]:
-    """The largest number of sources that passes live, searched from `guess` in steps of 3 % that double."""
+
+def search(case: Case, repeat: int, driver: Driver, runs: int, head: dict[str, str]) -> Search:
+    """The prediction, the live search, and the prediction from the turns of the curve of both times."""
+    policy = case.policy
+    turns = driver.curve(policy, TURNS)
+    model = model_of(case, turns)
+    first = model.largest(policy)
+    low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, policy, first)
+    every = {key: list(found) for key, found in turns.items()}
     drives: list[Drive] = []
+    step, count, turned = max(1, round(STEP * first)), max(1, first), None
+    while len(drives) < runs:
+        drives.append(driver.drive(model, policy, count, (repeat, len(drives))))
+        passed = drives[-1].late_share <= LATE
+        if turned is None and len(drives) > 1 and passed != (drives[-2].late_share <= LATE):
+            turned = len(drives) - 1
+        count = max(1, count + (step if passed else -step))
+        for key, found in driver.curve(policy, 1).items():
+            every[key] += found
+    observed = (
+        float(np.mean([one.streams for one in drives[turned:]] + [count])) if turned is not None else float(count)
+    )
+    predicted = model_of(case, at_one_speed(every)).largest(policy)
+    return Search(
+        schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat,
+        turn_means_ms={
+            f"{batch} x {contexts}": tuple(round(float(np.mean(turn)), 4) for turn in found)
+            for (batch, contexts), found in every.items()
+        },
+        first=first, low=low, high=high, predicted=predicted, observed=round(observed, 1), drives=tuple(drives),
+        agrees=abs(predicted - observed) <= max(1, AGREEMENT * observed), covered=low <= round(observed) <= high, **head,
+    )  # fmt: skip
 
-    def passes(streams: int) -> bool:
-        for _ in range(policy.contexts):
-            drives.append(driver.drive(model, policy, streams, seed))
-            if drives[-1].late_share <= model.late:
-                return True
-        return False
 
-    step, low, high = max(1, round(STEP * guess)), 0, None
-    count = max(1, guess)
-    while count > low and (high is None or count < high):
-        if passes(count):
-            low, count = count, count + step
-        else:
-            high, count = count, max(count - step, 0)
-        step *= 2
-    while high is not None and high - low > 1:
-        count = (low + high) // 2
-        low, high = (count, high) if passes(count) else (low, count)
-    return low, drives
+def at_one_speed(turns: TurnTimes) -> TurnTimes:
+    """Every turn scaled to the geometric mean of its point's turns, as the runs' numbers are averaged."""
+    found = {}
+    for key, parts in turns.items():
+        means = np.array([np.mean(part) for part in parts])
+        scales = np.exp(np.log(means).mean()) / means
+        found[key] = [(scale * np.array(part)).tolist() for scale, part in zip(scales, parts, strict=True)]
+    return found
 
 
-def describe(
-    args: argparse.Namespace,
-    engine: Engine,
-    info: dict[str, str],
-    load: tuple[float, float, float],
-    started: str,
-) -> Process:
+def model_of(case: Case, turns: TurnTimes) -> StreamModel:
+    service = ServiceTimes({key: np.concatenate(found) for key, found in turns.items()})
+    return StreamModel(service, Sources(parse_sources(case.mix)), case.deadline_ms / 1e3, LATE)
+
+
+def describe(args: argparse.Namespace, driver: Driver, load: tuple[float, float, float], started: str) -> Process:
     frames, simulation_s = time_simulation() if args.gains else (0, 0.0)
-    points = measure_curve(args, engine, max(args.batches), 2) if args.gains else []
+    points = measured_points(driver, args.device) if args.gains else []
     return Process(
         schema="trt-engine/benchmark/streams",
         started=started,
         command=_command(),
         model=args.model.name,
         device=args.device,
-        engine_info=info,
+        engine_info={name: str(value) for name, value in driver.loaded.runtime_info.items()},
         late=LATE,
         seconds=args.seconds,
         environment=detect_environment(args.device),
@@ -413,6 +342,16 @@ def describe(
         simulation_frames=frames,
         simulation_s=simulation_s,
     )
+
+
+def measured_points(driver: Driver, device: str) -> list[CurvePoint]:
+    """The curve of all batches, with 1 and 2 contexts."""
+    turns = driver.curve(BatchPolicy(max(driver.sizes), 0.0, 2), TURNS)
+    here = detect_environment(device)
+    return [
+        CurvePoint("", device, batch, contexts, "host", tuple(map(tuple, found)), here, "")
+        for (batch, contexts), found in turns.items()
+    ]
 
 
 def gains(points: list[CurvePoint], mix: str, deadlines_ms: list[float]) -> dict[str, int]:
@@ -481,11 +420,6 @@ def summarize(path: Path) -> bool:
         f"{total} searches of {len(by_case)} cases, more than 60 sources in {many}: "
         f"{agree} agree, {covered} in the interval"
     )
-    drives = [one for found in by_case.values() for line in found for one in line["drives"]]
-    print(
-        f"{len(drives)} runs, {sum(one['tries'] - 1 for one in drives)} made again, "
-        f"{sum(not counts(one['speed'], one['slowest']) for one in drives)} on a slower machine all the same"
-    )
     fast = True
     for line in lines:
         for mix, streams in line.get("gains", {}).items():
@@ -497,18 +431,13 @@ def summarize(path: Path) -> bool:
 
 
 def case_line(found: list[dict[str, Any]]) -> str:
-    case, observed = found[0]["case"], sorted(line["observed"] for line in found)
-    policy = BatchPolicy(**case["policy"])
-    predicted = sorted({(line["predicted"], line["low"], line["high"]) for line in found})
-    numbers = "; ".join(f"{count} ({low}-{high})" for count, low, high in predicted)
-    text = f"{case['number']:3}  {case['mix']:12} {case['deadline_ms']:5g} ms  {policy!s:32} predicted {numbers}, observed "
-    if len(found) == 1:
-        return text + f"{observed[0]}  {'agrees' if found[0]['agrees'] else 'DIFFERS'}"
+    case, policy = found[0]["case"], BatchPolicy(**found[0]["case"]["policy"])
+    text = f"{case['number']:3}  {case['mix']:12} {case['deadline_ms']:5g} ms  {policy!s:32} "
+    for line in found if len(found) <= 3 else []:
+        text += f"predicted {line['first']} ({line['low']}-{line['high']}), {line['predicted']} with later turns, "
+        text += f"observed {line['observed']:g}; "
     agree, covered = (sum(line[name] for line in found) for name in ("agrees", "covered"))
-    return text + (
-        f"{observed[0]} to {observed[-1]} (median {observed[len(observed) // 2]}): "
-        f"{agree} of {len(found)} agree, {covered} in the interval"
-    )
+    return text + f"{agree} of {len(found)} agree, {covered} in the interval"
 
 
 if __name__ == "__main__":

@@ -505,7 +505,7 @@ def test_a_config_written_as_words_is_read_back_as_it_was(config: object) -> Non
         ({"max_batch": True}, "`max_batch` is True, expected a whole number"),
         ({"max_wait_ms": "soon"}, "`max_wait_ms` is 'soon', expected a number"),
         ({"buckets": 5}, "`buckets` is 5, expected whole numbers"),
-        ({"buckets": (0, 4)}, "a batch of 0 rows is none"),
+        ({"buckets": (0, 4)}, "`0` is less than 1"),
     ],
 )
 def test_a_number_that_is_none_is_refused_where_the_config_is_made(settings: dict[str, Any], told: str) -> None:

@@ -59,10 +59,19 @@ def test_pages_that_readme_and_pages_name_exist() -> None:
 
 def test_every_page_of_the_tree_is_printed_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     files = [path for path in (ROOT / "docs").rglob("*") if path.suffix in (".md", ".json")]
-    assert len(NAMES) == len(files) > 40
+    assert len(NAMES) == len(files) + 1 > 40
     for page in list_pages():
         assert run(["docs", page.name]) == 0
-        assert capsys.readouterr().out == page.path.read_text(encoding="utf-8").rstrip("\n") + "\n"
+        expected = page.text if page.path is None else page.path.read_text(encoding="utf-8")
+        assert capsys.readouterr().out == expected.rstrip("\n") + "\n"
+        assert expected.startswith(f"# {page.title}") or page.path is not None
+
+
+def test_the_settings_are_a_page_written_from_their_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["docs", "reference/settings"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# Settings\n") and "| `max_batch` | `--max-batch` |" in out
+    assert "## -O of tensorrt, trtexec" in out
 
 
 def test_without_a_name_the_pages_are_listed_with_their_titles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +88,7 @@ def test_a_page_that_is_not_there_is_a_usage_error_with_the_nearest(capsys: pyte
     assert "hint: `trt-engine docs` lists the pages" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("args", [[], ["size"], ["schemas/size.json"]])
+@pytest.mark.parametrize("args", [[], ["size"], ["schemas/size.json"], ["reference/settings"]])
 def test_the_json_document_fits_its_schema(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["docs", *args, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -243,12 +243,6 @@ def test_every_file_and_extra_a_page_names_exists(page: Path) -> None:
         assert set(extras.split(",")) <= EXTRAS
 
 
-def test_every_setting_of_a_plan_is_on_the_page_of_the_backends() -> None:
-    page = (ROOT / "docs" / "backends.md").read_text()
-    for item in (*fields(PlanSettings), *fields(RtxSettings)):
-        assert f"| `{item.name}` |" in page and item.metadata["setting"].help.split(":")[0] in page, item.name
-
-
 def test_every_setting_of_a_plan_is_on_the_page_of_trtexec() -> None:
     page = (ROOT / "docs" / "trtexec.md").read_text()
     table = page.partition("## Settings")[2].partition("\n## ")[0]

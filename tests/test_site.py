@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -12,13 +13,15 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import click
 import pytest
 import yaml
 
+from trt_engine.backend import list_backends
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.verbs_table import VERBS
 from trt_engine.config.settings import Config, settings
@@ -147,10 +150,24 @@ def test_the_reference_has_every_setting() -> None:
 
     for kind in below(Config):
         if kind.__module__.startswith("trt_engine.config.") and not kind.__name__.startswith("_"):
-            section = page.partition(f"## {kind.__name__} ")[2].partition("\n## ")[0]
+            section = page.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
             for item in settings(kind):
                 assert f"| `{item.name}` |" in section, f"{kind.__name__}.{item.name}"
     assert page.count("| `") > 250
+    for spec in list_backends().values():
+        if spec.options is not None and not spec.hidden:
+            module, _, name = spec.options.partition(":")
+            section = re.search(rf"^## -O of [\w, -]*\b{spec.name}(,|$).*?(?=^## |\Z)", page, re.M | re.S)
+            assert section is not None, spec.name
+            for item in settings(getattr(importlib.import_module(module), name)):
+                assert f"| `{item.name}` | {'build' if item.in_key else 'load'} |" in section[0], (
+                    f"{spec.name}: {item.name}"
+                )
+
+
+def test_the_flags_of_the_reference_are_those_of_verbs(options: dict[str, set[str]]) -> None:
+    named = re.findall(r"(?<=`)--?[a-z][\w-]*", SITE.settings_page())
+    assert len(named) > 200 and set(named) <= set().union(*options.values())
 
 
 def test_the_reference_has_every_field_of_every_record() -> None:
@@ -160,6 +177,11 @@ def test_the_reference_has_every_field_of_every_record() -> None:
         for kind in [schema, *schema.get("$defs", {}).values()]:
             for name in kind.get("properties", {}):
                 assert f"| `{name}` |" in page, f"{path.name}: {name}"
+
+
+def test_most_fields_of_the_reference_have_a_meaning() -> None:
+    rows = re.findall(r"^\| `\w+` \| .*? \| (.*?) \|$", SITE.records_page(), re.M)
+    assert len(rows) > 1000 and sum(not row.strip() for row in rows) / len(rows) < 0.42
 
 
 def test_the_reference_has_every_error_with_its_codes() -> None:
@@ -286,6 +308,13 @@ def test_the_site_loads_nothing_from_outside(built: Path) -> None:
 
 
 @pytest.mark.slow
+def test_no_paragraph_of_the_built_site_holds_a_block_of_code(built: Path) -> None:
+    for path in built.rglob("*.html"):
+        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(encoding="utf-8"), re.DOTALL):
+            assert "<div" not in paragraph and "<pre" not in paragraph, (path.name, paragraph[:200])
+
+
+@pytest.mark.slow
 def test_every_link_of_the_built_site_has_its_page_and_its_heading(built: Path) -> None:
     """Also those of generated pages and of links that the tool rewrites; 404.html is for a server's root."""
     pages = {
@@ -318,6 +347,27 @@ def test_in_the_built_site_the_page_is_within_two_clicks_of_home(built: Path, qu
     assert (built / page).with_suffix(".html").resolve() in near.union(*map(neighbours, near)), question
 
 
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(layout.CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome")
+@pytest.mark.parametrize(
+    ("question", "page"),
+    [
+        *((question, page) for question, page, _ in QUESTIONS),
+        *((verb, f"{verb}.md") for verb in ("build", "convert", "profile", "quantize")),
+    ],
+)
+def test_the_search_of_the_built_site_lists_the_page_first(
+    built: Path, question: str, page: str, tmp_path: Path
+) -> None:
+    address = f"{(built / HOME).with_suffix('.html').as_uri()}?q={quote(question)}"
+    flags = ["--allow-file-access-from-files", "--virtual-time-budget=20000", "--dump-dom"]
+    results = re.findall(
+        r'<a href="([^"?#]+)[^"]*" class="md-search-result__link"', layout.chromium(tmp_path, *flags, address)
+    )
+    assert results and results[0].endswith(page.replace(".md", ".html")), results[:5]
+
+
 def test_text_below_a_table_has_a_blank_line_before_it() -> None:
     """Python-Markdown would make it the table's last row."""
     for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
@@ -325,11 +375,56 @@ def test_text_below_a_table_has_a_blank_line_before_it() -> None:
         assert re.findall(r"^\|.*\n(?!\||\n|<!--)(.+)", text, re.MULTILINE) == [], path.name
 
 
+def test_lists_and_code_are_separated_for_python_markdown() -> None:
+    page = """Text:
+1. One
+   more
+
+   after a blank line
+2. Two
+```python gpu
+- x
+```
+text"""
+    made = """Text:
+
+1. One
+    more
+
+    after a blank line
+
+2. Two
+
+```python
+- x
+```
+
+text"""
+    assert SITE.separate_blocks(page) == made
+
+
+class _Files:
+    """The files of a site with `size.md`."""
+
+    def get_file_from_path(self, name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(url_relative_to=lambda page: "size.html") if name == "size.md" else None
+
+
+def content(html: str) -> str:
+    made: str = SITE.on_page_content(html, page=SimpleNamespace(file=None), files=_Files())
+    return made
+
+
+def test_a_command_that_prints_a_page_is_a_link_to_it() -> None:
+    assert content("<code>trt-engine docs size</code>").startswith('<a href="size.html"><code>')
+    assert "href" not in content("<code>trt-engine docs NAME</code> <code>trt-engine docs nowhere</code>")
+
+
 def test_a_flag_and_a_percentage_in_a_table_stay_on_one_line() -> None:
-    made = SITE.on_page_content("<td>1 (5 %)</td><td><code>cast --to fp16 -o a-b</code> 5 %, 3 ms</td>")
+    made = content("<td>1 (5 %)</td><td><code>cast --to fp16 -o a-b</code> 5 %, 3 ms</td>")
     flags = re.findall(r'<span class="flag">(.*?)</span>', made)
     assert flags == ["--to", "-o"] and "5&nbsp;%)" in made and "a-b</code>" in made
-    assert SITE.on_page_content("<td><code>5 %</code></td><pre>1 %</pre>") == "<td><code>5 %</code></td><pre>1 %</pre>"
+    assert content("<td><code>5 %</code></td><pre>1 %</pre>") == "<td><code>5 %</code></td><pre>1 %</pre>"
 
 
 _FRAMES = """<!doctype html><body><pre id="found"></pre><script>

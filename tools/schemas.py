@@ -110,11 +110,11 @@ class Example:
 
 @dataclass(frozen=True)
 class DocsPage:
-    """One page: its name for `trt-engine docs NAME`, its first heading, its file."""
+    """One page: its name for `trt-engine docs NAME`, its first heading, its file; null for a generated page."""
 
     name: str
     title: str
-    path: str
+    path: str | None
 
 
 @dataclass(frozen=True)

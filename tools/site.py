@@ -7,7 +7,6 @@ classes, docs/schemas and `trt_engine.errors` whenever the site is built, so the
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import json
 import re
@@ -20,10 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from trt_engine import errors  # noqa: E402
-from trt_engine.config.settings import Config, Setting, settings  # noqa: E402
+from trt_engine.verbs.settings_page import settings_page  # noqa: E402
 
-_SOURCES = ("config", "backends/*/options.py", "trt/settings.py", "trt/rtx_settings.py")
 _WORKER = "assets/iframe-worker.js"
+_PARSE_QUERY = r"""split(/"([^"]+)"/g)"""
+_PLAIN_QUERY = r"""replace(/(^|\s)-+(?=\S)|:/g,"$1 ")."""
+"""Search for `Unknown option: --fp16`: a dash would exclude a word, a colon name a field."""
 _EXTERNAL = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`<>)\\]+")
 
 
@@ -36,64 +37,77 @@ def _code(text: object) -> str:
     return f"`{str(text).replace('|', chr(92) + '|')}`"
 
 
-def settings_classes() -> list[type[Config]]:
-    """Every public settings class, by module."""
-    folder = ROOT / "src" / "trt_engine"
-    files = sorted(folder.glob("config/*.py"))
-    for pattern in _SOURCES[1:]:
-        files += sorted(folder.glob(pattern))
-    found = []
-    for path in files:
-        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-        module = importlib.import_module(name)
-        for item in vars(module).values():
-            own = inspect.isclass(item) and item.__module__ == name and not item.__name__.startswith("_")
-            if own and hasattr(item, "__dataclass_fields__") and settings(item):
-                found.append(item)
-    return found
-
-
-def _default(item: Setting) -> str:
-    if item.default is None or item.default == () or item.default == {} or item.default == []:
-        return "–"
-    return _code("on" if item.default is True else "off" if item.default is False else item.default)
-
-
-def settings_page() -> str:
-    """One table per settings class: name in Python, flag, default, meaning."""
-    lines = [
-        "# Settings",
-        "",
-        "Every setting of every verb and backend, by its class. A Python call takes the name as a keyword argument,",
-        "the command its flag, `-O NAME=VALUE` an option of a backend. A dash means unset: the verb or library decides.",
-        "`trt-engine VERB --help` prints the flags of one verb.",
-        "",
-    ]
-    for made in settings_classes():
-        area = made.__module__.removeprefix("trt_engine.")
-        lines += [
-            f"## {made.__name__} ({area})",
-            "",
-            " ".join(inspect.getdoc(made).split("\n\n")[0].split()) if made.__doc__ else "",
-            "",
-        ]
-        lines += ["| name | flag | default | meaning |", "|---|---|---|---|"]
-        for item in settings(made):
-            flags = ", ".join(map(_code, item.flags)) or "–"
-            words = f"; one of {', '.join(map(_code, item.choices))}" if item.choices else ""
-            lines.append(f"| {_code(item.name)} | {flags} | {_default(item)} | {_cell(item.help)}{words} |")
-        lines.append("")
-    return "\n".join(lines)
+_EACH_DOCUMENT = {
+    "schema": "Name of the document, as `trt-engine/bench`.",
+    "schema_version": "Version of its fields.",
+    "tool": "`name` and `version` of trt-engine.",
+    "command": "The command line, to be repeated by paste.",
+    "warnings": "Warnings, as printed.",
+}
+"""Fields of all documents, which the page lists once."""
+_COMMON = {
+    "artifacts": "Written files by role.",
+    "backend": "Backend by name.",
+    "baseline": "What the others are compared with.",
+    "batch": "Rows of one inference.",
+    "complete": "False for a partial report, after an interruption or an error.",
+    "compute_ms": "Time of the computation.",
+    "d2h_ms": "Copies from the device.",
+    "dataset": "Path of the dataset.",
+    "device": "`cpu`, or `cuda:N`.",
+    "digest": "SHA-256 of the contents.",
+    "dry_run": "True if nothing was written.",
+    "duration_s": "Length of the measurement.",
+    "engine": "Path or name of the engine.",
+    "enqueue_ms": "Host time to enqueue an inference.",
+    "environment": "Machine, libraries and drivers.",
+    "findings": "Problems found, with severity and hint.",
+    "fix": "Command or step that solves the problem.",
+    "folder": "Folder of the results.",
+    "h2d_ms": "Copies to the device.",
+    "hint": "What to do next.",
+    "images_per_s": "Queries per second times the batch.",
+    "instability": "Why the measurement is not stable.",
+    "ir_version": "ONNX's IR version.",
+    "latency_ms": "Time of one query, copies included.",
+    "macs": "Multiply-adds.",
+    "max": "Largest value.",
+    "mean": "Mean.",
+    "message": "What was found, in one sentence.",
+    "min": "Smallest value.",
+    "model": "Path or name of the model.",
+    "nbytes": "Size in bytes.",
+    "opset": "Opset of the standard domain.",
+    "p99_ms": "99th percentile.",
+    "path": "Path of the file.",
+    "precision": "Precision: requested, or found in the engine.",
+    "profiles": "Min, opt and max shapes.",
+    "protocol": "Rules of the measurement.",
+    "reason": "Why, in one sentence.",
+    "runtime_info": "What ran: backend, device, providers, threads.",
+    "samples_ms": "Every sample.",
+    "seconds": "Duration of the step.",
+    "shapes": "Shapes of the inputs, by name.",
+    "signature": "Inputs and outputs: names, dtypes, shapes.",
+    "stable": "True if the figures can be trusted.",
+    "started": "Start time, ISO 8601 in UTC.",
+    "warmup_queries": "Queries before the measurement.",
+    "writes": "Files that a run would write.",
+}
+"""Meaning of fields without a note of their own."""
 
 
 def _field_notes() -> dict[str, dict[str, str]]:
-    """Field docstrings of the records, by class and field."""
+    """Field docstrings of the records, by class and field, with those of its bases."""
     notes: dict[str, dict[str, str]] = {}
+    bases: dict[str, list[str]] = {}
     folder = ROOT / "src" / "trt_engine"
-    for path in [*folder.glob("records/*.py"), *folder.glob("config/*.py"), folder / "reporting" / "pack.py"]:
+    paths = [*folder.glob("records/*.py"), *folder.glob("config/*.py"), folder / "reporting" / "pack.py"]
+    for path in [*paths, ROOT / "tools" / "schemas.py"]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.ClassDef):
                 continue
+            bases[node.name] = [ast.unparse(base).rpartition(".")[2] for base in node.bases]
             for item, after in zip(node.body, node.body[1:], strict=False):
                 is_note = (
                     isinstance(after, ast.Expr)
@@ -102,7 +116,14 @@ def _field_notes() -> dict[str, dict[str, str]]:
                 )
                 if is_note and isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
                     notes.setdefault(node.name, {})[item.target.id] = str(after.value.value)
-    return notes
+
+    def inherited(name: str) -> dict[str, str]:
+        below: dict[str, str] = {}
+        for base in bases.get(name, []):
+            below |= inherited(base)
+        return below | notes.get(name, {})
+
+    return {name: inherited(name) for name in bases}
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -130,7 +151,7 @@ def _fields(schema: dict[str, Any], notes: dict[str, str]) -> Iterator[str]:
     yield "|---|---|---|"
     required = schema.get("required", [])
     for name, item in schema.get("properties", {}).items():
-        note = item.get("description") or notes.get(name, "")
+        note = item.get("description") or notes.get(name) or _COMMON.get(name, "")
         yield f"| {_code(name)} | {_cell(_type(item))}{'' if name in required else ', optional'} | {_cell(note)} |"
     yield ""
 
@@ -143,6 +164,11 @@ def records_page() -> str:
         "",
         "Every verb prints one JSON document with `--json` and writes the same fields to its run folder; Python",
         "returns an object with these attributes. Units are in the names: `_ms`, `_s`, `_mib`. Shared types are at the end.",
+        "Every document also has:",
+        "",
+        "| field | meaning |",
+        "|---|---|",
+        *(f"| {_code(name)} | {_cell(meaning)} |" for name, meaning in _EACH_DOCUMENT.items()),
         "",
     ]
     shared: dict[str, dict[str, Any]] = {}
@@ -161,8 +187,10 @@ def records_page() -> str:
         ]
         if ends:
             named = ", or ".join(f"[{name}](#type-{name.lower()})" for name in ends)
-            lines += [f"The fields of {named}, and:", ""]
-        lines += _fields(schema, {})
+            lines += [f"The fields of {named}.", ""]
+        own = {name: item for name, item in schema.get("properties", {}).items() if name not in _EACH_DOCUMENT}
+        if own:
+            lines += _fields({"properties": own, "required": schema.get("required", [])}, {})
     for name, item in sorted(shared.items()):
         lines += [f"### {name} {{#type-{name.lower()}}}", "", _cell(item.get("description", "")), ""]
         lines += _fields(item, notes.get(name, {})) if item.get("properties") else [_cell(_type(item)), ""]
@@ -212,38 +240,59 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """MkDocs: links to files outside docs/ become text; a list directly below a paragraph gets its blank line."""
+    """MkDocs: links to files outside docs/ become text; lists and code get their blank lines.
+
+    The search prefers the pages of questions and verbs, and lists the reference last.
+    """
+    above = page.parent.title if page.parent is not None else ""
+    page.meta["search"] = {"boost": {"How to": 2, "Verbs": 2, "Reference": 0.5}.get(above, 1)}
     markdown = (
         re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!\w+\.md)[^)]*\)", r"\1", markdown)
         if "/" not in page.file.src_uri
         else markdown
     )
-    return separate_lists(markdown)
+    return separate_blocks(markdown)
 
 
-def separate_lists(markdown: str) -> str:
-    """Python-Markdown needs a blank line before a list, which the terminal's readers do not."""
+def separate_blocks(markdown: str) -> str:
+    """Python-Markdown needs a blank line before a list and around a block of code, and four spaces before what belongs to
+    an item of a list, which the terminal's readers do not."""
     lines: list[str] = []
-    fence = ""
-    item = re.compile(r"\s*([-*]|\d+\.) ")
+    fence, ended, indent, loose = "", False, 0, False
+    item = re.compile(r"\s*(?:[-*]|\d+\.) +")
     for line in markdown.split("\n"):
         mark = re.match(r"\s*(`{3,})", line)
-        if mark and not fence:
-            fence = mark[1]
-        elif mark and line.strip() == fence:
-            fence = ""
         before = lines[-1] if lines else ""
-        starts = (
-            not fence and item.match(line) and before.strip() and not item.match(before) and not before.startswith("  ")
-        )
-        if starts:
+        starts_list = item.match(line) and not item.match(before) and (loose or not before.startswith("  "))
+        starts_code = mark is not None and line.startswith("`")
+        if before.strip() and ((not fence and (starts_list or starts_code)) or (ended and line.strip())):
             lines.append("")
+        ended = bool(fence) and line.strip() == fence and line.startswith("`")
+        if not fence and line[:1].strip():  # an item's text begins at `indent`
+            found = item.match(line)
+            indent, loose = (found.end(), False) if found else (0, False)
+        elif indent and line.startswith(" " * indent):
+            line = " " * max(4 - indent, 0) + line
+        loose = loose or (not line.strip() and indent > 0)
+        if mark and not fence:
+            fence, line = mark[1], re.sub(r"(`\w+) .*", r"\1", line)  # `python gpu` is Python
+        elif line.strip() == fence:
+            fence = ""
         lines.append(line)
     return "\n".join(lines)
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """MkDocs: a flag such as `--to` is not broken after its dashes, nor `5 %` in a table."""
+_DOCS_COMMAND = re.compile(r"<code>trt-engine docs ([a-z][\w/-]*)</code>")
+
+
+def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
+    """MkDocs: a flag such as `--to` and `5 %` in a table are not broken; `trt-engine docs NAME` is a link."""
+
+    def link(found: re.Match[str]) -> str:
+        target = files.get_file_from_path(f"{found[1]}.md")
+        return found[0] if target is None else f'<a href="{target.url_relative_to(page.file)}">{found[0]}</a>'
+
+    html = _DOCS_COMMAND.sub(link, html)
     flag = re.compile(r"(?<![\w-])(?:--?[a-zA-Z][\w-]*|trt-engine\b)")
     html = re.sub(r"(?<=\d) (?=%[^<]*</td>)", "&nbsp;", html)
     return re.sub(
@@ -267,6 +316,9 @@ def on_post_build(config: Any, **_: Any) -> None:
         if path.suffix in (".js", ".css"):
             text = path.read_text(encoding="utf-8")
             made = _EXTERNAL.sub("about:blank", text)
+            if path.parent.name == "workers":
+                assert _PARSE_QUERY in made, "the theme reads queries in another way: see `_PARSE_QUERY`"
+                made = made.replace(_PARSE_QUERY, _PLAIN_QUERY + _PARSE_QUERY)
             if made != text and path.name != "search_index.js":
                 path.write_text(made, encoding="utf-8")
         elif path.suffix == ".map" or path.name in ("sitemap.xml.gz", "sitemap.xml"):

@@ -29,7 +29,7 @@ def meaning_text(option: TrtexecOption, meaning: Translation) -> str:
     """What a verb does with the option, in one cell."""
     match meaning:
         case SameOption():
-            return "the same option here"
+            return "taken"
         case FileArgument():
             return "the file is the argument: `trt-engine build MODEL`, `trt-engine bench ENGINE`"
         case ProfileShapes():
@@ -38,11 +38,9 @@ def meaning_text(option: TrtexecOption, meaning: Translation) -> str:
             shown = value or ("VALUE" if option.takes_value else "")
             return f"`{flag} {shown}`".replace(" `", "`")
         case BackendSetting(name, value, _, _, also):
-            return (
-                f"`-O {name}={value or 'VALUE'}`" + (f", `-O {also}`" if also else "") + "; left out for other backends"
-            )
+            return f"`-O {name}={value or 'VALUE'}`" + (f", `-O {also}`" if also else "")
         case IgnoredOption(why):
-            return f"accepted without effect: {why}"
+            return f"left out: {why}"
         case RejectedOption(hint):
             return f"refused: {hint}"
 
@@ -66,7 +64,7 @@ def table() -> str:
         rows.setdefault((option.versions, outcome(option)), []).append(f"`{name}`")
     lines = ["| options of trtexec | TensorRT | here |", "|---|---|---|"]
     for (versions, told), names in rows.items():
-        lines.append(f"| {', '.join(names)} | {versions} | {told.replace('|', chr(92) + '|')} |")
+        lines.append(f"| {', '.join(names)} | {versions.replace(' to ', '–')} | {told.replace('|', chr(92) + '|')} |")
     return "\n".join(lines)
 
 

@@ -288,7 +288,9 @@ class PlainSession:
         made = ort.SessionOptions()
         made.log_severity_level = 3
         on_gpu = job.on_gpu and not cpu
-        given = {"device_id": str(job.number), "use_tf32": "0"} | options
+        # in FP32 as ours; else the provider's default, without which FP16 convolutions have no tensor cores
+        tf32 = {"use_tf32": "0"} if job.cell and job.cell.precision == "fp32" else {}
+        given = {"device_id": str(job.number)} | tf32 | options
         providers: list[Any] = [("CUDAExecutionProvider", given)] if on_gpu else ["CPUExecutionProvider"]
         self.session = ort.InferenceSession(str(path), made, providers=providers)
         if on_gpu and self.session.get_providers()[0] != "CUDAExecutionProvider":

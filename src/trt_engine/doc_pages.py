@@ -1,7 +1,8 @@
-"""Documentation pages shipped with the package (`docs` in the source tree)."""
+"""Documentation pages shipped with the package (`docs` in the source tree), and the page written from its settings."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +10,22 @@ from pathlib import Path
 from trt_engine.errors import SetupError, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
+_WRITTEN = {"reference/settings": "trt_engine.verbs.settings_page:settings_page"}
+"""Pages without a file, and the functions that write them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocPage:
-    """One page: `vision`, or a schema by its file name."""
+    """One page: `vision`, a schema by its file name, or a page without a file: `reference/settings`."""
 
     name: str
-    path: Path
+    path: Path | None = None
 
     @property
     def title(self) -> str:
         """The first heading, without its marks; a schema's own title."""
+        if self.path is None:
+            return self.name.rpartition("/")[2].capitalize()
         if self.path.suffix == ".json":
             return str(json.loads(self.text).get("title", self.path.stem))
         with self.path.open(encoding="utf-8") as file:
@@ -29,7 +34,11 @@ class DocPage:
 
     @property
     def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
+        """The page in Markdown, or the schema in JSON."""
+        if self.path is not None:
+            return self.path.read_text(encoding="utf-8")
+        module, _, function = _WRITTEN[self.name].partition(":")
+        return str(getattr(importlib.import_module(module), function)())
 
 
 def _folder() -> Path:
@@ -44,8 +53,10 @@ def list_pages() -> list[DocPage]:
     """Every page, by name: the pages of text first, then the JSON schemas."""
     folder = _folder()
     names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.suffix in (".md", ".json"))
-    found = [DocPage(str(name).removesuffix(".md"), folder / name) for name in names]
-    return sorted(found, key=lambda item: (item.path.suffix == ".json", "/" in item.name, item.name))
+    found = [DocPage(str(name).removesuffix(".md"), folder / name) for name in names] + [
+        DocPage(name) for name in _WRITTEN
+    ]
+    return sorted(found, key=lambda item: (item.name.endswith(".json"), "/" in item.name, item.name))
 
 
 def find_page(name: str) -> DocPage:

@@ -52,3 +52,9 @@ def parse_duration(text: str | float) -> float:
     if match is None or math.isinf(float(match[1])):
         raise UsageError(f"cannot read the duration `{text[:60]}`", hint="write it as `10s`, `200ms` or `2min`")
     return float(match[1]) * _SECONDS[(match[2] or "s").lower()]
+
+
+def parse_milliseconds(text: str | float) -> float:
+    """Milliseconds of `50`, `50ms`, `0.2s`; a bare number is milliseconds."""
+    found = parse_duration(text)
+    return found * 1e3 if isinstance(text, str) and text.strip()[-1].isalpha() else found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.device import dlpack, open_device
+from trt_engine.device import dlpack, foreign, open_device
 from trt_engine.device.cuda import availability
 from trt_engine.device.fake import FakeDevice
 from trt_engine.device.host import HostDevice
@@ -159,3 +161,76 @@ def test_a_gpu_without_its_packages_is_a_setup_error_that_says_what_to_install()
         open_device("cuda:1")
     assert caught.value.hint is not None and 'trt-engine[gpu]"' in caught.value.hint
     assert "cuda-core>=0.5,<2" in caught.value.hint
+
+
+class _Tensor:
+    """As much of a torch tensor on GPU 1 as is read without a capsule."""
+
+    is_cuda, requires_grad = True, False
+    negative = complex_ = strided = sparse = False
+    index = 1
+
+    def is_neg(self) -> bool:
+        return self.negative
+
+    def is_complex(self) -> bool:
+        return self.complex_
+
+    def is_contiguous(self) -> bool:
+        return not self.strided
+
+    def get_device(self) -> int:
+        return self.index
+
+    def data_ptr(self) -> int:
+        if self.sparse:
+            raise RuntimeError("a sparse tensor has no storage")
+        return 4096
+
+
+@pytest.fixture
+def torch_library(monkeypatch: pytest.MonkeyPatch) -> foreign.ArrayLibrary:
+    """torch's arrays, of a stand-in whose current stream on GPU 1 is 77."""
+    native = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: {1: 77}[index])
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=_Tensor, _C=native))
+    monkeypatch.setattr(foreign, "_libraries", {})
+    found = foreign.library_of(_Tensor)
+    assert found is not None and found is foreign.library_of(_Tensor)
+    return found
+
+
+def test_a_tensor_is_read_after_its_librarys_current_stream(torch_library: foreign.ArrayLibrary) -> None:
+    ordered: list[int] = []
+    assert torch_library.reader(1, ordered.append)(_Tensor()) == 4096
+    assert ordered == [77]
+    assert (torch_library.index_of(_Tensor()), torch_library.address_of(_Tensor())()) == (1, 4096)
+    assert torch_library.current_stream(1) == 77
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"is_cuda": False, "index": -1},
+        {"requires_grad": True},
+        {"negative": True},
+        {"complex_": True},
+        {"strided": True},
+        {"index": 0},
+        {"sparse": True},
+    ],
+    ids=str,
+)
+def test_a_tensor_that_only_a_capsule_describes_is_left_to_it_and_orders_nothing(
+    torch_library: foreign.ArrayLibrary, facts: dict[str, Any]
+) -> None:
+    tensor = _Tensor()
+    for name, value in facts.items():
+        setattr(tensor, name, value)
+    ordered: list[int] = []
+    assert torch_library.reader(1, ordered.append)(tensor) is None
+    assert ordered == []
+
+
+def test_other_types_are_read_through_dlpack(torch_library: foreign.ArrayLibrary) -> None:
+    assert foreign.library_of(np.ndarray) is None
+    assert foreign.library_of(type("Parameter", (_Tensor,), {})) is None

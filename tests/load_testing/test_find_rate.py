@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from trt_engine.config.loadtest import LatencyBound, parse_bound, parse_deadline
+from trt_engine.config.loadtest import LatencyBound, parse_bound
 from trt_engine.environment import Environment
 from trt_engine.errors import SpeedError, UsageError
 from trt_engine.load_testing.find_rate import RESOLUTION, find_rate
 from trt_engine.load_testing.load_gates import parse_rules, raise_for_gates
 from trt_engine.records.loadtest import LoadtestRecord
+from trt_engine.units import parse_milliseconds
 
 RECORD = LoadtestRecord(
     target="http://h", interface="http", model="net", version=None, server="s", loop="open", load="", rate=1.0,
@@ -102,7 +103,7 @@ def test_a_bound_without_percentile_or_unit_is_refused(text: str) -> None:
 
 
 def test_a_deadline_is_in_ms_or_has_its_unit() -> None:
-    assert (parse_deadline("50"), parse_deadline("0.2s"), parse_deadline(7)) == (50.0, 200.0, 7.0)
+    assert (parse_milliseconds("50"), parse_milliseconds("0.2s"), parse_milliseconds(7)) == (50.0, 200.0, 7.0)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def test_more_exit_codes(server: V2Server, tmp_path: Path, capsys: pytest.Captur
     assert run(["loadtest", server.url, *BRIEF]) == 13
     assert "status 503" in capsys.readouterr().out
     assert run(["loadtest", "http://127.0.0.1:1/v2/models/net"]) == 3
+    assert run(["loadtest", "127.0.0.1:1"]) == 2 and "`http://127.0.0.1:1`" in capsys.readouterr().err
     assert run(["loadtest", str(tmp_path / "none.engine.onnx")]) == 4
 
 

@@ -143,6 +143,7 @@ def test_a_mended_script_runs_with_trtexec_11(tmp_path: Path) -> None:
 
 def test_releases_choose_the_rules() -> None:
     assert rules.parse_release("10.x") == (10, 16) and rules.parse_release("11") == (11, 0)
+    assert rules.parse_release("8") == (8, 6)
     later = {rule.id for rule in rules.rules_between((10, 0), (11, 4)).rules}
     first = {rule.id for rule in rules.rules_between((8, 6), (10, 16)).rules}
     assert later & first == {"trtexec-pool-unit"} and later | first == set(RULES)

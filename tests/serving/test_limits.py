@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import signal
 import socket
@@ -324,34 +323,6 @@ def test_a_token_is_needed_where_one_is_set(
     with pytest.raises(Exception, match=r"token|UNAUTHENTICATED"):
         client.raw.get_model_repository_index()
     client.raw.close()
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for localhost, signed by itself, and its key."""
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed")
-    import ipaddress
-
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(1))
-        .not_valid_after(now + datetime.timedelta(1)).add_extension(names, critical=False)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("tls")
-    cert, private = folder / "cert.pem", folder / "key.pem"
-    cert.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return cert, private
 
 
 def test_tls_over_both_protocols(

@@ -327,6 +327,8 @@ def test_an_address_that_is_taken_is_an_error_with_the_flag(
     server = serve(engines["double"])
     for name, address in (("http_port", server.http_address), ("grpc_port", server.grpc_address)):
         assert address is not None
-        with pytest.raises(SetupError, match="cannot listen") as caught:
+        with pytest.raises(SetupError, match=f"cannot listen at {address}: address already in use") as caught:
             serve(engines["double"], **{name: int(address.rpartition(":")[2])})
         assert f"--{name.replace('_', '-')} 0" in str(caught.value)
+    with pytest.raises(SetupError, match="not an address of this machine"):
+        serve(engines["double"], host="300.1.1.1")

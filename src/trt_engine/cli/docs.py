@@ -39,7 +39,7 @@ def command(output_options: OutputOptions, name: str | None) -> None:
     shown = docs(name)
     text = shown[0].text.rstrip("\n") if name is not None else _list_text(shown)
     body = {
-        "pages": [{"name": item.name, "title": item.title, "path": str(item.path)} for item in shown],
+        "pages": [{"name": item.name, "title": item.title, "path": item.path and str(item.path)} for item in shown],
         "text": None if name is None else text,
     }
     emit(output_options, document("docs", body, command=options.command_line()), text)

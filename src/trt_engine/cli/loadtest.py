@@ -48,8 +48,9 @@ def command(output_options: output.OutputOptions, target: str, dry_run: bool, **
     runtime, build, _ = options.engine_configs(values)
 
     from trt_engine.load_testing import loadtest
+    from trt_engine.load_testing.target import is_url
 
-    place = target if "://" in target else Path(target)
+    place = target if is_url(target) else Path(target)
     if dry_run:
         output.print_result(output_options, "loadtest", loadtest.plan(place, config, runtime, build, explicit))
         return

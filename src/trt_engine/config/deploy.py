@@ -10,6 +10,7 @@ from trt_engine.atomic_io import as_path
 from trt_engine.config.precision import PREPROCESS_METAVAR
 from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.errors import UsageError
+from trt_engine.units import parse_milliseconds
 
 
 def parse_folder(value: Path | str) -> Path:
@@ -34,8 +35,9 @@ class TritonConfig(Config):
     )  # fmt: skip
     instances: int | None = opt(None, "execution instances of each model on a device [default: measured, else 1]", ge=1)
     max_wait_ms: float | None = opt(
-        None, "longest wait of a request for others of its batch [default: measured, else 0]", metavar="MS", ge=0
-    )
+        None, "longest wait of a request for others of its batch [default: measured, else 0]",
+        parse=parse_milliseconds, metavar="MS", ge=0,
+    )  # fmt: skip
     warmup: bool = opt(True, "have Triton run the smallest, usual and largest batch before a model is ready")
 
 

@@ -11,7 +11,7 @@ from trt_engine.config.parse import parse_percentiles, parse_shapes
 from trt_engine.config.settings import Config, opt
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape
-from trt_engine.units import parse_duration
+from trt_engine.units import parse_duration, parse_milliseconds
 
 Arrivals = Literal["poisson", "constant", "bursts"]
 ARRIVALS: tuple[Arrivals, ...] = get_args(Arrivals)
@@ -39,13 +39,6 @@ def parse_bound(text: str | LatencyBound) -> LatencyBound:
     if percent is None or not re.search(r"[a-z]$", limit) or parse_duration(limit) <= 0:
         raise UsageError(f"cannot read the bound `{text}`", hint="write it as `p99:50ms`, `median:5ms` or `max:1s`")
     return LatencyBound(percent, parse_duration(limit) * 1e3)
-
-
-def parse_deadline(value: str | float) -> float:
-    """Milliseconds of `50` or `50ms` or `0.2s`."""
-    if isinstance(value, str) and re.search(r"[a-z]\s*$", value, re.IGNORECASE):
-        return parse_duration(value) * 1e3
-    return parse_duration(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +101,7 @@ class LoadtestConfig(Config):
     )
     deadline_ms: float | None = opt(
         None, "deadline in ms: sent with each request, later answers are counted", flags="--deadline-ms",
-        parse=parse_deadline, metavar="MS", gt=0,
+        parse=parse_milliseconds, metavar="MS", gt=0,
     )  # fmt: skip
     percentiles: tuple[float, ...] = opt(
         (50.0, 90.0, 95.0, 99.0, 99.9), "percentiles to print", flags="--percentile", parse=parse_percentiles,

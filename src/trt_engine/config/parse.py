@@ -177,14 +177,14 @@ def parse_count(text: str | int) -> int:
 
 
 def parse_batch_sizes(value: str | int | Iterable[int]) -> tuple[int, ...]:
-    """Sizes of batches, in order, each once: `1,2,4`."""
+    """Sizes of batches, or other counts, in order, each once: `1,2,4`."""
     parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
     try:
         found = tuple(sorted({int(part) for part in parts}))
     except (TypeError, ValueError):
-        raise UsageError(f"cannot read the batch sizes `{value}`", hint="write them as `1,2,4,8`") from None
+        raise UsageError(f"cannot read the list `{value}`", hint="whole numbers, as `1,2,4,8`") from None
     if found and found[0] < 1:
-        raise UsageError(f"a batch of {found[0]} rows is none", hint="sizes of 1 or more")
+        raise UsageError(f"`{found[0]}` is less than 1", hint="whole numbers from 1, as `1,2,4,8`")
     return found
 
 

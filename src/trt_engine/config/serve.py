@@ -8,7 +8,7 @@ from pathlib import Path
 from trt_engine.config.parse import parse_bytes
 from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.errors import UsageError
-from trt_engine.units import parse_duration
+from trt_engine.units import parse_duration, parse_milliseconds
 
 MIB = 1 << 20
 
@@ -87,8 +87,9 @@ class ServeConfig(Config):
         group="Measure",
     )  # fmt: skip
     max_wait_ms: float = opt(
-        0.0, "how long a request waits for others while a context is free", metavar="MS", ge=0, group="Measure"
-    )
+        0.0, "how long a request waits for others while a context is free", parse=parse_milliseconds, metavar="MS",
+        ge=0, group="Measure",
+    )  # fmt: skip
     max_queue: int | None = opt(
         None, "requests (rows, where they are joined) that may wait for a model [default: 64 batches]", ge=1,
         group="Measure",

@@ -114,6 +114,10 @@ class Graph(Protocol):
     """Captured work for replay."""
 
     def replay(self, stream: Stream) -> None: ...
+    def launcher(self, stream: Stream) -> Callable[[], None]:
+        """`replay` on that stream, for repeated calls: the caller keeps the graph, its buffers and the stream open."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -181,6 +185,13 @@ class Device(Protocol):
     def borrow(self, array: Any, stream: Stream) -> Buffer:
         """Another library's array on this device as a buffer without a copy; later work on `stream` is ordered after the
         owner's. Accepts C-contiguous arrays with DLPack or `__cuda_array_interface__`.
+        """
+        ...
+
+    def reader(self, kind: type, stream: Stream) -> Callable[[Any], int | None]:
+        """The address of an array of that type, as `borrow` finds it, for repeated calls; None where `borrow` has to.
+
+        The caller keeps the array until the work is done.
         """
         ...
 

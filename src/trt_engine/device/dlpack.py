@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trt_engine.device import Buffer
-from trt_engine.device.foreign import reader_for
+from trt_engine.device.foreign import library_of
 from trt_engine.errors import UsageError
 
 DEFAULT_STREAM = 1
@@ -116,7 +116,7 @@ def import_array(array: Any, stream: int | None) -> ImportedArray:
 
 def is_read_only(array: Any) -> bool:
     """Whether numpy's or the CUDA array interface forbids writing to this array."""
-    if isinstance(array, DeviceArray) or reader_for(type(array)) is not None:  # of torch or CuPy
+    if isinstance(array, DeviceArray) or library_of(type(array)) is not None:  # of torch or CuPy
         return False
     if hasattr(array, "flags") and hasattr(array.flags, "writeable"):
         return not array.flags.writeable
@@ -183,7 +183,7 @@ def _typestr(code: tuple[int, int]) -> str | None:
 # -------------------------------------------------------------------------------------------------- export
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class DeviceArray:
     """A buffer as an array with dtype, shape, DLPack and `__cuda_array_interface__`.
 

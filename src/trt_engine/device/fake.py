@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -225,6 +226,9 @@ class FakeGraph(RecordedGraph[_StreamWork]):
                 raise UsageError(f"a graph is out of date: {reason}", hint="capture it again")
         for work in recorded:
             stream._append(work)
+
+    def launcher(self, stream: Stream) -> Callable[[], None]:
+        return partial(self.replay, stream)
 
 
 class FakeStream(RecordingStream[_StreamWork]):
@@ -485,6 +489,9 @@ class FakeDevice:
         if buffer.device is not self:
             raise UsageError(f"an array of another device was given to `{self.name}`", hint="copy it there first")
         return buffer.view(0, lent.nbytes)
+
+    def reader(self, kind: type, stream: Any) -> Callable[[Any], int | None]:
+        return lambda array: self.borrow(array, stream).pointer
 
     def stream(self) -> FakeStream:
         self._check_open()

@@ -9,63 +9,88 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trt_engine.errors import UsageError
 
-Found: TypeAlias = tuple[int, int, int, int]
-"""Address, size in bytes, GPU index, handle of the owner's current stream on that GPU."""
-Reader: TypeAlias = Callable[[Any], Found | None]
-"""None for an array that only a capsule describes: on the host, strided, or one the library refuses to export."""
-
-_readers: dict[type, Reader] = {}
+Reader: TypeAlias = Callable[[Any], int | None]
+"""The address of an array, once the stream is ordered after its owner's current one. None for an array that only a capsule
+describes: on the host or another GPU, strided, or one the library refuses to export."""
 
 
-def reader_for(kind: type) -> Reader | None:
-    """The reader of arrays of exactly this type; None for types that are read through DLPack."""
-    found = _readers.get(kind)
+@dataclass(frozen=True, slots=True)
+class ArrayLibrary:
+    """How the arrays of a library are read."""
+
+    reader: Callable[[int, Callable[[int], None]], Reader]
+    """For a GPU's index, and a function that orders a stream after another one, given by its handle."""
+    index_of: Callable[[Any], int]
+    """The index of the array's GPU; negative for one on the host."""
+    address_of: Callable[[Any], Callable[[], int]]
+    """For an array, a function that returns its address now."""
+    current_stream: Callable[[int], int]
+    """The handle of the library's current stream on a GPU."""
+
+
+_libraries: dict[type, ArrayLibrary] = {}
+
+
+def library_of(kind: type) -> ArrayLibrary | None:
+    """The library of arrays of exactly this type; None for types that are read through DLPack."""
+    found = _libraries.get(kind)
     if found is not None:
         return found
     if (torch := sys.modules.get("torch")) is not None and kind is getattr(torch, "Tensor", None):
-        found = _torch_reader(torch)
+        found = _torch(torch)
     elif (cupy := sys.modules.get("cupy")) is not None and kind is getattr(cupy, "ndarray", None):
-        found = _cupy_reader(cupy)
+        found = _cupy(cupy)
     if found is not None:
-        _readers[kind] = found
+        _libraries[kind] = found
     return found
 
 
-def _torch_reader(torch: Any) -> Reader:
+def _torch(torch: Any) -> ArrayLibrary:
     # torch's own function beneath `torch.cuda.current_stream`, which makes an object of 2 us
     current = getattr(torch._C, "_cuda_getCurrentRawStream", None) or (
         lambda index: torch.cuda.current_stream(index).cuda_stream
     )
 
-    def read(tensor: Any) -> Found | None:
-        if not tensor.is_cuda or tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
-            return None
-        try:
-            if not tensor.is_contiguous():
+    def reader(index: int, order_after: Callable[[int], None]) -> Reader:
+        def read(tensor: Any) -> int | None:
+            if not tensor.is_cuda or tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
                 return None
-            index = tensor.get_device()
-            return tensor.data_ptr(), tensor.numel() * tensor.element_size(), index, current(index)
-        except RuntimeError:  # sparse, or without storage
-            return None
+            try:
+                if not tensor.is_contiguous() or tensor.get_device() != index:
+                    return None
+                pointer: int = tensor.data_ptr()
+            except RuntimeError:  # sparse, or without storage
+                return None
+            order_after(current(index))
+            return pointer
 
-    return read
+        return read
+
+    return ArrayLibrary(reader, lambda tensor: tensor.get_device(), lambda tensor: tensor.data_ptr, current)
 
 
-def _cupy_reader(cupy: Any) -> Reader:
-    current = cupy.cuda.get_current_stream
+def _cupy(cupy: Any) -> ArrayLibrary:
+    stream_on = cupy.cuda.get_current_stream
 
-    def read(array: Any) -> Found | None:
-        if not array.flags.c_contiguous:
-            return None
-        memory = array.data
-        index = memory.device_id
-        return memory.ptr, array.nbytes, index, current(index).ptr
+    def current(index: int) -> int:
+        return stream_on(index).ptr  # type: ignore[no-any-return]
 
-    return read
+    def reader(index: int, order_after: Callable[[int], None]) -> Reader:
+        def read(array: Any) -> int | None:
+            memory = array.data
+            if not array.flags.c_contiguous or memory.device_id != index:
+                return None
+            order_after(stream_on(index).ptr)
+            return memory.ptr  # type: ignore[no-any-return]
+
+        return read
+
+    return ArrayLibrary(reader, lambda array: array.data.device_id, lambda array: lambda: array.data.ptr, current)
 
 
 def stream_handle(stream: Any) -> int:

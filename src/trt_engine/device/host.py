@@ -7,6 +7,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import ml_dtypes
@@ -231,6 +232,9 @@ class HostGraph(RecordedGraph[Callable[[], None]]):
         for step in work:
             stream.enqueue(step)
 
+    def launcher(self, stream: Stream) -> Callable[[], None]:
+        return partial(self.replay, stream)
+
 
 class RecordingStream(Generic[Work]):
     """A stream of this process, whose captures record its work."""
@@ -375,6 +379,9 @@ class HostDevice:
             array = np.asarray(lent)
         memory = as_bytes(array)
         return HostBuffer(self, memory, memory.nbytes)
+
+    def reader(self, kind: type, stream: Any) -> Callable[[Any], int | None]:
+        return lambda array: self.borrow(array, stream).pointer
 
     def stream(self) -> HostStream:
         return HostStream()

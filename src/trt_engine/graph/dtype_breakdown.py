@@ -117,6 +117,11 @@ class Layer(NamedTuple):
     mixed_dtype: str | None = None
     """Quantized input of a floating-point layer: `only its second input is int8`."""
 
+    @property
+    def is_product(self) -> bool:
+        """Whether the node multiplies matrices or convolves."""
+        return self.macs > 0 or self.step.node.op_type in _LINEAR
+
 
 def compute_layers(
     proto: ModelProto, cost: Cost | None = None, *, tf32: bool = False, literal: bool = False

@@ -84,13 +84,13 @@ class RuleSet:
 
 
 def parse_release(text: str) -> Release:
-    """`(10, 16)` of `10.16`, `10.16.1` or `10`; the newest known minor release of a major one with `x`."""
+    """`(10, 16)` of `10.16` or `10.16.1`; the first known of `10`, and the newest known of `10.x`."""
     major, _, rest = str(text).strip().lower().partition(".")
-    minor = rest.partition(".")[0]
+    minor = rest.partition(".")[0] or ("6" if major == "8" else "0")
     if minor == "x":
         minor = {"8": "6", "9": "3", "10": "16"}.get(major, NEWEST.partition(".")[2])
     try:
-        release = int(major), int(minor or 0)
+        release = int(major), int(minor)
     except ValueError:
         release = (0, 0)
     if not (8, 6) <= release < (12, 0):

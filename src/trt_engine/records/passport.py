@@ -22,6 +22,8 @@ NOT_FUSED = "not_fused"
 """Build note: quantised layers that the kernels do not support, and why."""
 FUSIONS = "fusions"
 """Build note: what the build fused and how often, as `attention 12, bias_gelu 12`."""
+FP32_PRODUCTS = "fp32_products"
+"""Build note of ONNX Runtime's CUDA provider: the number of matrix products and convolutions in FP32."""
 NOT_VALIDATED = "not validated on a GPU"
 """The summary of an engine whose check is deferred."""
 

@@ -108,13 +108,13 @@ def _from_one_row(profile: Profile) -> Profile:
 
 def row_count(feeds: Tensors) -> int:
     """The rows of one request, the first dimension of arrays of any dtype; `FeedError` if its inputs differ or have none."""
-    counts = {name: int(array.shape[0]) if array.shape else 0 for name, array in feeds.items()}
-    if len(set(counts.values())) != 1:
-        listed = ", ".join(f"`{name}` {count}" for name, count in counts.items())
+    counts = [array.shape[0] if array.shape else 0 for array in feeds.values()]
+    rows = int(counts[0]) if counts else 0
+    if counts.count(rows) != len(counts) or not counts:
+        listed = ", ".join(f"`{name}` {count}" for name, count in zip(feeds, counts, strict=True))
         raise FeedError(
             f"the inputs differ in their rows: {listed}", hint="give the same number of rows to every input"
         )
-    rows = next(iter(counts.values()))
     if rows < 1:
         raise FeedError("a request without rows", hint="one row or more")
     return rows

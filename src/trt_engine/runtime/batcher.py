@@ -75,6 +75,7 @@ class Batcher(RunnerBase):
                 hint=f"`max_batch={most}`, or leave it out",
             )
         self.batching = dataclasses.replace(given, max_batch=max_batch)
+        self._max_batch = max_batch
         self._buckets = tuple(sorted(given.buckets))
         self._input_names = [spec.name for spec in runner.signature.inputs]
         self._clock = clock
@@ -214,8 +215,10 @@ class Batcher(RunnerBase):
                     hint="pass a host array, or load without `batching`",
                 )
         rows = row_count(given)
-        self._layout.check_rows(rows)
-        _check_numbers(priority, deadline_ms)
+        if rows > self._max_batch:
+            self._layout.check_rows(rows)
+        if priority != 0 or deadline_ms is not None:
+            _check_numbers(priority, deadline_ms)
         now_s = self._clock()
         deadline_s = math.inf if deadline_ms is None else now_s + deadline_ms / 1e3
         due_s = now_s + self.batching.max_wait_ms / 1e3

@@ -14,7 +14,7 @@ import numpy as np
 
 from trt_engine.device import Buffer, Device, Stream
 from trt_engine.device.dlpack import DeviceArray, is_read_only
-from trt_engine.device.foreign import Reader, reader_for, stream_handle
+from trt_engine.device.foreign import library_of, stream_handle
 from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError, UsageError
@@ -35,23 +35,6 @@ class _Tensor:
         self.pinned = False
         self.staged: StagedArray | None = None
         """Pinned memory for a pageable array."""
-        self.reader: Reader | None = reader_for(type(array)) if in_place else None
-
-    def current_stream(self) -> int | None:
-        """The stream that the library of a torch or CuPy array works on now; None where only a capsule shows it.
-
-        `UsageError` for an array whose memory was freed, or that was given other memory since.
-        """
-        if self.reader is None:
-            if type(self.array) is DeviceArray:
-                self.check_address(self.array.buffer.pointer)
-            return None
-        found = self.reader(self.array)
-        if found is None:
-            return None
-        if found[0] != self.pointer:
-            self.check_address(found[0])
-        return found[3]
 
     def check_address(self, pointer: int) -> None:
         if pointer != self.pointer:
@@ -106,12 +89,19 @@ class BoundCall(RichDisplay):
         self._frame = PreparedContext(session.create_context(profile))
         self._launch: Callable[[], None] = _raise_closed
         self._launch_and_wait: Callable[[], None] | None = None
+        """For a call without downloads, where the library waits at less cost than the stream."""
         self._inputs: list[_Tensor] = []
         self._outputs: list[_Tensor] = []
         self._uploads: list[_Tensor] = []
         self._downloads: list[_Tensor] = []
-        self._foreign: list[_Tensor] = []
-        """Tensors in memory of the device that other code may have work queued on."""
+        self._addresses: list[tuple[Callable[[], int], _Tensor]] = []
+        """What tells the addresses of tensors now."""
+        self._owners: list[tuple[Callable[[int], int], int]] = []
+        """What tells the current streams of the libraries that own tensors, for a GPU's index."""
+        self._lent: list[_Tensor] = []
+        """Tensors of further libraries, which order their work as a capsule is exported."""
+        self._exported: list[set[int]] = []
+        """Streams on which other libraries may use arrays of this package."""
         self.outputs: dict[str, Any] = {}
         """The arrays that hold the outputs of the last call, by name."""
         self.engine: Engine | None = None
@@ -130,7 +120,8 @@ class BoundCall(RichDisplay):
 
         Raises `UsageError` if it is closed, or in use by another thread.
         """
-        self._check_idle()
+        if self._busy.locked():
+            self._check_idle()
         with self._busy:
             self._home.exclusively(self._run, False)
             return self.outputs
@@ -196,7 +187,7 @@ class BoundCall(RichDisplay):
         for buffer in self._owned:
             buffer.close()
         self._owned, self._inputs, self._outputs, self._uploads, self._downloads = [], [], [], [], []
-        self._foreign = []
+        self._addresses, self._owners, self._lent, self._exported = [], [], [], []
         self._launch, self._launch_and_wait, self.outputs = _raise_closed, None, {}
         self._home.calls.discard(self)
 
@@ -233,15 +224,32 @@ class BoundCall(RichDisplay):
         self._uploads = [tensor for tensor in self._inputs if not tensor.in_place]
         self._downloads = [tensor for tensor in self._outputs if not tensor.in_place]
         tensors = [*self._inputs, *self._outputs]
-        self._foreign = [tensor for tensor in tensors if tensor.in_place and not isinstance(tensor.array, np.ndarray)]
+        self._find_owners(
+            [tensor for tensor in tensors if tensor.in_place and not isinstance(tensor.array, np.ndarray)]
+        )
         _check_overlaps(tensors, {tensor.name for tensor in self._outputs})
         frame.bind({tensor.name: tensor.buffer for tensor in tensors})
         self._launch = self._enqueue_frame
         if frame.context.can_prebind and not fixed:
             addresses = tuple(tensor.pointer for tensor in tensors)
             self._launch = frame.context.prebind(addresses, self._stream)
-            if self._home.exclusive_stream:
+            if self._home.exclusive_stream and not self._downloads:
                 self._launch_and_wait = frame.context.prebind(addresses, self._stream, waits=True)
+
+    def _find_owners(self, tensors: Sequence[_Tensor]) -> None:
+        """Note what each call reads of arrays in memory of the device that other code may have work queued on."""
+        for tensor in tensors:
+            array = tensor.array
+            library = library_of(type(array))
+            if library is not None:
+                self._addresses.append((library.address_of(array), tensor))
+                if (owner := (library.current_stream, library.index_of(array))) not in self._owners:
+                    self._owners.append(owner)
+            elif type(array) is DeviceArray:
+                self._addresses.append((partial(getattr, array.buffer, "pointer"), tensor))
+                self._exported.append(array.buffer.external_streams)
+            else:
+                self._lent.append(tensor)
 
     def rehearse(self) -> None:
         """Run once and wait, before `capture`."""
@@ -252,7 +260,7 @@ class BoundCall(RichDisplay):
 
     def capture(self, stream: Stream) -> None:
         """Capture a CUDA graph on `stream`, which calls then replay; raises where none can be captured."""
-        self._launch, self._launch_and_wait = partial(self._frame.capture(stream).replay, self._stream), None
+        self._launch, self._launch_and_wait = self._frame.capture(stream).launcher(self._stream), None
 
     def _attach(self, spec: TensorSpec, array: Any, *, written: bool) -> _Tensor:
         """The array with a buffer of the device: its own memory if it is there, else memory to copy to or from."""
@@ -286,25 +294,29 @@ class BoundCall(RichDisplay):
     def _run(self) -> None:
         if self._closed:
             _raise_closed()
-        self._order_after_owners()
+        stream, downloads = self._stream, self._downloads
+        self._check_addresses()
+        for current, index in self._owners:
+            stream.order_after(current(index))
+        if self._exported or self._lent:
+            self._order_after_exports()
         for tensor in self._uploads:
             self._upload(tensor, staged=True)
-        if self._launch_and_wait is not None and not self._downloads:
-            self._launched(self._launch_and_wait)
+        self._launched(self._launch_and_wait or self._launch)
+        if self._launch_and_wait is not None:
             return
-        self._launched(self._launch)
-        for tensor in self._downloads:
+        for tensor in downloads:
             if tensor.staged is not None:
-                tensor.staged.download(tensor.buffer, self._stream)
+                tensor.staged.download(tensor.buffer, stream)
             else:
-                self._device.download(tensor.buffer, tensor.array, self._stream)
-        if self._downloads:
+                self._device.download(tensor.buffer, tensor.array, stream)
+        if downloads:
             self._read(large=True)
         if self._home.exclusive_stream:
-            self._stream.synchronize()
+            stream.synchronize()
         else:  # do not wait for later work of other executors
-            self._stream.record().synchronize()
-        if self._downloads:
+            stream.record().synchronize()
+        if downloads:
             self._read(large=False)
 
     def _read(self, *, large: bool) -> None:
@@ -315,8 +327,7 @@ class BoundCall(RichDisplay):
     def _enqueue(self, handle: int) -> None:
         if self._closed:
             _raise_closed()
-        for tensor in (*self._inputs, *self._outputs):
-            tensor.current_stream()  # raises for memory that is not where it was
+        self._check_addresses()
         self._stream.order_after(handle)
         for tensor in self._uploads:
             self._upload(tensor, staged=False)
@@ -329,19 +340,18 @@ class BoundCall(RichDisplay):
         if self._busy.locked():
             raise UsageError("a bound call is in use by another thread", hint="bind one for each thread")
 
-    def _order_after_owners(self) -> None:
-        """Order the stream after what the owners of the arrays have queued, by the rules of their libraries."""
-        owners = set()
-        for tensor in self._foreign:
-            if (owner := tensor.current_stream()) is not None:
-                owners.add(owner)
-            elif type(tensor.array) is DeviceArray:
-                if streams := tensor.array.buffer.external_streams:
-                    self._stream.wait_for_external(streams)
-            else:
-                tensor.check_address(self._device.borrow(tensor.array, self._stream).pointer)
-        for owner in owners:
-            self._stream.order_after(owner)
+    def _check_addresses(self) -> None:
+        for address, tensor in self._addresses:
+            if (pointer := address()) != tensor.pointer:
+                tensor.check_address(pointer)
+
+    def _order_after_exports(self) -> None:
+        """Order the stream after what other libraries have queued, by the rules of DLPack."""
+        for streams in self._exported:
+            if streams:
+                self._stream.wait_for_external(streams)
+        for tensor in self._lent:
+            tensor.check_address(self._device.borrow(tensor.array, self._stream).pointer)
 
     def _upload(self, tensor: _Tensor, *, staged: bool) -> None:
         if staged and tensor.staged is not None:

@@ -85,19 +85,29 @@ class ContextPool(RunnerBase):
             raise
         self._wait_queue.open(self._executors)
 
-    def run(self, feeds: Tensors) -> dict[str, Any]:
-        """The outputs on the host. Feeds and outputs by name, in the dtypes and shapes of the signature."""
-        return self._run_on_executor([feeds])
+    def run(self, feeds: Tensors, on_device: bool = False) -> dict[str, Any]:
+        """The outputs, on the host or the device. Feeds and outputs by name, in the dtypes and shapes of the signature."""
+        queue = self._wait_queue
+        slot = queue.acquire(feeds)
+        try:
+            with slot.running:
+                if self._released:
+                    self._require_open()
+                return slot.executor.run(feeds, on_device)
+        finally:
+            queue.release(slot)
+
+    def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
+        """The outputs on the device. Feeds and outputs by name, in the dtypes and shapes of the signature."""
+        return self.run(feeds, True)
 
     def run_batched(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
         """The outputs of several requests, arrays `[rows, ...]` in the dtypes of the signature, concatenated in the staging
         or device buffers.
         """
-        return self._run_on_executor(parts, size=size)
-
-    def run_on_device(self, feeds: Tensors) -> dict[str, Any]:
-        """The outputs on the device. Feeds and outputs by name, in the dtypes and shapes of the signature."""
-        return self._run_on_executor([feeds], on_device=True)
+        if len(parts) == 1 and size is None:
+            return self.run(parts[0])
+        return self._run_parts(parts, size=size)
 
     def bind(self, inputs: Tensors, outputs: Tensors) -> BoundCall:
         """A call on fixed memory; arrays by name, in the dtypes and shapes of the signature.
@@ -128,7 +138,7 @@ class ContextPool(RunnerBase):
         Arrays by name, in the dtypes and shapes of the signature.
         """
         events: list[Event] = []
-        outputs = self._run_on_executor([feeds], events, on_device)
+        outputs = self._run_parts([feeds], events, on_device)
         return outputs, events[1].elapsed_ms(events[0])
 
     def warm_up(self, feeds: Tensors) -> None:
@@ -144,7 +154,7 @@ class ContextPool(RunnerBase):
                 for slot in taken:
                     with slot.running:
                         self._require_open()
-                        slot.executor.run([feeds])
+                        slot.executor.run(feeds)
             finally:
                 for slot in taken:
                     queue.release(slot)
@@ -173,7 +183,8 @@ class ContextPool(RunnerBase):
         queue = self._wait_queue
         return PoolStats(
             contexts=len(queue.slots), busy=queue.busy, waiting=queue.waiting, rejected=queue.rejected,
-            timeouts=queue.timeouts, wait=queue.wait_summary(), graphs=self._policy.stats(), memory=memory,
+            timeouts=queue.timeouts, wait=queue.wait_summary(), memory=memory,
+            graphs=self._policy.stats(sum(slot.executor.replayed for slot in queue.slots)),
         )  # fmt: skip
 
     def reject_waiting(self) -> None:
@@ -186,7 +197,7 @@ class ContextPool(RunnerBase):
             self._wait_queue.close()
             self._release_resources()
 
-    def _run_on_executor(
+    def _run_parts(
         self, parts: Sequence[Tensors], events: Events = None, on_device: bool = False, size: int | None = None
     ) -> dict[str, Any]:
         queue = self._wait_queue
@@ -194,7 +205,7 @@ class ContextPool(RunnerBase):
         try:
             with slot.running:
                 self._require_open()
-                return slot.executor.run(parts, events, on_device, size)
+                return slot.executor.run_parts(parts, events, on_device, size)
         finally:
             queue.release(slot)
 

@@ -48,7 +48,7 @@ class GraphPolicy:
         self.generation = 0
         self._disabled_reason: str | None = None
         self._lock = threading.Lock()
-        self._captured = self._replayed = self._evicted = 0
+        self._captured = self._evicted = 0
         self._batch_sizes: tuple[int, ...] | None = None
         self._layout: BatchLayout | None = None
         try:
@@ -107,17 +107,14 @@ class GraphPolicy:
         with self._lock:
             self._captured += 1
 
-    def count_replayed(self) -> None:
-        with self._lock:
-            self._replayed += 1
-
     def count_evicted(self) -> None:
         with self._lock:
             self._evicted += 1
 
-    def stats(self) -> GraphStats:
+    def stats(self, replayed: int = 0) -> GraphStats:
+        """The counters, with the replays that the executors counted."""
         with self._lock:
-            return GraphStats(self._captured, self._replayed, self._evicted, self._disabled_reason)
+            return GraphStats(self._captured, replayed, self._evicted, self._disabled_reason)
 
     def _check_batch_size(self, size: int) -> None:
         spans = self._layout.batch_ranges if self._layout is not None else ()

@@ -13,6 +13,7 @@ import numpy as np
 
 from trt_engine.config.profiles import Profile
 from trt_engine.device import Buffer, Event, HostBuffer, Stream
+from trt_engine.device.dlpack import DeviceArray
 from trt_engine.errors import TrtEngineError
 from trt_engine.protocols import Session
 from trt_engine.runtime.batch_rows import concat
@@ -76,6 +77,8 @@ class Executor:
         self._output_pools: dict[int, OutputPool] = {}
         self._plans: dict[Key, ReplayPlan] = {}
         """By shape and type of every input, and where the outputs stay."""
+        self.replayed = 0
+        """Number of graph replays."""
 
     # -------------------------------------------------------------------------------------------- one inference
 
@@ -93,7 +96,25 @@ class Executor:
         """Whether these shapes are prepared; a hint for other threads."""
         return key == self._last_key or key in self._captured
 
-    def run(
+    def run(self, feeds: Tensors, on_device: bool = False) -> dict[str, Any]:
+        """The outputs of one request; device arrays with `on_device`. Feeds have the dtypes of the signature."""
+        self._enqueued = False
+        try:
+            plan = self._plans.get(_plan_key(feeds, on_device))
+            if plan is None or plan.frame.key is not plan.key or plan.generation != self._policy.generation:
+                return self._run([feeds], None, on_device and self._uses_staging, None)
+            if plan.replays:
+                self._enqueued = True
+                self.replayed += 1
+                if plan.key is not None and plan.key is not self._last_key:
+                    self._captured.move_to_end(plan.key)
+            self._last_key = plan.key
+            return plan.run(feeds)
+        except BaseException:
+            self._recover()
+            raise
+
+    def run_parts(
         self, parts: Sequence[Tensors], events: Events = None, on_device: bool = False, size: int | None = None
     ) -> dict[str, Any]:
         """The outputs of `parts`, concatenated along the batch; appends start and end event to `events`.
@@ -103,17 +124,7 @@ class Executor:
         """
         self._enqueued = False
         try:
-            if events is None and size is None and len(parts) == 1:
-                plan = self._plans.get(self._plan_key(parts[0], on_device))
-                if plan is not None and plan.frame.key is plan.key and plan.generation == self._policy.generation:
-                    self._enqueued = plan.frame.graph is not None
-                    self._last_key = plan.key
-                    outputs = plan.run(parts[0])
-                    if self._enqueued and plan.key is not None:
-                        self._captured.move_to_end(plan.key)
-                        self._policy.count_replayed()
-                    return outputs
-            return self._run(parts, events, on_device, size)
+            return self._run(parts, events, on_device and self._uses_staging, size)
         except BaseException:
             self._recover()
             raise
@@ -167,9 +178,6 @@ class Executor:
         self._last_key = key
         return outputs
 
-    def _plan_key(self, feeds: Tensors, on_device: bool) -> Key:
-        return (on_device, *[(array.shape, type(array)) for array in [feeds[name] for name in self._inputs]])
-
     def _add_plan(
         self, feeds: Tensors, frame: PreparedContext, borrowed: Mapping[str, Buffer], on_device: bool
     ) -> None:
@@ -178,7 +186,7 @@ class Executor:
             return
         inputs = [
             InputSlot(
-                name, self._buffers[name], frame.nbytes[name],
+                name, type(feeds[name]), self._buffers[name], frame.nbytes[name],
                 None if name in borrowed else self._staged_array(name, frame.shapes[name]),
             )
             for name in self._inputs
@@ -187,14 +195,15 @@ class Executor:
             OutputSlot(
                 name, shape, self._dtype_names[name], self._buffers[name], frame.nbytes[name],
                 None if on_device else self._staged_array(name, shape),
+                self._output_pool(frame.nbytes[name]) if on_device else None,
             )
             for name, shape, _ in frame.sized_outputs
         ]  # fmt: skip
         if len(self._plans) >= _MAX_PLANS:
             self._drop_plans()
-        self._plans[self._plan_key(feeds, on_device)] = ReplayPlan(
+        self._plans[_plan_key(feeds, on_device)] = ReplayPlan(
             frame, self._generation, self._device, self.stream, inputs=inputs, outputs=outputs,
-            acquire=self._output_buffer if on_device else None, exclusive_stream=self._exclusive_stream,
+            on_device=on_device, exclusive_stream=self._exclusive_stream,
         )  # fmt: skip
 
     def _batch_key(self, feeds: Tensors, size: int) -> Key:
@@ -234,7 +243,7 @@ class Executor:
         return StagedArray(self._device, held, held.array(self._dtype_names[name], shape), self._copy_threads)
 
     def _download(
-        self, frame: PreparedContext, into: Mapping[str, Buffer], rows: int | None, on_device: bool
+        self, frame: PreparedContext, into: Mapping[str, DeviceArray], rows: int | None, on_device: bool
     ) -> dict[str, tuple[Callable[[], Any], bool]]:
         """Start downloads; maps each sized output to a function that returns it, and whether that waits for its download.
 
@@ -244,9 +253,11 @@ class Executor:
         for name, whole, kind in frame.sized_outputs:
             shape = whole if rows is None else (rows, *whole[1:])
             if on_device:
-                if frame.bound_buffers[name] is not into[name]:
-                    self._device.copy(frame.bound_buffers[name], into[name], frame.nbytes[name], self.stream)
-                found[name] = partial(into[name].array, self._dtype_names[name], shape), False
+                buffer = into[name].buffer
+                if frame.bound_buffers[name] is not buffer:
+                    self._device.copy(frame.bound_buffers[name], buffer, frame.nbytes[name], self.stream)
+                into[name].shape = shape
+                found[name] = partial(into.__getitem__, name), False
                 continue
             if self._uses_staging:
                 staged = self._staged_array(name, shape)
@@ -274,7 +285,7 @@ class Executor:
         frame = self._captured.get(key)
         if frame is not None:
             self._captured.move_to_end(key)
-            self._policy.count_replayed()
+            self.replayed += 1
             return frame
         shapes = dict(zip(self._inputs, key, strict=False))
         number = select_profile(self._profiles, shapes, self._host_inputs)
@@ -319,26 +330,31 @@ class Executor:
 
     def _bind(
         self, frame: PreparedContext, borrowed: Mapping[str, Buffer], on_device: bool, in_place: bool
-    ) -> dict[str, Buffer]:
+    ) -> dict[str, DeviceArray]:
         """Bind borrowed inputs and, `in_place`, new outputs, else the executor's buffers; returns new device outputs."""
-        into: dict[str, Buffer] = {}
+        into: dict[str, DeviceArray] = {}
         if on_device:
-            into = {name: self._output_buffer(frame.nbytes[name]) for name, _, _ in frame.sized_outputs}
+            into = {
+                name: self._output_pool(frame.nbytes[name]).acquire(self._dtype_names[name], shape)[1]
+                for name, shape, _ in frame.sized_outputs
+            }
         if frame.graph is None:
             names = (*frame.shapes, *(name for name, _, _ in frame.sized_outputs))
             held = {name: self._buffers[name] for name in names if name not in self._host_inputs}
-            frame.bind(held | dict(borrowed) | (into if in_place else {}))
+            fresh = {name: array.buffer for name, array in into.items()} if in_place else {}
+            frame.bind(held | dict(borrowed) | fresh)
         return into
 
-    def _output_buffer(self, nbytes: int) -> Buffer:
-        """A buffer for a device output, reused when no array refers to it."""
+    def _output_pool(self, nbytes: int) -> OutputPool:
+        """The memory for device outputs of one size."""
         pool = self._output_pools.pop(nbytes, None)
         if pool is None:
             while len(self._output_pools) >= max(_MAX_PLANS, 4 * len(self._outputs)):
+                self._drop_plans()
                 self._output_pools.pop(next(iter(self._output_pools))).close()
             pool = OutputPool(self._device, self.stream, max(nbytes, 1))
         self._output_pools[nbytes] = pool  # least recently used first
-        return pool.acquire()
+        return pool
 
     def _grow_buffer(self, name: str, nbytes: int) -> None:
         held = self._buffers.get(name)
@@ -462,3 +478,7 @@ class Executor:
         for buffer in self._buffers.values():
             buffer.close()
         self._buffers = {}
+
+
+def _plan_key(feeds: Tensors, on_device: bool) -> Key:
+    return (on_device, *[(name, array.shape, type(array)) for name, array in feeds.items()])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 from trt_engine.device import Buffer, Device, Graph, Stream
+from trt_engine.device.dlpack import DeviceArray
+from trt_engine.runtime.output_pool import OutputPool
 from trt_engine.runtime.prepared_context import PreparedContext
 from trt_engine.runtime.staging import StagedArray
 from trt_engine.tensors import Shape, Tensors
@@ -29,6 +31,8 @@ class InputSlot:
     """One input of a plan."""
 
     name: str
+    kind: type
+    """Of its arrays."""
     buffer: Buffer
     """The executor's own: what a graph reads, and where host arrays go."""
     nbytes: int
@@ -48,6 +52,8 @@ class OutputSlot:
     nbytes: int
     staged: StagedArray | None
     """None for an output that stays on the device."""
+    pool: OutputPool | None
+    """The memory of outputs that stay on the device."""
 
 
 class ReplayPlan:
@@ -56,9 +62,6 @@ class ReplayPlan:
     A launch belongs to the addresses of its tensors. A graph on a caller's memory is captured when the same addresses come
     a second time; until then, and beyond some graphs, the tensors are copied to and from the addresses of the first graph.
     """
-
-    __slots__ = ("_acquire", "_captures", "_device", "_exclusive_stream", "_graphs", "_inputs", "_launches", "_names",
-                 "_outputs", "_seen", "_stream", "_waits", "frame", "generation", "key")  # fmt: skip
 
     def __init__(
         self,
@@ -69,42 +72,65 @@ class ReplayPlan:
         *,
         inputs: Sequence[InputSlot],
         outputs: Sequence[OutputSlot],
-        acquire: Callable[[int], Buffer] | None,
+        on_device: bool,
         exclusive_stream: bool,
     ) -> None:
-        """With `acquire` outputs stay on the device, in memory it returns; else they are downloaded."""
+        """With `on_device` the outputs stay in memory of their slots' pools; else they are downloaded."""
         self.frame, self.key, self.generation = frame, frame.key, generation
-        self._device, self._stream, self._exclusive_stream = device, stream, exclusive_stream
-        self._inputs, self._outputs, self._acquire = tuple(inputs), tuple(outputs), acquire
-        self._names = (*(slot.name for slot in inputs), *(slot.name for slot in outputs))
+        self.replays = frame.graph is not None
+        """Whether it replays a graph."""
+        self._device, self._stream = device, stream
+        self._inputs, self._outputs, self._on_device = tuple(inputs), tuple(outputs), on_device
+        self._reads = [
+            (slot.name, device.reader(slot.kind, stream), slot.staged, slot.buffer.pointer) for slot in inputs
+        ]
+        self._own_outputs = tuple([slot.buffer.pointer for slot in outputs])
+        self._acquires = [(slot.name, slot.pool.acquire, slot.dtype, slot.shape) for slot in outputs if slot.pool]
         self._launches: dict[Addresses, Callable[[], None]] = {}
         self._seen: set[Addresses] = set()
         self._graphs: list[Graph] = []
-        self._waits = exclusive_stream and acquire is not None and frame.graph is None and frame.context.can_prebind
-        self._captures = frame.graph is not None and exclusive_stream and frame.context.can_prebind
+        prebinds = exclusive_stream and frame.context.can_prebind
+        self._captures = self.replays and prebinds
+        self._launch_waits = on_device and prebinds and not self.replays
+        self._exclusive_stream = exclusive_stream
         if frame.graph is not None:
-            own = (*(slot.buffer.pointer for slot in inputs), *(slot.buffer.pointer for slot in outputs))
-            self._launches[own] = partial(frame.graph.replay, stream)
+            own = (*(slot.buffer.pointer for slot in inputs), *self._own_outputs)
+            self._launches[own] = frame.graph.launcher(stream)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
-        """The outputs, complete; feeds have the plan's shapes and dtypes."""
-        device, stream, outputs = self._device, self._stream, self._outputs
-        buffers = []
-        for slot in self._inputs:
-            if slot.staged is not None:
-                slot.staged.upload(feeds[slot.name], slot.buffer, stream)
-                buffers.append(slot.buffer)
+        """The outputs, complete; feeds have the plan's shapes and dtypes.
+
+        Few calls and objects: what a call touches is no longer in the caches of the CPU after an inference.
+        """
+        device, stream = self._device, self._stream
+        addresses: list[int] = []
+        for name, read, staged, pointer in self._reads:
+            if staged is None:
+                array = feeds[name]
+                addresses.append(read(array) or device.borrow(array, stream).pointer)
             else:
-                buffers.append(device.borrow(feeds[slot.name], stream))
-        if self._acquire is None:
-            self._launch(buffers + [slot.buffer for slot in outputs])
+                addresses.append(pointer)
+                staged.upload(feeds[name], self._inputs[len(addresses) - 1].buffer, stream)
+        arrays: dict[str, Any] = {}
+        if self._on_device:
+            for name, acquire, dtype, shape in self._acquires:
+                address, arrays[name] = acquire(dtype, shape)
+                addresses.append(address)
+        else:
+            addresses += self._own_outputs
+        key = tuple(addresses)
+        launch = self._launches.get(key) or self._find_launch(key, feeds, arrays)
+        try:
+            launch()
+        except Exception as error:
+            if (ours := self.frame.context.translate_error(error)) is None:
+                raise
+            raise ours from error
+        if not self._on_device:
             return self._download()
-        fresh = [self._acquire(slot.nbytes) for slot in outputs]
-        self._launch(buffers + fresh)
-        found = {slot.name: buffer.array(slot.dtype, slot.shape) for slot, buffer in zip(outputs, fresh, strict=True)}
-        if not self._waits:
+        if not self._launch_waits:
             self._synchronize()
-        return found
+        return arrays
 
     def close(self) -> None:
         """Destroy the graphs on callers' memory."""
@@ -120,27 +146,39 @@ class ReplayPlan:
         self._synchronize()
         return {name: large[name] if array.chunked else array.read() for name, array in staged.items()}
 
-    def _launch(self, buffers: list[Buffer]) -> None:
-        """Enqueue on these buffers, inputs before outputs."""
+    def _synchronize(self) -> None:
+        if self._exclusive_stream:
+            self._stream.synchronize()
+        else:  # do not wait for later work of other executors
+            self._stream.record().synchronize()
+
+    def _find_launch(
+        self, addresses: Addresses, feeds: Tensors, arrays: Mapping[str, DeviceArray]
+    ) -> Callable[[], None]:
+        """A launch for addresses without one."""
         context = self.frame.context
-        addresses = tuple([buffer.pointer for buffer in buffers])
-        launch = self._launches.get(addresses)
-        if launch is None:
-            if self.frame.graph is not None:
-                launch = self._capture(addresses) or partial(self._replay_copied, buffers, self.frame.graph)
-            elif context.can_prebind:
-                if len(self._launches) >= _MAX_LAUNCHES:
-                    self._launches.clear()
-                launch = self._launches[addresses] = context.prebind(addresses, self._stream, waits=self._waits)
-            else:
-                self.frame.bind(dict(zip(self._names, buffers, strict=True)))
-                launch = partial(context.enqueue, self._stream)
-        try:
-            launch()
-        except Exception as error:
-            if (ours := context.translate_error(error)) is None:
-                raise
-            raise ours from error
+        if self.frame.graph is not None:
+            return self._capture(addresses) or partial(self._replay_copied, feeds, arrays, self.frame.graph)
+        if context.can_prebind:
+            if len(self._launches) >= _MAX_LAUNCHES:
+                self._launches.clear()
+            launch = self._launches[addresses] = context.prebind(addresses, self._stream, waits=self._launch_waits)
+            return launch
+        buffers = {slot.name: buffer for slot, buffer in self._buffers(feeds, arrays)}
+        self.frame.bind(buffers)
+        return partial(context.enqueue, self._stream)
+
+    def _buffers(
+        self, feeds: Tensors, arrays: Mapping[str, DeviceArray]
+    ) -> list[tuple[InputSlot | OutputSlot, Buffer]]:
+        """The memory of this call, inputs before outputs."""
+        found: list[tuple[InputSlot | OutputSlot, Buffer]] = []
+        for item in self._inputs:
+            lent = item.staged is None
+            found.append((item, self._device.borrow(feeds[item.name], self._stream) if lent else item.buffer))
+        for slot in self._outputs:
+            found.append((slot, arrays[slot.name].buffer if slot.name in arrays else slot.buffer))
+        return found
 
     def _capture(self, addresses: Addresses) -> Callable[[], None] | None:
         """A graph on these addresses; None the first time they come, and where no more are captured."""
@@ -158,22 +196,17 @@ class ReplayPlan:
             return None
         self._graphs.append(graph)
         self._captures = len(self._graphs) < _MAX_GRAPHS
-        launch = self._launches[addresses] = partial(graph.replay, self._stream)
+        launch = self._launches[addresses] = graph.launcher(self._stream)
         return launch
 
-    def _replay_copied(self, buffers: Sequence[Buffer], graph: Graph) -> None:
-        """Replay the first graph, with copies from and to these buffers."""
-        device, stream, count = self._device, self._stream, len(self._inputs)
-        for slot, buffer in zip(self._inputs, buffers[:count], strict=True):
+    def _replay_copied(self, feeds: Tensors, arrays: Mapping[str, DeviceArray], graph: Graph) -> None:
+        """Replay the first graph, with copies from and to the memory of this call."""
+        device, stream, buffers = self._device, self._stream, self._buffers(feeds, arrays)
+        count = len(self._inputs)
+        for slot, buffer in buffers[:count]:
             if buffer is not slot.buffer:
                 device.copy(buffer, slot.buffer, slot.nbytes, stream)
         graph.replay(stream)
-        for output, buffer in zip(self._outputs, buffers[count:], strict=True):
-            if buffer is not output.buffer:
-                device.copy(output.buffer, buffer, output.nbytes, stream)
-
-    def _synchronize(self) -> None:
-        if self._exclusive_stream:
-            self._stream.synchronize()
-        else:  # do not wait for later work of other executors
-            self._stream.record().synchronize()
+        for slot, buffer in buffers[count:]:
+            if buffer is not slot.buffer:
+                device.copy(slot.buffer, buffer, slot.nbytes, stream)

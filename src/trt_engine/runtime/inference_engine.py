@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from types import FrameType
 from typing import Any, Literal, overload
@@ -16,7 +17,7 @@ import numpy as np
 
 from trt_engine.config.profiles import Profile
 from trt_engine.device.dlpack import DeviceArray
-from trt_engine.device.foreign import reader_for
+from trt_engine.device.foreign import library_of
 from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
@@ -74,7 +75,9 @@ class InferenceEngine(RichDisplay):
         self.runner = runner
         """A `HostRunner`, `ContextPool`, `Replicas` or `Batcher`."""
         self._run: Callable[[Tensors], dict[str, Any]] = runner.run
-        self._device_run: Callable[[Tensors], dict[str, Any]] = runner.run_on_device
+        self._device_run: Callable[[Tensors], dict[str, Any]] = (
+            partial(runner.run, on_device=True) if isinstance(runner, ContextPool) else runner.run_on_device
+        )
         self.engine = engine
         """The engine on disk."""
         self.signature: Signature = runner.signature
@@ -169,7 +172,7 @@ class InferenceEngine(RichDisplay):
         """
         if result:
             return self._infer_result(feeds, on_device)
-        return self._infer(feeds, False, self._device_run) if on_device else self._infer(feeds)
+        return self._infer(feeds, False, self._device_run if on_device else self._run)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """`infer`, as a Runner method.
@@ -379,7 +382,7 @@ class InferenceEngine(RichDisplay):
                     break
                 if array.dtype is not dtype and (place is None or array.dtype != dtype):  # type: ignore[attr-defined]
                     break
-                if place is not None and _device_of(array) != place:
+                if place is not None and getattr(array, place[0]) != place[1]:
                     break
             else:
                 return feeds
@@ -531,17 +534,21 @@ def _device_of(array: Any) -> Any:
 
 def _has_device(kind: type) -> bool:
     """Whether arrays of this type have their place in `device`: ours, torch's and CuPy's."""
-    return kind is DeviceArray or reader_for(kind) is not None
+    return kind is DeviceArray or library_of(kind) is not None
 
 
 def _feed_snapshot(feeds: dict[str, Any]) -> tuple[tuple[str, type, Any, Any, Any], ...] | None:
-    """Name, class, dtype, shape and device of each array; None for array types of further libraries."""
+    """Name, class, dtype, shape and place of each array; None for array types of further libraries.
+
+    The place is an attribute and its value: of torch that which is read fastest, its GPU's index is read with the address.
+    """
     found = []
     for name, array in feeds.items():
         kind = type(array)
         if kind is not np.ndarray and not _has_device(kind):
             return None
-        found.append((name, kind, array.dtype, array.shape, None if kind is np.ndarray else _device_of(array)))
+        where = None if kind is np.ndarray else "is_cuda" if hasattr(kind, "is_cuda") else "device"
+        found.append((name, kind, array.dtype, array.shape, where and (where, getattr(array, where))))
     return tuple(found)
 
 

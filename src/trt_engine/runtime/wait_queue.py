@@ -62,6 +62,8 @@ class WaitQueue:
         self._lock = threading.Lock()
         self._released = threading.Event()
         self.slots: list[Slot] = []
+        self._single: Slot | None = None
+        """The slot of a queue with one."""
         self._waiters: deque[_Waiter] = deque()
         self._order = itertools.count(1)
         self._closed = True
@@ -70,6 +72,7 @@ class WaitQueue:
 
     def open(self, executors: Sequence[Executor]) -> None:
         self.slots = [Slot(number, executor) for number, executor in enumerate(executors)]
+        self._single = self.slots[0] if len(self.slots) == 1 else None
         self._closed = False
 
     @property
@@ -102,8 +105,11 @@ class WaitQueue:
         thread, waiter = get_ident(), None
         try:
             with self._lock:
-                self._check_open(thread, keep, wanted)
-                if not self._waiters and (slot := self._choose(feeds, size, wanted)) is not None:
+                slot = self._single
+                if slot is None or slot.owner is not None or self._closed or self._waiters:
+                    self._check_open(thread, keep, wanted)
+                    slot = None if self._waiters else self._choose(feeds, size, wanted)
+                if slot is not None:
                     self._immediate += 1
                     slot.granted_at = next(self._order)
                     slot.owner = thread
@@ -165,7 +171,8 @@ class WaitQueue:
         with self._lock:
             slot.released_at = next(self._order)
             slot.owner = None
-            self._dispatch()
+            if self._waiters:
+                self._dispatch()
         if self._closed:
             self._released.set()
 

@@ -22,13 +22,17 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `enter` would take a request of this size."""
+        return (
+            not self.closed
+            and self.requests < self._max_requests
+            and (not self.requests or self.nbytes + nbytes <= self._max_bytes)
+        )
+
     def enter(self, nbytes: int) -> None:
         """Count a request in; `Overloaded` where the server is full or ending."""
-        if (
-            self.closed
-            or self.requests >= self._max_requests
-            or (self.requests and self.nbytes + nbytes > self._max_bytes)
-        ):
+        if not self.has_room(nbytes):
             self.refused += 1
             raise Overloaded(
                 "the server is shutting down" if self.closed else f"the server has {self.requests} requests already",

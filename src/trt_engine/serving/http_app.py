@@ -18,6 +18,7 @@ from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
 from trt_engine.serving.image_requests import infer_image
 from trt_engine.serving.inference import InferRequest, Service, start_timing
+from trt_engine.serving.inference_body import InferenceBody
 from trt_engine.serving.page import POLICY, read_page
 from trt_engine.serving.served_model import ServedVersion
 from trt_engine.serving.wire_tensors import aligned_buffer
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Answer = tuple[int, Headers, list[Any]]
+"""Status, headers, and the parts of the body."""
 _JSON, _BINARY = (b"content-type", b"application/json"), (b"content-type", b"application/octet-stream")
 _SMALL = 1 << 16
 """Bodies up to this are sent in one piece."""
@@ -120,17 +123,13 @@ class HttpApp:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         try:
             await self._answer(scope, receive, send)
-        except _HttpError as error:
-            await self._send_error(send, error.status, error.text, error.headers)
-        except TrtEngineError as error:
-            await self._send_error(send, error.http_status, error.one_line)
         except asyncio.CancelledError:
             if not scope["state"]["connection"].lost:
                 raise
             log.debug("a client closed its connection; its request is dropped")
-        except Exception:
-            log.exception("a request failed")
-            await self._send_error(send, 500, "internal error; the server's log has it")
+        except Exception as error:
+            status, headers, parts = describe_error(error)
+            await self._send_parts(send, parts, headers, status)
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         path = scope["path"]
@@ -163,20 +162,63 @@ class HttpApp:
 
     # -------------------------------------------------------------------------------------------- inference
 
+    @property
+    def draining(self) -> bool:
+        """Whether connections are to be closed after their answer."""
+        return self._service.admission.draining
+
+    def accept(self, path: str, headers: Headers) -> InferenceBody | None:
+        """Where the body of an inference goes, which `answer` takes; None where the request has to come by ASGI.
+
+        Those are the first to a path, and every one that may be refused.
+        """
+        admission = self._service.admission
+        if path not in self._inference_routes or admission.draining:
+            return None
+        try:
+            self._check_token(headers)
+            length, header, encoding = _body_headers(headers)
+        except (_HttpError, UsageError):
+            return None
+        if length is None or encoding or length > self._config.max_request or not admission.has_room(length):
+            return None
+        admission.enter(length)
+        return InferenceBody(path, headers, length, header)
+
+    def leave(self, body: InferenceBody) -> None:
+        """For an inference that was accepted, once it is answered or its client has gone."""
+        self._service.admission.leave(body.length)
+
+    async def answer(self, body: InferenceBody) -> Answer:
+        """The answer to an inference whose body is complete."""
+        try:
+            answer = await self._run_inference(
+                self._inference_routes[body.path], body.headers, body.take(), body.header
+            )
+        except Exception as error:
+            answer = describe_error(error)
+        return self._finished(*answer)
+
     async def _infer(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
         length, header, encoding = _body_headers(headers)
         admission = self._service.admission
         reserved = self._config.max_request if length is None or encoding else self._check_length(length)
         admission.enter(reserved)
-        served: ServedVersion | None = None
-        buffers: list[memoryview | bytes] = []
-        timing = start_timing()
         try:
             body = await _receive_body(receive, length, header or 0, self._config.max_request)
             if encoding:
                 body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
+            status, more, parts = await self._run_inference(route, headers, body, header)
+        finally:
+            admission.leave(reserved)
+        await self._send_parts(send, parts, more, status)
+
+    async def _run_inference(self, route: Route, headers: Headers, body: memoryview, header: int | None) -> Answer:
+        served: ServedVersion | None = None
+        buffers: list[memoryview | bytes] = []
+        timing = start_timing()
+        try:
             served = self._service.repository.acquire(route.model, route.version)
-            timing.arrived_ns = start_timing().arrived_ns
             if route.name == "image":
                 document = encode_document(await infer_image(self._service, served, bytes(body), timing))
             else:
@@ -189,15 +231,13 @@ class HttpApp:
             self._service.count_failure(served, timing, headers, error)
             raise
         finally:
-            admission.leave(reserved)
             if served is not None:
                 served.leave()
-        more = [(b"trt-engine", served.header)]
+        truth = (b"trt-engine", served.header)
         if not buffers:
-            await self._send(send, document, [_JSON, *more])
-            return
-        more.append((b"inference-header-content-length", b"%d" % len(document)))
-        await self._send_parts(send, [document, *buffers], [_BINARY, *more])
+            return 200, [_JSON, truth], [document]
+        length = (b"inference-header-content-length", b"%d" % len(document))
+        return 200, [_BINARY, truth, length], [document, *buffers]
 
     async def _decode(self, served: ServedVersion, body: memoryview, header: int | None) -> InferRequest:
         size = len(body) if header is None else header
@@ -361,20 +401,19 @@ class HttpApp:
         headers = [_JSON, (b"trt-engine", served.header)] if served is not None else [_JSON]
         await self._send(send, encode_document(value), headers, status)
 
-    async def _send_error(self, send: Send, status: int, text: str, headers: Headers | None = None) -> None:
-        more = [*(headers or []), *([(b"retry-after", b"1")] if status == 503 else [])]
-        await self._send(send, encode_json({"error": text}), [_JSON, *more], status)
-
     async def _send(self, send: Send, body: bytes, headers: Headers, status: int = 200) -> None:
         await self._send_parts(send, [body], headers, status)
 
-    async def _send_parts(self, send: Send, parts: list[Any], headers: Headers, status: int = 200) -> None:
+    def _finished(self, status: int, headers: Headers, parts: list[Any]) -> Answer:
+        """The answer with its length, and whether the connection is to be closed; a small one in one part."""
         length = sum(map(len, parts))
         headers.append((b"content-length", b"%d" % length))
         if self._service.admission.draining:
             headers.append((b"connection", b"close"))
-        if length <= _SMALL:
-            parts = [b"".join(parts)]
+        return status, headers, [b"".join(parts)] if length <= _SMALL else parts
+
+    async def _send_parts(self, send: Send, parts: list[Any], headers: Headers, status: int = 200) -> None:
+        status, headers, parts = self._finished(status, headers, parts)
         try:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             for part in parts[:-1]:
@@ -382,6 +421,22 @@ class HttpApp:
             await send({"type": "http.response.body", "body": parts[-1]})
         except RuntimeError as error:  # the connection is closed already
             log.debug("an answer could not be sent: %s", error)
+
+
+def describe_error(error: Exception) -> Answer:
+    """The answer to a request that failed."""
+    headers: Headers = [_JSON]
+    if isinstance(error, _HttpError):
+        status, text = error.status, error.text
+        headers += error.headers
+    elif isinstance(error, TrtEngineError):
+        status, text = error.http_status, error.one_line
+    else:
+        log.error("a request failed", exc_info=error)
+        status, text = 500, "internal error; the server's log has it"
+    if status == 503:
+        headers.append((b"retry-after", b"1"))
+    return status, headers, [encode_json({"error": text})]
 
 
 def _body_headers(headers: Headers) -> tuple[int | None, int | None, bytes]:

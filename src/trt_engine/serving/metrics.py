@@ -19,23 +19,23 @@ from trt_engine.serving.statistics import Histogram
 
 _LABELS = ("model", "version")
 _COUNTERS: dict[str, tuple[str, Callable[[ServedVersion], float]]] = {
-    "nv_inference_request_success": ("Answered requests", lambda one: one.statistics.success.count),
+    "nv_inference_request_success": ("Answered requests", lambda one: one.statistics.total.count),
     "nv_inference_count": ("Rows of answered requests", lambda one: one.statistics.inferences),
     "nv_inference_exec_count": (
         "Runs of the engine", lambda one: sum(count for count, _ in one.statistics.runs().values())
     ),
     "nv_inference_request_duration_us": (
-        "Time of answered requests, us", lambda one: one.statistics.success.ns // 1000
+        "Time of answered requests, us", lambda one: one.statistics.total.sum // 1000
     ),
-    "nv_inference_queue_duration_us": ("Time requests waited, us", lambda one: one.statistics.queue.ns // 1000),
+    "nv_inference_queue_duration_us": ("Time requests waited, us", lambda one: one.statistics.queue.sum // 1000),
     "nv_inference_compute_input_duration_us": (
-        "Time of decoding inputs, us", lambda one: one.statistics.compute_input.ns // 1000
+        "Time of decoding inputs, us", lambda one: one.statistics.compute_input_ns // 1000
     ),
     "nv_inference_compute_infer_duration_us": (
-        "Time of the runs of requests, us", lambda one: one.statistics.compute_infer.ns // 1000
+        "Time of the runs of requests, us", lambda one: one.statistics.execute.sum // 1000
     ),
     "nv_inference_compute_output_duration_us": (
-        "Time of encoding outputs, us", lambda one: one.statistics.compute_output.ns // 1000
+        "Time of encoding outputs, us", lambda one: one.statistics.compute_output_ns // 1000
     ),
     "trt_engine_deadline_misses": (
         "Requests whose timeout passed before they ran", lambda one: one.statistics.deadline_misses
@@ -45,12 +45,12 @@ _COUNTERS: dict[str, tuple[str, Callable[[ServedVersion], float]]] = {
     ),
 }  # fmt: skip
 _HISTOGRAMS: dict[str, tuple[str, Callable[[ServedVersion], Histogram]]] = {
-    "trt_engine_queue_seconds": ("Time from decoded inputs to the start of the run", lambda one: one.statistics.queue_s),
+    "trt_engine_queue_seconds": ("Time from decoded inputs to the start of the run", lambda one: one.statistics.queue),
     "trt_engine_batch_wait_seconds": (
-        "Part of the queue time in which a context was free", lambda one: one.statistics.batch_wait_s
+        "Part of the queue time in which a context was free", lambda one: one.statistics.batch_wait
     ),
-    "trt_engine_execute_seconds": ("Time of the run that answered a request", lambda one: one.statistics.execute_s),
-    "trt_engine_request_seconds": ("Time from the whole request to its answer", lambda one: one.statistics.total_s),
+    "trt_engine_execute_seconds": ("Time of the run that answered a request", lambda one: one.statistics.execute),
+    "trt_engine_request_seconds": ("Time from the whole request to its answer", lambda one: one.statistics.total),
 }  # fmt: skip
 
 

@@ -57,6 +57,9 @@ class Server(RichDisplay):
         self._sockets: list[socket.socket] = []
         self._http_socket = self._listen("http_port")
         self._metrics_socket = self._listen("metrics_port")
+        if (grpc := self._listen("grpc_port")) is not None:  # an error of gRPC has no reason
+            self._sockets.remove(grpc)
+            grpc.close()
         self._addresses: Addresses | None = None
         self._models: tuple[ServedModel, ...] = ()
         self._failure: BaseException | None = None
@@ -75,10 +78,10 @@ class Server(RichDisplay):
             made = listen(self._config.host, port)
         except (OSError, UnicodeError) as error:
             self._close_sockets()
-            reason = os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else str(error)
-            raise SetupError(
-                f"cannot listen at {self._config.host}:{port}: {reason}", hint=f"`{flag} 0` takes any free port"
-            ) from error
+            number = (error.errno or 0) if isinstance(error, OSError) else 0  # not positive where the address is wrong
+            reason = os.strerror(number).lower() if number > 0 else "this is not an address of this machine"
+            hint = f"`{flag} 0` takes any free port" if number > 0 else "`--host 0.0.0.0` is every address"
+            raise SetupError(f"cannot listen at {self._config.host}:{port}: {reason}", hint=hint) from error
         self._sockets.append(made)
         return made
 

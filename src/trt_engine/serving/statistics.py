@@ -21,16 +21,27 @@ FAILURES = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 class Histogram:
     """Counts of observations by upper bound, and their sum."""
 
-    __slots__ = ("_bounds", "_counts", "total")
+    __slots__ = ("_bounds", "_counts", "_limits", "_unit", "sum")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
+    def __init__(self, bounds: tuple[float, ...], unit: float = 1) -> None:
+        """Observations are in `unit` of the bounds'."""
+        self._bounds, self._unit = bounds, unit
+        self._limits = [bound / unit for bound in bounds]
         self._counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+        self.sum = 0
 
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    def add(self, value: int) -> None:
+        self._counts[bisect_left(self._limits, value)] += 1
+        self.sum += value
+
+    @property
+    def count(self) -> int:
+        return sum(self._counts)
+
+    @property
+    def total(self) -> float:
+        """Sum of the observations, in the unit of the bounds."""
+        return self.sum * self._unit
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative counts by upper bound, the last one `+Inf`."""
@@ -43,6 +54,11 @@ class Histogram:
 
 def _bound_text(bound: float) -> str:
     return repr(float(bound))
+
+
+def _latencies() -> Histogram:
+    """A histogram in seconds of observations in ns."""
+    return Histogram(LATENCY_BOUNDS_S, 1e-9)
 
 
 @dataclass(slots=True)
@@ -72,50 +88,36 @@ class Duration:
         self.count += 1
         self.ns += ns
 
-    def as_dict(self) -> dict[str, int]:
-        return {"count": self.count, "ns": self.ns}
-
-
-@dataclass(slots=True)
-class RunCounts:
-    """Runs of the engine at one number of rows."""
-
-    count: int = 0
-    ns: int = 0
-
 
 class VersionStatistics:
     """What a version has done since it was loaded."""
 
     def __init__(self) -> None:
-        self.success, self.fail, self.queue = Duration(), Duration(), Duration()
-        self.compute_input, self.compute_infer, self.compute_output = Duration(), Duration(), Duration()
+        self.fail = Duration()
+        self.compute_input_ns = self.compute_output_ns = 0
+        """Of answered requests."""
         self.failures = dict.fromkeys(FAILURES, 0)
         self.deadline_misses = 0
         self.inferences = 0
         """Rows of answered requests."""
         self.last_inference_ms = 0
         """Time of the last answer, ms since 1970."""
-        self.queue_s, self.batch_wait_s = Histogram(LATENCY_BOUNDS_S), Histogram(LATENCY_BOUNDS_S)
-        self.execute_s, self.total_s = Histogram(LATENCY_BOUNDS_S), Histogram(LATENCY_BOUNDS_S)
+        self.queue, self.batch_wait, self.execute, self.total = (_latencies() for _ in range(4))
+        """Of answered requests: added in ns."""
         self._runs_lock = threading.Lock()
-        self._runs: dict[int, RunCounts] = {}
+        self._runs: dict[int, Duration] = {}
         self._batch_rows = Histogram(BATCH_BOUNDS)
 
     def count_success(self, timing: Timing) -> None:
         now_ns = time.perf_counter_ns()
-        total_ns, queue_ns = now_ns - timing.arrived_ns, timing.started_ns - timing.submitted_ns
-        self.success.add(total_ns)
-        self.queue.add(queue_ns)
-        self.compute_input.add(timing.submitted_ns - timing.arrived_ns)
-        self.compute_infer.add(timing.ended_ns - timing.started_ns)
-        self.compute_output.add(now_ns - timing.ended_ns)
+        self.compute_input_ns += timing.submitted_ns - timing.arrived_ns
+        self.compute_output_ns += now_ns - timing.ended_ns
         self.inferences += timing.rows
         self.last_inference_ms = time.time_ns() // 1_000_000
-        self.queue_s.add(queue_ns * 1e-9)
-        self.batch_wait_s.add(timing.batch_wait_ns * 1e-9)
-        self.execute_s.add((timing.ended_ns - timing.started_ns) * 1e-9)
-        self.total_s.add(total_ns * 1e-9)
+        self.queue.add(timing.started_ns - timing.submitted_ns)
+        self.batch_wait.add(timing.batch_wait_ns)
+        self.execute.add(timing.ended_ns - timing.started_ns)
+        self.total.add(now_ns - timing.arrived_ns)
 
     def count_failure(self, error: BaseException, arrived_ns: int) -> None:
         self.fail.add(time.perf_counter_ns() - arrived_ns)
@@ -125,9 +127,7 @@ class VersionStatistics:
     def count_run(self, rows: int, ns: int) -> None:
         """From the threads that run batches."""
         with self._runs_lock:
-            run = self._runs.setdefault(rows, RunCounts())
-            run.count += 1
-            run.ns += ns
+            self._runs.setdefault(rows, Duration()).add(ns)
             self._batch_rows.add(rows)
 
     def runs(self) -> dict[int, tuple[int, int]]:
@@ -142,18 +142,18 @@ class VersionStatistics:
 
     def as_dict(self) -> dict[str, Any]:
         """The statistics extension's fields of a version."""
-        runs, none = self.runs(), Duration().as_dict()
+        runs, none, answered = self.runs(), _duration(0, 0), self.total.count
         return {
             "last_inference": self.last_inference_ms,
             "inference_count": self.inferences,
             "execution_count": sum(count for count, _ in runs.values()),
             "inference_stats": {
-                "success": self.success.as_dict(),
-                "fail": self.fail.as_dict(),
-                "queue": self.queue.as_dict(),
-                "compute_input": self.compute_input.as_dict(),
-                "compute_infer": self.compute_infer.as_dict(),
-                "compute_output": self.compute_output.as_dict(),
+                "success": _duration(answered, self.total.sum),
+                "fail": _duration(self.fail.count, self.fail.ns),
+                "queue": _duration(answered, self.queue.sum),
+                "compute_input": _duration(answered, self.compute_input_ns),
+                "compute_infer": _duration(answered, self.execute.sum),
+                "compute_output": _duration(answered, self.compute_output_ns),
                 "cache_hit": none,
                 "cache_miss": none,
             },
@@ -161,12 +161,17 @@ class VersionStatistics:
                 {
                     "batch_size": rows,
                     "compute_input": none,
-                    "compute_infer": {"count": count, "ns": ns},
+                    "compute_infer": _duration(count, ns),
                     "compute_output": none,
                 }
                 for rows, (count, ns) in runs.items()
             ],
         }
+
+
+def _duration(count: int, ns: int) -> dict[str, int]:
+    """As the statistics extension has it."""
+    return {"count": count, "ns": ns}
 
 
 def failure_reason(error: BaseException) -> str:

@@ -18,6 +18,8 @@ CONFIDENCE = 0.9
 _REPLICATES = (3, 12)
 """Fewest and most simulations of one late share, each with other phases: fewer where one has many frames."""
 _BOOTSTRAPS = 40
+_MOST_DEVIATION = 10.0
+"""Of the scale of a curve drawn again, in standard deviations: two turns may give any number."""
 _WAIT_SHARES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.5)
 """Waits the search tries, as shares of the deadline."""
 _SEED = 2026
@@ -132,13 +134,13 @@ def bootstrap_interval(
     *,
     repeats: int = _BOOTSTRAPS,
 ) -> tuple[int, int]:
-    """90 % interval of the largest number of sources: the curve drawn again (`resample`), other phases each time."""
+    """90 % interval of the largest number that a later run serves: the curve drawn again (`resample`), with other phases."""
     rng = np.random.default_rng(model.seed)
     found = []
     for repeat in range(repeats):
         again = StreamModel(draw(rng), model.mix, model.deadline_s, model.late, seed=model.seed + 1 + repeat)
         found.append(_largest_near(again, policy, streams))
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="weibull")  # unbiased coverage
     return min(streams, math.floor(low)), max(streams, math.ceil(high))
 
 
@@ -160,16 +162,25 @@ def _largest_near(model: StreamModel, policy: BatchPolicy, guess: int) -> int:
 
 
 def resample(turns: TurnTimes, rng: np.random.Generator) -> ServiceTimes:
-    """A curve from turns drawn with replacement, and from each as many times as it has, drawn in blocks.
+    """A curve as a later run of the same engine may be: the samples of each turn drawn in blocks, and all times scaled.
 
-    Turns are drawn by number for the whole curve: what made a turn slow made it slow at every batch size.
+    The scale is that of one more turn: its logarithm has Student's t distribution, with the spread of the turns' means
+    within a point of the curve. With few turns, or turns that differ, it is wide.
     """
-    chosen = rng.integers(0, 1 << 30, max(len(found) for found in turns.values()))
-    drawn = {}
-    for key, found in turns.items():
-        parts = (_draw_blocks(np.asarray(found[turn % len(found)]), rng) for turn in chosen[: len(found)])
-        drawn[key] = np.concatenate([*parts])
-    return ServiceTimes(drawn)
+    deviation = rng.standard_t(max(1, min(map(len, turns.values())) - 1))
+    scale = math.exp(_turn_spread(turns) * min(max(deviation, -_MOST_DEVIATION), _MOST_DEVIATION))
+    return ServiceTimes(
+        {
+            key: scale * np.concatenate([_draw_blocks(np.asarray(turn), rng) for turn in found])
+            for key, found in turns.items()
+        }
+    )
+
+
+def _turn_spread(turns: TurnTimes) -> float:
+    """Standard deviation of a later turn's mean beside the mean of these turns, as a share; 0 for single turns."""
+    logs = [np.log([np.mean(turn) for turn in found]) for found in turns.values() if len(found) > 1]
+    return math.sqrt(np.mean([one.var(ddof=1) * (1 + 1 / one.size) for one in logs])) if logs else 0.0
 
 
 def _draw_blocks(times: Times, rng: np.random.Generator) -> Times:

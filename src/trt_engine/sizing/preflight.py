@@ -380,6 +380,8 @@ class Preflight:
     def _estimate_time(self, estimated: Estimate) -> None:
         each = self.config.warmup_s + self.config.duration_s
         text = f"2 measurements of {each:g} s, and 1 more for every doubling"
+        if self.config.deadline_ms is not None and self.config.curve is None:
+            text += f"; the latency curve takes {self.config.duration_s:g} s for each batch size and number of contexts"
         if estimated.seconds is not None:
             size = format_bytes(estimated.nbytes)
             text += f"; a build takes about {estimated.seconds:.1f} s and {size} ({estimated.source})"

@@ -63,7 +63,7 @@ class RtxSettings:
     )
     cuda_graph_strategy: str = opt(
         "disabled",
-        "CUDA graphs the library captures itself; those of `--graphs` are ours",
+        "CUDA graphs the library captures itself; `graphs=` and `bench` capture theirs only with `disabled`",
         choices=("disabled", "whole_graph_capture"),
         in_key=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def bottleneck(net: Net, x: str, channels: int, inner: int, stride: int = 1) -> 
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_residual_network_needs_an_addition_for_each_padded_convolution(half: bool) -> None:
+def test_a_residual_network_needs_no_addition_but_its_own(half: bool) -> None:
     net = Net(half=half)
     x = net.op("Relu", net.conv("x", 4, 8, 3))
     x = net.op("MaxPool", x, domain=NHWC_DOMAIN, kernel_shape=[2, 2], strides=[2, 2])
@@ -116,9 +117,96 @@ def test_a_residual_network_needs_an_addition_for_each_padded_convolution(half: 
     pooled = net.op("GlobalAveragePool", x, domain=NHWC_DOMAIN)
     made = rewritten(net.model(net.op("Identity", pooled)), separated=8)
     assert all(len(node.input) == 2 for node in made.graph.node if node.op_type == "Conv")
-    assert (count(made, "Relu"), count(made, "Max")) == (0, 7)
-    # the two residual sums, an addition before each padded convolution but the first, and one behind the pooling
-    assert count(made, "Add") == 2 + 2 + 1
+    # behind a padded convolution, whose bias is in the channel of its input, the activation is the Relu it was
+    assert (count(made, "Relu"), count(made, "Max")) == (2, 5)
+    assert count(made, "Add") == 2 + 1  # the two residual sums, and the shift behind the pooling
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    ("kernel", "given"),
+    [
+        (3, {}), (3, {"strides": [2, 2]}), (3, {"dilations": [2, 2], "pads": [2] * 4}), (5, {"strides": [1, 3]}),
+        (1, {"pads": [0] * 4}),
+    ],
+)  # fmt: skip
+def test_a_shift_passes_through_a_padded_convolution_as_a_channel(
+    kernel: int, given: dict[str, Any], half: bool
+) -> None:
+    net = Net(half=half)
+    x = net.op("Relu", net.conv("x", 4, 8))
+    made = rewritten(net.model(net.op("Sigmoid", net.conv(x, 8, 4, kernel, **given))), separated=2)
+    assert count(made, "Add") == (kernel == 1)
+    first, second = (node for node in made.graph.node if node.op_type == "Conv")
+    shapes = {item.name: list(item.dims) for item in made.graph.initializer}
+    wide = 8 if kernel == 1 else 16
+    assert shapes[first.input[1]] == [wide, 4, 1, 1]
+    assert shapes[second.input[1]] == [4, wide, kernel, kernel]
+    assert len(shapes) == (3 + (kernel == 1))  # two weights and the constant of the Max
+
+
+def shared(net: Net) -> tuple[str, ...]:
+    x = net.op("Relu", net.conv("x", 4, 8))
+    return net.op("Sigmoid", net.conv(x, 8, 8, 3)), net.op("Sigmoid", x)
+
+
+def shared_before_the_activation(net: Net) -> tuple[str, ...]:
+    x = net.conv("x", 4, 8)
+    return net.op("Sigmoid", net.conv(net.op("Relu", x), 8, 8, 3)), net.op("Sigmoid", x)
+
+
+def output_in_the_middle(net: Net) -> tuple[str, ...]:
+    x = net.op("Relu", net.conv("x", 4, 8))
+    return net.op("Sigmoid", net.conv(x, 8, 8, 3)), x
+
+
+def read_twice(net: Net) -> tuple[str, ...]:
+    x = net.op("Relu", net.conv("x", 4, 8))
+    return net.op("Sigmoid", net.conv(x, 8, 8, 3)), net.op("Sigmoid", net.conv(x, 8, 8, 5))
+
+
+def grouped(net: Net) -> tuple[str, ...]:
+    return (net.op("Sigmoid", net.conv(net.op("Relu", net.conv("x", 4, 8)), 8, 8, 3, group=2)),)
+
+
+def grouped_before(net: Net) -> tuple[str, ...]:
+    return (net.op("Sigmoid", net.conv(net.op("Relu", net.conv("x", 4, 8, group=2)), 8, 8, 3)),)
+
+
+def not_centred(net: Net) -> tuple[str, ...]:
+    return (net.op("Sigmoid", net.conv(net.op("Relu", net.conv("x", 4, 8)), 8, 8, 3, pads=[0, 1, 2, 1])),)
+
+
+def even_kernel(net: Net) -> tuple[str, ...]:
+    return (net.op("Sigmoid", net.conv(net.op("Relu", net.conv("x", 4, 8)), 8, 8, 2)),)
+
+
+def same_padding(net: Net) -> tuple[str, ...]:
+    return (
+        net.op("Sigmoid", net.conv(net.op("Relu", net.conv("x", 4, 8)), 8, 8, 3, pads=None, auto_pad="SAME_UPPER")),
+    )
+
+
+def without_activation(net: Net) -> tuple[str, ...]:
+    return (net.op("Sigmoid", net.conv(net.conv("x", 4, 8), 8, 8, 3)),)
+
+
+def pooled(net: Net) -> tuple[str, ...]:
+    x = net.op("Relu", net.conv("x", 4, 8))
+    x = net.op("MaxPool", x, domain=NHWC_DOMAIN, kernel_shape=[2, 2], strides=[2, 2])
+    return (net.op("Sigmoid", net.conv(x, 8, 8, 3)),)
+
+
+@pytest.mark.parametrize("form", [shared, shared_before_the_activation, output_in_the_middle, read_twice, grouped,
+                                  grouped_before, not_centred, even_kernel, same_padding, without_activation,
+                                  pooled])  # fmt: skip
+def test_other_padded_convolutions_have_an_addition_before_them(form: Callable[[Net], tuple[str, ...]]) -> None:
+    net = Net()
+    model = net.model(*form(net))
+    weights = {tuple(item.dims) for item in model.graph.initializer if len(item.dims) == 4}
+    made = rewritten(model, separated=count(model, "Conv"))
+    assert count(made, "Add") >= 2  # before the padded convolution, and behind it
+    assert {tuple(item.dims) for item in made.graph.initializer if len(item.dims) == 4} == weights
 
 
 @pytest.mark.parametrize(

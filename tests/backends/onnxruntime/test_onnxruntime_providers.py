@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
+import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import helper, numpy_helper
 
 import onnx_models as models
 import trt_engine as te
 from trt_engine.atomic_io import file_digest
-from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime import providers, session
+from trt_engine.backends.onnxruntime.build import _slow_convolutions
 from trt_engine.backends.onnxruntime.providers import (
     ProviderSelection,
     compile_lock,
@@ -24,6 +27,8 @@ from trt_engine.backends.onnxruntime.run import session_settings
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info
 from trt_engine.errors import MemoryExhausted, SetupError, UsageError
+from trt_engine.graph.dtype_breakdown import compute_layers
+from trt_engine.records.passport import FP32_PRODUCTS
 
 GPU_BUILD = ("TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider")
 CPU_BUILD = ("AzureExecutionProvider", "CPUExecutionProvider")
@@ -123,8 +128,8 @@ def test_the_users_word_on_the_tensorrt_providers_cache_wins(store: Path):
     assert given(theirs) == {"device_id": "0", "trt_engine_cache_enable": "True", "trt_engine_cache_path": "here"}
     on = made(trt_engine_cache_enable="1")
     assert on.cache == made().cache and given(on) == given(made())
-    for providers in (("cuda",), ("cpu",)):
-        other = select_providers(providers, "cpu", available=GPU_BUILD, gpus=())
+    for names in (("cuda",), ("cpu",)):
+        other = select_providers(names, "cpu", available=GPU_BUILD, gpus=())
         assert other.with_cache("sha256:a") is other
 
 
@@ -174,6 +179,54 @@ T4 = info.Gpu(0, "Tesla T4", "GPU-2", 15360, "7.5", "580.1")
 def test_only_tf32_asked_for_lets_fp32_run_in_tf32(precision, options, boards, value, tf32):
     choice = select_providers((), "cuda:0", options=options, precision=precision, available=GPU_BUILD, gpus=boards)
     assert (choice.options[0]["use_tf32"], choice.tf32) == (value, tf32)
+
+
+@pytest.mark.parametrize(
+    ("products", "options", "value"),
+    [("0", {}, "1"), ("2", {}, "0"), (None, {}, "0"), ("0", {"cuda.use_tf32": "0"}, "0")],
+)
+def test_only_a_graph_without_products_in_fp32_is_loaded_with_tensor_cores_for_all(
+    products: str | None,
+    options: dict[str, str],
+    value: str,
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Off, `use_tf32` takes tensor cores from FP16 convolutions too; on, FP32 is computed in TF32."""
+    engine = te.build(models.two_inputs(tmp_path / "net.onnx"))
+    monkeypatch.setattr(ort, "get_available_providers", lambda: list(GPU_BUILD))
+    monkeypatch.setattr(providers, "_usability_error", lambda name, number: None)
+    monkeypatch.setattr(info, "gpus", lambda: (H200,))
+    build = replace(engine.passport.build, notes={} if products is None else {FP32_PRODUCTS: products})
+    engine = replace(engine, passport=replace(engine.passport, build=build))
+    config = RuntimeConfig(providers=("cuda",), device="cuda:0", options=options)
+    assert session_settings(engine, config)[2].options[0]["use_tf32"] == value
+
+
+@pytest.mark.parametrize(
+    ("convolution", "product", "tf32", "warned"),
+    [("fp16", "fp32", False, True), ("fp16", "fp16", False, False), ("fp32", "fp32", False, False),
+     ("fp16", "fp32", True, False)],
+)  # fmt: skip
+def test_fp16_convolutions_without_tensor_cores_are_a_warning(convolution: str, product: str, tf32: bool, warned: bool):
+    kinds = {"fp16": 10, "fp32": 1}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Cast", ["c"], ["d"], to=kinds[product]),
+        helper.make_node("MatMul", ["d", "m"], ["y"]),
+    ]  # fmt: skip
+    arrays = {"w": (np.ones((4, 3, 3, 3)), convolution), "m": (np.ones((6, 5)), product)}
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", kinds[convolution], [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", kinds[product], None)],
+        [numpy_helper.from_array(array.astype({"fp16": "f2", "fp32": "f4"}[kind]), name)
+         for name, (array, kind) in arrays.items()],
+    )  # fmt: skip
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    choice = select_providers((), "cuda:0", precision="tf32" if tf32 else None, available=GPU_BUILD, gpus=(H200,))
+    found = _slow_convolutions(tuple(compute_layers(proto, tf32=tf32, literal=True)), choice)
+    assert len(found) == warned
+    assert not warned or "1 FP16 convolutions run without tensor cores, because 1 other" in found[0]
 
 
 def test_the_environment_of_nvidias_libraries_forbids_tf32(monkeypatch: pytest.MonkeyPatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import onnx
@@ -21,12 +21,19 @@ from trt_engine.device import info
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
 from trt_engine.format import format_bytes, format_percent
 from trt_engine.graph import walk
-from trt_engine.graph.dtype_breakdown import dtype_shares, is_dequantize, main_precision
+from trt_engine.graph.dtype_breakdown import (
+    Layer,
+    compute_layers,
+    count_parameters,
+    is_dequantize,
+    main_precision,
+    shares_by_dtype,
+)
 from trt_engine.graph.fusion import FUSION_VERSION, FusedModel, fuse_model
 from trt_engine.graph.load import ENGINE_MAGIC, check_onnxruntime, external_files, read_graph, read_proto
 from trt_engine.model import GraphIndex, Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
-from trt_engine.records.passport import FUSIONS, GRAPH_DTYPE, DtypeShare, Precision, Requirements
+from trt_engine.records.passport import FP32_PRODUCTS, FUSIONS, GRAPH_DTYPE, DtypeShare, Precision, Requirements
 from trt_engine.store import engine_key
 
 log = logging.getLogger(__name__)
@@ -72,14 +79,13 @@ class OnnxRuntimeBuilder:
         built = read_graph(payload)
         side = _side_files(built, payload, weights)
         # ONNX Runtime's own providers have fused Q/DQ pairs already; compiling providers fuse them at load
-        found = dtype_shares(built, tf32=choice.tf32, literal=not choice.compiles)
-        precision = Precision(requested=config.precision, shares=found)
+        layers = tuple(compute_layers(built.proto, tf32=choice.tf32, literal=not choice.compiles))
+        precision = Precision(requested=config.precision, shares=shares_by_dtype(layers, count_parameters(built)))
         _check_precision(precision, model.graph, choice)
         written = _written_precision(model.graph, precision)
         domains = {walk.domain_of(place.node) for place in built.nodes}
         blocked = hardware.BLOCKED_DOMAIN in domains
-        if choice.fallback:
-            log.warning("%s", choice.fallback)
+        warnings = [choice.fallback] if choice.fallback else []
         notes = {
             "graph_optimization": level,
             "load_optimization": reload_level,
@@ -98,10 +104,15 @@ class OnnxRuntimeBuilder:
             notes["layout"] = hardware.blocked_layout()
         if choice.on_gpu:
             notes["tf32"] = "on" if choice.tf32 else "off"
+        if "cuda" in choice.names:
+            notes[FP32_PRODUCTS] = str(sum(layer.is_product and layer.dtype in ("fp32", "tf32") for layer in layers))
+            warnings += _slow_convolutions(layers, choice)
         if (version := choice.plugin_version) is not None:
             notes[providers.PROVIDER_VERSION] = version
         if choice.fallback:
             notes["fallback"] = choice.fallback
+        for warning in warnings:
+            log.warning("%s", warning)
         board = hardware.gpu_info(choice.device)
         return BuildOutcome(
             signature=model.signature,
@@ -115,7 +126,7 @@ class OnnxRuntimeBuilder:
                 gpu=board.name if board else None,
             ),
             files=side,
-            warnings=(choice.fallback,) if choice.fallback else (),
+            warnings=tuple(warnings),
             notes=notes,
             compiled=choice.compiles,
             device=choice.device,
@@ -364,6 +375,18 @@ def _check_precision(precision: Precision, graph: GraphIndex, choice: ProviderSe
         f"requested {precision.requested}, found {shares}: {why}",
         hint=hint,
     )
+
+
+def _slow_convolutions(layers: Sequence[Layer], choice: ProviderSelection) -> list[str]:
+    """A warning if FP16 convolutions run without tensor cores: the CUDA provider's `use_tf32` decides for all types."""
+    halves = sum(layer.dtype == "fp16" and "Conv" in layer.step.node.op_type for layer in layers)
+    singles = sum(layer.dtype == "fp32" and layer.is_product for layer in layers)
+    if choice.tf32 or not (halves and singles):
+        return []
+    return [
+        f"{halves} FP16 convolutions run without tensor cores, because {singles} other matrix operators are FP32 and TF32 "
+        "is off: cast those to FP16 too, or build with `-O cuda.use_tf32=1`"
+    ]
 
 
 def _written_precision(graph: GraphIndex, precision: Precision) -> str | None:

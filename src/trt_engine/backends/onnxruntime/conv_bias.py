@@ -8,28 +8,45 @@ the operators behind the convolution without a pass over the data:
     Relu(x + s) = Max(x, -s) + s            Conv(x + s) = Conv(x) + Conv(s), without padding
     (x + s) + (y + t) = (x + y) + (s + t)   MaxPool(x + s) = MaxPool(x) + s
 
-and are added where any other operator reads the tensor. (A convolution with padding would make a constant for each position;
-measured, those cost more than the addition before it.) A shift far larger than the biases that it comes from would cost
-digits, so it is added early.
+and are added where any other operator reads the tensor. A convolution with padding would make a constant for each position,
+so there the shift becomes a channel: the convolution before the Max gets output channels of zeros, which the Max makes a
+constant 1, and the padded convolution multiplies that channel, which is 0 in the padding, by `Conv(s)` tap by tap and adds
+its own bias at the tap in the middle:
+
+    Conv(Max(Conv(x), -s) + s) + b = Conv'(Max(Conv'(x), [-s, 1, 0...]))
+
+A shift far larger than the biases that it comes from would cost digits, so it is added early.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, helper
 
 from trt_engine.graph import walk
-from trt_engine.graph.edit_graph import Weights, drop_unused, free_name, make_initializer, replace_items, used_names
+from trt_engine.graph.edit_graph import (
+    Weights,
+    count_reads,
+    drop_unused,
+    free_name,
+    make_initializer,
+    replace_items,
+    retain_items,
+    used_names,
+)
 from trt_engine.graph.shape_inference import trace
 from trt_engine.tensors import Shape
 
 NHWC_DOMAIN = "com.ms.internal.nhwc"
 _MAX_GROWTH = 4.0
 """Largest shift that is carried on, in multiples of the largest bias it comes from."""
+_CHANNELS = 8
+"""Channels added for a constant one: tensor cores read FP16 in groups of 8."""
 
 Array = npt.NDArray[np.float32]
 
@@ -59,10 +76,12 @@ class _ShiftPass:
         self.complete: dict[str, str] = {}
         """By tensor: the tensor with its shift added."""
         self.nodes: list[NodeProto] = []
+        self.makers: dict[str, NodeProto] = {}
+        """New nodes by their tensor, of those that a channel may be added to: Conv and Max."""
+        self.reads = count_reads(proto)
         self.count = 0
 
     def run(self) -> int:
-        old = [item.name for item in self.proto.graph.initializer]
         for node in list(self.proto.graph.node):
             rule = _RULES.get((walk.domain_of(node), node.op_type))
             if rule is None or not rule(self, node):
@@ -72,7 +91,7 @@ class _ShiftPass:
         for value in self.proto.graph.output:
             self._complete_output(value.name)
         replace_items(self.proto.graph.node, self.nodes)
-        drop_unused(self.proto, old)
+        drop_unused(self.proto, [item.name for item in self.proto.graph.initializer])
         return self.count
 
     def conv(self, node: NodeProto) -> bool:
@@ -87,10 +106,14 @@ class _ShiftPass:
         own = float(np.abs(bias).max(initial=0.0))
         scale = max(own, self.scales.get(node.input[0], 0.0))
         shift = self._convolve_shift(node, weight, bias)
+        if shift is None and self._carry_as_channel(node, weight, bias):
+            self.nodes.append(node)
+            return True
         if shift is None or np.abs(shift).max() > _MAX_GROWTH * scale:
             node.input[0], shift, scale = self.add_shift(node.input[0]), bias, own
         self._set_shift(node.output[0], shift, scale)
         self.nodes.append(node)
+        self.makers[node.output[0]] = node
         return True
 
     def relu(self, node: NodeProto) -> bool:
@@ -98,7 +121,8 @@ class _ShiftPass:
         if name not in self.shifts:
             return False
         least = self._constant(-self.shifts[name], f"{out}_least", name)
-        self.nodes.append(helper.make_node("Max", [name, least], [out], name=node.name))
+        self.makers[out] = helper.make_node("Max", [name, least], [out], name=node.name)
+        self.nodes.append(self.makers[out])
         self._set_shift(out, self.shifts[name], self.scales[name])
         return True
 
@@ -146,6 +170,30 @@ class _ShiftPass:
         kernel = weight.sum(axis=tuple(range(2, weight.ndim))).reshape(len(groups), -1, groups.shape[1])
         return np.asarray(np.einsum("goi,gi->go", kernel, groups).reshape(-1) + bias, np.float32)
 
+    def _carry_as_channel(self, node: NodeProto, weight: Array, bias: Array) -> bool:
+        """Give a padded convolution the shift of its input and its own bias by a channel of ones; False if it cannot be."""
+        most = self.makers.get(node.input[0])
+        before = self.makers.get(most.input[0]) if most is not None and most.op_type == "Max" else None
+        if before is None or most is None or not _is_centred(node, weight.shape):
+            return False
+        if any(self.reads[name] != 1 for name in (before.output[0], most.output[0])):
+            return False
+        if any(walk.attributes(conv).get("group", 1) != 1 for conv in (before, node)):
+            return False
+        wide = self.weights.read(before.input[1])
+        before.input[1] = self._store(np.pad(wide, [(0, _CHANNELS)] + [(0, 0)] * (wide.ndim - 1)), before.input[1])
+        one = np.zeros(_CHANNELS, np.float32)
+        one[0] = 1.0
+        shift = self.shifts[most.output[0]]
+        most.input[1] = self._constant(np.concatenate([-shift, one]), most.input[1], most.output[0])
+        more = np.zeros((len(weight), _CHANNELS, *weight.shape[2:]), np.float32)
+        more[:, 0] = np.einsum("oi...,i->o...", weight, shift)
+        more[(slice(None), 0, *(size // 2 for size in weight.shape[2:]))] += bias
+        node.input[1] = self._store(np.concatenate([weight, more], 1).astype(wide.dtype), node.input[1])
+        widened = {before.output[0], most.output[0]}
+        retain_items(self.proto.graph.value_info, lambda item: item.name not in widened)
+        return True
+
     def _set_shift(self, name: str, shift: Array, scale: float) -> None:
         """Keep a shift, rounded to the tensor's type as its constants are; nothing for a shift of zero."""
         kind = helper.tensor_dtype_to_np_dtype(self.facts[name].elem)
@@ -160,8 +208,11 @@ class _ShiftPass:
 
     def _constant(self, value: Array, name: str, like: str) -> str:
         """Name of a new initializer of the dtype of the tensor `like`."""
+        return self._store(value.astype(helper.tensor_dtype_to_np_dtype(self.facts[like].elem)), name)
+
+    def _store(self, array: npt.NDArray[Any], name: str) -> str:
+        """Name of a new initializer."""
         made = free_name(name, self.taken)
-        array = value.astype(helper.tensor_dtype_to_np_dtype(self.facts[like].elem))
         self.proto.graph.initializer.append(make_initializer(array, made))
         return made
 
@@ -176,6 +227,15 @@ class _ShiftPass:
                     names[at] = raw if other == name else other
         constant = self._constant(self.shifts[name], f"{name}_shift", name)
         self.nodes.append(helper.make_node("Add", [raw, constant], [name], name=f"{raw}_add"))
+
+
+def _is_centred(node: NodeProto, weight: Shape) -> bool:
+    """Whether the tap in the middle of the kernel is inside the image at every position."""
+    given, kernel = walk.attributes(node), weight[2:]
+    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or not all(size % 2 for size in kernel):
+        return False
+    reach = [size // 2 * step for size, step in zip(kernel, given.get("dilations") or [1] * len(kernel), strict=True)]
+    return list(given.get("pads") or ()) == reach * 2
 
 
 _RULES: dict[tuple[str, str], Callable[[_ShiftPass, NodeProto], bool]] = {

@@ -96,9 +96,10 @@ class ProviderSelection:
         return self._cuda_options().get("prefer_nhwc", "0").strip().lower() in ("1", "true")
 
     def with_tensor_cores(self) -> ProviderSelection:
-        """A copy for a graph without FP32 arithmetic, with the CUDA provider's `use_tf32` on.
+        """A copy for a graph without matrix products in FP32, with the CUDA provider's `use_tf32` on.
 
-        Off, it excludes tensor cores from convolutions of FP16 too: ResNet-50 takes 6 to 11 % longer on an H200.
+        Off, it excludes tensor cores from convolutions of FP16 too, where cuDNN has any other kernel: YOLOv10m takes 6.6 ms
+        in place of XXX ms on an H100.
         """
         made = tuple(
             values | ({"use_tf32": "1"} if name == "cuda" else {})

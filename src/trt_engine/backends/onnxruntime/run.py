@@ -20,6 +20,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Device, Stream, info, open_device, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, SetupError, UsageError
+from trt_engine.records.passport import FP32_PRODUCTS
 
 if TYPE_CHECKING:
     from trt_engine.backends.onnxruntime.stream_session import OnnxRuntimeMultiStreamSession, StreamSession
@@ -106,11 +107,7 @@ def session_settings(engine: Engine, config: RuntimeConfig) -> tuple[OnnxRuntime
         options=given,
         precision="tf32" if "tf32" in shares else None,
     ).with_cache(engine.passport.payload[0].digest, engine.passport.model.digest)
-    if (
-        "cuda.use_tf32" not in given
-        and shares
-        and not any(shares[name].layers for name in ("fp32", "tf32") if name in shares)
-    ):
+    if "cuda.use_tf32" not in given and engine.passport.build.notes.get(FP32_PRODUCTS) == "0":
         choice = choice.with_tensor_cores()
     level = engine.passport.build.notes.get("load_optimization", "none")
     if level not in session.LEVELS:

@@ -11,6 +11,7 @@ import re
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cuda import core
@@ -27,7 +28,7 @@ from trt_engine.device.cuda.driver_calls import (
     ContextGuard,
     RelaxedCapture,
     Result,
-    driver_calls,
+    copy_async,
     first_line,
     status_text,
 )
@@ -228,13 +229,12 @@ class CudaDevice:
             if array.buffer.external_streams:  # who was lent it may have written to it since
                 stream.wait_for_external(array.buffer.external_streams)
             return BorrowedBuffer(self, array.buffer.pointer, array.nbytes, array)
-        read = foreign.reader_for(type(array))
-        if read is not None and (found := read(array)) is not None:
-            pointer, nbytes, number, producer = found
-            if number != self.number and nbytes:
+        library = foreign.library_of(type(array))
+        if library is not None:
+            if self.number != library.index_of(array) >= 0 and array.nbytes:
                 raise self._wrong_device_error()
-            stream.order_after(producer)
-            return BorrowedBuffer(self, pointer, nbytes, array)
+            if (pointer := library.reader(self.number, stream.order_after)(array)) is not None:
+                return BorrowedBuffer(self, pointer, array.nbytes, array)
         with self.activate(), RelaxedCapture():
             lent = dlpack.import_array(array, stream.handle)
             number = self._device_of(lent.pointer) if lent.device_id is None else lent.device_id
@@ -243,6 +243,10 @@ class CudaDevice:
             if lent.stream is not None:
                 stream.order_after(lent.stream)
         return BorrowedBuffer(self, lent.pointer, lent.nbytes, lent)
+
+    def reader(self, kind: type, stream: Any) -> Callable[[Any], int | None]:
+        library = foreign.library_of(kind)
+        return library.reader(self.number, stream.order_after) if library is not None else lambda array: None
 
     def _wrong_device_error(self) -> UsageError:
         return UsageError(f"an array of another device was passed to `{self.name}`", hint="copy it there first")
@@ -421,7 +425,7 @@ class CudaDevice:
             return
         stream.retain_for_graph(source, target)
         handle = stream.handle
-        if driver_calls.copy_async(right, left, nbytes, handle) == 0:
+        if copy_async(right, left, nbytes, handle) == 0:
             return
         with self.activate():
             self.check_status(driver.cuMemcpyAsync(right, left, nbytes, handle))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
@@ -106,52 +107,35 @@ class RelaxedCapture:
             driver.cuThreadExchangeStreamCaptureMode(self._before)
 
 
-class DriverCalls:
-    """Driver calls of the hot path through ctypes; each returns a status, 0 for success.
+def _unavailable(*_: Any) -> int:
+    return -1
 
-    Through cuda.bindings, with context and capture mode, each takes up to six calls of 1 us or more. On another status,
-    or without the library, the caller falls back to cuda.bindings.
+
+def _load(library: str, name: str, *types: Any) -> Callable[..., int]:
+    """A driver call through ctypes that returns a status, 0 for success; -1 always without the library.
+
+    Through cuda.bindings, with context and capture mode, a call of the hot path takes up to six calls of 1 us or more. On
+    another status the caller falls back to cuda.bindings. Calls that may wait release the GIL.
     """
-
-    def __init__(self, library: str = "libcuda.so.1") -> None:
-        self.available = False
-        try:
-            brief, long = ctypes.PyDLL(library), ctypes.CDLL(library)  # the second releases the GIL
-            self._exchange = brief.cuThreadExchangeStreamCaptureMode
-            self._wait, self._copy, self._launch = long.cuStreamSynchronize, long.cuMemcpyAsync, long.cuGraphLaunch
-            self._record, self._wait_event = long.cuEventRecord, long.cuStreamWaitEvent
-        except (OSError, AttributeError):
-            return
-        address = ctypes.c_void_p
-        self._exchange.argtypes = self._wait.argtypes = (address,)
-        self._copy.argtypes, self._launch.argtypes = (address, address, ctypes.c_size_t, address), (address, address)
-        self._record.argtypes, self._wait_event.argtypes = (address, address), (address, address, ctypes.c_uint)
-        self._relaxed = int(RELAXED_MODE)
-        self.available = True
-
-    def synchronize_stream(self, stream: int) -> int:
-        """Synchronize a stream in relaxed capture mode, in any context."""
-        if not self.available:
-            return -1
-        mode = ctypes.c_int(self._relaxed)
-        place = ctypes.byref(mode)
-        if status := self._exchange(place):
-            return int(status)
-        try:
-            return int(self._wait(stream))
-        finally:
-            self._exchange(place)
-
-    def copy_async(self, target: int, source: int, nbytes: int, stream: int) -> int:
-        """Copy in the stream's context; the driver may refuse in a thread with no or another context."""
-        return int(self._copy(target, source, nbytes, stream)) if self.available else -1
-
-    def order_streams(self, later: int, earlier: int, event: int) -> int:
-        """Order the later work of one stream after the present work of another, by recording `event`."""
-        return int(self._record(event, earlier) or self._wait_event(later, event, 0)) if self.available else -1
-
-    def launch_graph(self, graph: int, stream: int) -> int:
-        return int(self._launch(graph, stream)) if self.available else -1
+    try:
+        found = getattr((ctypes.CDLL if name in _MAY_WAIT else ctypes.PyDLL)(library), name)
+    except (OSError, AttributeError):
+        return _unavailable
+    found.argtypes = types
+    return found  # type: ignore[no-any-return]
 
 
-driver_calls = DriverCalls()
+_MAY_WAIT = ("cuStreamSynchronize", "cuMemcpyAsync", "cuGraphLaunch")
+_LIBRARY, _ADDRESS = "libcuda.so.1", ctypes.c_void_p
+
+exchange_mode = _load(_LIBRARY, "cuThreadExchangeStreamCaptureMode", _ADDRESS)
+"""Exchanges the capture mode of this thread for that of a `ctypes.c_int`, given by reference."""
+synchronize_stream = _load(_LIBRARY, "cuStreamSynchronize", _ADDRESS)
+copy_async = _load(_LIBRARY, "cuMemcpyAsync", _ADDRESS, _ADDRESS, ctypes.c_size_t, _ADDRESS)
+"""Target, source, bytes, stream; the driver may refuse in a thread with no or another context."""
+launch_graph = _load(_LIBRARY, "cuGraphLaunch", _ADDRESS, _ADDRESS)
+"""Graph, stream."""
+record_event = _load(_LIBRARY, "cuEventRecord", _ADDRESS, _ADDRESS)
+"""Event, stream."""
+wait_event = _load(_LIBRARY, "cuStreamWaitEvent", _ADDRESS, _ADDRESS, ctypes.c_uint)
+"""Stream, event, 0."""

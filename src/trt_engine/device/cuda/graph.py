@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
 from trt_engine.device import Stream
-from trt_engine.device.cuda.driver_calls import RelaxedCapture, driver_calls
+from trt_engine.device.cuda.driver_calls import RelaxedCapture, launch_graph
 from trt_engine.device.cuda.memory import CudaBuffer
 from trt_engine.errors import UsageError
 
@@ -36,10 +38,19 @@ class CudaGraph:
         for buffer in self._buffers:
             if buffer.closed:
                 raise UsageError("a graph holds the address of a freed buffer", hint="capture it again")
-        if self._device._lost is None and driver_calls.launch_graph(self._address, stream.handle) == 0:
+        if self._device._lost is None and launch_graph(self._address, stream.handle) == 0:
             return
         with self._device.activate():
             self._device.check_status(driver.cuGraphLaunch(self._handle, stream.handle))
+
+    def launcher(self, stream: Stream) -> Callable[[], None]:
+        graph, handle, replay = ctypes.c_void_p(self._address), ctypes.c_void_p(stream.handle), self.replay
+
+        def run() -> None:
+            if launch_graph(graph, handle):
+                replay(stream)  # raises
+
+        return run
 
     def close(self) -> None:
         self._buffers = ()

@@ -61,7 +61,8 @@ class CudaBuffer:
         return self._closed or (self._parent is not None and self._parent.closed)
 
     def view(self, offset: int, nbytes: int) -> CudaBuffer:
-        check_range(offset, nbytes, self._nbytes)
+        if not 0 <= offset <= offset + nbytes <= self._nbytes:
+            check_range(offset, nbytes, self._nbytes)
         return CudaView(self, offset, nbytes)
 
     def array(self, dtype: str = "uint8", shape: tuple[int, ...] | None = None) -> Any:
@@ -98,8 +99,10 @@ class CudaView(CudaBuffer):
     """A slice of a buffer, valid as long as it."""
 
     def __init__(self, parent: CudaBuffer, offset: int, nbytes: int) -> None:
-        super().__init__(parent.device, parent.pointer + offset, nbytes, parent.stream)
-        self.on_host = parent.on_host
+        self.device, self.stream, self.on_host = parent.device, parent.stream, parent.on_host
+        if parent._closed or parent._parent is not None:
+            _ = parent.pointer  # raises for freed memory
+        self._pointer, self._nbytes = parent._pointer + offset, nbytes
         self.external_streams = parent.external_streams
         self._parent: CudaBuffer = parent
 

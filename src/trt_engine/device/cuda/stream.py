@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 from collections.abc import Callable, Collection
+from ctypes import byref, c_int
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,16 @@ from cuda.bindings import driver
 from cuda.core import EventOptions
 
 from trt_engine.device import Event, Graph, Stream, dlpack
-from trt_engine.device.cuda.driver_calls import SUCCESS, RelaxedCapture, driver_calls, first_line
+from trt_engine.device.cuda.driver_calls import (
+    RELAXED_MODE,
+    SUCCESS,
+    RelaxedCapture,
+    exchange_mode,
+    first_line,
+    record_event,
+    synchronize_stream,
+    wait_event,
+)
 from trt_engine.device.cuda.graph import CudaGraph, discard_capture
 from trt_engine.device.cuda.memory import CudaBuffer
 from trt_engine.errors import TrtEngineError, UsageError
@@ -29,6 +40,7 @@ _TIMING_OPTION = next(item.name for item in fields(EventOptions) if item.name in
 TIMED_EVENT = EventOptions(**{_TIMING_OPTION: True})
 UNTIMED_EVENT = EventOptions()
 DEFAULT_STREAM = dlpack.DEFAULT_STREAM
+_RELAXED = int(RELAXED_MODE)
 _DEFAULT_STREAMS = frozenset((DEFAULT_STREAM, 2))
 """Legacy and per-thread default stream; the legacy one synchronizes with every per-thread one."""
 
@@ -77,7 +89,9 @@ class CudaStream:
         self._users = 0
         self._marker: Any = None
         """The event that orders this stream and those of other libraries, recorded again and again."""
-        self._marker_handle = 0
+        self._address = ctypes.c_void_p(self._handle)
+        self._marker_address: ctypes.c_void_p | None = None
+        """Its handle; None before it is made and on a closed stream."""
         self.capture_lock = threading.RLock()
         """Held by threads that synchronize or record an event, to exclude the start of a capture."""
 
@@ -96,9 +110,15 @@ class CudaStream:
         return 0, self.handle
 
     def synchronize(self) -> None:
-        usable = self._graph_buffers is None and not self._closed and self.device._lost is None
-        if usable and driver_calls.synchronize_stream(self._handle) == 0:
-            return
+        if self._graph_buffers is None and not self._closed and self.device._lost is None:
+            mode = byref(c_int(_RELAXED))  # see `RelaxedCapture`
+            if exchange_mode(mode) == 0:
+                try:
+                    status = synchronize_stream(self._address)
+                finally:
+                    exchange_mode(mode)
+                if status == 0:
+                    return
         handle = self.handle
         if self.capturing:
             raise UsageError("a stream cannot be synchronized during its capture", hint="synchronize after the capture")
@@ -155,27 +175,33 @@ class CudaStream:
         return True
 
     def order_after(self, handle: int) -> None:
-        if handle != self._handle:
-            self._order(self.handle, handle or DEFAULT_STREAM)
+        if handle == self._handle:
+            return
+        event = self._marker_address if self._graph_buffers is None else None
+        if event and record_event(event, handle or DEFAULT_STREAM) == 0 and wait_event(self._address, event, 0) == 0:
+            return
+        self._order(self._handle, handle or DEFAULT_STREAM)
 
     def order_before(self, handle: int) -> None:
         if handle != self._handle:
-            self._order(handle or DEFAULT_STREAM, self.handle)
+            self._order(handle or DEFAULT_STREAM, self._handle)
 
     def _order(self, later: int, earlier: int) -> None:
         """Order two streams by the marker; `UsageError` where a capture forbids it."""
-        if self._graph_buffers is not None:
-            raise UsageError("streams cannot be ordered during a capture", hint="order them before the capture")
         # a default stream is that of the thread's current context: recording on another one fails, waiting there does not
-        direct = self._marker_handle and later not in _DEFAULT_STREAMS
-        if direct and driver_calls.order_streams(later, earlier, self._marker_handle) == 0:
+        event = self._marker_address if self._graph_buffers is None and later not in _DEFAULT_STREAMS else None
+        if event is not None and record_event(event, earlier) == 0 and wait_event(later, event, 0) == 0:
             return
+        _ = self.handle  # of an open stream
+        if self.capturing:
+            raise UsageError("streams cannot be ordered during a capture", hint="order them before the capture")
         with self.device.activate(), RelaxedCapture():
             if self._marker is None:
                 self._marker = self._stream.record(options=UNTIMED_EVENT)
-                self._marker_handle = int(self._marker.handle)
-            self.device.check_status(driver.cuEventRecord(self._marker_handle, earlier))
-            self.device.check_status(driver.cuStreamWaitEvent(later, self._marker_handle, 0))
+                self._marker_address = ctypes.c_void_p(int(self._marker.handle))
+            marker = int(self._marker.handle)
+            self.device.check_status(driver.cuEventRecord(marker, earlier))
+            self.device.check_status(driver.cuStreamWaitEvent(later, marker, 0))
 
     def capture(self, work: Callable[[Stream], None]) -> Graph:
         handle, device = self.handle, self.device
@@ -232,7 +258,7 @@ class CudaStream:
             return
         try:
             with self.device.activate(allow_lost=True):
-                self._marker, self._marker_handle = None, 0
+                self._marker = None
                 self._stream.close()
         except Exception as error:  # never raises
             log.debug("a stream of `%s` was not given back: %s", self.device.name, first_line(error))
@@ -248,5 +274,5 @@ class CudaStream:
                 log.warning(
                     "a stream of `%s` was closed with work that failed: %s", self.device.name, first_line(error)
                 )
-            self._closed = True
+            self._closed, self._marker_address = True, None
             self._destroy()

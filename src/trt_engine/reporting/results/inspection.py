@@ -68,14 +68,18 @@ def model_report(report: ModelReport) -> Iterator[Block]:
     if operators:
         yield _table(("operator", "nodes"), operators[:_OPERATORS])
     if len(operators) > _OPERATORS:
-        yield Paragraph(f"  and {len(operators) - _OPERATORS} more (--json has all)")
+        yield Paragraph(f"  and {len(operators) - _OPERATORS} more: `operators` has all")
     domains = ", ".join(f"{domain} ({count})" for domain, count in report.domains.items())
     findings = list(finding_lines(report.findings))
     yield _plain(
         ("domains", domains if set(report.domains) - {"ai.onnx"} else None),
-        *(("metadata", f"{name} = {value[:80]}") for name, value in list(report.metadata.items())[:_TOP]),
+        *(("metadata", f"{name} = {_shorten(value)}") for name, value in list(report.metadata.items())[:_TOP]),
         ("findings", [plural(len(report.findings), "finding"), *findings] if findings else "none"),
     )
+
+
+def _shorten(value: str, most: int = 80) -> str:
+    return value if len(value) <= most else f"{value[: most - 1]}…"
 
 
 def _plain(*facts: Fact) -> Facts:

@@ -1,0 +1,179 @@
+"""Inferences that a connection receives and answers without ASGI: every one but the first to a path."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from http.client import HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from patience import HANG_S, until
+from serving.triton import fetch
+from trt_engine.serving.http_server import LimitedProtocol
+from trt_engine.serving.server import Server
+
+INFER = "/v2/models/double/infer"
+BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}).encode()
+LARGE = BODY + b" " * 300_000
+"""The same with spaces behind it."""
+
+
+@pytest.fixture(scope="module")
+def server(engines: dict[str, Path], serve: Callable[..., Server]) -> Server:
+    made = serve(engines["double"], grpc_port=-1)
+    assert fetch(made, INFER, BODY)[0] == 200
+    return made
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The paths of inferences that are answered without ASGI."""
+    paths: list[str] = []
+    answer = LimitedProtocol._answer
+
+    def noted(self: LimitedProtocol, body: Any) -> Any:
+        paths.append(body.path)
+        return answer(self, body)
+
+    monkeypatch.setattr(LimitedProtocol, "_answer", noted)
+    yield paths
+
+
+def connect(server: Server) -> socket.socket:
+    assert server.http_address is not None
+    host, _, port = server.http_address.rpartition(":")
+    return socket.create_connection((host, int(port)), HANG_S)
+
+
+def head_of(length: int, *more: str) -> bytes:
+    return "\r\n".join([f"POST {INFER} HTTP/1.1", "Host: a", f"Content-Length: {length}", *more, "", ""]).encode()
+
+
+def read(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body of the next answer, and not a byte more."""
+    answer = HTTPResponse(connection)
+    answer.fp = connection.makefile("rb", 0)
+    answer.begin()
+    return answer.status, answer.read()
+
+
+def outputs(body: bytes) -> Any:
+    return json.loads(body)["outputs"][0]["data"]
+
+
+@pytest.mark.parametrize("body", [BODY, LARGE, LARGE[:40_000]], ids=["small", "large", "middle"])
+@pytest.mark.parametrize("cut", [1, 10, 60, 90, 120, -100, -1])
+def test_a_request_is_complete_at_its_last_byte_however_it_is_cut(
+    server: Server, taken: list[str], body: bytes, cut: int
+) -> None:
+    whole = head_of(len(body)) + body
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(2):
+            connection.sendall(whole[:cut])
+            connection.settimeout(0.02)
+            with pytest.raises(TimeoutError):
+                connection.recv(1)
+            connection.settimeout(HANG_S)
+            connection.sendall(whole[cut:])
+            status, found = read(connection)
+            assert (status, outputs(found)) == (200, [2.0] * 4)
+    assert taken == [INFER] * 2
+
+
+def test_binary_tensors_follow_the_json(server: Server, taken: list[str]) -> None:
+    rows = np.arange(32, dtype=np.float32).reshape(8, 4)
+    item = {"name": "x", "shape": [8, 4], "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}
+    document = json.dumps({"inputs": [item], "parameters": {"binary_data_output": True}}).encode()
+    for spaces in (0, 1, 90_003):
+        head = document + b" " * spaces
+        sent = head_of(len(head) + rows.nbytes, f"Inference-Header-Content-Length: {len(head)}")
+        with connect(server) as connection:
+            connection.sendall(sent + head + rows.tobytes())
+            status, body = read(connection)
+        assert status == 200
+        np.testing.assert_array_equal(np.frombuffer(body[-rows.nbytes :], np.float32).reshape(8, 4), 2 * rows)
+    assert taken == [INFER] * 3
+
+
+def test_requests_sent_at_once_are_answered_in_their_order(server: Server, taken: list[str]) -> None:
+    metadata = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+    one = head_of(len(BODY)) + BODY
+    with connect(server) as connection:
+        connection.sendall(one + metadata + one + one + metadata + head_of(len(LARGE)) + LARGE + one)
+        found = [read(connection) for _ in range(7)]
+    assert [status for status, _ in found] == [200] * 7
+    assert [b"live" in body for _, body in found] == [False, True, False, False, True, False, False]
+    assert taken, "the first is answered without ASGI"
+
+
+def test_an_error_leaves_the_connection_for_the_next_request(server: Server, taken: list[str]) -> None:
+    wrong = BODY.replace(b'"x"', b'"z"')
+    with connect(server) as connection:
+        for body, expected in ((wrong, 400), (b"", 400), (b"{" * 100_000, 400), (BODY, 200)):
+            connection.sendall(head_of(len(body)) + body)
+            status, found = read(connection)
+            assert status == expected, found
+    assert len(taken) == 4
+
+
+def test_what_may_be_refused_is_left_to_the_application(
+    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path, taken: list[str]
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    server = serve(engines["double"], grpc_port=-1, token_file=token, max_request="64KiB")
+    bearer = "Authorization: Bearer secret"
+    with connect(server) as connection:
+        for length, more, expected in (
+            (len(BODY), [bearer], 200), (len(BODY), [bearer], 200), (len(BODY), [], 401), (len(BODY), [bearer], 200),
+            (len(BODY), [bearer, "Content-Encoding: br"], 415), (len(LARGE), [bearer], 413),
+        ):  # fmt: skip
+            connection.sendall(head_of(length, *more) + BODY)
+            assert read(connection)[0] == expected, more
+    assert taken == [INFER] * 2
+
+
+def test_a_client_that_goes_inside_a_body_holds_nothing(server: Server, taken: list[str]) -> None:
+    with connect(server) as connection:
+        connection.sendall(head_of(len(LARGE)) + LARGE[:100_000])
+        until(lambda: in_flight(server) == 1, "it is being received")
+    until(lambda: in_flight(server) == 0, "it is forgotten")
+    assert not taken and fetch(server, INFER, BODY)[0] == 200
+
+
+def in_flight(server: Server) -> int:
+    assert server._service is not None
+    return server._service.admission.requests
+
+
+def test_a_body_that_does_not_come_is_answered_in_time(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
+    server = serve(engines["double"], grpc_port=-1, request_timeout_s=1.0)
+    with connect(server) as connection:
+        for _ in range(2):
+            connection.sendall(head_of(len(BODY)) + BODY)
+            assert read(connection)[0] == 200
+        connection.sendall(head_of(len(LARGE)) + LARGE[:100_000])
+        assert read(connection)[0] == 408
+    until(lambda: in_flight(server) == 0, "it is forgotten")
+
+
+def test_large_requests_over_tls(
+    engines: dict[str, Path], serve: Callable[..., Server], certificate: tuple[Path, Path], taken: list[str]
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, tls_cert=certificate[0], tls_key=certificate[1])
+    assert server.http_address is not None
+    context = ssl.create_default_context(cafile=str(certificate[0]))
+    with closing(HTTPSConnection(server.http_address, timeout=HANG_S, context=context)) as connection:
+        for _ in range(3):
+            connection.request("POST", INFER, LARGE)
+            answer = connection.getresponse()
+            assert (answer.status, outputs(answer.read())) == (200, [2.0] * 4)
+    assert taken == [INFER] * 2
