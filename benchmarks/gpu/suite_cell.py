@@ -677,7 +677,7 @@ def run_networks(job: Job) -> dict[str, Any]:
     cell, half = job.cell, half_of(job)
     for precision in ("fp32", half, cell.precision):
         network(job, cell.model, precision)
-    if cell.model in TRANSFORMERS:
+    if cell.model in TRANSFORMERS and job.with_onnxruntime:
         network(job, cell.model, half, fused=True)
     if cell.precision in QUANTIZED:
         calibration(job, cell.model)
