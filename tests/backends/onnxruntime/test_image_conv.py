@@ -60,6 +60,8 @@ def test_a_strided_convolution_of_an_image_reads_blocks_of_pixels(
     (conv,) = (node for node in made.graph.node if node.op_type == "Conv")
     shapes = {item.name: tuple(item.dims) for item in made.graph.initializer}
     assert shapes[conv.input[1]][:2] == (12, 8 * channels)
+    pads = next(list(item.ints) for item in conv.attribute if item.name == "pads")
+    assert pads[:2] == pads[2:] == [size // 2 for size in shapes[conv.input[1]][2:]]
     assert [node.op_type for node in made.graph.node] == ["Reshape", "Transpose", "Reshape", "Conv", "Reshape", "Relu"]
     assert len(made.graph.initializer) == 4 + bias
 

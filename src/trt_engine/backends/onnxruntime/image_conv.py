@@ -99,21 +99,21 @@ def _block_kernel(weight: Array, pads: list[int]) -> Array:
     The outputs are ordered by column, then channel; the inputs by row and column in the block, then channel.
     """
     outputs, channels, height, width = weight.shape
-    (top, bottom), (left, right) = _reach(height, pads[0], _ROWS), _reach(width, pads[1], _COLUMNS)
-    made = np.zeros((2, outputs, _ROWS, _COLUMNS, channels, top + bottom + 1, left + right + 1), weight.dtype)
+    rows, columns = _reach(height, pads[0], _ROWS), _reach(width, pads[1], _COLUMNS)
+    made = np.zeros((2, outputs, _ROWS, _COLUMNS, channels, 2 * rows + 1, 2 * columns + 1), weight.dtype)
     for column in range(2):
         for i in range(height):
             for j in range(width):
                 row, in_row = divmod(i - pads[0], _ROWS)
                 block, in_block = divmod(2 * column + j - pads[1], _COLUMNS)
-                made[column, :, in_row, in_block, :, row + top, block + left] = weight[:, :, i, j]
-    return made.reshape(2 * outputs, _ROWS * _COLUMNS * channels, top + bottom + 1, left + right + 1)
+                made[column, :, in_row, in_block, :, row + rows, block + columns] = weight[:, :, i, j]
+    return made.reshape(2 * outputs, _ROWS * _COLUMNS * channels, 2 * rows + 1, 2 * columns + 1)
 
 
-def _reach(kernel: int, pad: int, block: int) -> tuple[int, int]:
-    """Blocks before and behind that the outputs of one block read."""
+def _reach(kernel: int, pad: int, block: int) -> int:
+    """Blocks on each side that the outputs of one block read; the same on both, as few kernels pad one side more."""
     last = (block - 2) + kernel - 1 - pad
-    return -(-pad // block), max(last, 0) // block
+    return max(-(-pad // block), last // block, 0)
 
 
 def _replacement(
@@ -122,7 +122,6 @@ def _replacement(
     """Blocks of pixels as channels, the convolution, and its two columns side by side; `sizes` are channels, H and W."""
     (channels, height, width), out = sizes, node.output[0]
     outputs, depth, *kernel = operands[0].shape
-    top, left = -(-_pads(node)[0] // _ROWS), -(-_pads(node)[1] // _COLUMNS)
 
     def stored(array: Array, name: str) -> str:
         made = free_name(f"{out}_{name}", taken)
@@ -135,7 +134,7 @@ def _replacement(
     split, blocks, rows, pairs = (free_name(f"{out}_{name}", taken) for name in ("split", "blocks", "rows", "pairs"))
     conv = helper.make_node(
         "Conv", [rows, *(stored(array, "blocks_weight") for array in operands)], [pairs], name=node.name,
-        domain=NHWC_DOMAIN, kernel_shape=kernel, pads=[top, left, kernel[0] - 1 - top, kernel[1] - 1 - left], strides=[1, 1],
+        domain=NHWC_DOMAIN, kernel_shape=kernel, pads=[size // 2 for size in kernel] * 2, strides=[1, 1],
     )  # fmt: skip
     grid = (height // _ROWS, width // _COLUMNS)
     return [
