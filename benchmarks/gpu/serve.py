@@ -243,14 +243,12 @@ def load(
 def measure_way(served: Served, way: str, args: argparse.Namespace, bare: float, records: Records) -> None:
     """Client processes chosen, the throughput, and the latency at parts of it."""
     probes: dict[int, float] = {}
-    for processes in args.processes:
+    for processes in args.processes if len(args.processes) > 1 else ():
         with records.keeping(f"{way} {processes} processes"):
             found, used = load(served, way, args, concurrency=args.concurrency, processes=processes, duration_s=PROBE_S)
             probes[processes] = found.requests_per_s
             records.add(f"{way} {processes} processes", **summarize(found), **used)
-    if not probes:
-        return
-    best = max(probes, key=lambda many: probes[many])
+    best = max(probes, key=lambda many: probes[many]) if probes else args.processes[0]
     found, used = load(served, way, args, concurrency=args.concurrency, processes=best, duration_s=args.seconds)
     highest = found.requests_per_s
     share = round(highest * args.rows / bare, 4) if bare else None
@@ -327,7 +325,7 @@ def main() -> int:
             networks.vit(path, half=on_gpu, **({} if on_gpu else SMALL))
         start = time.perf_counter()
         batch = (1, args.max_batch, args.max_batch)
-        engine = te.build(path, device=args.device, batch=batch, store=te.Store(folder / "store"))
+        engine = te.build(path, device=args.device, batch=batch, parity=False, store=te.Store(folder / "store"))
         records.shared["build_s"] = round(time.perf_counter() - start, 1)
         bare = measure_bare(engine, args, records)
         served = Served(engine, args)

@@ -16,6 +16,7 @@ is missing. Cells that `--limit-s` leaves out, or that fail, are records with th
     python benchmarks/gpu/suite.py --folder /tmp/suite --models vit resnet50 --precisions bf16 fp8 int8
     python benchmarks/gpu/suite.py --folder /tmp/suite --models vit resnet50 --autotune-s 240
     python benchmarks/gpu/suite.py --folder /tmp/suite --steps vit
+    python benchmarks/gpu/suite.py --folder /tmp/suite --cells vit:64:fp16 vit:64:fp8 --ours inductor --together
     python benchmarks/gpu/suite.py --table
     python benchmarks/gpu/suite.py --device cpu --folder /tmp/suite-cpu --out /tmp/suite-cpu.jsonl --batches 1 4
 """
@@ -65,6 +66,11 @@ def arguments() -> argparse.Namespace:
     made.add_argument(
         "--autotune-s", type=int, default=0, help="also ways with kernels chosen by measurement, so many seconds"
     )
+    made.add_argument("--cells", nargs="+", metavar="MODEL:BATCH:PRECISION", help="these cells in place of the grid")
+    made.add_argument(
+        "--together", action="store_true", help="load the cells at the same time; they are measured one after the other"
+    )
+    made.add_argument("--no-onnxruntime", action="store_true", help="leave ONNX Runtime's own ways out")
     made.add_argument("--no-torch", action="store_true", help="leave torch's ways out")
     made.add_argument("--no-parity", action="store_true", help="build unchecked at every batch")
     made.add_argument(
@@ -114,7 +120,8 @@ class Suite:
         job = {
             "kind": kind, "device": args.device, "folder": str(self.folder), "cell": cell, "way": way, "ours": self.ours,
             "seconds": args.seconds, "budget_s": args.budget_s, "autotune_s": args.autotune_s,
-            "with_torch": not args.no_torch, "parity": not args.no_parity, **more,
+            "with_torch": not args.no_torch, "with_onnxruntime": not args.no_onnxruntime, "together": args.together,
+            "parity": not args.no_parity, **more,
         }  # fmt: skip
         label = "-".join([name, kind, *way.split()])
         result = self.folder / "jobs" / f"{label}.json"
@@ -139,7 +146,7 @@ class Suite:
 
     def child_environment(self, kind: str) -> dict[str, str]:
         path = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "4"} if kind in ("build", "compile") else {}
+        threads = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if kind in ("build", "compile") else {}  # several at a time
         given = {"PYTHONPATH": path, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "torchinductor")}
         return os.environ | given | threads
 
@@ -147,7 +154,8 @@ class Suite:
 
     def prepare(self, cells: Sequence[dict[str, Any]]) -> None:
         """All long builds of the cells, several at a time; those that choose by measurement alone, afterwards."""
-        parallel = [(cell, way) for cell in cells for way in self.long_builds(cell)]
+        named = {build_name(cell, way): (cell, way) for cell in cells for way in self.long_builds(cell)}
+        parallel = [*named.values()]
         alone = [(cell, way) for cell in cells for way in ("inductor autotuned", "torch compiled autotuned")]
         with ThreadPoolExecutor(self.args.workers) as threads:
             models = {(cell["model"], cell["precision"]): cell for cell in cells}
@@ -174,7 +182,7 @@ class Suite:
         """One build, skipped where an earlier run made it; its seconds and the builds beside it are kept."""
         import msgspec
 
-        name = f"{label(cell)}-{'-'.join(way.split())}"
+        name = build_name(cell, way)
         kept = self.folder / "jobs" / f"{name}.built.json"
         if kept.exists() and "failed" not in (made := msgspec.json.decode(kept.read_bytes())):
             self.builds[name] = made
@@ -197,9 +205,7 @@ class Suite:
     def measure(self, cell: dict[str, Any]) -> dict[str, Any]:
         """The record of one cell."""
         ways = (*self.ours, "torch compiled", "torch compiled autotuned")
-        done = {
-            way: self.builds[name] for way in ways if (name := f"{label(cell)}-{'-'.join(way.split())}") in self.builds
-        }
+        done = {way: self.builds[name] for way in ways if (name := build_name(cell, way)) in self.builds}
         missing = [way for way in self.long_builds(cell) if way not in done and "conv_1x1" not in way]
         if missing:
             return self.record(cell, "not reached", f"not built within {self.args.limit_s:g} s: {', '.join(missing)}")
@@ -233,18 +239,27 @@ class Suite:
             {"model": model, "batch": batch, "precision": precision}
             for precision in self.precisions for batch in self.args.batches for model in self.args.models
         ]  # fmt: skip
+        if self.args.cells:
+            named = [item.split(":") for item in self.args.cells]
+            cells = [{"model": model, "batch": int(batch), "precision": kind} for model, batch, kind in named]
         missing = [cell for cell in cells if self.args.again or (*cell.values(), self.args.autotune_s) not in known]
         print(f"{len(missing)} of {len(cells)} cells, {self.args.workers} builds at a time", flush=True)
         failed = 0
         if missing:
             self.prepare(missing)
-            self.ceilings = self.child("ceilings", "card", None) or {}
-            print(f"ceilings after {self.args.limit_s - self.left_s():.0f} s: {self.ceilings}", flush=True)
-        for cell in missing:
-            record = self.measure(cell)
-            self.write(record)
-            show(record)
-            failed += record["state"] != "measured"
+            print(f"built after {self.args.limit_s - self.left_s():.0f} s", flush=True)
+        with ThreadPoolExecutor(len(missing) + 1 if self.args.together else 1) as threads:
+            ceilings = threads.submit(self.child, "ceilings", "card", None) if missing else None
+            records = [threads.submit(self.measure, cell) for cell in missing]
+            for future in records if self.args.together else ():
+                future.add_done_callback(lambda done: show(done.result()))
+            for future in records:
+                assert ceilings is not None
+                record = future.result() | {"ceilings": ceilings.result() or {}}
+                self.write(record)
+                if not self.args.together:
+                    show(record)
+                failed += record["state"] != "measured"
         return 5 if failed else 0
 
     def steps(self, model: str) -> int:
@@ -264,6 +279,12 @@ class Suite:
 
 def label(cell: dict[str, Any]) -> str:
     return f"{cell['model']}-b{cell['batch']}-{cell['precision']}"
+
+
+def build_name(cell: dict[str, Any], way: str) -> str:
+    """Quantized cells have the FP16 peers of PyTorch."""
+    quantized = way.startswith("torch") and cell["precision"] in ("fp8", "int8")
+    return f"{label(cell | {'precision': 'fp16'} if quantized else cell)}-{'-'.join(way.split())}"
 
 
 def key(record: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import operator
 import os
@@ -74,6 +75,9 @@ class Job(msgspec.Struct, frozen=True):
     """The time budget of searches."""
     autotune_s: int = 0
     with_torch: bool = True
+    with_onnxruntime: bool = True
+    together: bool = False
+    """Other cells are loaded at the same time."""
     parity: bool = True
     done: dict[str, dict[str, Any]] = {}
     """What the builds of this cell gave, by way."""
@@ -134,13 +138,13 @@ def host_feeds(path: Path, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
     return feeds
 
 
+LAYOUTS: tuple[dict[str, str], ...] = (
+    {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}, {"cuda.prefer_nhwc": "1"},
+)  # fmt: skip
+ATTENTION: tuple[dict[str, str], ...] = ({"cuda.sdpa_kernel": "8"}, {"cuda.sdpa_kernel": "1"})
 SETTINGS: dict[str, tuple[dict[str, str], ...]] = {
-    "vit": ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}, {"cuda.sdpa_kernel": "8"},
-            {"cuda.sdpa_kernel": "1"}),
-    "resnet50": ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}),
-    "yolo": ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}, {"cuda.sdpa_kernel": "8"},
-             {"cuda.sdpa_kernel": "1"}),
-    "bert": ({"cuda.sdpa_kernel": "8"}, {"cuda.sdpa_kernel": "1"}),
+    "vit": ATTENTION, "resnet50": ({"cuda.prefer_nhwc": "1", "separate_conv_bias": "channel"}, *LAYOUTS), "yolo": LAYOUTS,
+    "bert": ATTENTION,
 }  # fmt: skip
 """What a search asks of the backend `onnxruntime`: built beforehand, so that the search only measures."""
 
@@ -401,6 +405,35 @@ def ratio(blocks: dict[str, list[float]], way: str, other: str) -> tuple[float, 
     return round(float(np.median(quotients)), 4), round(float(low), 4), round(float(high), 4)
 
 
+class Turn:
+    """Cells that are loaded at the same time are measured one after the other, once all are loaded."""
+
+    WAIT_S = 40.0
+
+    def __init__(self, job: Job) -> None:
+        self.file = (Path(job.folder) / "measuring.lock").open("w") if job.together else None
+        self.take(fcntl.LOCK_SH)
+
+    def take(self, how: int) -> None:
+        if self.file is not None:
+            fcntl.flock(self.file, how)
+
+    def begin(self) -> None:
+        """Alone, or after `WAIT_S` with one that still loads."""
+        self.take(fcntl.LOCK_UN)
+        until = time.monotonic() + self.WAIT_S
+        while self.file is not None and time.monotonic() < until:
+            try:
+                self.take(fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return
+
+    def end(self) -> None:
+        self.take(fcntl.LOCK_UN)
+
+
 def clocks(job: Job) -> str | None:
     """What the driver says of the card: processor and memory clock, temperature, power."""
     if not job.on_gpu:
@@ -444,13 +477,10 @@ def add_ours(
     }  # fmt: skip
 
 
-def add_peers(job: Job, ways: Ways, host: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
-    """torch and ONNX Runtime; gives the outputs of torch's module in FP32."""
+def add_sessions(job: Job, ways: Ways, feeds: dict[str, torch.Tensor], graph: dict[str, str], precision: str) -> None:
+    """ONNX Runtime's own ways."""
     assert job.cell is not None
-    cell, found = job.cell, {}
-    graph = {"enable_cuda_graph": "1"} if job.on_gpu else {}
-    precision = cell.precision if cell.precision in ("fp16", "fp32") else half_of(job)
-    feeds = torch_feeds(job, host, dtype_of(job, precision))
+    cell = job.cell
     with ways.trying("onnxruntime plain"):
         plain = PlainSession(job, network(job, cell.model, precision), feeds, **graph)
         ways.outputs["onnxruntime plain"], ways.calls["onnxruntime plain"] = first_rows(plain()), plain
@@ -459,6 +489,17 @@ def add_peers(job: Job, ways: Ways, host: dict[str, np.ndarray]) -> dict[str, li
         options = graph | ({} if transformer or not job.on_gpu else {"prefer_nhwc": "1"})
         fused = PlainSession(job, network(job, cell.model, precision, fused=transformer), feeds, **options)
         ways.outputs["onnxruntime own fusion"], ways.calls["onnxruntime own fusion"] = first_rows(fused()), fused
+
+
+def add_peers(job: Job, ways: Ways, host: dict[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+    """torch and ONNX Runtime; gives the outputs of torch's module in FP32."""
+    assert job.cell is not None
+    cell, found = job.cell, {}
+    graph = {"enable_cuda_graph": "1"} if job.on_gpu else {}
+    precision = cell.precision if cell.precision in ("fp16", "fp32") else half_of(job)
+    feeds = torch_feeds(job, host, dtype_of(job, precision))
+    if job.with_onnxruntime:
+        add_sessions(job, ways, feeds, graph, precision)
     if not job.with_torch:
         return {}
     exact = torch_module(job)
@@ -485,6 +526,7 @@ def run_measure(job: Job) -> dict[str, Any]:
     cell = job.cell
     source = network(job, cell.model, "fp32")
     host = host_feeds(source, cell.batch)
+    turn = Turn(job)
     ways, builds, stack = Ways(), {}, contextlib.ExitStack()  # the process ends with everything loaded
     with torch.no_grad():
         for way in job.ours:
@@ -492,11 +534,13 @@ def run_measure(job: Job) -> dict[str, Any]:
                 builds[way] = add_ours(job, ways, stack, way, host)
         peers = add_peers(job, ways, host)
         ways.drop_failing()
+        reference = PlainSession(job, source, torch_rows(host), cpu=True)
+        expected = first_rows(reference())
+        turn.begin()
         before = clocks(job)
         blocks = interleaved(ways.calls, job.seconds)
         after = clocks(job)
-    reference = PlainSession(job, source, torch_rows(host), cpu=True)
-    expected = first_rows(reference())
+        turn.end()
     errors = {way: largest_difference(found, peers.get(way, expected)) for way, found in ways.outputs.items()}
     ways.failed |= {f"{way} outputs": "not finite" for way, error in errors.items() if not np.isfinite(error)}
     made = summary(blocks)
@@ -545,6 +589,7 @@ def run_ceilings(job: Job) -> dict[str, Any]:
     """TFLOP/s (INT8: TOP/s) of a product of 8192 x 8192 matrices by type, and TB/s of a copy of 1 GiB (read and written)."""
     if not job.on_gpu:
         return {}
+    turn = Turn(job)
     side, found = 8192, {}
     a, b = (torch.randn(side, side, device=job.device, dtype=torch.float16) * 0.1 for _ in range(2))
     one = torch.ones((), device=job.device)
@@ -559,12 +604,14 @@ def run_ceilings(job: Job) -> dict[str, Any]:
         ),
         "fp32": lambda: functools.partial(torch.mm, a.float(), b.float()),
     }  # fmt: skip
+    turn.begin()
     for name, prepare in calls.items():
         with contextlib.suppress(RuntimeError):
             found[name] = round(2 * side**3 / device_seconds(prepare()) / 1e12, 1)
     source = torch.empty(1 << 30, dtype=torch.uint8, device=job.device)
     target = torch.empty_like(source)
     found["copy_tb_s"] = round(2 * source.numel() / device_seconds(lambda: target.copy_(source)) / 1e12, 3)
+    turn.end()
     return found
 
 
@@ -630,7 +677,7 @@ def run_networks(job: Job) -> dict[str, Any]:
     cell, half = job.cell, half_of(job)
     for precision in ("fp32", half, cell.precision):
         network(job, cell.model, precision)
-    if cell.model in TRANSFORMERS:
+    if cell.model in TRANSFORMERS and job.with_onnxruntime:
         network(job, cell.model, half, fused=True)
     if cell.precision in QUANTIZED:
         calibration(job, cell.model)

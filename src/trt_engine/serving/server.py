@@ -57,7 +57,7 @@ class Server(RichDisplay):
         self._sockets: list[socket.socket] = []
         self._http_socket = self._listen("http_port")
         self._metrics_socket = self._listen("metrics_port")
-        if (grpc := self._listen("grpc_port")) is not None:  # gRPC itself does not say why it cannot listen
+        if (grpc := self._listen("grpc_port")) is not None:  # an error of gRPC has no reason
             self._sockets.remove(grpc)
             grpc.close()
         self._addresses: Addresses | None = None

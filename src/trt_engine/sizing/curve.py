@@ -41,7 +41,7 @@ from trt_engine.workers.process import ChildProcess, spawn_worker
 log = logging.getLogger(__name__)
 
 TURNS = 4
-_DEVICE_TURNS = 2
+_DEVICE_TURNS = 3
 """Each loads the engine again."""
 _SILENCE_S = 600.0
 _SHUTDOWN_S, _GRACE_S = 0.5, 15.0

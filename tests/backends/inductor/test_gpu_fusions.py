@@ -26,7 +26,14 @@ from trt_engine.backends.inductor.linear import (
 from trt_engine.graph import walk
 
 BOTH = ("int8", "fp8")
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here")
+pytestmark = pytest.mark.filterwarnings("ignore:::(torch|onnx|copyreg)")
+
+
+def needs_torch(test: Any) -> Any:
+    missing = importlib.util.find_spec("torch") is None
+    return pytest.mark.full(pytest.mark.skipif(missing, reason="PyTorch is not installed here")(test))
+
+
 RNG = np.random.default_rng(0)
 
 
@@ -142,8 +149,8 @@ def test_a_layer_whose_output_others_read_keeps_its_activation_apart(tmp_path: P
     assert [item.op_type for item in proto.graph.node] == [LINEAR, "Gelu", "Add"]
 
 
-def test_gelu_that_is_written_out_is_found(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+@needs_torch
+def test_gelu_that_is_written_out_is_found() -> None:
     from trt_engine.backends.inductor.onnx_module import load_graph
 
     proto = onnx.load(Path(__file__).parents[3] / "examples" / "classifiers" / "vit.onnx")
@@ -263,3 +270,78 @@ def test_a_1x1_convolution_takes_silu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"kernel": 3}, {"apart": True}])
 def test_other_convolutions_leave_silu_apart(change: dict[str, Any], tmp_path: Path) -> None:
     assert fuse_convolution(onnx.load(gated(tmp_path / "m.onnx", **change)).graph) == 0
+
+
+@needs_torch
+def test_a_residual_network_stays_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its one change of layout is that of the input: every other one would read and write a whole tensor."""
+    import torch
+
+    from trt_engine.backends.inductor import onnx_module
+    from trt_engine.backends.inductor.fused_rules import register_shapes
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    monkeypatch.setattr(onnx_module, "on_gpu", lambda device: True)
+    register_shapes()
+    proto = onnx.load(downsampling_block(tmp_path / "m.onnx"))
+    graph = onnx_module.load_graph(proto, on_gpu=True)
+    assert [walk.attributes(item)["activation"] for item in graph.proto.graph.node] == [b"relu", b"none", b"relu"]
+    module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES).eval()
+    program = torch.export.export(
+        module, (torch.zeros(2, 8, 8, 8, dtype=torch.float16),), strict=False
+    ).run_decompositions()
+    changed = [
+        (item.all_input_nodes[0].op, item.meta["val"].stride())
+        for item in program.graph.nodes
+        if "clone" in str(item.target)
+    ]
+    # the input's, which two convolutions read, and the output's for the caller
+    assert changed == [("placeholder", (512, 1, 64, 8))] * 2 + [("call_function", (256, 16, 4, 1))]
+
+
+def downsampling_block(path: Path) -> Path:
+    """Two convolutions, and a 1x1 one of stride 2 as their shortcut."""
+    half = onnx.TensorProto.FLOAT16
+    weights = {
+        "w": RNG.standard_normal((16, 8, 3, 3)).astype(np.float16),
+        "v": RNG.standard_normal((16, 16, 3, 3)).astype(np.float16),
+        "u": RNG.standard_normal((16, 8, 1, 1)).astype(np.float16), "b": RNG.standard_normal(16).astype(np.float16),
+        "d": RNG.standard_normal(16).astype(np.float16),
+    }  # fmt: skip
+    nodes = [
+        node("Conv", "x w b", "c", pads=[1, 1, 1, 1], strides=[2, 2]), node("Relu", "c", "r"),
+        node("Conv", "r v b", "e", pads=[1, 1, 1, 1]), node("Conv", "x u d", "s", strides=[2, 2]),
+        node("Add", "e s", "a"), node("Relu", "a", "y"),
+    ]  # fmt: skip
+    return save(path, nodes, {"x": (half, ["n", 8, 8, 8])}, {"y": (half, ["n", 16, 4, 4])}, weights)
+
+
+@needs_torch
+def test_a_shortcut_s_bias_is_added_with_the_other(tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = downsampling_block(tmp_path / "m.onnx")
+    x = RNG.standard_normal((2, 8, 8, 8)).astype(np.float16)
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = load_graph(onnx.load(path), on_gpu=True)
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@needs_torch
+def test_code_for_a_gpu_is_built_without_looking_at_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    from trt_engine.backends.inductor.compile_worker import _describe_no_cpu
+
+    def probe(*args: object) -> bool:
+        raise AssertionError("a program was compiled to find the processor's instructions")
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", cpu_vec_isa.valid_vec_isa_list)
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", probe)
+    _describe_no_cpu()
+    assert str(cpu_vec_isa.pick_vec_isa()) == str(cpu_vec_isa.invalid_vec_isa)

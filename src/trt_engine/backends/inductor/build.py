@@ -61,13 +61,14 @@ class InductorBuilder:
         _check_precision(precision, config, main_precision(model.graph))
         if board is None:
             check_half(precision.main_dtype)
+        # a sum that several kernels read, as of residuals, is stored: PyTorch adds up to four tensors again in each of them
         request = CompileRequest(
             model=str(model.path),
             package=str(paths.payload),
             device=f"cuda:{number}" if board is not None else "cpu",
             inputs=_input_ranges(model, config.profiles),
             configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
-            | ({} if board is not None else {"compile_threads": 1}),
+            | ({"compile_threads": 1} if board is None else {"realize_reads_threshold": 1}),
             tf32=tf32,
             quantized_types=types,
         )

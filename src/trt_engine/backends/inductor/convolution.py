@@ -13,11 +13,11 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.graph import walk
-from trt_engine.graph.edit_graph import make_initializer, read_tensor
+from trt_engine.graph.edit_graph import make_initializer, read_tensor, set_input
 
 CONVOLUTION = "_Convolution"
 """Our own operator: Conv's inputs x, weight and bias (or ""), and a residual (or "") that is added before the attribute
-`activation`: `relu`, or `silu` of a 1x1 convolution."""
+`activation`: `relu`, `silu` of a 1x1 convolution, or `none` of one whose output is a residual."""
 PATCHES = "_Patches"
 """Our own operator: the windows of `kernel_shape` of x (n x c x h x w), one beside the other: n x h' x w' x values."""
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -68,7 +68,28 @@ class _ConvolutionFuser:
             at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)
             if at is not None and added.input[0] != added.input[1] and added.input[1 - at] not in self.constants:
                 conv, residual, between = self.convolution(added.input[at]), added.input[1 - at], [added]
-        return conv is not None and self.replace(node, conv, residual, "relu", between)
+        if conv is None:
+            return False
+        if (shortcut := self.convolution(residual)) is not None:
+            self.take_shortcut(shortcut, conv)
+        return self.replace(node, conv, residual, "relu", between)
+
+    def take_shortcut(self, shortcut: NodeProto, conv: NodeProto) -> None:
+        """A convolution whose output is the residual of another: its bias is added with the other's."""
+        biases = [self.constants.get(item.input[2]) if len(item.input) > 2 else None for item in (conv, shortcut)]
+        if any(bias is None and len(item.input) > 2 for bias, item in zip(biases, (conv, shortcut), strict=True)):
+            return
+        stored = [read_tensor(bias, Path()) for bias in biases if bias is not None]  # weights are in the graph
+        if stored:
+            name = f"{conv.output[0]}_bias"
+            total = np.sum([bias.astype(np.float32) for bias in stored], axis=0).astype(stored[0].dtype)
+            self.graph.initializer.append(make_initializer(total, name))
+            set_input(conv, 2, name)
+        made = helper.make_node(
+            CONVOLUTION, [*shortcut.input[:2], "", ""], list(shortcut.output), name=shortcut.name, activation="none"
+        )
+        made.attribute.extend(shortcut.attribute)
+        shortcut.CopyFrom(made)
 
     def take_silu(self, node: NodeProto) -> bool:
         for x, gate in (tuple(node.input), tuple(reversed(node.input))):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nn
 
+from trt_engine.backends.inductor import onnx_module
 from trt_engine.backends.inductor.linear import (
     ACTIVATIONS,
     BIAS,
@@ -88,7 +89,7 @@ def convolution(call: Call) -> Tensor:
     x, weight, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
     strides, dilations = list(call.attribute("strides", [1, 1])), list(call.attribute("dilations", [1, 1]))
     pads, activation = list(call.attribute("pads", [0] * 4))[:2], ACTIVATIONS.index(call.attribute("activation"))
-    if x.device.type == "cuda":
+    if onnx_module.on_gpu(x.device):
         x = x.contiguous(memory_format=torch.channels_last)
         if residual is not None:
             residual = residual.contiguous(memory_format=torch.channels_last)
@@ -98,6 +99,10 @@ def convolution(call: Call) -> Tensor:
                 return _pointwise(product, x, weight, bias, residual, activation)
         if activation == ACTIVATIONS.index("relu"):
             return cudnn_conv_relu(x, weight, bias, residual, strides, pads, dilations)
+        if activation == ACTIVATIONS.index(
+            "none"
+        ):  # by its own name: PyTorch's compiler may lay `conv2d` out otherwise
+            return torch.ops.aten.cudnn_convolution(x, weight, pads, strides, dilations, 1, False, False, True)
     found = nn.conv2d(x, weight, bias, strides, pads, dilations)
     return _APPLY[activation](found if residual is None else found + residual)
 
@@ -138,18 +143,20 @@ def patches(call: Call) -> Tensor:
 
 
 def register_shapes() -> None:
-    """Shapes of cuDNN's fused convolutions, which PyTorch has none for: those of a plain convolution."""
+    """Shapes of cuDNN's convolutions, which PyTorch has none for: those of a plain one, channels last."""
 
     def shape(x: Tensor, weight: Tensor, strides: Any, pads: Any, dilations: Any, groups: Any) -> Tensor:
-        return torch.ops.aten.convolution(x, weight, None, strides, pads, dilations, False, [0, 0], groups)
+        plain = torch.ops.aten.convolution(x, weight, None, strides, pads, dilations, False, [0, 0], groups)
+        return plain.contiguous(memory_format=torch.channels_last)
 
-    torch.library.register_fake(
-        "aten::cudnn_convolution_relu",
-        lambda x, weight, bias, strides, pads, dilations, groups: shape(x, weight, strides, pads, dilations, groups),
-    )
-    torch.library.register_fake(
-        "aten::cudnn_convolution_add_relu",
-        lambda x, weight, z, alpha, bias, strides, pads, dilations, groups: shape(
-            x, weight, strides, pads, dilations, groups
-        ),
-    )
+    def of_plain(x: Tensor, weight: Tensor, pads: Any, strides: Any, dilations: Any, groups: Any, *more: Any) -> Tensor:
+        return shape(x, weight, strides, pads, dilations, groups)
+
+    def of_relu(x: Tensor, weight: Tensor, bias: Any, *sizes: Any) -> Tensor:
+        return shape(x, weight, *sizes)
+
+    def of_add_relu(x: Tensor, weight: Tensor, residual: Tensor, alpha: Any, bias: Any, *sizes: Any) -> Tensor:
+        return shape(x, weight, *sizes)
+
+    for name, function in (("", of_plain), ("_relu", of_relu), ("_add_relu", of_add_relu)):
+        torch.library.register_fake(f"aten::cudnn_convolution{name}", function)

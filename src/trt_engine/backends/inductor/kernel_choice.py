@@ -224,20 +224,16 @@ def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]
             Tiles(128, columns, deep, 4, 3, True, True) for columns in ((128,) if product.activation else (128, 256))
         ]
     if many:
-        found += [Tiles(128, 128, deep, 4, 4), Tiles(128, 64, deep, 4, 4), Tiles(64, 256, deep, 4, 3)]
-        if product.image is not None:
-            found += [Tiles(128, 256, deep, 8, 3), Tiles(64, 64, deep, 4, 3)]
+        found.append(Tiles(128, 128, deep, 4, 4))
+        if product.image is not None or not hopper:
+            found += [Tiles(128, 64, deep, 4, 4), Tiles(64, 64, deep, 4, 3)]
     elif product.rows > _FEW_ROWS:
         found += [
             Tiles(64, columns, depth, 4, stages) for columns in (32, 64) for depth, stages in ((2 * deep, 4), (deep, 5))
         ]
-        found += [Tiles(64, 128, deep, 4, 5), Tiles(32, 64, deep, 4, 5)]
+        found.append(Tiles(64, 128, deep, 4, 5))
     else:
-        found += [
-            Tiles(rows, columns, depth, 4, 4)
-            for rows, columns in ((16, 64), (16, 32), (32, 64))
-            for depth in (deep, 2 * deep)
-        ]
+        found += [Tiles(16, 64, deep, 4, 5), Tiles(16, 32, 2 * deep, 4, 4), Tiles(32, 64, deep, 4, 5)]
     yield from (tiles for tiles in found if product.depth % tiles.depth == 0)
 
 
@@ -263,7 +259,9 @@ class _Trial:
             return rows.view(*sizes, rows.shape[1]).permute(0, 3, 1, 2)
 
         kernel = weight.t()[:, :, None, None]
-        if ACTIVATIONS[self.product.activation] == "silu":  # PyTorch's compiler joins the bias to it
+        if ACTIVATIONS[self.product.activation] == "none":
+            made = torch.conv2d(image(x), kernel)
+        elif ACTIVATIONS[self.product.activation] == "silu":  # PyTorch's compiler joins the bias to it
             made = silu(torch.conv2d(image(x), kernel))
         else:
             added = None if residual is None else image(residual)

@@ -188,10 +188,15 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
         return results
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Whether layouts and operators are those of a GPU."""
+    return bool(device.type == "cuda")
+
+
 def _laid_out(weight: torch.Tensor, is_factor: bool, device: torch.device) -> torch.Tensor:
     """A weight on the device; on a GPU in the layout its kernels read: columns of linear layers, channels last."""
     moved = weight.to(device)
-    if device.type != "cuda":
+    if not on_gpu(device):
         return moved
     if is_factor and weight.ndim == 2:
         return moved.t().contiguous().t()

@@ -45,18 +45,18 @@ class InductorRuntime:
                 f"the engine's code is for `{engine.passport.device}`, requested is `{config.device}`",
                 hint=f"{_again(engine)} --device {config.device}",
             )
-        from torch._inductor.package import load_package
-
         try:
-            model = load_package(
+            # PyTorch's `load_package` calls the C++ compiler to describe the machine, which `check_compatibility` compares
+            loader = torch._C._aoti.AOTIModelPackageLoader(
                 str(engine.path),
-                run_single_threaded=kind == "cuda",  # the threaded form queries events, which a capture forbids
-                num_runners=1 if kind == "cuda" else max(config.contexts, 1),
-                device_index=number if kind == "cuda" else -1,
+                "model",
+                kind == "cuda",  # single-threaded: the threaded form queries events, which a capture forbids
+                1 if kind == "cuda" else max(config.contexts, 1),
+                number if kind == "cuda" else -1,
             )
         except RuntimeError as error:
             raise _translate(error, "cannot be loaded", _again(engine)) from error
-        return InductorSession(engine, model.loader.run, open_device(f"cuda:{number}" if kind == "cuda" else "cpu"))
+        return InductorSession(engine, loader.run, open_device(f"cuda:{number}" if kind == "cuda" else "cpu"))
 
 
 def _again(engine: Engine) -> str:

@@ -10,7 +10,6 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor
 from torch.nn import functional as nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from trt_engine.backends.inductor.attention import ATTENTION
 from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES
@@ -18,11 +17,6 @@ from trt_engine.backends.inductor.fused_rules import convolution, linear, patche
 from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.backends.inductor.onnx_module import Call, Rule, Scalars, Unsupported, to_tensor, torch_dtype
 from trt_engine.graph.constants import constant_tensor
-
-_ATTENTION_ORDER = [
-    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
-]  # fmt: skip
-"""Kernels of attention by what they took on an H200, the fastest first; PyTorch takes the first that computes the case."""
 
 
 def _unary(function: Callable[[Tensor], Any]) -> Rule:
@@ -107,8 +101,7 @@ def _attention(call: Call) -> Tensor:
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         scores = torch.matmul(q, k.transpose(-2, -1)) * scale
         return torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
-    with sdpa_kernel(_ATTENTION_ORDER, set_priority=True):
-        return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def _spatial(call: Call, name: str, rank: int) -> list[int]:
