@@ -143,7 +143,9 @@ def patches(call: Call) -> Tensor:
 
 
 def register_shapes() -> None:
-    """Shapes of cuDNN's convolutions, which PyTorch has none for: those of a plain one, channels last."""
+    """Shapes of cuDNN's convolutions, which PyTorch has none for: those of a plain one, channels last. Its compiler keeps the
+    layouts of their inputs."""
+    from torch._inductor.lowering import constrain_to_fx_strides, make_fallback
 
     def shape(x: Tensor, weight: Tensor, strides: Any, pads: Any, dilations: Any, groups: Any) -> Tensor:
         plain = torch.ops.aten.convolution(x, weight, None, strides, pads, dilations, False, [0, 0], groups)
@@ -160,3 +162,5 @@ def register_shapes() -> None:
 
     for name, function in (("", of_plain), ("_relu", of_relu), ("_add_relu", of_add_relu)):
         torch.library.register_fake(f"aten::cudnn_convolution{name}", function)
+        operator = getattr(torch.ops.aten, f"cudnn_convolution{name}").default
+        make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)
