@@ -24,7 +24,6 @@ import torch
 import triton
 from filelock import FileLock, Timeout
 from torch import Tensor
-from torch.nn.functional import silu
 
 from trt_engine.atomic_io import write_atomic
 from trt_engine.backends.inductor.fused_rules import cudnn_conv_relu, finished, plain_linear
@@ -261,8 +260,6 @@ class _Trial:
         kernel = weight.t()[:, :, None, None]
         if ACTIVATIONS[self.product.activation] == "none":
             made = torch.conv2d(image(x), kernel)
-        elif ACTIVATIONS[self.product.activation] == "silu":  # PyTorch's compiler joins the bias to it
-            made = silu(torch.conv2d(image(x), kernel))
         else:
             added = None if residual is None else image(residual)
             made = cudnn_conv_relu(image(x), kernel, bias, added, [1, 1], [0, 0], [1, 1])
