@@ -46,7 +46,7 @@ class CompileRequest(msgspec.Struct):
     tf32: bool
     quantized_types: tuple[str, ...] = ()
     """Types that linear layers compute in where the graph quantizes them: `int8`, `fp8`."""
-    measure_s: float = 60.0
+    measure_s: float = 40.0
     """Seconds to choose the kernels of linear layers in, on a GPU."""
 
 
