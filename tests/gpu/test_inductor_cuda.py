@@ -82,10 +82,10 @@ def test_a_package_is_captured_and_gives_the_same(store: te.Store, half: Path) -
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])
 def test_quantized_layers_run_on_tensor_cores_and_keep_the_accuracy(
-    precision: str, store: te.Store, half: Path, calibration: Path
+    precision: str, store: te.Store, calibration: Path
 ) -> None:
     try:
-        engine = build(half, store, precision=precision, calib_data=str(calibration))
+        engine = build(VIT, store, precision=precision, calib_data=str(calibration))
     except PrecisionError as error:  # FP8 needs compute capability 8.9
         pytest.skip(error.message)
     assert engine.passport.precision.main_dtype == precision
