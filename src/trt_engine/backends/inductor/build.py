@@ -35,7 +35,7 @@ from trt_engine.workers.process import spawn_worker
 log = logging.getLogger(__name__)
 
 _COMPILE_LIMIT_S = 6 * 3600.0
-_IMPORT_VERSION = 2
+_IMPORT_VERSION = 3
 """Raised with every change of what a graph is imported to: part of an engine's key."""
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
 
@@ -86,6 +86,9 @@ class InductorBuilder:
         if graph_dtype in _QUANTISED and precision.main_dtype != graph_dtype:
             notes[GRAPH_DTYPE] = graph_dtype
             notes[NOT_FUSED] = f"the {graph_dtype} layers run in {precision.main_dtype}, on dequantised values"
+        if result.dequantized:
+            notes[NOT_FUSED] = f"{result.dequantized} quantised layers run in fp32: no kernel was found within the time"
+            log.warning("%s: build again", notes[NOT_FUSED])
         if result.kernels:
             notes["kernels"] = result.kernels
         if result.attentions:

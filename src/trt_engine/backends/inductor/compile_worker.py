@@ -58,6 +58,8 @@ class CompileResult(msgspec.Struct, tag="result"):
     attentions: int
     kernels: str = ""
     """What computes the linear layers, and how many each."""
+    dequantized: int = 0
+    """Quantized layers for which no kernel was found: they compute in FP32."""
 
 
 def compile_graph(request: CompileRequest) -> CompileResult:
@@ -82,7 +84,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         quantized_types=request.quantized_types,
     )
     module = OnnxModule(graph.proto, device, RULES).eval()
-    kernels = ""
+    kernels, dequantized = "", 0
     if device.type == "cuda":
         from trt_engine.backends.inductor.fused_rules import register_shapes
         from trt_engine.backends.inductor.kernel_choice import choose_kernels
@@ -93,9 +95,10 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         try:
             chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
-            module.kernels, kernels = chosen, chosen.summary
+            module.kernels, kernels, dequantized = chosen, chosen.summary, chosen.dequantized
         except Exception as error:  # of a kernel on trial: PyTorch's compute the graph as well
             module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
+            dequantized = graph.quantized
     with torch.no_grad(), _fastest_attention() if device.type == "cuda" else nullcontext():
         program = export(module, request)
         torch._inductor.aoti_compile_and_package(
@@ -106,6 +109,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         isa=str(cpu_vec_isa.pick_vec_isa()) if device.type == "cpu" else "",
         attentions=graph.attentions,
         kernels=kernels,
+        dequantized=dequantized,
     )
 
 
@@ -130,9 +134,12 @@ def _fastest_attention() -> Any:
 def _allocate_scratch_of_all_programs() -> None:
     """PyTorch before 2.13 writes code that allocates, for the tensor descriptors of a kernel, the memory of one of its
     programs: the others write beyond it."""
-    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+    try:
+        from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
-    original = CUDADeviceOpOverrides.cpp_scratch
+        original = CUDADeviceOpOverrides.cpp_scratch
+    except (ImportError, AttributeError):  # of a later release
+        return
 
     def cpp_scratch(self: Any, at: int, workspace: Any, prefix: str | None = None) -> Any:
         made = original(self, at, workspace, prefix)
