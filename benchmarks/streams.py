@@ -257,6 +257,8 @@ class Driver:
 
     def drive(self, model: StreamModel, policy: BatchPolicy, streams: int, seed: tuple[int, int]) -> Drive:
         """One live run; `OutOfTime` where it would end too late."""
+        if not streams:
+            return Drive(0, 0, 0.0, 0.0, None)
         seconds = max(self.seconds, DEADLINES * model.deadline_s)
         if time.perf_counter() + seconds > self.end_s:
             raise OutOfTime
@@ -284,13 +286,13 @@ def search(case: Case, repeat: int, driver: Driver, runs: int, head: dict[str, s
     low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, policy, first)
     every = {key: list(found) for key, found in turns.items()}
     drives: list[Drive] = []
-    step, count, turned = max(1, round(STEP * first)), max(1, first), None
+    step, count, turned = max(1, round(STEP * first)), first, None
     while len(drives) < runs:
         drives.append(driver.drive(model, policy, count, (repeat, len(drives))))
         passed = drives[-1].late_share <= LATE
         if turned is None and len(drives) > 1 and passed != (drives[-2].late_share <= LATE):
             turned = len(drives) - 1
-        count = max(1, count + (step if passed else -step))
+        count = max(0, count + (step if passed else -step))
         for key, found in driver.curve(policy, 1).items():
             every[key] += found
     observed = (

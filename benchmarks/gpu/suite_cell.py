@@ -138,13 +138,13 @@ def host_feeds(path: Path, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
     return feeds
 
 
+LAYOUTS: tuple[dict[str, str], ...] = (
+    {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}, {"cuda.prefer_nhwc": "1"},
+)  # fmt: skip
+ATTENTION: tuple[dict[str, str], ...] = ({"cuda.sdpa_kernel": "8"}, {"cuda.sdpa_kernel": "1"})
 SETTINGS: dict[str, tuple[dict[str, str], ...]] = {
-    "vit": ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}, {"cuda.sdpa_kernel": "8"},
-            {"cuda.sdpa_kernel": "1"}),
-    "resnet50": ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}),
-    "yolo": ({"cuda.prefer_nhwc": "1"}, {"cuda.prefer_nhwc": "1", "separate_conv_bias": "on"}, {"cuda.sdpa_kernel": "8"},
-             {"cuda.sdpa_kernel": "1"}),
-    "bert": ({"cuda.sdpa_kernel": "8"}, {"cuda.sdpa_kernel": "1"}),
+    "vit": ATTENTION, "resnet50": ({"cuda.prefer_nhwc": "1", "separate_conv_bias": "channel"}, *LAYOUTS), "yolo": LAYOUTS,
+    "bert": ATTENTION,
 }  # fmt: skip
 """What a search asks of the backend `onnxruntime`: built beforehand, so that the search only measures."""
 

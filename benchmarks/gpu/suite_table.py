@@ -117,7 +117,8 @@ def builds(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 def choice(made: dict[str, Any]) -> str:
     settings = " ".join(f"{name}={value}" for name, value in (made["options"] or {}).items())
     fused = (made["notes"] or {}).get("fusions")
-    parts = [made["backend"], settings, f"fused: {fused}" if fused else ""]
+    kernels = (made["notes"] or {}).get("kernels")
+    parts = [made["backend"], settings, f"fused: {fused}" if fused else "", f"kernels: {kernels}" if kernels else ""]
     tuning = made.get("tuning")
     if tuning and (margin := tuning.get("margin_pct")) is not None:
         low, high = tuning["margin_interval_pct"]

@@ -205,12 +205,14 @@ def test_a_tensor_is_read_after_its_librarys_current_stream(torch_library: forei
     assert ordered == [77]
     assert (torch_library.index_of(_Tensor()), torch_library.address_of(_Tensor())()) == (1, 4096)
     assert torch_library.current_stream(1) == 77
+    elsewhere = _Tensor()
+    elsewhere.is_cuda = False  # on the host, or on an accelerator that counts from 0 too
+    assert torch_library.index_of(elsewhere) < 0
 
 
 @pytest.mark.parametrize(
     "facts",
     [
-        {"is_cuda": False, "index": -1},
         {"requires_grad": True},
         {"negative": True},
         {"complex_": True},

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 
 NHWC = {"cuda.prefer_nhwc": "1"}
 SEPARATE = NHWC | {"separate_conv_bias": "on"}
+CHANNEL = NHWC | {"separate_conv_bias": "channel"}
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def network(path: Path, size: int | str, *, half: bool) -> Path:
 
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("size", [64, "S"])
-@pytest.mark.parametrize("options", [NHWC, SEPARATE], ids=["nhwc", "separate"])
+@pytest.mark.parametrize("options", [NHWC, SEPARATE, CHANNEL], ids=["nhwc", "separate", "channel"])
 def test_numbers_are_those_of_the_cpu(tmp_path: Path, size: int | str, half: bool, options: dict[str, str]) -> None:
     model = network(tmp_path / "net.onnx", size, half=half)
     profile = {} if isinstance(size, int) else {"shapes": {"x": (2, 3, 64, 64)}}
@@ -91,6 +92,6 @@ def test_a_build_tries_the_layouts_and_keeps_the_table(tmp_path: Path) -> None:
     engine = te.build(model, device="cuda:0", batch=(1, 32, 32), store=te.Store(tmp_path / "store"), parity_rtol=4e-3)
     found = engine.passport.build.tuning
     assert found is not None
-    assert [item.options for item in found.candidates] == [{}, NHWC, SEPARATE]
+    assert [item.options for item in found.candidates] == [{}, SEPARATE, CHANNEL, NHWC]
     assert all(item.median_ms for item in found.candidates), found.candidates
     assert engine.passport.build.config["options"] == found.candidates[found.chosen].options

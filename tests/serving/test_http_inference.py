@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -144,14 +144,48 @@ def test_what_may_be_refused_is_left_to_the_application(
 def test_a_client_that_goes_inside_a_body_holds_nothing(server: Server, taken: list[str]) -> None:
     with connect(server) as connection:
         connection.sendall(head_of(len(LARGE)) + LARGE[:100_000])
-        until(lambda: in_flight(server) == 1, "it is being received")
-    until(lambda: in_flight(server) == 0, "it is forgotten")
+        until(lambda: bytes_held(server) == 100_000, "it is being received")
+    until(lambda: bytes_held(server) == 0, "it is forgotten")
     assert not taken and fetch(server, INFER, BODY)[0] == 200
 
 
-def in_flight(server: Server) -> int:
+def bytes_held(server: Server) -> int:
     assert server._service is not None
-    return server._service.admission.requests
+    return server._service.admission.nbytes
+
+
+def test_bodies_that_do_not_come_take_no_place_of_other_requests(
+    engines: dict[str, Path], serve: Callable[..., Server]
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, max_in_flight=2, max_in_flight_size="1MiB")
+    assert fetch(server, INFER, BODY)[0] == 200
+    with ExitStack() as opened:
+        for more in ((), ("Content-Encoding: gzip",)):  # without ASGI, and by it
+            for _ in range(10):
+                opened.enter_context(connect(server)).sendall(head_of(200 << 20, *more) + b"1234")
+        until(lambda: bytes_held(server) == 80, "all have begun")
+        assert fetch(server, INFER, BODY)[0] == 200
+        with connect(server) as other:
+            other.sendall(head_of(len(BODY)) + BODY)
+            assert read(other)[0] == 200
+
+
+@pytest.mark.parametrize("more", [(), ("Content-Encoding: identity", "Expect: 100-continue")], ids=["direct", "asgi"])
+def test_bytes_beyond_the_limit_are_refused_while_they_come(
+    engines: dict[str, Path], serve: Callable[..., Server], more: tuple[str, ...]
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, max_in_flight_size="100KiB")
+    assert fetch(server, INFER, BODY)[0] == 200
+    with connect(server) as first, connect(server) as second:
+        first.sendall(head_of(len(LARGE)) + LARGE[:90_000])
+        until(lambda: bytes_held(server) == 90_000, "the first is being received")
+        second.sendall(head_of(len(LARGE), *more) + LARGE[:60_000])
+        found = second.recv(1 << 16)
+        if found.startswith(b"HTTP/1.1 100"):
+            found = found.partition(b"\r\n\r\n")[2] or second.recv(1 << 16)
+        assert found.startswith(b"HTTP/1.1 503") and b"retry-after: 1" in found
+    until(lambda: bytes_held(server) == 0, "both are forgotten")
+    assert fetch(server, INFER, BODY)[0] == 200
 
 
 def test_a_body_that_does_not_come_is_answered_in_time(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
@@ -162,7 +196,7 @@ def test_a_body_that_does_not_come_is_answered_in_time(engines: dict[str, Path],
             assert read(connection)[0] == 200
         connection.sendall(head_of(len(LARGE)) + LARGE[:100_000])
         assert read(connection)[0] == 408
-    until(lambda: in_flight(server) == 0, "it is forgotten")
+    until(lambda: bytes_held(server) == 0, "it is forgotten")
 
 
 def test_large_requests_over_tls(

@@ -51,7 +51,7 @@ def test_a_full_server_refuses_and_says_when_to_come_back(
         until(lambda: in_flight(server) == 1, "the first request runs")
         body = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[0,1,2,3]}]}'
         status, headers, answer = fetch(server, "/v2/models/double/infer", body)
-        assert status == 503 and headers["retry-after"] == "1" and "1 requests already" in answer["error"]
+        assert status == 503 and headers["retry-after"] == "1" and "the server has" in answer["error"]
         client = Client("grpc", server)
         with pytest.raises(InferenceServerException) as caught:
             client.infer("double", {"x": ones()})

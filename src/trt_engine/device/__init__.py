@@ -189,9 +189,8 @@ class Device(Protocol):
         ...
 
     def reader(self, kind: type, stream: Stream) -> Callable[[Any], int | None]:
-        """The address of an array of that type, as `borrow` finds it, for repeated calls; None where `borrow` has to.
-
-        The caller keeps the array until the work is done.
+        """The address of an array of that type on a device, as `borrow` finds it, for repeated calls; None where `borrow`
+        has to. The caller keeps the array until the work is done.
         """
         ...
 

@@ -16,7 +16,7 @@ from trt_engine.errors import UsageError
 
 Reader: TypeAlias = Callable[[Any], int | None]
 """The address of an array, once the stream is ordered after its owner's current one. None for an array that only a capsule
-describes: on the host or another GPU, strided, or one the library refuses to export."""
+describes: on another GPU, strided, or one the library refuses to export."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class ArrayLibrary:
     """How the arrays of a library are read."""
 
     reader: Callable[[int, Callable[[int], None]], Reader]
-    """For a GPU's index, and a function that orders a stream after another one, given by its handle."""
+    """For a GPU's index, and a function that orders a stream after another one, given by its handle. The arrays are on a
+    GPU (`index_of`)."""
     index_of: Callable[[Any], int]
     """The index of the array's GPU; negative for one on the host."""
     address_of: Callable[[Any], Callable[[], int]]
@@ -58,7 +59,7 @@ def _torch(torch: Any) -> ArrayLibrary:
 
     def reader(index: int, order_after: Callable[[int], None]) -> Reader:
         def read(tensor: Any) -> int | None:
-            if not tensor.is_cuda or tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
+            if tensor.requires_grad or tensor.is_neg() or tensor.is_complex():
                 return None
             try:
                 if not tensor.is_contiguous() or tensor.get_device() != index:
@@ -71,7 +72,10 @@ def _torch(torch: Any) -> ArrayLibrary:
 
         return read
 
-    return ArrayLibrary(reader, lambda tensor: tensor.get_device(), lambda tensor: tensor.data_ptr, current)
+    def index_of(tensor: Any) -> int:
+        return tensor.get_device() if tensor.is_cuda else -1
+
+    return ArrayLibrary(reader, index_of, lambda tensor: tensor.data_ptr, current)
 
 
 def _cupy(cupy: Any) -> ArrayLibrary:

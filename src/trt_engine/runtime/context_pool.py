@@ -86,7 +86,10 @@ class ContextPool(RunnerBase):
         self._wait_queue.open(self._executors)
 
     def run(self, feeds: Tensors, on_device: bool = False) -> dict[str, Any]:
-        """The outputs, on the host or the device. Feeds and outputs by name, in the dtypes and shapes of the signature."""
+        """The outputs, on the host or the device. Feeds and outputs by name, in the dtypes and shapes of the signature.
+
+        Raises `UsageError` once closed.
+        """
         queue = self._wait_queue
         slot = queue.acquire(feeds)
         try:

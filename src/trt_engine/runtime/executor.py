@@ -19,7 +19,7 @@ from trt_engine.protocols import Session
 from trt_engine.runtime.batch_rows import concat
 from trt_engine.runtime.bound_call import BoundCall, BoundCallHome
 from trt_engine.runtime.cuda_graph_policy import GraphPolicy
-from trt_engine.runtime.fast_path import InputSlot, OutputSlot, ReplayPlan
+from trt_engine.runtime.fast_path import ReplayPlan, Slot
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.runtime.output_pool import OutputPool
 from trt_engine.runtime.prepared_context import Key, PreparedContext, select_profile
@@ -184,21 +184,18 @@ class Executor:
         """Store a replay plan for these shapes and types."""
         if frame.dynamic_outputs or self._host_inputs or not self._uses_staging:
             return
-        inputs = [
-            InputSlot(
-                name, type(feeds[name]), self._buffers[name], frame.nbytes[name],
-                None if name in borrowed else self._staged_array(name, frame.shapes[name]),
-            )
-            for name in self._inputs
-        ]  # fmt: skip
-        outputs = [
-            OutputSlot(
-                name, shape, self._dtype_names[name], self._buffers[name], frame.nbytes[name],
-                None if on_device else self._staged_array(name, shape),
-                self._output_pool(frame.nbytes[name]) if on_device else None,
-            )
-            for name, shape, _ in frame.sized_outputs
-        ]  # fmt: skip
+
+        def slot(name: str, shape: Shape, staged: bool, **more: Any) -> Slot:
+            pinned = self._staged_array(name, shape) if staged else None
+            return Slot(name, shape, self._dtype_names[name], self._buffers[name], frame.nbytes[name], pinned, **more)
+
+        inputs, outputs = [], []
+        for name in self._inputs:
+            read = self._device.reader(type(feeds[name]), self.stream) if name in borrowed else None
+            inputs.append(slot(name, frame.shapes[name], read is None, read=read))
+        for name, shape, _ in frame.sized_outputs:
+            pool = self._output_pool(frame.nbytes[name]) if on_device else None
+            outputs.append(slot(name, shape, pool is None, pool=pool))
         if len(self._plans) >= _MAX_PLANS:
             self._drop_plans()
         self._plans[_plan_key(feeds, on_device)] = ReplayPlan(

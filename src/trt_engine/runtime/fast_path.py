@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -26,34 +26,27 @@ Addresses: TypeAlias = tuple[int, ...]
 """Of inputs, then of outputs, in the order of the signature."""
 
 
-@dataclass(frozen=True, slots=True)
-class InputSlot:
-    """One input of a plan."""
-
-    name: str
-    kind: type
-    """Of its arrays."""
-    buffer: Buffer
-    """The executor's own: what a graph reads, and where host arrays go."""
-    nbytes: int
-    staged: StagedArray | None
-    """None for an array on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutputSlot:
-    """One output of a plan."""
+@dataclass(slots=True)
+class Slot:
+    """One input or output of a plan."""
 
     name: str
     shape: Shape
     dtype: str
     buffer: Buffer
-    """The executor's own: what a graph writes, and what is downloaded."""
+    """The executor's own: what a graph reads or writes, and where host arrays go and come from."""
     nbytes: int
     staged: StagedArray | None
-    """None for an output that stays on the device."""
-    pool: OutputPool | None
-    """The memory of outputs that stay on the device."""
+    """None for an array on the device."""
+    read: Callable[[Any], int | None] | None = None
+    """`Device.reader` for the arrays of an input on the device."""
+    pool: OutputPool | None = None
+    """The memory of an output that stays on the device."""
+    pointer: int = field(init=False)
+    """The address of `buffer`."""
+
+    def __post_init__(self) -> None:
+        self.pointer = self.buffer.pointer
 
 
 class ReplayPlan:
@@ -70,8 +63,8 @@ class ReplayPlan:
         device: Device,
         stream: Stream,
         *,
-        inputs: Sequence[InputSlot],
-        outputs: Sequence[OutputSlot],
+        inputs: Sequence[Slot],
+        outputs: Sequence[Slot],
         on_device: bool,
         exclusive_stream: bool,
     ) -> None:
@@ -81,11 +74,6 @@ class ReplayPlan:
         """Whether it replays a graph."""
         self._device, self._stream = device, stream
         self._inputs, self._outputs, self._on_device = tuple(inputs), tuple(outputs), on_device
-        self._reads = [
-            (slot.name, device.reader(slot.kind, stream), slot.staged, slot.buffer.pointer) for slot in inputs
-        ]
-        self._own_outputs = tuple([slot.buffer.pointer for slot in outputs])
-        self._acquires = [(slot.name, slot.pool.acquire, slot.dtype, slot.shape) for slot in outputs if slot.pool]
         self._launches: dict[Addresses, Callable[[], None]] = {}
         self._seen: set[Addresses] = set()
         self._graphs: list[Graph] = []
@@ -94,8 +82,7 @@ class ReplayPlan:
         self._launch_waits = on_device and prebinds and not self.replays
         self._exclusive_stream = exclusive_stream
         if frame.graph is not None:
-            own = (*(slot.buffer.pointer for slot in inputs), *self._own_outputs)
-            self._launches[own] = frame.graph.launcher(stream)
+            self._launches[tuple([slot.pointer for slot in (*inputs, *outputs)])] = frame.graph.launcher(stream)
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """The outputs, complete; feeds have the plan's shapes and dtypes.
@@ -104,20 +91,20 @@ class ReplayPlan:
         """
         device, stream = self._device, self._stream
         addresses: list[int] = []
-        for name, read, staged, pointer in self._reads:
-            if staged is None:
-                array = feeds[name]
-                addresses.append(read(array) or device.borrow(array, stream).pointer)
-            else:
-                addresses.append(pointer)
-                staged.upload(feeds[name], self._inputs[len(addresses) - 1].buffer, stream)
+        for slot in self._inputs:
+            array = feeds[slot.name]
+            if slot.read is not None:
+                addresses.append(slot.read(array) or device.borrow(array, stream).pointer)
+            elif slot.staged is not None:
+                slot.staged.upload(array, slot.buffer, stream)
+                addresses.append(slot.pointer)
         arrays: dict[str, Any] = {}
-        if self._on_device:
-            for name, acquire, dtype, shape in self._acquires:
-                address, arrays[name] = acquire(dtype, shape)
+        for slot in self._outputs:
+            if slot.pool is not None:
+                address, arrays[slot.name] = slot.pool.acquire(slot.dtype, slot.shape)
                 addresses.append(address)
-        else:
-            addresses += self._own_outputs
+            else:
+                addresses.append(slot.pointer)
         key = tuple(addresses)
         launch = self._launches.get(key) or self._find_launch(key, feeds, arrays)
         try:
@@ -168,17 +155,13 @@ class ReplayPlan:
         self.frame.bind(buffers)
         return partial(context.enqueue, self._stream)
 
-    def _buffers(
-        self, feeds: Tensors, arrays: Mapping[str, DeviceArray]
-    ) -> list[tuple[InputSlot | OutputSlot, Buffer]]:
+    def _buffers(self, feeds: Tensors, arrays: Mapping[str, DeviceArray]) -> list[tuple[Slot, Buffer]]:
         """The memory of this call, inputs before outputs."""
-        found: list[tuple[InputSlot | OutputSlot, Buffer]] = []
-        for item in self._inputs:
-            lent = item.staged is None
-            found.append((item, self._device.borrow(feeds[item.name], self._stream) if lent else item.buffer))
-        for slot in self._outputs:
-            found.append((slot, arrays[slot.name].buffer if slot.name in arrays else slot.buffer))
-        return found
+        borrow, stream = self._device.borrow, self._stream
+        return [
+            *((slot, borrow(feeds[slot.name], stream) if slot.read else slot.buffer) for slot in self._inputs),
+            *((slot, arrays[slot.name].buffer if slot.pool else slot.buffer) for slot in self._outputs),
+        ]
 
     def _capture(self, addresses: Addresses) -> Callable[[], None] | None:
         """A graph on these addresses; None the first time they come, and where no more are captured."""

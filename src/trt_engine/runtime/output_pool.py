@@ -51,7 +51,9 @@ class OutputPool:
         self._place = (0, 0)
 
     def acquire(self, dtype: str, shape: Shape) -> tuple[int, DeviceArray]:
-        """A new array and its address; work on the stream is ordered after what other libraries have queued on it."""
+        """A new array of that dtype and shape, and its address; work on the stream is ordered after what other libraries
+        have queued on it.
+        """
         while len(self._free) > _MAX_FREE and self._per_block == 1:
             self._slices.discard(self._free.popleft().part)  # keep few large blocks
         try:

@@ -22,27 +22,32 @@ class Admission:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether `enter` would take a request of this size."""
-        return (
-            not self.closed
-            and self.requests < self._max_requests
-            and (not self.requests or self.nbytes + nbytes <= self._max_bytes)
-        )
+    def receive(self, nbytes: int) -> bool:
+        """Count bytes of a request that is coming in; False, and refused, where there is no room for them."""
+        if self.nbytes and self.nbytes + nbytes > self._max_bytes:
+            self.refused += 1
+            return False
+        self.nbytes += nbytes
+        return True
 
-    def enter(self, nbytes: int) -> None:
-        """Count a request in; `Overloaded` where the server is full or ending."""
-        if not self.has_room(nbytes):
+    def forget(self, nbytes: int) -> None:
+        """Bytes that were counted and are not here any more."""
+        self.nbytes -= nbytes
+
+    def enter(self, nbytes: int = 0, *, begun: bool = False) -> None:
+        """Count a whole request in; `Overloaded` where the server is full, or ending and the request had not `begun`."""
+        ending = self.closed and not begun
+        if ending or self.requests >= self._max_requests or (self.requests and self.nbytes + nbytes > self._max_bytes):
             self.refused += 1
             raise Overloaded(
-                "the server is shutting down" if self.closed else f"the server has {self.requests} requests already",
+                "the server is shutting down" if ending else f"the server has {self.requests} requests already",
                 hint="again later",
             )
         self.requests += 1
         self.nbytes += nbytes
         self._idle.clear()
 
-    def leave(self, nbytes: int) -> None:
+    def leave(self, nbytes: int = 0) -> None:
         self.requests -= 1
         self.nbytes -= nbytes
         if not self.requests:

@@ -14,7 +14,7 @@ from typing import Any
 from trt_engine.atomic_io import encode_json
 from trt_engine.config.serve import ServeConfig
 from trt_engine.environment import distribution_version
-from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.errors import Overloaded, TrtEngineError, UsageError
 from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
 from trt_engine.serving.image_requests import infer_image
 from trt_engine.serving.inference import InferRequest, Service, start_timing
@@ -180,18 +180,28 @@ class HttpApp:
             length, header, encoding = _body_headers(headers)
         except (_HttpError, UsageError):
             return None
-        if length is None or encoding or length > self._config.max_request or not admission.has_room(length):
+        if length is None or encoding or length > self._config.max_request:
             return None
-        admission.enter(length)
         return InferenceBody(path, headers, length, header)
+
+    def receive(self, body: InferenceBody, nbytes: int) -> bool:
+        """Count so many more bytes of a body; False where the server has no room for them."""
+        if not self._service.admission.receive(nbytes):
+            return False
+        body.filled += nbytes
+        return True
 
     def leave(self, body: InferenceBody) -> None:
         """For an inference that was accepted, once it is answered or its client has gone."""
-        self._service.admission.leave(body.length)
+        self._service.admission.forget(body.filled)
+        if body.entered:
+            self._service.admission.leave()
 
     async def answer(self, body: InferenceBody) -> Answer:
         """The answer to an inference whose body is complete."""
         try:
+            self._service.admission.enter(begun=True)
+            body.entered = True
             answer = await self._run_inference(
                 self._inference_routes[body.path], body.headers, body.take(), body.header
             )
@@ -201,16 +211,31 @@ class HttpApp:
 
     async def _infer(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
         length, header, encoding = _body_headers(headers)
-        admission = self._service.admission
-        reserved = self._config.max_request if length is None or encoding else self._check_length(length)
-        admission.enter(reserved)
+        admission, received = self._service.admission, 0
+        if length is not None:
+            self._check_length(length)
+
+        async def counted() -> dict[str, Any]:
+            nonlocal received
+            event = await receive()
+            nbytes = len(event.get("body", b""))
+            if not admission.receive(nbytes):
+                raise Overloaded("the server has no room for the request", hint="again later")
+            received += nbytes
+            return event
+
+        begun, reserved = not admission.closed, self._config.max_request if encoding else 0
         try:
-            body = await _receive_body(receive, length, header or 0, self._config.max_request)
-            if encoding:
-                body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
-            status, more, parts = await self._run_inference(route, headers, body, header)
+            body = await _receive_body(counted, length, header or 0, self._config.max_request)
+            admission.enter(reserved, begun=begun)
+            try:
+                if encoding:
+                    body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
+                status, more, parts = await self._run_inference(route, headers, body, header)
+            finally:
+                admission.leave(reserved)
         finally:
-            admission.leave(reserved)
+            admission.forget(received)
         await self._send_parts(send, parts, more, status)
 
     async def _run_inference(self, route: Route, headers: Headers, body: memoryview, header: int | None) -> Answer:
@@ -251,14 +276,13 @@ class HttpApp:
             return await asyncio.to_thread(decode_infer, self._service, served, body, header)
         return decode_infer(self._service, served, body, header)
 
-    def _check_length(self, length: int) -> int:
+    def _check_length(self, length: int) -> None:
         if length > self._config.max_request:
             raise _HttpError(
                 413,
                 f"the request has {length} bytes, {self._config.max_request} are allowed",
                 [(b"connection", b"close")],
             )
-        return length
 
     # -------------------------------------------------------------------------------------------- other routes
 

@@ -24,6 +24,12 @@ _TIMEOUT = (
 )
 
 
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 50\r\nretry-after: 1\r\n"
+    b'connection: close\r\n\r\n{"error":"the server has no room for the request"}'
+)
+
+
 class _HeaderTooLarge(Exception):
     """The header of a request is over the limit."""
 
@@ -70,11 +76,18 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def body_received(self, body: InferenceBody, nbytes: int) -> None:
         """So many more bytes are in `body.rest()`, past the parser."""
-        body.filled += nbytes
-        if body.complete:
+        if self._has_room(body, nbytes) and body.complete:
             self.parser = httptools.HttpRequestParser(self)  # the old one waits for these bytes
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.on_message_complete()
+
+    def _has_room(self, body: InferenceBody, nbytes: int) -> bool:
+        """Count bytes that came; the connection ends where the server has no room for them."""
+        if self.http_app.receive(body, nbytes):
+            return True
+        self.transport.write(_FULL)
+        self.transport.close()
+        return False
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -155,7 +168,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         if self.inference is not None and self.running is None:
-            self.inference.add(body)
+            if not self.transport.is_closing():
+                self.inference.add(body)
+                self._has_room(self.inference, len(body))
         else:
             super().on_body(body)
 
@@ -164,6 +179,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.in_message = False
         if self.inference is None or self.running is not None:
             super().on_message_complete()
+            return
+        if self.transport.is_closing():
             return
         self.running = self.loop.create_task(self._answer(self.inference))
         self.tasks.add(self.running)

@@ -19,15 +19,16 @@ class InferenceBody:
     header: int | None
     """Bytes of JSON before the tensors; None: all of it."""
     filled: int = 0
+    entered: bool = False
+    """Whether it is counted as a request."""
     _memory: memoryview = _NOTHING
 
     def add(self, chunk: bytes) -> None:
-        """The next bytes; a body in one piece is not copied."""
+        """Put the next bytes behind the `filled` ones; a body in one piece is not copied."""
         if len(chunk) == self.length:
             self._memory = memoryview(chunk)
         else:
             self.rest()[: len(chunk)] = chunk
-        self.filled += len(chunk)
 
     def rest(self) -> memoryview:
         """Where the bytes that have not come go; the tensor after the JSON is aligned."""

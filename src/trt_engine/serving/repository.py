@@ -179,7 +179,8 @@ class Repository:
         except UnknownModel:
             raise
         except TrtEngineError as error:
-            log.warning("`%s` is not ready: %s", name, error.message)
+            if self.models[name].failure:  # else it is that of a version, which is in the log
+                log.warning("`%s` is not ready: %s", name, error.one_line)
 
     async def load(self, name: str) -> None:
         """Load or renew a model: new and changed versions first, then they replace the old ones.

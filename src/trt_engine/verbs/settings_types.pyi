@@ -401,7 +401,7 @@ class ServeSettings(EngineSettings, total=False):
     """Send a span of each request to this OpenTelemetry collector, over OTLP/HTTP."""
     max_batch: int | None
     """Rows of joined requests [default: the engine's largest batch, else 32; 1: never joined]."""
-    max_wait_ms: float
+    max_wait_ms: str | float
     """How long a request waits for others while a context is free."""
     max_queue: int | None
     """Requests (rows, where they are joined) that may wait for a model [default: 64 batches]."""
@@ -487,7 +487,7 @@ class DeploySettings(TypedDict, total=False):
     """Folder of a `size` run: the engine it measured is batched as measured (repeatable)."""
     instances: int | None
     """Execution instances of each model on a device [default: measured, else 1]."""
-    max_wait_ms: float | None
+    max_wait_ms: str | float | None
     """Longest wait of a request for others of its batch [default: measured, else 0]."""
     warmup: bool
     """Have Triton run the smallest, usual and largest batch before a model is ready."""

@@ -239,39 +239,6 @@ def test_windows_that_overlap_stay_a_convolution(tmp_path: Path) -> None:
     assert fuse_patches(onnx.load(embedding(tmp_path / "m.onnx", stride=3)).graph) == 0
 
 
-def gated(path: Path, kernel: int = 1, *, apart: bool = False) -> Path:
-    """A convolution with SiLU; `apart`: its output is read by others too."""
-    half = onnx.TensorProto.FLOAT16
-    weights = {"w": RNG.standard_normal((8, 8, kernel, kernel)).astype(np.float16)}
-    nodes = [
-        node("Conv", "x w", "c", pads=[kernel // 2] * 4), node("Sigmoid", "c", "s"), node("Mul", "c s", "m"),
-        node("Add", "m c", "y") if apart else node("Identity", "m", "y"),
-    ]  # fmt: skip
-    return save(path, nodes, {"x": (half, ["n", 8, 6, 6])}, {"y": (half, ["n", 8, 6, 6])}, weights)
-
-
-@needs_torch
-def test_a_1x1_convolution_takes_silu(tmp_path: Path) -> None:
-    import torch
-
-    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
-    from trt_engine.backends.inductor.tensor_rules import RULES
-
-    path = gated(tmp_path / "m.onnx")
-    x = RNG.standard_normal((2, 8, 6, 6)).astype(np.float16)
-    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    graph = load_graph(onnx.load(path), on_gpu=True)
-    assert graph.proto.graph.node[0].op_type == CONVOLUTION
-    with torch.no_grad():
-        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
-    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
-
-
-@pytest.mark.parametrize("change", [{"kernel": 3}, {"apart": True}])
-def test_other_convolutions_leave_silu_apart(change: dict[str, Any], tmp_path: Path) -> None:
-    assert fuse_convolution(onnx.load(gated(tmp_path / "m.onnx", **change)).graph) == 0
-
-
 @needs_torch
 def test_a_residual_network_stays_channels_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its one change of layout is that of the input: every other one would read and write a whole tensor."""

@@ -8,84 +8,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
+from nhwc_nets import Net, count, run
 from onnx import helper, numpy_helper
 
 from trt_engine.backends.onnxruntime.conv_bias import NHWC_DOMAIN, separate_conv_biases
 from trt_engine.graph.cost import model_cost
 
 
-class Net:
-    """A graph in NHWC, written operator by operator."""
-
-    def __init__(self, size: int | str = 12, channels: int = 4, *, half: bool = False, scale: float = 0.5) -> None:
-        self.random, self.scale = np.random.default_rng(0), scale
-        self.dtype = np.float16 if half else np.float32
-        self.nodes: list[onnx.NodeProto] = []
-        self.stored: list[onnx.TensorProto] = []
-        self.image = ["N", size, size, channels]
-        self.count = 0
-
-    def op(self, op: str, *inputs: str, domain: str = "", **given: Any) -> str:
-        self.count += 1
-        out = f"{op.lower()}{self.count}"
-        self.nodes.append(helper.make_node(op, list(inputs), [out], name=out, domain=domain, **given))
-        return out
-
-    def constant(self, array: np.ndarray) -> str:
-        self.count += 1
-        self.stored.append(numpy_helper.from_array(array.astype(self.dtype), f"w{self.count}"))
-        return f"w{self.count}"
-
-    def conv(
-        self, x: str, before: int, after: int, kernel: int = 1, *, bias: bool = True, group: int = 1, **given: Any
-    ) -> str:
-        weight = self.random.standard_normal((after, before // group, kernel, kernel)) / np.sqrt(before * kernel**2)
-        names = [self.constant(weight)]
-        if bias:
-            names.append(self.constant(self.random.standard_normal(after) * self.scale))
-        pad = {"pads": [kernel // 2] * 4} | given
-        return self.op("Conv", x, *names, domain=NHWC_DOMAIN, kernel_shape=[kernel, kernel], group=group, **pad)
-
-    def model(self, *outputs: str) -> onnx.ModelProto:
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
-        graph = helper.make_graph(
-            self.nodes, "net", [helper.make_tensor_value_info("x", kind, self.image)],
-            [helper.make_tensor_value_info(name, kind, None) for name in outputs], self.stored,
-        )  # fmt: skip
-        opsets = [helper.make_opsetid("", 20), helper.make_opsetid(NHWC_DOMAIN, 20)]
-        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
-def run(model: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
-    """Outputs on the CPU, which has no operator in NHWC: each one between two transpositions."""
-    plain = onnx.ModelProto()
-    plain.CopyFrom(model)
-    nodes = []
-    for node in plain.graph.node:
-        if node.domain != NHWC_DOMAIN:
-            nodes.append(node)
-            continue
-        name, out = node.input[0], node.output[0]
-        node.domain, node.input[0], node.output[0] = "", f"{out}_in", f"{out}_out"
-        nodes += [
-            helper.make_node("Transpose", [name], [f"{out}_in"], perm=[0, 3, 1, 2]),
-            node,
-            helper.make_node("Transpose", [f"{out}_out"], [out], perm=[0, 2, 3, 1]),
-        ]
-    del plain.graph.node[:]
-    plain.graph.node.extend(nodes)
-    session = ort.InferenceSession(plain.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: list[np.ndarray] = session.run(None, {"x": x})
-    return found
-
-
-def rewritten(model: onnx.ModelProto, *, separated: int) -> onnx.ModelProto:
+def rewritten(model: onnx.ModelProto, *, separated: int, channels: bool = False) -> onnx.ModelProto:
     """The graph after the pass, with the same outputs."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
-    assert separate_conv_biases(made, Path()) == separated
+    assert separate_conv_biases(made, Path(), channels=channels) == separated
     size = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value or 9
     half = model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
     x = np.random.default_rng(1).standard_normal((2, size, size, 4)).astype(np.float16 if half else np.float32)
@@ -93,10 +28,6 @@ def rewritten(model: onnx.ModelProto, *, separated: int) -> onnx.ModelProto:
         assert before.shape == after.shape
         np.testing.assert_allclose(after, before, rtol=0, atol=(4e-3 if half else 4e-6) * np.abs(before).max())
     return made
-
-
-def count(model: onnx.ModelProto, op: str) -> int:
-    return sum(node.op_type == op for node in model.graph.node)
 
 
 def bottleneck(net: Net, x: str, channels: int, inner: int, stride: int = 1) -> str:
@@ -109,17 +40,21 @@ def bottleneck(net: Net, x: str, channels: int, inner: int, stride: int = 1) -> 
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_residual_network_needs_no_addition_but_its_own(half: bool) -> None:
+@pytest.mark.parametrize("channels", [False, True])
+def test_a_residual_network_needs_an_addition_or_a_channel_for_each_padded_convolution(
+    channels: bool, half: bool
+) -> None:
     net = Net(half=half)
     x = net.op("Relu", net.conv("x", 4, 8, 3))
     x = net.op("MaxPool", x, domain=NHWC_DOMAIN, kernel_shape=[2, 2], strides=[2, 2])
     x = bottleneck(net, bottleneck(net, x, 8, 4), 8, 4, stride=2)
     pooled = net.op("GlobalAveragePool", x, domain=NHWC_DOMAIN)
-    made = rewritten(net.model(net.op("Identity", pooled)), separated=8)
+    made = rewritten(net.model(net.op("Identity", pooled)), separated=8, channels=channels)
     assert all(len(node.input) == 2 for node in made.graph.node if node.op_type == "Conv")
-    # behind a padded convolution, whose bias is in the channel of its input, the activation is the Relu it was
-    assert (count(made, "Relu"), count(made, "Max")) == (2, 5)
-    assert count(made, "Add") == 2 + 1  # the two residual sums, and the shift behind the pooling
+    # behind a convolution whose bias is in a channel of its input, the activation is the Relu it was
+    assert (count(made, "Relu"), count(made, "Max")) == ((2, 5) if channels else (0, 7))
+    # the two residual sums, one addition behind the pooling, and those before two padded convolutions
+    assert count(made, "Add") == 2 + 1 + (0 if channels else 2)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -135,7 +70,7 @@ def test_a_shift_passes_through_a_padded_convolution_as_a_channel(
 ) -> None:
     net = Net(half=half)
     x = net.op("Relu", net.conv("x", 4, 8))
-    made = rewritten(net.model(net.op("Sigmoid", net.conv(x, 8, 4, kernel, **given))), separated=2)
+    made = rewritten(net.model(net.op("Sigmoid", net.conv(x, 8, 4, kernel, **given))), separated=2, channels=True)
     assert count(made, "Add") == (kernel == 1)
     first, second = (node for node in made.graph.node if node.op_type == "Conv")
     shapes = {item.name: list(item.dims) for item in made.graph.initializer}
@@ -187,6 +122,11 @@ def same_padding(net: Net) -> tuple[str, ...]:
     )
 
 
+def activated_twice(net: Net) -> tuple[str, ...]:
+    x = net.op("Relu", net.op("Relu", net.conv("x", 4, 8)))
+    return (net.op("Sigmoid", net.conv(x, 8, 8, 3)),)
+
+
 def without_activation(net: Net) -> tuple[str, ...]:
     return (net.op("Sigmoid", net.conv(net.conv("x", 4, 8), 8, 8, 3)),)
 
@@ -198,13 +138,13 @@ def pooled(net: Net) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("form", [shared, shared_before_the_activation, output_in_the_middle, read_twice, grouped,
-                                  grouped_before, not_centred, even_kernel, same_padding, without_activation,
-                                  pooled])  # fmt: skip
+                                  grouped_before, not_centred, even_kernel, same_padding, activated_twice,
+                                  without_activation, pooled])  # fmt: skip
 def test_other_padded_convolutions_have_an_addition_before_them(form: Callable[[Net], tuple[str, ...]]) -> None:
     net = Net()
     model = net.model(*form(net))
     weights = {tuple(item.dims) for item in model.graph.initializer if len(item.dims) == 4}
-    made = rewritten(model, separated=count(model, "Conv"))
+    made = rewritten(model, separated=count(model, "Conv"), channels=True)
     assert count(made, "Add") >= 2  # before the padded convolution, and behind it
     assert {tuple(item.dims) for item in made.graph.initializer if len(item.dims) == 4} == weights
 
@@ -274,6 +214,70 @@ def test_biases_of_zero_leave_no_operator_behind() -> None:
     made = rewritten(net.model(net.op("Relu", net.conv("x", 4, 8, 3))), separated=1)
     assert [node.op_type for node in made.graph.node] == ["Conv", "Relu"]
     assert len(made.graph.initializer) == 1
+
+
+def features(net: Net, size: int = 1) -> str:
+    """One pixel of 8 channels in NCHW, or more."""
+    x = net.op("Relu", net.conv("x", 4, 8, 3))
+    pool: dict[str, Any] = {"kernel_shape": [12 // size] * 2, "strides": [12 // size] * 2, "domain": NHWC_DOMAIN}
+    return net.op("Transpose", net.op("MaxPool", x, **pool), perm=[0, 3, 1, 2])
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("given", [{}, {"transB": 1}, {"axis": 1}])
+@pytest.mark.parametrize("bias", [None, (5,), (1, 5), ()])
+def test_a_classifier_takes_the_shift_into_its_bias(
+    given: dict[str, int], bias: tuple[int, ...] | None, half: bool
+) -> None:
+    net = Net(half=half)
+    weight = net.constant(net.random.standard_normal((5, 8) if "transB" in given else (8, 5)))
+    stored = [weight] if bias is None else [weight, net.constant(net.random.standard_normal(bias))]
+    flat = net.op("Flatten", features(net), **{name: value for name, value in given.items() if name == "axis"})
+    made = rewritten(
+        net.model(net.op("Gemm", flat, *stored, **{k: v for k, v in given.items() if k != "axis"})), separated=1
+    )
+    assert [node.op_type for node in made.graph.node] == ["Conv", "Max", "MaxPool", "Flatten", "Gemm"]
+
+
+def several_pixels(net: Net) -> tuple[str, ...]:
+    return (net.op("Gemm", net.op("Flatten", features(net, size=2)), net.constant(np.ones((32, 5)))),)
+
+
+def layout_read_twice(net: Net) -> tuple[str, ...]:
+    x = features(net)
+    return net.op("Gemm", net.op("Flatten", x), net.constant(np.ones((8, 5)))), net.op("Sigmoid", x)
+
+
+def other_axis(net: Net) -> tuple[str, ...]:
+    return (net.op("Flatten", features(net), axis=2),)
+
+
+def layout_is_an_output(net: Net) -> tuple[str, ...]:
+    x = features(net)
+    return net.op("Flatten", x), x
+
+
+@pytest.mark.parametrize("form", [several_pixels, layout_read_twice, other_axis, layout_is_an_output])
+def test_other_changes_of_layout_read_the_true_value(form: Callable[[Net], tuple[str, ...]]) -> None:
+    net = Net()
+    made = rewritten(net.model(*form(net)), separated=1)
+    assert count(made, "Add") == 1
+    assert count(made, "Transpose") == 1
+
+
+@pytest.mark.parametrize("given", [{"alpha": 2.0}, {"beta": 0.5}, {"transA": 1}])
+def test_other_products_read_the_true_value(given: dict[str, float]) -> None:
+    net = Net()
+    size = 2 if "transA" in given else 8
+    stored = [net.constant(np.ones((size, 5))), net.constant(np.arange(5.0))]
+    made = rewritten(net.model(net.op("Gemm", net.op("Flatten", features(net)), *stored, **given)), separated=1)
+    assert count(made, "Add") == 1
+
+
+def test_features_that_are_flattened_twice() -> None:
+    net = Net()
+    x = features(net)
+    rewritten(net.model(net.op("Flatten", x), net.op("Sigmoid", net.op("Flatten", x))), separated=1)
 
 
 def test_a_graph_with_a_subgraph_or_computed_weights_stays() -> None:

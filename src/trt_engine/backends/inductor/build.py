@@ -86,9 +86,6 @@ class InductorBuilder:
         if graph_dtype in _QUANTISED and precision.main_dtype != graph_dtype:
             notes[GRAPH_DTYPE] = graph_dtype
             notes[NOT_FUSED] = f"the {graph_dtype} layers run in {precision.main_dtype}, on dequantised values"
-        if result.dequantized:
-            notes[NOT_FUSED] = f"{result.dequantized} quantised layers run in fp32: no kernel was found within the time"
-            log.warning("%s: build again", notes[NOT_FUSED])
         if result.kernels:
             notes["kernels"] = result.kernels
         if result.attentions:

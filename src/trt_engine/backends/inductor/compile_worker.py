@@ -46,7 +46,7 @@ class CompileRequest(msgspec.Struct):
     tf32: bool
     quantized_types: tuple[str, ...] = ()
     """Types that linear layers compute in where the graph quantizes them: `int8`, `fp8`."""
-    measure_s: float = 60.0
+    measure_s: float = 40.0
     """Seconds to choose the kernels of linear layers in, on a GPU."""
 
 
@@ -58,8 +58,6 @@ class CompileResult(msgspec.Struct, tag="result"):
     attentions: int
     kernels: str = ""
     """What computes the linear layers, and how many each."""
-    dequantized: int = 0
-    """Quantized layers for which no kernel was found: they compute in FP32."""
 
 
 def compile_graph(request: CompileRequest) -> CompileResult:
@@ -84,7 +82,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         quantized_types=request.quantized_types,
     )
     module = OnnxModule(graph.proto, device, RULES).eval()
-    kernels, dequantized = "", 0
+    kernels = ""
     if device.type == "cuda":
         from trt_engine.backends.inductor.fused_rules import register_shapes
         from trt_engine.backends.inductor.kernel_choice import choose_kernels
@@ -95,10 +93,11 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         try:
             chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
-            module.kernels, kernels, dequantized = chosen, chosen.summary, chosen.dequantized
+            module.kernels, kernels = chosen, chosen.summary
         except Exception as error:  # of a kernel on trial: PyTorch's compute the graph as well
+            if graph.quantized:  # those in FP32, which the passport does not state
+                raise
             module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
-            dequantized = graph.quantized
     with torch.no_grad(), _fastest_attention() if device.type == "cuda" else nullcontext():
         program = export(module, request)
         torch._inductor.aoti_compile_and_package(
@@ -109,7 +108,6 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         isa=str(cpu_vec_isa.pick_vec_isa()) if device.type == "cpu" else "",
         attentions=graph.attentions,
         kernels=kernels,
-        dequantized=dequantized,
     )
 
 

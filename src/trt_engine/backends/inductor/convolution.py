@@ -1,5 +1,5 @@
-"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel; 1x1
-Conv with SiLU; those whose windows do not overlap as linear layers."""
+"""Convolutions in a graph for a GPU: Conv, Add of a residual and Relu as one node, which cuDNN computes in one kernel;
+those whose windows do not overlap as linear layers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from trt_engine.backends.inductor.linear import LINEAR
 from trt_engine.graph import walk
-from trt_engine.graph.edit_graph import make_initializer, read_tensor, set_input
+from trt_engine.graph.edit_graph import make_initializer, read_tensor, set_attribute, set_input
 
 CONVOLUTION = "_Convolution"
 """Our own operator: Conv's inputs x, weight and bias (or ""), and a residual (or "") that is added before the attribute
-`activation`: `relu`, `silu` of a 1x1 convolution, or `none` of one whose output is a residual."""
+`activation`: `relu`, or `none` of one whose output is a residual. `follows`: its input is the output of another, whose
+layout is known."""
 PATCHES = "_Patches"
 """Our own operator: the windows of `kernel_shape` of x (n x c x h x w), one beside the other: n x h' x w' x values."""
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def fuse_convolution(graph: GraphProto) -> int:
-    """Replace Conv and Relu, with an Add between, and 1x1 Conv with x * Sigmoid(x), of half-precision 2-D convolutions, in
-    place; returns how many."""
+    """Replace Conv and Relu, with an Add between, of half-precision 2-D convolutions, in place; returns how many."""
     fuser = _ConvolutionFuser(graph)
-    return sum(
-        fuser.take(node) for node in list(graph.node) if node.op_type in ("Relu", "Mul") and not walk.domain_of(node)
-    )
+    fused = sum(fuser.take(node) for node in list(graph.node) if node.op_type == "Relu" and not walk.domain_of(node))
+    made = {node.output[0] for node in graph.node if node.op_type == CONVOLUTION}
+    for node in graph.node:
+        if node.op_type == CONVOLUTION and node.input[0] in made:
+            set_attribute(node, "follows", 1)
+    return fused
 
 
 @dataclass(slots=True)
@@ -60,9 +63,7 @@ class _ConvolutionFuser:
         return node if node is not None and _is_fusible(node, self.constants) else None
 
     def take(self, node: NodeProto) -> bool:
-        """Relu, or the product of SiLU, with the nodes before it."""
-        if node.op_type == "Mul":
-            return self.take_silu(node)
+        """Relu with the nodes before it."""
         conv, residual, between = self.convolution(node.input[0]), "", []
         if conv is None and (added := self.maker(node.input[0], "Add")) is not None:
             at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)
@@ -95,16 +96,6 @@ class _ConvolutionFuser:
 
     def width(self, conv: NodeProto) -> int:
         return int(self.constants[conv.input[1]].dims[0])
-
-    def take_silu(self, node: NodeProto) -> bool:
-        for x, gate in (tuple(node.input), tuple(reversed(node.input))):
-            sigmoid, conv = self.maker(gate, "Sigmoid"), self.convolution(x, readers=2)
-            if sigmoid is None or conv is None or sigmoid.input[0] != x:
-                continue
-            one = list(self.constants[conv.input[1]].dims[2:]) == [1, 1]
-            if one and set(walk.attributes(conv).get("strides", [1])) == {1}:
-                return self.replace(node, conv, "", "silu", [sigmoid])
-        return False
 
     def replace(
         self, node: NodeProto, conv: NodeProto, residual: str, activation: str, between: Sequence[NodeProto]

@@ -23,7 +23,7 @@ from trt_engine.backends.inductor.linear import (
 from trt_engine.backends.inductor.onnx_module import Call, torch_dtype
 
 _APPLY: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu, nn.silu,
+    lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu,
 )  # fmt: skip
 
 
@@ -98,7 +98,8 @@ def convolution(call: Call) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         if residual is not None:
             residual = residual.contiguous(memory_format=torch.channels_last)
-        if list(weight.shape[2:]) == [1, 1] == strides and not any(pads):
+        # an input of another layout would be copied for a product
+        if call.attribute("follows") and list(weight.shape[2:]) == [1, 1] == strides and not any(pads):
             product = call.kernels.pointwise(call.node.output[0], x, weight, bias, residual, activation)
             if product is not None:
                 return _pointwise(product, x, weight, bias, residual, activation)
@@ -148,7 +149,9 @@ def patches(call: Call) -> Tensor:
 
 
 def register_shapes() -> None:
-    """Shapes of cuDNN's convolutions, which PyTorch has none for: those of a plain one, channels last."""
+    """Shapes of cuDNN's convolutions, which PyTorch has none for: those of a plain one, channels last. Its compiler keeps
+    the layouts of their inputs."""
+    from torch._inductor.lowering import constrain_to_fx_strides, make_fallback
 
     def shape(x: Tensor, weight: Tensor, strides: Any, pads: Any, dilations: Any, groups: Any) -> Tensor:
         plain = torch.ops.aten.convolution(x, weight, None, strides, pads, dilations, False, [0, 0], groups)
@@ -165,3 +168,5 @@ def register_shapes() -> None:
 
     for name, function in (("", of_plain), ("_relu", of_relu), ("_add_relu", of_add_relu)):
         torch.library.register_fake(f"aten::cudnn_convolution{name}", function)
+        operator = getattr(torch.ops.aten, f"cudnn_convolution{name}").default
+        make_fallback(operator, layout_constraint=constrain_to_fx_strides, warn=False)

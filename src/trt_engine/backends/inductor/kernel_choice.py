@@ -24,7 +24,6 @@ import torch
 import triton
 from filelock import FileLock, Timeout
 from torch import Tensor
-from torch.nn.functional import silu
 
 from trt_engine.atomic_io import write_atomic
 from trt_engine.backends.inductor.fused_rules import cudnn_conv_relu, finished, plain_linear
@@ -111,8 +110,6 @@ class ChosenKernels(Kernels):
     """The kernels of the layers whose choice is tiles."""
 
     choices: dict[str, Choice]
-    dequantized: int = 0
-    """Quantized layers that no kernel was found for: PyTorch computes them in FP32."""
 
     def linear(self, name: str) -> Callable[..., Tensor]:
         choice = self.choices.get(name)
@@ -170,6 +167,9 @@ LIBRARY: dict[str, Callable[..., Tensor]] = {
 
 
 def _library_ways(product: Product) -> list[str]:
+    if product.factor_type in ("int8", "float8_e4m3fn"):
+        fp8 = product.factor_type == "float8_e4m3fn" and product.same_factors and product.out_type != "float32"
+        return ["cublas fp8"] if fp8 else []
     if product.image is not None:
         relu = ACTIVATIONS[product.activation] == "relu"
         return [_CUDNN, "cublas epilogue"] if relu and product.has_bias and not product.has_residual else [_CUDNN]
@@ -177,8 +177,6 @@ def _library_ways(product: Product) -> list[str]:
     ways = [] if product.quantized else ["cublas"]  # which computes a quantized layer in FP32
     if half and product.has_bias and ACTIVATIONS[product.activation] in ("gelu", "gelu_tanh", "relu"):
         ways.append("cublas epilogue")  # the tanh form differs by 5e-4 at most, half of what FP16 rounds values of 1 by
-    if product.factor_type == "float8_e4m3fn" and product.same_factors and product.out_type != "float32":
-        ways.append("cublas fp8")
     return ways
 
 
@@ -191,20 +189,39 @@ def choose_kernels(module: OnnxModule, examples: Sequence[Tensor], kept: Path, l
         module(*examples)
     until = time.monotonic() + limit_s
     known = _read(kept)
-    missing = sorted({item for item in recorder.products.values() if _key(item) not in known}, key=_key)
-    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=examples[0].device))
+    named, device = recorder.products, examples[0].device
+    missing = [item for item in _worth_measuring([*named.values()]) if _key(item) not in known]
+    triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16)) as threads:
-        trials = {item: _Trial(item, examples[0].device, threads) for item in missing}
+        trials = {item: _Trial(item, device, threads) for item in missing}
         for item, trial in trials.items():
             if (choice := trial.choice(until)) is not None:
                 known[_key(item)] = choice
+        threads.shutdown(cancel_futures=True)
     if missing:
         with FileLock(f"{kept}.lock"):  # other builds add theirs
             known = _read(kept) | known
             write_atomic(kept, msgspec.json.encode(known))
-    choices = {name: known[_key(item)] for name, item in recorder.products.items() if _key(item) in known}
-    left = [name for name, item in recorder.products.items() if item.quantized]
-    return ChosenKernels(choices, sum(name not in choices or choices[name].way == "cublas" for name in left))
+    chosen = {name: known.get(_key(item)) or _unmeasured(item) for name, item in named.items()}
+    return ChosenKernels({name: choice for name, choice in chosen.items() if choice is not None})
+
+
+def _worth_measuring(products: Sequence[Product]) -> list[Product]:
+    """Each product once, the longest first; not those with less than a hundredth of all multiply-adds."""
+    work: Counter[Product] = Counter()
+    for item in products:
+        work[item] += item.rows * item.columns * item.depth
+    return [item for item, amount in work.most_common() if amount * 100 >= work.total()]
+
+
+def _unmeasured(product: Product) -> Choice | None:
+    """Tiles for a quantized product, which PyTorch's operators compute in FP32; others stay with those."""
+    if not product.quantized:
+        return None
+    tiles = Tiles(64, 64, next(deep for deep in (64, 32) if product.depth % deep == 0), 4, 3)
+    if product.rows >= _MANY_ROWS and product.depth % 128 == 0:
+        tiles = Tiles(128, 128, 128, 4, 4)
+    return Choice(f"{tiles}, not measured", tuple(tiles.numbers), {})
 
 
 def _name(kind: torch.dtype) -> str:
@@ -250,17 +267,14 @@ def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]
         found += [
             Tiles(128, columns, deep, 4, 3, True, True) for columns in ((128,) if product.activation else (128, 256))
         ]
-    if many:
+    if many and (size == 1 or not found):
         found.append(Tiles(128, 128, deep, 4, 4))
-        if product.image is not None or not hopper:
-            found += [Tiles(128, 64, deep, 4, 4), Tiles(64, 64, deep, 4, 3)]
-    elif product.rows > _FEW_ROWS:
-        found += [
-            Tiles(64, columns, depth, 4, stages) for columns in (32, 64) for depth, stages in ((2 * deep, 4), (deep, 5))
-        ]
-        found.append(Tiles(64, 128, deep, 4, 5))
-    else:
-        found += [Tiles(16, 64, deep, 4, 5), Tiles(16, 32, 2 * deep, 4, 4), Tiles(32, 64, deep, 4, 5)]
+    if many and (product.image is not None or not hopper):
+        found.append(Tiles(128, 64, deep, 4, 4))
+    elif not many and product.rows > _FEW_ROWS:
+        found += [Tiles(64, 32, 2 * deep, 4, 4), Tiles(64, 64, deep, 4, 5), Tiles(64, 128, deep, 4, 5)]
+    elif not many:
+        found += [Tiles(16, 64, deep, 4, 5), Tiles(16, 32, 2 * deep, 4, 4)]
     yield from (tiles for tiles in found if product.depth % tiles.depth == 0)
 
 
@@ -288,8 +302,6 @@ class _Trial:
         kernel = weight.t()[:, :, None, None]
         if ACTIVATIONS[self.product.activation] == "none":
             made = torch.conv2d(image(x), kernel)
-        elif ACTIVATIONS[self.product.activation] == "silu":  # PyTorch's compiler joins the bias to it
-            made = silu(torch.conv2d(image(x), kernel))
         else:
             added = None if residual is None else image(residual)
             made = cudnn_conv_relu(image(x), kernel, bias, added, [1, 1], [0, 0], [1, 1])
@@ -304,7 +316,7 @@ class _Trial:
         with _device_lock(self.given[0].device, until):
             return self.measure(until)
 
-    def measure(self, until: float) -> Choice:
+    def measure(self, until: float) -> Choice | None:
         expected = plain_linear(*self.given).float()
         limit = 0.05 * float(expected.abs().max())
         found: dict[str, tuple[float, Tiles | None]] = {}
@@ -323,7 +335,7 @@ class _Trial:
             except Exception as error:  # of the compiler: tiles that need more memory or registers than there is
                 log.debug("%s by %s: %s", self.product, name, error)
         if not found:
-            return Choice(_CUDNN if self.product.image is not None else "cublas", None, {})
+            return None
         best = min(found, key=lambda name: found[name][0])
         measured = {name: round(value, 2) for name, (value, _) in sorted(found.items(), key=lambda item: item[1][0])}
         log.info("%s: %s", self.product, measured)

@@ -52,8 +52,6 @@ def _activate(x, ACTIVATION: tl.constexpr):
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == 3:
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    elif ACTIVATION == 4:
-        x = x / (1.0 + tl.exp(-x))
     return x
 
 

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from trt_engine.atomic_io import file_digest, os_errors, write_atomic
 from trt_engine.backends.onnxruntime import hardware, providers, session
 from trt_engine.backends.onnxruntime.conv_bias import separate_conv_biases
+from trt_engine.backends.onnxruntime.image_conv import rewrite_image_convs
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
 from trt_engine.config.build import BuildConfig
@@ -72,7 +73,7 @@ class OnnxRuntimeBuilder:
         fused = _fuse(model, config, choice, level)
         graph = _without_default_inputs(model.proto) if fused is None else fused.proto.SerializeToString()
         choice = _optimise(model, graph, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
-        separated = _separate_conv_biases(payload, choice) if options.separate_conv_bias else 0
+        separated, images = _rewrite_nhwc(payload, options, choice, fuse=config.fuse)
         reload_level = "all" if choice.compiles else "none"  # optimised already
         _mark_as_engine(payload)
         choice, placement = _reload(model, options, choice, reload_level, payload, allow_fallback=config.allow_fallback)
@@ -93,8 +94,9 @@ class OnnxRuntimeBuilder:
             "operators": "standard" if domains.issubset(_STANDARD) else "onnxruntime",
             "nodes": placement,
         }
-        if fused is not None:
-            notes[FUSIONS] = fused.summary
+        if fused is not None or images:
+            counts = dict(fused.counts if fused is not None else {}) | ({"image_convolution": images} if images else {})
+            notes[FUSIONS] = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         if separated:
             notes["conv_biases"] = f"{separated} outside their convolutions"
         if written is not None:
@@ -272,17 +274,23 @@ def _optimise(
     return settled
 
 
-def _separate_conv_biases(payload: Path, choice: ProviderSelection) -> int:
-    """Take the biases out of the convolutions of the optimised graph; returns how many."""
+def _rewrite_nhwc(
+    payload: Path, options: OnnxRuntimeOptions, choice: ProviderSelection, *, fuse: bool
+) -> tuple[int, int]:
+    """Rewrite an optimised graph in NHWC: the biases taken out of convolutions, and the convolutions of images rewritten."""
+    separate = options.separate_conv_bias or "off"
     if not choice.prefers_nhwc:
-        raise UsageError(
-            "`-O separate_conv_bias` needs the layout NHWC of the CUDA provider", hint="add `-O cuda.prefer_nhwc=1`"
-        )
+        if separate != "off":
+            raise UsageError(
+                "`-O separate_conv_bias` needs the layout NHWC of the CUDA provider", hint="add `-O cuda.prefer_nhwc=1`"
+            )
+        return 0, 0
     proto = read_proto(payload)
-    separated = separate_conv_biases(proto, payload.parent)
-    if separated:
+    separated = 0 if separate == "off" else separate_conv_biases(proto, payload.parent, channels=separate == "channel")
+    images = rewrite_image_convs(proto, payload.parent) if fuse else 0
+    if separated or images:
         write_atomic(payload, proto.SerializeToString())
-    return separated
+    return separated, images
 
 
 def _mark_as_engine(payload: Path) -> None:

@@ -8,13 +8,16 @@ the operators behind the convolution without a pass over the data:
     Relu(x + s) = Max(x, -s) + s            Conv(x + s) = Conv(x) + Conv(s), without padding
     (x + s) + (y + t) = (x + y) + (s + t)   MaxPool(x + s) = MaxPool(x) + s
 
+    Gemm(x + s) = Gemm(x) + Gemm(s)
+
 and are added where any other operator reads the tensor. A convolution with padding would make a constant for each position,
-so there the shift becomes a channel: the convolution before the Max gets output channels of zeros, which the Max makes a
-constant 1, and the padded convolution multiplies that channel, which is 0 in the padding, by `Conv(s)` tap by tap and adds
-its own bias at the tap in the middle:
+so there the shift is added, or it becomes a channel: the convolution before the Max gets output channels of zeros, which the
+Max makes a constant 1, and the padded convolution multiplies that channel, which is 0 in the padding, by `Conv(s)` tap by
+tap and adds its own bias at the tap in the middle:
 
     Conv(Max(Conv(x), -s) + s) + b = Conv'(Max(Conv'(x), [-s, 1, 0...]))
 
+That is a pass less over the data and longer sums: at batch 1 it pays, with many images and few channels it does not.
 A shift far larger than the biases that it comes from would cost digits, so it is added early.
 """
 
@@ -31,12 +34,14 @@ from onnx import ModelProto, NodeProto, helper
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import (
     Weights,
+    consumers_of,
     count_reads,
     drop_unused,
     free_name,
     make_initializer,
     replace_items,
     retain_items,
+    set_input,
     used_names,
 )
 from trt_engine.graph.shape_inference import trace
@@ -51,21 +56,22 @@ _CHANNELS = 8
 Array = npt.NDArray[np.float32]
 
 
-def separate_conv_biases(proto: ModelProto, folder: Path) -> int:
+def separate_conv_biases(proto: ModelProto, folder: Path, *, channels: bool = False) -> int:
     """Rewrite the graph in place; returns the number of convolutions whose bias was taken out.
 
-    `folder` holds the weights of a graph that keeps them outside. A graph with subgraphs is left as it is.
+    With `channels`, shifts before padded convolutions become channels where they can, instead of additions. `folder` holds
+    the weights of a graph that keeps them outside. A graph with subgraphs is left as it is.
     """
     if any(True for node in proto.graph.node for _ in walk.bodies(node)):
         return 0
-    return _ShiftPass(proto, folder).run()
+    return _ShiftPass(proto, folder, channels=channels).run()
 
 
 class _ShiftPass:
     """One pass over the nodes in order; `shifts` holds what is missing from a tensor's value."""
 
-    def __init__(self, proto: ModelProto, folder: Path) -> None:
-        self.proto = proto
+    def __init__(self, proto: ModelProto, folder: Path, *, channels: bool) -> None:
+        self.proto, self.channels = proto, channels
         self.weights = Weights(proto, folder)
         self.facts = trace(proto, {}).tensors
         self.taken = used_names(proto)
@@ -78,7 +84,9 @@ class _ShiftPass:
         self.nodes: list[NodeProto] = []
         self.makers: dict[str, NodeProto] = {}
         """New nodes by their tensor, of those that a channel may be added to: Conv and Max."""
-        self.reads = count_reads(proto)
+        self.reads, self.readers = count_reads(proto), consumers_of(proto.graph.node)
+        self.layouts: dict[str, str] = {}
+        """By a tensor of one pixel in NCHW: the same in NHWC."""
         self.count = 0
 
     def run(self) -> int:
@@ -91,7 +99,7 @@ class _ShiftPass:
         for value in self.proto.graph.output:
             self._complete_output(value.name)
         replace_items(self.proto.graph.node, self.nodes)
-        drop_unused(self.proto, [item.name for item in self.proto.graph.initializer])
+        drop_unused(self.proto, [*self.layouts, *(item.name for item in self.proto.graph.initializer)])
         return self.count
 
     def conv(self, node: NodeProto) -> bool:
@@ -106,7 +114,7 @@ class _ShiftPass:
         own = float(np.abs(bias).max(initial=0.0))
         scale = max(own, self.scales.get(node.input[0], 0.0))
         shift = self._convolve_shift(node, weight, bias)
-        if shift is None and self._carry_as_channel(node, weight, bias):
+        if shift is None and self.channels and self._carry_as_channel(node, weight, bias):
             self.nodes.append(node)
             return True
         if shift is None or np.abs(shift).max() > _MAX_GROWTH * scale:
@@ -148,6 +156,42 @@ class _ShiftPass:
         self.nodes.append(node)
         return True
 
+    def flatten(self, node: NodeProto) -> bool:
+        """Flatten behind the change of layout of one pixel, which changes no order: it reads the pixel itself."""
+        before = self.layouts.get(node.input[0])
+        if before is None or before not in self.shifts:
+            return False
+        self._set_shift(node.output[0], self.shifts[before], self.scales[before])
+        self.nodes.append(helper.make_node("Flatten", [before], list(node.output), name=node.name))
+        return True
+
+    def transpose(self, node: NodeProto) -> bool:
+        """The change of one pixel to NCHW, if nothing but Flatten at its first axis reads it."""
+        name, out = node.input[0], node.output[0]
+        if walk.attributes(node).get("perm") != [0, 3, 1, 2] or self._shape(name)[1:3] != (1, 1):
+            return False
+        readers = [node for node in self.readers.get(out, []) if node.op_type == "Flatten"]
+        if len(readers) != self.reads[out] or any(walk.attributes(item).get("axis", 1) != 1 for item in readers):
+            return False
+        self.layouts[out] = name
+        self.nodes.append(node)
+        return True
+
+    def gemm(self, node: NodeProto) -> bool:
+        """A linear layer: its bias takes the product of the shift."""
+        given, (name, *stored) = walk.attributes(node), node.input
+        if name not in self.shifts or any(item not in self.weights for item in stored) or given.get("transA", 0):
+            return False
+        if any(given.get(scale, 1.0) != 1.0 for scale in ("alpha", "beta")):
+            return False
+        weight = self.weights.read(stored[0]).astype(np.float32)
+        bias = self.shifts[name] @ (weight.T if given.get("transB", 0) else weight)
+        if len(stored) > 1:
+            bias = bias + self.weights.read(stored[1]).astype(np.float32)
+        set_input(node, 2, self._constant(bias, f"{node.output[0]}_bias", name))
+        self.nodes.append(node)
+        return True
+
     def add_shift(self, name: str) -> str:
         """The tensor with its shift added, by a node of its own."""
         if name not in self.shifts:
@@ -174,7 +218,7 @@ class _ShiftPass:
         """Give a padded convolution the shift of its input and its own bias by a channel of ones; False if it cannot be."""
         most = self.makers.get(node.input[0])
         before = self.makers.get(most.input[0]) if most is not None and most.op_type == "Max" else None
-        if before is None or most is None or not _is_centred(node, weight.shape):
+        if before is None or before.op_type != "Conv" or most is None or not _is_centred(node, weight.shape):
             return False
         if any(self.reads[name] != 1 for name in (before.output[0], most.output[0])):
             return False
@@ -244,4 +288,7 @@ _RULES: dict[tuple[str, str], Callable[[_ShiftPass, NodeProto], bool]] = {
     (NHWC_DOMAIN, "GlobalAveragePool"): _ShiftPass.pool,
     ("", "Relu"): _ShiftPass.relu,
     ("", "Add"): _ShiftPass.add,
+    ("", "Transpose"): _ShiftPass.transpose,
+    ("", "Flatten"): _ShiftPass.flatten,
+    ("", "Gemm"): _ShiftPass.gemm,
 }

@@ -50,10 +50,12 @@ class OnnxRuntimeOptions:
     external_weights: bool | None = opt(
         None, "keep the weights in a file beside the graph (default: from 1 GiB on)", parse=_parse_switch
     )
-    separate_conv_bias: bool | None = opt(
-        None, "with cuda.prefer_nhwc: take the biases of convolutions out of them, most of them into ReLU",
-        parse=_parse_switch,
-    )  # fmt: skip
+    separate_conv_bias: str | None = opt(
+        None,
+        "with cuda.prefer_nhwc: take the biases of convolutions out of them, most of them into ReLU; those before padded "
+        "convolutions are added (`on`) or become a channel of ones (`channel`)",
+        choices=("off", "on", "channel"),
+    )
     intra_op_threads: int | None = opt(
         None, "threads inside one operator; 0 is one for each core", parse=_parse_threads
     )

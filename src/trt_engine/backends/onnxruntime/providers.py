@@ -98,8 +98,8 @@ class ProviderSelection:
     def with_tensor_cores(self) -> ProviderSelection:
         """A copy for a graph without matrix products in FP32, with the CUDA provider's `use_tf32` on.
 
-        Off, it excludes tensor cores from convolutions of FP16 too, where cuDNN has any other kernel: YOLOv10m takes 6.6 ms
-        in place of XXX ms on an H100.
+        Off, it excludes tensor cores from convolutions of FP16 too, where cuDNN has any other kernel: of the 6.6 ms of
+        YOLOv10m at batch 1, 5.1 ms were convolutions without them.
         """
         made = tuple(
             values | ({"use_tf32": "1"} if name == "cuda" else {})

@@ -180,9 +180,8 @@ class CudaDevice:
                     return None
                 self.check_status((status,))
                 if self._resource is not None and handle is None:
-                    self.check_status(
-                        driver.cuStreamSynchronize(self._allocation_stream_handle)
-                    )  # now usable on any stream
+                    # now usable on any stream
+                    self.check_status(driver.cuStreamSynchronize(self._allocation_stream_handle))
         except BaseException:
             self._accounting.cancel(nbytes)
             raise
@@ -231,9 +230,10 @@ class CudaDevice:
             return BorrowedBuffer(self, array.buffer.pointer, array.nbytes, array)
         library = foreign.library_of(type(array))
         if library is not None:
-            if self.number != library.index_of(array) >= 0 and array.nbytes:
+            number = library.index_of(array)
+            if self.number != number >= 0 and array.nbytes:
                 raise self._wrong_device_error()
-            if (pointer := library.reader(self.number, stream.order_after)(array)) is not None:
+            if number >= 0 and (pointer := library.reader(number, stream.order_after)(array)) is not None:
                 return BorrowedBuffer(self, pointer, array.nbytes, array)
         with self.activate(), RelaxedCapture():
             lent = dlpack.import_array(array, stream.handle)
@@ -268,9 +268,8 @@ class CudaDevice:
             self._dropped.append((False, pointer, nbytes))
             return
         ordered = stream is not None and not stream._closed
-        self._free_device(
-            pointer, nbytes, stream._handle if ordered and stream is not None else self._allocation_stream_handle
-        )
+        at = stream._handle if ordered and stream is not None else self._allocation_stream_handle
+        self._free_device(pointer, nbytes, at)
 
     def _free_device(self, pointer: int, nbytes: int, at: int) -> None:
         self._accounting.release(nbytes)
@@ -485,10 +484,8 @@ class CudaDevice:
         return result[1:]
 
     def _translate_status(self, status: Any) -> TrtEngineError:
-        name, text = (
-            str(getattr(status, "name", status)),
-            status_text(status) if isinstance(status, Result) else str(status),
-        )
+        name = str(getattr(status, "name", status))
+        text = status_text(status) if isinstance(status, Result) else str(status)
         if status in FATAL:
             self._lost = self._lost or text
             return self._lost_error()

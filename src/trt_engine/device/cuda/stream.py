@@ -183,15 +183,17 @@ class CudaStream:
         self._order(self._handle, handle or DEFAULT_STREAM)
 
     def order_before(self, handle: int) -> None:
-        if handle != self._handle:
-            self._order(handle or DEFAULT_STREAM, self._handle)
+        if handle == self._handle:
+            return
+        later, event = handle or DEFAULT_STREAM, self._marker_address if self._graph_buffers is None else None
+        # a default stream is that of the thread's current context: recording on another one fails, waiting there does not
+        direct = event and later not in _DEFAULT_STREAMS
+        if direct and record_event(event, self._address) == 0 and wait_event(later, event, 0) == 0:
+            return
+        self._order(later, self._handle)
 
     def _order(self, later: int, earlier: int) -> None:
         """Order two streams by the marker; `UsageError` where a capture forbids it."""
-        # a default stream is that of the thread's current context: recording on another one fails, waiting there does not
-        event = self._marker_address if self._graph_buffers is None and later not in _DEFAULT_STREAMS else None
-        if event is not None and record_event(event, earlier) == 0 and wait_event(later, event, 0) == 0:
-            return
         _ = self.handle  # of an open stream
         if self.capturing:
             raise UsageError("streams cannot be ordered during a capture", hint="order them before the capture")
