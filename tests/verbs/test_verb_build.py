@@ -25,6 +25,7 @@ from trt_engine.cli.build import command as build_verb
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.config.settings import settings
+from trt_engine.device import info
 from trt_engine.engine import Engine, passport_path
 from trt_engine.errors import (
     AccuracyError,
@@ -41,7 +42,7 @@ from trt_engine.errors import (
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.store import Store
 from trt_engine.verbs import build as build_module
-from trt_engine.verbs import build_request
+from trt_engine.verbs import build_parity, build_request
 from trt_engine.verbs.bench import is_onnx_model
 from trt_engine.verbs.build import execute, plan
 from trt_engine.verbs.build_precision import prepare
@@ -572,6 +573,17 @@ def test_a_quantised_graph_has_no_use_for_calibration_data(tmp_path: Path):
     quantised = models.int8_qdq(tmp_path / "q.onnx")
     (said,) = plan(quantised, calib_data=row_data(tmp_path), precision="int8").warnings
     assert "the graph is int8 already" in said
+
+
+def test_weights_that_overflow_on_this_processor_are_named_where_int8_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = te.build(models.int8_qdq(tmp_path / "q.onnx"), store=Store(tmp_path / "store"))
+    fp32 = te.build(models.conv_net(tmp_path / "net.onnx"), store=Store(tmp_path / "store"))
+    for features, named in ((("avx2",), True), (("avx2", "avx_vnni"), False), (("asimd",), False)):
+        monkeypatch.setattr(info, "cpu", lambda features=features: info.Cpu(name="test", cores=1, features=features))
+        assert ("--reduce-range on" in build_parity._overflow_hint(engine, "cpu")) == named
+        assert not build_parity._overflow_hint(engine, "cuda:0") and not build_parity._overflow_hint(fp32, "cpu")
 
 
 def test_a_model_the_reference_cannot_run_is_built_and_says_that_it_was_not_judged(tmp_path: Path):

@@ -14,6 +14,7 @@ from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values
+from trt_engine.device import parse_device
 from trt_engine.engine import Engine, payload_files, reference_path
 from trt_engine.equivalence.parity import REFERENCE, measure_parity, parity_feeds, perturb_feeds
 from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
@@ -28,6 +29,7 @@ from trt_engine.errors import (
 from trt_engine.format import format_bytes
 from trt_engine.graph.cost import model_cost
 from trt_engine.model import Model
+from trt_engine.precision.cpu_qdq import weight_bits
 from trt_engine.precision.precision_check import graph_precision
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.parity import OutputError, Parity
@@ -105,7 +107,8 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             return _check_alone(run, feeds, _no_reference_reason(error, model))
     milder = _safer_options(backend_spec, engine)
     fused = engine.passport.build.fusions is not None
-    hint = "`--parity-rtol` allows more" + (f", `-O {milder}` rewrites less" if milder else "")
+    hint = _overflow_hint(engine, config.device) + "`--parity-rtol` allows more"
+    hint += f", `-O {milder}` rewrites less" if milder else ""
     require_accuracy(found, tolerance, hint + (", `--no-fuse` leaves out what the build fused" if fused else ""))
     largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
     log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
@@ -325,6 +328,17 @@ def _size_input_values(spec: BackendSpec, config: BuildConfig) -> dict[str, tupl
 def backend_options(spec: BackendSpec, config: BuildConfig) -> dict[str, str]:
     """The `-O` of the backend itself, without those of the providers under it."""
     return {name: value for name, value in config.options.items() if not (spec.providers and "." in name)}
+
+
+def _overflow_hint(engine: Engine, device: str) -> str:
+    """What to do where INT8 kernels of this CPU add two products in 16 bits; empty elsewhere."""
+    if (
+        parse_device(device)[0] != "cpu"
+        or "int8" not in engine.passport.precision.compute_shares
+        or weight_bits("auto") == 8
+    ):
+        return ""
+    return "INT8 weights of 8 bits overflow on this processor, which has no VNNI: `trt-engine quantize --reduce-range on`; "
 
 
 def _safer_options(spec: BackendSpec, engine: Engine) -> str | None:

@@ -277,7 +277,7 @@ def _optimise(
 def _rewrite_nhwc(
     payload: Path, options: OnnxRuntimeOptions, choice: ProviderSelection, *, fuse: bool
 ) -> tuple[int, int]:
-    """Rewrite an optimised graph in NHWC: the biases taken out of convolutions, and the convolutions of images rewritten."""
+    """Rewrite an optimised graph in NHWC as `separate_conv_bias` says; gives the biases and convolutions rewritten."""
     separate = options.separate_conv_bias or "off"
     if not choice.prefers_nhwc:
         if separate != "off":
@@ -285,9 +285,11 @@ def _rewrite_nhwc(
                 "`-O separate_conv_bias` needs the layout NHWC of the CUDA provider", hint="add `-O cuda.prefer_nhwc=1`"
             )
         return 0, 0
+    if separate == "off":
+        return 0, 0
     proto = read_proto(payload)
-    separated = 0 if separate == "off" else separate_conv_biases(proto, payload.parent, channels=separate == "channel")
-    images = rewrite_image_convs(proto, payload.parent) if fuse else 0
+    separated = separate_conv_biases(proto, payload.parent, channels=separate == "channel")
+    images = rewrite_image_convs(proto, payload.parent) if fuse and separate == "channel" else 0
     if separated or images:
         write_atomic(payload, proto.SerializeToString())
     return separated, images
