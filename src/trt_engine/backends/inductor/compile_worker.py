@@ -95,6 +95,8 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
             module.kernels, kernels = chosen, chosen.summary
         except Exception as error:  # of a kernel on trial: PyTorch's compute the graph as well
+            if graph.quantized:  # those in FP32, which the passport does not state
+                raise
             module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
     with torch.no_grad(), _fastest_attention() if device.type == "cuda" else nullcontext():
         program = export(module, request)
@@ -130,9 +132,12 @@ def _fastest_attention() -> Any:
 def _allocate_scratch_of_all_programs() -> None:
     """PyTorch before 2.13 writes code that allocates, for the tensor descriptors of a kernel, the memory of one of its
     programs: the others write beyond it."""
-    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+    try:
+        from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
-    original = CUDADeviceOpOverrides.cpp_scratch
+        original = CUDADeviceOpOverrides.cpp_scratch
+    except (ImportError, AttributeError):  # of a later release
+        return
 
     def cpp_scratch(self: Any, at: int, workspace: Any, prefix: str | None = None) -> Any:
         made = original(self, at, workspace, prefix)
