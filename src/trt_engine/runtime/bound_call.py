@@ -95,9 +95,9 @@ class BoundCall(RichDisplay):
         self._uploads: list[_Tensor] = []
         self._downloads: list[_Tensor] = []
         self._addresses: list[tuple[Callable[[], int], _Tensor]] = []
-        """What tells the addresses of tensors now."""
+        """Functions that return the present addresses of tensors."""
         self._owners: list[tuple[Callable[[int], int], int]] = []
-        """What tells the current streams of the libraries that own tensors, for a GPU's index."""
+        """Functions that return the current streams of the libraries that own tensors, for a GPU's index."""
         self._lent: list[_Tensor] = []
         """Tensors of further libraries, which order their work as a capsule is exported."""
         self._exported: list[set[int]] = []

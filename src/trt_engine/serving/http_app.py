@@ -185,7 +185,7 @@ class HttpApp:
         return InferenceBody(path, headers, length, header)
 
     def receive(self, body: InferenceBody, nbytes: int) -> bool:
-        """Count so many more bytes of a body; False where the server has no room for them."""
+        """Count `nbytes` more of a body; False where the server has no room for them."""
         if not self._service.admission.receive(nbytes):
             return False
         body.filled += nbytes

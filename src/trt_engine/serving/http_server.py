@@ -77,7 +77,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.transport.abort()
 
     def body_received(self, body: InferenceBody, nbytes: int) -> None:
-        """So many more bytes are in `body.rest()`, past the parser."""
+        """Take note of `nbytes` more in `body.rest()`, past the parser."""
         if self._has_room(body, nbytes) and body.complete:
             self.parser = httptools.HttpRequestParser(self)  # the old one waits for these bytes
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)

@@ -52,7 +52,7 @@ class _ConvolutionFuser:
         self.makers = {name: node for node in self.graph.node for name in node.output}
 
     def maker(self, name: str, op: str, readers: int = 1) -> NodeProto | None:
-        """The node of this operator that makes a tensor, which so many nodes read and which is not an output."""
+        """The node of this operator that makes a tensor, which `readers` nodes read and which is not an output."""
         node = self.makers.get(name)
         if node is None or node.op_type != op or walk.domain_of(node):
             return None

@@ -15,7 +15,7 @@ from trt_engine.reporting.document import Block, Commands, Facts, Paragraph, Sec
 from trt_engine.reporting.sections.section_helpers import make_table, pluralize
 
 _SLOWER = 1.15
-"""Batches this many times slower than the latency curve's are told of."""
+"""How many times slower than the latency curve batches must be to be reported."""
 _CHART_TOP = 20.0
 """Per cent of late frames beyond which a line of the chart ends."""
 
