@@ -277,7 +277,7 @@ def _optimise(
 def _rewrite_nhwc(
     payload: Path, options: OnnxRuntimeOptions, choice: ProviderSelection, *, fuse: bool
 ) -> tuple[int, int]:
-    """Rewrite an optimised graph in NHWC by `separate_conv_bias`; returns the numbers of biases and convolutions rewritten."""
+    """Rewrite an optimised graph in NHWC by `separate_conv_bias`; counts of biases and convolutions rewritten."""
     separate = options.separate_conv_bias or "off"
     if not choice.prefers_nhwc:
         if separate != "off":
