@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import trt_engine as te
 from trt_engine.errors import PrecisionError
@@ -142,3 +144,31 @@ def test_the_kernel_computes_what_pytorch_s_operators_compute(
         # a value between two of a quantized output may be rounded to either
         assert float((found - wanted).abs().max()) <= 0.07 * float(wanted.abs().max()), item
         assert float((found - wanted).abs().mean()) <= 0.003 * float(wanted.abs().max()), item
+
+
+def test_a_layer_reads_a_part_of_its_input_and_fp32_stays_fp32(store: te.Store, tmp_path: Path) -> None:
+    """Views of a Split are not contiguous; TF32 would differ by about 1e-3."""
+    drawn = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Split", ["x"], ["a", "b"], axis=-1, num_outputs=2),
+        helper.make_node("MatMul", ["a", "w"], ["m"]), helper.make_node("Add", ["m", "c"], ["h"]),
+        helper.make_node("Add", ["h", "b"], ["y"]),
+    ]  # fmt: skip
+    stored = {"w": drawn.standard_normal((512, 512)), "c": drawn.standard_normal(512)}
+    shape = {"x": ["n", 64, 1024], "y": ["n", 64, 512]}
+    for kind, limit in (("float32", 1e-5), ("float16", 5e-3)):
+        elem = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        graph = helper.make_graph(
+            nodes, "net", [helper.make_tensor_value_info("x", elem, shape["x"])],
+            [helper.make_tensor_value_info("y", elem, shape["y"])],
+            [numpy_helper.from_array(array.astype(kind), name) for name, array in stored.items()],
+        )  # fmt: skip
+        path = tmp_path / f"{kind}.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+        x = drawn.standard_normal((32, 64, 1024)).astype(kind)
+        wanted = (
+            x[..., :512].astype("f8") @ stored["w"].astype(kind).astype("f8") + stored["c"].astype(kind) + x[..., 512:]
+        )
+        with te.load(build(path, store, batch=(1, 32, 32))) as engine:
+            found = engine.infer({"x": x})["y"]
+        assert np.abs(found - wanted).max() < limit * np.abs(wanted).max()

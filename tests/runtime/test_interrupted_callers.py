@@ -19,6 +19,7 @@ from patience import HANG_S, until
 from trt_engine.errors import UsageError
 from trt_engine.runtime.context_pool import ContextPool
 from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.runtime.prepared_context import PreparedContext
 from trt_engine.runtime.wait_queue import Slot
 
 pytestmark = [
@@ -296,3 +297,21 @@ def test_callers_turned_away_are_told_though_ctrl_c_falls_in_between(
         for future in futures:
             assert future.exception(HANG_S) is None or isinstance(future.exception(HANG_S), UsageError)
     assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
+
+
+def test_an_interrupt_inside_a_capture_leaves_no_context_open(
+    load: Callable[..., InferenceEngine], double: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(double, contexts=1, graphs=True)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(PreparedContext, "capture", interrupted)
+        for _ in range(4):
+            engine.infer(X)
+    for _ in range(4):
+        assert np.array_equal(engine.infer(X)["y"], 2 * X)
+    assert pool_of(engine).stats().graphs.captured == 1
+    engine.close()  # the session refuses to close with a context open

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 
 from patience import HANG_S, until
 from serving.triton import fetch
-from trt_engine.serving.http_server import LimitedProtocol
+from trt_engine.serving.http_app import HttpApp
+from trt_engine.serving.http_server import LimitedProtocol, Receiver
 from trt_engine.serving.server import Server
 
 INFER = "/v2/models/double/infer"
@@ -196,6 +198,61 @@ def test_a_body_that_does_not_come_is_answered_in_time(engines: dict[str, Path],
             assert read(connection)[0] == 200
         connection.sendall(head_of(len(LARGE)) + LARGE[:100_000])
         assert read(connection)[0] == 408
+    until(lambda: bytes_held(server) == 0, "it is forgotten")
+
+
+def test_a_client_that_does_not_read_its_answer_takes_no_place(server: Server, taken: list[str]) -> None:
+    name = "a" * 15_000_000  # returned in the answer, and more than sockets hold
+    body = BODY.replace(b"{", b'{"id": "%s", ' % name.encode(), 1)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(HANG_S)
+        assert server.http_address is not None
+        host, _, port = server.http_address.rpartition(":")
+        connection.connect((host, int(port)))
+        connection.sendall(head_of(len(body)) + body)
+        until(lambda: bytes_held(server) == 0, "it is answered")
+        answer = HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 200 and json.loads(answer.read())["id"] == name
+    assert taken == [INFER]
+
+
+def test_servers_of_a_process_read_into_memory_of_their_own(
+    server: Server, engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receivers: list[Receiver] = []
+    made = Receiver.connection_made
+
+    def noted(self: Receiver, transport: Any) -> None:
+        receivers.append(self)
+        made(self, transport)
+
+    monkeypatch.setattr(Receiver, "connection_made", noted)
+    for each in (server, serve(engines["triple"], grpc_port=-1)):
+        assert fetch(each, "/v2/health/live")[0] == 200
+    first, second = (np.frombuffer(receiver.get_buffer(-1), np.uint8) for receiver in receivers)
+    assert not np.shares_memory(first, second)
+
+
+@pytest.mark.parametrize("more", [(), ("Expect: 100-continue",)], ids=["without ASGI", "by ASGI"])
+def test_a_body_that_does_not_come_is_not_the_answer_of_the_request_before(
+    engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, request_timeout_s=0.5)
+    assert fetch(server, INFER, BODY)[0] == 200
+
+    async def wait(*_: Any) -> Any:
+        await asyncio.sleep(HANG_S)
+
+    monkeypatch.setattr(HttpApp, "_run_inference", wait)
+    with connect(server) as connection:
+        connection.sendall(head_of(len(BODY), *more) + BODY + head_of(len(BODY)) + BODY[:1])
+        found = b""
+        with suppress(ConnectionResetError):
+            while chunk := connection.recv(100):
+                found += chunk
+    assert found in (b"", b"HTTP/1.1 100 Continue\r\n\r\n")
     until(lambda: bytes_held(server) == 0, "it is forgotten")
 
 

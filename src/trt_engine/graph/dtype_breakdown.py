@@ -9,6 +9,7 @@ computes in floating point. Names are those of `config.PRECISIONS`, plus `fp64` 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -51,6 +52,7 @@ _LAYOUT = frozenset("Transpose Reshape Squeeze Unsqueeze Flatten Identity Cast E
 _LINEAR = frozenset(
     "Conv ConvTranspose Gemm MatMul FusedConv FusedMatMul FusedGemm Einsum DeformConv Attention".split()
 )
+_MULTIPLIES = re.compile("Conv|Gemm|MatMul|Einsum|Attention|LSTM|GRU|RNN|MoE|RelativePositionBias")
 _NOT_LAYERS = frozenset(
     "Constant ConstantOfShape Shape Size Identity Cast CastLike QuantizeLinear DequantizeLinear DynamicQuantizeLinear "
     "Reshape Squeeze Unsqueeze Flatten Range Dropout ReorderInput ReorderOutput".split()
@@ -118,9 +120,16 @@ class Layer(NamedTuple):
     """Quantized input of a floating-point layer: `only its second input is int8`."""
 
     @property
-    def is_product(self) -> bool:
-        """Whether the node multiplies matrices or convolves."""
-        return self.macs > 0 or self.step.node.op_type in _LINEAR
+    def is_fp32_product(self) -> bool:
+        """Whether the node multiplies matrices or convolves in FP32, dequantised weights and products inside of contributed
+        operators included; also where its type is not known."""
+        op = self.step.node.op_type
+        if not _MULTIPLIES.search(op) or op in _INTEGER_OPS - {"QAttention"} or op.startswith("QLinear"):
+            return False
+        if self.dtype in ("fp16", "bf16", "fp64"):
+            return False
+        kinds = [item.elem for item in (*self.step.inputs, *self.step.outputs) if item is not None]
+        return self.dtype in ("fp32", "tf32") or 0 in kinds or TensorProto.FLOAT in kinds
 
 
 def compute_layers(

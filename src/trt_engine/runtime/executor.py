@@ -370,10 +370,10 @@ class Executor:
 
     def _capture(self, key: Key, frame: PreparedContext) -> None:
         """Capture the inference that has just run as a graph; on failure, disable graphs and continue without."""
-        self._capture_pending = None
         try:
             frame.capture(self._stream_for_capture())
         except Exception as error:  # any library error: inference works without a graph
+            self._capture_pending = None
             frame.close()
             self._policy.disable(str(error).partition("\n")[0])
             return
@@ -382,7 +382,7 @@ class Executor:
             self._drop_plans(oldest)
             evicted.close()
             self._policy.count_evicted()
-        self._captured[key] = frame
+        self._captured[key], self._capture_pending = frame, None  # until here, Ctrl-C closes it
         self._drop_plans(key)  # plans for this shape must use the graph
         self._policy.count_captured()
 

@@ -192,10 +192,11 @@ class HttpApp:
         return True
 
     def leave(self, body: InferenceBody) -> None:
-        """For an inference that was accepted, once it is answered or its client has gone."""
+        """For an inference that was accepted, once its answer is there or its client has gone. Idempotent."""
         self._service.admission.forget(body.filled)
         if body.entered:
             self._service.admission.leave()
+        body.filled, body.entered = 0, False
 
     async def answer(self, body: InferenceBody) -> Answer:
         """The answer to an inference whose body is complete."""

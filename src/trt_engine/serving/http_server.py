@@ -18,6 +18,8 @@ from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.inference_body import InferenceBody
 
 _KEEP_ALIVE_S = 75
+_IDLE_BYTES, _READ_BYTES = 16 << 10, 256 << 10
+"""Read at once between requests, and inside one."""
 _TIMEOUT = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: 44\r\nconnection: close\r\n\r\n"
     b'{"error":"the request did not come in time"}'
@@ -98,7 +100,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self._in_header or (self.inference is None and self.cycle.response_started):
+        behind = self.pipeline  # another request, whose answer this would be
+        if self._in_header or behind or (self.inference is None and self.cycle.response_started):
             self.transport.abort()
             return
         self.transport.write(_TIMEOUT)
@@ -202,6 +205,7 @@ class LimitedProtocol(HttpToolsProtocol):
     async def _answer(self, body: InferenceBody) -> None:
         """Answer an inference."""
         status, headers, parts = await self.http_app.answer(body)
+        self.http_app.leave(body)  # a client that reads slowly takes no place of others
         lines = [STATUS_LINE[status]]
         for name, value in (*self.server_state.default_headers, *headers):
             lines += (name, b": ", value, b"\r\n")
@@ -221,12 +225,11 @@ class LimitedProtocol(HttpToolsProtocol):
 class Receiver(asyncio.BufferedProtocol):
     """Reads a connection for a `LimitedProtocol`: the body of an inference into its place, everything else by the parser."""
 
-    _idle, _body = (memoryview(bytearray(size)) for size in (16 << 10, 256 << 10))
-    """Where to read what the parser gets; the event loop takes it at once, so all connections share it."""
-
-    def __init__(self, protocol: LimitedProtocol) -> None:
+    def __init__(self, protocol: LimitedProtocol, memory: memoryview) -> None:
+        """`memory` is where to read what the parser gets; the event loop takes it at once, so its connections share it."""
         self._protocol = protocol
         self._into: InferenceBody | None = None
+        self._idle, self._body = memory[:_IDLE_BYTES], memory
         self._buffer = self._idle
         self.connection_lost = protocol.connection_lost  # type: ignore[method-assign]
         self.pause_writing = protocol.pause_writing  # type: ignore[method-assign]
@@ -261,9 +264,10 @@ class HttpServer(uvicorn.Server):
             tls = {"ssl_certfile": str(config.tls_cert), "ssl_keyfile": str(config.tls_key)}
         limits = {name: getattr(config, name) for name in ("max_header", "max_connections", "request_timeout_s")}
         protocol = type("ServerProtocol", (LimitedProtocol,), limits | {"http_app": app})
+        memory = memoryview(bytearray(_READ_BYTES))
 
         def connect(**given: Any) -> Receiver:
-            return Receiver(protocol(**given))
+            return Receiver(protocol(**given), memory)
 
         super().__init__(
             uvicorn.Config(

@@ -312,3 +312,93 @@ def test_code_for_a_gpu_is_built_without_looking_at_the_cpu(monkeypatch: pytest.
     monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", probe)
     _describe_no_cpu()
     assert str(cpu_vec_isa.pick_vec_isa()) == str(cpu_vec_isa.invalid_vec_isa)
+
+
+@needs_torch
+@pytest.mark.parametrize("residual", [["n", 16, 1, 1], ["n", 16, 6, 6]])
+def test_cudnn_adds_only_a_residual_of_the_output_s_shape(
+    residual: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from trt_engine.backends.inductor import fused_rules, onnx_module
+
+    def cudnn(x: Any, weight: Any, bias: Any, more: Any, *sizes: Any) -> Any:
+        found = torch.conv2d(x, weight, bias, *sizes)
+        assert more.shape == found.shape
+        return torch.relu(found + more)
+
+    monkeypatch.setattr(fused_rules, "cudnn_conv_relu", cudnn)
+    monkeypatch.setattr(onnx_module, "on_gpu", lambda device: True)
+    half, wide = onnx.TensorProto.FLOAT16, residual[2] == 6
+    given = {"x": (half, ["n", 8, *(1, 1) * wide, *(6, 6) * (not wide)]), "r": (half, residual)}
+    weights = {"w": RNG.standard_normal((16, 8, 1, 1)).astype("f2"), "b": RNG.standard_normal(16).astype("f2")}
+    nodes = [node("Conv", "x w b", "c"), node("Add", "c r", "a"), node("Relu", "a", "y")]
+    path = save(tmp_path / "m.onnx", nodes, given, {"y": (half, ["n", 16, 6, 6])}, weights)
+    feeds = {name: RNG.standard_normal([2, *shape[1:]]).astype("f2") for name, (_, shape) in given.items()}
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+    graph = onnx_module.load_graph(onnx.load(path), on_gpu=True)
+    assert [item.op_type for item in graph.proto.graph.node] == [CONVOLUTION]
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES)
+    with torch.no_grad():
+        (found,) = module(*map(torch.from_numpy, feeds.values()))
+    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+def test_a_shortcut_of_one_channel_keeps_its_bias(tmp_path: Path) -> None:
+    graph = onnx.load(downsampling_block(tmp_path / "m.onnx")).graph
+    for item in graph.initializer:
+        if item.name in "ud":
+            item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item)[:1], item.name))
+    fuse_convolution(graph)
+    assert Counter(item.op_type for item in graph.node) == {CONVOLUTION: 2, "Conv": 1}
+
+
+def test_patches_with_a_computed_bias_stay_a_convolution() -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((16, 3, 4, 4), "f2"), "w")
+    nodes = [node("Cast", "c", "b", to=10), node("Conv", "x w b", "y", strides=[4, 4])]
+    graph = onnx.helper.make_graph(nodes, "net", [], [], [weight])
+    assert fuse_patches(graph) == 0
+    fuse_linear(graph, on_gpu=True)
+
+
+def test_values_between_layers_of_two_quantized_types_are_not_stored_in_the_first(tmp_path: Path) -> None:
+    model = onnx.load(mlp(tmp_path / "m.onnx"))
+    other = onnx.load(mlp(tmp_path / "n.onnx", "fp8"))
+    stored = {item.name: item for item in other.graph.initializer}
+    fp8 = onnx.helper.make_tensor("z8", FP8, [], [0])
+    for item in model.graph.initializer:
+        if item.name == "w2":
+            item.CopyFrom(stored["w2"])
+    model.graph.initializer.append(fp8)
+    second = next(item for item in model.graph.node if "w2" in item.input)
+    second.input[2] = "z8"
+    product = next(item for item in model.graph.node if second.output[0] in item.input)
+    makers = {name: item for item in model.graph.node for name in item.output}
+    back = makers[product.input[0]]
+    back.input[2] = makers[back.input[0]].input[2] = "z8"
+    assert fuse_linear(model.graph, on_gpu=True, quantized_types=BOTH) == 2
+    first, last = linears(model)
+    assert len(first.input) <= OUT_SCALE or not first.input[OUT_SCALE]
+    assert last.input[X_SCALE]
+
+
+def test_constants_of_a_quantized_layer_may_be_nodes(tmp_path: Path) -> None:
+    path = mlp(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    wanted = quantized_layers(model, BOTH)
+    stored = list(model.graph.initializer)
+    del model.graph.initializer[:]
+    for at, item in enumerate(stored):
+        model.graph.node.insert(at, onnx.helper.make_node("Constant", [], [item.name], value=item))
+    assert quantized_layers(model, BOTH) == wanted != set()
+
+
+def test_a_quantization_that_does_not_saturate_stays(tmp_path: Path) -> None:
+    model = onnx.load(mlp(tmp_path / "m.onnx", "fp8"))
+    for item in model.graph.node:
+        if item.op_type == "QuantizeLinear":
+            item.attribute.append(onnx.helper.make_attribute("saturate", 0))
+    assert quantized_layers(model, BOTH) == set()

@@ -122,6 +122,11 @@ def same_padding(net: Net) -> tuple[str, ...]:
     )
 
 
+def activated_twice(net: Net) -> tuple[str, ...]:
+    x = net.op("Relu", net.op("Relu", net.conv("x", 4, 8)))
+    return (net.op("Sigmoid", net.conv(x, 8, 8, 3)),)
+
+
 def without_activation(net: Net) -> tuple[str, ...]:
     return (net.op("Sigmoid", net.conv(net.conv("x", 4, 8), 8, 8, 3)),)
 
@@ -133,8 +138,8 @@ def pooled(net: Net) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("form", [shared, shared_before_the_activation, output_in_the_middle, read_twice, grouped,
-                                  grouped_before, not_centred, even_kernel, same_padding, without_activation,
-                                  pooled])  # fmt: skip
+                                  grouped_before, not_centred, even_kernel, same_padding, activated_twice,
+                                  without_activation, pooled])  # fmt: skip
 def test_other_padded_convolutions_have_an_addition_before_them(form: Callable[[Net], tuple[str, ...]]) -> None:
     net = Net()
     model = net.model(*form(net))

@@ -339,3 +339,32 @@ def test_a_provider_that_does_not_start_is_told_from_a_model_that_needs_the_cpu(
         pytest.skip("the CUDA provider may start here")
     found = session.translate_load_error(refused, Path("net.onnx"), choice)
     assert isinstance(found, SetupError) and "`cuda` was asked for and does not run" in found.message
+
+
+@pytest.mark.parametrize("kind", ["f4", "f2"])
+@pytest.mark.parametrize("op", ["LSTM", "MultiHeadAttention", "MatMulNBits", "DequantizeLinear", "QAttention"])
+def test_products_inside_of_operators_count_as_fp32_at_open_sizes(op: str, kind: str):
+    elem, drawn = helper.np_dtype_to_tensor_dtype(np.dtype(kind)), np.ones
+    scale = drawn((), kind)
+    weights, given = {
+        "LSTM": ({"w": drawn((1, 32, 4), kind), "r": drawn((1, 32, 8), kind)}, {"hidden_size": 8}),
+        "MultiHeadAttention": ({}, {"num_heads": 2}),
+        "MatMulNBits": ({"w": drawn((16, 1, 16), "u1"), "s": drawn(16, kind)},
+                        {"K": 32, "N": 16, "bits": 4, "block_size": 32}),
+        "DequantizeLinear": ({"w": helper.make_tensor("w", 22, [32, 16], [0] * 512), "s": scale}, {}),
+        "QAttention": ({"w": drawn((16, 48), "i1"), "b": drawn(48, kind), "s": scale, "t": scale}, {"num_heads": 2}),
+    }[op]  # fmt: skip
+    names, domain = [*weights], "com.microsoft" if op in ("MultiHeadAttention", "MatMulNBits", "QAttention") else ""
+    inputs = names if op == "DequantizeLinear" else ["x", "x", "x"] if op == "MultiHeadAttention" else ["x", *names]
+    nodes = [helper.make_node(op, inputs, ["y"], domain=domain, **given)]
+    if op == "DequantizeLinear":
+        nodes = [helper.make_node(op, inputs, ["d"]), helper.make_node("MatMul", ["x", "d"], ["y"])]
+    graph = helper.make_graph(
+        nodes, "net",
+        [helper.make_tensor_value_info("x", 3 if op == "QAttention" else elem, ["a", "b", "c"])],
+        [helper.make_tensor_value_info("y", elem, None)],
+        [item if hasattr(item, "dims") else numpy_helper.from_array(item, name) for name, item in weights.items()],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    (layer,) = compute_layers(helper.make_model(graph, opset_imports=opsets), literal=True)
+    assert layer.is_fp32_product == (kind == "f4")

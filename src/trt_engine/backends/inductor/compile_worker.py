@@ -96,10 +96,8 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         try:
             chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
             module.kernels, kernels = chosen, chosen.summary
-        except (
-            Exception
-        ) as error:  # of a kernel on trial: PyTorch's compute the graph as well, but for quantized layers
-            if graph.quantized:
+        except Exception as error:  # of a kernel on trial: PyTorch's compute the graph as well
+            if graph.quantized:  # those in FP32, which the passport does not state
                 raise
             module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
     with torch.no_grad(), _fastest_attention() if request.fused else nullcontext():
@@ -136,9 +134,12 @@ def _fastest_attention() -> Any:
 def _allocate_scratch_of_all_programs() -> None:
     """PyTorch before 2.13 writes code that allocates, for the tensor descriptors of a kernel, the memory of one of its
     programs: the others write beyond it."""
-    from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
+    try:
+        from torch._inductor.codegen.cuda.device_op_overrides import CUDADeviceOpOverrides
 
-    original = CUDADeviceOpOverrides.cpp_scratch
+        original = CUDADeviceOpOverrides.cpp_scratch
+    except (ImportError, AttributeError):  # of a later release
+        return
 
     def cpp_scratch(self: Any, at: int, workspace: Any, prefix: str | None = None) -> Any:
         made = original(self, at, workspace, prefix)

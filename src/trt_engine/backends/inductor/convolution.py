@@ -81,6 +81,8 @@ class _ConvolutionFuser:
         if any(bias is None and len(item.input) > 2 for bias, item in zip(biases, (conv, shortcut), strict=True)):
             return
         stored = [read_tensor(bias, Path()) for bias in biases if bias is not None]  # weights are in the graph
+        if len({tuple(bias.shape) for bias in stored}) > 1 or len({*map(self.width, (conv, shortcut))}) > 1:
+            return
         if stored:
             name = f"{conv.output[0]}_bias"
             total = np.sum([bias.astype(np.float32) for bias in stored], axis=0).astype(stored[0].dtype)
@@ -91,6 +93,9 @@ class _ConvolutionFuser:
         )
         made.attribute.extend(shortcut.attribute)
         shortcut.CopyFrom(made)
+
+    def width(self, conv: NodeProto) -> int:
+        return int(self.constants[conv.input[1]].dims[0])
 
     def replace(
         self, node: NodeProto, conv: NodeProto, residual: str, activation: str, between: Sequence[NodeProto]
@@ -127,6 +132,8 @@ def fuse_patches(graph: GraphProto) -> int:
         if list(given.get("strides", [1, 1])) != kernel or kernel == [1, 1] or any(given.get("pads", [0])):
             continue
         if list(given.get("dilations", [1, 1])) != [1, 1]:
+            continue
+        if any(name not in constants for name in node.input[2:3] if name):
             continue
         stem = node.output[0]
         matrix = read_tensor(weight, Path()).reshape(weight.dims[0], -1).T  # weights are in the graph

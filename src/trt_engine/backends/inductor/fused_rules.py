@@ -89,7 +89,12 @@ def convolution(call: Call) -> Tensor:
     x, weight, bias, residual = call.tensor(0), call.tensor(1), call.optional(2), call.optional(3)
     strides, dilations = list(call.attribute("strides", [1, 1])), list(call.attribute("dilations", [1, 1]))
     pads, activation = list(call.attribute("pads", [0] * 4))[:2], ACTIVATIONS.index(call.attribute("activation"))
-    if onnx_module.on_gpu(x.device):
+    sizes = [
+        (size + 2 * pad - step * (tap - 1) - 1) // stride + 1
+        for size, tap, stride, pad, step in zip(x.shape[2:], weight.shape[2:], strides, pads, dilations, strict=True)
+    ]
+    fits = residual is None or _same(residual.shape, [x.shape[0], weight.shape[0], *sizes])  # cuDNN broadcasts none
+    if onnx_module.on_gpu(x.device) and fits:
         x = x.contiguous(memory_format=torch.channels_last)
         if residual is not None:
             residual = residual.contiguous(memory_format=torch.channels_last)

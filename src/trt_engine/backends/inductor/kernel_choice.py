@@ -42,7 +42,7 @@ _MANY_ROWS = 1024
 _FEW_ROWS = 32
 
 
-class Product(msgspec.Struct, frozen=True, order=True):
+class Product(msgspec.Struct, frozen=True):
     """The shape of a linear layer: x is rows x depth, the output rows x columns."""
 
     rows: int
@@ -58,6 +58,12 @@ class Product(msgspec.Struct, frozen=True, order=True):
     """One factor for all columns of a quantized product."""
     image: tuple[int, int, int] | None = None
     """Count, height and width, whose product the rows are, of a 1x1 convolution."""
+    tf32: bool = False
+    """An FP32 product that may be computed in TF32."""
+
+    @property
+    def quantized(self) -> bool:
+        return self.factor_type in ("int8", "float8_e4m3fn")
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -83,6 +89,7 @@ class _Recorder(Kernels):
             self.products[name] = Product(
                 x.shape[0], weight.shape[1], weight.shape[0], _name(x.dtype), _name(kind), activation, bias is not None,
                 residual is not None, bool(out_scale), factors is not None and bool((factors == factors[0]).all()),
+                tf32=x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
             )  # fmt: skip
             return plain_linear(x, weight, bias, factors, residual, activation, out_scale, kind)
 
@@ -167,7 +174,7 @@ def _library_ways(product: Product) -> list[str]:
         relu = ACTIVATIONS[product.activation] == "relu"
         return [_CUDNN, "cublas epilogue"] if relu and product.has_bias and not product.has_residual else [_CUDNN]
     half = product.factor_type in ("float16", "bfloat16")
-    ways = ["cublas"]
+    ways = [] if product.quantized else ["cublas"]  # which computes a quantized layer in FP32
     if half and product.has_bias and ACTIVATIONS[product.activation] in ("gelu", "gelu_tanh", "relu"):
         ways.append("cublas epilogue")  # the tanh form differs by 5e-4 at most, half of what FP16 rounds values of 1 by
     return ways
@@ -209,9 +216,9 @@ def _worth_measuring(products: Sequence[Product]) -> list[Product]:
 
 def _unmeasured(product: Product) -> Choice | None:
     """Tiles for a quantized product, which PyTorch's operators compute in FP32; others stay with those."""
-    if product.factor_type not in ("int8", "float8_e4m3fn"):
+    if not product.quantized:
         return None
-    tiles = Tiles(64, 64, next(deep for deep in (64, 32, 16) if product.depth % deep == 0), 4, 3)
+    tiles = Tiles(64, 64, next(deep for deep in (64, 32) if product.depth % deep == 0), 4, 3)
     if product.rows >= _MANY_ROWS and product.depth % 128 == 0:
         tiles = Tiles(128, 128, 128, 4, 4)
     return Choice(f"{tiles}, not measured", tuple(tiles.numbers), {})
@@ -227,20 +234,36 @@ def _key(product: Product) -> str:
 
 
 def _read(kept: Path) -> dict[str, Choice]:
+    """The choices of the file, without those of another release, whose tiles or ways are not here, and those of products
+    that nothing computed."""
     try:
-        return msgspec.json.decode(kept.read_bytes(), type=dict[str, Choice])
+        found = msgspec.json.decode(kept.read_bytes(), type=dict[str, Choice])
     except (OSError, msgspec.MsgspecError):
         return {}
+    size = len(Tiles.__dataclass_fields__)
+    return {
+        key: choice
+        for key, choice in found.items()
+        if choice.measured_us
+        and (choice.way in (_CUDNN, *LIBRARY) if choice.tiles is None else len(choice.tiles) == size)
+    }
 
 
 def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]:
-    """Tiles worth a measurement; depths that divide the product's, as the kernel masks none."""
-    size = 1 if product.factor_type in ("int8", "float8_e4m3fn") else 2 if product.factor_type != "float32" else 4
+    """Tiles worth a measurement; depths that divide the product's, as the kernel masks none. FP32 factors are computed in
+    TF32; there are none for FP64."""
+    if product.factor_type == "float64" or (product.factor_type == "float32" and not product.tf32):
+        return
+    size = 1 if product.quantized else 2 if product.factor_type != "float32" else 4
     deep = 128 // size
+    if size == 1:  # no other kernel computes a quantized layer: a depth for each
+        deep = next((depth for depth in (128, 64) if product.depth % depth == 0), 32)
     hopper = capability == (9, 0)
     many = product.rows >= _MANY_ROWS
     found: list[Tiles] = []
-    if many and hopper and product.image is None:
+    # the copy engine takes rows whose bytes are a multiple of 16
+    wide = 1 if product.quantizes else getattr(torch, product.out_type).itemsize
+    if many and hopper and product.image is None and product.columns * wide % 16 == 0:
         found += [
             Tiles(128, columns, deep, 4, 3, True, True) for columns in ((128,) if product.activation else (128, 256))
         ]
@@ -362,7 +385,7 @@ def _measured(call: Callable[[], Tensor]) -> float:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other candidates compile beside it
         for _ in range(_REPEATS):
             call()
     times: list[float] = []

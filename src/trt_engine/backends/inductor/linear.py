@@ -12,6 +12,7 @@ import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from trt_engine.graph import walk
+from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs
 from trt_engine.graph.edit_graph import make_initializer, read_tensor, retain_items, set_attribute, set_input
 
 LINEAR = "_Linear"
@@ -21,8 +22,8 @@ is quantized already), the factors of the product (N, FP32), and the scale of a 
 is applied after the bias, `computes_in` is the output's type where x is quantized already."""
 X, WEIGHT, BIAS, RESIDUAL, X_SCALE, FACTORS, OUT_SCALE = range(7)
 ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu")
-_TILE = 16
-"""Sizes of a quantized product that tensor cores take are multiples of it."""
+_TILE, _DEPTH = 16, 32
+"""The width and the depth of a quantized product that tensor cores take are multiples of these."""
 _QUANTIZED: dict[int, str] = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
 
 
@@ -46,9 +47,11 @@ def fuse_linear(graph: GraphProto, *, on_gpu: bool = False, quantized_types: Col
 
 def quantized_layers(proto: ModelProto, types: Collection[str]) -> set[str]:
     """Outputs of the layers that `fuse_linear` computes in one of the quantized types; weights are in the graph."""
-    copied = GraphProto()
-    copied.CopyFrom(proto.graph)
-    return set(_LinearFuser(copied).take_quantized(types))
+    copied = ModelProto()
+    copied.CopyFrom(proto)
+    drop_initializer_inputs(copied)
+    constants_as_initializers(copied)
+    return set(_LinearFuser(copied.graph).take_quantized(types))
 
 
 _PAIR = ("QuantizeLinear", "DequantizeLinear")
@@ -236,15 +239,17 @@ class _LinearFuser:
             scale != [stored.dims[outputs]] or walk.attributes(dequantize).get("axis", 1) % 2 != outputs
         ):
             return None
-        return found if not any(size % _TILE for size in stored.dims) else None
+        depth, width = stored.dims[1 - outputs], stored.dims[outputs]
+        return found if not (depth % _DEPTH or width % _TILE) else None
 
     def symmetric(self, node: NodeProto) -> _Quantized | None:
         """What Q or DQ reads, its scale and its quantized type; None for a zero point, blocks, or a computed scale."""
         if node.op_type not in _PAIR or walk.domain_of(node) or len(node.input) < 2:
             return None
-        if walk.attributes(node).get("block_size", 0) or node.input[1] not in self.constants:
+        given = walk.attributes(node)
+        if given.get("block_size", 0) or not given.get("saturate", 1) or node.input[1] not in self.constants:
             return None
-        kind = walk.attributes(node).get("output_dtype", 0)
+        kind = given.get("output_dtype", 0)
         zero = node.input[2] if len(node.input) > 2 else ""
         if zero:
             if zero not in self.constants or np.any(self.read(zero).astype(np.float32)):
@@ -308,6 +313,8 @@ class _LinearFuser:
             if before is None or before.op_type != LINEAR or len(before.input) <= FACTORS:
                 continue
             if "activation" not in walk.attributes(before) or before.input[RESIDUAL]:
+                continue
+            if len({self.constants[item.input[WEIGHT]].data_type for item in (before, node)}) > 1:
                 continue
             set_input(before, OUT_SCALE, node.input[X_SCALE])
             set_attribute(node, "computes_in", self.constants[node.input[X_SCALE]].data_type)

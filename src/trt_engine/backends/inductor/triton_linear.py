@@ -51,7 +51,7 @@ def _activate(x, ACTIVATION: tl.constexpr):
     elif ACTIVATION == 2:  # the tanh form, by its exponential
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == 3:
-        x = tl.maximum(x, 0.0)
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return x
 
 
@@ -70,7 +70,7 @@ def _finish(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, SCALED: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, LIMIT: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
-    """What is stored of a tile, in FP32. `LIMIT`: largest value of a quantized output, or 0."""
+    """What is stored of a tile, in FP32. `LIMIT`: largest value of a quantized output, or 0. `ROUND`: INT8, from -128."""
     at = column + tl.arange(0, COLUMNS)
     inside = at < N
     found = found.to(tl.float32)
@@ -82,9 +82,9 @@ def _finish(
     if HAS_RESIDUAL:
         rows = row + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & inside[None, :]
-        found += tl.load(residual + rows[:, None] * N + at[None, :], mask=mask, other=0.0).to(tl.float32)
+        found += tl.load(residual + rows.to(tl.int64)[:, None] * N + at[None, :], mask=mask, other=0.0).to(tl.float32)
     if LIMIT > 0:
-        found = tl.minimum(tl.maximum(found * inverse, -LIMIT), LIMIT)
+        found = tl.minimum(tl.maximum(found * inverse, -LIMIT - ROUND), LIMIT)
         if ROUND:  # to the nearest integer, halves to the even one
             found = (found + 12582912.0) - 12582912.0
     return found
@@ -102,8 +102,8 @@ def _tiled(
     row, column = _place(tl.program_id(0), tl.cdiv(M, ROWS), tl.cdiv(N, COLUMNS), GROUP)
     rows, columns = row * ROWS + tl.arange(0, ROWS), column * COLUMNS + tl.arange(0, COLUMNS)
     deep = tl.arange(0, DEPTH)
-    x_at = x + (rows % M)[:, None] * K + deep[None, :]
-    weight_at = weight + (columns % N)[None, :] * K + deep[:, None]
+    x_at = x + (rows % M).to(tl.int64)[:, None] * K + deep[None, :]
+    weight_at = weight + (columns % N).to(tl.int64)[None, :] * K + deep[:, None]
     found = tl.zeros((ROWS, COLUMNS), kind)
     for _ in range(0, K, DEPTH):
         found = tl.dot(tl.load(x_at), tl.load(weight_at), found, out_dtype=kind)
@@ -112,7 +112,7 @@ def _tiled(
     made = _finish(found, bias, scale, residual, inverse, row * ROWS, column * COLUMNS, M, N, ROWS, COLUMNS, ACTIVATION,
                    HAS_BIAS, SCALED, HAS_RESIDUAL, LIMIT, ROUND)  # fmt: skip
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    tl.store(out + rows[:, None] * N + columns[None, :], made.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + rows.to(tl.int64)[:, None] * N + columns[None, :], made.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -148,8 +148,12 @@ def run_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor | None, residual: Tensor | None, activation: int,
     out_scale: float, kind: torch.dtype, tiles: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """The layer of x (rows x K) and a weight (columns x K), both contiguous; `tiles` as `Tiles.numbers`."""
+    """The layer of x (rows x K) and a contiguous weight (columns x K); `tiles` as `Tiles.numbers`."""
     made = Tiles.of(tiles)
+    x, residual = (
+        x.contiguous(),
+        None if residual is None else residual.contiguous(),
+    )  # views of a Split or a Slice are not
     (rows, depth), columns = x.shape, weight.shape[0]
     out = torch.empty((rows, columns), dtype=x.dtype if out_scale else kind, device=x.device)
     count = triton.cdiv(rows, made.rows) * triton.cdiv(columns, made.columns)

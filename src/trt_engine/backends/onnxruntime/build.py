@@ -107,7 +107,7 @@ class OnnxRuntimeBuilder:
         if choice.on_gpu:
             notes["tf32"] = "on" if choice.tf32 else "off"
         if "cuda" in choice.names:
-            notes[FP32_PRODUCTS] = str(sum(layer.is_product and layer.dtype in ("fp32", "tf32") for layer in layers))
+            notes[FP32_PRODUCTS] = str(sum(layer.is_fp32_product for layer in layers))
             warnings += _slow_convolutions(layers, choice)
         if (version := choice.plugin_version) is not None:
             notes[providers.PROVIDER_VERSION] = version
@@ -390,7 +390,7 @@ def _check_precision(precision: Precision, graph: GraphIndex, choice: ProviderSe
 def _slow_convolutions(layers: Sequence[Layer], choice: ProviderSelection) -> list[str]:
     """A warning if FP16 convolutions run without tensor cores: the CUDA provider's `use_tf32` decides for all types."""
     halves = sum(layer.dtype == "fp16" and "Conv" in layer.step.node.op_type for layer in layers)
-    singles = sum(layer.dtype == "fp32" and layer.is_product for layer in layers)
+    singles = sum(layer.is_fp32_product for layer in layers)
     if choice.tf32 or not (halves and singles):
         return []
     return [

@@ -218,7 +218,7 @@ class _ShiftPass:
         """Give a padded convolution the shift of its input and its own bias by a channel of ones; False if it cannot be."""
         most = self.makers.get(node.input[0])
         before = self.makers.get(most.input[0]) if most is not None and most.op_type == "Max" else None
-        if before is None or most is None or not _is_centred(node, weight.shape):
+        if before is None or before.op_type != "Conv" or most is None or not _is_centred(node, weight.shape):
             return False
         if any(self.reads[name] != 1 for name in (before.output[0], most.output[0])):
             return False
