@@ -61,7 +61,10 @@ def arguments() -> argparse.Namespace:
     made.add_argument("--batches", type=int, nargs="+", default=(1, 64))
     made.add_argument("--precisions", nargs="+", choices=("fp16", "fp32", "bf16", "fp8", "int8"), default=None)
     made.add_argument(
-        "--ours", nargs="+", choices=("onnxruntime", "inductor", "auto"), default=["onnxruntime", "inductor"]
+        "--ours",
+        nargs="+",
+        choices=("onnxruntime", "inductor", "inductor fused", "auto"),
+        default=["onnxruntime", "inductor"],
     )
     made.add_argument(
         "--autotune-s", type=int, default=0, help="also ways with kernels chosen by measurement, so many seconds"
@@ -175,6 +178,13 @@ class Suite:
                 yield way
         if "auto" in self.args.ours and "inductor" in self.args.ours and cell["model"] in HAS_1X1 and self.on_gpu:
             yield "inductor conv_1x1_as_mm"  # a candidate of `auto`
+        if (
+            "auto" in self.args.ours
+            and "inductor" in self.args.ours
+            and "inductor fused" not in self.args.ours
+            and self.on_gpu
+        ):
+            yield "inductor fused"  # another
         if not self.args.no_torch:
             yield "torch compiled"
 
@@ -206,7 +216,9 @@ class Suite:
         """The record of one cell."""
         ways = (*self.ours, "torch compiled", "torch compiled autotuned")
         done = {way: self.builds[name] for way in ways if (name := build_name(cell, way)) in self.builds}
-        missing = [way for way in self.long_builds(cell) if way not in done and "conv_1x1" not in way]
+        missing = [
+            way for way in self.long_builds(cell) if way not in done and (way in self.ours or way.startswith("torch"))
+        ]
         if missing:
             return self.record(cell, "not reached", f"not built within {self.args.limit_s:g} s: {', '.join(missing)}")
         made = self.child("measure", label(cell), cell, done=done)

@@ -154,10 +154,11 @@ def settings(job: Job, way: str) -> dict[str, Any]:
     backend, _, more = way.partition(" ")
     if backend != "inductor":
         return {"backend": backend, "time_budget_s": job.budget_s}
-    options = {"autotuned": {"autotune_s": str(job.autotune_s)}, "conv_1x1_as_mm": {"conv_1x1_as_mm": "on"}}.get(
-        more, {}
-    )
-    return {"backend": backend, "time_budget_s": 0.0, "options": options}
+    options = {
+        "autotuned": {"autotune_s": str(job.autotune_s)}, "conv_1x1_as_mm": {"conv_1x1_as_mm": "on"},
+        "fused": {"fuse_kernels": "on"},
+    }  # fmt: skip
+    return {"backend": backend, "time_budget_s": 0.0, "options": options.get(more, {})}
 
 
 def build(job: Job, way: str, precision: str | None = None, **more: Any) -> te.Engine:

@@ -65,7 +65,14 @@ def calibration(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(model: Path, store: te.Store, **settings: object) -> te.Engine:
-    given = {"backend": "inductor", "device": "cuda:0", "batch": (1, 64, 64), "store": store, "time_budget_s": 0.0}
+    given = {
+        "backend": "inductor",
+        "device": "cuda:0",
+        "batch": (1, 64, 64),
+        "store": store,
+        "time_budget_s": 0.0,
+        "options": {"fuse_kernels": "on"},
+    }
     return te.build(model, **(given | settings))  # type: ignore[arg-type]
 
 

@@ -253,7 +253,7 @@ def test_a_residual_network_stays_channels_last(tmp_path: Path, monkeypatch: pyt
     proto = onnx.load(downsampling_block(tmp_path / "m.onnx"))
     graph = onnx_module.load_graph(proto, on_gpu=True)
     assert [walk.attributes(item)["activation"] for item in graph.proto.graph.node] == [b"relu", b"none", b"relu"]
-    module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES).eval()
+    module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES, fused=True).eval()
     program = torch.export.export(
         module, (torch.zeros(2, 8, 8, 8, dtype=torch.float16),), strict=False
     ).run_decompositions()

@@ -56,7 +56,8 @@ class InductorBuilder:
         kind, number = parse_device(config.device)
         board = _gpu(number) if kind == "cuda" else None
         tf32 = board is not None and config.precision == "tf32"
-        types = quantized_types(board)
+        fused = board is not None and options.fuse_kernels
+        types = quantized_types(board) if fused else ()
         precision = Precision(requested=config.precision, shares=shares(model, types, tf32=tf32))
         _check_precision(precision, config, main_precision(model.graph))
         if board is None:
@@ -68,8 +69,10 @@ class InductorBuilder:
             device=f"cuda:{number}" if board is not None else "cpu",
             inputs=_input_ranges(model, config.profiles),
             configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
-            | ({"compile_threads": 1} if board is None else {"realize_reads_threshold": 1}),
+            | ({"compile_threads": 1} if board is None else {})
+            | ({"realize_reads_threshold": 1} if fused else {}),
             tf32=tf32,
+            fused=fused,
             quantized_types=types,
         )
         kept = paths.cache or paths.payload.parent / ".prepared" / "cache"  # removed after the build
@@ -140,7 +143,10 @@ def _check_precision(precision: Precision, config: BuildConfig, written: str | N
         return
     if written in _QUANTISED:
         why = f"the backend `inductor` computes quantised layers in {found}, on dequantised values"
-        hint = "`-b tensorrt` or `-b onnxruntime` has kernels for them; leave `--precision` out to build the graph as it is"
+        hint = (
+            "on a GPU `-O fuse_kernels=on` computes linear layers in it; `-b tensorrt` or `-b onnxruntime` has kernels for "
+            "them; leave `--precision` out to build the graph as it is"
+        )
     elif asked == "tf32":
         why, hint = f"{config.device} computes this graph in {found}", "TF32 is of NVIDIA GPUs: `--device cuda:0`"
     else:

@@ -44,6 +44,8 @@ class CompileRequest(msgspec.Struct):
     inputs: tuple[InputRange, ...]
     configs: dict[str, Any]
     tf32: bool
+    fused: bool = False
+    """For a GPU: what the importer puts together, and kernels by measurement."""
     quantized_types: tuple[str, ...] = ()
     """Types that linear layers compute in where the graph quantizes them: `int8`, `fp8`."""
     measure_s: float = 40.0
@@ -76,19 +78,19 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = request.tf32
+        _describe_no_cpu()
     graph = load_graph(
         read_proto(Path(request.model), weights=True),
-        on_gpu=device.type == "cuda",
+        on_gpu=request.fused,
         quantized_types=request.quantized_types,
     )
-    module = OnnxModule(graph.proto, device, RULES).eval()
+    module = OnnxModule(graph.proto, device, RULES, fused=request.fused).eval()
     kernels = ""
-    if device.type == "cuda":
+    if request.fused:
         from trt_engine.backends.inductor.fused_rules import register_shapes
         from trt_engine.backends.inductor.kernel_choice import choose_kernels
 
         register_shapes()
-        _describe_no_cpu()
         _allocate_scratch_of_all_programs()
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         try:
@@ -98,7 +100,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             if graph.quantized:  # those in FP32, which the passport does not state
                 raise
             module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
-    with torch.no_grad(), _fastest_attention() if device.type == "cuda" else nullcontext():
+    with torch.no_grad(), _fastest_attention() if request.fused else nullcontext():
         program = export(module, request)
         torch._inductor.aoti_compile_and_package(
             program, package_path=request.package, inductor_configs=dict(request.configs)

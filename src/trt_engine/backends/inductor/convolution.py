@@ -51,15 +51,15 @@ class _ConvolutionFuser:
         self.readers = Counter(name for node in self.graph.node for name in node.input)
         self.makers = {name: node for node in self.graph.node for name in node.output}
 
-    def maker(self, name: str, op: str, readers: int = 1) -> NodeProto | None:
-        """The node of this operator that makes a tensor, which `readers` nodes read and which is not an output."""
+    def maker(self, name: str, op: str) -> NodeProto | None:
+        """The node of this operator that makes a tensor, which one node reads and which is not an output."""
         node = self.makers.get(name)
         if node is None or node.op_type != op or walk.domain_of(node):
             return None
-        return node if self.readers[name] == readers and name not in self.outputs else None
+        return node if self.readers[name] == 1 and name not in self.outputs else None
 
-    def convolution(self, name: str, readers: int = 1) -> NodeProto | None:
-        node = self.maker(name, "Conv", readers)
+    def convolution(self, name: str) -> NodeProto | None:
+        node = self.maker(name, "Conv")
         return node if node is not None and _is_fusible(node, self.constants) else None
 
     def take(self, node: NodeProto) -> bool:

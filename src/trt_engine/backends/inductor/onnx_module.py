@@ -124,7 +124,13 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
     """Interprets the nodes of a graph in `forward`; inputs and outputs in the order of the graph's."""
 
     def __init__(
-        self, proto: onnx.ModelProto, device: torch.device, rules: dict[str, Rule], kernels: Kernels | None = None
+        self,
+        proto: onnx.ModelProto,
+        device: torch.device,
+        rules: dict[str, Rule],
+        kernels: Kernels | None = None,
+        *,
+        fused: bool = False,
     ) -> None:
         super().__init__()
         self.device, self.kernels = device, kernels or Kernels()
@@ -142,7 +148,9 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
                 self._scalars[stored.name] = Scalars(array.astype(object), found.dtype)
             else:
                 self._weights[stored.name] = f"w{number}"
-                self.register_buffer(f"w{number}", _laid_out(found, stored.name in products, device))
+                self.register_buffer(
+                    f"w{number}", _laid_out(found, stored.name in products, device) if fused else found.to(device)
+                )
         last = {name: at for at, (node, _) in enumerate(self._nodes) for name in node.input}
         self._last_use = [
             [name for name in dict.fromkeys(node.input) if last[name] == at and name not in self._outputs]

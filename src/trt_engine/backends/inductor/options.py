@@ -33,6 +33,11 @@ class InductorOptions:
     )
     freezing: bool = opt(True, "compute from the weights once, at build, and choose their layout", parse=_parse_switch)
     conv_1x1_as_mm: bool = opt(False, "1x1 convolutions as matrix products", parse=_parse_switch)
+    fuse_kernels: bool = opt(
+        False,
+        "on a GPU: linear layers with what surrounds them, and convolutions with Relu, as kernels chosen by measurement",
+        parse=_parse_switch,
+    )
     trust_source: bool = opt(
         False, "load a package whose digest is not the passport's: its code runs with your permissions",
         parse=_parse_switch, in_key=False,
@@ -40,10 +45,13 @@ class InductorOptions:
 
 
 def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]:
-    """On a GPU, on request: 1x1 convolutions as matrix products, of a graph that has some."""
-    if config.time_budget_s is None or parse_device(config.device)[0] != "cuda" or "conv_1x1_as_mm" in config.options:
+    """On a GPU, on request: fused kernels, and 1x1 convolutions as matrix products, of a graph that has some."""
+    if config.time_budget_s is None or parse_device(config.device)[0] != "cuda":
         return ()
+    fused: tuple[dict[str, str], ...] = () if "fuse_kernels" in config.options else ({"fuse_kernels": "on"},)
+    if "conv_1x1_as_mm" in config.options:
+        return fused
     sizes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
     convolutions = [place.node for place in model.graph.nodes if place.node.op_type == "Conv"]
     has_1x1 = any(len(node.input) > 1 and set(sizes.get(node.input[1], ())[2:]) == {1} for node in convolutions)
-    return ({"conv_1x1_as_mm": "on"},) if has_1x1 else ()
+    return (*fused, {"conv_1x1_as_mm": "on"}) if has_1x1 else fused
