@@ -121,7 +121,7 @@ def _describe_no_cpu() -> None:
 
 
 def _fastest_attention() -> Any:
-    """PyTorch takes the first kernel of attention that computes the case: on an H200 cuDNN's took 47 us where FlashAttention
+    """PyTorch takes the first kernel of attention that computes the case: on an H100 cuDNN's took 47 us where FlashAttention
     took 66 (64 x 12 x 197 x 64, FP16)."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
