@@ -578,7 +578,7 @@ def test_a_softmax_over_few_channels_is_written_as_its_parts_and_computes_the_sa
     data = [{"x": 50 * images(1)[0]["x"]}]
     report, model = quantized(source, calib_data=data)
     assert "Softmax" not in {item.op_type for item in model.graph.node}
-    assert report.parity is not None and report.parity["y"].max_abs < 0.5
+    assert report.parity is not None and report.parity["y"].cosine > 0.99  # weights of 7 bits without VNNI included
     np.testing.assert_allclose(run(tmp_path / "net.q.onnx", data[0]).sum(axis=1), 1, rtol=1e-5)
     _, model = quantized(source, calib_data=data, exclude_types=("Softmax",))
     assert "Softmax" in {item.op_type for item in model.graph.node}

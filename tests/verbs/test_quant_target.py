@@ -140,7 +140,7 @@ def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cpu") / "resnet.u8s8.onnx"
     quantize_static(
         RESNET, path, Pictures(), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8, per_channel=True,
+        weight_type=QuantType.QInt8, per_channel=True, reduce_range=True,
     )  # fmt: skip
     return path
 
