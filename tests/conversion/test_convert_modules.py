@@ -72,4 +72,6 @@ def test_the_networks_own_names_go_through_every_step(network: Path, tmp_path: P
     seen = ranges(network, data)
     assert {item.module for item in seen.tensors} >= LAYERS
     assert {item.module for item in seen.constants} >= LAYERS
-    assert {change.module for change in diff(network, engines[0].path).changes} >= LAYERS - {"fc", "layer2.0.down.0"}
+    # "down" and "fc" stay operators of their own: whether the difference lists them depends on the processor's layouts
+    fused = {name for name in LAYERS if "conv" in name}
+    assert {change.module for change in diff(network, engines[0].path).changes} >= fused
