@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,31 @@ def test_a_client_that_does_not_read_its_answer_takes_no_place(server: Server, t
         answer.begin()
         assert answer.status == 200 and json.loads(answer.read())["id"] == name
     assert taken == [INFER]
+
+
+def test_a_client_that_never_reads_its_answer_is_dropped(
+    engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, request_timeout_s=0.5)
+    assert fetch(server, INFER, BODY)[0] == 200
+    body = BODY.replace(b"{", b'{"id": "%s", ' % (b"a" * 15_000_000), 1)
+    ends: list[LimitedProtocol] = []
+    lost = LimitedProtocol.connection_lost
+    monkeypatch.setattr(LimitedProtocol, "connection_lost", lambda *given: (lost(*given), ends.append(given[0])))
+    with connect(server) as connection:
+        connection.sendall(head_of(len(body)) + body)
+        until(lambda: ends, "it is closed")
+
+
+def test_requests_that_end_in_one_read_are_no_large_header(server: Server) -> None:
+    one, count = "GET /v2/health/live HTTP/1.1\r\nHost: a\r\n", 10_000
+    text = ((one + "\r\n") * (count - 1) + one + "Connection: close\r\n\r\n").encode()
+    with connect(server) as connection:
+        sender = Thread(target=connection.sendall, args=(text,))
+        sender.start()
+        answers = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+        sender.join()
+    assert answers.count(b"HTTP/1.1 200") == count
 
 
 def test_servers_of_a_process_read_into_memory_of_their_own(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import socket
 from collections.abc import Iterator
 from typing import Any, cast
@@ -17,6 +18,8 @@ from trt_engine.config.serve import ServeConfig
 from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.inference_body import InferenceBody
 
+log = logging.getLogger(__name__)
+
 _KEEP_ALIVE_S = 75
 _IDLE_BYTES, _READ_BYTES = 16 << 10, 256 << 10
 """Read at once between requests, and inside one."""
@@ -24,7 +27,6 @@ _TIMEOUT = (
     b"HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\ncontent-length: 44\r\nconnection: close\r\n\r\n"
     b'{"error":"the request did not come in time"}'
 )
-
 
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 50\r\nretry-after: 1\r\n"
@@ -48,6 +50,8 @@ class LimitedProtocol(HttpToolsProtocol):
     request_timeout_s = 0.0
     _header_bytes = _unfinished_bytes = 0
     _in_header = True
+    _ended = False
+    """Whether a request ended in the bytes that came last."""
     in_message = True
     """Whether more of a request must come; true from the start, for a connection that sends nothing."""
     _timer: asyncio.TimerHandle | None = None
@@ -66,12 +70,13 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.request_timeout_s, self._expire)
 
     def data_received(self, data: bytes) -> None:
+        self._ended = False
         super().data_received(data)
         if not self.in_message:
             return
         if self._timer is None:
             self._timer = self.loop.call_later(self.request_timeout_s, self._expire)
-        if self._in_header:  # the parser keeps it all
+        if self._in_header and not self._ended:  # the parser keeps it all
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > self.max_header:
                 self.transport.abort()
@@ -126,7 +131,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["connection"] = self
-        self._header_bytes = 0
+        self._header_bytes = self._unfinished_bytes = 0
         self._in_header = self.in_message = True
 
     def on_url(self, url: bytes) -> None:
@@ -148,7 +153,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self._in_header = False
-        self._unfinished_bytes = 0
         if self.inference is None and self._is_alone():
             self.inference = self.http_app.accept(self.url.decode("latin-1"), self.headers)
             if self.inference is not None:
@@ -179,7 +183,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._stop_timer()
-        self.in_message = False
+        self.in_message, self._ended = False, True
         if self.inference is None or self.running is not None:
             super().on_message_complete()
             return
@@ -194,6 +198,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self.http_app.leave(body)
         if task.cancelled():
             self.transport.close()
+        elif (error := task.exception()) is not None:
+            log.error("an answer could not be sent", exc_info=error)
+            self.transport.abort()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if self.inference is None:
@@ -214,12 +221,27 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.write(b"".join([*lines, *parts]))
         else:
             self.transport.writelines([b"".join(lines), *parts])
-        if self.flow.write_paused:
-            await self.flow.drain()  # the next request waits until then
+        await self._drain()  # the next request waits until then
         self.inference = self.running = None
         if self.http_app.draining:
             self.transport.close()
         self.on_response_complete()
+
+    async def _drain(self) -> None:
+        """Wait until the client has read; one that reads nothing for `request_timeout_s` is dropped."""
+        while self.flow.write_paused:
+            unread = self.transport.get_write_buffer_size()
+            try:
+                await asyncio.wait_for(self.flow.drain(), self.request_timeout_s)
+            except TimeoutError:
+                if self.transport.get_write_buffer_size() >= unread:
+                    self.transport.abort()
+                    return
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():  # to close would wait until the client reads
+            self.transport.abort()
+        super().timeout_keep_alive_handler()
 
 
 class Receiver(asyncio.BufferedProtocol):

@@ -48,7 +48,7 @@ class CudaGraph:
 
         def run() -> None:
             if launch_graph(graph, handle):
-                replay(stream)  # raises
+                replay(stream)  # again, with its errors
 
         return run
 
