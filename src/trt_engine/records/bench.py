@@ -225,7 +225,7 @@ class LogReport(RichDisplay):
     """The node of the graph by its full path; of a missing plugin whose node has no path the plugin's name."""
     error_plugin: str | UnsetType = UNSET
     requested_bytes: int | UnsetType = UNSET
-    """The memory that could not be had."""
+    """Size of the allocation that failed."""
     unknown_options: tuple[str, ...] | UnsetType = UNSET
     workspace_mib: float | UnsetType = UNSET
     """Workspace size as trtexec parsed it, if set."""

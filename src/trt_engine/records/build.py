@@ -33,7 +33,7 @@ class BuildReport(RichDisplay):
     cached: bool
     """True when the store had the engine."""
     seconds: float
-    """Warnings of this command; those of the build are in the passport."""
+    """Duration of this command; 0 for a dry run."""
     precision: Precision
     profiles: tuple[Profile, ...]
     parity: Parity | None
@@ -51,6 +51,7 @@ class BuildReport(RichDisplay):
     """For an engine that could not be checked where it was built."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
+    """Warnings of this command and of the build."""
 
 
 @dataclass(frozen=True, slots=True)

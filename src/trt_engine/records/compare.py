@@ -53,7 +53,7 @@ class GateResult:
     """One `--fail-if` and how it went."""
 
     rule: str
-    """As typed: `slower:3%`."""
+    """As typed: `slower:3%`; of `upgrade-check` also `plan`, `accuracy`, `precision`."""
     failed: bool
     text: str
     metric: Literal["median", "mean", "p99", "error"] | None = None

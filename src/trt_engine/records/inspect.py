@@ -125,7 +125,7 @@ class RunReport(RichDisplay):
     measurements: tuple[dict[str, Any], ...]
     """One entry for each record: engine, backend, device, batch, qps, mean_ms, stable, complete."""
     damaged: int
-    """Number of damaged lines in `records.jsonl`."""
+    """Damaged lines of the record files, and documents or cells that cannot be read."""
     files: dict[str, int]
     """Bytes by path inside the folder."""
     nbytes: int

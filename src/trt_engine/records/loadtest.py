@@ -80,7 +80,7 @@ class LoadtestRecord(RichDisplay):
     load: str
     """How requests were sent, in words: `Poisson arrivals at 500 requests/s`."""
     rate: float | None
-    """Requests/s that were meant to be sent; None in a closed loop."""
+    """Requests/s that were meant to be sent; None in a closed loop and with `--replay`."""
     concurrency: int
     """Requests in flight in a closed loop; the most in an open one."""
     processes: int
@@ -97,7 +97,7 @@ class LoadtestRecord(RichDisplay):
     started: str
     """UTC, ISO 8601."""
     wall_s: float
-    """From the first measured request's time to the last answer."""
+    """From the end of the warm-up to the last answer; in an open loop at least to the planned end."""
     sent_s: tuple[float, ...]
     """When each answered request was meant to be sent, in s from the start of the measured part, ascending."""
     latency_ms: tuple[float, ...]

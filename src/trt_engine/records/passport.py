@@ -91,7 +91,7 @@ class Requirements:
     """Requirements for loading the engine."""
 
     library: str
-    """`onnxruntime`, `tensorrt`, `tensorrt-rtx`."""
+    """`onnxruntime`, `tensorrt`, `tensorrt-rtx`, `torch`."""
     version: str
     cpu_features: tuple[str, ...] = ()
     """Instruction sets the payload's layouts and kernels were chosen for."""
@@ -227,6 +227,7 @@ class GraphPrecision:
     share: float
     """Fraction in the requested precision, weighted by `weighting`."""
     macs_by_dtype: dict[str, float]
+    """Fraction by dtype, weighted by `weighting`, also where that is `layers`."""
     weighting: str
     requested_macs: float
     """Fraction of all multiply-adds in the requested precision."""

@@ -108,7 +108,7 @@ class QuantizedNode:
     amax: float | None
     """Range of that tensor; None where it is worked out while running."""
     error: float
-    """Relative RMS error of the weight."""
+    """Relative RMS error of the weight; 0 for a dry run and where weights are not rounded."""
     module: str | None = None
     """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
