@@ -22,6 +22,7 @@ class BuildReport(RichDisplay):
     engine: str | None
     """The payload's path; None when nothing is built yet."""
     payload_bytes: int | None
+    """Size of the payload and its side files."""
     digest: str | None
     """SHA-256 of the payload."""
     backend: str
@@ -71,9 +72,11 @@ class BuildEachReport(RichDisplay):
     model: str
     backend: str
     targets: tuple[TargetBuild, ...]
+    """One for each GPU, in the order given."""
     built: int
     """Engines that are there now, from the store or built."""
     failed: int
+    """GPUs whose build failed."""
     seconds: float
     artifacts: dict[str, str]
     """Every file, as `sm89_engine`, `sm89_passport`."""
@@ -90,6 +93,7 @@ class ValidateReport(RichDisplay):
     backend: str
     device: str
     gpu: str | None
+    """GPU that checked it; None for a CPU, and before the check."""
     state: Literal["deferred", "passed", "failed"]
     failure: str | None
     """Reason of a failure; None for an engine that passed."""
@@ -138,5 +142,6 @@ class CacheReport(RichDisplay):
     nbytes: int
     """Total size of `engines`."""
     removed: tuple[CachedEngine, ...] = ()
+    """Engines that `prune` removed, or would remove."""
     removed_bytes: int = 0
     dry_run: bool = False

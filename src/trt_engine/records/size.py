@@ -69,10 +69,13 @@ class SizeReport(RichDisplay):
     peak_streams: int | None
     """`floor(images_per_s / fps)`: an upper bound."""
     images_per_s: float | None
+    """Queries per second times the batch, of the final N."""
     fps: float
     batches: tuple[BatchResult, ...]
     """Batch 1 first, then the final N; the steps of the doubling are in `all_batches`."""
     stop_reason: Literal["peak_within_batch", "max_batch", "out_of_memory", "static_batch", "interrupted", "failed"]
+    """Why the doubling ended. `peak_within_batch`: `peak_streams` is at most N; `max_batch`: 2 N is above `--max-batch`;
+    `static_batch`: the model has one batch."""
     engines_built: int
     """Engines of the doubling and of the scan."""
     measurements: int
@@ -82,7 +85,9 @@ class SizeReport(RichDisplay):
     environment: Environment
     artifacts: dict[str, str]
     all_batches: tuple[BatchResult, ...] = ()
+    """Every engine of the doubling at its largest batch."""
     cliffs: tuple[CliffPoint, ...] = ()
+    """Every batch of the scan; empty without `--scan`."""
     complete: bool = True
     model_name: str = ""
     out_of_memory: tuple[int, ...] = ()
@@ -124,5 +129,6 @@ class SizePlan(RichDisplay):
     batches: tuple[int, ...]
     """The largest batch of each."""
     measurements: tuple[int, ...]
+    """Batch sizes that may be measured."""
     preflight: tuple[PreflightCheck, ...]
     dry_run: bool = True
