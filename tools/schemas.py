@@ -38,7 +38,6 @@ from trt_engine.records import (
     sweep,
     upgrade,
 )
-from trt_engine.records.passport import Passport
 from trt_engine.reporting.pack import PackReport
 from trt_engine.sweep.plan_file import plan_schema
 
@@ -54,6 +53,7 @@ class ReportDocument:
 
     run: str
     summary: dict[str, Any]
+    """The run as data, samples summarised."""
     artifacts: dict[str, str]
     dry_run: bool = False
 
@@ -65,21 +65,15 @@ class PackDocument(PackReport):
     dry_run: bool = False
 
 
-@dataclass(frozen=True)
-class EngineDocument:
+@dataclass(frozen=True, kw_only=True)
+class EngineDocument(inspect.EngineReport):
     """What `inspect` says of an engine or of a bare plan; here `command` is what to type next, where there is something."""
 
-    path: str
-    kind: Literal["engine", "plan"]
     verdict: Literal["loads", "penalty", "unknown", "rebuild", "refuse"]
+    """The `status` of `compatibility`."""
     reason: str
     invocation: str
     """What was typed."""
-    tensorrt_version: str | None = None
-    plan: inspect.PlanInfo | None = None
-    nbytes: int = 0
-    passport: Passport | None = None
-    smoke: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +91,7 @@ class Completion:
     shell: Literal["bash", "zsh", "fish"]
     script: str
     install: str
+    """The line that enables it in every new shell."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +108,7 @@ class DocsPage:
     """One page: its name for `trt-engine docs NAME`, its first heading, its file; null for a generated page."""
 
     name: str
+    """For `trt-engine docs NAME`."""
     title: str
     path: str | None
 
@@ -145,7 +141,9 @@ class Error:
     """Of `inspect`, for an engine by name that is none by content; with its `reason`, and `command` to make one."""
     reason: str | None = None
     invocation: str | None = None
+    """What was typed; None but for `inspect`."""
     tensorrt_version: str | None = None
+    """Of a plan whose passport alone is damaged."""
 
 
 # document -> its types; several where a verb answers differently for different files

@@ -45,10 +45,14 @@ class Environment:
     """Version of trt-engine."""
     python: str
     platform: str
+    """As `Linux x86_64`."""
     cpu: str
     cpu_cores: int
+    """Cores that this process may use."""
     cpu_features: tuple[str, ...]
+    """Instruction sets that matter to kernels: `avx2`, `avx512_vnni`."""
     memory_mib: int
+    """Memory of the host."""
     libraries: dict[str, str] = field(default_factory=dict)
     gpu: str | None = None
     compute_capability: str | None = None
@@ -57,6 +61,7 @@ class Environment:
     cuda: str | None = None
     """The newest CUDA the driver serves."""
     container: str | None = None
+    """`docker`, `podman`, `kubernetes` or `container`; None outside one."""
 
     @classmethod
     def detect(cls, gpu: int | None = None) -> Environment:

@@ -116,9 +116,13 @@ class TensorSpec:
 
     name: str
     dtype: str
+    """numpy's or ml_dtypes' name: `float32`, `bfloat16`."""
     shape: Shape
+    """-1 for a dynamic dimension."""
     symbols: tuple[str | None, ...] = ()
+    """Names of the dynamic dimensions, None for the others; empty without any."""
     role: Role | None = field(default=None, compare=False)
+    """What the graph uses the values for; None for plain numbers."""
 
     @property
     def dynamic(self) -> tuple[int, ...]:
@@ -174,6 +178,7 @@ class Signature(RichDisplay):
     """The inputs and outputs of a model or an engine, in the file's order."""
 
     inputs: tuple[TensorSpec, ...]
+    """In the order of the file."""
     outputs: tuple[TensorSpec, ...]
 
     def __iter__(self) -> Iterator[TensorSpec]:

@@ -17,8 +17,11 @@ class ShapeRange:
     """Smallest, usual and largest shape of one input."""
 
     min: Shape
+    """Smallest shape."""
     opt: Shape
+    """The shape that the engine is tuned for."""
     max: Shape
+    """Largest shape."""
 
     def __post_init__(self) -> None:
         text = ",".join(map(format_shape, (self.min, self.opt, self.max)))
@@ -52,6 +55,7 @@ class Profile:
     """The range of shapes an engine is built for, by input."""
 
     ranges: dict[str, ShapeRange]
+    """By input."""
 
     def check(self, feeds: Mapping[str, Any], index: int = 0) -> None:
         """`ProfileError` when a feed's shape is outside."""

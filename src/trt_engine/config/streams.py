@@ -25,7 +25,9 @@ class BatchPolicy:
     """The batcher's settings that decide latency: rows of a batch, wait of its oldest frame, batches at once."""
 
     max_batch: int
+    """Rows of a full batch."""
     max_wait_ms: float
+    """Longest wait of the oldest frame for a batch to fill."""
     contexts: int = 1
 
     def __str__(self) -> str:

@@ -42,10 +42,13 @@ class Clocks:
     """Clock rates and limits, a snapshot; None if unreadable."""
 
     cpu_mhz: float | None = None
+    """Mean over the cores; None for a GPU."""
     load_average: float | None = None
     """Runnable processes, one-minute mean (`/proc/loadavg`)."""
     sm_mhz: int | None = None
+    """GPU clock; None for a CPU, as the numbers below."""
     sm_max_mhz: int | None = None
+    """The most that the GPU allows."""
     memory_mhz: int | None = None
     temperature_c: int | None = None
     power_w: float | None = None

@@ -47,6 +47,7 @@ class Finding:
     severity: Literal["info", "warning", "error"]
     message: str
     location: str | None = None
+    """Name of the node, tensor or constant; None for the whole model."""
     hint: str | None = None
     module: str | None = None
     """The PyTorch module of `location`; None if unknown."""

@@ -12,6 +12,7 @@ class FailedRow:
     """One input row without outputs, and why."""
 
     id: str
+    """Id of the row, as in the output files."""
     reason: str
 
 
@@ -21,10 +22,12 @@ class BatchPlan(RichDisplay):
 
     engine: str
     needs_build: bool
+    """A model is built where the workers are."""
     out: str
     files: int
     rows: int
     parts: int
+    """Number of parts: one output file each, and what a resumed job repeats."""
     done_parts: int
     """Parts that an earlier run of the same job finished."""
 
@@ -38,15 +41,19 @@ class BatchReport(RichDisplay):
     job: str
     """Digest of the engine, settings and inputs: a run with the same one resumes."""
     files: int
+    """Number of input files."""
     rows: int
     """Rows in, and rows out."""
     failed: int
     """Rows with an error instead of outputs."""
     parts: int
+    """Number of parts, each one output file."""
     resumed_parts: int
     """Parts that an earlier run had finished."""
     workers: int
+    """Processes that ran the engine; 0 where nothing was left to do."""
     nodes: int
+    """Nodes of the Ray cluster; 0 where nothing was left to do."""
     seconds: float
     """Of this run, the start of Ray's processes left out."""
     rows_per_s: float | None

@@ -22,18 +22,29 @@ class Protocol:
     """
 
     name: str
+    """Named protocol: `trt-engine`, `trtexec10`, `trtexec11`."""
     loop: Literal["closed"]
     clock: Literal["host", "device events"]
+    """`device events`: events around the computation; `host`: the host's clock around the call."""
     transfers: bool
+    """Inputs and outputs are copied in each query."""
     graph: bool
+    """A CUDA graph is replayed."""
     spin: bool
+    """The host waits for the device by spinning, not blocking."""
     streams: int
+    """Concurrent queries, each on a separate stream."""
     warmup_s: float
+    """Queries that started before this time are not counted."""
     duration_s: float
     min_iterations: int
+    """Measured queries at least, also where they take longer than `duration_s`."""
     idle_s: float
+    """Pause after each query."""
     percentile_rule: PercentileRule
+    """`trtexec`: a measured value; `linear`: interpolated between two."""
     not_applicable: tuple[str, ...] = ()
+    """Features that this device or engine does not have: `graph`, `spin`, `overlapped copies`."""
     min_warmup: int = 0
     """Queries left out at least, however fast they were."""
 
@@ -77,9 +88,7 @@ class BenchRecord(RichDisplay):
     complete: bool = True
     """False for the partial record of an interrupted measurement."""
     percentiles: tuple[float, ...] = (90.0, 95.0, 99.0)
-    """Requested percentiles; others follow from the samples."""
     inputs: str = ""
-    """Where the inputs came from: `seeded random, seed 0`, a file's name."""
     validation: str | None = None
     """For an engine built for another GPU: `not validated on a GPU`, or the result of its check and where."""
 
@@ -121,6 +130,7 @@ class BenchReport:
     queries: int
     warmup_queries: int
     wall_s: float
+    """Start of the first measured query to the end of the last."""
     protocol: Protocol
     stable: bool
     instability: tuple[str, ...]
@@ -128,6 +138,7 @@ class BenchReport:
     environment: Environment
     runtime_info: dict[str, str]
     clocks: tuple[Clocks, ...]
+    """Clock rates before and after."""
     started: str
     inputs: str
     artifacts: dict[str, str]
@@ -199,13 +210,18 @@ class LoggedProfile:
     """The layer table of a log: how many layers, the first, and the row `Total`."""
 
     iterations: int
+    """Profiled inferences."""
     layers: int
     """Rows without `Total`; layers that took no time are not printed."""
     first_layer: str
     first_layer_time_ms: float
+    """Sum over all iterations."""
     total_time_ms: float
+    """Sum over all layers and iterations."""
     total_avg_ms: float
+    """All layers in one iteration, by means."""
     total_median_ms: float
+    """All layers in one iteration, by medians."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +230,11 @@ class LogReport(RichDisplay):
 
     log: str
     producer: Literal["trtexec", "trt-engine"] | None
+    """Tool that wrote the log; None for another one."""
     status: Literal["passed", "failed"]
     """Verified result, which may differ from the log's last line; a log without its end marker is `failed`."""
     end_marker: str | None
+    """`PASSED`, `FAILED` or `WAIVED` of trtexec, `complete` of `bench`; None for a truncated log."""
     error_class: str | None = None
     """The known failure, by one word; None when it passed, and for a failure that is not known."""
     error_text: str | None = None
@@ -225,19 +243,24 @@ class LogReport(RichDisplay):
     """The node of the graph by its full path; of a missing plugin whose node has no path the plugin's name."""
     error_plugin: str | UnsetType = UNSET
     requested_bytes: int | UnsetType = UNSET
-    """The memory that could not be had."""
+    """Size of the allocation that failed."""
     unknown_options: tuple[str, ...] | UnsetType = UNSET
     workspace_mib: float | UnsetType = UNSET
     """Workspace size as trtexec parsed it, if set."""
     trt_version: str | None = None
+    """Version in trtexec's banner."""
     trt_build: int | None = None
+    """Build number in the banner."""
     command: str | None = None
+    """The command line in the banner."""
     device: str | None = None
+    """Device in a log of `bench`: `cpu`, `cuda:0`."""
     gpu: str | None = None
     compute_capability: str | None = None
     protocol: str | None = None
     batch: int | None = None
     throughput_qps: float | None = None
+    """Queries (not images) per second."""
     latency_ms: LoggedTimes | None = None
     enqueue_ms: LoggedTimes | None = None
     h2d_ms: LoggedTimes | None = None
@@ -246,11 +269,14 @@ class LogReport(RichDisplay):
     d2h_ms: LoggedTimes | None = None
     compute_ms: LoggedTimes | None = None
     total_host_walltime_s: float | None = None
+    """Start of the first measured query to the end of the last."""
     total_gpu_compute_time_s: float | None = None
+    """Sum of the compute times of all measured queries."""
     warmup_queries: int | None = None
     warmup_ms: float | None = None
     timed_queries: int | None = None
     engine_built_s: float | None = None
+    """Duration of the build; None where the engine was loaded."""
     engine_size_mib: float | None = None
     engine_deserialized_s: float | None = None
     data_transfers: bool | None = None
@@ -259,6 +285,9 @@ class LogReport(RichDisplay):
     perf_warnings: tuple[str, ...] = ()
     """Any of enqueue_bound, h2d_bound, d2h_bound, gpu_compute_unstable."""
     gpu_compute_coeff_var_pct: float | None = None
+    """Coefficient of variation, in per cent; only printed where the GPU compute time is unstable."""
     warning_lines: int = 0
+    """Number of `[W]` lines with a time stamp."""
     error_lines: int = 0
     layer_profile: LoggedProfile | None = None
+    """Totals of the last complete layer table; None without one."""

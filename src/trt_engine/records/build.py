@@ -22,6 +22,7 @@ class BuildReport(RichDisplay):
     engine: str | None
     """The payload's path; None when nothing is built yet."""
     payload_bytes: int | None
+    """Size of the payload and its side files."""
     digest: str | None
     """SHA-256 of the payload."""
     backend: str
@@ -33,7 +34,7 @@ class BuildReport(RichDisplay):
     cached: bool
     """True when the store had the engine."""
     seconds: float
-    """Warnings of this command; those of the build are in the passport."""
+    """Duration of this command; 0 for a dry run."""
     precision: Precision
     profiles: tuple[Profile, ...]
     parity: Parity | None
@@ -51,6 +52,7 @@ class BuildReport(RichDisplay):
     """For an engine that could not be checked where it was built."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
+    """Warnings of this command and of the build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,11 @@ class BuildEachReport(RichDisplay):
     model: str
     backend: str
     targets: tuple[TargetBuild, ...]
+    """One for each GPU, in the order given."""
     built: int
     """Engines that are there now, from the store or built."""
     failed: int
+    """GPUs whose build failed."""
     seconds: float
     artifacts: dict[str, str]
     """Every file, as `sm89_engine`, `sm89_passport`."""
@@ -89,6 +93,7 @@ class ValidateReport(RichDisplay):
     backend: str
     device: str
     gpu: str | None
+    """GPU that checked it; None for a CPU, and before the check."""
     state: Literal["deferred", "passed", "failed"]
     failure: str | None
     """Reason of a failure; None for an engine that passed."""
@@ -137,5 +142,6 @@ class CacheReport(RichDisplay):
     nbytes: int
     """Total size of `engines`."""
     removed: tuple[CachedEngine, ...] = ()
+    """Engines that `prune` removed, or would remove."""
     removed_bytes: int = 0
     dry_run: bool = False

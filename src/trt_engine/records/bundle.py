@@ -19,6 +19,7 @@ class BundleLink:
     """An output connected to an input."""
 
     producer: str
+    """Component of `output`, as `consumer` that of `input`."""
     output: str
     consumer: str
     input: str
@@ -49,8 +50,10 @@ class BundleStep:
     sources: dict[str, str]
     """Source output by input; other inputs were generated."""
     inputs: dict[str, dict[str, Any]]
+    """dtype, shape and range of each, as `outputs`."""
     outputs: dict[str, dict[str, Any]]
     wall_ms: float
+    """One inference, by the host's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class BundleComponent:
     """`stored`: from the store; `kept`: already in the folder, for this model and these settings."""
     model: str
     model_digest: str
+    """SHA-256 of the model with its side files."""
     model_bytes: int
     external: tuple[str, ...]
     """Side files that were staged with the model, as it spells them."""
@@ -88,6 +92,7 @@ class BundleComponent:
     precision: Precision | None = None
     parity: Parity | None = None
     notes: dict[str, str] = field(default_factory=dict)
+    """Facts of the backend, by name."""
     retries: tuple[str, ...] = ()
     smoke_run: dict[str, Any] | None = None
     error: Failure | None = None
@@ -99,6 +104,7 @@ class BundleReport(RichDisplay):
     """Report of `bundle` and contents of `build_report.json`: components, connections and files."""
 
     meta: str
+    """Path of the meta file."""
     meta_digest: str
     name: str
     version: str
@@ -137,8 +143,10 @@ class BundleState(RichDisplay):
     engines: dict[str, EngineReport]
     """Report by component."""
     problems: tuple[str, ...]
+    """Why `complete` is False."""
     connections: tuple[BundleConnection, ...]
     chain: tuple[BundleStep, ...]
+    """With `--run`: all components run in the order they feed each other."""
     files: dict[str, int]
     """Bytes by path in the folder."""
     nbytes: int

@@ -16,9 +16,11 @@ class Interval:
     """An estimate and its confidence interval."""
 
     low: float
+    """In per cent, as the estimate `value` and `high`."""
     value: float
     high: float
     level: float = 0.95
+    """Confidence level, 0 to 1."""
 
     @property
     def excludes_zero(self) -> bool:
@@ -30,9 +32,11 @@ class MetricDifference:
     """One metric of `side` against the first engine: by how many per cent it is slower (faster below zero)."""
 
     metric: Literal["median", "mean", "p99", "throughput"]
+    """`throughput` is in images/s; the others are times of one query."""
     baseline: float
     """Value of the first engine, in `unit`."""
     other: float
+    """Value of this engine, in `unit`."""
     unit: Literal["ms", "images/s"]
     slower_pct: Interval
     """Per cent of the base; positive is slower, of throughput too."""
@@ -53,8 +57,9 @@ class GateResult:
     """One `--fail-if` and how it went."""
 
     rule: str
-    """As typed: `slower:3%`."""
+    """As typed: `slower:3%`; of `upgrade-check` also `plan`, `accuracy`, `precision`."""
     failed: bool
+    """An engine is beyond the limit; of `error` and `maybe-slower` also one that cannot be judged."""
     text: str
     metric: Literal["median", "mean", "p99", "error"] | None = None
     """Metric of the rule; None in a record of an older version."""
@@ -75,7 +80,9 @@ class CompareSide:
     device: str
     precision: str
     engine_bytes: int
+    """Size of the engine with its side files; 0 for a side read from `bench` records."""
     weights_bytes: int | None = None
+    """Size of the weights; None unless the engine is an ONNX file."""
     memory_bytes: int | None = None
     """GPU memory freed by closing it, or process growth on a CPU; None if unknown."""
     runtime_info: dict[str, str] = field(default_factory=dict)
@@ -97,11 +104,15 @@ class Comparison:
 
     label: str
     speed: tuple[MetricDifference, ...]
+    """One for each metric; a metric without an interval is missing, and `warnings` has why."""
     outputs: tuple[OutputError, ...]
     """By output; empty where they were not compared, with the reason in `outputs_note`."""
     outputs_note: str = ""
+    """Why outputs were not compared or have no figure, and rows of sorted outputs left out."""
     structure: EngineDiff | None = None
+    """None where the layers of one engine cannot be read."""
     size_ratio: float | None = None
+    """Engine size over the first engine's; None where either is unknown."""
     output_names: tuple[str, ...] = ()
     """Names of `outputs`, in order."""
     outputs_differ: bool = False
@@ -120,9 +131,11 @@ class ComparePlan(RichDisplay):
     builds: tuple[str, ...]
     """Models whose engines come from the store, or are built into it."""
     baseline: str | None
+    """File with the base; None where the first of `engines` is."""
     rules: tuple[str, ...]
     duration_s: float
     restarts: int
+    """How often each engine is loaded."""
     writes: tuple[str, ...]
     dry_run: bool = True
 
@@ -184,6 +197,7 @@ class StructureCount:
     """A count on both sides: layers, reformats, fused layers, nodes per operator, tensors per type."""
 
     name: str
+    """As `layers`, `of several nodes`, `in fp16`, `kind Conv`, or a category."""
     before: int
     after: int
 
@@ -193,14 +207,19 @@ class LayerChange:
     """One layer, or group of layers, that is not the same in both."""
 
     change: Literal["fused", "split", "added", "removed", "tactic", "type", "shape", "time", "reformat"]
+    """`type`: dtype; `tactic`: kernel or layer kind; `time`: only slower or faster; `reformat`: an inserted or removed
+    one."""
     before: tuple[str, ...]
     """Names; empty for an added one."""
     after: tuple[str, ...]
+    """Names; empty for a removed one."""
     text: str
     """Description of the change: `FP32 -> FP16`, both tactic names."""
     before_ms: float | None = None
+    """Sum over the layers of that side, as `after_ms`; None without times."""
     after_ms: float | None = None
     onnx_nodes: tuple[str, ...] = ()
+    """ONNX nodes of both sides."""
     module: str | None = None
     """The PyTorch module of these layers, `layer2.0.conv1`; None where it is not known."""
 
@@ -214,6 +233,7 @@ class EngineDiff(RichDisplay):
     sources: tuple[str, str]
     """Source of each: `tensorrt 10 inspector`, `tensorrt 11 inspector`, `onnxruntime graph`, `onnx model`."""
     counts: tuple[StructureCount, ...]
+    """Without those that neither engine has; kinds only where their numbers differ."""
     changes: tuple[LayerChange, ...]
     """Those with most time first, where times are known."""
     unchanged: int

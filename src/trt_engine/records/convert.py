@@ -75,7 +75,9 @@ class DynamicAxis:
     """Axes by input."""
     low: int
     high: int | None
+    """None for no limit."""
     step: int
+    """Sizes are multiples of it."""
     tested_sizes: tuple[int, ...] = ()
     """The sizes at which the graph was compared with its source."""
 
@@ -96,6 +98,7 @@ class ExportAttempt:
     """One attempted exporter; `reason` is why it failed, None for the one used."""
 
     exporter: str
+    """`dynamo`, `torchscript`, another framework's converter, or `onnx` for a source that is ONNX."""
     seconds: float
     reason: str | None = None
 
@@ -106,12 +109,15 @@ class ConvertReport(RichDisplay):
 
     source: str
     kind: str
+    """What the source is: `onnx`, `torch-module`, `huggingface`, `saved-model` and others."""
     detected_by: str
     """Evidence for `kind`."""
     out: str | None
     """None of a dry run."""
     exporter: str | None
+    """The one that was used; for a dry run the first to try."""
     attempts: tuple[ExportAttempt, ...]
+    """In the order tried; the last one was used."""
     opset: int | None
     ir_version: int | None
     signature: Signature | None
@@ -121,6 +127,7 @@ class ConvertReport(RichDisplay):
     max_rel: float | None
     """The largest difference over the largest value, of all of them."""
     tolerance: float
+    """Largest `max_rel` that is allowed."""
     nodes_before: int | None
     """As exported, before it was simplified."""
     nodes: int | None
@@ -134,6 +141,7 @@ class ConvertReport(RichDisplay):
     """Findings of `lint` on the written model."""
     notes: tuple[str, ...]
     versions: dict[str, str]
+    """Libraries that exported it."""
     export_s: float | None
     """Duration of the exporter that was used."""
     seconds: float

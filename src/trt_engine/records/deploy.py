@@ -53,6 +53,7 @@ class PreprocessDifference:
     offset_levels: float | None = None
     """Largest difference of the offset of a channel."""
     colors_match: bool | None = None
+    """Same order of red and blue."""
     placement_px: float | None = None
     """Largest distance between the edges of the image in the input."""
     padding_levels: float | None = None

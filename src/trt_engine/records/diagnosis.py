@@ -19,6 +19,7 @@ class Diagnosis:
     name: str
     """Stable and greppable: `onnxruntime-twice`, `disk-store`."""
     status: Status
+    """`problem`: something does not work; `warning`: may fail or be slow; `note`: worth knowing."""
     message: str
     fix: str | None = None
 
@@ -30,7 +31,9 @@ class BackendState:
     name: str
     summary: str
     runs: bool
+    """Engines are run here."""
     devices: tuple[str, ...] = ()
+    """Devices that it uses here: `cpu`, `cuda:0`."""
     reason: str | None = None
     fix: str | None = None
     builds: bool = False
@@ -45,6 +48,8 @@ class DoctorReport(RichDisplay):
     backends: tuple[BackendState, ...]
     environment: Environment
     problems: int
+    """Number of diagnoses with the status `problem`."""
     warnings_found: int
+    """Number of diagnoses with the status `warning`."""
     peaks: tuple[DevicePeaks, ...] = ()
     """Peaks of each requested device; with `--peaks`."""

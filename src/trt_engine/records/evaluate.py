@@ -42,9 +42,7 @@ class Evaluation:
     """Requested and measured precision."""
     runtime_info: dict[str, str]
     predictions: int = 0
-    """Number of scored detections or classified images."""
     not_finite: int = 0
-    """Rows of the outputs that held NaN or infinities and were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,9 @@ class EvaluateReport(RichDisplay):
     backend: str
     device: str
     task: Literal["detect", "classify"]
+    """`detect`: COCO metrics; `classify`: top1 and top5."""
     metrics: dict[str, float]
+    """As of `Evaluation`; empty for images without labels."""
     images: int
     """Number of evaluated images."""
     skipped: int
@@ -63,7 +63,9 @@ class EvaluateReport(RichDisplay):
     skipped_images: tuple[SkippedImage, ...]
     """The first hundred of them, with the reason."""
     latency_ms: Summary | None
+    """Time per batch, as of `Evaluation`."""
     per_image_ms: float | None
+    """Mean time per batch over the batch; None with fewer images than one batch."""
     samples_ms: tuple[float, ...]
     batch: int
     dataset: str
@@ -71,7 +73,9 @@ class EvaluateReport(RichDisplay):
     dataset_digest: str
     """SHA-256 over names and bytes of the images, in order."""
     max_samples: int | None
+    """Limit of the images; None for all."""
     seed: int | None
+    """Seed of their selection; None for the first ones."""
     vision: dict[str, Any]
     """The pre- and post-processing in force, and where it was declared."""
     precision: Precision
@@ -89,6 +93,7 @@ class EvaluateReport(RichDisplay):
     parity: dict[str, OutputError] | None = None
     """Output errors against the baseline: worst batch, by output."""
     max_drop: float | None = None
+    """Largest allowed drop of the main figure; None without a gate."""
     passed: bool | None = None
     """Whether the main figure (AP or top1) dropped by no more than `max_drop`; None without a gate."""
     warnings: tuple[str, ...] = ()

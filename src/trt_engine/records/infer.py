@@ -31,6 +31,7 @@ class Detection(msgspec.Struct, frozen=True):
     index: int = msgspec.field(name="class")
     name: str
     score: float
+    """Confidence, 0 to 1."""
     box: tuple[float, float, float, float] | UnsetType = UNSET
     """Left, top, right, bottom in image pixels."""
 
@@ -72,5 +73,6 @@ class InferPlan(RichDisplay):
     inputs: str
     """Source of the inputs."""
     outputs: tuple[str, ...]
+    """Names of the outputs."""
     writes: tuple[str, ...]
     dry_run: bool = True

@@ -18,6 +18,7 @@ class TargetSupport:
     target: str
     """A quantisation target, as `onnxruntime-cpu`."""
     supported_layers: int
+    """Those of `layers` that run in quantised kernels."""
     layers: int
     """All quantised layers."""
     layer_kind: str
@@ -48,33 +49,41 @@ class ModelReport(RichDisplay):
 
     path: str
     name: str
+    """The file's name without `.onnx`."""
     digest: str
     nbytes: int
     signature: Signature
     opsets: dict[str, int]
+    """Version by operator domain; the standard one is empty."""
     ir_version: int
     producer: str
+    """Tool and version that wrote the file."""
     nodes: int
     operators: dict[str, int]
     parameters: int
+    """Number of weights, each stored tensor once; scales and zero points of Q/DQ are not counted."""
     parameter_bytes: int
     flops: int | None
     """Floating-point operations (2 x multiply-adds) of one inference at `flops_shapes`; None when shapes are unknown."""
     macs: int | None
     flops_shapes: dict[str, tuple[int, ...]]
+    """Input shapes at which `flops` and `macs` are counted."""
     flops_exact: bool
     """False when a shape could not be inferred and some operators are not counted."""
     precision: Precision
     quantized: bool
+    """It has DequantizeLinear nodes or operators on quantised data."""
     q_nodes: int
     dq_nodes: int
     dynamic: dict[str, tuple[int, ...]]
     """Positions of dynamic dimensions by input."""
     external: tuple[str, ...]
+    """Side files with weights, as the model names them."""
     domains: dict[str, int]
     """Nodes by operator domain."""
     findings: tuple[Finding, ...]
     metadata: dict[str, str] = field(default_factory=dict)
+    """`metadata_props` of the file."""
     uncounted: dict[str, int] = field(default_factory=dict)
     """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
     placement: QuantPlacement | None = None
@@ -93,6 +102,7 @@ class PlanInfo:
     has_ptx: bool = False
     """It also has code that GPUs above 12.0 compile for themselves."""
     weight_nbytes: int | None = None
+    """Size of the weights; None where the header does not state it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +112,11 @@ class EngineReport(RichDisplay):
     path: str
     kind: Literal["engine", "plan"]
     compatibility: Compatibility
+    """Whether it can be used here."""
     tensorrt_version: str | None = None
     """For a plan of TensorRT; `plan` has it for every plan."""
     plan: PlanInfo | None = None
+    """None where the engine is not a plan."""
     nbytes: int = 0
     passport: Passport | None = None
     smoke_run: dict[str, Any] | None = None
@@ -125,7 +137,7 @@ class RunReport(RichDisplay):
     measurements: tuple[dict[str, Any], ...]
     """One entry for each record: engine, backend, device, batch, qps, mean_ms, stable, complete."""
     damaged: int
-    """Number of damaged lines in `records.jsonl`."""
+    """Damaged lines of the record files, and documents or cells that cannot be read."""
     files: dict[str, int]
     """Bytes by path inside the folder."""
     nbytes: int

@@ -23,6 +23,7 @@ class OperatorSupport:
     cuda: Literal["yes", "limited", "no", "unknown"]
     """ONNX Runtime's CUDA provider, by its published list; what it lacks runs on the CPU."""
     note: str | None = None
+    """Reasons for anything but `yes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class ReducedModel:
     original_nodes: int
     """Nodes of the full model."""
     operators: tuple[str, ...]
+    """Operators of the part."""
     rejected_by: str
     """`tensorrt-rtx 1.7.1.116 parser`, `tensorrt-rtx 1.7.1.116 builder for 8.9`."""
     reason: str
@@ -83,8 +85,10 @@ class LintReport(RichDisplay):
     counts: dict[str, int]
     """Findings by severity."""
     operators: tuple[OperatorSupport, ...]
+    """Support of each operator of the model."""
     checked_by: str = "static tables"
     """Source of TensorRT operator support: a real parser, as `tensorrt-rtx 1.7.1.116 parser`, or lists and rules."""
     subgraphs: tuple[SupportedSubgraph, ...] = ()
     """The longest runs of nodes that the parser takes; empty without a parser, and where it did not see all of the graph."""
     reduced: ReducedModel | None = None
+    """With `--reduce`; None without."""

@@ -22,6 +22,7 @@ class LoadGate:
     measured: float | None
     """In ms, requests/s or per cent, as the rule is; None where nothing was answered."""
     passed: bool
+    """False also where a latency was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class RateStep:
     bound_ms: float | None
     """The bounded percentile of the latency; None where nothing was answered."""
     errors: int
+    """Failed requests."""
     passed: bool
+    """Within the bound, without errors, and the server kept up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class LoadtestPlan(RichDisplay):
     inputs: str | None = None
     """Where the inputs come from; None for a model."""
     request_bytes: int | None = None
+    """Bytes of one request; None for a model."""
     dry_run: bool = True
 
 
@@ -71,23 +75,29 @@ class LoadtestRecord(RichDisplay):
     """
 
     target: str
+    """URL of the model on its server, or path of the engine."""
     interface: Literal["http", "grpc", "engine"]
     model: str
     version: str | None
+    """Version of the model; None where the server chooses it, and for an engine."""
     server: str
     """Name and version of the server, or the backend of an engine in this process."""
     loop: Loop
+    """`closed`: a request is sent when one is answered; `open`: at times of its own."""
     load: str
     """How requests were sent, in words: `Poisson arrivals at 500 requests/s`."""
     rate: float | None
-    """Requests/s that were meant to be sent; None in a closed loop."""
+    """Requests/s that were meant to be sent; None in a closed loop and with `--replay`."""
     concurrency: int
     """Requests in flight in a closed loop; the most in an open one."""
     processes: int
+    """Processes that sent requests."""
     duration_s: float
     warmup_s: float
     timeout_s: float
+    """A request without an answer after this time is an error."""
     deadline_ms: float | None
+    """Later answers count as `late`; None without a deadline."""
     batch: int
     shapes: dict[str, tuple[int, ...]]
     inputs: str
@@ -97,7 +107,7 @@ class LoadtestRecord(RichDisplay):
     started: str
     """UTC, ISO 8601."""
     wall_s: float
-    """From the first measured request's time to the last answer."""
+    """From the end of the warm-up to the last answer; in an open loop at least to the planned end."""
     sent_s: tuple[float, ...]
     """When each answered request was meant to be sent, in s from the start of the measured part, ascending."""
     latency_ms: tuple[float, ...]
@@ -109,6 +119,7 @@ class LoadtestRecord(RichDisplay):
     error_messages: dict[str, str] = field(default_factory=dict)
     """The first message of each kind."""
     warmup_requests: int = 0
+    """Requests answered before the measured part."""
     gates: tuple[LoadGate, ...] = ()
     bound: str | None = None
     """Of `--find-rate`: `p99:50ms`."""
@@ -158,9 +169,12 @@ class LoadFigures:
     """What follows from the samples of a load test."""
 
     requests: int
+    """Answered requests."""
     failed: int
     error_pct: float
+    """Failed requests, in per cent of all."""
     requests_per_s: float
+    """Answered requests per second."""
     images_per_s: float
     """`requests_per_s x batch`."""
     latency: Summary | None

@@ -47,7 +47,9 @@ class MigrateReport(RichDisplay):
 
     paths: tuple[str, ...]
     from_release: str
+    """Release that the code was written for."""
     to_release: str
+    """Release that it is checked for."""
     findings: tuple[MigrationFinding, ...]
     """In order of file and line; after `--fix` those that are left."""
     counts: dict[str, int]

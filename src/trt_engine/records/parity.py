@@ -13,6 +13,7 @@ class Channel:
     """An index of one axis of an output."""
 
     axis: int
+    """Axis of the output, counted from 0."""
     index: int
     size: int
     """The number of channels of the axis."""
@@ -32,6 +33,7 @@ class OutputError:
     max_rel: float
     """Largest difference over scale (largest absolute reference value), of the worst channel."""
     cosine: float
+    """Cosine similarity of the whole output; 1 is equal direction."""
     rms_rel: float | None = None
     """RMS difference over scale, of the worst channel; None in old records."""
     noise: float | None = None
@@ -69,9 +71,11 @@ class Parity:
     """The engine against plain ONNX Runtime on the same input."""
 
     reference: str
+    """Runtime of the reference outputs."""
     inputs: str
     """How the input was made: `seeded random, seed 0, images:2x3x160x160`."""
     tolerance: float
+    """Largest allowed `metric`, before it is raised for the `sensitivity`."""
     passed: bool
     outputs: dict[str, OutputError] = field(default_factory=dict)
     metric: Literal["max_rel", "rms_rel"] = "max_rel"
@@ -88,13 +92,17 @@ class ParityLimits:
     """What a comparison allows: the fields of `equivalence.tolerance.Tolerance`, as JSON has them."""
 
     limit: float
+    """Largest allowed `metric`, before it is raised for the `sensitivity`."""
     metric: Literal["max_rel", "rms_rel"]
     """The figure that `limit` is for."""
     noise: float | None
     """The most noise over signal; None where it is not judged."""
     max_replaced_rows: float
+    """Of a model that sorts: share of rows that may be others, 0 to 1."""
     allow_ties: bool
+    """Rows that tie with the last one may be others too."""
     roundoff: float
+    """Relative change of the input by which the sensitivity is measured."""
     explicit: bool
     """`--parity-rtol` set the limit."""
     rounding: str

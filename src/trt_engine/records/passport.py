@@ -45,6 +45,7 @@ class Source:
     digest: str
     opset: int | None
     file: str
+    """Path of the model at the build."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,11 @@ class DtypeShare:
     """Fractions of a network in one dtype, each between 0 and 1."""
 
     layers: float
+    """Fraction of the layers that compute."""
     parameters: float
+    """Fraction of the stored weights."""
     macs: float | None = None
+    """Fraction of the multiply-adds; None where they could not be counted."""
 
     @property
     def main(self) -> float:
@@ -66,7 +70,9 @@ class Precision:
     """Requested precision and dtype breakdown of the engine."""
 
     requested: str | None
+    """None where the graph's was taken."""
     shares: dict[str, DtypeShare] = field(default_factory=dict)
+    """By dtype, the largest first."""
 
     @property
     def main_dtype(self) -> str | None:
@@ -91,11 +97,13 @@ class Requirements:
     """Requirements for loading the engine."""
 
     library: str
-    """`onnxruntime`, `tensorrt`, `tensorrt-rtx`."""
+    """`onnxruntime`, `tensorrt`, `tensorrt-rtx`, `torch`."""
     version: str
+    """Version of `library` at the build."""
     cpu_features: tuple[str, ...] = ()
     """Instruction sets the payload's layouts and kernels were chosen for."""
     providers: tuple[str, ...] = ()
+    """Execution providers of ONNX Runtime, in order."""
     compute_capability: str | None = None
     gpu: str | None = None
     compute_capabilities: tuple[str, ...] = ()
@@ -124,6 +132,7 @@ class Candidate:
     build_s: float | None = None
     """Until it was built and checked; about 0 for one from the store."""
     median_ms: float | None = None
+    """Of its last round, as `p99_ms`; None where it was not measured."""
     p99_ms: float | None = None
     slower_pct: float | None = None
     """Than the fastest of its last round, by what is optimised for; 0 for that one."""
@@ -156,6 +165,7 @@ class Tuning:
     protocol: str
     """How it was measured."""
     optimize_for: str
+    """`latency`, `throughput`, or `deadline`: throughput with a p99 within `max_p99_ms`."""
     budget_s: float
     seconds: float
     first_engine_s: float
@@ -169,6 +179,7 @@ class Tuning:
     margin_interval_pct: tuple[float, float] | None = None
     """95 % interval of `margin_pct`."""
     max_p99_ms: float | None = None
+    """`--deadline-ms`; None without."""
     complete: bool = True
     """False after Ctrl-C: such a result is not used again."""
 
@@ -190,12 +201,15 @@ class BuildInfo:
 
     command: str
     config: dict[str, Any]
+    """The settings that are part of the key."""
     seconds: float
     identity: str
     warnings: tuple[str, ...] = ()
     retries: tuple[str, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)
+    """Facts of the backend, by name."""
     tuning: Tuning | None = None
+    """Candidates that were measured; None where none were."""
 
     @property
     def graph_dtype(self) -> str | None:
@@ -227,7 +241,9 @@ class GraphPrecision:
     share: float
     """Fraction in the requested precision, weighted by `weighting`."""
     macs_by_dtype: dict[str, float]
+    """Fraction by dtype, weighted by `weighting`, also where that is `layers`."""
     weighting: str
+    """`multiply-adds` or `layers`."""
     requested_macs: float
     """Fraction of all multiply-adds in the requested precision."""
     has_exclusions: bool
@@ -258,6 +274,7 @@ class Validation:
     sensitivity: dict[str, OutputError] = field(default_factory=dict)
     """How far the reference moves from itself when its input is changed by the format's roundoff."""
     graph: GraphPrecision | None = None
+    """Dtype breakdown of the graph for the precision check; None without that check."""
     validated_at: str | None = None
     """UTC, ISO 8601."""
     device: str | None = None
@@ -308,6 +325,8 @@ class Compatibility:
     """Whether an engine can be used here, with one reason and one command."""
 
     status: Literal["loads", "penalty", "unknown", "rebuild", "refuse"]
-    """`unknown`: no known obstacle, but the decisive check was not available."""
+    """`penalty`: loads, and is slower or less exact; `rebuild`: has to be built again; `unknown`: no known obstacle,
+    but the decisive check was not available."""
     reason: str
     command: str | None = None
+    """The next command; None where there is none."""

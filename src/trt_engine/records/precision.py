@@ -21,12 +21,15 @@ class TensorRange:
     node: str | None
     """The node that makes it."""
     operator: str | None
+    """Operator of `node`; None for an input or a constant."""
     elements: int
+    """Values seen, over all rows of the data."""
     min: float
     max: float
     absmax: float
     """Over finite values, as `min` and `max`."""
     zero_share: float
+    """Share that is exactly 0."""
     nan: int
     infinite: int
     fp16_overflow: float
@@ -36,9 +39,11 @@ class TensorRange:
     fp16_underflow: float
     """Share below 2^-25: zero in FP16."""
     bf16_subnormal: float
+    """Share below 2^-126."""
     fp8_subnormal: float
     """Under one E4M3 scale for the tensor, `absmax` / 448; estimated within a quarter octave."""
     fp8_underflow: float
+    """Share that becomes 0 under that scale."""
     module: str | None = None
     """The PyTorch module that makes it, or reads the constant; None where that is not known."""
 
@@ -54,6 +59,7 @@ class Exclusion:
     """Code of the finding behind it."""
     reason: str
     tensor: str
+    """The tensor or constant behind it."""
     module: str | None = None
     """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
@@ -69,8 +75,11 @@ class RangesReport(RichDisplay):
     random: bool
     """True without data: the ranges are then not representative of real values."""
     batches: int
+    """Number of runs of the model."""
     rows: int
+    """Rows of the data, over all batches."""
     headroom: float
+    """Factor by which values may grow: beyond 65504 / `headroom` a tensor is reported."""
     tensors: tuple[TensorRange, ...]
     constants: tuple[TensorRange, ...]
     findings: tuple[Finding, ...]
@@ -108,7 +117,7 @@ class QuantizedNode:
     amax: float | None
     """Range of that tensor; None where it is worked out while running."""
     error: float
-    """Relative RMS error of the weight."""
+    """Relative RMS error of the weight; 0 for a dry run and where weights are not rounded."""
     module: str | None = None
     """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
 
@@ -147,8 +156,12 @@ class QuantizeReport(RichDisplay):
     target: str
     """The library that Q/DQ was placed for."""
     method: Literal["rtn", "awq", "dynamic"]
+    """Rounding of the weights: `rtn` to nearest, `awq` seen through the data; `dynamic`: activations are quantised
+    while running."""
     weights_only: bool
+    """Activations stay in floating point."""
     high_precision: str
+    """Dtype of what is not quantised."""
     quantized: tuple[QuantizedNode, ...]
     unquantized: tuple[UnquantizedNode, ...]
     opset_before: int
@@ -188,6 +201,8 @@ class Fp32Node:
     node: str
     op: str
     code: Fp32ReasonCode
+    """`range`: by the data or a `ranges` report; `constant`, `scale`: a stored number that the low type cannot hold;
+    `type`: not supported in it; `index`: arithmetic of indices; `between`: moves data between FP32 nodes."""
     reason: str
     module: str | None = None
     """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
@@ -198,12 +213,14 @@ class CastParity:
     """The cast model against its FP32 source, both in ONNX Runtime on the same input; or why that was not judged."""
 
     inputs: str
+    """Where the inputs came from: `seeded random, seed 0`, or the data; empty where it was not judged."""
     outputs: dict[str, OutputError]
     kernels: dict[str, int]
     """Nodes by the type their kernels really ran in, Casts left out."""
     emulated: bool
     """True when FP32 kernels ran with every result rounded to the type: it has no kernels here, for all layers or some."""
     note: str | None = None
+    """Why it was not judged, or what was emulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,18 +234,24 @@ class CastReport(RichDisplay):
     method: Literal["built-in", "autocast"]
     """Our own rewrite, or ModelOpt's AutoCast."""
     keep_io: bool
+    """Inputs and outputs of the graph stay in FP32."""
     opset: tuple[int, int]
     """Before and after."""
     nodes: int
     """Nodes that read or make floating-point numbers, constants left out."""
     nodes_cast: int
+    """Those of `nodes` that compute in the low type."""
     operators_cast: dict[str, int]
+    """`nodes_cast` by operator."""
     fp32_nodes: tuple[Fp32Node, ...]
     casts_added: int
     casts_removed: int
     constants_converted: int
+    """Number of constants stored in the low type."""
     duplicated_constants: tuple[str, ...]
+    """Constants stored in both types."""
     constants_clamped: tuple[str, ...]
+    """Masks clamped to the type's largest value, with `--clamp-masks`."""
     nbytes_before: int
     nbytes_after: int | None
     """External data included; None of a dry run."""
@@ -239,6 +262,7 @@ class CastReport(RichDisplay):
     """Preprocessing of images, its origin under `source`; None where the data was not images."""
     precision: Precision | None = None
     parity: CastParity | None = None
+    """None for a dry run and with `--no-parity`."""
     artifacts: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     dry_run: bool = False

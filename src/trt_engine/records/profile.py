@@ -77,6 +77,7 @@ class LayerRow:
     device: str = ""
     """Device that ran it: `cpu`, `cuda:0`; empty if unknown."""
     provider: str = ""
+    """ONNX Runtime's execution provider; empty for other backends."""
     dtypes: tuple[str, ...] = ()
     """Element types of its outputs."""
     shapes: tuple[tuple[int, ...], ...] = ()
@@ -129,8 +130,11 @@ class KernelRow:
     calls: int
     """Number of launches in the capture."""
     per_inference: float
+    """Launches in one inference."""
     total_ms: float
+    """Sum of all launches in the capture."""
     mean_us: float
+    """Of one launch, as `median_us`, `min_us` and `max_us`."""
     median_us: float
     min_us: float
     max_us: float
@@ -139,9 +143,13 @@ class KernelRow:
     layers: tuple[str, ...] = ()
     """The layers that launched it, those with most of its time first."""
     grid: tuple[int, int, int] | None = None
+    """Blocks in x, y and z; None where launches differ or it is unknown, as the three fields below."""
     block: tuple[int, int, int] | None = None
+    """Threads of a block in x, y and z."""
     registers: int | None = None
+    """Per thread."""
     shared_bytes: int | None = None
+    """Shared memory of a block."""
 
     @property
     def ms_per_inference(self) -> float:
@@ -155,6 +163,7 @@ class CategoryShare:
     ms: float
     """In one inference."""
     share: float
+    """Fraction of the sum over all kernels, or layers."""
     count: int
     """Kernels, or layers, of one inference; 1 at least, for what is left out of some."""
 
@@ -194,6 +203,7 @@ class Bottleneck:
     """The bottleneck in one sentence, with its evidence."""
 
     bound: Bound
+    """`host`: the device waits for the host, other than for launches; `unknown`: at no known limit, or not measured."""
     summary: str
     evidence: tuple[tuple[str, str], ...]
     """Names and figures with units, in the order of the argument."""
@@ -211,12 +221,15 @@ class Counters:
 
     kernel: str
     duration_us: float | None
+    """Of one launch."""
     compute_pct: float | None
     """sm__throughput, % of peak."""
     memory_pct: float | None
     """gpu__compute_memory_throughput, % of peak."""
     dram_pct: float | None
+    """DRAM throughput, % of peak."""
     occupancy_pct: float | None
+    """Active warps, % of the most that an SM holds."""
     metrics: dict[str, float] = field(default_factory=dict)
     """By the tool's own names, in base units."""
     units: dict[str, str] = field(default_factory=dict)
@@ -233,6 +246,7 @@ class InstrumentStatus:
     """One profiler: used or not, and why."""
 
     name: ProfilerName | Literal["ncu"]
+    """`layers`: the backend's layer times; `host`: the host's clock around whole inferences."""
     used: bool
     reason: str
     """Result, or why it was skipped: `nsys is not installed`."""
@@ -258,13 +272,16 @@ class ProfileReport(RichDisplay):
     instruments: tuple[InstrumentStatus, ...]
     """In order of preference; the first used one made `kernels`."""
     layers: LayerProfile | None
+    """None where the backend reports no layer times."""
     kernels: tuple[KernelRow, ...]
     """By total time, longest first."""
     categories: tuple[CategoryShare, ...]
     """Categories of kernels where there are any, else of layers."""
     bottleneck: Bottleneck
     counters: tuple[Counters, ...] = ()
+    """Of the kernels with most time; with `--ncu`."""
     peaks: DevicePeaks | None = None
+    """Peaks of the device, measured or from its datasheet; None where neither is known."""
     inferences: int = 0
     """Captured with the profiler on."""
     files: dict[str, str] = field(default_factory=dict)
@@ -319,6 +336,7 @@ class DevicePeak:
     name: str
     """`fp16_matrix`, `fp32_matrix`, `int8_matrix`, `memory_read`, `memory_copy`, `h2d_pinned`, `launch` (docs/doctor.md)."""
     value: float
+    """A rate; in `us` the time of one launch, call or node."""
     unit: Literal["TFLOP/s", "TOP/s", "GB/s", "us"]
     source: Literal["measured", "datasheet"]
     method: str

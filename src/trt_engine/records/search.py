@@ -44,10 +44,13 @@ class SearchGroup:
     """Layers that are quantised together, and what that costs with all others in float."""
 
     nodes: tuple[str, ...]
+    """Names of the layers."""
     macs: float
+    """Their share of the multiply-adds."""
     drop: float | None
     """Loss of the metric on the subset; None where not measured because all layers together meet the budget."""
     quantized: bool
+    """They are quantised in the result."""
     modules: tuple[str | None, ...] = ()
     """The PyTorch module of each node; None where that is not known."""
 
@@ -57,8 +60,12 @@ class SearchPoint:
     """One mixture of layers in the table of accuracy against speed and size."""
 
     stage: Literal["baseline", "all", "alone", "prefix", "one more", "verified"]
+    """`baseline`: none; `all`; `alone`: one group; `prefix`: the cheapest groups; `one more`: one group besides;
+    `verified`: on all images."""
     layers: int
+    """Number of quantised layers."""
     macs: float
+    """Their share of the multiply-adds."""
     images: int
     metric: float
     drop: float
@@ -68,6 +75,7 @@ class SearchPoint:
     latency_ms: Summary | None
     """Time per batch; None where no kernel computes the format."""
     measured_on: Literal["model", "kernels", "emulation"]
+    """`model`: not quantised; `kernels`: by the runtime's kernels; `emulation`: an FP32 graph that rounds alike."""
     pareto: bool
     """Pareto-optimal: no other point on the same images has a larger share and a larger metric."""
 
@@ -82,13 +90,13 @@ class SearchReport(RichDisplay):
     to: str
     dataset: str
     metric: str
-    """AP or top1."""
     budget: float
     baseline: float
     """Metric of the unquantised model, on the full dataset."""
     metric_value: float
     """Metric with the chosen layers quantised, on the full dataset."""
     drop: float
+    """`baseline` less `metric_value`."""
     quantized: tuple[str, ...]
     excluded: tuple[str, ...]
     """Layers the format could take that stay in float."""
@@ -98,10 +106,12 @@ class SearchReport(RichDisplay):
     nbytes: int
     images: int
     subset: int
-    """Number of images for the cost of each group."""
     groups: tuple[SearchGroup, ...]
+    """By `drop`, the largest first."""
     points: tuple[SearchPoint, ...]
+    """Every measured set, most images first."""
     trials: int
+    """Number of measured sets."""
     new_trials: int
     """Number of new trials; the others were in the log."""
     next_command: str | None
@@ -122,6 +132,7 @@ class SearchPlan(RichDisplay):
     metric: str
     budget: float
     groups: tuple[tuple[str, ...], ...]
+    """Names of the layers of each group."""
     images: int
     subset: int
     measurements: int

@@ -25,6 +25,9 @@ class ServeReport(RichDisplay):
     """Addresses and models of a server that has started."""
 
     http: str | None
+    """URL of the HTTP interface; None without."""
     grpc: str | None
+    """`host:port` of gRPC; None without."""
     metrics: str | None
+    """URL of the Prometheus metrics; None without."""
     models: tuple[ServedModel, ...]

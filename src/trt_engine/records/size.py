@@ -17,7 +17,7 @@ from trt_engine.records.summary import Summary
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """One measured batch size of `size`, in the terms of A6. No transfer times."""
+    """One measured batch size of `size`, without transfers."""
 
     batch: int
     qps: float
@@ -65,24 +65,29 @@ class SizeReport(RichDisplay):
     device: str
     backend: str
     precision: str
-    """Measured and requested precision."""
+    """The engine's main dtype; without an engine the requested precision, or `as the graph is`."""
     peak_streams: int | None
     """`floor(images_per_s / fps)`: an upper bound."""
     images_per_s: float | None
+    """Queries per second times the batch, of the final N."""
     fps: float
     batches: tuple[BatchResult, ...]
-    """Batch 1 first, then the final N; the steps of the doubling stand in `tried`."""
+    """Batch 1 first, then the final N; the steps of the doubling are in `all_batches`."""
     stop_reason: Literal["peak_within_batch", "max_batch", "out_of_memory", "static_batch", "interrupted", "failed"]
+    """Why the doubling ended. `peak_within_batch`: `peak_streams` is at most N; `max_batch`: 2 N is above `--max-batch`;
+    `static_batch`: the model has one batch."""
     engines_built: int
-    """Notes of the doubling and of the scan."""
+    """Engines of the doubling and of the scan."""
     measurements: int
-    """Finished ones, of the doubling and of the scan."""
+    """Finished measurements of the doubling and of the scan."""
     steps: tuple[StepTime, ...]
     protocol: Protocol | None
     environment: Environment
     artifacts: dict[str, str]
     all_batches: tuple[BatchResult, ...] = ()
+    """Every engine of the doubling at its largest batch."""
     cliffs: tuple[CliffPoint, ...] = ()
+    """Every batch of the scan; empty without `--scan`."""
     complete: bool = True
     model_name: str = ""
     out_of_memory: tuple[int, ...] = ()
@@ -124,5 +129,6 @@ class SizePlan(RichDisplay):
     batches: tuple[int, ...]
     """The largest batch of each."""
     measurements: tuple[int, ...]
+    """Batch sizes that may be measured."""
     preflight: tuple[PreflightCheck, ...]
     dry_run: bool = True

@@ -43,8 +43,11 @@ class CurveSummary:
     batch: int
     contexts: int
     frames: FrameMemory
+    """`host`: the batcher's whole cycle, upload included; `device`: the inference alone."""
     samples: int
+    """Number of timed batches."""
     median_ms: float
+    """Time of one batch, as `p99_ms`."""
     p99_ms: float
     rows_per_s: float
     """Rows/s of all contexts together, from the mean time."""
@@ -56,6 +59,7 @@ class SharePoint:
 
     streams: int
     late_share: float
+    """Fraction of late or dropped frames, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class PolicyCapacity:
     label: str
     policy: BatchPolicy
     streams: int
+    """The largest number of sources within the deadline, decoding not counted."""
     points: tuple[SharePoint, ...]
 
 
@@ -73,7 +78,9 @@ class GpuCount:
     """GPUs for the requested sources: `needed` carry them within the deadline, `spare` may fail."""
 
     sources: tuple[SourceGroup, ...]
+    """The sources of all GPUs together."""
     needed: int
+    """Fewest GPUs, also for decoding where a codec is given; `total` is with `spare`."""
     spare: int
     total: int
     late_share: float
@@ -86,10 +93,13 @@ class DecodeLimit:
 
     codec: str
     architecture: str
+    """Decoder generation: `Turing`, `Ada`, `Blackwell`."""
     decoders: int
+    """NVDECs of one GPU."""
     frames_per_s: float
     """All decoders of one GPU together."""
     streams: int
+    """Sources that they decode, every frame of each."""
     source: str
 
 
@@ -101,12 +111,17 @@ class Verification:
     duration_s: float
     policy: BatchPolicy
     frames: int
+    """Submitted frames."""
     late: int
+    """Frames answered after the deadline."""
     dropped: int
+    """Frames without an answer."""
     observed_share: float
+    """Late and dropped frames over all frames."""
     predicted_share: float
+    """The same by the simulation."""
     observed_p50_ms: float | None
-    """None if every frame was dropped."""
+    """Latency of the answered frames; None if every frame was dropped."""
     predicted_p50_ms: float
     observed_p99_ms: float | None
     predicted_p99_ms: float
@@ -123,35 +138,45 @@ class StreamCapacity:
     """The largest number of sources on one device with at most `late` of the frames late or dropped."""
 
     deadline_ms: float
+    """From the arrival of a frame to its result."""
     late: float
     """Allowed share of late or dropped frames."""
     frames: FrameMemory
+    """`host`: frames are uploaded with their batch; `device`: they are on the device already."""
     mix: tuple[SourceGroup, ...]
     """The sources of the answer: the requested ones, in proportion."""
     interval: int
     """Frames of each source skipped between two inferred ones."""
     streams: int
+    """The largest number of sources; 0 if not even one is within the deadline."""
     low: int
+    """Lower end of the interval of `streams`."""
     high: int
     confidence: float
     """Of the interval `low` to `high`, by bootstrap over the turns and samples of the curve."""
     policy: BatchPolicy
+    """The batching policy that carries most sources, or the given one."""
     late_share: float
     """Predicted for `streams` sources."""
     utilization: float
     """Arriving frames/s over the largest rows/s of the policy."""
     limit: Limit
+    """What more of would carry more sources."""
     limit_reason: str
     upper_bound: int
     """Streams from compute alone, `floor(images/s / fps)` of the fastest point measured, for the same sources."""
     policies: tuple[PolicyCapacity, ...]
     """The chosen policy first, then usual first choices."""
     curve: tuple[CurveSummary, ...]
+    """Every measured point, of both kinds of frames."""
     deepstream: dict[str, str]
+    """Keys of nvstreammux and nvinfer for `policy`."""
     batching: str
     """The settings as Python, for `te.load`."""
     gpus: GpuCount | None = None
+    """For `--sources`; None without, and where one source is too many for one GPU."""
     decode: DecodeLimit | None = None
+    """For `--codec`; None without, and for a GPU or codec without published figures."""
     verification: Verification | None = None
     crops: int = 0
     """Rows of a second model for each inferred frame, on the same device."""

@@ -45,6 +45,7 @@ class CellSpec:
     prequantized: bool = False
     """True when the plan names an already quantised file for it: nothing is quantised again."""
     providers: tuple[str, ...] = ()
+    """Requested execution providers of ONNX Runtime, in order."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Other settings of build and bench, by name."""
     digest: str = ""
@@ -61,6 +62,7 @@ class CellResult:
 
     spec: CellSpec
     state: CellState
+    """`skipped`: cannot run on this machine; `waiting`: not run yet."""
     reason: str | None = None
     """Why it failed or was skipped, and the remedy after `hint: `."""
     exit_code: int = 0
@@ -69,6 +71,7 @@ class CellResult:
     """Relative to the run's folder."""
     engine_bytes: int | None = None
     build_seconds: float | None = None
+    """Duration of the build, also of an engine from the store."""
     dtype_shares: dict[str, float] = field(default_factory=dict)
     """Dtype breakdown: fraction of layers by dtype."""
     compute_dtype: str | None = None
@@ -89,6 +92,7 @@ class CellResult:
     files: dict[str, str] = field(default_factory=dict)
     """Files by kind, relative to the run's folder: `log`, `nsys`, `ncu`, `timeline`, `record`."""
     open_commands: dict[str, str] = field(default_factory=dict)
+    """The command that opens each of the profiler's `files`."""
     warnings: tuple[str, ...] = ()
     started: str = ""
     seconds: float = 0.0
@@ -102,8 +106,11 @@ class RunManifest:
     plan: str
     """The plan's file name; the run folder has a copy as `plan.yaml`."""
     plan_digest: str
+    """`sha256:<hex>` of the plan file."""
     cells: tuple[CellSpec, ...]
+    """Every cell of the plan, also those that `--cells` leaves out."""
     modes: tuple[str, ...]
+    """Requested modes: `build`, `bench`, `evaluate`, `profile`, `nsys`, `ncu`."""
     environment: Environment
     started: str
     command: str = ""
@@ -123,9 +130,11 @@ class RunSummary(RichDisplay):
     folder: str
     manifest: RunManifest
     results: tuple[CellResult, ...]
+    """One for each cell of the plan, in its order."""
     done: int
     failed: int
     skipped: int
+    """Number of cells that cannot run on this machine."""
     reused: int
     """Cells that were there already."""
     artifacts: dict[str, str] = field(default_factory=dict)
@@ -138,6 +147,7 @@ class PlannedCell:
     """Planned action for a cell."""
 
     spec: CellSpec
+    """With the modes that are left to run."""
     action: Literal["run", "keep", "skip", "leave"]
     """`keep`: its result is there already; `leave`: `--cells` leaves it out."""
     reason: str

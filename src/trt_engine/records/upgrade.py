@@ -53,6 +53,7 @@ class UpgradeItem:
     """One engine in both versions."""
 
     label: str
+    """Label of the cell, name of the engine file, or engine and batch."""
     old: UpgradeEngine
     new: UpgradeEngine
     comparison: Comparison
@@ -73,6 +74,7 @@ class UpgradeReport(RichDisplay):
     gates: tuple[GateResult, ...]
     """`plan`, `accuracy`, `precision`, then the rules of speed: worst first."""
     verdict: Verdict
+    """`undecided`: nothing failed, and something could not be judged."""
     reason: str
     """The failed gates, or those that could not be judged, in words."""
     exit_code: int
