@@ -123,7 +123,7 @@ class Docs:
 
 
 @dataclass(frozen=True)
-class Told:
+class ErrorDetails:
     """An error as a person reads it."""
 
     type: str
@@ -136,7 +136,7 @@ class Told:
 class Error:
     """What any verb says when it cannot do what was asked."""
 
-    error: Told
+    error: ErrorDetails
     verdict: Literal["refuse"] | None = None
     """Of `inspect`, for an engine by name that is none by content; with its `reason`, and `command` to make one."""
     reason: str | None = None

@@ -162,7 +162,7 @@ class _TypedGraphBuilder:
         self.opsets = opsets
 
     def add_graph(self, scope: Scope, input_types: list[str]) -> None:
-        """Add one graph; `given` are the input types of a body."""
+        """Add one graph; `input_types` are those of a body."""
         graph = scope.graph
         stated = {item.name: declared_type_str(item.type) for item in (*graph.value_info, *graph.output)}
         for tensor in graph.initializer:

@@ -235,7 +235,7 @@ def _reported_shares(census: Mapping[str, DtypeShare]) -> tuple[dict[str, float]
 
 
 def graph_precision(requested: str, source: ModelProto, excluded: Collection[str] = ()) -> GraphPrecision:
-    """Properties of the source graph that `prove_layers` needs."""
+    """Properties of the source graph that `check_layers` needs."""
     return _graph_precision(
         check_graph(requested, source, excluded=excluded, tf32=requested == "tf32"), source, excluded
     )

@@ -2,7 +2,7 @@
 
 TensorRT 11, and TensorRT 10 in strongly typed mode, take precision from the graph alone and require symmetric constant
 scales, zero points of 0, and blocks along the reduction axis. For ONNX Runtime's CPU provider the pairs match its integer
-kernels (`cpu_placement`, `cpu_qdq`, `dynamic`).
+kernels (`cpu_qdq`, `cpu_integer_graph`).
 """
 
 from __future__ import annotations

@@ -49,17 +49,18 @@ def diff(
 ) -> EngineDiff:
     """Structural differences of the engine `after` from `before`, longest time first.
 
-    Each is an engine (of TensorRT or ONNX Runtime), an ONNX model, an inspector's JSON or a `profile.json`; `times` are
-    files with their layers' times. The nodes of ONNX Runtime's graphs are traced back to `model`, or to the side that is a
-    model; else by their names, which misses some fusions. Raises as `structure.read_structure` does. `UsageError` for a
+    Each is an engine (of TensorRT or ONNX Runtime), an ONNX model, an inspector's JSON or a `profile.json`; `layer_times`
+    are files with their layers' times. The nodes of ONNX Runtime's graphs are traced back to `model`, or to the side that is
+    a model; else by their names, which misses some fusions. Raises as `structure.read_structure` does. `UsageError` for a
     `model` that is not an ONNX file, or `layer_times` that are not two.
     """
     before, after = as_path(before, "`before`"), as_path(after, "`after`")
     if not isinstance(layer_times, tuple | list) or len(layer_times) != 2:
         raise UsageError(
-            f"`times` is {layer_times!r}, expected two files", hint="`times=(before, after)`, None for one without"
+            f"`layer_times` is {layer_times!r}, expected two files",
+            hint="`layer_times=(before, after)`, None for one without",
         )
-    first, second = (None if one is None else as_path(one, "`times`") for one in layer_times)
+    first, second = (None if one is None else as_path(one, "`layer_times`") for one in layer_times)
     if model is not None and not is_onnx_model(model := as_path(model, "`model`")):
         raise UsageError(f"`{model}` is not an ONNX model", hint="the `.onnx` file that both were built from")
     if model is None:

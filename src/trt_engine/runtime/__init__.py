@@ -1,1 +1,1 @@
-"""An engine made to run: `instance` turns a session into the public `InferenceEngine`."""
+"""An engine made to run: `inference_engine` has the public class."""

@@ -38,8 +38,8 @@ def size(
     """Number of video streams a model sustains: inspects, builds, measures, doubles the batch, reports.
 
     Settings of `SizeConfig` and `BuildConfig` may be given by name: `te.size("model.onnx", max_batch=8)`. All files are in
-    the run folder (`artifacts` of the report) before a gate (`strict`, `need_streams`) raises. Raises `UsageError` for
-    settings that contradict each other, `CapacityError` for fewer streams than `need_streams`, `UnstableError` for an
+    the run folder (`artifacts` of the report) before a gate (`strict`, `min_streams`) raises. Raises `UsageError` for
+    settings that contradict each other, `CapacityError` for fewer streams than `min_streams`, `UnstableError` for an
     unstable measurement with `strict=True`, `Interrupted` after Ctrl-C.
     """
     given: dict[str, Any] = {**values}
@@ -51,7 +51,7 @@ def size(
 
 
 def gate(report: SizeReport, config: SizeConfig) -> None:
-    """Raise `UnstableError` under `strict`, `CapacityError` below `need_streams`."""
+    """Raise `UnstableError` under `strict`, `CapacityError` below `min_streams`."""
     if config.strict and (moved := [result for result in report.batches if not result.stable]):
         reasons = "; ".join(f"batch {result.batch}: {', '.join(result.instability)}" for result in moved)
         raise UnstableError(

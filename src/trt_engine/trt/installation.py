@@ -229,10 +229,10 @@ def detect_installation(
     probe_trtexec: bool = True,
     product: PlanProduct = "TensorRT",
 ) -> Installation:
-    """The TensorRT or TensorRT-RTX installation. Reads files, imports nothing; runs trtexec unless `ask_trtexec` is false.
+    """The TensorRT or TensorRT-RTX installation. Reads files, imports nothing; runs trtexec unless `probe_trtexec` is false.
 
-    `packages` are folders searched before this interpreter's; with another `root` they are the only ones. `boards` are the
-    GPUs (default: NVML's).
+    `packages` are folders searched before this interpreter's; with another `root` they are the only ones. `known_gpus` are
+    the GPUs (default: NVML's).
     """
     environ = os.environ if environ is None else environ
     here = root == Path("/")

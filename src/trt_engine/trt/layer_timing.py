@@ -37,7 +37,7 @@ def merge_runs(runs: Sequence[Sequence[tuple[str, float]]]) -> tuple[LayerTime, 
 def layer_rows(
     times: Sequence[LayerTime], layers: Sequence[LayerInfo], *, device: str, same_shapes: bool
 ) -> tuple[LayerRow, ...]:
-    """One row per layer; `at_these_shapes` is true when the inspector used the shapes of the timed inferences.
+    """One row per layer; `same_shapes` is true when the inspector used the shapes of the timed inferences.
 
     A layer unknown to the inspector has its name and time alone.
     """

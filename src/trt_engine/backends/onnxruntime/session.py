@@ -98,7 +98,7 @@ def create_session(
     path: Path, made: ort.SessionOptions, choice: ProviderSelection, *, graph: bytes | None = None
 ) -> ort.InferenceSession:
     """A session of the file, or of a modified `graph` with the file's external weights; raises ONNX Runtime's exceptions
-    (see `on_load`). Interruptible by Ctrl-C."""
+    (see `translate_load_error`). Interruptible by Ctrl-C."""
     if graph is not None:
         made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     if choice.strict:

@@ -1,7 +1,7 @@
 """The Python bindings of TensorRT and TensorRT-RTX, and all differences between them.
 
 A `Binding` is a table entry: module, library, its API names. Both may be loaded in a process. Enum values are
-looked up by name, never stored as numbers: 11.0 renumbered enums. API names are gated by release in a table (`surface`),
+looked up by name, never stored as numbers: 11.0 renumbered enums. API names are gated by release in a table (`api_table`),
 not by trial.
 Source: the real bindings of 22 releases of TensorRT and of TensorRT-RTX 1.7.1, called one by one; where NVIDIA's pages
 differ, the bindings are right.

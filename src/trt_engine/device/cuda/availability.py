@@ -1,4 +1,4 @@
-"""`cuda_device`: opens a CUDA device, or explains what is missing."""
+"""`open_cuda_device`: opens a CUDA device, or explains what is missing."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ class CudaDevice:
         _free_pinned_memory(self.name, {size: [pointer]})
 
     def _on_drop(self, dropped: DroppedBuffer, exported: list[bool]) -> None:
-        """Finalizer of an open buffer. Work may still use it, so it is freed by `_reap` or `_collect`."""
+        """Finalizer of an open buffer. Work may still use it: `_free_completed` or `_synchronize_and_free` frees it."""
         if exported:
             self._dropped_exported = True
         self._dropped.append(dropped)

@@ -52,8 +52,8 @@ def device_peaks(
 ) -> DevicePeaks | None:
     """Cached peaks of the device, or measured now if `measure` and none are cached; None if unknown.
 
-    `again` ignores the cache; values of `at_least`, an earlier measurement, stay if they are higher. Unmeasured peaks come
-    from the data sheet (see `source`). `SetupError` or `UsageError` only with `measure`, for a missing device.
+    `remeasure` ignores the cache; values of `at_least`, an earlier measurement, stay if they are higher. Unmeasured peaks
+    come from the data sheet (see `source`). `SetupError` or `UsageError` only with `measure`, for a missing device.
     """
     cache = cache or PeakCache()
     try:

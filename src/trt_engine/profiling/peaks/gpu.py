@@ -395,7 +395,7 @@ class CudaDriverProbe:
         return TimedWork(lambda runs: self._time_by_events(once, runs), lambda: self._free(source, target))
 
     def transfer(self, direction: str, kind: str, nbytes: int) -> TimedWork:
-        """A copy between the host's memory, `pinned` or `pageable`, and the device's; `way` is `h2d` or `d2h`."""
+        """A copy between the host's memory, `pinned` or `pageable`, and the device's; `direction` is `h2d` or `d2h`."""
         memory = self._memory(nbytes)
         pinned = c_void_p()
         paged: Any = None
