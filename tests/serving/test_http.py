@@ -134,6 +134,7 @@ def test_what_is_wrong_is_refused_with_what_was_found(
     [
         ("INT8", [1, 2, 128], "outside INT8"), ("UINT8", [-1, 0, 1], "outside UINT8"), ("INT32", [1, 2, 2.5], "not valid"),
         ("BOOL", [0, 1, 1], "not valid"), ("INT64", [True, 1, 2], "not valid"), ("FP16", [1, 2, 3], "no JSON form"),
+        ("FP32", [1, 2, 1e39], "outside FP32"),
     ],
 )  # fmt: skip
 def test_values_are_never_converted(server: Server, datatype: str, values: list[Any], text: str) -> None:

@@ -23,6 +23,7 @@ from tritonclient.utils import InferenceServerException
 from patience import HANG_S, until
 from serving.conftest import start
 from serving.triton import Client, fetch, ones
+from trt_engine.errors import SetupError
 from trt_engine.serving.execution import TimedRunner
 from trt_engine.serving.server import Server, is_loopback
 
@@ -249,6 +250,17 @@ def server_stats(server: Server) -> dict[str, Any]:
 def test_only_this_machine_reaches_it_unless_configured() -> None:
     assert is_loopback("127.0.0.1") and is_loopback("localhost") and is_loopback("::1")
     assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.2")
+
+
+def test_addresses_of_ipv6_are_as_clients_take_them(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
+    try:
+        server = serve(engines["double"], host="::1")
+    except SetupError as error:
+        pytest.skip(str(error))
+    for protocol in ("http", "grpc"):
+        client = Client(protocol, server)
+        np.testing.assert_array_equal(client.infer("double", {"x": ones()}).as_numpy("y"), ones() * 2)
+        client.raw.close()
 
 
 def test_shared_memory_is_off_beyond_loopback(engines: dict[str, Path], serve: Callable[..., Server]) -> None:

@@ -87,6 +87,7 @@ def test_without_dynamic_batching_requests_are_not_joined() -> None:
         ("parameters { key: 'x' value { string_value: 'y' } }", "parameter `x` is not supported"),
         ("parameters { key: 'allow_fallback' value { string_value: '1' } }", "`true` or `false`"),
         ("instance_group [{}, {}]", "2 instance groups"),
+        ("instance_group { count: -1 }", "`count` of the instance group is -1"),
         ("default_model_filename: '../other.onnx'", "expected a file name"),
         ("version_policy { specific {} }", "names the versions []"),
         ("\xff", "row 1"),
@@ -244,6 +245,60 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(
     client.raw.close()
 
 
+def test_the_index_is_right_again_once_the_files_are(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path
+) -> None:
+    version = place(engines["double"], repository, "net")
+    server = serve(model_repository=repository, model_control_mode="explicit", load_model=["net"], grpc_port=-1)
+    client = Client("http", server)
+    for file in ("model.onnx", "model.onnx.json"):
+        shutil.copy2(version / file, repository / file)
+    damage(version)
+    place(engines["triple"], repository, "net", 2)
+    damage(repository / "net" / "2")
+    (repository / "net" / "3").touch()  # a file is not a version
+    (repository / "net" / "config.pbtxt").write_text("version_policy { all {} }")
+    with pytest.raises(InferenceServerException, match="digest differs"):
+        client.raw.load_model("net")
+    assert [index(server)[f"net/{number}"][0] for number in (1, 2)] == ["UNAVAILABLE"] * 2
+    (repository / "net" / "config.pbtxt").write_text("odd: 1")
+    with pytest.raises(InferenceServerException, match="not supported"):
+        client.raw.load_model("net")
+    (repository / "net" / "config.pbtxt").unlink()
+    shutil.rmtree(repository / "net" / "2")
+    for file in ("model.onnx", "model.onnx.json"):
+        shutil.copy2(repository / file, version / file)
+    client.raw.load_model("net")
+    assert index(server) == {"net/1": ("READY", "")}
+    status, _, _ = fetch(server, "/v2/models/net/versions/2/stats")
+    assert status == 404
+    (repository / "net" / "config.pbtxt").write_text("odd: 1")
+    with pytest.raises(InferenceServerException, match="not supported"):
+        client.raw.load_model("net")
+    assert "not supported" in index(server)["net/1"][1] and client.raw.is_model_ready("net")
+    client.raw.unload_model("net")
+    client.raw.unload_model("net")
+    assert index(server) == {"net/1": ("UNAVAILABLE", "unloaded")}
+    client.raw.close()
+
+
+def test_files_that_have_gone_or_lead_nowhere_are_a_reason_not_a_failure(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path
+) -> None:
+    place(engines["double"], repository, "gone")
+    (place(engines["double"], repository, "link").parent / "config.pbtxt").symlink_to("nowhere")
+    server = serve(
+        model_repository=repository, model_control_mode="explicit", load_model=["gone", "link"], grpc_port=-1
+    )
+    assert "no such file" in index(server)["link/"][1]
+    shutil.rmtree(repository / "gone")
+    status, _, body = fetch(server, "/v2/repository/models/gone/load", b'{"parameters": 3}')
+    assert status == 400 and "not a JSON object" in body["error"]
+    status, _, body = fetch(server, "/v2/repository/models/gone/load", b"{}")
+    assert status == 422 and "no such file" in body["error"]
+    assert index(server)["gone/1"][0] == "READY"
+
+
 def test_polling_takes_new_changed_and_removed_models(
     engines: dict[str, Path], serve: Callable[..., Server], repository: Path
 ) -> None:
@@ -256,6 +311,10 @@ def test_polling_takes_new_changed_and_removed_models(
     np.testing.assert_array_equal(client.infer("second", {"x": ones()}).as_numpy("y"), ones() * 3)
     place(engines["triple"], repository, "first", 2)
     until(lambda: "first/2" in index(server) and "first/1" not in index(server), "version 2 replaced version 1")
+    (repository / "first" / "config.pbtxt").symlink_to("nowhere")
+    until(lambda: "no such file" in index(server)["first/2"][1], "the reason is in the index")
+    (repository / "first" / "config.pbtxt").unlink()
+    until(lambda: index(server)["first/2"] == ("READY", ""), "the reason is gone")
     shutil.rmtree(repository / "second")
     until(lambda: "second/1" not in index(server), "the removed model is gone")
     with pytest.raises(InferenceServerException, match="unknown model"):
@@ -314,6 +373,10 @@ def test_wrong_settings_are_refused_before_anything_listens(engines: dict[str, P
         ({"engines": engines["double"], "model_control_mode": "poll"}, "needs a repository"),
         ({"engines": engines["double"], "load_model": "x"}, "explicit control"),
         ({"engines": engines["double"], "http_port": 70000}, "0 to 65535"),
+        ({"engines": engines["double"], "http_port": -1, "grpc_port": -1}, "neither HTTP nor gRPC has a port"),
+        ({"engines": engines["double"], "host": ""}, "`--host` is empty"),
+        ({"engines": engines["double"], "token_file": tmp_path / "none"}, "cannot read `.*none`: no such file"),
+        ({"engines": engines["double"], "tls_cert": tmp_path / "c", "tls_key": tmp_path / "k"}, "cannot read `.*c`"),
     ):
         with pytest.raises(UsageError, match=expected):
             te.serve(**settings)  # type: ignore[arg-type]
@@ -332,3 +395,6 @@ def test_an_address_that_is_taken_is_an_error_with_the_flag(
         assert f"--{name.replace('_', '-')} 0" in str(caught.value)
     with pytest.raises(SetupError, match="not an address of this machine"):
         serve(engines["double"], host="300.1.1.1")
+    with pytest.raises(SetupError, match="cannot assign") as caught:
+        serve(engines["double"], host="192.0.2.1")
+    assert "--host" in str(caught.value.hint)

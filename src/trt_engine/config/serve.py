@@ -37,6 +37,10 @@ class ServeConfig(Config):
             if getattr(self, name) > 65535:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"`{flag}` is {getattr(self, name)}, expected 0 to 65535", hint="0 is any free port")
+        if self.http_port < 0 and self.grpc_port < 0:
+            raise UsageError("neither HTTP nor gRPC has a port", hint="leave out `--http-port -1` or `--grpc-port -1`")
+        if not self.host:
+            raise UsageError("`--host` is empty", hint="`--host 0.0.0.0` is every address")
 
     model_repository: Path | None = opt(
         None, "folder of models, as NAME/VERSION/model.onnx or model.plan", parse=Path, metavar="DIR", group="Input"

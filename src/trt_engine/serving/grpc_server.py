@@ -23,6 +23,7 @@ from trt_engine.serving.grpc_codec import (
     statistics_message,
     tensor_metadata,
 )
+from trt_engine.serving.http_server import join_address
 from trt_engine.serving.inference import Service, start_timing
 from trt_engine.serving.messages import HEALTH_SERVICE, INFERENCE_SERVICE, message, service
 from trt_engine.serving.served_model import ServedVersion
@@ -69,9 +70,7 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Listen; the port. Raises `SetupError` where the address is not free."""
-        address = f"{self._config.host}:{self._config.grpc_port}"
-        if ":" in self._config.host:
-            address = f"[{self._config.host}]:{self._config.grpc_port}"
+        address = join_address(self._config.host, self._config.grpc_port)
         try:
             if self._config.tls_cert is not None and self._config.tls_key is not None:
                 pair = (read_bounded(self._config.tls_key), read_bounded(self._config.tls_cert))

@@ -355,15 +355,19 @@ class HttpApp:
         rows = await self._service.repository.index()
         await self._send_json(send, [row for row in rows if not wanted or row.get("state") == "READY"])
 
-    async def _get_load(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+    async def _check_control(self, headers: Headers, receive: Receive) -> None:
         parameters = (await self._json_body(headers, receive)).get("parameters") or {}
+        if not isinstance(parameters, dict):
+            raise UsageError("`parameters` is not a JSON object", hint="leave it out")
         self._service.check_control(parameters)
+
+    async def _get_load(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
+        await self._check_control(headers, receive)
         await self._service.repository.load(route.model)
         await self._send(send, b"", [_JSON])
 
     async def _get_unload(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
-        parameters = (await self._json_body(headers, receive)).get("parameters") or {}
-        self._service.check_control(parameters)
+        await self._check_control(headers, receive)
         await self._service.repository.unload(route.model)
         await self._send(send, b"", [_JSON])
 

@@ -178,7 +178,7 @@ class Service:
         """Statistics of the versions that are loaded; `UnknownModel` for a name that is not there."""
         rows = []
         if name:
-            self.repository.not_ready(name)  # it is known
+            self.repository.not_ready(name, version)  # it is known
         for model in self.repository.models.values():
             for number, served in sorted(model.versions.items(), key=lambda item: int(item[0])):
                 if name in ("", model.name) and version in ("", number):

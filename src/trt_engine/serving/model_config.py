@@ -180,6 +180,8 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
     changed: dict[str, Any] = {}
     for group in config.instance_group:
         kind = type(group).DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        if group.count < 0:
+            raise _config_error(name, f"`count` of the instance group is {group.count}", "1 or more")
         if group.count:
             changed["contexts"] = group.count
         if group.gpus and kind == "KIND_CPU":
@@ -224,7 +226,8 @@ def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dic
                 f"`{CONFIG_FILE}` of `{name}`: the engine has no tensor `{item.name}` there",
                 hint=suggest(item.name, [*specs]),
             )
-        dtype = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number[item.data_type].name
+        known = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number.get(item.data_type)
+        dtype = known.name if known is not None else str(item.data_type)
         shape = found.shape[1:] if settings.has_batch else found.shape
         fits = len(item.dims) == len(shape) and all(
             min(want, have) < 0 or want == have for want, have in zip(item.dims, shape, strict=True)

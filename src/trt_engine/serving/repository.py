@@ -162,7 +162,8 @@ class Repository:
                 rows.append({"name": name} | ({"state": "UNAVAILABLE", "reason": model.failure} if model else {}))
                 continue
             for version, state in sorted(model.states.items(), key=lambda item: int(item[0])):
-                rows.append({"name": name, "version": version, "state": state.state, "reason": state.reason})
+                reason = state.reason or model.failure
+                rows.append({"name": name, "version": version, "state": state.state, "reason": reason})
         return rows
 
     # -------------------------------------------------------------------------------------------- loading
@@ -211,6 +212,7 @@ class Repository:
             current = model.versions.get(version)
             if current is not None and model.loaded_from[version] == (source, found.config):
                 loaded[version] = current
+                model.states[version] = VersionState("READY")
                 continue
             if current is None:
                 model.states[version] = VersionState("LOADING")
@@ -228,6 +230,9 @@ class Repository:
                 model.loaded_from[version] = (source, found.config)
                 log.info("`%s` version %s is ready: %s", model.name, version, loaded[version].truth.header())
         self._replace(model, loaded if failed is None else model.versions | loaded)  # what answered keeps answering
+        for version in model.states.keys() - found.sources.keys() - model.versions.keys():  # gone from the disk
+            del model.states[version]
+            model.loaded_from.pop(version, None)
         if isinstance(failed, TrtEngineError):
             raise failed
         if failed is not None:
@@ -236,9 +241,6 @@ class Repository:
     def _replace(self, model: Model, loaded: dict[str, ServedVersion]) -> None:
         """Serve these versions from now on; the others end with their last request."""
         old, model.versions = model.versions, loaded
-        for version in [*model.states]:
-            if version not in loaded and model.states[version].state == "READY":
-                del model.states[version], model.loaded_from[version]
         for served in old.values():
             if served is not loaded.get(served.version):
                 self._retire(served)
@@ -256,7 +258,7 @@ class Repository:
         async with model.lock:
             versions, model.versions, model.wanted, model.tried = [*model.versions.values()], {}, False, None
             model.failure, model.loaded_from = "", {}
-            model.states = {served.version: VersionState("UNAVAILABLE", "unloaded") for served in versions}
+            model.states = {version: VersionState("UNAVAILABLE", "unloaded") for version in model.states}
             for served in versions:
                 self._retire(served)
 
@@ -274,7 +276,7 @@ class Repository:
                 if model is None or model.failure != error.one_line:
                     await self.load_quietly(name)
                 continue
-            if model is None or model.tried is None or (model.tried.sources, model.tried.config) != (
+            if model is None or model.failure or model.tried is None or (model.tried.sources, model.tried.config) != (
                 found.sources, found.config,
             ):  # fmt: skip
                 await self.load_quietly(name)
@@ -303,7 +305,13 @@ class Repository:
         return sorted(found)
 
     def _find(self, name: str) -> Found:
-        """The model as it is on disk now; raises where its folder or its configuration is wrong."""
+        """The model as it is on disk now; raises where its folder or its configuration is wrong, or has gone."""
+        try:
+            return self._read_sources(name)
+        except OSError as error:
+            raise os_error(error, Path(error.filename or name), "read") from error
+
+    def _read_sources(self, name: str) -> Found:
         if name in self.engines:
             path = self.engines[name]
             files = [*path.iterdir()] if path.is_dir() else [path, passport_path(path)]
@@ -313,10 +321,12 @@ class Repository:
         config = folder / CONFIG_FILE
         raw = read_bounded(self._inside(config)) if os.path.lexists(config) else b""
         settings = read_config(raw, name, self._base) if raw else self._base
-        there = {
-            int(entry.name): entry.name for entry in os.scandir(folder) if re.fullmatch(r"[1-9]\d{0,17}", entry.name)
-        }
-        chosen = settings.policy.select([*there])
+        there = [
+            int(entry.name)
+            for entry in os.scandir(folder)
+            if re.fullmatch(r"[1-9]\d{0,17}", entry.name, re.ASCII) and entry.is_dir()
+        ]
+        chosen = settings.policy.select(there)
         if not chosen:
             raise ModelError(f"`{name}` has no version", hint=f"`{name}/1/model.onnx`")
         sources = {str(number): self._source(folder / str(number), settings) for number in chosen}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from trt_engine.atomic_io import as_path, os_error, read_bounded
+from trt_engine.atomic_io import as_path, read_bounded
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.serve import ServeConfig
@@ -54,6 +54,9 @@ def serve(
     if chosen.model_repository is not None and not chosen.model_repository.is_dir():
         raise UsageError(f"`{chosen.model_repository}` is not a folder", hint="`NAME/VERSION/model.onnx` below it")
     token = _read_token(chosen)
+    for path, flag in ((chosen.tls_cert, "--tls-cert"), (chosen.tls_key, "--tls-key")):
+        if path is not None:
+            _read_file(path, flag)
     try:
         from trt_engine.serving.repository import Repository
         from trt_engine.serving.server import Server, is_loopback
@@ -113,10 +116,16 @@ def name_engines(given: Sequence[Engine | Path | str]) -> dict[str, Path]:
 def _read_token(config: ServeConfig) -> bytes | None:
     if config.token_file is None:
         return None
-    try:
-        token = read_bounded(config.token_file).strip()
-    except OSError as error:
-        raise os_error(error, config.token_file, "read", by="--token-file") from error
+    token = _read_file(config.token_file, "--token-file").strip()
     if not token or not re.fullmatch(rb"[!-~]{1,4096}", token):
         raise UsageError(f"`{config.token_file}` has no token", hint="one word of printable ASCII")
     return token
+
+
+def _read_file(path: Path, flag: str) -> bytes:
+    try:
+        return read_bounded(path)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read `{path}`: {(error.strerror or str(error)).lower()}", hint=f"`{flag}` is the path of a file"
+        ) from error

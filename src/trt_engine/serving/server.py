@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -19,7 +20,7 @@ from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
 from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.http_app import HttpApp
-from trt_engine.serving.http_server import HttpServer, listen
+from trt_engine.serving.http_server import HttpServer, join_address, listen
 from trt_engine.serving.inference import Service
 from trt_engine.serving.repository import Repository
 from trt_engine.serving.served_model import Mailbox
@@ -80,8 +81,10 @@ class Server(RichDisplay):
             self._close_sockets()
             number = (error.errno or 0) if isinstance(error, OSError) else 0  # not positive where the address is wrong
             reason = os.strerror(number).lower() if number > 0 else "this is not an address of this machine"
-            hint = f"`{flag} 0` takes any free port" if number > 0 else "`--host 0.0.0.0` is every address"
-            raise SetupError(f"cannot listen at {self._config.host}:{port}: {reason}", hint=hint) from error
+            foreign = number <= 0 or number == errno.EADDRNOTAVAIL
+            hint = "`--host 0.0.0.0` is every address" if foreign else f"`{flag} 0` takes any free port"
+            address = join_address(self._config.host, port)
+            raise SetupError(f"cannot listen at {address}: {reason}", hint=hint) from error
         self._sockets.append(made)
         return made
 
@@ -247,7 +250,7 @@ class Server(RichDisplay):
         server = GrpcServer(service, self._config, self._token)
         port = await server.start()
         servers.push_async_callback(server.stop)
-        return f"{self._config.host}:{port}"
+        return join_address(self._config.host, port)
 
     async def _load_models(self, service: Service) -> None:
         if self._config.model_control_mode != "explicit":
@@ -268,8 +271,7 @@ class Server(RichDisplay):
 def _address(listener: socket.socket | None) -> str | None:
     if listener is None:
         return None
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(*listener.getsockname()[:2])
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -127,7 +127,11 @@ def from_values(name: str, datatype: str, shape: Shape, values: Sequence[Any]) -
     limits = _RANGES.get(datatype)
     if limits is not None and count and not (min(values) >= limits.min and max(values) <= limits.max):
         raise FeedError(f"input `{name}` has a value outside {datatype}", hint=f"{limits.min} to {limits.max}")
-    return np.array(values, NUMPY_DTYPES[datatype]).reshape(shape)
+    try:
+        with np.errstate(over="raise"):
+            return np.array(values, NUMPY_DTYPES[datatype]).reshape(shape)
+    except FloatingPointError:
+        raise FeedError(f"input `{name}` has a value outside {datatype}", hint="a smaller one, or FP64") from None
 
 
 def to_values(name: str, array: Array, datatype: str) -> list[Any]:
