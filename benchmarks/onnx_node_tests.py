@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gzip
 import json
 import logging
 import multiprocessing
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -46,7 +47,7 @@ import trt_engine as te
 from trt_engine.errors import TrtEngineError
 from trt_engine.store import Store
 
-RESULTS = Path(__file__).resolve().parent / "results" / "onnx-node-tests.jsonl"
+RESULTS = Path(__file__).resolve().parent / "results" / "onnx-node-tests.jsonl.gz"
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted", "real")
 VERBS = ("inspect", "lint", "ranges", "cast")
 CASE_S = 300.0
@@ -419,8 +420,18 @@ def _header() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _open(path: Path, mode: str) -> IO[str]:
+    return cast(IO[str], gzip.open(path, f"{mode}t", encoding="utf-8") if path.suffix == ".gz" else path.open(mode))
+
+
 def _write(path: Path, found: Sequence[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in (_header(), *found)))
+    with _open(path, "w") as file:
+        file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in (_header(), *found))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with _open(path, "r") as file:
+        return [json.loads(line) for line in file][1:]
 
 
 def main() -> int:
@@ -433,7 +444,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("-o", type=Path, default=RESULTS, metavar="FILE")
     given = parser.parse_args()
-    kept = [json.loads(line) for line in given.o.read_text().splitlines()[1:]] if given.again or given.table else []
+    kept = _read(given.o) if given.again or given.table else []
     if given.table:
         print(table(kept))
         return int(any(map(failed, kept)))
@@ -453,7 +464,7 @@ def main() -> int:
     for record in records(chosen, VERBS if given.verbs else ()):
         found.append(record)
         if stored:  # an interrupted run is resumed by `--again`
-            with given.o.open("a") as file:
+            with _open(given.o, "a") as file:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         if failed(record):
             print(f"{record['name']}: {_reason(record)}", flush=True)

@@ -13,6 +13,7 @@ there, where one in there agrees, and where fewer than 1,900 agree.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import sys
 import tempfile
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from onnx_node_tests import Case, cases
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "parser-agreement.jsonl"
+RESULTS = HERE / "results" / "parser-agreement.jsonl.gz"
 REASONS = HERE / "parser_disagreements.json"
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 REFUSALS = frozenset("not-in-tensorrt tensorrt-too-old limited-in-tensorrt type-not-in-tensorrt types-differ".split())
@@ -149,7 +150,7 @@ def main() -> int:
     arguments = parser.parse_args()
     known = reasons()
     if arguments.table:
-        records = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()[1:]]
+        records = [json.loads(line) for line in gzip.decompress(RESULTS.read_bytes()).splitlines()[1:]]
         print(show(records, known))
         return 0
     records = []
@@ -165,7 +166,8 @@ def main() -> int:
         "tensorrt_rtx": installed_version("tensorrt-rtx"),
         "trt_engine": te.__version__,
     }
-    RESULTS.write_text("".join(f"{json.dumps(item)}\n" for item in (head, *records)), encoding="utf-8")
+    lines = "".join(f"{json.dumps(item)}\n" for item in (head, *records))
+    RESULTS.write_bytes(gzip.compress(lines.encode(), mtime=0))
     print(show(records, known))
     wrong = objections(records, known)
     print("\n".join(wrong))

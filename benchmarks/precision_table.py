@@ -211,7 +211,7 @@ def measure(net: Net, cell: Cell, dataset: Path, data: Path, latency_s: float) -
         "nbytes": made.nbytes,
         "census": made.census,
         "note": made.note,
-        "latency_samples_ms": None if record is None else record.compute_ms,
+        "latency_samples_ms": None if record is None else [round(value, 4) for value in record.compute_ms],
         "latency_stable": None if record is None else record.stable,
         "latency_missing": None if here else made.slow or _lacking(cell, made),
         "environment": report.environment,

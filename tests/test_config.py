@@ -394,9 +394,9 @@ def test_every_setting_has_a_help_and_flags_that_no_other_setting_of_its_verb_ha
 @pytest.mark.parametrize(
     ("config", "values", "message"),
     [
-        (SizeConfig, {"fps": 0}, "`--fps` is 0, expected more than 0"),
-        (SizeConfig, {"fps": math.nan}, "`--fps` is nan, expected more than 0"),
-        (SizeConfig, {"fps": math.inf}, "`--fps` is inf, expected more than 0"),
+        (SizeConfig, {"fps": 0}, "`--fps` is 0, expected 0.001 or more"),
+        (SizeConfig, {"fps": math.nan}, "`--fps` is nan, expected 0.001 or more"),
+        (SizeConfig, {"fps": math.inf}, "`--fps` is inf, expected 0.001 or more"),
         (SizeConfig, {"max_batch": 0}, "`--max-batch` is 0, expected 1 or more"),
         (SizeConfig, {"start_batch": -4}, "`--start-batch` is -4, expected 1 or more"),
         (BenchConfig, {"batch": 0}, "`--batch` is 0, expected 1 or more"),

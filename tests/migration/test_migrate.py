@@ -36,6 +36,7 @@ def rules_of(path: Path, text: str, **settings: Any) -> list[str]:
         "import tensorrt\nf = tensorrt.BuilderFlag.FP16\n",
         "import tensorrt as t\nB = t.BuilderFlag\nf = t.BuilderFlag.FP16\n",
         "from tensorrt import BuilderFlag\nf = BuilderFlag.FP16\n",
+        "from tensorrt import *\nf = BuilderFlag.FP16\n",
         "from importlib import import_module\ntrt = import_module('tensorrt')\nf = trt.BuilderFlag.FP16\n",
         "from polygraphy import mod\ntrt = mod.lazy_import('tensorrt')\nf = trt.BuilderFlag.FP16\n",
         "try:\n    import tensorrt as trt\nexcept ImportError:\n    trt = None\nf = trt.BuilderFlag.FP16\n",
@@ -350,3 +351,53 @@ def test_line_ends_and_modes_survive_a_fix(tmp_path: Path) -> None:
 def test_this_project_itself_has_no_findings_of_its_own_commands() -> None:
     report = te.migrate([ROOT / "tools", ROOT / "environments", ROOT / "examples"])
     assert [f"{item.file}:{item.line} {item.rule}" for item in report.findings if item.severity == "error"] == []
+
+
+def test_a_byte_order_mark_and_line_ends_of_old_systems_are_read_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    for mark, end in ((b"\xef\xbb\xbf", b"\n"), (b"", b"\r"), (b"\xef\xbb\xbf", b"\r\n")):
+        path.write_bytes(mark + b"import tensorrt as trt" + end + b"n = engine.num_bindings" + end)
+        assert te.migrate(path).findings[0].line == 2
+        te.migrate(path, fix=True)
+        assert path.read_bytes() == mark + b"import tensorrt as trt" + end + b"n = engine.num_io_tensors" + end
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_line_ends_of_windows_hide_no_requirement_and_no_setting(end: str, tmp_path: Path) -> None:
+    assert rules_of(tmp_path / "requirements.txt", f"tensorrt==8.6.1{end}numpy{end}") == ["requirement-release"]
+    config = end.join(["[property]", "onnx-file=a.onnx", "network-mode=2", ""])
+    assert rules_of(tmp_path / "config_infer.txt", config) == ["deepstream-network-mode"]
+
+
+@pytest.mark.parametrize("line", ["tensorrt==8.6 ; python_version < '3.11'", 'tensorrt==8.6; sys_platform == "linux"'])
+def test_a_requirement_with_a_marker_is_read(line: str, tmp_path: Path) -> None:
+    assert rules_of(tmp_path / "requirements.txt", f"{line}\nnumpy\n") == ["requirement-release"]
+    quote = "'" if '"' in line else '"'
+    text = f'[project]\nkeywords = ["tensorrt", "onnx"]\ndependencies = [{quote}{line}{quote}, "tensorrt-cu12==8.6"]\n'
+    assert rules_of(tmp_path / "pyproject.toml", text) == ["requirement-release"] * 2
+
+
+def test_a_cast_is_put_behind_the_options_of_a_build_step(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text("RUN --mount=type=cache,target=/c A=1 trtexec --onnx=m.onnx --fp16 --saveEngine=m.plan\n")
+    te.migrate(path, fix=True)
+    cast = "trt-engine cast m.onnx --to fp16 -o m.fp16.onnx"
+    assert path.read_text() == (
+        f"RUN --mount=type=cache,target=/c {cast} && A=1 trtexec --onnx=m.fp16.onnx --saveEngine=m.plan\n"
+    )
+
+
+def test_layers_of_another_library_are_not_those_of_tensorrt(tmp_path: Path) -> None:
+    text = (
+        "import tensorrt as trt\nimport torch\nfrom torch import nn\n"
+        "conv = nn.Conv2d(1, 1, 1)\npool = torch.nn.MaxPool2d(2)\nprint(conv.kernel_size, pool.padding)\n"
+        "def build(network):\n    conv = network.add_convolution_nd(x, 1, (1, 1), w)\n    conv.padding = (1, 1)\n"
+    )
+    report = _report(tmp_path / "a.py", text)
+    assert [(item.line, item.rule) for item in report.findings] == [(9, "nd-layers")]
+
+
+@pytest.mark.parametrize("release", ["10.-1", "-10.0", "1_0.0"])
+def test_a_release_has_two_plain_numbers(release: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a release"):
+        te.migrate(tmp_path, to_release=release)

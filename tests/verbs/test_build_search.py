@@ -24,6 +24,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.errors import (
     AccuracyError,
     BuildError,
+    FeedError,
     Interrupted,
     MemoryExhausted,
     ModelError,
@@ -36,6 +37,7 @@ from trt_engine.records.passport import Candidate, Tuning
 from trt_engine.verbs import build_search, build_worker, evaluate
 from trt_engine.verbs.build import execute, plan
 from trt_engine.verbs.build_candidates import PlannedCandidate
+from trt_engine.verbs.build_precision import data_digest
 from trt_engine.verbs.build_search import Search
 from trt_engine.verbs.build_worker import build_in_process
 
@@ -428,3 +430,9 @@ def test_the_accuracy_gate_compares_with_the_first_engine(monkeypatch: pytest.Mo
     assert chosen == 2 and found.candidates[1].note == "a drop of 0.1" and not found.candidates[1].rounds
     assert asked == [(0, "digits", None, None), (1, "digits", 0, 0.02), (2, "digits", 0, 0.02)]
     assert found.candidates[2].metric == 0.9
+
+
+def test_data_that_is_not_there_is_not_a_question_of_rights(tmp_path: Path) -> None:
+    with pytest.raises(FeedError) as caught:
+        data_digest(str(tmp_path / "nope"))
+    assert caught.value.hint == "check its path"

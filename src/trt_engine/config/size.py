@@ -10,6 +10,7 @@ from trt_engine.config.bench import PROTOCOLS
 from trt_engine.config.parse import parse_batch_sizes, parse_bytes, parse_count
 from trt_engine.config.settings import Config, opt
 from trt_engine.config.streams import (
+    LEAST_FPS,
     BatchPolicy,
     SourceGroup,
     format_policy,
@@ -35,7 +36,7 @@ class SizeConfig(Config):
     )  # fmt: skip
     start_batch: int = opt(64, "the first engine's largest batch", ge=1)
     max_batch: int = opt(1024, "stop doubling here (and start here when it is lower than the start)", ge=1)
-    fps: float = opt(30.0, "frames per second of one stream", gt=0)
+    fps: float = opt(30.0, "frames per second of one stream", ge=LEAST_FPS)
     duration_s: float = opt(10.0, "length of each measurement", parse=parse_duration, metavar="TIME", gt=0)
     warmup_s: float = opt(
         1.0, "run this long before each measurement", flags="--warmup", parse=parse_duration, metavar="TIME", ge=0

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from trt_engine.errors import UsageError
 from trt_engine.units import parse_duration
 
+LEAST_FPS = 0.001
+"""Frames per second that a source has at least: whole periods are simulated."""
+
 
 @dataclass(frozen=True, slots=True)
 class SourceGroup:
@@ -57,7 +60,7 @@ def parse_sources(text: str | Sequence[SourceGroup]) -> tuple[SourceGroup, ...]:
             group = SourceGroup(int(count), float(fps))
         except ValueError:
             group = SourceGroup(0, 0.0)
-        if not at or group.count < 1 or not 0 < group.fps < 1e6:
+        if not at or group.count < 1 or not LEAST_FPS <= group.fps < 1e6:
             raise UsageError(f"cannot read the sources `{part.strip()}`", hint="write them as `200@25,50@30`")
         found.append(group)
     return tuple(found)

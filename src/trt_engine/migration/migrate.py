@@ -117,8 +117,8 @@ class _Scan:
             return
         if (self.config.fix or self.config.diff) and any(hit.edits for hit in hits):
             new = self._fix(source, kind, hits)
-            if new != text:
-                source, hits = self._change(path, text, new, kind, source, hits)
+            if new != source.text:
+                source, hits = self._change(path, new, kind, source, hits)
         self.findings += (_finding(source, hit) for hit in hits)
 
     def _hits(self, source: Source, kind: Kind) -> list[Hit]:
@@ -141,17 +141,15 @@ class _Scan:
         self.ignored = before
         return text
 
-    def _change(
-        self, path: Path, text: str, new: str, kind: Kind, source: Source, hits: list[Hit]
-    ) -> tuple[Source, list[Hit]]:
+    def _change(self, path: Path, new: str, kind: Kind, source: Source, hits: list[Hit]) -> tuple[Source, list[Hit]]:
         """Write the new text with `fix`; what is left to find afterwards."""
-        lines = (part.splitlines(keepends=True) for part in (text, new))
+        lines = (part.splitlines(keepends=True) for part in (source.text, new))
         self.diffs += _diff_lines(path, *lines)
         if not self.config.fix:
             return source, hits
         try:
             mode = path.stat().st_mode
-            write_atomic(path, new.encode("utf-8", "surrogateescape"))
+            write_atomic(path, (source.mark + new).encode("utf-8", "surrogateescape"))
             path.chmod(mode)
         except OSError as error:
             raise os_error(error, path) from error

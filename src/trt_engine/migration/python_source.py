@@ -14,8 +14,12 @@ from trt_engine.migration.source import Edit, Hit, Source
 from trt_engine.migration.version_guards import VersionGuards, last_name
 
 _MODULES = ("tensorrt", "tensorrt_bindings", "tensorrt_lean", "tensorrt_dispatch")
+_OTHER = "another library's"
+"""In place of a class of TensorRT."""
 _LAZY = ("import_module", "lazy_import", "__import__", "try_import", "importorskip", "LazyImport")
 _NOT_OBJECTS = frozenset("self cls args opt opts FLAGS flags params options kwargs hparams".split())
+_OTHERS = frozenset("torch torchvision tensorflow keras onnxruntime numpy sqlalchemy transformers argparse".split())
+"""Libraries whose objects have members of the same names, and are never TensorRT's."""
 _EXPLICIT_BATCH = "NetworkDefinitionCreationFlag.EXPLICIT_BATCH"
 
 
@@ -47,6 +51,8 @@ class _Scan(ast.NodeVisitor):
         self.imported: dict[str, str] = {}
         """Names bound to members of it: `Flag` -> `BuilderFlag`."""
         self.polygraphy: set[str] = set()
+        self.others: set[str] = set()
+        """Names bound to other libraries and their members."""
         self.types: dict[str, str] = {}
         self.attributes: dict[str, str] = {}
         self.handled: set[ast.AST] = set()
@@ -54,6 +60,7 @@ class _Scan(ast.NodeVisitor):
             item.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for item in node.body
             if isinstance(item, ast.FunctionDef)
         }  # fmt: skip
+        self.own_classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         known = " ".join(rule.replacement for rule in rules.rules)
         self.guards = VersionGuards(tree, rules.target, rules.owners["python"], known)
 
@@ -61,13 +68,22 @@ class _Scan(ast.NodeVisitor):
 
     def visit_Import(self, node: ast.Import) -> None:
         for item in node.names:
+            if _first_part(item.name) in _OTHERS:
+                self.others.add(_first_part(item.asname or item.name))
             if item.name in _MODULES:
                 self.modules.add(item.asname or item.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if _first_part(node.module or "") in _OTHERS and not node.level:
+            self.others |= {item.asname or item.name for item in node.names}
+            return
         for item in node.names:
             name = item.asname or item.name
-            if item.name in _MODULES:  # from polygraphy.mod import tensorrt
+            if item.name == "*" and node.module in _MODULES:
+                self.imported |= {
+                    one: one for one in map(_first_part, self.rules.python) if one not in self.own_classes
+                }
+            elif item.name in _MODULES:  # from polygraphy.mod import tensorrt
                 self.modules.add(name)
             elif node.module in _MODULES:
                 self.imported[name] = item.name
@@ -156,7 +172,8 @@ class _Scan(ast.NodeVisitor):
             ):
                 self.modules |= set(_names(target))
             return
-        self._set_type(target, self._type(value, hint=False))
+        other = isinstance(value, ast.Call) and _root(value.func) in self.others
+        self._set_type(target, _OTHER if other else self._type(value, hint=False))
 
     def _set_type(self, target: ast.expr, kind: str | None) -> None:
         if isinstance(target, ast.Name):
@@ -164,6 +181,8 @@ class _Scan(ast.NodeVisitor):
                 self.types.pop(target.id, None)
             else:
                 self.types[target.id] = kind
+        elif isinstance(target, ast.Attribute) and kind == _OTHER:
+            self.attributes.setdefault(target.attr, kind)
         elif isinstance(target, ast.Attribute) and kind is not None:
             self.attributes[target.attr] = kind
 
@@ -179,7 +198,7 @@ class _Scan(ast.NodeVisitor):
                 if api is not None:
                     return returned_type(api) or (api if "." not in api else None)
                 if isinstance(func, ast.Attribute) and (
-                    self._type(func.value) or func.attr in ("create_execution_context",)
+                    self._type(func.value) not in (None, _OTHER) or func.attr == "create_execution_context"
                 ):
                     return returned_type(func.attr)
                 return None
@@ -362,6 +381,17 @@ class _Scan(ast.NodeVisitor):
 
     def _end(self, node: ast.expr | ast.alias | ast.keyword | ast.stmt) -> int:
         return self.source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+
+def _root(node: ast.expr) -> str | None:
+    """The name that a chain of attributes begins with."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _first_part(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _names(node: ast.AST) -> list[str]:

@@ -9,11 +9,12 @@ from trt_engine.migration.rules import RuleSet
 from trt_engine.migration.source import Edit, Hit
 
 _REQUIREMENT = re.compile(
-    r"(?P<quote>^[ \t]*|[\"'])(?P<name>(?:nvidia-)?tensorrt(?:-cu1[123])?(?:[-_](?:bindings|libs|lean|dispatch))?)"
+    r"(?:^[ \t]*|(?P<quote>[\"']))(?P<name>(?:nvidia-)?tensorrt(?:-cu1[123])?(?:[-_](?:bindings|libs|lean|dispatch))?)"
     r"(?:\[[\w,-]*\])?[ \t]*(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+[ \t]*,?[ \t]*)*)"
-    r"(?P<end>[ \t]*(?:;[^\n\"']*)?(?:#[^\n]*|--hash[^\n]*|\\)?$|[\"'])",
+    r"[ \t]*(?:;[^\n]*?)?(?(quote)(?P=quote)|(?:#[^\n]*|--hash[^\n]*|\\)?\r?$)",
     re.MULTILINE,
 )
+_KEYWORDS = re.compile(r"(?:keywords|classifiers)\s*=\s*\[[^\]]*\Z")
 _CLAUSE = re.compile(r"(~=|===?|!=|<=|>=|<|>)\s*(\d+)(?:\.(\d+|\*))?")
 
 
@@ -22,7 +23,10 @@ def scan_requirements(text: str, rules: RuleSet) -> Iterator[Hit]:
     for found in _REQUIREMENT.finditer(text):
         span = found.start("name"), found.end("spec")
         name, spec = found["name"], found["spec"].strip()
-        if found["quote"].strip() and not re.compile(r"\s*[,\]]").match(text, found.end()):
+        if found["quote"] and (
+            not re.compile(r"\s*[,\]]").match(text, found.end())
+            or _KEYWORDS.search(text, max(0, found.start() - 2000), found.start())
+        ):
             continue  # a string, but not in a list of requirements
         if name == "nvidia-tensorrt" and (rule := rules.by_id.get("requirement-name")) is not None:
             place = found.start("name"), found.start("name") + len("nvidia-")

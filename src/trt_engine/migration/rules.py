@@ -89,10 +89,7 @@ def parse_release(text: str) -> Release:
     minor = rest.partition(".")[0] or ("6" if major == "8" else "0")
     if minor == "x":
         minor = {"8": "6", "9": "3", "10": "16"}.get(major, NEWEST.partition(".")[2])
-    try:
-        release = int(major), int(minor)
-    except ValueError:
-        release = (0, 0)
+    release = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)
     if not (8, 6) <= release < (12, 0):
         raise UsageError(f"`{text}` is not a release from {OLDEST} to 11.x", hint="`--from 8.6 --to 11.4`")
     return release

@@ -256,7 +256,7 @@ def _cast_before(command: Command, word: Word, precision: str, text: str) -> Seq
     path = raw.removeprefix(prefix)
     new = f"{path.removesuffix('.onnx')}.{precision}.onnx"
     lead = text.rfind("\n", 0, command.start) + 1
-    start = command.start - len(re.search(r"(?:\b\w+=\S*\s+)*$", text[lead : command.start])[0])  # type: ignore[index]
+    start = command.start - len(re.search(r"(?:(?<![^\s;&|({`\"'])\w+=\S*\s+)*$", text[lead : command.start])[0])  # type: ignore[index]
     call = f"trt-engine cast {path} --to {precision} -o {new} && "
     return (Edit(start, start, call), Edit(model.start, model.end, f"{prefix}{new}"), _without(command, word, text))
 

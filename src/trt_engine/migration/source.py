@@ -62,11 +62,13 @@ class Source:
 
     def __init__(self, path: PurePath, text: str) -> None:
         self.path = path
-        self.text = text
+        self.mark = "\ufeff" if text.startswith("\ufeff") else ""
+        """The byte order mark, which is not part of the text."""
+        self.text = text.removeprefix(self.mark)
 
     @functools.cached_property
     def line_starts(self) -> list[int]:
-        return [0, *(found.end() for found in re.finditer("\n", self.text))]
+        return [0, *(found.end() for found in re.finditer(r"\r\n?|\n", self.text))]
 
     @functools.cached_property
     def _has_comments(self) -> bool:
@@ -83,8 +85,9 @@ class Source:
 
     def line(self, number: int) -> str:
         """The text of a line, from 1."""
-        ends = [*self.line_starts[1:], len(self.text) + 1]
-        return self.text[self.line_starts[number - 1] : ends[number - 1] - 1]
+        starts = self.line_starts
+        end = starts[number] - 1 if number < len(starts) else len(self.text)
+        return self.text[starts[number - 1] : end]
 
     def offset(self, line: int, column_bytes: int) -> int:
         """The offset of a place as `ast` gives it: a line from 1, a column in bytes of UTF-8."""

@@ -102,7 +102,8 @@ def data_digest(data: str) -> str:
         return f"{len(found)} files {whole.hexdigest()}"
     except OSError as error:
         raise FeedError(
-            f"the data `{data}` cannot be read: {error.strerror or error}", hint="check its rights"
+            f"the data `{data}` cannot be read: {error.strerror or error}",
+            hint="check its rights" if path.exists() else "check its path",
         ) from error
 
 

@@ -322,6 +322,26 @@ def test_rows_whose_keys_are_all_masked_give_what_they_gave(fill: float) -> None
     check_same(model, fused, feeds={"mask": mask})
 
 
+@pytest.mark.parametrize("fill", [-1e9, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize("additive_first", [False, True])
+def test_a_query_whose_keys_are_masked_by_two_masks_gives_what_it_gave(fill: float, additive_first: bool) -> None:
+    first = additive("batch", 1, "tokens", "tokens") if additive_first else boolean(fill, masked=False)
+
+    def second(b: Builder, scores: str) -> str:
+        kept = b.given("second", [1, 1, "tokens", "tokens"], np.bool_)
+        return b.add("Where", kept, first(b, scores), b.number(fill))
+
+    b = Builder()
+    model = b.model(self_attention(b, tokens(b), second))
+    fused = fuse(model)
+    assert fused.counts == {"attention": 1}, fused.unfused
+    mask = np.ones((BATCH, 1, TOKENS, TOKENS), bool)
+    mask[0, 0, :, :3] = False
+    causal = np.tril(np.ones((1, 1, TOKENS, TOKENS), bool))
+    given = np.where(mask, 0, np.float32(-np.inf)) if additive_first else mask
+    check_same(model, fused, feeds={"mask": given, "second": causal})
+
+
 def test_a_mask_that_several_layers_share_is_prepared_once() -> None:
     b = Builder()
     x, row = tokens(b), b.given("mask", ["batch", 1, 1, "tokens"])
@@ -395,6 +415,27 @@ def weak_mask(b: Builder) -> tuple[str, ...]:
     return (self_attention(b, tokens(b), boolean(-3.0, masked=True)),)
 
 
+def mask_that_is_scaled_down(b: Builder) -> tuple[str, ...]:
+    def edit(b: Builder, scores: str) -> str:
+        return b.add("Mul", boolean(-1e4, masked=True)(b, scores), b.number(1e-4))
+
+    return (self_attention(b, tokens(b), edit),)
+
+
+def mask_that_is_negated(b: Builder) -> tuple[str, ...]:
+    def edit(b: Builder, scores: str) -> str:
+        return b.add("Mul", boolean(-1e9, masked=True)(b, scores), b.number(-1.0))
+
+    return (self_attention(b, tokens(b), edit),)
+
+
+def queries_for_the_whole_batch(b: Builder) -> tuple[str, ...]:
+    """Learned queries, which the product repeats for each row of the batch."""
+    x = tokens(b)
+    q, k, v = (b.linear(y, WIDTH, WIDTH) for y in (b.weight(1, TOKENS, WIDTH), x, x))
+    return (b.merged(b.core(b.heads(q), b.heads(k, (0, 2, 3, 1)), b.heads(v))),)
+
+
 def capped_scores(b: Builder) -> tuple[str, ...]:
     return (self_attention(b, tokens(b), lambda b, scores: b.add("Tanh", scores)),)
 
@@ -416,7 +457,7 @@ def guard_per_head(b: Builder) -> tuple[str, ...]:
 
 MISSES = [wrong_axis, shared_shares, shares_are_an_output, scores_are_an_output, shared_scores, other_heads_of_values,
           mask_of_rank_5, mask_per_query, weak_mask, capped_scores, vector_scale, guard_with_another_number,
-          guard_per_head]  # fmt: skip
+          guard_per_head, mask_that_is_scaled_down, mask_that_is_negated, queries_for_the_whole_batch]  # fmt: skip
 
 
 @pytest.mark.parametrize("miss", MISSES)
@@ -496,6 +537,22 @@ def test_the_standard_attention_becomes_onnxruntimes_own(rank: int, mask: str | 
     assert [node.domain for node in fused.proto.graph.node if node.op_type == "Attention"] == ["com.microsoft"]
     feeds = {"mask": np.tril(np.ones((TOKENS, TOKENS), bool))} if mask == "boolean" else {}
     check_same(model, fused, feeds=feeds)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "additive"])
+@pytest.mark.parametrize("form", ["plain", "causal", "per head"])
+def test_rows_of_the_standard_attention_without_a_key_give_0(form: str, kind: str) -> None:
+    b = Builder(opset=23)
+    q, k, v = (b.heads(b.linear(tokens(b), WIDTH, WIDTH)) for _ in range(3))
+    shape = ["batch", HEADS if form == "per head" else 1, "tokens", "tokens"]
+    mask = b.given("mask", shape, np.bool_ if kind == "boolean" else None)
+    model = b.model(b.merged(b.add("Attention", q, k, v, mask, is_causal=int(form == "causal"))))
+    fused = fuse(model)
+    assert fused.counts == ({"attention": 1} if form == "plain" else {}), fused.unfused
+    kept = np.ones((BATCH, HEADS if form == "per head" else 1, TOKENS, TOKENS), bool)
+    kept[0, 0, 2] = False
+    kept[1, 0, :, :2] = False
+    check_same(model, fused, feeds={"mask": kept if kind == "boolean" else np.where(kept, 0, -np.inf).astype("f4")})
 
 
 def test_a_standard_attention_with_a_cache_or_shared_keys_stays() -> None:

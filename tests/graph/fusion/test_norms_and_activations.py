@@ -281,7 +281,17 @@ def middle_is_an_output(b: Builder) -> tuple[str, ...]:
     return made, b.nodes[2].output[0]
 
 
-@pytest.mark.parametrize("form", [shared_erf, other_root, other_half, other_factor, middle_is_an_output])
+def one_more_dimension(b: Builder) -> tuple[str, ...]:
+    """A half of four dimensions, which the product has then too."""
+    made = erf(b, tokens(b))
+    half = next(item for item in b.weights if item.name == b.nodes[-1].input[1])
+    half.dims.extend([1, 1, 1, 1])
+    return (made,)
+
+
+@pytest.mark.parametrize(
+    "form", [shared_erf, other_root, other_half, other_factor, middle_is_an_output, one_more_dimension]
+)
 def test_what_is_nearly_gelu_stays(form: Form) -> None:
     b = Builder()
     model = b.model(*form(b))

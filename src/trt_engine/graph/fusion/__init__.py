@@ -25,7 +25,7 @@ from trt_engine.graph.fusion.standard_attention import fuse_standard_attention
 MIN_OPSET = 11
 """The oldest opset whose graphs are fused: the nodes that a fusion adds are not defined before."""
 
-FUSION_VERSION = 3
+FUSION_VERSION = 4
 """Raised with every change of what is fused: part of an engine's key."""
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.attention_heads import Heads, read_heads
+from trt_engine.graph.fusion.attention_heads import Heads, read_heads, share_batch
 from trt_engine.graph.fusion.attention_mask import Mask, SequenceLength, attention_bias, finite_bias, read_mask
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
 from trt_engine.graph.fusion.head_view import View, apply_view
@@ -101,6 +101,8 @@ def match_attention(graph: FusionGraph, softmax: NodeProto) -> AttentionMatch | 
     query, key, value = heads
     if query.columns.shape != key.columns.shape or len(query.columns) != len(value.columns):
         return "its queries, keys and values have different heads"
+    if not share_batch(heads):
+        return "one of its queries, keys and values is used for the whole batch"
     if value.scale != 1:
         return "its values are multiplied"
     if max(query.columns.shape[1], value.columns.shape[1]) > _MAX_HEAD_SIZE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +94,11 @@ def merged_heads(graph: FusionGraph, name: str, count: int) -> Heads | None:
     if projection is not None and projection.merged:
         projection = None
     return Heads(name, name, "BSC", name, view, columns, width, 1.0, projection)
+
+
+def share_batch(heads: Iterable[Heads]) -> bool:
+    """False if one has a batch of 1 and another may have more: products repeat it, ONNX Runtime's operators do not."""
+    return len({item.view.sizes.get("B") == 1 for item in heads}) == 1
 
 
 def _follow(graph: FusionGraph, view: View | None, chain: Sequence[ViewStep]) -> View | None:

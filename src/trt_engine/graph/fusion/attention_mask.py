@@ -28,7 +28,7 @@ class Mask:
     scale: float = 1.0
     """Factor of the scores after the mask."""
     fill: float | None = None
-    """For a boolean mask, what replaces masked scores; None for one that is added."""
+    """For a boolean mask, what replaces masked scores, scaled; None for one that is added."""
     masked_value: bool = False
     """For a boolean mask, the value of masked positions."""
     finite: bool = False
@@ -68,8 +68,8 @@ def read_mask(
             if infinite[0] == infinite[1]:
                 return "its scores are chosen from two tensors"
             filled = (-math.inf if infinite[0] else None, -math.inf if infinite[1] else None)
-        fill = filled[0] if filled[0] is not None else filled[1]
-        if fill is None or fill > _LARGEST_FILL:
+        fill = (filled[0] if filled[0] is not None else filled[1] or 0.0) * scale
+        if not fill <= _LARGEST_FILL:
             return f"masked scores become {fill:g}"
         masked = filled[0] is not None
         found = Mask(no if masked else yes, condition, 1.0, fill, masked, math.isfinite(fill))
@@ -156,12 +156,13 @@ def is_finite(graph: FusionGraph, name: str, depth: int = 12) -> bool:
 
 def attention_bias(graph: FusionGraph, masks: Sequence[Mask], length: SequenceLength, elem: int) -> str:
     """One tensor (batch or 1, heads or 1, queries, keys) to be added to the scores; an empty name without masks."""
-    made = [_rank_four(graph, mask, length, elem) for mask in masks]
-    if not made:
-        return ""
-    total = made[0]
-    for other in made[1:]:
-        total = graph.builder.add("Add", [total, other], "attention_bias")
+    total = ""
+    for mask in reversed(masks):
+        if mask.fill is not None:  # replaces what is masked before
+            total = _rank_four(graph, mask, length, elem, total)
+            continue
+        added = _rank_four(graph, mask, length, elem)
+        total = graph.builder.add("Add", [total, added], "attention_bias") if total else added
     return total
 
 
@@ -177,23 +178,26 @@ def finite_bias(graph: FusionGraph, bias: str, elem: int) -> tuple[str, str]:
     return graph.shared[bias, "finite"], graph.shared[bias, "masked"]
 
 
-def _rank_four(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int) -> str:
+def _rank_four(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int, before: str = "") -> str:
     where = length.size if length.size is not None else f"{length.tensor}:{length.axis}"
-    key = (mask.tensor, mask.scale, mask.fill, mask.masked_value, elem, "" if mask.expanded else where)
+    key = (mask.tensor, mask.scale, mask.fill, mask.masked_value, elem, "" if mask.expanded else where, before)
     if key not in graph.shared:
-        graph.shared[key] = _write_mask(graph, mask, length, elem)
+        graph.shared[key] = _write_mask(graph, mask, length, elem, before)
     return graph.shared[key]
 
 
-def _write_mask(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int) -> str:
+def _write_mask(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int, before: str) -> str:
+    """The mask as a bias of rank 4; `before` is the bias of that rank that a boolean mask replaces in part."""
     builder, stem = graph.builder, f"{mask.tensor}_bias"
     kind = np.float16 if elem == TensorProto.FLOAT16 else np.float32
     name = mask.tensor
     if mask.fill is not None:
         # the lowest number takes every score in, so that a query whose keys are all masked weighs them equally, as before
         fill = graph.constant(np.array(_LOWEST[elem] if math.isfinite(mask.fill) else mask.fill, kind), stem)
-        zero = graph.constant(np.array(0, kind), stem)
-        name = builder.add("Where", [name, *((fill, zero) if mask.masked_value else (zero, fill))], stem)
+        kept = before or graph.constant(np.array(0, kind), stem)
+        name = builder.add("Where", [name, *((fill, kept) if mask.masked_value else (kept, fill))], stem)
+        if before:
+            return name
     elif graph.elem_type(name) != elem:
         lowest = graph.constant(np.array(_LOWEST[elem], np.float32), stem)
         name = builder.add("Cast", [builder.add("Max", [name, lowest], stem)], stem, to=elem)

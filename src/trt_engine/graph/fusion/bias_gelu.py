@@ -132,7 +132,8 @@ def _fuse_half_product(graph: FusionGraph, inner: NodeProto, x: str, approximate
         return
     for end in _ends(graph, add.output[0]):
         half, factors = _product_factors(graph, end, add.output[0])
-        if _close(half, 0.5) and factors == Counter({x: 1, add.output[0]: 1}):
+        same_rank = graph.rank(end.output[0]) == graph.rank(x)  # a constant of more dimensions adds some
+        if _close(half, 0.5) and factors == Counter({x: 1, add.output[0]: 1}) and same_rank:
             stem, out = walk.label(end), end.output[0]
             if approximate == "tanh":
                 graph.builder.add("FastGelu", [x], stem, out=out, domain=MICROSOFT)

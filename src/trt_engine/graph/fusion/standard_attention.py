@@ -9,10 +9,8 @@ from onnx import NodeProto, TensorProto
 from trt_engine.graph import walk
 from trt_engine.graph.fusion.attention import AttentionMatch, replace_attention
 from trt_engine.graph.fusion.attention_heads import Heads, merged_heads, read_heads
-from trt_engine.graph.fusion.attention_mask import Mask, check_mask
+from trt_engine.graph.fusion.attention_mask import Mask, check_mask, is_finite
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph
-
-_LOWEST = -3.4e38
 
 
 def fuse_standard_attention(graph: FusionGraph, *, pack: bool = True) -> dict[str, str]:
@@ -63,13 +61,16 @@ def match_standard_attention(graph: FusionGraph, node: NodeProto) -> AttentionMa
     masks: tuple[Mask, ...] = ()
     if len(inputs) > 3 and inputs[3]:
         boolean = graph.elem_type(inputs[3]) == TensorProto.BOOL
-        mask = Mask("", inputs[3], fill=_LOWEST if boolean else None, finite=boolean)
+        mask = Mask("", inputs[3], fill=-math.inf if boolean else None, finite=is_finite(graph, inputs[3]))
         sizes = [query.view.sizes.get("B"), len(query.columns), *lengths]
         checked = check_mask(graph, mask, sizes)
         if isinstance(checked, str):
             return checked
+        if not checked.finite and (causal or not checked.for_all_heads):
+            return "rows without a key give 0, and it is causal or its mask differs between heads"
         masks = (checked,)
     scale = given.get("scale") or 1 / math.sqrt(query.columns.shape[1])
     return AttentionMatch(
-        node, query, key, value, scale * query.scale * key.scale, masks, causal=causal, heads_merged=rank == 3
-    )
+        node, query, key, value, scale * query.scale * key.scale, masks, causal=causal,
+        zero_rows=any(not mask.finite for mask in masks), heads_merged=rank == 3,
+    )  # fmt: skip
