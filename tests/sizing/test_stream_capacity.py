@@ -237,7 +237,7 @@ def test_settings_are_read_as_typed() -> None:
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
-        (parse_share, "-1%"), (parse_share, "100%"), (parse_share, "nan"), (parse_share, "few"),
+        (parse_share, "-1%"), (parse_share, "100%"), (parse_share, "5%%"), (parse_share, "nan"), (parse_share, "few"),
         (parse_sources, "200"),
         (parse_sources, "3@1e-9"), (parse_sources, "0@25"), (parse_sources, "5@0"), (parse_sources, "5@nan"),
         (parse_sources, ""), (parse_policy, "8"), (parse_policy, "0,5ms"), (parse_policy, "8,5ms,0"),

@@ -49,7 +49,7 @@ class SizeConfig(Config):
     )  # fmt: skip
     protocol: str = opt("trt-engine", "the named set of measuring rules", choices=PROTOCOLS)
     min_streams: int | None = opt(
-        None, "end with exit code 12 when fewer streams than this are sustained", parse=parse_count, metavar="N"
+        None, "end with exit code 12 when fewer streams than this are sustained", parse=parse_count, metavar="N", ge=0
     )
     strict: bool = opt(False, "end with exit code 9 when a measurement is not stable")
     overwrite: bool = opt(False, "overwrite existing files", group="Output")

@@ -41,7 +41,7 @@ class BatchPolicy:
 def parse_share(text: str | float) -> float:
     """A share from 0 to 1: `0.1%` or `0.001`."""
     try:
-        value = float(text.rstrip(" %")) / 100 if isinstance(text, str) and "%" in text else float(text)
+        value = float(text.strip().removesuffix("%")) / 100 if isinstance(text, str) and "%" in text else float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
