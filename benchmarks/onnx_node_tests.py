@@ -429,7 +429,7 @@ def _write(path: Path, found: Sequence[dict[str, Any]]) -> None:
         file.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in (_header(), *found))
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _read_records(path: Path) -> list[dict[str, Any]]:
     with _open(path, "r") as file:
         return [json.loads(line) for line in file][1:]
 
@@ -444,7 +444,7 @@ def main() -> int:
     parser.add_argument("--table", action="store_true")
     parser.add_argument("-o", type=Path, default=RESULTS, metavar="FILE")
     given = parser.parse_args()
-    kept = _read(given.o) if given.again or given.table else []
+    kept = _read_records(given.o) if given.again or given.table else []
     if given.table:
         print(table(kept))
         return int(any(map(failed, kept)))
