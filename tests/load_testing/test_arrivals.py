@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trt_engine.config.loadtest import LoadtestConfig
 from trt_engine.errors import UsageError
 from trt_engine.load_testing.arrivals import arrival_times, read_arrivals
+from trt_engine.load_testing.loadtest import load_timing
 
 
 @pytest.mark.parametrize("kind", ["poisson", "constant", "bursts"])
@@ -55,12 +57,37 @@ def test_a_recording_begins_with_its_first_arrival(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("a.txt", "soon\n"), ("a.txt", ""), ("a.txt", "1\nnan\n"), ("a.jsonl", "{}\n"), ("a.jsonl", "["), ("a.jsonl", "")],
+    [
+        ("a.txt", "soon\n"),
+        ("a.txt", ""),
+        ("a.txt", "1\nnan\n"),
+        ("a.txt", "0\n1e300\n"),
+        ("a.txt", "0\n1e10\n"),
+        ("a.jsonl", "{}\n"),
+        ("a.jsonl", "["),
+        ("a.jsonl", ""),
+    ],
 )
 def test_what_is_not_a_recording_is_refused(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UsageError):
         read_arrivals(tmp_path / name)
+
+
+def test_the_first_seconds_of_a_recording_can_be_its_warmup(tmp_path: Path) -> None:
+    text = tmp_path / "times.txt"
+    text.write_text("".join(f"{second}\n" for second in range(10)))
+
+    def timing(**settings: float) -> tuple[float, float, int]:
+        found = load_timing(LoadtestConfig(replay=text, **settings), None)  # type: ignore[arg-type]
+        assert found.arrivals_s is not None
+        return found.warmup_s, found.duration_s, len(found.arrivals_s)
+
+    assert timing() == (0, 9, 10) and timing(duration_s=5) == (0, 5, 5)
+    assert timing(warmup_s=4) == (4, 5, 10) and timing(warmup_s=4, duration_s=2) == (4, 2, 6)
+    for settings in ({"warmup_s": 9.5}, {"warmup_s": 4.5, "duration_s": 0.2}):
+        with pytest.raises(UsageError, match="no request between"):
+            timing(**settings)
 
 
 def test_a_missing_recording_is_refused(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
+from trt_engine.load_testing.arrivals import arrival_times
 from trt_engine.records.loadtest import LoadtestRecord
 
 BRIEF = {"warmup_s": 0.0, "duration_s": 0.1}
@@ -181,6 +182,17 @@ def test_a_closed_loop_says_that_a_pause_is_missing_from_its_percentiles() -> No
         record = te.loadtest(server.url, warmup_s=0.0, duration_s=1.0)
     assert max(record.latency_ms) >= 2000
     assert any("a closed loop sends nothing meanwhile" in text for text in record.warnings)
+
+
+def test_only_a_server_that_answers_less_than_was_sent_does_not_keep_up() -> None:
+    with V2Server() as server:
+        settings = {"rate": 10.0, "duration_s": 1.0, "warmup_s": 0.0}
+        few = next(seed for seed in range(99) if 3 < arrival_times("poisson", 10, 1, seed=seed).size < 8)
+        record = te.loadtest(server.url, seed=few, **settings)  # type: ignore[arg-type]
+        assert record.requests < 8 and not any("keep up" in text for text in record.warnings)
+        server.on_infer = lambda request: asyncio.sleep(2.0, answer())
+        record = te.loadtest(server.url, **settings)  # type: ignore[arg-type]
+        assert any("keep up" in text for text in record.warnings)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from trt_engine.errors import UsageError
 
 FloatArray = npt.NDArray[np.float64]
 _MAX_REQUESTS = 50_000_000
+_MAX_SPAN_S = 366 * 86400.0
 
 
 def arrival_times(kind: Arrivals, rate: float, duration_s: float, *, seed: int = 0, burst: int = 16) -> FloatArray:
@@ -56,6 +57,8 @@ def read_arrivals(path: Path) -> FloatArray:
     if not times.size or not np.isfinite(times).all():
         raise UsageError(f"`{path}` has {times.size} times, expected finite ones", hint="seconds, one a line")
     times -= times[0]
+    if times[-1] > _MAX_SPAN_S:
+        raise UsageError(f"`{path}` spans {times[-1]:.3g} s, expected a year at most", hint="times in seconds")
     return times
 
 

@@ -238,10 +238,14 @@ def load_timing(config: LoadtestConfig, rate: float | None, duration_s: float | 
     """How long to send and when. Raises `UsageError` for a recording that cannot be read."""
     duration_s = duration_s or config.duration_s
     if config.replay is not None:
-        arrivals_s = read_arrivals(config.replay)
+        arrivals_s, warmup_s = read_arrivals(config.replay), config.warmup_s or 0.0
         if duration_s is not None:
-            arrivals_s = arrivals_s[arrivals_s < duration_s]
-        return Timing(config.warmup_s or 0.0, duration_s or float(arrivals_s[-1]), arrivals_s)
+            arrivals_s = arrivals_s[arrivals_s < warmup_s + duration_s]
+        if arrivals_s[-1] < warmup_s:
+            raise UsageError(
+                f"`{config.replay}` has no request between {warmup_s:g} s and its end", hint="a shorter `--warmup`"
+            )
+        return Timing(warmup_s, duration_s or float(arrivals_s[-1]) - warmup_s, arrivals_s)
     warmup_s = _WARMUP_S if config.warmup_s is None else config.warmup_s
     duration_s = duration_s or _DURATION_S
     if rate is None:
