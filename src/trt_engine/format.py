@@ -58,6 +58,11 @@ def decimal_places(value: float, digits: int = 3) -> int:
     return max(0, digits - 1 - exponent)
 
 
+def format_address(host: str, port: int) -> str:
+    """`host:port`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def node_label(name: str, module: str | None) -> str:
     """The name of a node, its PyTorch module first where that is known: `layer2.0.conv1 [node_Conv_157]`."""
     return f"{module} [{name}]" if module and module != name else name

@@ -85,9 +85,11 @@ def _warnings(record: LoadtestRecord, request_waits: int) -> Iterator[str]:
         yield f"{record.failed} of {record.failed + record.requests} requests failed: {kinds}"
     if record.late:
         yield f"{record.late} of {record.requests} answers came after the deadline of {record.deadline_ms:g} ms"
-    sent_per_s = (record.requests + record.failed) / max(record.duration_s, 1e-9)  # of random arrivals not the rate
-    if record.rate is not None and record.complete and record.requests_per_s < _LEAST_SHARE * sent_per_s:
-        yield f"{record.requests_per_s:.4g} requests/s were answered of {sent_per_s:.4g} sent: the server does not keep up"
+    if record.rate is not None and record.complete:
+        sent_per_s = (record.requests + record.failed) / record.duration_s  # random arrivals have not just the rate
+        if record.requests_per_s < _LEAST_SHARE * sent_per_s:
+            answered = f"{record.requests_per_s:.4g} requests/s were answered of {sent_per_s:.4g} sent"
+            yield f"{answered}: the server does not keep up"
     if record.lag_ms is not None and record.lag_ms.p99 > _LAG_MS:
         why = (
             f"all {record.concurrency} connections were busy (`--connections` allows more)"

@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from trt_engine.atomic_io import read_bounded
 from trt_engine.errors import UsageError
+from trt_engine.format import format_address
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 8001}
 _PATH = re.compile(
@@ -35,7 +36,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return format_address(self.host, self.port)
 
     def __str__(self) -> str:
         scheme = self.interface + "s" * self.tls

@@ -16,6 +16,7 @@ from trt_engine.atomic_io import read_bounded
 from trt_engine.config.serve import ServeConfig
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, TrtEngineError, UnknownModel, UsageError
+from trt_engine.format import format_address
 from trt_engine.serving.grpc_codec import (
     decode_infer,
     encode_infer,
@@ -23,7 +24,6 @@ from trt_engine.serving.grpc_codec import (
     statistics_message,
     tensor_metadata,
 )
-from trt_engine.serving.http_server import join_address
 from trt_engine.serving.inference import Service, start_timing
 from trt_engine.serving.messages import HEALTH_SERVICE, INFERENCE_SERVICE, message, service
 from trt_engine.serving.served_model import ServedVersion
@@ -70,7 +70,7 @@ class GrpcServer:
 
     async def start(self) -> int:
         """Listen; the port. Raises `SetupError` where the address is not free."""
-        address = join_address(self._config.host, self._config.grpc_port)
+        address = format_address(self._config.host, self._config.grpc_port)
         try:
             if self._config.tls_cert is not None and self._config.tls_key is not None:
                 pair = (read_bounded(self._config.tls_key), read_bounded(self._config.tls_cert))

@@ -304,11 +304,6 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def join_address(host: str, port: int) -> str:
-    """`host:port`, with an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket; `OSError` where the address is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -324,7 +324,7 @@ class Repository:
         there = [
             int(entry.name)
             for entry in os.scandir(folder)
-            if re.fullmatch(r"[1-9]\d{0,17}", entry.name, re.ASCII) and entry.is_dir()
+            if re.fullmatch(r"[1-9][0-9]{0,17}", entry.name) and entry.is_dir()
         ]
         chosen = settings.policy.select(there)
         if not chosen:

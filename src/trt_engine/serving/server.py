@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from trt_engine.config.serve import ServeConfig
 from trt_engine.display import RichDisplay
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import format_address
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
 from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.http_app import HttpApp
-from trt_engine.serving.http_server import HttpServer, join_address, listen
+from trt_engine.serving.http_server import HttpServer, listen
 from trt_engine.serving.inference import Service
 from trt_engine.serving.repository import Repository
 from trt_engine.serving.served_model import Mailbox
@@ -83,7 +84,7 @@ class Server(RichDisplay):
             reason = os.strerror(number).lower() if number > 0 else "this is not an address of this machine"
             foreign = number <= 0 or number == errno.EADDRNOTAVAIL
             hint = "`--host 0.0.0.0` is every address" if foreign else f"`{flag} 0` takes any free port"
-            address = join_address(self._config.host, port)
+            address = format_address(self._config.host, port)
             raise SetupError(f"cannot listen at {address}: {reason}", hint=hint) from error
         self._sockets.append(made)
         return made
@@ -250,7 +251,7 @@ class Server(RichDisplay):
         server = GrpcServer(service, self._config, self._token)
         port = await server.start()
         servers.push_async_callback(server.stop)
-        return join_address(self._config.host, port)
+        return format_address(self._config.host, port)
 
     async def _load_models(self, service: Service) -> None:
         if self._config.model_control_mode != "explicit":
@@ -271,7 +272,7 @@ class Server(RichDisplay):
 def _address(listener: socket.socket | None) -> str | None:
     if listener is None:
         return None
-    return join_address(*listener.getsockname()[:2])
+    return format_address(*listener.getsockname()[:2])
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
