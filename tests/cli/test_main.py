@@ -83,7 +83,7 @@ def failing_verb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("nothing", 1, "unexpected RuntimeError", "`-vv` shows where"),
         ("end of file", 1, "unexpected EOFError: truncated", "`-vv` shows where"),
         ("memory", 11, "out of memory", "a smaller `--batch` or `--max-batch`"),
-        ("interrupt", 130, "interrupted", "finished work is kept; run the same command to resume"),
+        ("interrupt", 130, "interrupted", "finished work is kept; run the same command again"),
         ("full", 3, "cannot write: the disk is full", "free some space, or name another disk with `-o`"),
         ("locked", 3, "cannot use `/there`: permission denied", "choose a folder you may write to with `-o`"),
         (
@@ -420,7 +420,7 @@ def test_being_told_to_stop_ends_with_130_and_no_trace(number: signal.Signals, t
     assert err.splitlines() == [
         "whole",
         "error: interrupted",
-        "hint: finished work is kept; run the same command to resume",
+        "hint: finished work is kept; run the same command again",
     ]
     assert json.loads(out)["error"]["exit_code"] == 130
 

@@ -158,7 +158,7 @@ def _as_trt_engine_error(error: BaseException, args: Sequence[str]) -> TrtEngine
     """Convert any exception to a `TrtEngineError`."""
     if isinstance(error, TrtEngineError):
         return error
-    interrupted = Interrupted("interrupted", hint="finished work is kept; run the same command to resume")
+    interrupted = Interrupted("interrupted", hint="finished work is kept; run the same command again")
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return interrupted
     if isinstance(error, click.UsageError):

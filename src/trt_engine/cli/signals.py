@@ -220,6 +220,6 @@ def _print_interrupted() -> None:
 
     if error_was_printed():
         return
-    error = Interrupted("interrupted", hint="finished work is kept; run the same command to resume")
+    error = Interrupted("interrupted", hint="finished work is kept; run the same command again")
     with contextlib.suppress(Exception):
         print_error(error, OutputOptions.from_args(sys.argv[1:]), command=" ".join(["trt-engine", *sys.argv[1:]]))
