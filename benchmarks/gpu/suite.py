@@ -159,7 +159,8 @@ class Suite:
         """All long builds of the cells, several at a time; those that choose by measurement alone, afterwards."""
         named = {build_name(cell, way): (cell, way) for cell in cells for way in self.long_builds(cell)}
         parallel = [*named.values()]
-        alone = [(cell, way) for cell in cells for way in ("inductor autotuned", "torch compiled autotuned")]
+        tuned = ("inductor autotuned", "torch compiled autotuned") if self.args.autotune_s else ()
+        alone = [(cell, way) for cell in cells for way in (*tuned, *(("auto",) if "auto" in self.ours else ()))]
         with ThreadPoolExecutor(self.args.workers) as threads:
             models = {(cell["model"], cell["precision"]): cell for cell in cells}
             written = [threads.submit(self.child, "networks", label(cell), cell) for cell in models.values()]
@@ -169,7 +170,7 @@ class Suite:
             started: list[Future[None]] = [threads.submit(self.build, *item) for item in parallel]
             for future in started:
                 future.result()
-        for cell, way in alone if self.args.autotune_s else ():
+        for cell, way in alone:
             self.build(cell, way)
 
     def long_builds(self, cell: dict[str, Any]) -> Iterator[str]:
