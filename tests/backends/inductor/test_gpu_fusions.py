@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -15,6 +15,7 @@ import pytest
 from onnx_models import FLOAT, FP8, node, save
 from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES, fuse_convolution, fuse_patches
 from trt_engine.backends.inductor.linear import (
+    ACTIVATIONS,
     FACTORS,
     LINEAR,
     OUT_SCALE,
@@ -198,6 +199,49 @@ def test_fused_convolutions_compute_what_onnx_runtime_computes(tmp_path: Path) -
     with torch.no_grad():
         (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
     assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@needs_torch
+def test_a_pointwise_convolution_as_a_product_adds_its_residual_before_the_activation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from trt_engine.backends.inductor import fused_rules, onnx_module
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    def of_cudnn(x: Any, weight: Any, bias: Any, residual: Any, strides: Any, pads: Any, dilations: Any) -> Any:
+        assert residual is None
+        return torch.relu(torch.conv2d(x, weight, bias, strides, pads, dilations))
+
+    class Products(onnx_module.Kernels):
+        activations: ClassVar[list[int]] = []
+
+        def pointwise(self, name: str, x: Any, weight: Any, bias: Any, residual: Any, activation: int) -> Any:
+            self.activations.append(activation)
+            return fused_rules.plain_linear
+
+    monkeypatch.setattr(onnx_module, "on_gpu", lambda device: True)
+    monkeypatch.setattr(fused_rules, "cudnn_conv_relu", of_cudnn)
+    half = onnx.TensorProto.FLOAT16
+    weights = {
+        name: RNG.standard_normal(shape).astype(np.float16)
+        for name, shape in (("w", (8, 16, 1, 1)), ("v", (8, 8, 1, 1)), ("u", (16, 8, 1, 1)), ("b", (8,)), ("d", (16,)))
+    }
+    nodes = [
+        node("Conv", "x w b", "c"), node("Relu", "c", "r"), node("Conv", "r v b", "e"), node("Relu", "e", "s"),
+        node("Conv", "s u d", "f"), node("Add", "f x", "a"), node("Relu", "a", "y"),
+    ]  # fmt: skip
+    sizes = ["n", 16, 5, 3]
+    path = save(tmp_path / "m.onnx", nodes, {"x": (half, sizes)}, {"y": (half, sizes)}, weights)
+    x = RNG.standard_normal((2, 16, 5, 3)).astype(np.float16)
+    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    graph = onnx_module.load_graph(onnx.load(path), on_gpu=True)
+    module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES, Products(), fused=True)
+    with torch.no_grad():
+        (found,) = module(torch.from_numpy(x))
+    assert [ACTIVATIONS[item] for item in Products.activations] == ["relu", "relu_of_sum"]
+    assert (wanted == 0).any() and np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("change", [{"half": False}, {"pads": (0, 0, 2, 2)}, {"group": 2}])

@@ -67,7 +67,8 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     import torch
     from torch._inductor import cpu_vec_isa
 
-    from trt_engine.backends.inductor.onnx_module import Kernels, OnnxModule, load_graph
+    from trt_engine.backends.inductor.convolution import CONVOLUTION
+    from trt_engine.backends.inductor.onnx_module import ImportedGraph, Kernels, OnnxModule, load_graph
     from trt_engine.backends.inductor.tensor_rules import RULES
     from trt_engine.graph.load import read_proto
 
@@ -79,19 +80,17 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = request.tf32
         _describe_no_cpu()
-    graph = load_graph(
-        read_proto(Path(request.model), weights=True),
-        on_gpu=request.fused,
-        quantized_types=request.quantized_types,
-    )
-    module = OnnxModule(graph.proto, device, RULES, fused=request.fused).eval()
-    kernels = ""
-    if request.fused:
+    def imported(fused: bool) -> tuple[ImportedGraph, OnnxModule]:
+        proto = read_proto(Path(request.model), weights=True)
+        graph = load_graph(proto, on_gpu=fused, quantized_types=request.quantized_types if fused else ())
+        return graph, OnnxModule(graph.proto, device, RULES, fused=fused).eval()
+
+    fused, kernels = request.fused, ""
+    graph, module = imported(fused)
+    if fused:
         from trt_engine.backends.inductor.fused_rules import register_shapes
         from trt_engine.backends.inductor.kernel_choice import choose_kernels
 
-        register_shapes()
-        _allocate_scratch_of_all_programs()
         kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
         try:
             chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
@@ -100,7 +99,13 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             if graph.quantized:  # those in FP32, which the passport does not state
                 raise
             module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
-    with torch.no_grad(), _fastest_attention() if request.fused else nullcontext():
+        if not kernels and not any(node.op_type == CONVOLUTION for node in graph.proto.graph.node):
+            fused, kernels = False, "of PyTorch: no layer can be fused"
+            graph, module = imported(fused)
+        else:
+            register_shapes()
+            _allocate_scratch_of_all_programs()
+    with torch.no_grad(), _fastest_attention() if fused else nullcontext():
         program = export(module, request)
         torch._inductor.aoti_compile_and_package(
             program, package_path=request.package, inductor_configs=dict(request.configs)

@@ -15,6 +15,8 @@ from trt_engine.backends.inductor.linear import (
     BIAS,
     FACTORS,
     OUT_SCALE,
+    RELU,
+    RELU_OF_SUM,
     RESIDUAL,
     WEIGHT,
     X_SCALE,
@@ -23,7 +25,7 @@ from trt_engine.backends.inductor.linear import (
 from trt_engine.backends.inductor.onnx_module import Call, torch_dtype
 
 _APPLY: tuple[Callable[[Tensor], Tensor], ...] = (
-    lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu,
+    lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu, lambda x: x,
 )  # fmt: skip
 
 
@@ -74,6 +76,7 @@ def finished(found: Tensor, residual: Tensor | None, activation: int, out_scale:
     """A product with its activation and its residual, quantized to `kind` where there is a scale for it."""
     found = _APPLY[activation](found)
     found = found if residual is None else found + residual
+    found = torch.relu(found) if activation == RELU_OF_SUM else found
     return quantized(found, out_scale, kind) if out_scale else found
 
 
@@ -100,14 +103,13 @@ def convolution(call: Call) -> Tensor:
             residual = residual.contiguous(memory_format=torch.channels_last)
         # an input of another layout would be copied for a product
         if call.attribute("follows") and list(weight.shape[2:]) == [1, 1] == strides and not any(pads):
-            product = call.kernels.pointwise(call.node.output[0], x, weight, bias, residual, activation)
+            applied = RELU_OF_SUM if activation == RELU and residual is not None else activation
+            product = call.kernels.pointwise(call.node.output[0], x, weight, bias, residual, applied)
             if product is not None:
-                return _pointwise(product, x, weight, bias, residual, activation)
-        if activation == ACTIVATIONS.index("relu"):
+                return _pointwise(product, x, weight, bias, residual, applied)
+        if activation == RELU:
             return cudnn_conv_relu(x, weight, bias, residual, strides, pads, dilations)
-        if activation == ACTIVATIONS.index(
-            "none"
-        ):  # by its own name: PyTorch's compiler may lay `conv2d` out otherwise
+        if ACTIVATIONS[activation] == "none":  # by its own name: PyTorch's compiler may lay `conv2d` out otherwise
             return torch.ops.aten.cudnn_convolution(x, weight, pads, strides, dilations, 1, False, False, True)
     found = nn.conv2d(x, weight, bias, strides, pads, dilations)
     return _APPLY[activation](found if residual is None else found + residual)

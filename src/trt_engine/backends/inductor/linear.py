@@ -21,7 +21,9 @@ which is added last. A quantized layer, whose weight is stored quantized, has th
 is quantized already), the factors of the product (N, FP32), and the scale of a quantized output. The attribute `activation`
 is applied after the bias, `computes_in` is the output's type where x is quantized already."""
 X, WEIGHT, BIAS, RESIDUAL, X_SCALE, FACTORS, OUT_SCALE = range(7)
-ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu")
+ACTIVATIONS = ("none", "gelu", "gelu_tanh", "relu", "relu_of_sum")
+"""What is applied to a product, before a residual is added; `relu_of_sum` after."""
+RELU, RELU_OF_SUM = ACTIVATIONS.index("relu"), ACTIVATIONS.index("relu_of_sum")
 _TILE, _DEPTH = 16, 32
 """The width and the depth of a quantized product that tensor cores take are multiples of these."""
 _QUANTIZED: dict[int, str] = {TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}

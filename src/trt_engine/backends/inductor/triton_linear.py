@@ -83,8 +83,11 @@ def _finish(
         rows = row + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & inside[None, :]
         found += tl.load(residual + rows.to(tl.int64)[:, None] * N + at[None, :], mask=mask, other=0.0).to(tl.float32)
+    if ACTIVATION == 4:
+        found = tl.maximum(found, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if LIMIT > 0:
-        found = tl.minimum(tl.maximum(found * inverse, -LIMIT - ROUND), LIMIT)
+        # PyTorch's compiler passes a number in FP64, which has no conversion to FP8 and another rounding
+        found = tl.minimum(tl.maximum(found * inverse.to(tl.float32), -LIMIT - ROUND), LIMIT)
         if ROUND:  # to the nearest integer, halves to the even one
             found = (found + 12582912.0) - 12582912.0
     return found

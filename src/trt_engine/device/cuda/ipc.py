@@ -34,6 +34,9 @@ class SharedBuffer(CudaBuffer):
         self._finalizer = weakref.finalize(self, _unmap, device, library, pointer)
         self._finalizer.atexit = False
 
+    def mark_exported(self) -> None:
+        """Dropping it is no leak, with arrays or without."""
+
     def close(self) -> None:
         """Unmap it now: nothing may use it any more."""
         self._closed = True
