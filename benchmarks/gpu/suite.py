@@ -43,7 +43,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu-suite-h200.jsonl"
 MODELS = ("vit", "resnet50", "yolo", "bert")
-HAS_1X1 = ("resnet50", "yolo")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -63,7 +62,7 @@ def arguments() -> argparse.Namespace:
     made.add_argument(
         "--ours",
         nargs="+",
-        choices=("onnxruntime", "inductor", "inductor fused", "auto"),
+        choices=("onnxruntime", "inductor", "inductor unfused", "auto"),
         default=["onnxruntime", "inductor"],
     )
     made.add_argument(
@@ -177,15 +176,6 @@ class Suite:
         for way in self.args.ours:
             if way != "auto":
                 yield way
-        if "auto" in self.args.ours and "inductor" in self.args.ours and cell["model"] in HAS_1X1 and self.on_gpu:
-            yield "inductor conv_1x1_as_mm"  # a candidate of `auto`
-        if (
-            "auto" in self.args.ours
-            and "inductor" in self.args.ours
-            and "inductor fused" not in self.args.ours
-            and self.on_gpu
-        ):
-            yield "inductor fused"  # another
         if not self.args.no_torch:
             yield "torch compiled"
 

@@ -155,8 +155,7 @@ def settings(job: Job, way: str) -> dict[str, Any]:
     if backend != "inductor":
         return {"backend": backend, "time_budget_s": job.budget_s}
     options = {
-        "autotuned": {"autotune_s": str(job.autotune_s)}, "conv_1x1_as_mm": {"conv_1x1_as_mm": "on"},
-        "fused": {"fuse_kernels": "on"},
+        "autotuned": {"autotune_s": str(job.autotune_s)}, "unfused": {"fuse_kernels": "off"},
     }  # fmt: skip
     return {"backend": backend, "time_budget_s": 0.0, "options": options.get(more, {})}
 

@@ -76,7 +76,7 @@ def title(record: dict[str, Any]) -> str:
 
 
 def cells(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    ours = ("onnxruntime", "inductor", "inductor fused", "inductor autotuned", "auto")
+    ours = ("onnxruntime", "inductor", "inductor unfused", "inductor autotuned", "auto")
     measured = [record for record in records if record["state"] == "measured"]
     ways = [way for way in (*ours, *PEERS) if any(way in record["p50_us"] for record in measured)]
     yield f"| ms | {' | '.join(ways)} | best of ours / best peer | floor | error |"

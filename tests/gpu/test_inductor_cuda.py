@@ -71,7 +71,6 @@ def build(model: Path, store: te.Store, **settings: object) -> te.Engine:
         "batch": (1, 64, 64),
         "store": store,
         "time_budget_s": 0.0,
-        "options": {"fuse_kernels": "on"},
     }
     return te.build(model, **(given | settings))  # type: ignore[arg-type]
 
@@ -87,6 +86,57 @@ def test_a_package_is_captured_and_gives_the_same(store: te.Store, half: Path) -
             found = captured.infer({"images": images})["logits"]
         assert captured.is_captured({"images": images})
         assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_arrays_of_the_caller_are_read_and_written_where_they_are(graphs: bool, store: te.Store, half: Path) -> None:
+    """Graphs are captured on them when they come again; those of before stay right."""
+    import torch
+
+    engine = build(half, store)
+    images = (np.load(VALIDATION)["images"][:64, None] / 255).astype(engine.signature.inputs[0].dtype)
+    given = [torch.from_numpy(np.roll(images, at, 0)).cuda() for at in range(3)]
+    with te.load(engine) as plain, te.load(engine, graphs=graphs) as runner:
+        wanted = [plain.infer({"images": item.cpu().numpy()})["logits"] for item in given]
+        for turn in (0, 1, 0, 0, 2, 1, 0, 2, 2, 1):
+            found = runner.infer({"images": given[turn]}, on_device=True)["logits"]
+            assert np.array_equal(torch.from_dlpack(found).cpu().numpy(), wanted[turn])
+
+
+def test_a_bottleneck_with_its_residual_is_computed_as_on_the_cpu(store: te.Store, tmp_path: Path) -> None:
+    """1x1 convolutions with many positions, as products where those are faster."""
+    drawn = np.random.default_rng(0)
+    sizes = {"w0": (64, 256, 1, 1), "w1": (64, 64, 3, 3), "w2": (256, 64, 1, 1), "b0": (64,), "b1": (64,), "b2": (256,)}
+    weights = {name: (drawn.standard_normal(size) * 0.1).astype(np.float16) for name, size in sizes.items()}
+    nodes, x = [], "x"
+    for block in range(2):
+        y = x
+        for at, pad in enumerate((0, 1, 0)):
+            made = f"{block}{at}"
+            nodes.append(helper.make_node("Conv", [y, f"w{at}", f"b{at}"], [f"c{made}"], pads=[pad] * 4))
+            y = f"c{made}"
+            if at == 2:
+                nodes.append(helper.make_node("Add", [y, x], [f"a{made}"]))
+                y = f"a{made}"
+            nodes.append(helper.make_node("Relu", [y], [f"r{made}"]))
+            y = f"r{made}"
+        x = y
+    half = onnx.TensorProto.FLOAT16
+    graph = helper.make_graph(
+        nodes, "net", [helper.make_tensor_value_info("x", half, ["n", 256, 28, 28])],
+        [helper.make_tensor_value_info(x, half, ["n", 256, 28, 28])],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    given = drawn.standard_normal((16, 256, 28, 28)).astype(np.float16)
+    plain = te.build(path, backend="onnxruntime", batch=(1, 16, 16), store=store, parity=False)
+    with te.load(plain) as runner:
+        wanted = runner.infer({"x": given})[x].astype(np.float32)
+    engine = build(path, store, batch=(1, 16, 16), parity_rtol=4e-3)
+    with te.load(engine) as runner:
+        found = runner.infer({"x": given})[x].astype(np.float32)
+    assert np.abs(found - wanted).max() <= 6e-3 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("precision", ["fp8", "int8"])

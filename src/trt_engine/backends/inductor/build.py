@@ -35,7 +35,7 @@ from trt_engine.workers.process import spawn_worker
 log = logging.getLogger(__name__)
 
 _COMPILE_LIMIT_S = 6 * 3600.0
-_IMPORT_VERSION = 3
+_IMPORT_VERSION = 4
 """Raised with every change of what a graph is imported to: part of an engine's key."""
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
 
@@ -62,18 +62,17 @@ class InductorBuilder:
         _check_precision(precision, config, main_precision(model.graph))
         if board is None:
             check_half(precision.main_dtype)
-        # a sum that several kernels read, as of residuals, is stored: PyTorch adds up to four tensors again in each of them
         request = CompileRequest(
             model=str(model.path),
             package=str(paths.payload),
             device=f"cuda:{number}" if board is not None else "cpu",
             inputs=_input_ranges(model, config.profiles),
             configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
-            | ({"compile_threads": 1} if board is None else {})
-            | ({"realize_reads_threshold": 1} if fused else {}),
+            | ({"compile_threads": 1} if board is None else {}),
             tf32=tf32,
             fused=fused,
             quantized_types=types,
+            quantizes=not precision.shares.keys().isdisjoint(types),
         )
         kept = paths.cache or paths.payload.parent / ".prepared" / "cache"  # removed after the build
         notes = {"compiler": compiler, "freezing": "on" if options.freezing else "off"}
@@ -144,8 +143,8 @@ def _check_precision(precision: Precision, config: BuildConfig, written: str | N
     if written in _QUANTISED:
         why = f"the backend `inductor` computes quantised layers in {found}, on dequantised values"
         hint = (
-            "on a GPU `-O fuse_kernels=on` computes linear layers in it; `-b tensorrt` or `-b onnxruntime` has kernels for "
-            "them; leave `--precision` out to build the graph as it is"
+            "on a GPU linear layers compute in INT8 and FP8 unless `-O fuse_kernels=off`; `-b tensorrt` or `-b onnxruntime` "
+            "has kernels for them; leave `--precision` out to build the graph as it is"
         )
     elif asked == "tf32":
         why, hint = f"{config.device} computes this graph in {found}", "TF32 is of NVIDIA GPUs: `--device cuda:0`"

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import warnings
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from trt_engine.errors import BuildError, SetupError, TrtEngineError
 from trt_engine.workers.messages import error_message, receive_request
+
+if TYPE_CHECKING:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule
+
+log = logging.getLogger(__name__)
 
 
 class InputRange(msgspec.Struct):
@@ -48,6 +55,8 @@ class CompileRequest(msgspec.Struct):
     """For a GPU: what the importer puts together, and kernels by measurement."""
     quantized_types: tuple[str, ...] = ()
     """Types that linear layers compute in where the graph quantizes them: `int8`, `fp8`."""
+    quantizes: bool = False
+    """Whether layers of this graph compute in those."""
     measure_s: float = 40.0
     """Seconds to choose the kernels of linear layers in, on a GPU."""
 
@@ -67,8 +76,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     import torch
     from torch._inductor import cpu_vec_isa
 
-    from trt_engine.backends.inductor.convolution import CONVOLUTION
-    from trt_engine.backends.inductor.onnx_module import ImportedGraph, Kernels, OnnxModule, load_graph
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
     from trt_engine.backends.inductor.tensor_rules import RULES
     from trt_engine.graph.load import read_proto
 
@@ -80,42 +88,71 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = request.tf32
         _describe_no_cpu()
-    def imported(fused: bool) -> tuple[ImportedGraph, OnnxModule]:
-        proto = read_proto(Path(request.model), weights=True)
-        graph = load_graph(proto, on_gpu=fused, quantized_types=request.quantized_types if fused else ())
-        return graph, OnnxModule(graph.proto, device, RULES, fused=fused).eval()
-
-    fused, kernels = request.fused, ""
-    graph, module = imported(fused)
-    if fused:
-        from trt_engine.backends.inductor.fused_rules import register_shapes
-        from trt_engine.backends.inductor.kernel_choice import choose_kernels
-
-        kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
+    kernels = ""
+    if request.fused:
         try:
-            chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
-            module.kernels, kernels = chosen, chosen.summary
-        except Exception as error:  # of a kernel on trial: PyTorch's compute the graph as well
-            if graph.quantized:  # those in FP32, which the passport does not state
+            if (made := _compile_fused(request, device)) is not None:
+                return made
+            kernels = "of PyTorch: no layer can be fused"
+        except TrtEngineError:
+            raise
+        except Exception as error:
+            if request.quantizes:  # PyTorch's compute those layers in FP32, which the passport does not state
                 raise
-            module.kernels, kernels = Kernels(), f"of PyTorch; none was measured: {str(error).strip()[:200]}"
-        if not kernels and not any(node.op_type == CONVOLUTION for node in graph.proto.graph.node):
-            fused, kernels = False, "of PyTorch: no layer can be fused"
-            graph, module = imported(fused)
-        else:
-            register_shapes()
-            _allocate_scratch_of_all_programs()
-    with torch.no_grad(), _fastest_attention() if fused else nullcontext():
-        program = export(module, request)
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=request.package, inductor_configs=dict(request.configs)
-        )
+            kernels = f"of PyTorch: fused ones cannot be compiled: {_first_line(error)[:200]}"
+            log.warning("%s", kernels)
+    graph = load_graph(read_proto(Path(request.model), weights=True))
+    _write_package(OnnxModule(graph.proto, device, RULES).eval(), request)
     return CompileResult(
         torch=str(torch.__version__),
         isa=str(cpu_vec_isa.pick_vec_isa()) if device.type == "cpu" else "",
         attentions=graph.attentions,
         kernels=kernels,
     )
+
+
+def _compile_fused(request: CompileRequest, device: torch.device) -> CompileResult | None:
+    """Write the package with what the importer fuses for a GPU and kernels chosen by measurement; None for a graph with
+    no such layer."""
+    import torch
+
+    from trt_engine.backends.inductor.convolution import CONVOLUTION
+    from trt_engine.backends.inductor.fused_rules import register_shapes
+    from trt_engine.backends.inductor.kernel_choice import choose_kernels
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+    from trt_engine.graph.load import read_proto
+
+    proto = read_proto(Path(request.model), weights=True)
+    graph = load_graph(proto, on_gpu=True, quantized_types=request.quantized_types)
+    module = OnnxModule(graph.proto, device, RULES, fused=True).eval()
+    kept = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "linear-kernels.json")
+    module.kernels = chosen = choose_kernels(module, optimum(request), kept, request.measure_s)
+    if not chosen.summary and not any(node.op_type == CONVOLUTION for node in graph.proto.graph.node):
+        return None
+    register_shapes()
+    _allocate_scratch_of_all_programs()
+    # a sum that several kernels read, as of residuals, is stored: PyTorch adds up to four tensors again in each of them
+    with _fastest_attention():
+        _write_package(module, request, realize_reads_threshold=1)
+    return CompileResult(
+        torch=str(torch.__version__), isa="", attentions=graph.attentions, kernels=chosen.summary or "of cuDNN"
+    )
+
+
+def _write_package(module: OnnxModule, request: CompileRequest, **configs: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        program = export(module, request)
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=request.package, inductor_configs=request.configs | configs
+        )
+
+
+def _first_line(error: BaseException) -> str:
+    text = next(filter(None, map(str.strip, str(error).splitlines())), "")
+    return f"{type(error).__name__}: {text}"
 
 
 def _describe_no_cpu() -> None:
@@ -239,8 +276,7 @@ def main() -> None:
         log_hint = "`-v` shows its log"
         found = error_message(error, "while compiling", interrupted=("interrupted", ""), log_hint=log_hint)
         if found.kind == "TrtEngineError":
-            text = next(filter(None, map(str.strip, str(error).splitlines())), "")
-            found = type(found)("BuildError", f"TorchInductor failed: {type(error).__name__}: {text[:500]}", log_hint)
+            found = type(found)("BuildError", f"TorchInductor failed: {_first_line(error)[:500]}", log_hint)
         pipe.send(found)
         import traceback
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.settings import opt
 from trt_engine.device import parse_device
@@ -34,7 +36,7 @@ class InductorOptions:
     freezing: bool = opt(True, "compute from the weights once, at build, and choose their layout", parse=_parse_switch)
     conv_1x1_as_mm: bool = opt(False, "1x1 convolutions as matrix products", parse=_parse_switch)
     fuse_kernels: bool = opt(
-        False,
+        True,
         "on a GPU: linear layers with what surrounds them, and convolutions with Relu, as kernels chosen by measurement",
         parse=_parse_switch,
     )
@@ -45,13 +47,10 @@ class InductorOptions:
 
 
 def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]:
-    """On a GPU, on request: fused kernels, and 1x1 convolutions as matrix products, of a graph that has some."""
-    if config.time_budget_s is None or parse_device(config.device)[0] != "cuda":
+    """On a GPU, on request: 1x1 convolutions as matrix products, in FP32; in half precision each is chosen at the build."""
+    if config.time_budget_s is None or parse_device(config.device)[0] != "cuda" or "conv_1x1_as_mm" in config.options:
         return ()
-    fused: tuple[dict[str, str], ...] = () if "fuse_kernels" in config.options else ({"fuse_kernels": "on"},)
-    if "conv_1x1_as_mm" in config.options:
-        return fused
-    sizes = {tensor.name: tuple(tensor.dims) for tensor in model.proto.graph.initializer}
+    weights = {tensor.name: tensor for tensor in model.proto.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     convolutions = [place.node for place in model.graph.nodes if place.node.op_type == "Conv"]
-    has_1x1 = any(len(node.input) > 1 and set(sizes.get(node.input[1], ())[2:]) == {1} for node in convolutions)
-    return (*fused, {"conv_1x1_as_mm": "on"}) if has_1x1 else fused
+    found = [weights[node.input[1]] for node in convolutions if len(node.input) > 1 and node.input[1] in weights]
+    return ({"conv_1x1_as_mm": "on"},) if any(set(weight.dims[2:]) == {1} for weight in found) else ()

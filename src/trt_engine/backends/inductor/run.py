@@ -181,6 +181,9 @@ class InductorContext(CheckedContext):
         self._profile, self._index = profile, index
         self._bound: tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Any]] | None = None
         self._stream: tuple[int, Any] = (0, None)
+        self._pool: Any = None
+        """Memory of the temporaries of this context's graphs, which run one after the other."""
+        self.can_prebind = owner.on_gpu
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         self._check_open()
@@ -227,11 +230,14 @@ class InductorContext(CheckedContext):
                 )
             if not nbytes:
                 return torch.empty(shape, dtype=_torch_dtype(spec.dtype), device=self._owner.device.name)
-            flat = torch.as_tensor(_CudaArray(buffer.pointer, nbytes), device=self._owner.device.name)
-        else:
-            if not isinstance(buffer, HostBuffer):
-                raise UsageError(f"the buffer of `{spec.name}` is not on the host", hint="`session.device.allocate`")
-            flat = torch.from_numpy(buffer.memory()[:nbytes])
+            return self._tensor_at(buffer.pointer, nbytes, spec, shape)
+        if not isinstance(buffer, HostBuffer):
+            raise UsageError(f"the buffer of `{spec.name}` is not on the host", hint="`session.device.allocate`")
+        return torch.from_numpy(buffer.memory()[:nbytes]).view(_torch_dtype(spec.dtype)).reshape(shape)
+
+    def _tensor_at(self, address: int, nbytes: int, spec: TensorSpec, shape: Shape) -> torch.Tensor:
+        """The memory of the GPU at this address as a tensor."""
+        flat = torch.as_tensor(_CudaArray(address, nbytes), device=self._owner.device.name)
         return flat.view(_torch_dtype(spec.dtype)).reshape(shape)
 
     def enqueue(self, stream: Stream) -> None:
@@ -256,19 +262,46 @@ class InductorContext(CheckedContext):
 
         stream.enqueue(compute)
 
+    def prebind(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
+        self._check_open()
+        shapes = (self._inputs or {}) | self._outputs
+        if self._inputs is None or any(-1 in shape for shape in shapes.values()):
+            raise UsageError(
+                "an inference was bound to addresses before all sizes were known", hint="`prepare`, then `bind`"
+            )
+        tensors = {
+            spec.name: self._tensor_at(address, size, spec, shapes[spec.name])
+            if (size := dtype(spec.dtype).nbytes(shapes[spec.name]))
+            else torch.empty(shapes[spec.name], dtype=_torch_dtype(spec.dtype), device=self._owner.device.name)
+            for spec, address in zip(self._owner.signature, addresses, strict=True)
+        }
+        inputs = [tensors.pop(spec.name) for spec in self._owner.signature.inputs]
+
+        def launch() -> None:
+            self._launch_on(stream, inputs, tensors)
+            if waits:
+                stream.synchronize()
+
+        return launch
+
     def _enqueue_on_gpu(self, stream: Any) -> None:
         assert self._bound is not None
         inputs, outputs, held = self._bound
         for buffer in held:
             _ = buffer.pointer  # refuses a closed one
+        if stream.capturing:
+            stream.retain_for_graph(*held)
+        self._launch_on(stream, inputs, outputs)
+
+    def _launch_on(self, stream: Any, inputs: list[torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
         if self._stream[0] != stream.handle:
             self._stream = (stream.handle, torch.cuda.ExternalStream(stream.handle, device=self._owner.device.name))
         memory: Any = nullcontext()
         if stream.capturing:
-            stream.retain_for_graph(*held)
-            # temporaries of a graph stay reserved for it
-            self._owner.pools.append(torch.cuda.MemPool())
-            memory = torch.cuda.use_mem_pool(self._owner.pools[-1], device=self._owner.device.name)
+            if self._pool is None:
+                self._pool = torch.cuda.MemPool()
+                self._owner.pools.append(self._pool)
+            memory = torch.cuda.use_mem_pool(self._pool, device=self._owner.device.name)
         with _launch_lock, torch.cuda.stream(self._stream[1]), memory:
             aligned = [item.clone() if item.data_ptr() % _ALIGNMENT else item for item in inputs]
             self._deliver(self._owner.launch(aligned), outputs)
