@@ -102,16 +102,18 @@ def cells(records: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def builds(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield "| engine | first build | again | CUDA graph | what the build chose |"
-    yield "| --- | ---: | ---: | --- | --- |"
+    yield "| engine | first build | search | again | CUDA graph | what the build chose |"
+    yield "| --- | ---: | ---: | ---: | --- | --- |"
     for record in records:
         for way, made in record.get("builds", {}).items() if record["state"] == "measured" else ():
-            first = made.get("first_s", made.get("to_measure_s"))
+            first, searched = (f"{made[name]:.0f} s" if name in made else "" for name in ("first_s", "search_s"))
             graph = "yes" if made["captured"] else f"no: {made['refused'] or 'not captured'}"
-            yield f"| {title(record)} {way} | {first:.0f} s | {made['again_s']:.2f} s | {graph} | {choice(made)} |"
+            yield (
+                f"| {title(record)} {way} | {first} | {searched} | {made['again_s']:.2f} s | {graph} | {choice(made)} |"
+            )
         for way, made in record.get("compile", {}).items() if record["state"] == "measured" else ():
             first = f"{made['first_s']:.0f} s" if "first_s" in made else "failed"
-            yield f"| {title(record)} {way} | {first} | | | |"
+            yield f"| {title(record)} {way} | {first} | | | | |"
 
 
 def choice(made: dict[str, Any]) -> str:
