@@ -41,7 +41,7 @@ class Machine:
     """A clock that only work moves, and engines on it that write down what was asked of them."""
 
     def __init__(self, *query_s: float) -> None:
-        self.now_s = 0.0
+        self.now_s = self.load_s = 0.0
         self.query_s = query_s
         self.said: list[tuple[str, int]] = []
         self.asked: list[tuple[int, float, int, int]] = []
@@ -56,6 +56,7 @@ class Machine:
     @contextlib.contextmanager
     def _open(self, side: int) -> Iterator[MeasureBurst]:
         self.said.append(("load", side))
+        self.now_s += self.load_s
 
         def turn(duration_s: float, queries: int, warmup: int) -> QueryBurst:
             self.said.append(("turn", side))
@@ -148,6 +149,13 @@ def test_the_time_is_kept_and_is_passed_only_for_the_fewest_rounds(machine: Call
     loads = measure_interleaved(slow.sides(), Schedule(4.0, restarts=6))
     assert all(len(rounds) == 2 for rounds in loads)
     assert slow.now_s <= 6 * 2 * (2 + 3) * 2.0  # two to settle and three rounds of one query, with nothing before it
+
+
+def test_loads_that_take_all_the_time_leave_the_fewest_queries(machine: Callable[..., Machine]) -> None:
+    at = machine(0.001, 0.001)
+    at.load_s = 5.0
+    loads = measure_interleaved(at.sides(), Schedule(20.0, restarts=2))
+    assert [len(rounds) for rounds in loads] == [2, 2] and at.now_s <= 20.0 * 9 / 8
 
 
 def test_nothing_is_collected_between_the_turns(machine: Callable[..., Machine]) -> None:
@@ -368,6 +376,17 @@ def test_loads_too_few_have_no_interval_and_it_is_said() -> None:
     found, said = paired_differences(loads_of(rng, loads=MIN_RESTARTS - 1), 1)
     assert not found and "5 loads are too few" in said[0]
     assert paired_differences(loads_of(rng, loads=MIN_RESTARTS), 1)[0]
+
+
+@pytest.mark.parametrize("loads", [2, 3, 4, 5])
+def test_intervals_of_few_loads_are_students(loads: int) -> None:
+    rng = np.random.default_rng(3)
+    spans = [
+        metric(paired_differences(loads_of(rng, loads=loads, apart=0.02, count=5), 1, least=2)[0], "median").interval()
+        for _ in range(200)
+    ]
+    assert sum(span.excludes_zero for span in spans) <= 20  # 10 are promised
+    assert not paired_differences(loads_of(rng, loads=loads), 1, least=loads + 1)[0]
 
 
 def test_series_that_were_measured_apart_are_compared_by_their_own_blocks() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.backend import list_backends
 from trt_engine.backends.inductor.options import tuning_candidates as inductor_candidates
 from trt_engine.backends.onnxruntime import tuning
+from trt_engine.benchmark import interleaving
 from trt_engine.benchmark.closed_loop import QueryBurst
 from trt_engine.benchmark.interleaving import Schedule
 from trt_engine.benchmark.statistics import Restart
@@ -72,6 +75,12 @@ class Script:
         monkeypatch.setattr(Search, "_open", self.open)
         monkeypatch.setattr(build_search, "measure_interleaved", self.measure)
 
+    def set_backends(self, names: Sequence[str]) -> None:
+        self.search.plan.candidates = tuple(
+            replace(item, config=replace(item.config, backend=name))
+            for item, name in zip(self.search.plan.candidates, names, strict=True)
+        )
+
     def build(self, one: Any) -> Any:
         self.now += self.build_s[one.at]
         if one.at in self.failures:
@@ -79,18 +88,21 @@ class Script:
         return SimpleNamespace(passport=SimpleNamespace(validation=None), at=one.at)
 
     def open(self, active: Sequence[int]) -> Any:
-        return {at: SimpleNamespace(load_s=0.1, query_s=0.01) for at in active}, {at: at for at in active}, 1
+        bursts = {at: (self.burst(at, 0), self.burst(at, 0)) for at in active}
+        sides = {at: SimpleNamespace(load_s=0.1, query_s=0.01, bursts=bursts[at]) for at in active}
+        return sides, {at: at for at in active}, 1
 
-    def measure(self, sides: Sequence[int], schedule: Schedule) -> list[Restart]:
+    def measure(self, sides: Sequence[int], schedule: Schedule, partial: list[Restart]) -> list[Restart]:
         if len(self.rounds) >= self.stop_after:
             raise KeyboardInterrupt
         self.rounds.append(tuple(sides))
         self.now += schedule.duration_s
         turns = [tuple(self.burst(side, load) for side in sides) for load in range(schedule.restarts)]
-        return [(turn,) for turn in turns]
+        partial += [(turn,) for turn in turns]
+        return partial
 
     def burst(self, side: int, load: int) -> QueryBurst:
-        times = self.ms[side]
+        times = self.ms.get(side, (99.0,))
         ms = times[load % len(times)] * (1 + 1e-4 * load)
         return QueryBurst((ms,) * 20, 20 * ms / 1e3)
 
@@ -147,6 +159,23 @@ def test_the_time_is_kept_and_the_first_engine_is_always_built(monkeypatch: pyte
     assert script.rounds and tuned.seconds <= 1.1 * 14.0
 
 
+def test_a_build_whose_time_is_not_known_ends_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(one: Any, limit_s: float, *, rebuild: bool) -> Any:
+        limits.append((one.at, limit_s))
+        script.now += limit_s
+        raise BuildError(f"not built within the {limit_s:.0f} s that were left")
+
+    limits: list[tuple[int, float]] = []
+    monkeypatch.setattr(build_search, "build_in_process", build)
+    script = Script(monkeypatch, [0.0, 500.0, 0.0], time_budget_s=20.0)
+    for at in (0, 2):
+        one = script.search.plan.candidates[at].plan
+        one.find_in_store = functools.partial(script.build, one)
+    chosen, found = script.run(a0=[9.0], a2=[5.0])
+    assert limits == [(1, 14.0)] and chosen == 2 and found.seconds <= 1.1 * 20.0
+    assert found.candidates[1].note == "not built within the 14 s that were left"
+
+
 def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch, [1.0] * 4)
     script.stop_after = 1
@@ -166,10 +195,10 @@ def test_a_candidate_that_fails_while_measured_costs_no_other(monkeypatch: pytes
     script = Script(monkeypatch, [1.0] * 4)
     measure = script.measure
 
-    def fails_once(sides: Sequence[int], schedule: Schedule) -> list[Restart]:
+    def fails_once(sides: Sequence[int], schedule: Schedule, partial: list[Restart]) -> list[Restart]:
         if 2 in sides:
             raise build_search._CandidateFailed(2, MemoryExhausted("out of memory on cuda:0"))
-        return measure(sides, schedule)
+        return measure(sides, schedule, partial)
 
     monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
     chosen, tuned = script.run(a0=[9.0], a1=[5.0], a3=[7.0])
@@ -181,50 +210,162 @@ def test_a_candidate_that_fails_while_measured_costs_no_other(monkeypatch: pytes
     assert script.run()[0] == 1
 
 
-def test_errors_name_the_candidate_that_raised_them() -> None:
+def test_errors_name_the_candidate_that_raised_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    search, side = Script(monkeypatch, [1.0]).search, SimpleNamespace(load_s=0.1, query_s=0.1)
+
     @contextlib.contextmanager
     def opened() -> Iterator[Any]:
         yield lambda *_: (_ for _ in ()).throw(MemoryExhausted("no memory"))
 
-    with build_search._open_naming(3, opened) as burst, pytest.raises(build_search._CandidateFailed) as caught:
+    with search._open_in_time(3, side, opened) as burst, pytest.raises(build_search._CandidateFailed) as caught:
         burst(1.0, 1, 1)
     assert caught.value.index == 3
-    with pytest.raises(ValueError, match="of another"), build_search._open_naming(3, opened):
+    with pytest.raises(ValueError, match="of another"), search._open_in_time(3, side, opened):
         raise ValueError("of another")
 
 
-def test_what_does_not_run_is_out_and_the_libraries_of_a_backend_are_loaded_before_the_clock_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    search = Script(monkeypatch, [1.0] * 3).search
-    search.table = [Candidate("onnxruntime", {}, None) for _ in range(3)]
-    events: list[tuple[int, bool | None]] = []
+class SlowLoads(Script):
+    """Engines whose loads and queries take scripted times, opened and measured as real ones."""
 
-    def probe(sides: Sequence[Any], config: object, warnings: object, clock: bool | None) -> list[str]:
-        events.append((sides[0].at, clock))
-        sides[0].load_s = 20.0 if len(events) == 1 else 0.1
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, load_s: Sequence[float], budget_s: float, backends: Sequence[str] = ()
+    ) -> None:
+        opened = Search._open
+        super().__init__(monkeypatch, [0.0] * len(load_s), time_budget_s=budget_s)
+        self.load_s, self.opened, self.clocks = load_s, list[int](), list[bool | None]()
+        self.later_loads = 1.0
+        self.set_backends(backends or ["onnxruntime"] * len(load_s))
+        for item in self.search.plan.candidates:
+            one = self.build(item.plan)
+            one.signature = SimpleNamespace(inputs=(), outputs=())
+            item.plan.find_in_store = lambda one=one: one
+        monkeypatch.setattr(Search, "_open", opened)
+        monkeypatch.setattr(build_search, "measure_interleaved", interleaving.measure_interleaved)
+        monkeypatch.setattr(interleaving, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(build_search, "feeds_for", lambda *_: ({}, ""))
+        monkeypatch.setattr(build_search, "batch_of", lambda *_: 1)
+        monkeypatch.setattr(build_search, "make_candidates", self.make)
+        monkeypatch.setattr(build_search, "effective_protocols", self.probe)
+        monkeypatch.setattr(build_search, "loader_for", lambda side, *_: lambda: self.load(side.at))
+
+    def make(self, engines: Sequence[Any], *_: object) -> list[Any]:
+        if engines[0].at in self.failures:
+            raise self.failures[engines[0].at]
+        return [SimpleNamespace(at=engines[0].at, load_s=0.0, query_s=0.0, bursts=())]
+
+    def probe(self, sides: Sequence[Any], config: object, warnings: object, events: bool | None) -> list[str]:
+        (side,), began = sides, self.now
+        self.clocks.append(events)
+        with self.load(side.at) as measure:
+            side.load_s = self.now - began
+            side.bursts = (measure(0.1, 1, 0), measure(0.1, 1, 0))
+        side.query_s = side.bursts[0].samples_ms[0] / 1e3
         return ["protocol"]
 
-    def make(index: int) -> Any:
-        if index == 1:
-            raise MemoryExhausted("out of memory on cuda:0")
-        return SimpleNamespace(at=index, load_s=0.0)
+    @contextlib.contextmanager
+    def load(self, side: int) -> Iterator[Any]:
+        probed = len(self.clocks) > len(self.opened)
+        self.opened.append(side)
+        self.now += self.load_s[side] * (1.0 if probed else self.later_loads)
 
-    monkeypatch.setattr(build_search, "effective_protocols", probe)
-    sides, protocols = search._probe_all([0, 1, 2], make, te.BenchConfig(), None)
-    assert events == [(0, None), (0, None), (2, None)] and [*protocols] == [0, 2]
-    assert [side.load_s for side in sides.values()] == [0.1, 0.1]
-    assert search.table[1].note == "does not run: out of memory on cuda:0"
+        def measure(duration_s: float, queries: int, warmup: int) -> QueryBurst:
+            (ms,) = self.ms[side]
+            count = max(queries, math.ceil(duration_s * 1e3 / ms))
+            self.now += (count + warmup) * ms / 1e3
+            return QueryBurst((ms * (1 + 1e-3 * (self.opened.count(side) * (side + 1) % 3)),) * count, count * ms / 1e3)
+
+        yield measure
 
 
-def test_short_of_time_each_backend_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script(monkeypatch, [0.1] * 4, time_budget_s=4.0)
-    *plain, last = script.search.plan.candidates
-    other = replace(last, config=replace(last.config, backend="inductor"))
-    script.search.plan.candidates = (*plain, other)
-    chosen, tuned = script.run(a0=[9.0], a1=[8.0], a2=[7.0], a3=[3.0])
-    assert chosen == 3 and script.rounds[0] == (0, 1, 3)
-    assert tuned.candidates[2].note == "not measured in the time given"
+def test_slow_loads_are_measured_by_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for budget_s, loads in ((14.0, 2), (20.0, 4), (30.0, 6), (90.0, 6)):
+        script = SlowLoads(monkeypatch, [1.0] * 3, budget_s)
+        chosen, found = script.run(a0=[10.0], a1=[12.0], a2=[8.0])
+        assert chosen == 2 and found.seconds <= 1.1 * budget_s
+        assert found.protocol == f"interleaved in rounds, {loads} loads each, transfers left out"
+        low, high = found.candidates[0].interval_pct
+        assert found.candidates[0].slower_pct == pytest.approx(25.0, abs=0.3)
+        assert low < found.candidates[0].slower_pct < high
+        assert script.opened[:3] == [0, 1, 2] and script.opened[3:].count(2) >= loads
+
+
+def test_from_few_loads_a_clearly_faster_one_is_chosen_and_the_interval_is_wide(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen, found = Script(monkeypatch, [0.1] * 2, time_budget_s=1.0).run(a0=[10.0], a1=[8.0, 7.0])
+    assert "2 loads each" in found.protocol and chosen == 1
+    assert found.margin_interval_pct[0] < 0 and found.margin_interval_pct[1] > 200
+    chosen, found = Script(monkeypatch, [0.1] * 2, time_budget_s=1.0).run(a0=[10.0, 10.6], a1=[9.9, 10.1])
+    assert chosen == 0 and -5 < found.margin_pct < 0, "the simpler of nearly equal ones"
+    chosen, found = Script(monkeypatch, [0.1] * 2, time_budget_s=1.0).run(a0=[10.0], a1=[9.9])
+    assert chosen == 1 and found.margin_interval_pct[0] > 0, "however small, where both loads show it"
+
+
+def test_where_two_loads_do_not_fit_the_fastest_of_the_probes_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = SlowLoads(monkeypatch, [10.0] * 3, 25.0)
+    chosen, found = script.run(a0=[50.0], a1=[40.0], a2=[1.0])
+    assert chosen == 1 and script.opened == [0, 1] and found.seconds <= 1.1 * 25.0
+    assert found.protocol == "one load each, one after another, no interval, transfers left out"
+    assert found.candidates[2].note == "not measured in the time given" and found.candidates[2].median_ms is None
+    assert (found.runner_up, found.margin_interval_pct, found.candidates[0].interval_pct) == (0, None, None)
+    assert found.margin_pct == pytest.approx(25.0, abs=0.3) and "2 of 3 candidates measured" in found.summary
+    assert SlowLoads(monkeypatch, [10.0] * 2, 25.0).run(a0=[50.0], a1=[49.0])[0] == 0, (
+        "of nearly equal ones the simpler"
+    )
+
+
+def test_the_fastest_of_the_probes_are_measured_interleaved_as_far_as_the_time_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = SlowLoads(monkeypatch, [3.0] * 5, 36.0)
+    chosen, found = script.run(a0=[50.0], a1=[70.0], a2=[40.0], a3=[60.0], a4=[45.0])
+    assert chosen == 2 and found.runner_up == 4 and found.seconds <= 1.1 * 36.0
+    assert [item.rounds for item in found.candidates] == [0, 0, 1, 0, 1]
+    assert all(item.median_ms is not None and item.note is None for item in found.candidates)
+    assert found.protocol == (
+        "interleaved in rounds, 2 loads each, transfers left out; 3 of the candidates by one load each, one after another, "
+        "no interval"
+    )
+
+
+def test_loads_that_take_longer_than_before_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for slower, rounds in ((1.5, [1, 1]), (5.0, [0, 0])):
+        script = SlowLoads(monkeypatch, [1.0] * 2, 14.0)
+        script.later_loads = slower
+        chosen, found = script.run(a0=[10.0], a1=[8.0])
+        assert chosen == 1 and found.seconds <= 1.1 * 14.0 + slower
+        assert [item.rounds for item in found.candidates] == rounds
+
+
+def test_each_backend_is_probed_before_the_second_settings_of_one_by_one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = ("onnxruntime", "onnxruntime", "onnxruntime", "inductor", "tensorrt")
+    script = SlowLoads(monkeypatch, [5.0] * 5, 19.0, backends)
+    chosen, found = script.run(a0=[50.0], a1=[20.0], a2=[20.0], a3=[30.0], a4=[40.0])
+    assert script.opened == [0, 3, 4] and chosen == 3 and script.clocks == [False] * 3
+    assert [item.note for item in found.candidates] == [None, *["not measured in the time given"] * 2, None, None]
+
+
+def test_the_first_that_runs_is_probed_however_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = SlowLoads(monkeypatch, [30.0] * 3, 20.0)
+    script.ms = {0: [5.0], 1: [5.0], 2: [5.0]}
+    script.search.table = [Candidate("onnxruntime", {}, None) for _ in range(3)]
+    script.now = 21.0
+    script.failures[0] = MemoryExhausted("out of memory on cuda:0")
+    sides, protocols = script.search._probe_all(
+        [0, 1, 2], lambda at: script.make([SimpleNamespace(at=at)])[0], te.BenchConfig()
+    )
+    assert [*sides] == [*protocols] == script.opened == [1]
+    assert [item.note for item in script.search.table] == [
+        "does not run: out of memory on cuda:0", None, "not measured in the time given",
+    ]  # fmt: skip
+
+
+def test_the_libraries_of_a_backend_are_no_part_of_later_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = SlowLoads(monkeypatch, [20.0, 0.1], 60.0)
+    script.ms = {0: [5.0], 1: [5.0]}
+    sides, _ = script.search._probe_all([0, 1], lambda at: script.make([SimpleNamespace(at=at)])[0], te.BenchConfig())
+    assert [side.load_s for side in sides.values()] == pytest.approx([0.1, 0.1])
+    assert script.clocks == [None, None], "one backend by its own clock"
 
 
 def test_a_candidate_that_fails_is_left_out_and_a_requested_build_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

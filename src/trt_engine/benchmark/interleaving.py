@@ -104,7 +104,8 @@ def _measure_restart(
                 index: turns[index](share_s / len(sides), 1, 0) for index in rng.sample(range(len(sides)), len(sides))
             }
             return (tuple(taken[index] for index in range(len(sides))),)
-        bursts = [turns[index](_WARMUP_SHARE * share_s, 1, 1) for index in order]
+        warmup_s = _WARMUP_SHARE * max(0.0, until - time.perf_counter())
+        bursts = [turns[index](warmup_s, 1, 1) for index in order]
         slowest_s = max(float(np.median(burst.samples_ms)) for burst in bursts) / 1e3
         turn = _burst_length(share_s / len(sides), slowest_s, schedule)
         rounds: list[tuple[QueryBurst, ...]] = []
@@ -115,7 +116,7 @@ def _measure_restart(
 
 
 _WARMUP_SHARE = 0.04
-"""Share of a restart's time that each engine runs before the first round."""
+"""Share of a restart's time after loading that each engine runs before the first round."""
 _MAX_BURST_S = 0.2
 _TARGET_ROUNDS = 24
 

@@ -110,11 +110,14 @@ class Difference:
 
 
 def paired_differences(
-    restarts: Sequence[Restart], other: int, *, base: int = 0, batch: int = 1
+    restarts: Sequence[Restart], other: int, *, base: int = 0, batch: int = 1, least: int = MIN_RESTARTS
 ) -> tuple[list[Difference], list[str]]:
-    """Differences of side `other` from `base` by metric, and warnings for metrics without one."""
-    if len(restarts) < MIN_RESTARTS:
-        return [], [f"{len(restarts)} loads are too few for an interval, expected at least {MIN_RESTARTS}"]
+    """Differences of side `other` from `base` by metric, and warnings for metrics without one.
+
+    `least` restarts are enough, two or more; fewer than `MIN_RESTARTS` have Student's interval.
+    """
+    if len(restarts) < least:
+        return [], [f"{len(restarts)} loads are too few for an interval, expected at least {least}"]
     pairs = [(_samples(load, base), _samples(load, other)) for load in restarts]
     rows = {
         "median": [_median_of_rounds(load, base, other) for load in restarts],
@@ -283,7 +286,8 @@ def _resample_indices(count: int, seed: int = 0) -> npt.NDArray[np.intp]:
 
 def _paired_difference(metric: Metric, values: tuple[float, ...], differences: Array) -> Difference:
     mean, error = _trimmed_mean(differences)
-    moved, errors = _resample(differences)
+    few = len(differences) < MIN_RESTARTS
+    moved, errors = _student_t(len(differences), float(error)) if few else _resample(differences)
     return Difference(metric, values[0], values[1], float(mean), float(error), moved, errors)
 
 
@@ -298,6 +302,17 @@ def _resample(rows: Array, seed: int = 0) -> tuple[Array, Array]:
     means, errors = _trimmed_mean(rows[_resample_indices(count, seed)])
     moved: Array = fresh * (means - _trimmed_mean(rows)[0])
     return moved, fresh * errors
+
+
+def _student_t(count: int, error: float) -> tuple[Array, Array]:
+    """Deviations by Student's t and their standard error, where blocks are too few to resample; exact for normal ones."""
+    moved: Array = error * _t_samples(count - 2 * int(_TRIM * count) - 1)
+    return moved, np.full(moved.shape, error)
+
+
+@cache
+def _t_samples(freedom: int) -> Array:
+    return np.random.default_rng(0).standard_t(freedom, 50 * _RESAMPLES)
 
 
 def _unpaired_difference(metric: Metric, values: tuple[float, ...], base: Array, other: Array) -> Difference:

@@ -137,9 +137,9 @@ class Candidate:
     slower_pct: float | None = None
     """Than the fastest of its last round, by what is optimised for; 0 for that one."""
     interval_pct: tuple[float, float] | None = None
-    """95 % interval of `slower_pct`."""
+    """95 % interval of `slower_pct`; None from one load."""
     rounds: int = 0
-    """In how many rounds it was measured."""
+    """In how many interleaved rounds it was measured; 0 with a median: by one load alone."""
     metric: float | None = None
     """AP or top-1 on the dataset, where one was given."""
     note: str | None = None
@@ -177,7 +177,7 @@ class Tuning:
     margin_pct: float | None = None
     """By how much the runner-up is slower than the chosen one; negative where the simpler was chosen within the interval."""
     margin_interval_pct: tuple[float, float] | None = None
-    """95 % interval of `margin_pct`."""
+    """95 % interval of `margin_pct`; None from one load."""
     max_p99_ms: float | None = None
     """`--deadline-ms`; None without."""
     complete: bool = True
@@ -186,13 +186,15 @@ class Tuning:
     @property
     def summary(self) -> str:
         """`inductor: next is onnxruntime at +4.1 % (+2.0 to +6.1 %; 3 of 6 candidates measured in 12.0 s)`."""
-        best, measured = self.candidates[self.chosen], sum(item.rounds > 0 for item in self.candidates)
+        best, measured = self.candidates[self.chosen], sum(item.median_ms is not None for item in self.candidates)
         aside = f"{measured} of {len(self.candidates)} candidates measured in {self.seconds:.1f} s"
-        if self.runner_up is None or self.margin_pct is None or self.margin_interval_pct is None:
+        if self.runner_up is None or self.margin_pct is None:
             return f"{best.label}: {aside}"
-        low, high = self.margin_interval_pct
+        interval = (
+            "{:+.1f} to {:+.1f} %".format(*self.margin_interval_pct) if self.margin_interval_pct else "one load each"
+        )
         second = self.candidates[self.runner_up].label
-        return f"{best.label}: next is {second} at {self.margin_pct:+.1f} % ({low:+.1f} to {high:+.1f} %; {aside})"
+        return f"{best.label}: next is {second} at {self.margin_pct:+.1f} % ({interval}; {aside})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import logging
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from trt_engine.backend import get_backend
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
 from trt_engine.benchmark.closed_loop import QueryBurst
 from trt_engine.benchmark.interleaving import EngineOpener, MeasureBurst, Schedule, measure_interleaved
-from trt_engine.benchmark.statistics import MIN_RESTARTS, Difference, Restart, paired_differences
+from trt_engine.benchmark.statistics import MIN_RESTARTS, Restart, paired_differences
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.evaluate import EvaluateConfig
@@ -40,7 +39,12 @@ _BUILD_SHARE = 0.7
 """Share of the time budget after which no further candidate is built."""
 _SIDE_S = 5.0
 """Longest time of a candidate in one round: more changes no choice of engines whose queries are short."""
+_LONGEST = 1.1
+"""Share of the time budget by which a load or burst is expected to end, or is not begun."""
+_FEW_LOADS_PCT = 5.0
+"""From fewer loads than `MIN_RESTARTS`, a candidate that much slower is not taken for as fast, however wide the interval."""
 _NOT_REACHED = "not reached in the time given"
+_NOT_MEASURED = "not measured in the time given"
 
 
 @dataclass(slots=True)
@@ -58,7 +62,8 @@ class Search:
     """When they were, since the beginning."""
     table: list[Candidate] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    protocol: str = "not measured"
+    loads: set[int] = field(default_factory=set)
+    """Of each engine, in the interleaved rounds."""
     best: int | None = None
     """The choice so far, once one was measured."""
     last: _Round | None = None
@@ -107,33 +112,32 @@ class Search:
             if item.plan is None:
                 log.info("%s is left out: %s", self.table[index].label, item.reason)
                 continue
-            left_s = _BUILD_SHARE * self.budget_s - self._elapsed()
-            if self.engines and left_s < longest.get(item.config.backend, 0.0):
+            started, backend = self._elapsed(), item.config.backend
+            stored = None if self.rebuild else item.plan.find_in_store()
+            left_s = _BUILD_SHARE * self.budget_s - started
+            if self.engines and left_s < (longest.get(backend, 0.0) if stored is None else 0.0):
                 continue
-            started = self._elapsed()
+            quick = backend in longest and get_backend(backend).fast_build and item.config.calib_data is None
             try:
-                self._build_one(index, item.plan, left_s if self.engines else math.inf)
+                self._build_one(index, item.plan, stored, math.inf if quick or not self.engines else left_s)
             except TrtEngineError as error:
                 if index == 0 and not get_backend(self.plan.config.backend).selects:
                     raise  # the build as requested
                 self.failure = self.failure or error
                 self.table[index] = replace(self.table[index], note=error.message)
                 log.info("%s is left out: %s", self.table[index].label, error.message)
-            longest[item.config.backend] = max(longest.get(item.config.backend, 0.0), self._elapsed() - started)
+            if stored is None:
+                longest[backend] = max(longest.get(backend, 0.0), self._elapsed() - started)
         if not self.engines:
             raise self.failure or BuildError(
                 f"no candidate can be built here: {'; '.join(f'{item.label}: {item.note}' for item in self.table)}",
                 hint="`trt-engine doctor` lists the backends",
             )
 
-    def _build_one(self, index: int, plan: BuildPlan, limit_s: float) -> None:
-        """Build and check it; one whose build is long is built in a process that ends with the time."""
-        started, spec = self._elapsed(), get_backend(plan.config.backend)
-        quick = spec.fast_build and plan.config.calib_data is None
-        if quick or math.isinf(limit_s) or (not self.rebuild and plan.find_in_store() is not None):
-            engine = self.build(plan)
-        else:
-            engine = build_in_process(plan, limit_s, rebuild=self.rebuild)
+    def _build_one(self, index: int, plan: BuildPlan, stored: Engine | None, limit_s: float) -> None:
+        """Take it from the store, or build and check it; with a limit, in a process that ends with the time."""
+        started, quick = self._elapsed(), math.isinf(limit_s)
+        engine = stored or (self.build(plan) if quick else build_in_process(plan, limit_s, rebuild=self.rebuild))
         if engine.passport.validation is not None and engine.passport.validation.state == "deferred":
             raise BuildError("it cannot be checked here")
         known = replace(self.table[index], build_s=self._elapsed() - started, note=None)
@@ -162,47 +166,54 @@ class Search:
     # -------------------------------------------------------------------------------------------- measuring
 
     def _measure_all(self) -> None:
-        """Rounds of interleaved measurement, each of the faster half of the one before."""
+        """The probes, then rounds of interleaved measurement, each of the faster half of the one before."""
         if len(self.engines) < 2:
             return
-        sides, openers, batch = self._open(sorted(self.engines))
+        sides, openers, batch = self._open(self._probe_order())
         active = sorted(sides)
         self.best = active[0]
+        turns = zip(*(sides[index].bursts for index in active), strict=True)
+        self._enter(last := _Round(active, [(turn,) for turn in turns], batch, self.plan.config, loads=1))
         while len(active) > 1:
             left_s = self.budget_s - self._elapsed()
-            least_s = _min_round_s([sides[index] for index in active])
-            if left_s < least_s and self.last is None and len(active) > 2:
-                late = self._most_dispensable(active)
-                active.remove(late)
-                self.table[late] = replace(self.table[late], note="not measured in the time given")
+            restart_s = _restart_s([sides[index] for index in active])
+            loads = min(MIN_RESTARTS, int(left_s / restart_s))
+            if loads < 2 and last.loads == 1 and len(active) > 2:
+                active = sorted(active, key=self._rank)[:-1]
                 continue
-            if left_s < least_s:
-                log.info("the rest of the time is too short for a round, which takes %.1f s", least_s)
+            if loads < max(2, last.loads):
+                log.info("the rest of the time is too short for a round, each load of which takes %.1f s", restart_s)
                 return
-            seconds = max(least_s, min(left_s / math.ceil(math.log2(len(active))), _SIDE_S * len(active)))
-            schedule = Schedule(seconds, restarts=MIN_RESTARTS)
+            active.sort()
+            most_s = min(left_s / math.ceil(math.log2(len(active))), _SIDE_S * len(active))
+            restarts: list[Restart] = []
             try:
-                restarts = measure_interleaved([openers[index] for index in active], schedule)
+                schedule = Schedule(max(loads * restart_s, most_s), restarts=loads)
+                measure_interleaved([openers[index] for index in active], schedule, partial=restarts)
             except _CandidateFailed as failed:
                 active.remove(failed.index)
-                self.best = active[0] if failed.index == self.best else self.best
+                self.best = min(active, key=self._rank) if failed.index == self.best else self.best
                 note = f"does not run beside the others: {failed.error.message}"
                 self.table[failed.index] = replace(self.table[failed.index], note=note)
                 continue
-            self.last = _Round(active, restarts, batch, self.plan.config)
-            fastest, tied = self._enter(self.last)
-            self.best = min((fastest, *tied))
-            faster = sorted(active, key=lambda index: self.table[index].slower_pct or 0.0)[: math.ceil(len(active) / 2)]
-            remaining = sorted({*faster, fastest, self.best})
+            except _TimeIsUp:
+                if len(restarts) < max(2, last.loads):
+                    return
+            fastest, tied = self._enter(last := _Round(active, restarts, batch, self.plan.config, len(restarts)))
+            remaining = sorted({*sorted(active, key=self._rank)[: math.ceil(len(active) / 2)], fastest, self.best})
             if len(active) == 2 or not tied or remaining == active:
                 return
             active = remaining
 
-    def _most_dispensable(self, active: Sequence[int]) -> int:
-        """The last one of the backend that has the most: each backend is measured as long as the time allows."""
-        backends = {index: self.plan.candidates[index].config.backend for index in active}
-        counts = Counter(backends.values())
-        return max(active, key=lambda index: (counts[backends[index]], index))
+    def _rank(self, index: int) -> tuple[bool, float]:
+        """By speed in its last round, those above the deadline last."""
+        return self.table[index].note is not None, self.table[index].slower_pct or 0.0
+
+    def _probe_order(self) -> list[int]:
+        """The first one of every backend, then the second ones: each backend is measured as long as the time allows."""
+        backends = [self.plan.candidates[index].config.backend for index in sorted(self.engines)]
+        places = {index: backends[:at].count(backends[at]) for at, index in enumerate(sorted(self.engines))}
+        return sorted(places, key=lambda index: (places[index], index))
 
     def _open(self, active: Sequence[int]) -> tuple[dict[int, Side], dict[int, EngineOpener], int]:
         """The candidates as `compare` measures them, each by its own rules but one clock; those that do not run are out."""
@@ -216,39 +227,65 @@ class Search:
 
         def make(index: int) -> Side:
             (side,) = make_candidates([self.engines[index]], [self.table[index].label], runtime, feeds)
+            side.outputs_note = "not compared"  # the build has checked them
             return side
 
-        sides, protocols = self._probe_all(active, make, config, None)
-        if len({protocol.clock for protocol in protocols.values()}) > 1:
-            sides, protocols = self._probe_all([*sides], make, config, False)
+        sides, protocols = self._probe_all(active, make, config)
         if not sides:
             raise BuildError("no engine runs", hint="; ".join(f"{item.label}: {item.note}" for item in self.table))
-        self.protocol = f"interleaved in rounds, {MIN_RESTARTS} loads each, transfers left out"
         openers: dict[int, EngineOpener] = {
-            index: functools.partial(_open_naming, index, loader_for(side, config, protocols[index]))
+            index: functools.partial(self._open_in_time, index, side, loader_for(side, config, protocols[index]))
             for index, side in sides.items()
         }
         return sides, openers, batch_of(first.signature, self.shapes)
 
     def _probe_all(
-        self, active: Sequence[int], make: Callable[[int], Side], config: BenchConfig, events: bool | None
+        self, active: Sequence[int], make: Callable[[int], Side], config: BenchConfig
     ) -> tuple[dict[int, Side], dict[int, Protocol]]:
-        """Each candidate loaded alone and run once, and its protocol; one that fails is noted and left out."""
+        """Each candidate loaded alone and run, and its protocol, until the time is up and one runs; others are noted."""
         sides: dict[int, Side] = {}
         protocols: dict[int, Protocol] = {}
-        loaded: set[str] = set()
+        firsts: dict[str, Side] = {}
+        backends = {index: self.plan.candidates[index].config.backend for index in active}
+        events = None if len({*backends.values()}) == 1 else False  # not every backend has them
         for index in active:
-            backend = self.plan.candidates[index].config.backend
+            first = firsts.get(backends[index])
+            if sides and self._elapsed() + (first.load_s if first is not None else 0.0) > self.budget_s:
+                self.table[index] = replace(self.table[index], note=_NOT_MEASURED)
+                continue
             try:
                 side = make(index)
-                if backend not in loaded:  # the first load includes the backend's libraries
-                    effective_protocols([side], config, [], events)
-                    loaded.add(backend)
                 (protocols[index],) = effective_protocols([side], config, [], events)
-                sides[index] = side
             except TrtEngineError as error:
                 self.table[index] = replace(self.table[index], note=f"does not run: {error.message}")
+                continue
+            sides[index] = side
+            first = firsts.setdefault(backends[index], side)
+            first.load_s = min(first.load_s, side.load_s)  # the first load includes the backend's libraries
         return sides, protocols
+
+    @contextlib.contextmanager
+    def _open_in_time(self, index: int, side: Side, opener: EngineOpener) -> Iterator[MeasureBurst]:
+        """The opened candidate, whose errors are `_CandidateFailed`; `_TimeIsUp` in place of what would end too late."""
+        with contextlib.ExitStack() as stack:
+            self._require_time(side.load_s)
+            try:
+                measure = stack.enter_context(opener())
+            except TrtEngineError as error:
+                raise _CandidateFailed(index, error) from error
+
+            def burst(duration_s: float, queries: int, warmup: int) -> QueryBurst:
+                self._require_time(max(duration_s, queries * side.query_s))
+                try:
+                    return measure(duration_s, queries, warmup)
+                except TrtEngineError as error:
+                    raise _CandidateFailed(index, error) from error
+
+            yield burst
+
+    def _require_time(self, seconds: float) -> None:
+        if self._elapsed() + seconds > _LONGEST * self.budget_s:
+            raise _TimeIsUp
 
     def _enter(self, measured: _Round) -> tuple[int, list[int]]:
         """Enter a round into the table; its fastest eligible candidate, and those not shown to be slower than that one."""
@@ -256,17 +293,19 @@ class Search:
         for at, index in enumerate(measured.active):
             known = replace(
                 self.table[index], median_ms=measured.median_ms[at], p99_ms=measured.p99_ms[at],
-                rounds=self.table[index].rounds + 1, slower_pct=0.0, interval_pct=None, note=None,
+                rounds=self.table[index].rounds + (measured.loads > 1), slower_pct=0.0, interval_pct=None, note=None,
             )  # fmt: skip
             if at != best:
-                interval = measured.difference(at, best).interval()
-                known = replace(known, slower_pct=interval.value, interval_pct=(interval.low, interval.high))
-                if at in measured.eligible and interval.low <= 0:
+                slower_pct, interval_pct = measured.difference(at, best)
+                known = replace(known, slower_pct=slower_pct, interval_pct=interval_pct)
+                if at in measured.eligible and measured.may_be_equal(slower_pct, interval_pct):
                     tied.append(index)
             if at in measured.late:
                 limit = self.plan.config.max_p99_ms
                 known = replace(known, note=f"p99 {known.p99_ms:.3g} ms is above the deadline of {limit:g} ms")
             self.table[index] = known
+        self.last, self.best = measured, min((measured.active[best], *tied))
+        self.loads |= {measured.loads} - {1}
         return measured.active[best], tied
 
     # -------------------------------------------------------------------------------------------- the record
@@ -277,7 +316,7 @@ class Search:
             candidates=tuple(self.table),
             chosen=chosen,
             shapes=self.shapes,
-            protocol=self.protocol,
+            protocol=self._protocol(),
             optimize_for=config.optimize_for,
             budget_s=self.budget_s,
             seconds=self._elapsed(),
@@ -289,17 +328,28 @@ class Search:
         if self.last is None or chosen not in self.last.active:
             return found
         base = self.last.active.index(chosen)
-        others = {at: self.last.difference(at, base) for at in self.last.eligible if at != base}
+        others = {
+            at: self.last.difference(at, base)
+            for at in self.last.eligible
+            if at != base and self.table[self.last.active[at]].note is None
+        }
         if not others:
             return found
-        second = min(others, key=lambda at: others[at].value)
-        interval = others[second].interval()
+        second = min(others, key=lambda at: others[at][0])
+        margin_pct, interval_pct = others[second]
         return replace(
-            found,
-            runner_up=self.last.active[second],
-            margin_pct=interval.value,
-            margin_interval_pct=(interval.low, interval.high),
+            found, runner_up=self.last.active[second], margin_pct=margin_pct, margin_interval_pct=interval_pct
         )
+
+    def _protocol(self) -> str:
+        """How the candidates in the table were measured."""
+        alone = sum(item.median_ms is not None and item.rounds == 0 for item in self.table)
+        one_load = "one load each, one after another, no interval"
+        if not self.loads:
+            return f"{one_load}, transfers left out" if alone else "not measured"
+        loads = " to ".join(map(str, sorted({min(self.loads), max(self.loads)})))
+        rest = f"; {alone} of the candidates by {one_load}" if alone else ""
+        return f"interleaved in rounds, {loads} loads each, transfers left out{rest}"
 
 
 class _CandidateFailed(Exception):
@@ -310,30 +360,18 @@ class _CandidateFailed(Exception):
         self.index, self.error = index, error
 
 
-@contextlib.contextmanager
-def _open_naming(index: int, opener: EngineOpener) -> Iterator[MeasureBurst]:
-    """The opened candidate, whose errors are `_CandidateFailed`."""
-    with contextlib.ExitStack() as stack:
-        try:
-            measure = stack.enter_context(opener())
-        except TrtEngineError as error:
-            raise _CandidateFailed(index, error) from error
-
-        def burst(duration_s: float, queries: int, warmup: int) -> QueryBurst:
-            try:
-                return measure(duration_s, queries, warmup)
-            except TrtEngineError as error:
-                raise _CandidateFailed(index, error) from error
-
-        yield burst
+class _TimeIsUp(Exception):
+    """The next load or burst would end after the time given."""
 
 
 class _Round:
-    """One interleaved measurement of some candidates, and what follows from it."""
+    """One measurement of some candidates, interleaved or by their probes (one load), and what follows from it."""
 
-    def __init__(self, active: Sequence[int], restarts: Sequence[Restart], batch: int, config: BuildConfig) -> None:
+    def __init__(
+        self, active: Sequence[int], restarts: Sequence[Restart], batch: int, config: BuildConfig, loads: int
+    ) -> None:
         self.active = [*active]
-        self.restarts, self.batch = restarts, batch
+        self.restarts, self.batch, self.loads = restarts, batch, loads
         self.metric = "median" if config.optimize_for == "latency" else "throughput"
         samples = [
             [value for load in restarts for turn in load for value in turn[side].samples_ms]
@@ -347,18 +385,24 @@ class _Round:
         in_time = [at for at in range(len(active)) if at not in self.late]
         self.eligible = in_time or [self.p99_ms.index(min(self.p99_ms))]
 
-    def difference(self, other: int, base: int) -> Difference:
-        """Of what is optimised for, between two positions."""
-        found, _ = paired_differences(self.restarts, other, base=base, batch=self.batch)
-        return next(item for item in found if item.metric == self.metric)
+    def difference(self, other: int, base: int) -> tuple[float, tuple[float, float] | None]:
+        """Of what is optimised for, between two positions: per cent slower and the 95 % interval, none from one load."""
+        found, _ = paired_differences(self.restarts, other, base=base, batch=self.batch, least=2)
+        interval = next(item for item in found if item.metric == self.metric).interval()
+        return interval.value, None if self.loads == 1 else (interval.low, interval.high)
+
+    def may_be_equal(self, slower_pct: float, interval_pct: tuple[float, float] | None) -> bool:
+        """True of a difference that is not shown; one of few loads only where it is small."""
+        shown = interval_pct is not None and interval_pct[0] > 0
+        return not shown and (self.loads >= MIN_RESTARTS or slower_pct <= _FEW_LOADS_PCT)
 
     @property
     def fastest(self) -> int:
         """Position of the fastest eligible candidate."""
         first = self.eligible[0]
-        return min(self.eligible, key=lambda at: self.difference(at, first).value if at != first else 0.0)
+        return min(self.eligible, key=lambda at: self.difference(at, first)[0] if at != first else 0.0)
 
 
-def _min_round_s(sides: Sequence[Side]) -> float:
-    """Seconds of the fewest rounds: each load reads every engine, warms it up and runs its bursts."""
-    return MIN_RESTARTS * sum(side.load_s + 6 * side.query_s for side in sides)
+def _restart_s(sides: Sequence[Side]) -> float:
+    """Seconds of the shortest restart: each engine is loaded and runs its bursts, an eighth of the time or more."""
+    return sum(side.load_s + 6 * side.query_s for side in sides) * 8 / 7

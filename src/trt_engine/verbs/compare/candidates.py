@@ -55,8 +55,10 @@ class Candidate:
     outputs: dict[str, Any] | None = None
     outputs_note: str = ""
     load_s: float = 0.0
-    """Seconds to load it, or to measure it in a separate process."""
+    """Seconds to load it and run it once, or to measure it in a separate process."""
     query_s: float = 0.0
+    bursts: tuple[QueryBurst, ...] = ()
+    """Two of the probe's load."""
 
     @property
     def out_of_process(self) -> bool:
@@ -135,6 +137,9 @@ def probe(items: Sequence[Candidate], config: BenchConfig, warnings: list[str]) 
     return found[0]
 
 
+_PROBE_BURST_S = 0.1
+
+
 def effective_protocols(
     items: Sequence[Candidate], config: BenchConfig, warnings: list[str], events: bool | None
 ) -> list[Protocol]:
@@ -161,20 +166,22 @@ def _probe_one(
             item, dataclasses.replace(config, duration_s=0.0, iterations=10, warmup_s=None)
         )
         item.load_s = time.perf_counter() - began
+        item.bursts = (QueryBurst(record.compute_ms, record.wall_s),) * 2
         item.device, item.runtime_info = record.device, record.runtime_info
         _infer_once(item)
         return record.protocol
     before = psutil.Process().memory_info().rss
     began = time.perf_counter()
     session = item.load()
-    item.load_s = time.perf_counter() - began
     stack.callback(_close_measuring_memory, item, session)
     item.runtime_info = session.runtime_info()
     item.device, protocol = effective_protocol(session, config, events=events)
     said: list[str] = []
     with prepare_query(session, item.engine, item.feeds, protocol, said) as query:
-        query.measure_burst(0.0, 1, 0)
-        item.query_s = sum(query.measure_burst(0.0, 1, 0).samples_ms) / 1e3  # the first one warms up
+        query.measure_burst(0.0, 1, 0)  # a library may choose its kernels in it: part of the load
+        item.load_s = time.perf_counter() - began
+        item.bursts = tuple(query.measure_burst(_PROBE_BURST_S, 1, 0) for _ in range(2))
+        item.query_s = float(np.median(item.bursts[0].samples_ms)) / 1e3
         protocol = query.protocol
     if parse_device(item.device)[0] == "cpu":
         item.memory_bytes = max(0, psutil.Process().memory_info().rss - before)
