@@ -250,7 +250,10 @@ class Driver:
         if graphs:
             self.sizes = sorted({*graph_sizes(self.sizes[-1]), *(policy.max_batch for policy in policies)})
         self.loaded = te.load(
-            engine, contexts=contexts, graphs=tuple(self.sizes) if graphs else False, max_graphs=max(16, len(self.sizes))
+            engine,
+            contexts=contexts,
+            graphs=tuple(self.sizes) if graphs else False,
+            max_graphs=max(16, len(self.sizes)),
         )
         warm_up(self.loaded, self.sizes if graphs else range(1, self.sizes[-1] + 1))
         self.padded = self.loaded.runtime_info.get("graphs") == "on"

@@ -33,8 +33,8 @@ def graph_sizes(
 ) -> tuple[int, ...]:
     """Batch sizes to capture for batches of 1 to `max_batch`: powers of two, 1.5 times these, and `max_batch`.
 
-    At most a third of a padded batch is padding. Sizes outside `batch_ranges` are left out; of more than `max_graphs` the
-    smallest between two powers of two, then the smallest.
+    At most a third of a padded batch is padding. Sizes outside `batch_ranges` are left out. Of more than `max_graphs`, which
+    is above 256 rows, the smallest between two powers of two are left out, then the smallest.
     """
     powers = [1 << power for power in range(max_batch.bit_length())]
     sizes = [
@@ -51,7 +51,7 @@ def joined_graph_sizes(
 ) -> tuple[int, ...]:
     """`graph_sizes` of an engine whose requests are joined to `max_batch` rows, None for what it takes.
 
-    Empty where requests cannot be joined, and where another dimension varies: each of its sizes would need graphs of its own.
+    Empty where requests cannot be joined, and where another dimension varies: each of its sizes needs graphs of its own.
     """
     try:
         layout = BatchLayout.from_signature(signature, profiles)

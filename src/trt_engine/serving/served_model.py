@@ -389,9 +389,7 @@ def _with_graph_sizes(settings: ModelSettings, engine: Engine) -> ModelSettings:
         return settings
     if not _joins_requests(settings, engine.signature):
         return settings
-    sizes = joined_graph_sizes(
-        engine.signature, passport.profiles, settings.max_batch, max_graphs=runtime.max_graphs
-    )
+    sizes = joined_graph_sizes(engine.signature, passport.profiles, settings.max_batch, max_graphs=runtime.max_graphs)
     return replace(settings, runtime=replace(runtime, graphs=sizes or runtime.graphs))
 
 
@@ -405,7 +403,7 @@ def _warm_up(runner: InferenceEngine, graphs: bool | tuple[int, ...] | None) -> 
         return
     started_s = time.perf_counter()
     for number, size in enumerate((graphs[-1], *graphs[:-1])):
-        if time.perf_counter() - started_s > _WARM_UP_S:
+        if number and time.perf_counter() - started_s > _WARM_UP_S:
             log.info("graphs of %d batch sizes are captured by their first batches", len(graphs) - number)
             return
         runner.warmup(1, batch=size)

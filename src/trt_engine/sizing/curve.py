@@ -109,7 +109,12 @@ def measure_device_curve(engine: Engine, grid: CurveGrid, runtime: RuntimeConfig
 
 
 def _point(
-    engine: Engine, device: str, frames: FrameMemory, batch: int, contexts: int, turns_ms: Sequence[Sequence[float]],
+    engine: Engine,
+    device: str,
+    frames: FrameMemory,
+    batch: int,
+    contexts: int,
+    turns_ms: Sequence[Sequence[float]],
     graphs: str = "",
 ) -> CurvePoint:
     return CurvePoint(
