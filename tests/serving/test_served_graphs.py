@@ -88,7 +88,7 @@ def test_shapes_that_clients_choose_have_no_graphs_by_default(tmp_path: Path) ->
     model = save(tmp_path / "open.onnx", [node("Neg", "x", "y")], *open_rows)
     engine = te.build(
         model, out=tmp_path / "open.engine", backend="fake", device="fake:0", parity=False,
-        profiles=["x:1x1:2x4:6x8"], store=te.Store(tmp_path / "store"),
+        profiles="x:1x1,2x4,6x8", store=te.Store(tmp_path / "store"),
     )  # fmt: skip
     served = load_version("m", "1", engine, BASE, verify=True)
     assert served.settings.runtime.graphs is None

@@ -409,5 +409,5 @@ def test_batches_of_changing_size_without_graphs_are_warned_of_once(
         run._warn_of_changing_batches(engine, te.RuntimeConfig(**settings))
     assert [record.message for record in caplog.records if "plans each convolution anew" in record.message] == [
         f"`{engine.path.name}`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch "
-        "changes; `te.load(engine, graphs=(1, 2, 3, 4), batching=...)` captures each size once, `graphs=False` accepts it"
+        "changes; `te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it"
     ] * warned

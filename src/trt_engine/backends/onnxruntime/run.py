@@ -21,7 +21,6 @@ from trt_engine.device import Device, Stream, info, open_device, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, SetupError, UsageError
 from trt_engine.records.passport import FP32_PRODUCTS
-from trt_engine.runtime.cuda_graph_policy import joined_graph_sizes
 
 if TYPE_CHECKING:
     from trt_engine.backends.onnxruntime.stream_session import OnnxRuntimeMultiStreamSession, StreamSession
@@ -141,13 +140,10 @@ def _warn_of_changing_batches(engine: Engine, config: RuntimeConfig) -> None:
     if config.graphs is not None or batching is None or batching.max_batch == 1 or digest in _warned_engines:
         return
     _warned_engines.add(digest)
-    sizes = joined_graph_sizes(
-        engine.signature, engine.passport.profiles, batching.max_batch, max_graphs=config.max_graphs
-    )
     log.warning(
         "`%s`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch changes; "
-        "`te.load(engine, graphs=%s, batching=...)` captures each size once, `graphs=False` accepts it",
-        engine.path.name, sizes or True,
+        "`te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it",
+        engine.path.name,
     )  # fmt: skip
 
 
