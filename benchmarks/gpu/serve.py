@@ -2,10 +2,11 @@
 
 The bare engine first, in this process: full batches from as many threads as contexts, and single images from many threads
 through the batcher, both with CUDA graphs, as the server has by default. Then the server, a process of its own, with the
-same engine, batch and contexts; single images (or `--rows`) over HTTP, HTTP with system shared memory, and gRPC. For
-each: short closed loops from 1 and more client processes choose the number that is not the limit, a longer one gives the
-throughput, and Poisson arrivals at 50 and 80 % of it give p50 and p99. What the server's busiest thread, all its threads and each client process used of a core stands beside it, and
-the rows of its batches and the share of the time that a batch ran.
+same engine, batch and contexts; single images (or `--rows`) over HTTP, HTTP with system shared memory, and gRPC. For each:
+short closed loops from 1 and more client processes choose the number that is not the limit, a longer one gives the
+throughput, and Poisson arrivals at 50 and 80 % of it give p50 and p99. What the server's busiest thread, all its threads
+and each client process used of a core stands beside it, and the rows of its batches and the share of the time that a batch
+ran.
 
 One line of JSON for each cell is appended to `serve.jsonl` in the folder given by `--out`, as it comes; cells that failed
 have their error.
