@@ -14,7 +14,8 @@ for a minute.
 A run lasts at least 50 times the deadline: a queue that grows by 2 % of the time is then seen. A process appends one line
 for itself and one for each search to `--out`; a search that the file has already is left out, so that the same command
 resumes, and several processes each run their `--cases` on cores of their own. On a CPU the engine has as many threads as the
-process has cores.
+process has cores. On a GPU it is loaded as `size` does and recommends: with CUDA graphs of the sizes up to the largest of
+`--batches` and of the policies, which are also the batches of the curve.
 
     python benchmarks/streams.py --gains
     taskset -c 0,1 python benchmarks/streams.py --cases 1 --repeats 20 --limit-s 500 --out cover.jsonl
@@ -48,12 +49,13 @@ from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
 from trt_engine.records.streams import CurvePoint
+from trt_engine.runtime.cuda_graph_policy import graph_sizes
 from trt_engine.sizing.arrivals import Sources
 from trt_engine.sizing.capacity import StreamModel, TurnTimes, bootstrap_interval, resample
-from trt_engine.sizing.curve import detect_environment, queue_limit
+from trt_engine.sizing.curve import detect_environment, queue_limit, uses_graphs
 from trt_engine.sizing.simulation import ServiceTimes, simulate
 from trt_engine.sizing.stream_capacity import find_capacity
-from trt_engine.sizing.stream_worker import CurveRequest, DriveRequest, drive, measure_curve
+from trt_engine.sizing.stream_worker import CurveRequest, DriveRequest, drive, measure_curve, warm_up
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = 0.01
@@ -203,7 +205,7 @@ def measure(args: argparse.Namespace, cases: list[Case], end_s: float) -> None:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         engine = open_engine(args, folder)
-        driver = Driver(engine, args, max(case.policy.contexts for case in cases), end_s)
+        driver = Driver(engine, args, [case.policy for case in cases], end_s)
         append_record(args.out, describe(args, driver, load, started))
         try:
             head = {"started": started, "model": args.model.name, "device": args.device}
@@ -241,12 +243,20 @@ def open_engine(args: argparse.Namespace, folder: Path) -> Engine:
 class Driver:
     """The engine, loaded in this process: turns of the curve, and runs with paced sources."""
 
-    def __init__(self, engine: Engine, args: argparse.Namespace, contexts: int, end_s: float) -> None:
+    def __init__(self, engine: Engine, args: argparse.Namespace, policies: list[BatchPolicy], end_s: float) -> None:
         self.seconds, self.turn_s, self.end_s = args.seconds, args.turn_seconds, end_s
-        self.sizes = sorted(args.batches)
-        self.loaded = te.load(engine, contexts=contexts)
-        for rows in range(1, max(self.sizes) + 1):  # the first run of a shape is slow on a GPU
-            self.loaded.warmup(batch=rows)
+        self.sizes, graphs = sorted(args.batches), uses_graphs(te.RuntimeConfig(), args.device)
+        contexts = max(policy.contexts for policy in policies)
+        if graphs:
+            self.sizes = sorted({*graph_sizes(self.sizes[-1]), *(policy.max_batch for policy in policies)})
+        self.loaded = te.load(
+            engine,
+            contexts=contexts,
+            graphs=tuple(self.sizes) if graphs else False,
+            max_graphs=max(16, len(self.sizes)),
+        )
+        warm_up(self.loaded, self.sizes if graphs else range(1, self.sizes[-1] + 1))
+        self.padded = self.loaded.runtime_info.get("graphs") == "on"
 
     def curve(self, policy: BatchPolicy, turns: int) -> dict[tuple[int, int], list[list[float]]]:
         """Times in ms of full batches up to the policy's, by batch and contexts, in turns."""
@@ -281,9 +291,9 @@ def search(case: Case, repeat: int, driver: Driver, runs: int, head: dict[str, s
     """The prediction, the live search, and the prediction from the turns of the curve of both times."""
     policy = case.policy
     turns = driver.curve(policy, TURNS)
-    model = model_of(case, turns)
+    model = model_of(case, turns, driver.padded)
     first = model.largest(policy)
-    low, high = bootstrap_interval(lambda rng: resample(turns, rng), model, policy, first)
+    low, high = bootstrap_interval(lambda rng: resample(turns, rng, padded=driver.padded), model, policy, first)
     every = {key: list(found) for key, found in turns.items()}
     drives: list[Drive] = []
     step, count, turned = max(1, round(STEP * first)), first, None
@@ -298,7 +308,7 @@ def search(case: Case, repeat: int, driver: Driver, runs: int, head: dict[str, s
     observed = (
         float(np.mean([one.streams for one in drives[turned:]] + [count])) if turned is not None else float(count)
     )
-    predicted = model_of(case, at_one_speed(every)).largest(policy)
+    predicted = model_of(case, at_one_speed(every), driver.padded).largest(policy)
     return Search(
         schema="trt-engine/benchmark/streams-search", case=case, repeat=repeat,
         turn_means_ms={
@@ -320,8 +330,8 @@ def at_one_speed(turns: TurnTimes) -> TurnTimes:
     return found
 
 
-def model_of(case: Case, turns: TurnTimes) -> StreamModel:
-    service = ServiceTimes({key: np.concatenate(found) for key, found in turns.items()})
+def model_of(case: Case, turns: TurnTimes, padded: bool) -> StreamModel:
+    service = ServiceTimes({key: np.concatenate(found) for key, found in turns.items()}, padded=padded)
     return StreamModel(service, Sources(parse_sources(case.mix)), case.deadline_ms / 1e3, LATE)
 
 
@@ -349,9 +359,9 @@ def describe(args: argparse.Namespace, driver: Driver, load: tuple[float, float,
 def measured_points(driver: Driver, device: str) -> list[CurvePoint]:
     """The curve of all batches, with 1 and 2 contexts."""
     turns = driver.curve(BatchPolicy(max(driver.sizes), 0.0, 2), TURNS)
-    here = detect_environment(device)
+    here, graphs = detect_environment(device), "on" if driver.padded else ""
     return [
-        CurvePoint("", device, batch, contexts, "host", tuple(map(tuple, found)), here, "")
+        CurvePoint("", device, batch, contexts, "host", tuple(map(tuple, found)), here, "", graphs)
         for (batch, contexts), found in turns.items()
     ]
 

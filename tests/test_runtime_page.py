@@ -19,7 +19,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 def test_the_page_has_an_example_for_each_part() -> None:
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     assert all(len(example.strip().splitlines()) <= 11 for example in EXAMPLES)
 
 

@@ -1,11 +1,12 @@
 """ViT-B/16 behind `trt-engine serve`, loaded by `loadtest` from the same host: its share of the bare engine's throughput.
 
 The bare engine first, in this process: full batches from as many threads as contexts, and single images from many threads
-through the batcher. Then the server, a process of its own, with the same engine, batch and contexts; single images (or
-`--rows`) over HTTP, HTTP with system shared memory, and gRPC. For each: short closed loops from 1 and more client processes
-choose the number that is not the limit, a longer one gives the throughput, and Poisson arrivals at 50 and 80 % of it give
-p50 and p99. What the server's busiest thread, all its threads and each client process used of a core stands beside it, and
-the rows of its batches and the share of the time that a batch ran.
+through the batcher, both with CUDA graphs, as the server has by default. Then the server, a process of its own, with the
+same engine, batch and contexts; single images (or `--rows`) over HTTP, HTTP with system shared memory, and gRPC. For each:
+short closed loops from 1 and more client processes choose the number that is not the limit, a longer one gives the
+throughput, and Poisson arrivals at 50 and 80 % of it give p50 and p99. What the server's busiest thread, all its threads
+and each client process used of a core stands beside it, and the rows of its batches and the share of the time that a batch
+ran.
 
 One line of JSON for each cell is appended to `serve.jsonl` in the folder given by `--out`, as it comes; cells that failed
 have their error.
@@ -48,6 +49,8 @@ SMALL = {"width": 64, "depth": 2, "heads": 4, "size": 32}
 WAYS = ("http", "http-shared-memory", "grpc")
 LOADS = (0.5, 0.8)
 PROBE_S, WARMUP_S, START_S = 1.5, 0.5, 180.0
+CAPTURE_S = 5.0
+"""Warm-up of the bare batcher on a GPU: each size is captured by its first batch."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -105,9 +108,8 @@ def full_batches(engine: te.Engine, args: argparse.Namespace) -> float:
     spec = engine.signature.inputs[0]
     rows = np.random.default_rng(0).standard_normal((args.max_batch, *spec.shape[1:]), np.float32).astype(spec.dtype)
     counts = [0] * args.contexts
-    with te.load(engine, contexts=args.contexts) as runner:
-        for _ in range(3):
-            runner.infer({spec.name: rows})
+    with te.load(engine, contexts=args.contexts, graphs=args.device != "cpu") as runner:
+        runner.warmup(3, batch=args.max_batch)
         start = time.perf_counter()
 
         def call(index: int) -> None:
@@ -130,10 +132,10 @@ def measure_bare(engine: te.Engine, args: argparse.Namespace, records: Records) 
         rates.append(full_batches(engine, args))
         records.add("bare full batches", rows_per_s=round(rates[-1], 1))
     with records.keeping("bare batcher"):
-        batching = te.Batching(max_batch=args.max_batch, max_wait_ms=0.0)
+        batching, graphs = te.Batching(max_batch=args.max_batch, max_wait_ms=0.0), args.device != "cpu"
         found = te.loadtest(
-            engine, concurrency=args.concurrency, duration_s=args.seconds, warmup_s=WARMUP_S, batch=1,
-            runtime=te.RuntimeConfig(contexts=args.contexts, batching=batching),
+            engine, concurrency=args.concurrency, duration_s=args.seconds, warmup_s=CAPTURE_S if graphs else WARMUP_S,
+            batch=1, runtime=te.RuntimeConfig(contexts=args.contexts, batching=batching, graphs=graphs),
         )  # fmt: skip
         records.shared["environment"] = dataclasses.asdict(found.environment)
         records.shared["gpu"] = found.environment.gpu

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from trt_engine.backends.fake.run import FakeContext, FakeSession
+from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.device.fake import FakeStream
 from trt_engine.errors import MemoryExhausted, UsageError
-from trt_engine.runtime.cuda_graph_policy import GraphStats
+from trt_engine.runtime.cuda_graph_policy import GraphStats, graph_sizes, joined_graph_sizes
 from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.tensors import Signature, TensorSpec
 
 Load = Callable[..., InferenceEngine]
 
@@ -163,3 +165,46 @@ def test_warm_up_captures_in_every_context(load: Load, double: Path) -> None:
     engine = load(double, graphs=True, contexts=3)
     engine.warmup(1, batch=2)
     assert graphs(engine).captured == 3
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 8, 10, 60, 64, 100, 256])
+def test_at_most_a_third_of_a_batch_is_padding_and_every_size_keeps_its_graph(most: int) -> None:
+    sizes = graph_sizes(most)
+    assert sizes[0] == 1 and sizes[-1] == most and len(sizes) <= 16
+    for rows in range(1, most + 1):
+        padded = next(size for size in sizes if size >= rows)
+        assert (padded - rows) / padded < 1 / 3
+
+
+def test_sizes_that_are_too_many_or_that_the_engine_does_not_take_are_left_out() -> None:
+    assert graph_sizes(12) == (1, 2, 3, 4, 6, 8, 12)
+    assert len(graph_sizes(4096)) == 16 and graph_sizes(4096)[-1] == 4096
+    assert graph_sizes(300)[:3] == (1, 2, 4), "the smallest between two powers of two goes first"
+    assert graph_sizes(64, max_graphs=3) == (16, 32, 64)
+    assert graph_sizes(8, [(4, 8)]) == (4, 6, 8)
+    assert graph_sizes(8, [(8, 8)]) == (8,)
+    assert graph_sizes(4, [(8, 8)]) == ()
+
+
+def test_only_an_engine_whose_batch_alone_varies_has_sizes_to_join_to() -> None:
+    def sizes(shape: tuple[int, ...], most: int | None = None, span: ShapeRange | None = None) -> tuple[int, ...]:
+        spec = TensorSpec("x", "float32", shape, ("batch", *[None] * (len(shape) - 1)))
+        profiles = [Profile({"x": span})] if span else []
+        return joined_graph_sizes(Signature((spec,), (spec,)), profiles, most)
+
+    assert sizes((-1, 3), 4) == (1, 2, 3, 4)
+    assert sizes((-1, 3))[-1] == 32, "the batcher's own default"
+    assert sizes((-1, 3), span=ShapeRange((1, 3), (2, 3), (6, 3))) == (1, 2, 3, 4, 6)
+    assert sizes((-1, -1), 4) == ()
+    assert sizes((-1, -1), 4, ShapeRange((1, 5), (2, 5), (4, 5))) == (1, 2, 3, 4)
+    assert sizes((-1, -1), 4, ShapeRange((1, 5), (2, 5), (4, 9))) == ()
+    assert sizes((4, 3)) == (4,)
+
+
+def test_changing_batches_replay_the_graphs_of_a_warm_up_from_the_largest_on(load: Load, double: Path) -> None:
+    engine = load(double, graphs=(1, 2, 3, 4), contexts=2)
+    for size in (4, 3, 2, 1):
+        engine.warmup(batch=size)
+    assert graphs(engine).captured == 8 and graphs(engine).evicted == 0
+    assert all(answers(engine, count) for count in (1, 3, 2, 4, 1, 4))
+    assert (graphs(engine).captured, graphs(engine).replayed) == (8, 6)

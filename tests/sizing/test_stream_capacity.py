@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.size import SizeConfig
 from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_share, parse_sources
 from trt_engine.environment import Environment
@@ -18,7 +19,7 @@ from trt_engine.records.streams import CurvePoint, FrameMemory
 from trt_engine.reporting.sections.stream_sections import _verification_table
 from trt_engine.sizing.arrivals import Sources
 from trt_engine.sizing.capacity import StreamModel, best_policy, candidate_policies, gpus_for, largest_allowed, resample
-from trt_engine.sizing.curve import grid_batches, keep_points, service_times
+from trt_engine.sizing.curve import captured_sizes, grid_batches, keep_points, service_times, uses_graphs
 from trt_engine.sizing.decode import SOURCE, decode_limit
 from trt_engine.sizing.stream_capacity import check_settings, drive_request, find_capacity, verify
 from trt_engine.sizing.stream_worker import DriveMessage
@@ -272,3 +273,27 @@ def test_the_grid_ends_with_the_engines_batch() -> None:
     assert grid_batches(1) == (1,)
     assert grid_batches(8) == (1, 2, 4, 8)
     assert grid_batches(24) == (1, 2, 4, 8, 16, 24)
+
+
+def test_sizes_measured_with_graphs_are_those_to_paste() -> None:
+    """Frames on the device are measured alone: they have no sizes that batches are padded to."""
+    captured = [dataclasses.replace(point, graphs="on") for point in points()]
+    found = find_capacity([*captured, *points("device")], config(policy=BatchPolicy(8, 5.0)), 1000.0)
+    assert found.capacity.batching.startswith("te.load(engine, contexts=1, graphs=(1, 2, 4, 8), batching=te.Batching(")
+    assert found.graphs == (1, 2, 4, 8)
+    assert found.model.service.mean_s(5) == found.model.service.mean_s(8)
+    assert captured_sizes(captured) == BATCHES and captured_sizes(points()) == ()
+
+
+@pytest.mark.parametrize("graphs", ["", "none: the CPU runs `NonZero`"])
+def test_without_graphs_nothing_is_padded_and_none_are_recommended(graphs: str) -> None:
+    found = find_capacity([dataclasses.replace(point, graphs=graphs) for point in points()], config(), 1000.0)
+    assert "graphs" not in found.capacity.batching and found.graphs == ()
+    service = found.model.service
+    assert service.mean_s(4) < service.mean_s(6) < service.mean_s(8)
+
+
+def test_graphs_are_for_gpus_and_not_against_the_users_will() -> None:
+    assert uses_graphs(RuntimeConfig(), "cuda:0")
+    assert not uses_graphs(RuntimeConfig(), "cpu")
+    assert not uses_graphs(RuntimeConfig(graphs=False), "cuda:0")

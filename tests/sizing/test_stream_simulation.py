@@ -222,3 +222,10 @@ def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(UsageError):
         read_trace(file)
+
+
+def test_a_padded_batch_takes_the_time_of_the_next_size() -> None:
+    samples = {(1, 1): [2.0], (2, 1): [3.0], (6, 1): [7.0]}
+    assert [1e3 * ServiceTimes(samples).mean_s(rows) for rows in (1, 2, 4, 6)] == pytest.approx([2, 3, 5, 7])
+    padded = ServiceTimes(samples, padded=True)
+    assert [1e3 * padded.mean_s(rows) for rows in range(1, 7)] == pytest.approx([2, 3, 7, 7, 7, 7])

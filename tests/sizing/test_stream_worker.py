@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import trt_engine as te
+from onnx_models import two_inputs
 from trt_engine.config.streams import BatchPolicy
+from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted
 from trt_engine.protocols import RunnerBase
+from trt_engine.sizing import curve
+from trt_engine.sizing.curve import CurveGrid, measure_host_curve, usable_points
 from trt_engine.sizing.stream_worker import (
     CurveRequest,
     DriveRequest,
@@ -17,6 +24,7 @@ from trt_engine.sizing.stream_worker import (
     drive,
     full_batches_ms,
     measure_curve,
+    warm_up,
 )
 from trt_engine.tensors import Signature, Tensors, TensorSpec
 
@@ -87,3 +95,38 @@ def test_a_timed_runner_counts_cycles_by_thread() -> None:
     timed = TimedRunner(Doubling())
     timed.starts = {1: [(0.0, 2), (0.5, 2), (0.6, 1), (1.0, 2)], 2: [(0.0, 2), (0.2, 2)]}
     assert timed.cycles_ms(2) == pytest.approx([500.0, 100.0, 200.0])
+
+
+# ------------------------------------------------------------------------------------------------ graphs
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Engine:
+    """A sum on a fake device, which captures graphs."""
+    return te.build(
+        two_inputs(tmp_path / "sum.onnx"), out=tmp_path / "sum.fake", backend="fake", device="fake:0",
+        batch=(1, 2, 4), parity=False, store=te.Store(tmp_path / "store"),
+    )  # fmt: skip
+
+
+def test_every_size_is_captured_before_it_is_timed_or_driven(captured: Engine) -> None:
+    with te.load(captured, contexts=2, graphs=(1, 2, 3, 4)) as engine:
+        warm_up(engine, (1, 2, 3, 4))
+        cells = measure_curve(engine.runner, CurveRequest((1, 2, 3, 4), (1, 2), turns=2, turn_s=0.0, longest_ms=1e9))
+        times_s = tuple(np.linspace(0, 0.05, 60).tolist())
+        drive(engine.runner, DriveRequest(BatchPolicy(4, 1.0, 2), times_s, max_rows_waiting=1000))
+        pool = engine.stats().pool
+    assert len(cells) == 8
+    assert pool is not None and (pool.graphs.captured, pool.graphs.evicted) == (8, 0)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_the_child_measures_with_graphs_of_the_grids_sizes_and_records_it(captured: Engine, graphs: bool) -> None:
+    grid = CurveGrid((1, 3, 4), (1,), 0.01, 1e9, graphs=graphs)
+    points = measure_host_curve(captured, grid, te.RuntimeConfig(), "fake:0")
+    assert [(point.batch, point.graphs) for point in points] == [(batch, "on" if graphs else "") for batch in (1, 3, 4)]
+    here = dataclasses.replace(grid, graphs=not graphs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curve, "detect_environment", lambda device: points[0].environment)
+        assert usable_points(points, captured, "fake:0", "host", grid) == points
+        assert usable_points(points, captured, "fake:0", "host", here) == [], "measured otherwise"

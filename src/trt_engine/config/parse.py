@@ -188,10 +188,10 @@ def parse_batch_sizes(value: str | int | Iterable[int]) -> tuple[int, ...]:
     return found
 
 
-def parse_graphs(value: bool | str | Iterable[int]) -> bool | tuple[int, ...]:
-    """True, False, or the sizes graphs are captured for."""
+def parse_graphs(value: bool | str | Iterable[int] | None) -> bool | tuple[int, ...] | None:
+    """True, False, or the sizes graphs are captured for; None is unset."""
     if isinstance(value, bool) or value is None:
-        return bool(value)
+        return value
     switch = SCALAR_PARSERS["bool"]
     try:
         return (

@@ -47,8 +47,12 @@ class RuntimeConfig(Config):
     )  # fmt: skip
     contexts: int = opt(1, "inferences in flight at once on backends with contexts", ge=1)
     streams: int | None = opt(None, "device streams [default: one for each context]", ge=1)
-    graphs: bool | tuple[int, ...] = opt(
-        False, "capture a graph for each shape; sizes: batches are padded to these first", flags="", parse=parse_graphs
+    graphs: bool | tuple[int, ...] | None = opt(
+        None,
+        "capture a graph for each shape; sizes: batches are padded to these first [default: off; `size` and `serve` on a "
+        "GPU: sizes up to the largest batch]",
+        flags="",
+        parse=parse_graphs,
     )
     max_graphs: int = opt(16, "graphs kept for each context; the least recently used one goes", flags="", ge=1)
     max_waiting: int | None = opt(None, "callers that may wait for a context; more are refused", flags="", ge=0)

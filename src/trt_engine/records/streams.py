@@ -30,6 +30,9 @@ class CurvePoint:
     environment: Environment
     started: str
     """UTC, ISO 8601."""
+    graphs: str = ""
+    """`on` where each batch replayed a CUDA graph, as it then does under load, padded to the next batch measured; `none` and
+    the reason where none could be captured; empty where none was wanted."""
 
     @property
     def samples(self) -> int:

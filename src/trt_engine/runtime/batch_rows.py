@@ -15,6 +15,9 @@ from trt_engine.tensors import Signature, Tensors, TensorSpec, format_shape
 
 Array = npt.NDArray[Any]
 
+DEFAULT_MAX_BATCH = 32
+"""Default `max_batch` of a batcher for an engine without a batch limit."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchLayout:

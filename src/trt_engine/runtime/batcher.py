@@ -23,7 +23,7 @@ from trt_engine.config.runtime import Batching
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batch_queue import CLOSE, WORKER_FREE, AdmissionControl, BatchQueue, Request
-from trt_engine.runtime.batch_rows import BatchLayout, concat, row_count, split
+from trt_engine.runtime.batch_rows import DEFAULT_MAX_BATCH, BatchLayout, concat, row_count, split
 from trt_engine.runtime.batch_stats import BatchCounters, BatchStats
 from trt_engine.tensors import Tensors
 
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_QUEUED_BATCHES = 64
 """Default queue limit, in full batches."""
-_DEFAULT_MAX_BATCH = 32
-"""Default `max_batch` for an engine without a batch limit."""
 _NOT_RETRIED = (DeviceLost, Overloaded, DeadlineExpired)
 """Errors not caused by a request: the batch is not bisected."""
 
@@ -68,7 +66,7 @@ class Batcher(RunnerBase):
         self.signature = self._layout.signature
         self.profiles = self._layout.profiles
         most = self._layout.max_rows
-        max_batch = given.max_batch or most or _DEFAULT_MAX_BATCH
+        max_batch = given.max_batch or most or DEFAULT_MAX_BATCH
         if most is not None and max_batch > most:
             raise UsageError(
                 f"`max_batch` is {max_batch}, the engine takes {most} rows at once",

@@ -10,7 +10,7 @@ from typing import Any
 
 from trt_engine.config.profiles import Profile
 from trt_engine.errors import UsageError
-from trt_engine.runtime.batch_rows import BatchLayout
+from trt_engine.runtime.batch_rows import DEFAULT_MAX_BATCH, BatchLayout
 from trt_engine.tensors import Signature
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,43 @@ class GraphStats:
     """Why graphs are disabled; inference runs without."""
 
 
+def graph_sizes(
+    max_batch: int, batch_ranges: Sequence[tuple[int, int]] = (), *, max_graphs: int = 16
+) -> tuple[int, ...]:
+    """Batch sizes to capture for batches of 1 to `max_batch`: powers of two, 1.5 times these, and `max_batch`.
+
+    At most a third of a padded batch is padding. Sizes outside `batch_ranges` are left out. Of more than `max_graphs`, which
+    is above 256 rows, the smallest between two powers of two are left out, then the smallest.
+    """
+    powers = [1 << power for power in range(max_batch.bit_length())]
+    sizes = [
+        size
+        for size in sorted({*powers, *(3 * power // 2 for power in powers[1:]), max_batch})
+        if size <= max_batch and (not batch_ranges or any(low <= size <= high for low, high in batch_ranges))
+    ]
+    by_use = sorted(sizes, key=lambda size: (size == max_batch, size in powers, size))
+    return tuple(sorted(by_use[-max_graphs:]))
+
+
+def joined_graph_sizes(
+    signature: Signature, profiles: Sequence[Profile], max_batch: int | None, *, max_graphs: int = 16
+) -> tuple[int, ...]:
+    """`graph_sizes` of an engine whose requests are joined to `max_batch` rows, None for what it takes.
+
+    Empty where requests cannot be joined, and where another dimension varies: each of its sizes needs graphs of its own.
+    """
+    try:
+        layout = BatchLayout.from_signature(signature, profiles)
+    except UsageError:
+        return ()
+    for spec in signature.inputs:
+        spans = [profile.ranges[spec.name] for profile in profiles if spec.name in profile.ranges]
+        fixed = all(span.min[1:] == span.max[1:] == spans[0].max[1:] for span in spans) if spans else False
+        if not fixed and any(size < 0 for size in spec.shape[1:]):
+            return ()
+    return graph_sizes(max_batch or layout.max_rows or DEFAULT_MAX_BATCH, layout.batch_ranges, max_graphs=max_graphs)
+
+
 class GraphPolicy:
     """`graphs=True`: a graph for every shape, batches padded to the next power of two; sizes: only these batches.
 
@@ -36,13 +73,14 @@ class GraphPolicy:
 
     def __init__(
         self,
-        graphs: bool | Sequence[int] = False,
+        graphs: bool | Sequence[int] | None = False,
         max_graphs: int = 16,
         *,
         signature: Signature,
         profiles: Sequence[Profile] = (),
     ) -> None:
         """Raises `UsageError` for batch sizes that the engine does not take."""
+        graphs = graphs or False
         self.enabled = bool(graphs)
         self.max_graphs = max_graphs
         self.generation = 0

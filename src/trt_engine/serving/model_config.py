@@ -190,8 +190,8 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
             changed["device"] = "cpu"
         elif group.gpus or kind == "KIND_GPU":
             changed["device"] = ",".join(f"cuda:{number}" for number in (group.gpus or [0]))
-    if config.optimization.cuda.graphs:
-        changed["graphs"] = True
+    if config.optimization.HasField("cuda"):
+        changed["graphs"] = config.optimization.cuda.graphs
     if "device" in parameters:
         changed["device"] = parameters["device"]
     if "providers" in parameters:

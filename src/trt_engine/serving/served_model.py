@@ -16,10 +16,11 @@ import numpy as np
 
 from trt_engine.config.profiles import select_profile
 from trt_engine.config.runtime import Batching
-from trt_engine.device import Device
+from trt_engine.device import Device, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.runtime.batcher import Batcher
+from trt_engine.runtime.cuda_graph_policy import joined_graph_sizes
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.serving.bundle_runner import bundle_digest, join_facts, load_bundle, open_bundle
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
@@ -40,6 +41,8 @@ _SHORT_NS = 100_000
 """A run up to this costs less on the event loop than its way through other threads."""
 _TINY_NS = 30_000
 """A run up to this costs less on the event loop than joining it with others."""
+_WARM_UP_S = 30.0
+"""Time after which no further graph is captured before a version is ready; its first batch of that size captures it."""
 _SHORT_RUNS = 8
 """Short runs of one shape after which the next is made on the event loop."""
 
@@ -105,11 +108,12 @@ class Truth:
     """SHA-256 of the engine's payload."""
     fallback: str = ""
     """The provider that was replaced and why, where that was allowed."""
+    graphs: str = ""
+    """Whether CUDA graphs are captured, or why not; empty where none are wanted."""
 
     def as_dict(self) -> dict[str, str]:
-        found = {
-            name: getattr(self, name) for name in ("backend", "providers", "device", "precision", "engine", "fallback")
-        }
+        names = ("backend", "providers", "device", "precision", "engine", "fallback", "graphs")
+        found = {name: getattr(self, name) for name in names}
         return {name: value for name, value in found.items() if value}
 
     def header(self) -> str:
@@ -168,9 +172,8 @@ class ServedVersion:
 
     def _make_queue(self) -> None:
         settings, waiting = self.settings, self.settings.max_queue or _DEFAULT_WAITING
-        single = all(spec.shape[:1] == (1,) for spec in self.runner.signature.inputs)
         batcher = None
-        if settings.join and settings.max_batch != 1 and not single:
+        if _joins_requests(settings, self.runner.signature):
             batching = Batching(
                 max_batch=settings.max_batch, max_wait_ms=settings.max_wait_ms, max_rows_waiting=settings.max_queue
             )
@@ -342,6 +345,7 @@ def _find_truth(engine: Engine, info: Mapping[str, str]) -> Truth:
         precision=passport.precision.shares_text or info.get("precision", "") or "unknown",
         engine=passport.payload[0].digest,
         fallback=info.get("fallback", ""),
+        graphs=info.get("graphs", ""),
     )
 
 
@@ -372,6 +376,39 @@ def _load_engine(engine: Engine, settings: ModelSettings, name: str, *, verify: 
     return load(engine, config=replace(runtime, device=None) if devices else runtime, devices=devices, verify=verify)
 
 
+def _joins_requests(settings: ModelSettings, signature: Signature) -> bool:
+    single = all(spec.shape[:1] == (1,) for spec in signature.inputs)
+    return settings.join and settings.max_batch != 1 and not single
+
+
+def _with_graph_sizes(settings: ModelSettings, engine: Engine) -> ModelSettings:
+    """On a GPU, where requests are joined and nothing else is set: graphs of the sizes that batches are padded to."""
+    runtime, passport = settings.runtime, engine.passport
+    device = (runtime.device or passport.device).partition(",")[0]
+    if runtime.graphs is False or isinstance(runtime.graphs, tuple) or parse_device(device)[0] == "cpu":
+        return settings
+    if not _joins_requests(settings, engine.signature):
+        return settings
+    sizes = joined_graph_sizes(engine.signature, passport.profiles, settings.max_batch, max_graphs=runtime.max_graphs)
+    return replace(settings, runtime=replace(runtime, graphs=sizes or runtime.graphs))
+
+
+def _warm_up(runner: InferenceEngine, graphs: bool | tuple[int, ...] | None) -> None:
+    """One run, or one of each size that has a graph until `_WARM_UP_S` are over.
+
+    The largest size first, as a buffer that grows drops the graphs that use it; then small ones, which come at low load.
+    """
+    if not isinstance(graphs, tuple):
+        runner.warmup(1)
+        return
+    started_s = time.perf_counter()
+    for number, size in enumerate((graphs[-1], *graphs[:-1])):
+        if number and time.perf_counter() - started_s > _WARM_UP_S:
+            log.info("graphs of %d batch sizes are captured by their first batches", len(graphs) - number)
+            return
+        runner.warmup(1, batch=size)
+
+
 def _declared_vision(engine: Engine) -> Vision | None:
     try:
         return vision_of(engine)
@@ -389,10 +426,11 @@ def load_version(
         runner, truth = _load_bundle(source, settings, name, verify=verify)
         settings = replace(settings, join=False)
     else:
+        settings = _with_graph_sizes(settings, source)
         runner = _load_engine(source, settings, name, verify=verify)
     try:
         try:
-            runner.warmup(1)
+            _warm_up(runner, settings.runtime.graphs)
             for runs, shapes in warmup_samples(settings):
                 runner.warmup(runs, shapes=shapes)
         except TrtEngineError as error:  # random inputs need not be valid for every model

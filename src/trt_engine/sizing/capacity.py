@@ -161,7 +161,7 @@ def _largest_near(model: StreamModel, policy: BatchPolicy, guess: int) -> int:
     return model.largest(policy, low, high)
 
 
-def resample(turns: TurnTimes, rng: np.random.Generator) -> ServiceTimes:
+def resample(turns: TurnTimes, rng: np.random.Generator, *, padded: bool = False) -> ServiceTimes:
     """A curve as a later run of the same engine may be: the samples of each turn drawn in blocks, and all times scaled.
 
     The scale is that of one more turn: its logarithm has Student's t distribution, with the spread of the turns' means
@@ -173,7 +173,8 @@ def resample(turns: TurnTimes, rng: np.random.Generator) -> ServiceTimes:
         {
             key: scale * np.concatenate([_draw_blocks(np.asarray(turn), rng) for turn in found])
             for key, found in turns.items()
-        }
+        },
+        padded=padded,
     )
 
 

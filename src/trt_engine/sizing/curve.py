@@ -57,6 +57,8 @@ class CurveGrid:
     duration_s: float
     """Of one point, all turns together."""
     longest_ms: float
+    graphs: bool = False
+    """Whether `batches` are captured as CUDA graphs and other batches padded to them."""
 
 
 def grid_batches(largest: int, smallest: int = 1) -> tuple[int, ...]:
@@ -64,13 +66,22 @@ def grid_batches(largest: int, smallest: int = 1) -> tuple[int, ...]:
     return (*(1 << power for power in range(largest.bit_length()) if smallest <= 1 << power < largest), largest)
 
 
+def uses_graphs(runtime: RuntimeConfig, device: str) -> bool:
+    """Whether batches are captured as CUDA graphs: on a GPU, unless `graphs=False`."""
+    return runtime.graphs is not False and parse_device(device)[0] != "cpu"
+
+
 def measure_host_curve(engine: Engine, grid: CurveGrid, runtime: RuntimeConfig, device: str) -> list[CurvePoint]:
     """Frames in host memory, through the batcher. Raises the child's error."""
     request = CurveRequest(grid.batches, grid.contexts, TURNS, grid.duration_s / TURNS, grid.longest_ms)
-    runtime = dataclasses.replace(runtime, contexts=max(grid.contexts), batching=None)
+    graphs = grid.batches if grid.graphs else False
+    runtime = dataclasses.replace(runtime, contexts=max(grid.contexts), batching=None, graphs=graphs)
     answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), curve=request))
     assert isinstance(answer, CurveMessage)
-    return [_point(engine, device, "host", cell.batch, cell.contexts, cell.turns_ms) for cell in answer.cells]
+    return [
+        _point(engine, device, "host", cell.batch, cell.contexts, cell.turns_ms, answer.graphs if grid.graphs else "")
+        for cell in answer.cells
+    ]
 
 
 def measure_device_curve(engine: Engine, grid: CurveGrid, runtime: RuntimeConfig, device: str) -> list[CurvePoint]:
@@ -98,7 +109,13 @@ def measure_device_curve(engine: Engine, grid: CurveGrid, runtime: RuntimeConfig
 
 
 def _point(
-    engine: Engine, device: str, frames: FrameMemory, batch: int, contexts: int, turns_ms: Sequence[Sequence[float]]
+    engine: Engine,
+    device: str,
+    frames: FrameMemory,
+    batch: int,
+    contexts: int,
+    turns_ms: Sequence[Sequence[float]],
+    graphs: str = "",
 ) -> CurvePoint:
     return CurvePoint(
         engine_digest=engine.passport.payload[0].digest,
@@ -109,12 +126,15 @@ def _point(
         turns_ms=tuple(tuple(round(time_ms, 5) for time_ms in turn) for turn in turns_ms),
         environment=detect_environment(device),
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        graphs=graphs,
     )
 
 
-def drive_sources(engine: Engine, request: DriveRequest, runtime: RuntimeConfig) -> DriveMessage:
-    """Paced frames through the batcher. Raises the child's error."""
-    runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None)
+def drive_sources(
+    engine: Engine, request: DriveRequest, runtime: RuntimeConfig, graphs: tuple[int, ...] = ()
+) -> DriveMessage:
+    """Paced frames through the batcher, with graphs of these batch sizes. Raises the child's error."""
+    runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None, graphs=graphs or False)
     answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), drive=request))
     assert isinstance(answer, DriveMessage)
     return answer
@@ -147,6 +167,8 @@ def call_worker(request: WorkerRequest) -> CurveMessage | DriveMessage:
 
 
 def _planned_s(request: WorkerRequest) -> float:
+    if request.curve is not None:
+        return request.curve.turns * request.curve.turn_s * len(request.curve.batches) * len(request.curve.contexts)
     return request.drive.times_s[-1] if request.drive is not None and request.drive.times_s else 0.0
 
 
@@ -185,6 +207,7 @@ def usable_points(
         (point.batch, point.contexts): point
         for point in points
         if (point.engine_digest, point.device, point.frames) == (digest, device, frames)
+        and bool(point.graphs) == grid.graphs
         and _same_machine(point.environment, here)
     }
     found = []
@@ -222,8 +245,14 @@ def turn_times(points: Iterable[CurvePoint]) -> TurnTimes:
     return {(point.batch, point.contexts): point.turns_ms for point in points}
 
 
-def service_times(points: Iterable[CurvePoint]) -> ServiceTimes:
-    return ServiceTimes({key: np.concatenate(turns) for key, turns in turn_times(points).items()})
+def captured_sizes(points: Iterable[CurvePoint]) -> tuple[int, ...]:
+    """Batch sizes that replayed a CUDA graph, ascending; other batches are padded to them."""
+    return tuple(sorted({point.batch for point in points if point.graphs == "on"}))
+
+
+def service_times(points: Sequence[CurvePoint]) -> ServiceTimes:
+    times = {key: np.concatenate(turns) for key, turns in turn_times(points).items()}
+    return ServiceTimes(times, padded=bool(captured_sizes(points)))
 
 
 def summarize_curve(points: Iterable[CurvePoint]) -> tuple[CurveSummary, ...]:

@@ -30,12 +30,15 @@ _RowTimes = list[list[float]]
 class ServiceTimes:
     """Times of a batch in s, by rows and busy contexts, from measured samples.
 
-    Between measured batch sizes and context counts each quantile is interpolated linearly. Batches below the smallest
-    measured one take its time (a fixed batch is padded).
+    Between measured batch sizes and context counts each quantile is interpolated linearly; `padded` batches take the time of
+    the next measured size. Batches below the smallest measured one take its time (a fixed batch is padded).
     """
 
-    def __init__(self, samples_ms: Mapping[tuple[int, int], npt.ArrayLike]) -> None:
+    padded = False
+
+    def __init__(self, samples_ms: Mapping[tuple[int, int], npt.ArrayLike], *, padded: bool = False) -> None:
         """`samples_ms`: by (batch, busy contexts), each one or more times in ms."""
+        self.padded = padded
         arrays = {key: np.sort(np.asarray(values, np.float64)) / 1e3 for key, values in samples_ms.items()}
         if not arrays or any(not values.size or values[0] < 0 for values in arrays.values()):
             raise UsageError("the latency curve has no samples", hint="measure it again")
@@ -77,6 +80,8 @@ class ServiceTimes:
 
     def _at_contexts(self, rows: int, contexts: int) -> Times:
         sizes = sorted(batch for batch, busy in self._quantiles if busy == contexts)
+        if self.padded:
+            rows = next((size for size in sizes if size >= rows), rows)
         low, high, share = _neighbours(sizes, rows)
         return (1 - share) * self._quantiles[low, contexts] + share * self._quantiles[high, contexts]
 

@@ -34,7 +34,7 @@ from trt_engine.sizing.capacity import (
     gpus_for,
     resample,
 )
-from trt_engine.sizing.curve import queue_limit, read_curve, service_times, summarize_curve, turn_times
+from trt_engine.sizing.curve import captured_sizes, queue_limit, read_curve, service_times, summarize_curve, turn_times
 from trt_engine.sizing.decode import decode_limit
 from trt_engine.sizing.simulation import ChainedTimes, ServiceTimes, simulate
 from trt_engine.sizing.stream_worker import DriveMessage, DriveRequest
@@ -60,6 +60,8 @@ class Answer:
 
     capacity: StreamCapacity
     model: StreamModel
+    graphs: tuple[int, ...]
+    """Batch sizes of the policy that are captured as CUDA graphs; empty without."""
 
 
 def check_settings(config: SizeConfig) -> None:
@@ -127,8 +129,9 @@ def find_capacity(
     policies = [config.policy] if config.policy else [*candidate_policies(service, model.deadline_s)]
     policy, streams = best_policy(model, policies)
     low, high = bootstrap_interval(
-        lambda rng: _with_crops(resample(turn_times(chosen), rng), crops, config.crops, rng), model, policy, streams
+        lambda rng: _with_crops(_draw_again(chosen, rng), crops, config.crops, rng), model, policy, streams
     )
+    graphs = tuple(size for size in captured_sizes(points) if size <= policy.max_batch)
     decode = decode_limit(gpu, config.codec, mix.groups) if config.codec else None
     limit, reason = _limit([] if crops else points, model, policy, streams, decode)
     most = streams if decode is None else decode.streams
@@ -157,13 +160,13 @@ def find_capacity(
         policies=tuple(_compare_policies(model, policy, streams)),
         curve=summary,
         deepstream=deepstream_settings(policy, config.interval),
-        batching=batching_settings(policy, service, model.deadline_s),
+        batching=batching_settings(policy, service, model.deadline_s, graphs),
         gpus=_count_gpus(model, policy, config.spare_gpus, decode) if config.sources else None,
         decode=decode,
         crops=config.crops,
         crop_curve=summarize_curve(crops),
     )
-    return Answer(capacity, model)
+    return Answer(capacity, model, graphs)
 
 
 def _crop_points(config: SizeConfig, points: Sequence[CurvePoint]) -> list[CurvePoint]:
@@ -189,8 +192,11 @@ def _with_crops(
     """The first model's times, followed by the second's on its crops; with `rng` the second's turns are drawn again."""
     if not crops:
         return first
-    second = service_times(crops) if rng is None else resample(turn_times(crops), rng)
-    return ChainedTimes(first, second, count)
+    return ChainedTimes(first, service_times(crops) if rng is None else _draw_again(crops, rng), count)
+
+
+def _draw_again(points: Sequence[CurvePoint], rng: np.random.Generator) -> ServiceTimes:
+    return resample(turn_times(points), rng, padded=bool(captured_sizes(points)))
 
 
 def _count_gpus(model: StreamModel, policy: BatchPolicy, spare: int, decode: DecodeLimit | None) -> GpuCount | None:
@@ -260,11 +266,14 @@ def deepstream_settings(policy: BatchPolicy, interval: int) -> dict[str, str]:
     }
 
 
-def batching_settings(policy: BatchPolicy, service: ServiceTimes, deadline_s: float) -> str:
-    """The policy as keyword arguments of `te.load`."""
+def batching_settings(
+    policy: BatchPolicy, service: ServiceTimes, deadline_s: float, graphs: tuple[int, ...] = ()
+) -> str:
+    """The policy as keyword arguments of `te.load`, with the batch sizes that were captured as CUDA graphs."""
     rows = queue_limit(policy, service, deadline_s)
     batching = f"te.Batching(max_batch={policy.max_batch}, max_wait_ms={policy.max_wait_ms:g}, max_rows_waiting={rows})"
-    return f"te.load(engine, contexts={policy.contexts}, batching={batching})"
+    captured = f"graphs={graphs}, " if graphs else ""
+    return f"te.load(engine, contexts={policy.contexts}, {captured}batching={batching})"
 
 
 def drive_request(answer: Answer, duration_s: float) -> DriveRequest:

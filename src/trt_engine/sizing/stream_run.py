@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity
+from trt_engine.runtime.cuda_graph_policy import graph_sizes
 from trt_engine.sizing import curve, stream_capacity
 from trt_engine.sizing.size_plan import SizeJob
 
@@ -28,13 +30,9 @@ def find_streams(
             f"the policy has batches of {config.policy.max_batch}, the engine takes {record.batch}",
             hint="a larger `--max-batch`, or a smaller policy",
         )
-    batches = curve.grid_batches(record.batch) if job.dynamic else (record.batch,)
-    longest_ms = config.deadline_ms
-    if config.policy is not None:
-        batches = tuple(
-            sorted({*(batch for batch in batches if batch <= config.policy.max_batch), config.policy.max_batch})
-        )
-        longest_ms = 1e9  # the policy's batch is measured, however slow
+    largest = record.batch if config.policy is None else config.policy.max_batch
+    batches = curve.grid_batches(largest) if job.dynamic else (record.batch,)
+    longest_ms = config.deadline_ms if config.policy is None else 1e9  # the policy's batch is measured, however slow
     grid = curve.CurveGrid(batches, config.contexts, config.duration_s, longest_ms)
     points = list(_measured_curve(job, engine, device, grid, step))
     with step("search policy"):
@@ -47,7 +45,7 @@ def find_streams(
     if config.verify_s is not None and found.streams:
         with step("verify"):
             request = stream_capacity.drive_request(answer, config.verify_s)
-            driven = curve.drive_sources(engine, request, job.runtime)
+            driven = curve.drive_sources(engine, request, job.runtime, answer.graphs)
         found = stream_capacity.verify(answer, request, driven, config.verify_s)
     return found
 
@@ -59,15 +57,22 @@ def _measured_curve(
     grid: curve.CurveGrid,
     step: Callable[[str], AbstractContextManager[None]],
 ) -> list[CurvePoint]:
-    """The curve of each kind of frames: from a kept file where that covers the grid, else measured and kept."""
+    """The curve of each kind of frames: from a kept file where that covers the grid, else measured and kept.
+
+    On a GPU the batches of frames in host memory are those that are captured as CUDA graphs.
+    """
     kinds: tuple[FrameMemory, ...] = ("host",) if parse_device(device)[0] == "cpu" else ("host", "device")
     if job.config.frames not in kinds:
         raise UsageError(f"frames are in host memory on `{device}`", hint="leave `--frames device` out")
     path = job.layout.curve
     known = curve.read_curve(path) if path.exists() else []
     known += curve.read_curve(job.config.curve) if job.config.curve is not None else []
+    grids = dict.fromkeys(kinds, grid)
+    if curve.uses_graphs(job.runtime, device):
+        sizes = graph_sizes(grid.batches[-1], max_graphs=job.runtime.max_graphs) if job.dynamic else grid.batches
+        grids["host"] = dataclasses.replace(grid, batches=sizes, graphs=True)
     found = []
-    for frames in kinds:
+    for frames, grid in grids.items():
         points = curve.usable_points(known, engine, device, frames, grid)
         if points:
             log.info("the latency curve of frames on the %s is from an earlier run", frames)

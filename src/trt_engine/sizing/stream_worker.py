@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import pairwise
@@ -25,6 +25,7 @@ from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batch_rows import row_count
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.feeds import random_feeds, shapes_of
+from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Tensors
 from trt_engine.verbs.load import load
 from trt_engine.workers.crash import is_out_of_memory
@@ -81,6 +82,8 @@ class CurveMessage(msgspec.Struct, tag="curve"):
     """The curve; sizes that ran out of memory or take too long are left out."""
 
     cells: list[CurveCell]
+    graphs: str
+    """`graphs` of `runtime_info` after the measurement."""
 
 
 class DriveMessage(msgspec.Struct, tag="drive"):
@@ -143,6 +146,20 @@ def random_rows(batcher: Batcher, rows: int = 1) -> dict[str, Any]:
     """Random inputs, at the profile's optimum but for the rows."""
     profile = batcher.profiles[0] if batcher.profiles else None
     return random_feeds(batcher.signature, shapes_of(batcher.signature, profile, batch=rows))
+
+
+def warm_up(engine: InferenceEngine, sizes: Iterable[int]) -> None:
+    """Two runs of each batch size in each context, the first of which captures its graph.
+
+    The largest first: a buffer that grows drops the graphs that use it. Sizes that are out of memory are left out.
+    """
+    for size in sorted(sizes, reverse=True):
+        try:
+            engine.warmup(2, batch=size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.info("batch %d is out of memory in the warm-up", size)
 
 
 def measure_curve(runner: RunnerBase, request: CurveRequest) -> list[CurveCell]:
@@ -230,8 +247,11 @@ def _note_end(ended: list[float | None], index: int, future: Future[dict[str, An
 
 def _answer(request: WorkerRequest) -> CurveMessage | DriveMessage:
     with load(Path(request.engine), config=request.runtime, verify=False) as engine:
+        if isinstance(request.runtime.graphs, tuple):
+            warm_up(engine, request.runtime.graphs)
         if request.curve is not None:
-            return CurveMessage(measure_curve(engine.runner, request.curve))
+            cells = measure_curve(engine.runner, request.curve)
+            return CurveMessage(cells, engine.runtime_info.get("graphs", ""))
         assert request.drive is not None
         return drive(engine.runner, request.drive)
 

@@ -42,8 +42,9 @@ class RuntimeSettings(TypedDict, total=False):
     """Inferences in flight at once on backends with contexts."""
     streams: int | None
     """Device streams [default: one for each context]."""
-    graphs: bool | str | Iterable[int]
-    """Capture a graph for each shape; sizes: batches are padded to these first."""
+    graphs: bool | str | Iterable[int] | None
+    """Capture a graph for each shape; sizes: batches are padded to these first [default: off; `size` and `serve` on a
+    GPU: sizes up to the largest batch]."""
     max_graphs: int
     """Graphs kept for each context; the least recently used one goes."""
     max_waiting: int | None

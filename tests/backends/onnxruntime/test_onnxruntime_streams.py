@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -13,7 +14,7 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backends.onnxruntime import session, stream_session
+from trt_engine.backends.onnxruntime import run, session, stream_session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
 from trt_engine.backends.onnxruntime.stream_session import OnnxRuntimeMultiStreamSession, StreamSession, cpu_operators
@@ -382,3 +383,31 @@ def test_a_refusal_to_capture_is_known_by_its_words():
     )
     assert session.is_capture_refusal(RuntimeError(text))
     assert not session.is_capture_refusal(RuntimeError("Failed to load library"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        ({"batching": te.Batching(max_batch=4)}, True),
+        ({"batching": te.Batching()}, True),
+        ({"batching": te.Batching(max_batch=1)}, False),
+        ({"batching": te.Batching(max_batch=4), "graphs": True}, False),
+        ({"batching": te.Batching(max_batch=4), "graphs": False}, False),
+        ({}, False),
+    ],
+)
+def test_batches_of_changing_size_without_graphs_are_warned_of_once(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    warned: bool,
+):
+    engine = te.build(models.two_inputs(tmp_path / "sum.onnx"), batch=(1, 2, 4), parity=False, backend="onnxruntime")
+    monkeypatch.setattr(run, "_warned_engines", set())
+    for _ in range(2):
+        run._warn_of_changing_batches(engine, te.RuntimeConfig(**settings))
+    assert [record.message for record in caplog.records if "plans each convolution anew" in record.message] == [
+        f"`{engine.path.name}`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch "
+        "changes; `te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it"
+    ] * warned

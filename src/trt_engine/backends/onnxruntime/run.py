@@ -57,6 +57,8 @@ class OnnxRuntime:
             raise
         if choice.fallback:
             log.warning("%s", choice.fallback)
+        if streams is not None:
+            _warn_of_changing_batches(engine, config)
         precision = found_in.main_dtype or "unknown"
         if precision in ("fp32", "tf32"):  # decided per session
             precision = "tf32" if choice.tf32 else "fp32"
@@ -126,6 +128,23 @@ def _extra_provider_options(choice: ProviderSelection) -> list[tuple[str, str]]:
         for setting, value in values.items()
         if setting not in ("device_id", "use_tf32")
     ]
+
+
+_warned_engines: set[str] = set()
+"""Digests of payloads that this process has warned of."""
+
+
+def _warn_of_changing_batches(engine: Engine, config: RuntimeConfig) -> None:
+    """Warn once of an engine on CUDA whose batches change their size, and whose graphs were not asked for or declined."""
+    batching, digest = config.batching, engine.passport.payload[0].digest
+    if config.graphs is not None or batching is None or batching.max_batch == 1 or digest in _warned_engines:
+        return
+    _warned_engines.add(digest)
+    log.warning(
+        "`%s`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch changes; "
+        "`te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it",
+        engine.path.name,
+    )  # fmt: skip
 
 
 class _StreamSessionFactory:
