@@ -7,13 +7,20 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 
 from onnx_models import FLOAT, FP8, node, save
-from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES, fuse_convolution, fuse_patches
+from trt_engine.backends.inductor.convolution import (
+    CONVOLUTION,
+    PATCHES,
+    fuse_convolution,
+    fuse_patches,
+    store_weights,
+)
 from trt_engine.backends.inductor.linear import (
     ACTIVATIONS,
     FACTORS,
@@ -277,6 +284,52 @@ def test_a_patch_embedding_is_a_linear_layer(tmp_path: Path) -> None:
         (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
     assert found.shape == wanted.shape == (2, 16, 3, 3)
     assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_a_quantized_patch_embedding_is_a_linear_layer_on_dequantised_values(kind: str, tmp_path: Path) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    scales = RNG.uniform(0.01, 0.02, 16).astype(np.float16)
+    stored = RNG.integers(-100, 100, (16, 3, 4, 4)).astype(np.int8 if kind == "int8" else ml_dtypes.float8_e4m3fn)
+    weights = {"q": stored, "s": scales, "b": RNG.standard_normal(16).astype(np.float16)}
+    nodes = [node("DequantizeLinear", "q s", "w", axis=0), node("Conv", "x w b", "y", strides=[4, 4])]
+    half = onnx.TensorProto.FLOAT16
+    path = save(tmp_path / "m.onnx", nodes, {"x": (half, ["n", 3, 8, 8])}, {"y": (half, ["n", 16, 2, 2])}, weights)
+    x = RNG.standard_normal((2, 3, 8, 8)).astype(np.float16)
+    plain = stored.astype(np.float32) * scales.astype(np.float32).reshape(-1, 1, 1, 1)
+    wanted = torch.conv2d(
+        torch.from_numpy(x).float(), torch.from_numpy(plain.astype(np.float16)).float(),
+        torch.from_numpy(weights["b"]).float(), stride=4,
+    )  # fmt: skip
+    graph = load_graph(onnx.load(path), on_gpu=True, quantized_types=BOTH)
+    assert [item.op_type for item in graph.proto.graph.node] == [PATCHES, LINEAR, "Transpose"]
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    assert float((found.float() - wanted).abs().max()) < 0.01 * float(wanted.abs().max())
+
+
+def test_weights_that_others_read_or_in_blocks_stay_quantized() -> None:
+    stored = {"q": RNG.integers(-9, 9, (16, 16, 1, 1)).astype(np.int8), "s": np.ones(16, np.float16)}
+
+    def graph(*nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("y",)) -> onnx.GraphProto:
+        half = onnx.TensorProto.FLOAT16
+        return onnx.helper.make_graph(
+            list(nodes), "g", [onnx.helper.make_tensor_value_info("x", half, ["n", 16, 4, 4])],
+            [onnx.helper.make_tensor_value_info(name, half, None) for name in outputs],
+            [onnx.numpy_helper.from_array(value, name) for name, value in stored.items()],
+        )  # fmt: skip
+
+    weight, conv = node("DequantizeLinear", "q s", "w", axis=0), node("Conv", "x w", "y")
+    assert store_weights(graph(weight, conv)) == 1
+    assert store_weights(graph(weight, conv, outputs=("y", "w"))) == 0
+    assert store_weights(graph(weight, conv, node("Relu", "w", "r"), outputs=("y", "r"))) == 0
+    assert store_weights(graph(node("DequantizeLinear", "q s", "w", axis=0, block_size=1), conv)) == 0
+    assert store_weights(graph(weight, node("Conv", "w w", "y"))) == 0
 
 
 def test_windows_that_overlap_stay_a_convolution(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from trt_engine.backends.inductor.linear import LINEAR
@@ -22,6 +24,40 @@ layout is known."""
 PATCHES = "_Patches"
 """Our own operator: the windows of `kernel_shape` of x (n x c x h x w), one beside the other: n x h' x w' x values."""
 _HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def store_weights(graph: GraphProto) -> int:
+    """Replace DequantizeLinear of a stored tensor by its values where only convolutions read it, in place: these compute on
+    dequantised values; returns how many."""
+    constants = {item.name: item for item in graph.initializer}
+    makers = {node.output[0]: node for node in graph.node if node.op_type == "DequantizeLinear"}
+    weights = {node.input[1] for node in graph.node if node.op_type == "Conv" and not walk.domain_of(node)}
+    others = {
+        name for node in graph.node for at, name in enumerate(node.input) if (node.op_type, at) != ("Conv", 1)
+    } | {item.name for item in graph.output}
+    stored = 0
+    for name in sorted(weights & makers.keys() - others):
+        node = makers[name]
+        given, inputs = walk.attributes(node), [constants.get(item) for item in node.input if item]
+        written = given.get("block_size", 0) or given.get("output_dtype", 0)
+        if walk.domain_of(node) or written or any(item is None for item in inputs):
+            continue
+        values, scale, *zero = (
+            read_tensor(item, Path()) for item in inputs if item is not None
+        )  # they are in the graph
+        if zero:
+            values = values.astype(np.float32) - _along(zero[0], values.ndim, given.get("axis", 1))
+        found = values.astype(np.float32) * _along(scale, values.ndim, given.get("axis", 1))
+        graph.initializer.append(make_initializer(found.astype(scale.dtype), name))
+        graph.node.remove(node)
+        stored += 1
+    return stored
+
+
+def _along(values: npt.NDArray[Any], rank: int, axis: int) -> npt.NDArray[np.float32]:
+    """A number, or one for each place of an axis of a tensor of this rank."""
+    wide: npt.NDArray[np.float32] = values.astype(np.float32)
+    return wide.reshape([-1 if at == axis % rank else 1 for at in range(rank)]) if wide.size > 1 else wide.reshape(())
 
 
 def fuse_convolution(graph: GraphProto) -> int:

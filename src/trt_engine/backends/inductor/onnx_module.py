@@ -19,7 +19,7 @@ import torch
 from onnx import NodeProto, numpy_helper
 
 from trt_engine.backends.inductor.attention import fuse_attention
-from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches
+from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches, store_weights
 from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
 from trt_engine.errors import ModelError
 from trt_engine.graph import walk
@@ -265,6 +265,7 @@ def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types:
         proto = _with_gelu(proto)
     attentions = fuse_attention(proto.graph)
     if on_gpu:
+        store_weights(proto.graph)
         fuse_convolution(proto.graph)
         fuse_patches(proto.graph)
     quantized = fuse_linear(proto.graph, on_gpu=on_gpu, quantized_types=quantized_types)

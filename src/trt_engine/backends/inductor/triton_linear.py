@@ -87,7 +87,7 @@ def _finish(
         found = tl.maximum(found, 0.0, propagate_nan=tl.PropagateNan.ALL)
     if LIMIT > 0:
         # PyTorch's compiler passes a number in FP64, which has no conversion to FP8 and another rounding
-        found = tl.minimum(tl.maximum(found * inverse.to(tl.float32), -LIMIT - ROUND), LIMIT)
+        found = tl.minimum(tl.maximum(found * tl.cast(inverse, tl.float32), -LIMIT - ROUND), LIMIT)
         if ROUND:  # to the nearest integer, halves to the even one
             found = (found + 12582912.0) - 12582912.0
     return found
