@@ -199,7 +199,8 @@ def described(engine: te.Engine) -> dict[str, Any]:
     made = engine.passport.build
     found = {
         "backend": engine.passport.backend, "options": made.config.get("options"),
-        "notes": made.notes, "tuning": made.tuning, "parity": engine.passport.parity, "precision": engine.passport.precision,
+        "notes": {name: text for name, text in made.notes.items() if name != "calibrated_with"},  # a path
+        "tuning": made.tuning, "parity": engine.passport.parity, "precision": engine.passport.precision,
     }  # fmt: skip
     return dict(msgspec.to_builtins(found, enc_hook=str))
 

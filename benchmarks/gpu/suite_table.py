@@ -123,8 +123,11 @@ def choice(made: dict[str, Any]) -> str:
     parts = [made["backend"], settings, f"fused: {fused}" if fused else "", f"kernels: {kernels}" if kernels else ""]
     tuning = made.get("tuning")
     if tuning and (margin := tuning.get("margin_pct")) is not None:
-        low, high = tuning["margin_interval_pct"]
-        parts.append(f"next {margin:+.1f} % ({low:+.1f} to {high:+.1f})")
+        span = tuning["margin_interval_pct"]
+        parts.append(f"next {margin:+.1f} %" + ("" if span is None else f" ({span[0]:+.1f} to {span[1]:+.1f})"))
+    left_out = [item for item in (tuning or {}).get("candidates", ()) if "not measured" in (item["note"] or "")]
+    if left_out:
+        parts.append(f"{len(left_out)} candidates not measured within {tuning['budget_s']:g} s")
     return "; ".join(filter(None, parts))
 
 

@@ -350,10 +350,14 @@ class _Trial:
         return Choice(best, None if tiles is None else tuple(tiles.numbers), measured)
 
     def microseconds(self, name: str, run: Callable[..., Tensor]) -> float:
-        """Of the layer; where the residual is added apart, with what that costs in a kernel that the compiler joins."""
-        residual = self.given[4]
-        if residual is None or name not in LIBRARY:
+        """Of the layer; where what follows the product is computed apart, with what that costs in a kernel that the compiler
+        joins: an addition of the residual, or one pass from the product to the quantized output."""
+        x, weight, bias, factors, residual, _, out_scale, kind = self.given
+        if name not in LIBRARY or (residual is None and not out_scale):
             return _measured(functools.partial(run, *self.given))
+        if out_scale:
+            product = functools.partial(run, x, weight, bias, factors, None, 0, 0.0, kind)
+            return _measured(product) + _measured(functools.partial(product().to, x.dtype))
         alone = _measured(functools.partial(run, *self.given[:4], None, *self.given[5:]))
         return alone + _JOINED * _measured(functools.partial(torch.add, residual, residual))
 
