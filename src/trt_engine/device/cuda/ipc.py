@@ -35,7 +35,7 @@ class SharedBuffer(CudaBuffer):
         self._finalizer.atexit = False
 
     def mark_exported(self) -> None:
-        """Dropping it is no leak, with arrays or without."""
+        """Dropping it, with arrays or without, leaks nothing."""
 
     def close(self) -> None:
         """Unmap it now: nothing may use it any more."""
