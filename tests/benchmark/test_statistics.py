@@ -386,6 +386,9 @@ def test_intervals_of_few_loads_are_students(loads: int) -> None:
         for _ in range(200)
     ]
     assert sum(span.excludes_zero for span in spans) <= 20  # 10 are promised
+    found = metric(paired_differences(loads_of(rng, loads=loads, apart=0.02), 1, least=2)[0], "mean")
+    quantile = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}[loads]
+    assert math.log1p(found.interval().high / 100) - found.value == pytest.approx(quantile * found.std_error, rel=0.05)
     assert not paired_differences(loads_of(rng, loads=loads), 1, least=loads + 1)[0]
 
 

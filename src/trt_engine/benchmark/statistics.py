@@ -285,10 +285,21 @@ def _resample_indices(count: int, seed: int = 0) -> npt.NDArray[np.intp]:
 
 
 def _paired_difference(metric: Metric, values: tuple[float, ...], differences: Array) -> Difference:
+    if len(differences) < MIN_RESTARTS:
+        return _few_difference(metric, values, differences)
     mean, error = _trimmed_mean(differences)
-    few = len(differences) < MIN_RESTARTS
-    moved, errors = _student_t(len(differences), float(error)) if few else _resample(differences)
+    moved, errors = _resample(differences)
     return Difference(metric, values[0], values[1], float(mean), float(error), moved, errors)
+
+
+def _few_difference(metric: Metric, values: tuple[float, ...], differences: Array) -> Difference:
+    """The mean with Student's t, where blocks are too few to trim or resample; exact for normal ones."""
+    count = len(differences)
+    error = float(differences.std(ddof=1)) / math.sqrt(count)
+    moved: Array = error * _t_samples(count - 1)
+    return Difference(
+        metric, values[0], values[1], float(differences.mean()), error, moved, np.full(moved.shape, error)
+    )
 
 
 def _resample(rows: Array, seed: int = 0) -> tuple[Array, Array]:
@@ -302,12 +313,6 @@ def _resample(rows: Array, seed: int = 0) -> tuple[Array, Array]:
     means, errors = _trimmed_mean(rows[_resample_indices(count, seed)])
     moved: Array = fresh * (means - _trimmed_mean(rows)[0])
     return moved, fresh * errors
-
-
-def _student_t(count: int, error: float) -> tuple[Array, Array]:
-    """Deviations by Student's t and their standard error, where blocks are too few to resample; exact for normal ones."""
-    moved: Array = error * _t_samples(count - 2 * int(_TRIM * count) - 1)
-    return moved, np.full(moved.shape, error)
 
 
 @cache
