@@ -85,7 +85,8 @@ class Script:
         self.now += self.build_s[one.at]
         if one.at in self.failures:
             raise self.failures[one.at]
-        return SimpleNamespace(passport=SimpleNamespace(validation=None), at=one.at)
+        passport = SimpleNamespace(validation=None, build=SimpleNamespace(seconds=self.build_s[one.at]))
+        return SimpleNamespace(passport=passport, at=one.at)
 
     def open(self, active: Sequence[int]) -> Any:
         bursts = {at: (self.burst(at, 0), self.burst(at, 0)) for at in active}
@@ -168,12 +169,27 @@ def test_a_build_whose_time_is_not_known_ends_with_the_time(monkeypatch: pytest.
     limits: list[tuple[int, float]] = []
     monkeypatch.setattr(build_search, "build_in_process", build)
     script = Script(monkeypatch, [0.0, 500.0, 0.0], time_budget_s=20.0)
+    script.set_backends(["onnxruntime", "inductor", "onnxruntime"])
     for at in (0, 2):
         one = script.search.plan.candidates[at].plan
         one.find_in_store = functools.partial(script.build, one)
     chosen, found = script.run(a0=[9.0], a2=[5.0])
     assert limits == [(1, 14.0)] and chosen == 2 and found.seconds <= 1.1 * 20.0
     assert found.candidates[1].note == "not built within the 14 s that were left"
+
+
+def test_an_engine_in_the_store_tells_how_long_a_build_of_its_backend_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stored_s, built in ((1.0, 1.0), (15.0, None)):
+        script = Script(monkeypatch, [stored_s, 1.0], time_budget_s=20.0)
+        monkeypatch.setattr(
+            build_search, "build_in_process", lambda *_, **__: pytest.fail("short, and its time is known")
+        )
+        one = script.search.plan.candidates[0].plan
+        engine = script.build(one)
+        one.find_in_store = lambda engine=engine: engine
+        script.now = 0.0
+        _, found = script.run(a0=[9.0], a1=[5.0])
+        assert [item.build_s for item in found.candidates] == [0.0, built]
 
 
 def test_an_interrupted_search_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +374,15 @@ def test_the_first_that_runs_is_probed_however_late(monkeypatch: pytest.MonkeyPa
     assert [item.note for item in script.search.table] == [
         "does not run: out of memory on cuda:0", None, "not measured in the time given",
     ]  # fmt: skip
+
+
+def test_ctrl_c_in_the_probes_does_not_deliver_what_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = SlowLoads(monkeypatch, [1.0] * 3, 20.0)
+    script.failures |= {0: MemoryExhausted("out of memory on cuda:0"), 2: KeyboardInterrupt()}
+    monkeypatch.setattr(Script, "build", lambda *_: pytest.fail("all are in the store"))
+    chosen, found = script.run(a1=[5.0])
+    assert chosen == 1 and not found.complete
+    assert found.candidates[0].note == "does not run: out of memory on cuda:0"
 
 
 def test_the_libraries_of_a_backend_are_no_part_of_later_loads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ class Search:
     loads: set[int] = field(default_factory=set)
     """Of each engine, in the interleaved rounds."""
     best: int | None = None
-    """The choice so far, once one was measured."""
+    """The choice so far, once one has run."""
     last: _Round | None = None
     failure: TrtEngineError | None = None
     """The first candidate's error, or the first error of all."""
@@ -126,8 +126,8 @@ class Search:
                 self.failure = self.failure or error
                 self.table[index] = replace(self.table[index], note=error.message)
                 log.info("%s is left out: %s", self.table[index].label, error.message)
-            if stored is None:
-                longest[backend] = max(longest.get(backend, 0.0), self._elapsed() - started)
+            took_s = self._elapsed() - started if stored is None else stored.passport.build.seconds
+            longest[backend] = max(longest.get(backend, 0.0), took_s)
         if not self.engines:
             raise self.failure or BuildError(
                 f"no candidate can be built here: {'; '.join(f'{item.label}: {item.note}' for item in self.table)}",
@@ -171,7 +171,6 @@ class Search:
             return
         sides, openers, batch = self._open(self._probe_order())
         active = sorted(sides)
-        self.best = active[0]
         turns = zip(*(sides[index].bursts for index in active), strict=True)
         self._enter(last := _Round(active, [(turn,) for turn in turns], batch, self.plan.config, loads=1))
         while len(active) > 1:
@@ -200,7 +199,8 @@ class Search:
                 if len(restarts) < max(2, last.loads):
                     return
             fastest, tied = self._enter(last := _Round(active, restarts, batch, self.plan.config, len(restarts)))
-            remaining = sorted({*sorted(active, key=self._rank)[: math.ceil(len(active) / 2)], fastest, self.best})
+            faster = sorted(active, key=self._rank)[: math.ceil(len(active) / 2)]
+            remaining = sorted({*faster, fastest, min((fastest, *tied))})
             if len(active) == 2 or not tied or remaining == active:
                 return
             active = remaining
@@ -260,6 +260,7 @@ class Search:
                 self.table[index] = replace(self.table[index], note=f"does not run: {error.message}")
                 continue
             sides[index] = side
+            self.best = min(sides)
             first = firsts.setdefault(backends[index], side)
             first.load_s = min(first.load_s, side.load_s)  # the first load includes the backend's libraries
         return sides, protocols
