@@ -391,6 +391,8 @@ def test_a_refusal_to_capture_is_known_by_its_words():
         ({"batching": te.Batching(max_batch=4)}, True),
         ({"batching": te.Batching()}, True),
         ({"batching": te.Batching(max_batch=1)}, False),
+        ({"batching": te.Batching(buckets=(4,))}, False),
+        ({"batching": te.Batching(buckets=(2, 4))}, True),
         ({"batching": te.Batching(max_batch=4), "graphs": True}, False),
         ({"batching": te.Batching(max_batch=4), "graphs": False}, False),
         ({}, False),
@@ -411,3 +413,14 @@ def test_batches_of_changing_size_without_graphs_are_warned_of_once(
         f"`{engine.path.name}`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch "
         "changes; `te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it"
     ] * warned
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_engine_of_one_batch_size_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, batch: int
+):
+    """The batcher pads to it."""
+    engine = te.build(models.two_inputs(tmp_path / "sum.onnx"), batch=batch, parity=False, backend="onnxruntime")
+    monkeypatch.setattr(run, "_warned_engines", set())
+    run._warn_of_changing_batches(engine, te.RuntimeConfig(batching=te.Batching()))
+    assert "plans each convolution anew" not in caplog.text

@@ -16,7 +16,7 @@ from trt_engine.backends.onnxruntime.host_session import OnnxRuntimeGpuSession, 
 from trt_engine.backends.onnxruntime.options import BUILD_ONLY, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.ort_values import is_byte_sized, is_numpy_dtype
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
-from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.device import Device, Stream, info, open_device, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, SetupError, UsageError
@@ -137,7 +137,9 @@ _warned_engines: set[str] = set()
 def _warn_of_changing_batches(engine: Engine, config: RuntimeConfig) -> None:
     """Warn once of an engine on CUDA whose batches change their size, and whose graphs were not asked for or declined."""
     batching, digest = config.batching, engine.passport.payload[0].digest
-    if config.graphs is not None or batching is None or batching.max_batch == 1 or digest in _warned_engines:
+    if config.graphs is not None or batching is None or digest in _warned_engines:
+        return
+    if not _batch_changes(engine, batching):
         return
     _warned_engines.add(digest)
     log.warning(
@@ -145,6 +147,16 @@ def _warn_of_changing_batches(engine: Engine, config: RuntimeConfig) -> None:
         "`te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it",
         engine.path.name,
     )  # fmt: skip
+
+
+def _batch_changes(engine: Engine, batching: Batching) -> bool:
+    """Whether the engine gets batches of more than one size."""
+    spans = [span for profile in engine.passport.profiles for span in profile.ranges.values()]
+    sizes = {size for span in spans for size in (span.min[0], span.max[0])}
+    if len(sizes) == 1 or all(spec.shape[:1] != (-1,) for spec in engine.signature.inputs):
+        return False  # smaller ones are padded to it
+    largest = batching.max_batch or max(sizes, default=None)
+    return largest != 1 and (largest is None or not batching.buckets or min(batching.buckets) < largest)
 
 
 class _StreamSessionFactory:
