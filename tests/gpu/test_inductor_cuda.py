@@ -162,7 +162,8 @@ def test_a_second_build_measures_no_kernel_again(store: te.Store, half: Path) ->
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize(
-    ("activation", "residual", "out_scale"), [(1, False, 0.0), (0, True, 0.0), (2, False, 0.02), (3, True, 0.0)]
+    ("activation", "residual", "out_scale"),
+    [(1, False, 0.0), (0, True, 0.0), (2, False, 0.02), (3, True, 0.0), (4, True, 0.0)],
 )
 def test_the_kernel_computes_what_pytorch_s_operators_compute(
     kind: str, activation: int, residual: bool, out_scale: float

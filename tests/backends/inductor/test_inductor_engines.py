@@ -133,6 +133,44 @@ def exported(
     return export(OnnxModule(load_graph(onnx.load(model)).proto, torch.device("cpu"), RULES).eval(), request)
 
 
+@pytest.mark.parametrize(
+    ("error", "note"),
+    [
+        (
+            RuntimeError("\nno kernel image\nmore"),
+            "of PyTorch: fused ones cannot be compiled: RuntimeError: no kernel image",
+        ),
+        (
+            BuildError("PyTorch cannot export the graph"),
+            "of PyTorch: fused ones cannot be compiled: BuildError: PyTorch ",
+        ),
+        (None, "of PyTorch: no layer can be fused"),
+        (ModelError("`Loop` is not supported"), None),
+    ],
+)
+@pytest.mark.parametrize("quantizes", [False, True])
+def test_a_graph_whose_fused_kernels_fail_has_pytorchs_unless_it_computes_in_them(
+    error: Exception | None, note: str | None, quantizes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trt_engine.backends.inductor import compile_worker
+
+    def fused(*_: object) -> None:
+        if error is not None:
+            raise error
+
+    written = list[Any]()
+    monkeypatch.setattr(compile_worker, "_compile_fused", fused)
+    monkeypatch.setattr(compile_worker, "_write_package", lambda *given, **_: written.append(given))
+    model = save(tmp_path / "m.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, [2])}, {"y": (FLOAT, [2])})
+    request = compile_worker.CompileRequest(str(model), "", "cpu", (), {}, False, fused=True, quantizes=quantizes)
+    if note is None or (quantizes and error is not None):
+        with pytest.raises(type(error)):
+            compile_worker.compile_graph(request)
+        assert not written
+        return
+    assert compile_worker.compile_graph(request).kernels.startswith(note) and len(written) == 1
+
+
 def test_shape_arithmetic_stays_symbolic(tmp_path: Path) -> None:
     model = save(
         tmp_path / "m.onnx",

@@ -59,14 +59,16 @@ def test_measurements_of_other_releases_are_left_out(tmp_path: Path) -> None:
 _STRIDED = """
 import torch
 from trt_engine.backends.inductor.fused_rules import plain_linear
+from trt_engine.backends.inductor.linear import ACTIVATIONS
 from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
 torch.manual_seed(0)
 x, weight, rest = torch.randn(37, 128)[:, :64], torch.randn(40, 64), torch.randn(37, 80)[:, 40:]
-more = None, None, rest, 3, 0.0, torch.float32
 tiles = Tiles(16, 32, 32, 4, 3).numbers
 x[3] = float("nan")
-found, wanted = run_linear(x, weight, *more, tiles), plain_linear(x, weight.t(), *more)
-torch.testing.assert_close(found, wanted, equal_nan=True)
+for activation in range(len(ACTIVATIONS)):
+    more = None, None, rest, activation, 0.0, torch.float32
+    found, wanted = run_linear(x, weight, *more, tiles), plain_linear(x, weight.t(), *more)
+    torch.testing.assert_close(found, wanted, equal_nan=True, atol=1e-4, rtol=1e-4)
 x, weight = torch.randint(-127, 128, (37, 64)).to(torch.int8), torch.randint(-127, 128, (40, 64)).to(torch.int8)
 more = None, torch.full((40,), 1e-4), None, 0, 0.001, torch.float32
 found, wanted = run_linear(x, weight, *more, tiles), plain_linear(x, weight.t(), *more)

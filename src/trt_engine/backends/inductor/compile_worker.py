@@ -94,10 +94,11 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             if (made := _compile_fused(request, device)) is not None:
                 return made
             kernels = "of PyTorch: no layer can be fused"
-        except TrtEngineError:
-            raise
         except Exception as error:
-            if request.quantizes:  # PyTorch's compute those layers in FP32, which the passport does not state
+            of_the_model = isinstance(error, TrtEngineError) and not isinstance(error, BuildError)
+            if (
+                of_the_model or request.quantizes
+            ):  # PyTorch's compute those layers in FP32: the passport has another type
                 raise
             kernels = f"of PyTorch: fused ones cannot be compiled: {_first_line(error)[:200]}"
             log.warning("%s", kernels)
