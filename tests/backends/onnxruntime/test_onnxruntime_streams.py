@@ -409,8 +409,8 @@ def test_batches_of_changing_size_without_graphs_are_warned_of_once(
     monkeypatch.setattr(run, "_warned_engines", set())
     for _ in range(2):
         run._warn_of_changing_batches(engine, te.RuntimeConfig(**settings))
-    assert [record.message for record in caplog.records if "plans each convolution anew" in record.message] == [
-        f"`{engine.path.name}`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch "
+    assert [record.message for record in caplog.records if "plans each convolution again" in record.message] == [
+        f"`{engine.path.name}`: ONNX Runtime plans each convolution again, about 1 ms each, whenever the size of a batch "
         "changes; `te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it"
     ] * warned
 
@@ -423,4 +423,4 @@ def test_an_engine_of_one_batch_size_is_not_warned_of(
     engine = te.build(models.two_inputs(tmp_path / "sum.onnx"), batch=batch, parity=False, backend="onnxruntime")
     monkeypatch.setattr(run, "_warned_engines", set())
     run._warn_of_changing_batches(engine, te.RuntimeConfig(batching=te.Batching()))
-    assert "plans each convolution anew" not in caplog.text
+    assert "plans each convolution again" not in caplog.text

@@ -135,7 +135,7 @@ _warned_engines: set[str] = set()
 
 
 def _warn_of_changing_batches(engine: Engine, config: RuntimeConfig) -> None:
-    """Warn once of an engine on CUDA whose batches change their size, and whose graphs were not asked for or declined."""
+    """Warn once of an engine on CUDA whose batches change their size, where `graphs` is not set."""
     batching, digest = config.batching, engine.passport.payload[0].digest
     if config.graphs is not None or batching is None or digest in _warned_engines:
         return
@@ -143,7 +143,7 @@ def _warn_of_changing_batches(engine: Engine, config: RuntimeConfig) -> None:
         return
     _warned_engines.add(digest)
     log.warning(
-        "`%s`: ONNX Runtime plans each convolution anew, about 1 ms each, whenever the size of a batch changes; "
+        "`%s`: ONNX Runtime plans each convolution again, about 1 ms each, whenever the size of a batch changes; "
         "`te.load(engine, graphs=True, batching=...)` captures each size once, `graphs=False` accepts it",
         engine.path.name,
     )  # fmt: skip
