@@ -469,6 +469,7 @@ def test_candidates_fit_the_graph_and_leave_requested_settings_alone() -> None:
     assert offered(open_model(classifiers / "resnet.onnx")) == [separate, channel, NHWC]
     assert inductor_candidates(found, BuildConfig(device="cuda:0")) == ()
     assert inductor_candidates(found, BuildConfig(device="cuda:0", time_budget_s=9.0)) == ({"conv_1x1_as_mm": "on"},)
+    assert inductor_candidates(found, BuildConfig(device="cuda:0", time_budget_s=9.0, precision="fp16")) == ()
 
 
 def test_biases_are_separated_in_nhwc_alone(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str]
     """On a GPU, on request: 1x1 convolutions as matrix products, in FP32; in half precision each is chosen at the build."""
     if config.time_budget_s is None or parse_device(config.device)[0] != "cuda" or "conv_1x1_as_mm" in config.options:
         return ()
+    if config.precision in ("fp16", "bf16"):  # the graph is cast
+        return ()
     weights = {tensor.name: tensor for tensor in model.proto.graph.initializer if tensor.data_type == TensorProto.FLOAT}
     convolutions = [place.node for place in model.graph.nodes if place.node.op_type == "Conv"]
     found = [weights[node.input[1]] for node in convolutions if len(node.input) > 1 and node.input[1] in weights]
