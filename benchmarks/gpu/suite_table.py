@@ -25,7 +25,7 @@ READING = """\
 Median milliseconds of one batch, all ways interleaved in one process, each call to the end of the device's work, inputs and
 outputs on the GPU. Ours: `infer(..., on_device=True)` / `bind`. The ratio is that of paired blocks with its 95 % interval;
 *floor* is the arithmetic at the measured rate of a large product; *error* is the largest difference from the same weights in
-FP32, as a part of the largest value. Weights are random: errors of quantized cells say little about trained models, and
+FP32, as a part of the largest value. Weights are random: errors of quantized cells are no measure of trained models, and
 quantized cells have FP16 peers.
 """
 BUILDS = """\

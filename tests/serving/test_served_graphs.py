@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import trt_engine as te
 from onnx_models import FLOAT, node, save
 from serving.conftest import double_model
 from trt_engine.engine import Engine
+from trt_engine.errors import MemoryExhausted
 from trt_engine.runtime.cuda_graph_policy import GraphStats
+from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.serving import served_model
 from trt_engine.serving.model_config import ModelSettings, read_config, server_settings
 from trt_engine.serving.served_model import ServedVersion, load_version
@@ -72,6 +75,24 @@ def test_joined_requests_have_graphs_unless_the_configuration_declines(
             assert y.shape == (rows, 4) and (y == 2 * rows).all()
         if isinstance(sizes, tuple):
             assert (graphs(served).replayed, graphs(served).evicted) == (3, 0)
+    finally:
+        served.close()
+
+
+def test_a_size_that_is_out_of_memory_is_left_out_of_the_warm_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = InferenceEngine.warmup
+
+    def warmup(self: InferenceEngine, runs: int = 1, *, batch: int | None = None, **more: Any) -> None:
+        if batch == 6:
+            raise MemoryExhausted("out of memory", hint="a smaller batch")
+        original(self, runs, batch=batch, **more)
+
+    monkeypatch.setattr(InferenceEngine, "warmup", warmup)
+    served = load_version("m", "1", engine, BASE, verify=True)
+    try:
+        assert graphs(served).captured == 4 and "batch 6 is out of memory" in caplog.text
     finally:
         served.close()
 

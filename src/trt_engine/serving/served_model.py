@@ -30,6 +30,7 @@ from trt_engine.serving.wire_tensors import protocol_dtype
 from trt_engine.tensors import Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
 from trt_engine.vision.spec import Vision, vision_of
+from trt_engine.workers.crash import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -397,6 +398,7 @@ def _warm_up(runner: InferenceEngine, graphs: bool | tuple[int, ...] | None) -> 
     """One run, or one of each size that has a graph until `_WARM_UP_S` are over.
 
     The largest size first, as a buffer that grows drops the graphs that use it; then small ones, which come at low load.
+    Sizes that are out of memory are left out.
     """
     if not isinstance(graphs, tuple):
         runner.warmup(1)
@@ -406,7 +408,12 @@ def _warm_up(runner: InferenceEngine, graphs: bool | tuple[int, ...] | None) -> 
         if number and time.perf_counter() - started_s > _WARM_UP_S:
             log.info("graphs of %d batch sizes are captured by their first batches", len(graphs) - number)
             return
-        runner.warmup(1, batch=size)
+        try:
+            runner.warmup(1, batch=size)
+        except TrtEngineError as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("batch %d is out of memory; `max_batch_size` limits the batches", size)
 
 
 def _declared_vision(engine: Engine) -> Vision | None:

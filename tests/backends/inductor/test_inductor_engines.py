@@ -144,7 +144,7 @@ def exported(
             BuildError("PyTorch cannot export the graph"),
             "of PyTorch: fused ones cannot be compiled: BuildError: PyTorch ",
         ),
-        (None, "of PyTorch: no layer can be fused"),
+        (None, "of PyTorch: no layer is fused"),
         (ModelError("`Loop` is not supported"), None),
     ],
 )

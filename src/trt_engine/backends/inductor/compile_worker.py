@@ -93,7 +93,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
         try:
             if (made := _compile_fused(request, device)) is not None:
                 return made
-            kernels = "of PyTorch: no layer can be fused"
+            kernels = "of PyTorch: no layer is fused"
         except Exception as error:
             of_the_model = isinstance(error, TrtEngineError) and not isinstance(error, BuildError)
             if (
