@@ -23,7 +23,7 @@ STEPS = {
 """Of each step: what is measured, and what its factor is due to."""
 READING = """\
 Median milliseconds of one batch, all ways interleaved in one process, each call to the end of the device's work, inputs and
-outputs on the GPU. Ours: `infer(..., on_device=True)` / `bind`. The ratio is that of paired blocks with its 95 % interval;
+outputs on the GPU. Engines: `infer(..., on_device=True)` / `bind`. The ratio is that of paired blocks with its 95 % interval;
 *floor* is the arithmetic at the measured rate of a large product; *error* is the largest difference from the same weights in
 FP32, as a part of the largest value. Weights are random: errors of quantized cells are no measure of trained models, and
 quantized cells have FP16 peers.
@@ -79,7 +79,7 @@ def cells(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     ours = ("onnxruntime", "inductor", "inductor unfused", "inductor autotuned", "auto")
     measured = [record for record in records if record["state"] == "measured"]
     ways = [way for way in (*ours, *PEERS) if any(way in record["p50_us"] for record in measured)]
-    yield f"| ms | {' | '.join(ways)} | best of ours / best peer | floor | error |"
+    yield f"| ms | {' | '.join(ways)} | best engine / best peer | floor | error |"
     yield f"| --- |{' ---: |' * (len(ways) + 3)}"
     for record in records:
         if record["state"] != "measured":
