@@ -96,9 +96,8 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             kernels = "of PyTorch: no layer is fused"
         except Exception as error:
             of_the_model = isinstance(error, TrtEngineError) and not isinstance(error, BuildError)
-            if (
-                of_the_model or request.quantizes
-            ):  # PyTorch's compute those layers in FP32: the passport has another type
+            # PyTorch's kernels compute quantized layers in FP32: the passport has another type
+            if of_the_model or request.quantizes:
                 raise
             kernels = f"of PyTorch: fused ones cannot be compiled: {_first_line(error)[:200]}"
             log.warning("%s", kernels)

@@ -249,8 +249,6 @@ class ImportedGraph:
 
     proto: onnx.ModelProto
     attentions: int
-    quantized: int
-    """Layers that are computed in a quantized type."""
 
 
 def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types: Collection[str] = ()) -> ImportedGraph:
@@ -268,8 +266,8 @@ def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types:
         store_weights(proto.graph)
         fuse_convolution(proto.graph)
         fuse_patches(proto.graph)
-    quantized = fuse_linear(proto.graph, on_gpu=on_gpu, quantized_types=quantized_types)
-    return ImportedGraph(proto, attentions, quantized)
+    fuse_linear(proto.graph, on_gpu=on_gpu, quantized_types=quantized_types)
+    return ImportedGraph(proto, attentions)
 
 
 def _with_gelu(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -228,8 +228,6 @@ class InductorContext(CheckedContext):
                     f"the buffer of `{spec.name}` is not on `{self._owner.device.name}`",
                     hint="`session.device.allocate`",
                 )
-            if not nbytes:
-                return torch.empty(shape, dtype=_torch_dtype(spec.dtype), device=self._owner.device.name)
             return self._tensor_at(buffer.pointer, nbytes, spec, shape)
         if not isinstance(buffer, HostBuffer):
             raise UsageError(f"the buffer of `{spec.name}` is not on the host", hint="`session.device.allocate`")
@@ -237,6 +235,8 @@ class InductorContext(CheckedContext):
 
     def _tensor_at(self, address: int, nbytes: int, spec: TensorSpec, shape: Shape) -> torch.Tensor:
         """The memory of the GPU at this address as a tensor."""
+        if not nbytes:
+            return torch.empty(shape, dtype=_torch_dtype(spec.dtype), device=self._owner.device.name)
         flat = torch.as_tensor(_CudaArray(address, nbytes), device=self._owner.device.name)
         return flat.view(_torch_dtype(spec.dtype)).reshape(shape)
 
@@ -270,10 +270,9 @@ class InductorContext(CheckedContext):
                 "an inference was bound to addresses before all sizes were known", hint="`prepare`, then `bind`"
             )
         tensors = {
-            spec.name: self._tensor_at(address, size, spec, shapes[spec.name])
-            if (size := dtype(spec.dtype).nbytes(shapes[spec.name]))
-            else torch.empty(shapes[spec.name], dtype=_torch_dtype(spec.dtype), device=self._owner.device.name)
+            spec.name: self._tensor_at(address, dtype(spec.dtype).nbytes(shape), spec, shape)
             for spec, address in zip(self._owner.signature, addresses, strict=True)
+            for shape in (shapes[spec.name],)
         }
         inputs = [tensors.pop(spec.name) for spec in self._owner.signature.inputs]
 
