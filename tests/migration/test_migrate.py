@@ -40,6 +40,8 @@ def rules_of(path: Path, text: str, **settings: Any) -> list[str]:
         "from importlib import import_module\ntrt = import_module('tensorrt')\nf = trt.BuilderFlag.FP16\n",
         "from polygraphy import mod\ntrt = mod.lazy_import('tensorrt')\nf = trt.BuilderFlag.FP16\n",
         "try:\n    import tensorrt as trt\nexcept ImportError:\n    trt = None\nf = trt.BuilderFlag.FP16\n",
+        "import tensorrt as trt\nF = trt.BuilderFlag\nconfig.set_flag(F.FP16)\n",
+        "import tensorrt as trt\ndef g(config):\n    t = trt\n    F = t.BuilderFlag\n    config.set_flag(F.FP16)\n",
         "import tensorrt as trt\ndef g():\n    async def h():\n        return [trt.BuilderFlag.FP16 for x in y]\n",
     ],
 )
@@ -52,6 +54,10 @@ def test_a_name_is_found_by_whatever_it_was_imported_as(text: str, tmp_path: Pat
     [
         ("import tensorrt_rtx as trt\nf = trt.BuilderFlag.FP16\n", 0),
         ("f = trt.BuilderFlag.FP16  # whose trt?\n", 0),
+        ("import tensorrt as trt\nF = trt.BuilderFlag\nF = Mine()\nf = F.FP16\n", 0),
+        ("import tensorrt as trt\nF = trt.BuilderFlag\ndef g(F):\n    return F.FP16\n", 0),
+        ("import tensorrt as trt\ndef g():\n    F = trt.BuilderFlag\ndef h():\n    return F.FP16\n", 0),
+        ("import tensorrt as trt\nengine = self.trt.engine\nengine.num_bindings\n", 1),
         ("import tensorrt as trt\nif int(trt.__version__.split('.')[0]) >= 10:\n    a()\nelse:\n    engine.num_bindings\n", 0),
         ("import tensorrt as trt\nif trt.__version__ < '10':\n    engine.num_bindings\n    return_()\n", 0),
         ("import tensorrt as trt\nis_trt10 = int(trt.__version__.split('.')[0]) >= 10\nx = a if is_trt10 else engine.num_bindings\n", 0),
@@ -186,6 +192,29 @@ def test_a_comment_before_a_command_covers_its_continued_lines(tmp_path: Path) -
     assert not _report(tmp_path / "a.sh", text).findings
 
 
+@pytest.mark.parametrize("start", ["run: >", "- >-", "command: >+", "run: |", "command: ", "run: a &&"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_command_goes_on_over_the_lines_of_a_yaml_scalar(start: str, end: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yml"
+    path.write_bytes(
+        end.join((start, "  trtexec --onnx=m.onnx", "  --explicitBatch --fp16", "  --buildOnly", "")).encode()
+    )
+    report = te.migrate(path, fix=True)
+    assert (
+        report.files_fixed and b"--explicitBatch" not in path.read_bytes() and b"--buildOnly" not in path.read_bytes()
+    )
+    assert b"trt-engine cast m.onnx --to fp16 -o m.fp16.onnx && trtexec --onnx=m.fp16.onnx" in path.read_bytes()
+    assert not [item for item in te.migrate(path).findings if item.fixable]
+
+
+def test_a_folded_yaml_scalar_is_one_command_and_other_lines_are_not(tmp_path: Path) -> None:
+    lines = "polygraphy convert\n    m.onnx --fp16 -o x"
+    assert rules_of(tmp_path / "a.yml", f"on:\n  run: >-\n    {lines}\n  name: x\n") == ["fp16-flag"]
+    assert not rules_of(tmp_path / "a.yml", "run: |\n  trtexec --onnx=m.onnx --skipInference\n  other --fp16\n")
+    assert not rules_of(tmp_path / "a.yml", "run: >\n  trtexec --onnx=m.onnx --skipInference\nx: y --fp16\n")
+    assert not rules_of(tmp_path / "a.yml", "args:\n  - trtexec --onnx=m.onnx --skipInference\n  - --fp16\n")
+
+
 def test_commands_end_where_the_shell_ends_them(tmp_path: Path) -> None:
     text = """\
 if trtexec --onnx=a.onnx --saveEngine=a 2>&1 | tee log; then echo --fp16; fi
@@ -211,6 +240,8 @@ EOF
         ("a.py", "import tensorrt as trt\nx = " + "-" * 5_000 + "trt.BuilderFlag.FP16\n"),
         ("config.pbtxt", 'name : "tensorrt" ' + ('key: "precision_mode" value: ' * 500 + "\n") * 50),
         ("long.sh", "trtexec --fp16 " * 50_000),
+        ("a.yml", "run: >\n" + "  trtexec --fp16\n" * 2_000),
+        ("b.yml", "trtexec\n" + "a: >\n" * 20_000 + "- >\n " * 20_000 + " \n" * 100_000),
     ],
 )
 def test_a_hostile_file_ends_in_time(name: str, text: str, tmp_path: Path) -> None:
@@ -367,6 +398,12 @@ def test_line_ends_of_windows_hide_no_requirement_and_no_setting(end: str, tmp_p
     assert rules_of(tmp_path / "requirements.txt", f"tensorrt==8.6.1{end}numpy{end}") == ["requirement-release"]
     config = end.join(["[property]", "onnx-file=a.onnx", "network-mode=2", ""])
     assert rules_of(tmp_path / "config_infer.txt", config) == ["deepstream-network-mode"]
+
+
+@pytest.mark.parametrize("name", ["TensorRT", "Tensorrt_cu12", "TENSORRT.lean"])
+def test_names_in_requirements_are_compared_as_pip_does(name: str, tmp_path: Path) -> None:
+    assert rules_of(tmp_path / "requirements.txt", f"{name}==8.6\n") == ["requirement-release"]
+    assert rules_of(tmp_path / "pyproject.toml", f'dependencies = ["{name}>=8.6"]\n') == ["requirement-unpinned"]
 
 
 @pytest.mark.parametrize("line", ["tensorrt==8.6 ; python_version < '3.11'", 'tensorrt==8.6; sys_platform == "linux"'])

@@ -6,10 +6,14 @@ import dataclasses
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import trt_engine as te
+from sizing.conftest import MakeModel
+from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.size import SizeConfig
 from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_share, parse_sources
@@ -17,11 +21,15 @@ from trt_engine.environment import Environment
 from trt_engine.errors import UsageError
 from trt_engine.records.streams import CurvePoint, FrameMemory
 from trt_engine.reporting.sections.stream_sections import _verification_table
-from trt_engine.sizing.arrivals import Sources
+from trt_engine.sizing import capacity
+from trt_engine.sizing.arrivals import Sources, Times
 from trt_engine.sizing.capacity import StreamModel, best_policy, candidate_policies, gpus_for, largest_allowed, resample
 from trt_engine.sizing.curve import captured_sizes, grid_batches, keep_points, service_times, uses_graphs
 from trt_engine.sizing.decode import SOURCE, decode_limit
+from trt_engine.sizing.simulation import Simulated, simulate
+from trt_engine.sizing.size_plan import plan
 from trt_engine.sizing.stream_capacity import check_settings, drive_request, find_capacity, verify
+from trt_engine.sizing.stream_run import _graph_sizes
 from trt_engine.sizing.stream_worker import DriveMessage
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -82,6 +90,22 @@ def test_the_best_policy_serves_no_fewer_than_any_other() -> None:
     assert one.late_share(streams + 1, policy) > one.late
     for other in (BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(32, 0.0), BatchPolicy(16, 10.0, 2)):
         assert one.largest(other) <= streams
+
+
+def test_a_long_deadline_costs_no_longer_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a deadline of many batches only throughput limits; that of an hour took a thousand times as many frames."""
+    frames: list[int] = []
+
+    def counted(times: Times, *rest: Any) -> Simulated:
+        frames.append(times.size)
+        return simulate(times, *rest)
+
+    monkeypatch.setattr(capacity, "simulate", counted)
+    policy = BatchPolicy(16, 0.0)
+    for deadline_s in (10.0, 3600.0):
+        one = model(deadline_s=deadline_s)
+        assert one.largest(policy) == one.upper_bound(policy)
+    assert max(frames) < 50_000
 
 
 def test_bisection_finds_the_last_allowed() -> None:
@@ -293,7 +317,27 @@ def test_without_graphs_nothing_is_padded_and_none_are_recommended(graphs: str) 
     assert service.mean_s(4) < service.mean_s(6) < service.mean_s(8)
 
 
+def test_graphs_of_the_callers_sizes_are_measured_or_refused(make_model: MakeModel, tmp_path: Path) -> None:
+    net = make_model()
+    engine = te.build(net, out=tmp_path / "net.engine", batch=(1, 4, 8))
+    static = te.build(net, out=tmp_path / "static.engine", batch=(8, 8, 8))
+
+    def sizes(engine: te.Engine, graphs: bool | tuple[int, ...] | None, **values: object) -> tuple[int, ...]:
+        job = plan(net, config(out=tmp_path / "out", **values), BuildConfig(), RuntimeConfig(graphs=graphs))
+        return _graph_sizes(job, engine, (1, 2, 4, 8) if engine.path.stem == "net" else (8,))
+
+    assert sizes(engine, None) == sizes(engine, True) == (1, 2, 3, 4, 6, 8)
+    assert sizes(engine, (8, 5)) == (5, 8)
+    assert sizes(static, None) == sizes(static, (8,)) == (8,)
+    with pytest.raises(UsageError, match=r"batches of 1, 5, which the engine does not take"):
+        sizes(static, (1, 5, 8))
+    with pytest.raises(UsageError, match="policy has batches of 8, the largest graph is of 5"):
+        sizes(engine, (1, 5), policy=BatchPolicy(8, 1.0))
+
+
 def test_graphs_are_for_gpus_and_not_against_the_users_will() -> None:
     assert uses_graphs(RuntimeConfig(), "cuda:0")
     assert not uses_graphs(RuntimeConfig(), "cpu")
+    assert uses_graphs(RuntimeConfig(graphs=(1, 4)), "cuda:0")
     assert not uses_graphs(RuntimeConfig(graphs=False), "cuda:0")
+    assert not uses_graphs(RuntimeConfig(graphs=()), "cuda:0")

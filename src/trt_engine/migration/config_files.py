@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from trt_engine.migration.rules import RuleSet
 from trt_engine.migration.source import Edit, Hit, model_values
 
-_NVINFER = re.compile(r"^\s*(?:\[property\]|property\s*:)[ \t\r]*$", re.MULTILINE)
+_NVINFER = re.compile(r"^[ \t]*(?:\[property\]|property\s*:)[ \t\r]*$", re.MULTILINE)
 _NVINFER_KEY = re.compile(
-    r"^\s*(?:model-engine-file|onnx-file|network-mode|network-type|gie-unique-id|model-file|uff-file)\s*[=:]",
+    r"^[ \t]*(?:model-engine-file|onnx-file|network-mode|network-type|gie-unique-id|model-file|uff-file)\s*[=:]",
     re.MULTILINE,
 )
 _SETTING = re.compile(r"^[ \t]*([\w-]+)[ \t]*[=:][ \t]*([^\n#;]*)(?:[#;][^\n]*)?$\n?", re.MULTILINE)

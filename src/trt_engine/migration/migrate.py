@@ -202,7 +202,8 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
     elif kind == "config" and config_files.is_nvinfer(text):
         yield from config_files.scan_nvinfer(text, rules)
     elif kind in ("shell", "cmake") or source.path.suffix in (".yml", ".yaml"):
-        yield from shell.scan_text(text, rules)
+        lines = text if kind in ("shell", "cmake") else shell.join_yaml_lines(text)
+        yield from shell.scan_text(lines, rules)
         yield from requirements.scan_releases(text, rules)
 
 

@@ -53,6 +53,8 @@ class _Scan(ast.NodeVisitor):
         self.polygraphy: set[str] = set()
         self.others: set[str] = set()
         """Names bound to other libraries and their members."""
+        self.aliases: dict[str, str] = {}
+        """Names assigned to its classes, `F = trt.BuilderFlag`, and to the module itself (empty)."""
         self.types: dict[str, str] = {}
         self.attributes: dict[str, str] = {}
         self.handled: set[ast.AST] = set()
@@ -99,14 +101,16 @@ class _Scan(ast.NodeVisitor):
                 self.modules.add(name)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outer, self.types = self.types, dict(self.types)
+        outer = self.types, self.aliases
+        self.types, self.aliases = dict(self.types), dict(self.aliases)
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
             self.types.pop(argument.arg, None)
+            self.aliases.pop(argument.arg, None)
             kind = self._api_name(argument.annotation) if argument.annotation is not None else None
             if kind is not None:
                 self.types[argument.arg] = kind
         self.generic_visit(node)
-        self.types = outer
+        self.types, self.aliases = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
@@ -172,6 +176,11 @@ class _Scan(ast.NodeVisitor):
             ):
                 self.modules |= set(_names(target))
             return
+        if isinstance(target, ast.Name):
+            name = self._api_name(value) if isinstance(value, ast.Name | ast.Attribute) else None
+            self.aliases.pop(target.id, None)
+            if name is not None and (not name or name[0].isupper()):
+                self.aliases[target.id] = name
         other = isinstance(value, ast.Call) and _root(value.func) in self.others
         self._set_type(target, _OTHER if other else self._type(value, hint=False))
 
@@ -217,6 +226,8 @@ class _Scan(ast.NodeVisitor):
         while isinstance(node, ast.Attribute):
             parts.insert(0, node.attr)
             node = node.value
+        if isinstance(node, ast.Name) and node.id in self.aliases:
+            return ".".join(filter(None, (self.aliases[node.id], *parts)))
         if isinstance(node, ast.Name) and node.id in self.modules:
             return ".".join(parts)
         if isinstance(node, ast.Name) and node.id in self.imported:

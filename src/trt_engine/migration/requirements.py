@@ -9,7 +9,8 @@ from trt_engine.migration.rules import RuleSet
 from trt_engine.migration.source import Edit, Hit
 
 _REQUIREMENT = re.compile(
-    r"(?:^[ \t]*|(?P<quote>[\"']))(?P<name>(?:nvidia-)?tensorrt(?:-cu1[123])?(?:[-_](?:bindings|libs|lean|dispatch))?)"
+    r"(?:^[ \t]*|(?P<quote>[\"']))"
+    r"(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))"
     r"(?:\[[\w,-]*\])?[ \t]*(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+[ \t]*,?[ \t]*)*)"
     r"[ \t]*(?:;[^\n]*?)?(?(quote)(?P=quote)|(?:#[^\n]*|--hash[^\n]*|\\)?\r?$)",
     re.MULTILINE,
@@ -28,7 +29,10 @@ def scan_requirements(text: str, rules: RuleSet) -> Iterator[Hit]:
             or _KEYWORDS.search(text, max(0, found.start() - 2000), found.start())
         ):
             continue  # a string, but not in a list of requirements
-        if name == "nvidia-tensorrt" and (rule := rules.by_id.get("requirement-name")) is not None:
+        if (
+            re.fullmatch(r"nvidia[-_.]tensorrt", name, re.IGNORECASE)
+            and (rule := rules.by_id.get("requirement-name")) is not None
+        ):
             place = found.start("name"), found.start("name") + len("nvidia-")
             yield Hit(rule, *span, () if spec else (Edit(*place, ""),))
         elif (kind := _judge(spec, rules)) is not None and (rule := rules.by_id.get(kind)) is not None:

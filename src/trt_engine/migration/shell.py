@@ -134,8 +134,30 @@ def command_of_words(words: Sequence[str], start: int, end: int) -> Command | No
     return None
 
 
+_FOLDED = re.compile(r"(?<=[:-] )>[-+1-9]*[ \t]*\r?\n([ \t]+)[^\n]*(?:\n\1[^\n]*)+")
+_NEXT_LINE = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+\S)")
+_NEXT_OPTION = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+--?\w)")
+
+
+def join_yaml_lines(text: str) -> str:
+    """YAML with spaces for the line ends within folded scalars and before options; no offset changes.
+
+    A line that begins with an option continues a scalar of any style: as a command of its own it could not run.
+    """
+
+    def join(found: re.Match[str]) -> str:
+        first = found[0].index("\n") + 1
+        return found[0][:first] + _NEXT_LINE.sub(_blanks, found[0][first:])
+
+    return _NEXT_OPTION.sub(_blanks, _FOLDED.sub(join, text))
+
+
+def _blanks(found: re.Match[str]) -> str:
+    return " " * len(found[0])
+
+
 _EXEC_FORM = re.compile(
-    r"^\s*(?:CMD|ENTRYPOINT|RUN|command:|entrypoint:|args:)\s*(\[.*(?:trtexec|polygraphy).*\])", re.MULTILINE
+    r"^[ \t]*(?:CMD|ENTRYPOINT|RUN|command:|entrypoint:|args:)\s*(\[.*(?:trtexec|polygraphy).*\])", re.MULTILINE
 )
 
 

@@ -20,6 +20,8 @@ _REPLICATES = (3, 12)
 _BOOTSTRAPS = 40
 _MOST_DEVIATION = 10.0
 """Of the scale of a curve drawn again, in standard deviations: two turns may give any number."""
+_SPAN_BATCHES = 100
+"""Batches, with the time to fill them, of the longest deadline that lengthens a simulation: its queue is soon stationary."""
 _WAIT_SHARES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.5)
 """Waits the search tries, as shares of the deadline."""
 _SEED = 2026
@@ -59,9 +61,13 @@ class StreamModel:
             return 1.0
         least, most = _REPLICATES
         batch_s = self.service.mean_s(policy.max_batch, policy.contexts)
-        warm_up_s = max(sources.longest_period_s, 2 * self.deadline_s, 10 * batch_s)
+        fill_s = min(policy.max_wait_ms / 1e3, policy.max_batch / rate)
+        span_s = self.deadline_s
+        if not sources.gaps:  # the bursts of a trace may be long
+            span_s = min(span_s, _SPAN_BATCHES * (batch_s + fill_s))
+        warm_up_s = max(sources.longest_period_s, 2 * span_s, 10 * batch_s)
         frames = min(400_000.0, max(20_000.0, 40 / self.late if self.late else 400_000.0))
-        measured_s = max(frames / rate / most, 2 * sources.longest_period_s, 4 * self.deadline_s, 20 * batch_s)
+        measured_s = max(frames / rate / most, 2 * sources.longest_period_s, 4 * span_s, 20 * batch_s)
         late = total = 0
         for replicate in range(most):
             if (replicate >= least and total >= frames) or (decide and late > self.late * rate * measured_s * most):

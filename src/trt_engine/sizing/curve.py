@@ -67,8 +67,8 @@ def grid_batches(largest: int, smallest: int = 1) -> tuple[int, ...]:
 
 
 def uses_graphs(runtime: RuntimeConfig, device: str) -> bool:
-    """Whether batches are captured as CUDA graphs: on a GPU, unless `graphs=False`."""
-    return runtime.graphs is not False and parse_device(device)[0] != "cpu"
+    """Whether batches are captured as CUDA graphs: on a GPU, unless `graphs` is false or names no size."""
+    return (runtime.graphs is None or bool(runtime.graphs)) and parse_device(device)[0] != "cpu"
 
 
 def measure_host_curve(engine: Engine, grid: CurveGrid, runtime: RuntimeConfig, device: str) -> list[CurvePoint]:

@@ -14,6 +14,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import to_argv
 from trt_engine.config.size import SizeConfig
 from trt_engine.device import parse_device
+from trt_engine.engine import Engine
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.dtype_breakdown import main_precision
 from trt_engine.graph.load import open_model
@@ -141,6 +142,14 @@ def plan(
     layout.check(overwrite=config.overwrite)
     made.plan_build(batches[0])
     return made
+
+
+def accepts_batch(engine: Engine, batch: int) -> bool:
+    """Whether a profile of the engine includes the batch: a build retry may have made its shapes static."""
+    return not engine.passport.profiles or any(
+        all(not span.min or span.min[0] <= batch <= span.max[0] for span in profile.ranges.values())
+        for profile in engine.passport.profiles
+    )
 
 
 def _default_precision(model: Model, build: BuildConfig) -> tuple[BuildConfig, bool]:

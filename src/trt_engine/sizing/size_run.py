@@ -34,7 +34,7 @@ from trt_engine.sizing.deepstream import NO_IMAGE_INPUT, NvinferConfig, benchmar
 from trt_engine.sizing.doubling import Doubling, images_per_s, peak_streams, queries_per_s
 from trt_engine.sizing.output_layout import OutputLayout
 from trt_engine.sizing.preflight import Preflight
-from trt_engine.sizing.size_plan import SizeJob
+from trt_engine.sizing.size_plan import SizeJob, accepts_batch
 from trt_engine.sizing.stream_run import find_streams
 from trt_engine.verbs import build as build_module
 from trt_engine.vision.spec import vision_of
@@ -209,7 +209,7 @@ class _SizeRun:
 
     def measure(self, engine: Engine, batch: int) -> BenchRecord:
         """Measure in a separate process and write the record and its log."""
-        if not _accepts_batch(engine, batch) and self.plan.dynamic:
+        if not accepts_batch(engine, batch) and self.plan.dynamic:
             engine = self.build_single_batch(batch)
         with self.step(f"measure b{batch}"):
             record = self.measure_and_record(engine, self.plan.bench_config(batch))
@@ -461,14 +461,6 @@ def _batch_result(record: BenchRecord) -> BatchResult:
         engine=record.engine,
         stable=record.stable,
         instability=record.instability,
-    )
-
-
-def _accepts_batch(engine: Engine, batch: int) -> bool:
-    """Whether a profile of the engine includes the batch."""
-    return not engine.passport.profiles or any(
-        all(not span.min or span.min[0] <= batch <= span.max[0] for span in profile.ranges.values())
-        for profile in engine.passport.profiles
     )
 
 

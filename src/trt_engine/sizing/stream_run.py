@@ -14,7 +14,7 @@ from trt_engine.records.bench import BenchRecord
 from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity
 from trt_engine.runtime.cuda_graph_policy import graph_sizes
 from trt_engine.sizing import curve, stream_capacity
-from trt_engine.sizing.size_plan import SizeJob
+from trt_engine.sizing.size_plan import SizeJob, accepts_batch
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def find_streams(
             hint="a larger `--max-batch`, or a smaller policy",
         )
     largest = record.batch if config.policy is None else config.policy.max_batch
-    batches = curve.grid_batches(largest) if job.dynamic else (record.batch,)
+    batches = curve.grid_batches(largest) if job.dynamic and accepts_batch(engine, 1) else (record.batch,)
     longest_ms = config.deadline_ms if config.policy is None else 1e9  # the policy's batch is measured, however slow
     grid = curve.CurveGrid(batches, config.contexts, config.duration_s, longest_ms)
     points = list(_measured_curve(job, engine, device, grid, step))
@@ -69,7 +69,7 @@ def _measured_curve(
     known += curve.read_curve(job.config.curve) if job.config.curve is not None else []
     grids = dict.fromkeys(kinds, grid)
     if curve.uses_graphs(job.runtime, device):
-        sizes = graph_sizes(grid.batches[-1], max_graphs=job.runtime.max_graphs) if job.dynamic else grid.batches
+        sizes = _graph_sizes(job, engine, grid.batches)
         grids["host"] = dataclasses.replace(grid, batches=sizes, graphs=True)
     found = []
     for frames, grid in grids.items():
@@ -89,3 +89,22 @@ def _measured_curve(
             curve.keep_points(path, points)
         found += points
     return found
+
+
+def _graph_sizes(job: SizeJob, engine: Engine, batches: tuple[int, ...]) -> tuple[int, ...]:
+    """Batch sizes to capture as CUDA graphs: those of the runtime's `graphs`, or up to the largest of `batches`."""
+    graphs, policy = job.runtime.graphs, job.config.policy
+    if graphs is None or isinstance(graphs, bool):
+        return graph_sizes(batches[-1], max_graphs=job.runtime.max_graphs) if len(batches) > 1 else batches
+    sizes = tuple(sorted(set(graphs)))
+    if refused := [size for size in sizes if not accepts_batch(engine, size)]:
+        raise UsageError(
+            f"graphs for batches of {', '.join(map(str, refused))}, which the engine does not take",
+            hint="leave these sizes out",
+        )
+    if policy is not None and policy.max_batch > sizes[-1]:
+        raise UsageError(
+            f"the policy has batches of {policy.max_batch}, the largest graph is of {sizes[-1]}",
+            hint=f"add {policy.max_batch} to `graphs`",
+        )
+    return sizes
