@@ -5,7 +5,7 @@
 The digits detector runs over 512 generated validation scenes, a small ViT and a small ResNet over the 539 held-out digits of
 examples/classifiers. Calibration sees 128 generated pictures of the training side. Where ONNX Runtime has no kernels for a
 format on this machine, the FP32 emulation of it is measured, and the table says so. Each cell is appended to
-benchmarks/results/precision-table.jsonl as soon as it is measured; a second run measures what is missing and writes
+benchmarks/results/precision-table.jsonl.gz as soon as it is measured; a second run measures what is missing and writes
 docs/precision-table.md from the records (`--table`: only that).
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import gzip
 import hashlib
 import importlib.util
 import sys
@@ -37,7 +38,6 @@ from trt_engine.graph.load import open_model, read_graph, read_proto
 from trt_engine.precision.calibrators import CALIBRATION_VERSION
 from trt_engine.precision.emulate_half import emulate_half_precision
 from trt_engine.precision.quantize_model import quantize
-from trt_engine.records.base import append_record
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.precision import CastReport
@@ -49,7 +49,7 @@ from trt_engine.verbs.cast import cast
 from trt_engine.vision.spec import vision_of
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "precision-table.jsonl"
+RESULTS = ROOT / "benchmarks" / "results" / "precision-table.jsonl.gz"
 TABLE = ROOT / "docs" / "precision-table.md"
 DIGITS, CLASSIFIERS = ROOT / "examples" / "digits", ROOT / "examples" / "classifiers"
 SCENES, CALIBRATION = 512, 128
@@ -246,7 +246,7 @@ def known(path: Path) -> dict[str, dict[str, Any]]:
     """The last record of each cell."""
     found = {}
     if path.exists():
-        for line in path.read_bytes().splitlines():
+        for line in gzip.decompress(path.read_bytes()).splitlines():
             with contextlib.suppress(msgspec.DecodeError):
                 record = msgspec.json.decode(line)
                 found[record["key"]] = record
@@ -279,7 +279,8 @@ def fill(
             "seconds": time.monotonic() - began,
             **body,
         }
-        append_record(given.out, record)
+        with gzip.open(given.out, "ab") as file:
+            file.write(msgspec.json.encode(record) + b"\n")
         records[key] = msgspec.json.decode(msgspec.json.encode(record))
         figure = (
             f"{record['metric']} {record['metrics'][record['metric']]:.4f}" if "metric" in record else body["reason"]
@@ -329,8 +330,8 @@ def table(records: dict[str, dict[str, Any]]) -> str:
 
 
 INTRODUCTION = f"""
-Written by `python benchmarks/precision_table.py` from benchmarks/results/precision-table.jsonl; do not edit. INT8, FP8 and
-NVFP4 are calibrated on {CALIBRATION} generated pictures of the training side, with the settings `quantize` has by itself.
+Written by `python benchmarks/precision_table.py` from benchmarks/results/precision-table.jsonl.gz; do not edit. INT8, FP8
+and NVFP4 are calibrated on {CALIBRATION} generated pictures of the training side, with the defaults of `quantize`.
 
 - *on*: `kernels` is ONNX Runtime computing in that format on this CPU, as far as it has kernels; `emulation` is FP32 that
   rounds as the format does ([quantize.md](quantize.md), [cast.md](cast.md)).

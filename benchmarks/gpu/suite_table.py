@@ -23,10 +23,10 @@ STEPS = {
 """Of each step: what is measured, and what its factor is due to."""
 READING = """\
 Median milliseconds of one batch, all ways interleaved in one process, each call to the end of the device's work, inputs and
-outputs on the GPU. Engines: `infer(..., on_device=True)` / `bind`. The ratio is that of paired blocks with its 95 % interval;
+outputs on the GPU. Engines: `infer(..., on_device=True)` / `bind`. The ratio is of paired blocks, with its 95 % interval;
 *floor* is the arithmetic at the measured rate of a large product; *error* is the largest difference from the same weights in
-FP32, as a part of the largest value. Weights are random: errors of quantized cells are no measure of trained models, and
-quantized cells have FP16 peers.
+FP32, as a part of the largest value. Weights are random: errors of quantized cells say nothing of trained models. Quantized
+cells have FP16 peers.
 """
 BUILDS = """\
 *First*: with an empty store, several builds beside each other. *Again*: the same command, from the store. Times of `auto`
