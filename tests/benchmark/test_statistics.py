@@ -295,7 +295,12 @@ def median_of(loads: list[Restart]) -> Difference:
 
 @pytest.mark.parametrize(
     "noise",
-    [{}, {"apart": 0.02}, {"drift": 0.5}, {"bursts": 0.1, "apart": 0.005}],
+    [
+        {},
+        pytest.param({"apart": 0.02}, marks=pytest.mark.slow),
+        {"drift": 0.5},
+        pytest.param({"bursts": 0.1, "apart": 0.005}, marks=pytest.mark.slow),
+    ],
     ids=["quiet", "loads differ", "drift", "bursts"],
 )
 def test_equal_engines_raise_no_more_alarms_than_promised_and_unequal_ones_are_found(noise: dict[str, Any]) -> None:
@@ -378,7 +383,7 @@ def test_loads_too_few_have_no_interval_and_it_is_said() -> None:
     assert paired_differences(loads_of(rng, loads=MIN_RESTARTS), 1)[0]
 
 
-@pytest.mark.parametrize("loads", [2, 3, 4, 5])
+@pytest.mark.parametrize("loads", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4)), 5])
 def test_intervals_of_few_loads_are_students(loads: int) -> None:
     rng = np.random.default_rng(3)
     spans = [

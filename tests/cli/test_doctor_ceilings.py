@@ -36,6 +36,7 @@ def test_its_options_alone_are_refused_with_what_is_missing(doctor: Doctor, word
     assert err == f"error: `{words[0]}` belongs to `--peaks`\nhint: `trt-engine doctor --peaks`\n"
 
 
+@pytest.mark.slow
 def test_a_device_nobody_knows_is_a_wrong_call_and_one_without_ceilings_too(doctor: Doctor) -> None:
     assert doctor("--peaks", "--device", "tpu:0")[0] == 2
     code, out, err = doctor("--peaks", "--device", "fake:0")
@@ -43,6 +44,7 @@ def test_a_device_nobody_knows_is_a_wrong_call_and_one_without_ceilings_too(doct
     assert "the device `fake` has no peaks" in err
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_not_there_costs_its_ceilings_and_not_the_report(doctor: Doctor) -> None:
     code, out, err = doctor("--peaks", "--device", "cuda:77", "--json")
     assert code == 3, err

@@ -101,6 +101,7 @@ def model(tmp_path: Path) -> str:
     return "net.onnx"
 
 
+@pytest.mark.slow
 def test_the_small_verbs_print_what_their_schemas_say(said: Callable[..., Any]) -> None:
     assert said("cache", "list")["schema"] == "trt-engine/cache"
     assert said("cache", "prune", "--all")["removed"] == []

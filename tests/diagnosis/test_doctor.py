@@ -114,7 +114,9 @@ def test_a_hollow_onnx_runtime_is_a_problem_though_it_imports(tmp_path: Path) ->
             marks=pytest.mark.slow,
         ),
         ("raise ModuleNotFoundError(\"No module named 'onnxruntime'\")", "pip install onnxruntime"),
-        ("import os; os.kill(os.getpid(), 4)", "pip install --force-reinstall onnxruntime"),  # illegal instruction
+        pytest.param(  # illegal instruction
+            "import os; os.kill(os.getpid(), 4)", "pip install --force-reinstall onnxruntime", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_onnx_runtime_that_cannot_be_imported_is_a_problem_and_no_backend_runs(
@@ -284,6 +286,7 @@ def test_the_verb_prints_every_line_and_ends_with_zero(
     assert [item["name"] for item in told["diagnoses"]] == [item.name for item in here.diagnoses]
 
 
+@pytest.mark.slow
 def test_the_verb_ends_with_three_when_there_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -316,6 +319,7 @@ def test_a_check_that_fails_is_a_finding_and_the_others_still_look(
     assert report.warnings_found == 1
 
 
+@pytest.mark.slow
 def test_a_probe_that_cannot_start_is_what_it_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     report = doctor(Machine(root=tmp_path))

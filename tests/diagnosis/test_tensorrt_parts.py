@@ -378,6 +378,7 @@ def test_doctor_json_holds_to_its_schema_on_every_machine(
             assert problems == {"tensorrt-cuda", "tensorrt-gpu-0", "onnxruntime-cuda"}
 
 
+@pytest.mark.slow
 def test_a_backend_says_what_it_lacks_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
     wheels(tmp_path / "site", "10.16.1.11")
     states = {item.name: item for item in doctor(machine(tmp_path, None)).backends}

@@ -231,12 +231,12 @@ EOF
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.sh", ("trtexec --onnx=m " * 500 + "\\\n") * 100),
+        pytest.param("a.sh", ("trtexec --onnx=m " * 500 + "\\\n") * 100, marks=pytest.mark.slow),
         ("a.sh", ("trtexec " + "ab/cd" * 3_000 + "\n") * 50),
         ("a.sh", "# trtexec\n" + "\\\n" * 200_000 + "trtexec --fp16 '" + '"' * 10_000),
         ("a.txt", "[property]\nonnx-file=a\n" + ("network-mode=" + " " * 19_000 + "x\n") * 50),
         ("requirements.txt", ("tensorrt" + ">=1," * 4_000 + "\n" + " " * 19_000 + "\n") * 25),
-        ("CMakeLists.txt", ("nvinfer_10 nvparsers " * 500 + "\n") * 80),
+        pytest.param("CMakeLists.txt", ("nvinfer_10 nvparsers " * 500 + "\n") * 80, marks=pytest.mark.slow),
         ("a.py", "import tensorrt as trt\nx = " + "-" * 5_000 + "trt.BuilderFlag.FP16\n"),
         ("config.pbtxt", 'name : "tensorrt" ' + ('key: "precision_mode" value: ' * 500 + "\n") * 50),
         ("long.sh", "trtexec --fp16 " * 50_000),

@@ -303,7 +303,7 @@ class Stops:
             yield array
 
 
-@pytest.mark.parametrize("at", [3, 12, 13, 20])
+@pytest.mark.parametrize("at", [3, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 20))])
 @pytest.mark.parametrize("name", ["minmax", "mse", "entropy", "percentile"])
 def test_a_stopped_calibration_goes_on_and_ends_where_it_would_have(
     net: Path, tmp_path: Path, name: str, at: int

@@ -81,6 +81,7 @@ def plan(model: Path, dataset: Path, *, config: QuantizeConfig | None = None, **
     return search_module.plan(model, dataset, from_values(SearchConfig, settings), config)
 
 
+@pytest.mark.slow
 def test_the_layer_that_suffers_is_left_in_float_and_the_command_makes_the_model_that_was_verified(
     tmp_path: Path, net: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def names(archive: Path) -> list[str]:
 # ------------------------------------------------------------------------------------------------ the same report
 
 
-@pytest.mark.parametrize("suffix", [".tar.gz", ".zip", ".tgz"])
+@pytest.mark.parametrize("suffix", [".tar.gz", ".zip", pytest.param(".tgz", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(RUNS))
 def test_the_report_of_an_archive_is_that_of_the_folder_byte_for_byte(tmp_path: Path, name: str, suffix: str) -> None:
     run = RUNS[name](tmp_path / "run")

@@ -313,6 +313,7 @@ def test_a_lost_device_is_told_to_everybody_and_still_closes(
         assert engine.stats().batching.retries == 0, "half a batch is as lost as the whole"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @schedule
 @given(
     lost=st.sets(st.integers(0, 2), min_size=1, max_size=2),

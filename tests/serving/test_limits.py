@@ -184,7 +184,7 @@ def test_callers_that_come_back_at_once_do_not_keep_an_ending_server_from_its_en
     assert {*answered} == {2.0}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_command_after_the_last_answer(engines: dict[str, Path], number: int) -> None:
     command = [sys.executable, "-m", "trt_engine", "serve", str(engines["slow"]), "--json", "-q"]
     ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--drain-delay", "0"]

@@ -246,6 +246,7 @@ def busy(server: Server, stop: threading.Event, threads: int) -> list[threading.
     return made
 
 
+@pytest.mark.slow
 def test_a_request_whose_timeout_passes_in_the_queue_is_not_run_and_a_full_queue_refuses(
     client: Client, server: Server
 ) -> None:

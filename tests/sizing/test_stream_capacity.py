@@ -136,6 +136,7 @@ def test_the_answer_has_its_interval_limit_and_settings() -> None:
     assert int(rows[1]) >= 64 * found.policy.max_batch
 
 
+@pytest.mark.slow
 def test_the_interval_holds_what_an_independent_curve_gives() -> None:
     """The turns of the curve differ by 2 %, so the interval is wider than one stream."""
     found = find_capacity(points(), config(), images_per_s=1000.0).capacity
@@ -144,7 +145,7 @@ def test_the_interval_holds_what_an_independent_curve_gives() -> None:
     assert found.low < found.high
 
 
-@pytest.mark.parametrize("turns", [3, 8])
+@pytest.mark.parametrize("turns", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_curve_drawn_again_is_as_far_away_as_a_later_turn(turns: int) -> None:
     """Of later turns of a machine whose speed varies by 4 %, 90 % are within the interval of 90 %."""
     rng = np.random.default_rng(11)
@@ -158,6 +159,7 @@ def test_a_curve_drawn_again_is_as_far_away_as_a_later_turn(turns: int) -> None:
     assert 0.85 <= inside / 150 <= 0.95
 
 
+@pytest.mark.slow
 def test_an_interval_of_frames_serves_more_and_a_stricter_deadline_fewer() -> None:
     curve = points(contexts=(1,))
     fixed = config(policy=BatchPolicy(8, 2.0))
@@ -170,6 +172,7 @@ def test_an_interval_of_frames_serves_more_and_a_stricter_deadline_fewer() -> No
     assert strict.limit == "deadline"
 
 
+@pytest.mark.slow
 def test_a_second_model_on_crops_takes_its_share_of_the_gpu(tmp_path: Path) -> None:
     """Frames/s are at most those of both models' times added; `--interval` halves the frames and the crops."""
     path = tmp_path / "curve.jsonl"

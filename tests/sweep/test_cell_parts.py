@@ -59,6 +59,7 @@ def test_a_run_that_asks_for_nothing_a_cpu_can_do_skips_its_cells_and_says_why(r
     assert (needs.reason or "").endswith("(evaluate: the plan names no `dataset`)\nhint: `dataset:` in the plan")
 
 
+@pytest.mark.slow
 def test_what_was_measured_survives_a_run_that_asks_for_what_a_cpu_cannot_do(run: Run, tmp_path: Path) -> None:
     run("bench")
     before = kept(tmp_path)
@@ -122,6 +123,7 @@ def test_a_model_that_changed_keeps_nothing_of_the_old_one(run: Run, tmp_path: P
     assert result.bench is None and result.spec.modes == ("build", "profile")
 
 
+@pytest.mark.slow
 def test_what_the_machine_lacks_for_an_added_mode_takes_nothing_away(run: Run, tmp_path: Path) -> None:
     (before,) = run("bench").results
     (spec,) = expand(read_plan(tmp_path / "plan.yaml"), ["profile"])

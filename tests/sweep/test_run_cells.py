@@ -95,6 +95,7 @@ def test_a_run_leaves_the_tree_that_is_promised(run: Run, tmp_path: Path) -> Non
         assert str(tmp_path) not in (out / "cells" / f"{label}.json").read_text(), "a run can be moved and sent"
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_is_its_cells_reason_and_the_rest_goes_on(run: Run) -> None:
     summary = run("models: [gone.onnx, net.onnx]\n" + QUICK)
     assert [result.state for result in summary.results] == ["failed", "done"]
@@ -487,6 +488,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(run: Run, built: Path, 
     assert moody.batches(built) == [1, 2, 2, 3]
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_at_once_are_refused(run: Run, built: Path, tmp_path: Path) -> None:
     process = started(tmp_path, plan("1", "wait_at: 1"))
     wait_for(lambda: len(moody.batches(built)) == 1, process)
@@ -518,6 +520,7 @@ def test_a_cell_kept_from_another_machine_is_said(run: Run, tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------------ the outlook
 
 
+@pytest.mark.slow
 def test_the_outlook_says_what_each_cell_would_do_and_writes_nothing(run: Run, built: Path, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(plan("1, 2"))
     fresh = preview(prepare(tmp_path / "plan.yaml", tmp_path / "out", RunConfig()))

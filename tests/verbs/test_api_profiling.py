@@ -150,6 +150,7 @@ def test_out_of_memory_halves_the_batch_and_says_so(fake: te.Engine, tmp_path: P
     assert [text for text in report.warnings if text.startswith("out of memory at batch 8")]
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_fit_in_memory_halve_the_batch_as_well(tmp_path: Path) -> None:
     code = (
         "import resource, sys, trt_engine as te\n"
@@ -317,6 +318,7 @@ def test_what_an_interrupted_instrument_saw_is_put_down_to_it(
     assert json.loads((tmp_path / "out" / "profile.json").read_text())["complete"] is False
 
 
+@pytest.mark.slow
 def test_an_instrument_that_fails_is_passed_over_with_its_reason_and_fix(
     nsight: Tools, fake: te.Engine, tmp_path: Path
 ) -> None:
@@ -328,6 +330,7 @@ def test_an_instrument_that_fails_is_passed_over_with_its_reason_and_fix(
         te.profile(fake, out=tmp_path / "asked", profiler="nsys", **QUICK)
 
 
+@pytest.mark.slow
 def test_missing_permission_is_explained_with_the_fixes_and_costs_the_counters_alone(
     nsight: Tools, fake: te.Engine, tmp_path: Path
 ) -> None:

@@ -75,6 +75,7 @@ def detect() -> Any:
 # ------------------------------------------------------------------------------------------------ detectors
 
 
+@pytest.mark.slow
 def test_the_ap_of_the_digits_is_that_of_the_examples_own_script(tmp_path: Path) -> None:
     example = detect()
     expected = example.average_precision(example.onnx_detector(DIGITS / "model.onnx"), DIGITS / "val")
@@ -93,6 +94,7 @@ def test_the_ap_of_the_digits_is_that_of_the_examples_own_script(tmp_path: Path)
     assert set(rows[0]) == {"image_id", "category_id", "bbox", "score"}
 
 
+@pytest.mark.slow
 def test_a_subset_counts_only_its_own_pictures_and_annotations() -> None:
     first = evaluate(DIGITS / "model.onnx", DIGITS / "val", max_samples=8)
     some = evaluate(DIGITS / "model.onnx", DIGITS / "val" / "annotations.json", max_samples=8, seed=3)

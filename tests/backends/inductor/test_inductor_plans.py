@@ -90,6 +90,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
         building.find_compiler()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here")
 def test_a_compiler_that_links_its_library_statically_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
