@@ -94,8 +94,8 @@ def test_a_closed_loop_pauses_after_a_failure() -> None:
         raise RequestFailed("refused", "away")
 
     loop = ThreadedLoop(call, threads=1, timeout_s=1.0)
-    loop.run(window(0.2), None, lambda *_: None)
-    assert 1 <= len(calls) <= 5 and loop.collect().count_errors() == {"refused": len(calls)}
+    loop.run(window(1.0), None, lambda *_: None)
+    assert 1 <= len(calls) <= 21 and loop.collect().count_errors() == {"refused": len(calls)}
 
 
 def test_an_interruption_leaves_the_samples_and_no_thread() -> None:

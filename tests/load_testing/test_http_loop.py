@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -36,7 +37,7 @@ BRIEF = {"warmup_s": 0.0, "duration_s": 0.1}
 
 def test_a_closed_loop_keeps_its_requests_in_flight_on_kept_connections() -> None:
     with V2Server() as server:
-        record = te.loadtest(server.url, concurrency=3, **BRIEF)
+        record = te.loadtest(server.url, concurrency=3, warmup_s=0.0, duration_s=1.0)
     assert len(server.requests) == record.requests + record.warmup_requests > 3
     assert server.connections == 3 + 4  # and one for each question: index, server, model; one to find the address
     assert record.errors == {} and record.complete and record.loop == "closed" and record.rate is None
@@ -374,6 +375,36 @@ def test_settings_that_make_no_load_are_refused_before_anything_is_sent(settings
     with V2Server() as server, pytest.raises(UsageError, match=words):
         te.loadtest(server.url, **settings)
     assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [({"concurrency": 2**32}, "--concurrency"), ({"rate": 5, "connections": 2**33, "processes": 2}, "--connections")],
+)
+def test_more_connections_than_open_files_are_refused_before_anything_is_sent(settings: dict, flag: str) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with V2Server() as server, pytest.raises(UsageError) as caught:
+        te.loadtest(server.url, **settings)
+    assert not server.connections and resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+    assert f"{2**32} connections of a process need" in caught.value.message
+    assert f"the limit is {limits[1]} (hard; soft: {limits[0]})" in caught.value.message
+    assert caught.value.hint is not None and f"`{flag} " in caught.value.hint and "ulimit -n" in caught.value.hint
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_soft_limit_of_open_files_is_raised_while_it_is_needed(processes: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = len([*Path("/proc/self/fd").iterdir()]) + 100
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
+        with V2Server() as server:
+            record = te.loadtest(
+                server.url, concurrency=(low + 50) * processes, processes=processes, warmup_s=0.0, duration_s=1.0
+            )
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (low, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert record.requests and not record.errors and server.connections > (low + 50) * processes
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import trt_engine as te
 from load_testing.v2_server import Request, V2Server, answer
 from onnx_models import conv_net
-from patience import until
+from patience import PATIENT_COMMAND, until
 from trt_engine.cli.main import run
 from trt_engine.reporting.run_records import RunRecords
 
@@ -101,7 +101,7 @@ def test_more_exit_codes(server: V2Server, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_ctrl_c_gives_what_was_measured(server: V2Server, tmp_path: Path, processes: str) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "trt_engine", "loadtest", server.url, "--duration", "600s", "--warmup", "0s",
+        [*PATIENT_COMMAND, "loadtest", server.url, "--duration", "600s", "--warmup", "0s",
          "--concurrency", "2", "--processes", processes, "--json", "-o", str(tmp_path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip

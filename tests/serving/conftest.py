@@ -30,6 +30,7 @@ ECHO = {
     "types": [name for name in ONNX_TYPES if name not in ("FP16", "BF16", "BYTES")],
     "halves": ["FP16", "BF16"],
     "words": ["BYTES"],
+    "mixed": ["BF16", "BYTES"],
 }
 """Datatypes by model that returns them."""
 

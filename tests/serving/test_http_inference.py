@@ -222,7 +222,7 @@ def test_a_client_that_does_not_read_its_answer_takes_no_place(server: Server, t
 def test_a_client_that_never_reads_its_answer_is_dropped(
     engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = serve(engines["double"], grpc_port=-1, request_timeout_s=0.5)
+    server = serve(engines["double"], grpc_port=-1, request_timeout_s=2.0)
     assert fetch(server, INFER, BODY)[0] == 200
     body = BODY.replace(b"{", b'{"id": "%s", ' % (b"a" * 15_000_000), 1)
     ends: list[LimitedProtocol] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -53,6 +54,7 @@ def test_a_full_server_refuses_and_says_when_to_come_back(
         body = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[0,1,2,3]}]}'
         status, headers, answer = fetch(server, "/v2/models/double/infer", body)
         assert status == 503 and headers["retry-after"] == "1" and "the server has" in answer["error"]
+        assert "--max-in-flight" in answer["error"]
         client = Client("grpc", server)
         with pytest.raises(InferenceServerException) as caught:
             client.infer("double", {"x": ones()})
@@ -61,6 +63,28 @@ def test_a_full_server_refuses_and_says_when_to_come_back(
         assert first.result(HANG_S) == 1.0
     assert fetch(server, "/v2/models/double/infer", body)[0] == 200
     assert "trt_engine_refused_requests_total 2.0" in fetch(server, "/metrics")[2]
+
+
+@pytest.mark.parametrize("model", ["slow", "double"], ids=["one by one", "joined"])
+def test_a_full_queue_names_the_flag_of_its_limit(
+    engines: dict[str, Path], serve: Callable[..., Server], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(engines[model], grpc_port=-1, max_queue=1, contexts=1)
+    gate = threading.Event()
+    for name in ("run", "run_batched"):
+        run = getattr(TimedRunner, name)
+        monkeypatch.setattr(TimedRunner, name, lambda *given, run=run: gate.wait(HANG_S) and run(*given))
+    name, shape, datatype = ("count", [1], "INT64") if model == "slow" else ("x", [1, 4], "FP32")
+    item = {"name": name, "shape": shape, "datatype": datatype, "data": [1] * shape[-1]}
+    body = json.dumps({"inputs": [item]}).encode()
+    with ThreadPoolExecutor(4) as callers:
+        calls = [callers.submit(fetch, server, f"/v2/models/{model}/infer", body) for _ in range(4)]
+        try:
+            until(lambda: any(call.done() for call in calls), "one is refused")
+            (status, _, answer), *_ = (call.result() for call in calls if call.done())
+            assert status == 503 and "`--max-queue`" in answer["error"], answer
+        finally:
+            gate.set()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -194,7 +218,6 @@ def test_a_signal_ends_the_command_after_the_last_answer(engines: dict[str, Path
         while not lines or lines[-1] != "}\n":
             lines.append(process.stdout.readline())
             assert lines[-1], "it ended early"
-        import json
 
         document = json.loads("".join(lines))
         assert document["models"][0]["state"] == "READY" and document["schema"] == "trt-engine/serve"
@@ -223,7 +246,7 @@ def test_close_ends_callers_that_wait_for_nothing(engines: dict[str, Path]) -> N
 
 
 def test_many_callers_get_their_own_rows_and_are_joined(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
-    server = serve(engines["double"], max_wait_ms=5.0)
+    server = serve(engines["double"], max_wait_ms=50.0)
 
     def call(number: int) -> bool:
         client = Client(("http", "grpc")[number % 2], server)

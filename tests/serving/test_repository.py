@@ -143,6 +143,30 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     client.raw.close()
 
 
+def test_a_folder_whose_name_no_model_can_have_is_named_with_the_reason(
+    engines: dict[str, Path], serve: Callable[..., Server], repository: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["my model", "-x", "größe", "a\\b", "a" * 129, "\udcff"]
+    for name in ("good", *names, ".git", "lost+found"):
+        place(engines["double"], repository, name)
+    server = serve(model_repository=repository)
+    listed = [*names[:-1], "\\xff"]  # a name that is not UTF-8
+    found = index(server)
+    assert found.pop("good/1") == ("READY", "") and found.keys() == {f"{name}/" for name in listed}
+    assert {(state, reason.partition(";")[0]) for state, reason in found.values()} == {
+        ("UNAVAILABLE", "a model cannot have this name")
+    }
+    for name in listed:
+        assert f"`{name}` is not ready: a model cannot have this name" in caplog.text
+    assert {model.name for model in server.report.models} == {"good", *listed}
+    status, _, body = fetch(server, "/v2/health/ready")
+    assert status == 503 and body["reasons"].keys() == {*listed}
+    client = Client("grpc", server)
+    assert len(client.raw.get_model_repository_index().models) == 1 + len(listed)
+    assert not client.raw.is_server_ready() and not client.raw.is_model_ready("my model")
+    client.raw.close()
+
+
 def test_without_strict_readiness_the_server_is_ready_and_a_changed_engine_can_be_allowed(
     engines: dict[str, Path], serve: Callable[..., Server], repository: Path
 ) -> None:

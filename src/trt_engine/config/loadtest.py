@@ -119,3 +119,13 @@ class LoadtestConfig(Config):
     def is_open(self) -> bool:
         """Whether requests are sent at times of their own."""
         return self.rate is not None or self.replay is not None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether each request is sent when another is answered."""
+        return not self.is_open and self.find_rate is None
+
+    @property
+    def max_in_flight(self) -> int:
+        """Requests in flight at most, of all processes."""
+        return self.concurrency if self.is_closed else self.connections

@@ -122,9 +122,10 @@ def check_config(target: object, config: LoadtestConfig, named: Container[str]) 
         raise UsageError(f"`{chosen[0]}` and `{chosen[1]}` are two kinds of load", hint="leave one of them out")
     if config.find_rate is not None and config.replay is not None:
         raise UsageError("`--find-rate` chooses the rate itself", hint="leave `--replay` out")
-    most = config.connections if config.is_open or config.find_rate is not None else config.concurrency
-    if config.processes > most:
-        raise UsageError(f"{config.processes} processes for {most} requests in flight", hint="fewer `--processes`")
+    if config.processes > config.max_in_flight:
+        raise UsageError(
+            f"{config.processes} processes for {config.max_in_flight} requests in flight", hint="fewer `--processes`"
+        )
     if not is_url(target):
         for flag, given in (
             ("--processes", config.processes > 1), ("--model", config.model), ("--model-version", config.model_version),

@@ -17,6 +17,7 @@ from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
 from trt_engine.load_testing.clients import engine_facts, engine_loop, open_loop, read_model
+from trt_engine.load_testing.file_limit import raise_file_limit
 from trt_engine.load_testing.generator import LoadRun, OnProgress, Timing, run_loop, run_processes
 from trt_engine.load_testing.grpc_messages import infer_request
 from trt_engine.load_testing.inference_request import BINARY_EXTENSION, ServedModel, http_request, raw_tensor
@@ -122,17 +123,20 @@ def input_facts(signature: Signature, feeds: Tensors, origin: str) -> dict[str, 
 def server_subject(url: str, config: LoadtestConfig) -> Iterator[ServerSubject]:
     """The model behind a URL, with its request encoded. Raises `SetupError`, `UsageError`, `EngineError`."""
     token = read_token(config.token_file)
-    target, model = read_model(parse_target(url, config.model, config.model_version), token, config.ca_file)
-    signature = model.signature
-    if config.inputs is not None:
-        feeds: Tensors = read_feeds(config.inputs, signature)
-        origin = config.inputs.name
-        check_given_shapes(feeds, config)
-    else:
-        shapes = shapes_of(signature, None, batch=config.batch, overrides=config.shapes)
-        feeds, origin = random_feeds(signature, shapes, config.seed), f"seeded random, seed {config.seed}"
-    timeout_us = None if config.deadline_ms is None else round(config.deadline_ms * 1e3)
+    target = parse_target(url, config.model, config.model_version)
     with contextlib.ExitStack() as stack:
+        if target.interface == "http":
+            stack.enter_context(raise_file_limit(config))
+        target, model = read_model(target, token, config.ca_file)
+        signature = model.signature
+        if config.inputs is not None:
+            feeds: Tensors = read_feeds(config.inputs, signature)
+            origin = config.inputs.name
+            check_given_shapes(feeds, config)
+        else:
+            shapes = shapes_of(signature, None, batch=config.batch, overrides=config.shapes)
+            feeds, origin = random_feeds(signature, shapes, config.seed), f"seeded random, seed {config.seed}"
+        timeout_us = None if config.deadline_ms is None else round(config.deadline_ms * 1e3)
         if target.interface == "grpc":
             if config.binary is False:
                 raise UsageError("gRPC has no JSON", hint="leave `--no-binary` out")

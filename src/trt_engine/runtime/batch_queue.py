@@ -207,7 +207,7 @@ class AdmissionControl:
                 self._rejected += 1
                 raise Overloaded(
                     f"{self._rows} rows are waiting, {request.rows} more exceed the limit of {self._max_rows}",
-                    hint="retry later; `max_rows_waiting` sets the limit",
+                    hint="retry later; `max_rows_waiting` (`serve`: `--max-queue`) sets the limit",
                 )
             if self._requests and self._max_bytes is not None and nbytes > self._max_bytes:
                 self._rejected += 1

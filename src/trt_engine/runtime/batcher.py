@@ -70,7 +70,7 @@ class Batcher(RunnerBase):
         if most is not None and max_batch > most:
             raise UsageError(
                 f"`max_batch` is {max_batch}, the engine takes {most} rows at once",
-                hint=f"`max_batch={most}`, or leave it out",
+                hint=f"`max_batch={most}` (`serve`: `--max-batch {most}`), or leave it out",
             )
         self.batching = dataclasses.replace(given, max_batch=max_batch)
         self._max_batch = max_batch

@@ -41,7 +41,9 @@ class Admission:
             self.refused += 1
             raise Overloaded(
                 "the server is shutting down" if ending else f"the server has {self.requests} requests already",
-                hint="again later",
+                hint="retry later"
+                if ending
+                else "retry later; `--max-in-flight` and `--max-in-flight-size` set the limits",
             )
         self.requests += 1
         self.nbytes += nbytes

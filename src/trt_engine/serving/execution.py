@@ -149,10 +149,11 @@ class DirectQueue:
         deadline_s = None if deadline_ms is None else time.monotonic() + deadline_ms / 1e3
         job = _Job(feeds, deadline_s, Future())
         with self._ready:
-            if self._closed or len(self._jobs) >= self._max_waiting:
+            if self._closed:
+                raise Overloaded("the model is being closed", hint="retry later")
+            if len(self._jobs) >= self._max_waiting:
                 raise Overloaded(
-                    "the model is being closed" if self._closed else f"{len(self._jobs)} requests wait already",
-                    hint="again later",
+                    f"{len(self._jobs)} requests wait already", hint="retry later; `--max-queue` sets the limit"
                 )
             heapq.heappush(self._jobs, (-priority, next(self._numbers), job))
             self._ready.notify()

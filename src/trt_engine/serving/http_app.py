@@ -221,7 +221,9 @@ class HttpApp:
             event = await receive()
             nbytes = len(event.get("body", b""))
             if not admission.receive(nbytes):
-                raise Overloaded("the server has no room for the request", hint="again later")
+                raise Overloaded(
+                    "the server has no room for the request", hint="retry later; `--max-in-flight-size` sets the limit"
+                )
             received += nbytes
             return event
 

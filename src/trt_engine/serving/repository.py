@@ -293,12 +293,14 @@ class Repository:
     # -------------------------------------------------------------------------------------------- files
 
     def _names(self) -> list[str]:
-        """Models that are there, by name."""
+        """Models that are there, by name; those whose name cannot be used too."""
         found = [*self.engines]
         if self.root is not None:
             try:
                 found += [
-                    entry.name for entry in os.scandir(self.root) if _NAME.fullmatch(entry.name) and entry.is_dir()
+                    os.fsencode(entry.name).decode("utf-8", "backslashreplace")
+                    for entry in os.scandir(self.root)
+                    if not entry.name.startswith(".") and entry.name != "lost+found" and entry.is_dir()
                 ]
             except OSError as error:
                 raise os_error(error, self.root, "read", by="--model-repository") from error
@@ -317,6 +319,11 @@ class Repository:
             files = [*path.iterdir()] if path.is_dir() else [path, passport_path(path)]
             return Found(self._base, {"1": Source(path, _mark(files))})
         assert self.root is not None
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                "a model cannot have this name",
+                hint="at most 128 of A-Z, a-z, 0-9, `_`, `.` and `-`; the first is a letter, a digit or `_`",
+            )
         folder = self._inside(self.root / name)
         config = folder / CONFIG_FILE
         raw = read_bounded(self._inside(config)) if os.path.lexists(config) else b""

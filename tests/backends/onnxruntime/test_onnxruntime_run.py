@@ -89,6 +89,18 @@ def test_element_types_numpy_lacks_go_in_and_come_out(opened: Open):
     np.testing.assert_array_equal(outputs["four"].astype(np.int32), want)
 
 
+def test_strings_go_in_and_come_out_beside_types_numpy_lacks(opened: Open):
+    def identity(path: Path) -> Path:
+        inputs = {"text": (models.STRING, ["n", 2]), "x": (models.BF16, ["n", 2])}
+        nodes = [models.node("Identity", name, f"{name}_out") for name in inputs]
+        return models.save(path, nodes, inputs, {f"{name}_out": spec for name, spec in inputs.items()})
+
+    feeds = {"text": np.array([["a\0b", "é"], ["", "c"]], object), "x": np.array([[1, 2], [3, 4]], ml_dtypes.bfloat16)}
+    outputs = opened(identity, batch=2).run(feeds)
+    for name, array in feeds.items():
+        np.testing.assert_array_equal(outputs[f"{name}_out"], array)
+
+
 def test_four_bit_feeds_of_odd_length_are_packed_and_unpacked(opened: Open):
     def identity(path: Path) -> Path:
         four = (models.INT4, ["n"])

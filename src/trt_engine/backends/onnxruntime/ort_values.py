@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from onnx import TensorProto, helper
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.tensors import Tensors, TensorSpec, dtype
@@ -37,6 +38,8 @@ def is_numpy_dtype(name: str) -> bool:
 
 def to_ort_value(spec: TensorSpec, array: Any) -> Any:
     """The OrtValue of a feed; dtypes numpy lacks are passed as bits."""
+    if np.asarray(array).dtype.kind in "OSU":
+        return _string_value(np.asarray(array))
     if is_numpy_dtype(spec.dtype):
         return ort.OrtValue.ortvalue_from_numpy(as_contiguous(array))
     kind = dtype(spec.dtype)
@@ -45,6 +48,23 @@ def to_ort_value(spec: TensorSpec, array: Any) -> Any:
         raw = _pack_bits(raw, kind.bits)
     whole = raw.view(f"u{raw.dtype.itemsize}").reshape(np.shape(array))
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(whole, kind.onnx)
+
+
+def _string_value(array: Array) -> Any:
+    """The OrtValue of strings, as the output of a constant graph: ONNX Runtime makes none from numpy's strings."""
+    texts = [value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1).tolist()]
+    graph = helper.make_graph(
+        [],
+        "strings",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.STRING, array.shape)],
+        [TensorProto(name="y", data_type=TensorProto.STRING, dims=array.shape, string_data=texts)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4  # no threads
+    loaded = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return loaded.run_with_ort_values(["y"], {})[0]
 
 
 def run_arrays(loaded: ort.InferenceSession, names: Sequence[str], feeds: Tensors) -> list[Any]:
