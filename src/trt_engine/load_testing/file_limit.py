@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import resource
 from collections.abc import Iterator
-from pathlib import Path
+
+import psutil
 
 from trt_engine.config.loadtest import LoadtestConfig
 from trt_engine.errors import UsageError
@@ -18,7 +19,7 @@ _OTHER_FILES = 64
 def raise_file_limit(config: LoadtestConfig) -> Iterator[None]:
     """Raise the soft limit to the hard one while it is needed, for child processes too; `UsageError` beyond that one."""
     connections = -(-config.max_in_flight // config.processes)
-    others = len([*Path("/proc/self/fd").iterdir()]) + _OTHER_FILES
+    others = psutil.Process().num_fds() + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or connections + others <= soft:
         yield
