@@ -177,6 +177,8 @@ def test_the_suite_s_table_lists_every_cell(tmp_path: Path, monkeypatch: pytest.
     page, chart = (tmp_path / "page.md").read_text(), (tmp_path / "chart.svg").read_text()
     assert "| ViT-B/16 b64 fp16 | 5.1 / 5 | 6 | 0.83 (0.82 to 0.84) | 3 | 1.0e-03 |" in page
     assert "| ViT-B/16 b1 fp16 | not reached: not measured within 540 s |" in page
+    (missing,) = [line for line in page.splitlines() if line.startswith("- Not reached, without a record: ")]
+    assert " ResNet-50 b1 fp16;" in missing and "ViT-B/16 b1 fp16;" not in missing and "ViT-B/16 b8 fp16;" in missing
     assert "**680x**" in page and "1.20x" in page and "it is 12.0x" in page
     assert "0.83 ours: onnxruntime bind" in chart and chart.count("<rect") == 3
     assert suite_table.write([], "records.jsonl", tmp_path / "page.md", tmp_path / "chart.svg") == 5

@@ -21,6 +21,18 @@ STEPS = {
     "tuned": ("`te.build`, settings or backend by measurement", "kernels"),
 }
 """Of each step: what is measured, and what its factor is due to."""
+GRID = (
+    *((model, batch, "fp16", False) for model in TITLES for batch in (1, 64)),
+    *((model, batch, "fp16", False) for model in ("vit", "resnet50") for batch in (8, 256)),
+    *(
+        (model, batch, kind, False)
+        for kind in ("bf16", "fp8", "int8")
+        for model in ("vit", "resnet50")
+        for batch in (1, 64)
+    ),
+    *((model, batch, "fp16", True) for model in ("vit", "resnet50") for batch in (1, 64)),
+)
+"""The whole suite: model, batch, precision, and whether kernels are chosen by longer measurement (`--autotune-s`)."""
 READING = """\
 Median milliseconds of one batch, all ways interleaved in one process, each call to the end of the device's work, inputs and
 outputs on the GPU. Engines: `infer(..., on_device=True)` / `bind`. The ratio is of paired blocks, with its 95 % interval;
@@ -175,6 +187,16 @@ def page(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
     for record in suite:
         for way, reason in record["failed"].items() if record["state"] == "measured" else ():
             yield f"- {title(record)}, {way}: {' '.join(reason.split())}"
+    known = {(item["model"], item["batch"], item["precision"], item["autotune_s"] > 0) for item in suite}
+    missing = [cell for cell in GRID if cell not in known]
+    if missing:
+        names = "; ".join(
+            f"{TITLES[model]} b{batch} {kind}{', kernels by longer measurement' if tuned else ''}"
+            for model, batch, kind, tuned in missing
+        )
+        yield f"- Not reached, without a record: {names}"
+    if not split:
+        yield "- Not reached, without a record: the steps from the CPU provider to the engine (`--steps vit`)"
     if any(record["state"] == "measured" for record in suite):
         yield ""
         yield "## Builds"
