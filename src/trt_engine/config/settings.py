@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import math
 import numbers
 import re
@@ -64,9 +65,14 @@ def opt(default: Any, help: str, *, flags: str | None = None, **metadata: Any) -
     return field(default=default, metadata=marks)
 
 
-def settings(config: type | object) -> list[Setting]:
+def settings(config: type | object) -> tuple[Setting, ...]:
     """The settings of a config class, in order."""
-    return [
+    return _settings(config if isinstance(config, type) else type(config))
+
+
+@functools.cache
+def _settings(kind: type) -> tuple[Setting, ...]:
+    return tuple(
         dataclasses.replace(
             made,
             name=item.name,
@@ -74,11 +80,11 @@ def settings(config: type | object) -> list[Setting]:
             if item.metadata["flags"] is None
             else tuple(item.metadata["flags"].split()),
             type=item.type.__name__ if isinstance(item.type, type) else str(item.type).partition(" ")[0],
-            group=made.group or getattr(config, "GROUP", "Options"),
+            group=made.group or getattr(kind, "GROUP", "Options"),
         )
-        for item in dataclasses.fields(config)  # type: ignore[arg-type]
+        for item in dataclasses.fields(kind)
         if (made := item.metadata.get("setting")) is not None
-    ]
+    )
 
 
 def setting_names(*configs: type | object) -> set[str]:
