@@ -310,12 +310,12 @@ def _debian_packages(root: Path) -> tuple[Package, ...]:
 
 def _folder_libraries(folder: Path, origin: str, names: re.Pattern[str]) -> list[Library]:
     """One entry for each library of the product in a folder, links followed to the file that carries the version."""
-    files, found = list[Path](), list[Library]()
-    with contextlib.suppress(OSError):
-        files = sorted(folder.iterdir())
-    for file in files:
+    files, found = list[str](), list[Library]()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        files = sorted(entry.name for entry in entries if names.fullmatch(entry.name))
+    for name in files:
         with contextlib.suppress(OSError):  # a folder that can be listed but not entered
-            if (one := _read_library(file, origin, names)) is not None:
+            if (one := _read_library(folder / name, origin, names)) is not None:
                 found.append(one)
     return _unique(found)
 
