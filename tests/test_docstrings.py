@@ -22,6 +22,7 @@ def checker() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_public_docstrings_name_errors_axes_dtypes_and_units(checker: ModuleType) -> None:
     source = checker.Source(ROOT / "src" / "trt_engine")
     names = list(checker.public_names(source))

@@ -250,6 +250,7 @@ def test_every_setting_of_a_plan_is_on_the_page_of_trtexec() -> None:
         assert re.search(rf"`{item.name}[`=]", table), item.name
 
 
+@pytest.mark.slow
 def test_every_command_in_a_hint_is_a_verb_with_options_it_has() -> None:
     """Of every text in the package's code: what an error tells to type can be typed."""
     found = 0

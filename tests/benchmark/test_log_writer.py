@@ -267,6 +267,7 @@ def test_performance_warnings_are_named_in_their_order() -> None:
     assert found.gpu_compute_coeff_var_pct == 7.5
 
 
+@pytest.mark.slow
 @given(st.text(max_size=400))
 def test_any_text_is_answered(text: str) -> None:
     assert parse_log(text).status in ("passed", "failed")

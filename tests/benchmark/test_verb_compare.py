@@ -131,6 +131,7 @@ def test_other_outputs_are_told_by_output(engine: Engine, tmp_path: Path) -> Non
     assert error.cosine == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_structure_is_compared_where_it_can_be_read(engine: Engine, made: Made, tmp_path: Path) -> None:
     (same,) = run(engine, engine, **SHORT).comparisons
     assert same.structure is not None and same.structure.changes == () and same.structure.unchanged > 0

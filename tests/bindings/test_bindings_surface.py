@@ -132,6 +132,7 @@ def test_younger_names_are_followed_where_they_are_and_gated_where_they_are_not(
         assert name not in look("10.0.1")["present"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [pytest.param("10.16.1", marks=pytest.mark.slow), "11.4.0"])
 def test_a_wrong_use_anywhere_in_a_module_is_found(
     bindings: Callable[[str], Bindings], tmp_path: Path, version: str

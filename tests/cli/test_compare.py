@@ -197,6 +197,7 @@ main.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loads", "heard", "times", "schema"),
     [

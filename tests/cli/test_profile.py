@@ -230,6 +230,7 @@ main.main()
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_partial_report_and_exit_code_130(engine: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", TALKATIVE, "profile", str(engine), "--json", "--duration", "600"]
     with subprocess.Popen(

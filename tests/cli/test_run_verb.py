@@ -49,6 +49,7 @@ def test_the_result_is_on_stdout_and_the_talk_on_stderr(typed: Typed) -> None:
     assert typed("plan.yaml", "-o", "out", "-q")[2] == ""
 
 
+@pytest.mark.slow
 def test_the_document_fits_its_schema_and_so_does_the_manifest(typed: Typed, tmp_path: Path) -> None:
     document = fits(typed("plan.yaml", "-o", "out", "--json")[1])
     assert (document["schema"], document["done"], document["complete"]) == ("trt-engine/run", 1, True)
@@ -66,6 +67,7 @@ def test_without_a_folder_it_makes_one_by_the_time(typed: Typed, tmp_path: Path)
     assert folder.name.replace("_", "").isdigit() and (folder / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_cell_ends_the_command_with_its_code_and_stands_in_the_report(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("models: [gone.onnx, net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
     code, out, err = typed("plan.yaml", "-o", "out")

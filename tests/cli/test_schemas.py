@@ -49,6 +49,7 @@ def test_every_verb_has_a_schema_and_no_schema_is_left_over() -> None:
     assert {path.stem for path in FOLDER.glob("*.json")} == set(GENERATOR.DOCUMENTS)
 
 
+@pytest.mark.slow
 def test_every_document_that_is_made_anywhere_has_a_schema() -> None:
     calls = [
         (path, node)

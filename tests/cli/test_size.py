@@ -139,6 +139,7 @@ def test_bad_input_has_its_exit_code_and_a_hint_and_no_trace(
     assert set(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_gate_keeps_the_document_and_has_its_own_exit_code(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -334,6 +334,7 @@ def test_a_wrong_simplification_leaves_the_model_as_it_was_and_says_so(
 RUBBISH = "open(__import__('sys').argv[2], 'w').write('no')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["raise SystemExit('boom')", "import time; time.sleep(60)", RUBBISH])
 def test_an_onnxslim_that_fails_hangs_or_writes_rubbish_leaves_our_own_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str

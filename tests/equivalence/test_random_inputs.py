@@ -117,6 +117,7 @@ def test_a_size_is_found_through_arithmetic_and_in_the_body_of_a_loop(tmp_path: 
     assert roles == {"x": "data", "n": "size", "times": "size", "step": "positive"}
 
 
+@pytest.mark.slow
 def test_a_spectrogram_whose_step_is_an_input_builds_and_agrees(tmp_path: Path) -> None:
     engine = te.build(stft(tmp_path), store=Store(tmp_path / "store"))
     assert engine.passport.parity is not None
@@ -137,6 +138,7 @@ except TrtEngineError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -157,6 +159,7 @@ def test_a_graph_that_crashes_on_random_inputs_does_not_end_the_caller(tmp_path:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_constant_that_crashes_does_not_end_the_caller_of_a_model_of_floats(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Constant", [], ["step"], value_int=1),

@@ -40,6 +40,7 @@ def test_a_right_answer_and_a_right_refusal_have_none() -> None:
     assert kinds(2, '{"error": {}}\n', "error: x\n", "inspect x --json") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "kind"),
     [

@@ -144,6 +144,7 @@ def test_several_processes_share_the_load() -> None:
     assert record.requests == len(server.requests) >= 2 and not record.errors
 
 
+@pytest.mark.slow
 def test_failures_are_counted_by_kind() -> None:
     def fail(number: int, context):
         if number % 3 == 1:

@@ -185,6 +185,7 @@ def test_a_closed_loop_says_that_a_pause_is_missing_from_its_percentiles() -> No
     assert any("a closed loop sends nothing meanwhile" in text for text in record.warnings)
 
 
+@pytest.mark.slow
 def test_only_a_server_that_answers_less_than_was_sent_does_not_keep_up() -> None:
     with V2Server() as server:
         settings = {"rate": 10.0, "duration_s": 1.0, "warmup_s": 0.0}

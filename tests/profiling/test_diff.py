@@ -266,6 +266,7 @@ parts = st.builds(
 structures = st.lists(parts, max_size=8).map(lambda found: Structure("s", "test", tuple(found)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(structures, structures)
 def test_every_layer_is_accounted_for_once_on_its_side(before: Structure, after: Structure) -> None:

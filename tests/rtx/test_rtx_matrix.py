@@ -24,7 +24,7 @@ Record = Callable[[str, object], None]
 OPEN = (1, 2, 4)
 BLOCKS_ONLY = ("int4", "int4+fp16", "nvfp4", "mxfp8")
 """Formats of matrix products alone; the detector has none."""
-QUICK = (("digits", "fp16"), ("resnet", "int8"), ("vit", "fp8"), ("vit", "int4"), ("vit", "nvfp4"))
+QUICK = (("digits", "fp16"), ("resnet", "int8"), ("vit", "fp8"), ("vit", "nvfp4"))
 CASES = [
     pytest.param(name, kind, marks=() if (name, kind) in QUICK else pytest.mark.slow)
     for name in EXAMPLES

@@ -150,6 +150,7 @@ def test_a_full_device_fails_the_inference_that_finds_no_room_and_not_the_one_be
     assert np.array_equal(on_host(device, engine.infer({"x": rows(2)}, on_device=True)["y"]), 2 * rows(2))
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     asked=st.lists(st.tuples(st.integers(1, 3), st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=30),

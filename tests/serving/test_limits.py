@@ -159,6 +159,7 @@ def test_clients_that_send_slowly_or_not_at_all_cost_nobody_else(
         connection.close()
 
 
+@pytest.mark.slow
 def test_an_ending_server_is_not_ready_first_and_answers_everything_that_it_accepted(engines: dict[str, Path]) -> None:
     server = start(engines["slow"], drain_delay_s=0.3)
     client = Client("grpc", server)

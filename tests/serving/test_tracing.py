@@ -97,6 +97,7 @@ def test_a_collector_that_does_not_answer_costs_no_request(
         client.raw.close()
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported(
     engines: dict[str, Path], serve: Callable[..., Server]
 ) -> None:

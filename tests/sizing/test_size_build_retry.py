@@ -13,6 +13,7 @@ from trt_engine.errors import MemoryExhausted
 from trt_engine.sizing import curve
 
 
+@pytest.mark.slow
 def test_a_graph_that_builds_at_fixed_shapes_alone_is_sized_with_an_engine_for_each_batch(monkeypatch, tmp_path: Path):
     brittle(monkeypatch)(foreign(lambda model, config: not any(spec.dynamic for spec in model.signature.inputs)))
     installed(tmp_path / "site", monkeypatch)

@@ -197,6 +197,7 @@ def test_no_stream_is_an_answer_with_its_reason() -> None:
     assert "batch 1 takes 3.7" in found.limit_reason
 
 
+@pytest.mark.slow
 def test_upload_is_the_limit_where_frames_on_the_device_serve_more() -> None:
     both = [*points(), *points("device", factor=0.5)]
     found = find_capacity(both, config(), 1000.0).capacity
@@ -206,6 +207,7 @@ def test_upload_is_the_limit_where_frames_on_the_device_serve_more() -> None:
     assert resident.limit != "upload"
 
 
+@pytest.mark.slow
 def test_decoders_limit_the_streams_and_the_gpus() -> None:
     fast = points(factor=0.1)
     wide = config(codec="h264", sources=parse_sources("1000@30"), policy=BatchPolicy(16, 5.0))
@@ -312,6 +314,7 @@ def test_sizes_measured_with_graphs_are_those_to_paste() -> None:
     assert captured_sizes(captured) == BATCHES and captured_sizes(points()) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", ["", "none: the CPU runs `NonZero`"])
 def test_without_graphs_nothing_is_padded_and_none_are_recommended(graphs: str) -> None:
     found = find_capacity([dataclasses.replace(point, graphs=graphs) for point in points()], config(), 1000.0)

@@ -138,6 +138,7 @@ def test_what_the_machine_lacks_for_an_added_mode_takes_nothing_away(run: Run, t
     assert merge(None, now) == now
 
 
+@pytest.mark.slow
 def test_half_a_measurement_is_no_measurement(run: Run, tmp_path: Path) -> None:
     (before,) = run("bench").results
     assert before.bench is not None

@@ -136,6 +136,7 @@ HOSTILE: dict[str, str | bytes] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_file_is_refused_in_one_sentence(plan: Written, text: str | bytes) -> None:
     message, _ = refused(plan, text)
@@ -149,6 +150,7 @@ def test_what_holds_itself_and_what_grows_without_end_are_told_as_what_they_are(
     assert "more than 20000 values with anchors expanded" in refused(plan, _bomb())[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(alphabet="models: []{}&*a-!?|>'\"#%@`,\n0123456789.<~\t\\", max_size=80))
 def test_no_text_ends_in_anything_but_a_plan_or_a_refusal(plan: Written, text: str) -> None:

@@ -134,6 +134,7 @@ def test_what_the_machine_lacks_is_skipped_with_its_reason_before_anything_is_ma
     assert not (tmp_path / "out" / "models").exists(), "nothing is quantised for a cell that cannot be built"
 
 
+@pytest.mark.slow
 def test_operators_that_only_tensorrt_runs_are_never_sent_to_onnx_runtime(run: Run, tmp_path: Path) -> None:
     sides = {"x": (FLOAT, ["batch", 4])}, {"y": (FLOAT, ["batch", 4])}
     save(
@@ -499,6 +500,7 @@ def test_two_runs_in_one_folder_at_once_are_refused(run: Run, built: Path, tmp_p
     assert moody.batches(built) == [1]
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_things_in_it_is_left_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")

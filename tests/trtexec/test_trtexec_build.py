@@ -163,6 +163,7 @@ def test_without_layers_in_the_plan_it_is_said_that_nothing_was_counted(tool: To
     assert any("precision was not counted" in text for text in json.loads(done.out)["warnings"])
 
 
+@pytest.mark.slow
 @ONE
 def test_a_plan_with_host_code_is_counted_and_proved_and_later_runs_after_a_yes(
     version: Any, tool: Tool, build: Verb, verb: Verb, tmp_path: Path

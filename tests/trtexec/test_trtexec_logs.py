@@ -167,6 +167,7 @@ def test_two_lines_written_into_one_are_parted(log: Path) -> None:
     assert report_of("\n".join(joined)) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_a_line_of_stderr_in_the_middle_of_another_makes_no_other_figure(log: Path) -> None:
     lines, whole = text_of(log).splitlines(), report_of(text_of(log))

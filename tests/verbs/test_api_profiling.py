@@ -342,6 +342,7 @@ def test_missing_permission_is_explained_with_the_fixes_and_costs_the_counters_a
     assert report.kernels and report.complete and not report.counters
 
 
+@pytest.mark.slow
 def test_the_counters_of_the_top_kernels_stand_beside_the_table(nsight: Tools, fake: te.Engine, tmp_path: Path) -> None:
     nsight("nsys")
     nsight("ncu")

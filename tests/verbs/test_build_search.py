@@ -515,6 +515,7 @@ def test_auto_over_onnx_runtime(model: Path, tmp_path: Path, quick: None, monkey
     assert again.cached and tuned(again.engine) == found
 
 
+@pytest.mark.slow
 def test_the_chosen_engine_is_the_one_that_was_measured(
     model: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +532,7 @@ def test_the_chosen_engine_is_the_one_that_was_measured(
     assert te.build(model, store=store, time_budget_s=0, batch=(1, 2, 4)).passport.build.tuning is None
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_is_delivered_and_not_used_again(
     model: Path, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
