@@ -18,7 +18,7 @@ from fuzz.targets import TARGETS
 
 CORPUS = Path(__file__).parent / "corpus"
 SEED = int(os.environ.get("TRT_ENGINE_FUZZ_SEED", "14"))
-FEW, MANY = 4, int(os.environ.get("TRT_ENGINE_FUZZ_INPUTS", "2000"))
+FEW, MANY = 4, int(os.environ.get("TRT_ENGINE_FUZZ_INPUTS", "1000"))
 
 
 def refuse_faults(result: Result) -> None:
