@@ -38,8 +38,8 @@ def is_numpy_dtype(name: str) -> bool:
 
 def to_ort_value(spec: TensorSpec, array: Any) -> Any:
     """The OrtValue of a feed; dtypes numpy lacks are passed as bits."""
-    if np.asarray(array).dtype.kind in "OSU":
-        return _string_value(np.asarray(array))
+    if (given := np.asarray(array)).dtype.kind in "OSU":
+        return _string_value(given)
     if is_numpy_dtype(spec.dtype):
         return ort.OrtValue.ortvalue_from_numpy(as_contiguous(array))
     kind = dtype(spec.dtype)
