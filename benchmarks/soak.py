@@ -55,8 +55,8 @@ LOST_AFTER_S = 60.0
 GROWTH_MIB, GROWTH_SHARE = 8.0, 0.03
 
 
-class InjectedFault(RuntimeError):
-    """What a library of somebody else's might raise."""
+class InjectedFault(Exception):
+    """What a library of somebody else's might raise; no error that a backend takes for its own and translates."""
 
 
 class PoisonedRows(RuntimeError):

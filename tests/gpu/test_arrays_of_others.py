@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,71 @@ def test_a_tensor_made_on_another_stream_is_read_where_that_stream_is_current(ru
             torch.cuda._sleep(SLEEP // 4)
             x = ones(2, value)
             assert (ask(runner, x) == 2 * value).all()
+
+
+def test_an_inference_comes_after_streams_that_the_default_stream_waits_for(runner: te.InferenceEngine) -> None:
+    blocking = cupy().cuda.Stream(non_blocking=False)
+    stream = torch.cuda.ExternalStream(blocking.ptr)
+    x = ones()
+    for _ in range(3):
+        ask(runner, x)
+    with runner.bind({"x": x}) as call:
+        for value in (3, 5, 7):
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(SLEEP)
+                x.fill_(value)
+            assert (ask(runner, x) == 2 * value).all()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(SLEEP)
+                x.fill_(value + 1)
+            assert (torch.from_dlpack(call()["y"]).cpu().numpy() == 2 * value + 2).all()
+
+
+def test_an_inference_on_one_gpu_does_not_take_the_default_stream_of_another_for_its_own(
+    runner: te.InferenceEngine,
+) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x = ones()
+    for _ in range(3):
+        ask(runner, x)
+    for value in (3, 5, 7):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP)
+        x.fill_(value)
+        with torch.cuda.device(1):
+            assert (ask(runner, x) == 2 * value).all()
+
+
+def test_replays_go_on_while_another_thread_captures_a_graph(double: te.Engine) -> None:
+    """ONNX Runtime's own launches, and our captures of them, would break its capture."""
+    x, y = ones(), ones()
+    inside, over = threading.Event(), threading.Event()
+    with te.load(double, graphs=True) as runner:
+        for _ in range(5):
+            wanted = ask(runner, x)
+
+        def infer() -> None:
+            inside.wait(30)
+            try:
+                for _ in range(20):
+                    runner.infer({"x": x}, on_device=True)
+            finally:
+                over.set()
+
+        thread = threading.Thread(target=infer)
+        thread.start()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # in "global" mode, which forbids other threads unsafe calls
+            y.add_(1)
+            inside.set()
+            over.wait(30)
+            y.add_(1)
+        thread.join()
+        graph.replay()
+        assert (y.cpu().numpy() == 3).all() and np.array_equal(ask(runner, x), wanted)
 
 
 def test_an_inference_comes_after_what_cupys_current_stream_holds(runner: te.InferenceEngine) -> None:

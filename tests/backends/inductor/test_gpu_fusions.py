@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
@@ -499,3 +500,22 @@ def test_a_quantization_that_does_not_saturate_stays(tmp_path: Path) -> None:
         if item.op_type == "QuantizeLinear":
             item.attribute.append(onnx.helper.make_attribute("saturate", 0))
     assert quantized_layers(model, BOTH) == set()
+
+
+@needs_torch
+def test_gelu_for_narrow_outputs_is_close_to_the_exact_one() -> None:
+    import torch
+
+    from trt_engine.backends.inductor import fused_rules
+    from trt_engine.backends.inductor.fused_rules import _GELU_TERMS, close_gelu
+
+    x = torch.linspace(-50, 50, 1_000_001)
+    exact = torch.nn.functional.gelu(x.double())
+    assert (close_gelu(x) - exact).abs().max() < 9e-5
+    assert (close_gelu(x.half()) - torch.nn.functional.gelu(x.half().double())).abs().max() < 9e-5
+    assert torch.isnan(close_gelu(torch.tensor(float("nan"))))
+    assert float(close_gelu(torch.tensor(6e4))) == pytest.approx(6e4, rel=1e-6)
+    kernel = Path(fused_rules.__file__).with_name("triton_linear.py").read_text(encoding="utf-8")
+    body = kernel[kernel.index("`fused_rules.close_gelu`") : kernel.index("elif ACTIVATION == 2")]
+    written = [float(number) for number in re.findall(r"\d\.\d+e-\d\d", body)]
+    assert written == [abs(term) for term in _GELU_TERMS]

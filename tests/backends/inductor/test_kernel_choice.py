@@ -69,6 +69,9 @@ for activation in range(len(ACTIVATIONS)):
     more = None, None, rest, activation, 0.0, torch.float32
     found, wanted = run_linear(x, weight, *more, tiles), plain_linear(x, weight.t(), *more)
     torch.testing.assert_close(found, wanted, equal_nan=True, atol=1e-4, rtol=1e-4)
+more = None, None, rest.half(), ACTIVATIONS.index("gelu"), 0.0, torch.float16
+found, wanted = run_linear(x.half(), weight.half(), *more, tiles), plain_linear(x.half(), weight.half().t(), *more)
+torch.testing.assert_close(found, wanted, equal_nan=True, atol=2e-2, rtol=2e-3)
 x, weight = torch.randint(-127, 128, (37, 64)).to(torch.int8), torch.randint(-127, 128, (40, 64)).to(torch.int8)
 more = None, torch.full((40,), 1e-4), None, 0, 0.001, torch.float32
 found, wanted = run_linear(x, weight, *more, tiles), plain_linear(x, weight.t(), *more)

@@ -31,12 +31,34 @@ _APPLY: tuple[Callable[[Tensor], Tensor], ...] = (
 
 def quantized(x: Tensor, scale: float, kind: torch.dtype) -> Tensor:
     """x / scale in a quantized type, rounded to nearest and saturated."""
-    found = x.to(torch.float32) / scale
+    found = x.to(torch.float32) * (1 / scale)  # as the fused kernels; a division takes ten instructions
     if kind.is_floating_point:
         limit = torch.finfo(kind).max
         return found.clamp(-limit, limit).to(kind)
     limits = torch.iinfo(kind)
     return torch.round(found).clamp(limits.min, limits.max).to(kind)
+
+
+def close_gelu(x: Tensor) -> Tensor:
+    """Gelu in FP32 without erf, for results in 16 bits and less: off by at most 9e-5, where the tanh form is by 5e-4.
+
+    The normal distribution function as 1/2 + u P(u^2), u within +-4.2, P of degree 7 by a minimax fit with the limit 1. erf
+    takes 40 instructions, twice the time of reading and writing the values on an H200.
+    """
+    x = x.to(torch.float32)
+    u = x.clamp(-4.2, 4.2)
+    square = u * u
+    found = torch.zeros_like(u)
+    for term in _GELU_TERMS:
+        found = found * square + term
+    return x * (0.5 + u * found)
+
+
+_GELU_TERMS = (
+    -9.0175001e-10, 7.9413168e-08, -3.0379252e-06, 6.6890601e-05, -9.5065672e-04, 9.2982259e-03, -6.5528195e-02,
+    3.98465868e-01,
+)  # fmt: skip
+"""The highest power first; the same in `triton_linear`."""
 
 
 def linear(call: Call) -> Tensor:

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from trt_engine.atomic_io import write_atomic
-from trt_engine.backends.inductor.fused_rules import cudnn_conv_relu, finished, plain_linear
+from trt_engine.backends.inductor.fused_rules import close_gelu, cudnn_conv_relu, finished, plain_linear
 from trt_engine.backends.inductor.linear import ACTIVATIONS
 from trt_engine.backends.inductor.onnx_module import Kernels, OnnxModule
 from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
@@ -35,6 +35,8 @@ from trt_engine.backends.inductor.triton_linear import Tiles, run_linear
 log = logging.getLogger(__name__)
 
 _REPEATS, _ROUNDS = 20, 3
+_REVISION = 2
+"""Of the kernels and ways here: earlier measurements are of others."""
 _CUDNN = "cudnn"
 _JOINED = 2 / 3
 """Part of an addition's time that is left where its sum is written by a kernel that reads it anyway."""
@@ -149,13 +151,19 @@ def _epilogue(
     return found if residual is None else found + residual
 
 
+_ONES: dict[torch.device, Tensor] = {}
+"""The number 1 on a device; made before a module is exported, which then has it as a constant."""
+
+
 def _scaled(
     x: Tensor, weight: Tensor, bias: Tensor | None, factors: Tensor, residual: Tensor | None, activation: int,
     out_scale: float, kind: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """cuBLAS's FP8 product; one scale, as the product of two."""
-    root = factors[:1].sqrt()
-    found = torch._scaled_mm(x, weight, root, root, bias=bias, out_dtype=kind, use_fast_accum=True)
+    """cuBLAS's FP8 product; one of its two scales is 1, a constant. Small kernels would compute others in each layer."""
+    found = torch._scaled_mm(x, weight, factors[:1], _ONES[x.device], bias=bias, out_dtype=kind, use_fast_accum=True)
+    if ACTIVATIONS[activation] == "gelu":
+        found, activation = close_gelu(found), ACTIVATIONS.index("none")
+        found = found if out_scale else found.to(kind)
     return finished(found, residual, activation, out_scale, x.dtype)
 
 
@@ -191,6 +199,7 @@ def choose_kernels(module: OnnxModule, examples: Sequence[Tensor], kept: Path, l
     until = time.monotonic() + limit_s
     known = _read(kept)
     named, device = recorder.products, examples[0].device
+    _ONES[device] = torch.ones(1, device=device)
     missing = [item for item in _worth_measuring([*named.values()]) if _key(item) not in known]
     triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 16)) as threads:
@@ -230,7 +239,7 @@ def _name(kind: torch.dtype) -> str:
 
 
 def _key(product: Product) -> str:
-    where = f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__}"
+    where = f"{torch.cuda.get_device_name()} torch {torch.__version__} triton {triton.__version__} kernels {_REVISION}"
     return f"{where} {' '.join(map(str, msgspec.structs.astuple(product)))}"
 
 
@@ -265,9 +274,8 @@ def candidates(product: Product, capability: tuple[int, int]) -> Iterator[Tiles]
     # the copy engine takes rows whose bytes are a multiple of 16
     wide = 1 if product.quantizes else getattr(torch, product.out_type).itemsize
     if many and hopper and product.image is None and product.columns * wide % 16 == 0:
-        found += [
-            Tiles(128, columns, deep, 4, 3, True, True) for columns in ((128,) if product.activation else (128, 256))
-        ]
+        wide_tiles = () if product.activation and size > 1 else (256,)
+        found += [Tiles(128, columns, deep, 4, 3, True, True) for columns in (128, *wide_tiles)]
     if many and (size == 1 or not found):
         found.append(Tiles(128, 128, deep, 4, 4))
     if many and size == 1:  # two programs at a time on a processor: one computes while the other finishes

@@ -45,9 +45,15 @@ class Tiles:
 
 
 @triton.jit
-def _activate(x, ACTIVATION: tl.constexpr):
-    if ACTIVATION == 1:
+def _activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
+    if ACTIVATION == 1 and EXACT:
         x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    elif ACTIVATION == 1:  # `fused_rules.close_gelu`: erf takes twice as long as reading and writing the values
+        u = tl.minimum(tl.maximum(x, -4.2), 4.2)
+        s = u * u
+        p = (-9.0175001e-10 * s + 7.9413168e-08) * s - 3.0379252e-06
+        p = (((p * s + 6.6890601e-05) * s - 9.5065672e-04) * s + 9.2982259e-03) * s - 6.5528195e-02
+        x *= 0.5 + u * (p * s + 3.98465868e-01)
     elif ACTIVATION == 2:  # the tanh form, by its exponential
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     elif ACTIVATION == 3:
@@ -68,9 +74,10 @@ def _place(tile, down, across, GROUP: tl.constexpr):
 def _finish(
     found, bias, scale, residual, inverse, row, column, M, N: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, HAS_BIAS: tl.constexpr, SCALED: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, LIMIT: tl.constexpr, ROUND: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, LIMIT: tl.constexpr, ROUND: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """What is stored of a tile, in FP32. `LIMIT`: largest value of a quantized output, or 0. `ROUND`: INT8, from -128."""
+    """What is stored of a tile, in FP32. `LIMIT`: largest value of a quantized output, or 0. `ROUND`: INT8, from -128.
+    `EXACT`: for an FP32 output."""
     at = column + tl.arange(0, COLUMNS)
     inside = at < N
     found = found.to(tl.float32)
@@ -78,7 +85,7 @@ def _finish(
         found *= tl.load(scale + at, mask=inside, other=0.0)[None, :]
     if HAS_BIAS:
         found += tl.load(bias + at, mask=inside, other=0.0)[None, :].to(tl.float32)
-    found = _activate(found, ACTIVATION)
+    found = _activate(found, ACTIVATION, EXACT)
     if HAS_RESIDUAL:
         rows = row + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & inside[None, :]
@@ -113,7 +120,7 @@ def _tiled(
         x_at += DEPTH
         weight_at += DEPTH
     made = _finish(found, bias, scale, residual, inverse, row * ROWS, column * COLUMNS, M, N, ROWS, COLUMNS, ACTIVATION,
-                   HAS_BIAS, SCALED, HAS_RESIDUAL, LIMIT, ROUND)  # fmt: skip
+                   HAS_BIAS, SCALED, HAS_RESIDUAL, LIMIT, ROUND, out.dtype.element_ty == tl.float32)  # fmt: skip
     mask = (rows < M)[:, None] & (columns < N)[None, :]
     tl.store(out + rows.to(tl.int64)[:, None] * N + columns[None, :], made.to(out.dtype.element_ty), mask=mask)
 
@@ -137,7 +144,8 @@ def _persistent(
         for k in range(0, K, DEPTH):
             found = tl.dot(xs.load([row * ROWS, k]), weights.load([column * COLUMNS, k]).T, found, out_dtype=kind)
         made = _finish(found, bias, scale, residual, inverse, row * ROWS, column * COLUMNS, M, N, ROWS, COLUMNS,
-                       ACTIVATION, HAS_BIAS, SCALED, HAS_RESIDUAL, LIMIT, ROUND)  # fmt: skip
+                       ACTIVATION, HAS_BIAS, SCALED, HAS_RESIDUAL, LIMIT, ROUND,
+                       out.dtype.element_ty == tl.float32)  # fmt: skip
         outs.store([row * ROWS, column * COLUMNS], made.to(out.dtype.element_ty))
 
 
