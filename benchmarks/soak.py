@@ -56,7 +56,7 @@ GROWTH_MIB, GROWTH_SHARE = 8.0, 0.03
 
 
 class InjectedFault(Exception):
-    """What a library of somebody else's might raise; no error that a backend takes for its own and translates."""
+    """An error of a foreign library, of a type that no backend translates."""
 
 
 class PoisonedRows(RuntimeError):
@@ -92,7 +92,8 @@ class Soak:
     wrong: int
     """Answers with other rows than asked for."""
     unearned: tuple[str, ...]
-    """Errors that reached a caller who had not earned them."""
+    """Errors that reached a caller who had not earned them; at most 50."""
+    unearned_count: int
     lost: int
     """Requests without an end."""
     uncounted: tuple[str, ...]
@@ -285,6 +286,7 @@ def soaked(args: argparse.Namespace, folder: Path) -> Soak:
         ends={name: dict(sorted(counts.items())) for name, counts in ledger.ends.items()},
         wrong=ledger.wrong,
         unearned=tuple(ledger.unearned[:50]),
+        unearned_count=len(ledger.unearned),
         lost=ledger.lost,
         uncounted=tuple(ledger.uncounted[:50]),
         left_over=tuple(ledger.left_over[:50]),

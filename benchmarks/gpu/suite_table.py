@@ -139,7 +139,8 @@ def choice(made: dict[str, Any]) -> str:
         parts.append(f"next {margin:+.1f} %" + ("" if span is None else f" ({span[0]:+.1f} to {span[1]:+.1f})"))
     left_out = [item for item in (tuning or {}).get("candidates", ()) if "not measured" in (item["note"] or "")]
     if left_out:
-        parts.append(f"{len(left_out)} candidates not measured within {tuning['budget_s']:g} s")
+        many = "1 candidate" if len(left_out) == 1 else f"{len(left_out)} candidates"
+        parts.append(f"{many} not measured within {tuning['budget_s']:g} s")
     return "; ".join(filter(None, parts))
 
 
@@ -177,7 +178,7 @@ def page(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
     ceilings = next((record["ceilings"] for record in reversed(suite) if record["ceilings"]), {})
     if ceilings:
         rates = ", ".join(f"{name} {value:g}" for name, value in ceilings.items() if name != "copy_tb_s")
-        yield f"Its ceilings in the same run, TFLOP/s of a large product: {rates}; copy {ceilings['copy_tb_s']:g} TB/s."
+        yield f"Ceilings beside the last cell, TFLOP/s of a large product: {rates}; copy {ceilings['copy_tb_s']:g} TB/s."
     yield ""
     yield "![Times relative to the best peer](assets/gpu-suite.svg)"
     yield ""

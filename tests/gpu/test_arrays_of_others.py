@@ -120,7 +120,7 @@ def test_an_inference_on_one_gpu_does_not_take_the_default_stream_of_another_for
 def test_replays_go_on_while_another_thread_captures_a_graph(double: te.Engine) -> None:
     """ONNX Runtime's own launches, and our captures of them, would break its capture."""
     x, y = ones(), ones()
-    inside, over = threading.Event(), threading.Event()
+    inside, over, failed = threading.Event(), threading.Event(), list[BaseException]()
     with te.load(double, graphs=True) as runner:
         for _ in range(5):
             wanted = ask(runner, x)
@@ -130,8 +130,9 @@ def test_replays_go_on_while_another_thread_captures_a_graph(double: te.Engine) 
             try:
                 for _ in range(20):
                     runner.infer({"x": x}, on_device=True)
-            finally:
-                over.set()
+            except BaseException as error:
+                failed.append(error)
+            over.set()
 
         thread = threading.Thread(target=infer)
         thread.start()
@@ -142,6 +143,7 @@ def test_replays_go_on_while_another_thread_captures_a_graph(double: te.Engine) 
             over.wait(30)
             y.add_(1)
         thread.join()
+        assert not failed, failed
         graph.replay()
         assert (y.cpu().numpy() == 3).all() and np.array_equal(ask(runner, x), wanted)
 

@@ -35,7 +35,7 @@ from trt_engine.workers.process import spawn_worker
 log = logging.getLogger(__name__)
 
 _COMPILE_LIMIT_S = 6 * 3600.0
-_IMPORT_VERSION = 4
+_IMPORT_VERSION = 5
 """Raised with every change of what a graph is imported to: part of an engine's key."""
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
 

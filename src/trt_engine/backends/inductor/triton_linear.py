@@ -49,7 +49,8 @@ def _activate(x, ACTIVATION: tl.constexpr, EXACT: tl.constexpr):
     if ACTIVATION == 1 and EXACT:
         x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
     elif ACTIVATION == 1:  # `fused_rules.close_gelu`: erf takes twice as long as reading and writing the values
-        u = tl.minimum(tl.maximum(x, -4.2), 4.2)
+        x = tl.maximum(x, -4.2, propagate_nan=tl.PropagateNan.ALL)
+        u = tl.minimum(x, 4.2)
         s = u * u
         p = (-9.0175001e-10 * s + 7.9413168e-08) * s - 3.0379252e-06
         p = (((p * s + 6.6890601e-05) * s - 9.5065672e-04) * s + 9.2982259e-03) * s - 6.5528195e-02
