@@ -48,7 +48,7 @@ def close_gelu(x: Tensor) -> Tensor:
     x = x.to(torch.float32).clamp(min=-4.2)  # from where it is 0, but for the error
     u = x.clamp(max=4.2)
     square = u * u
-    found = torch.zeros_like(u)
+    found: float | Tensor = 0.0
     for term in _GELU_TERMS:
         found = found * square + term
     return x * (0.5 + u * found)
