@@ -15,6 +15,7 @@ import click
 import pytest
 
 from trt_engine.cli import options, verb_command
+from trt_engine.cli.click_app import cli
 from trt_engine.cli.main import run
 from trt_engine.cli.output import OutputOptions
 from trt_engine.cli.verbs_table import VERBS
@@ -24,6 +25,7 @@ from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import opt, settings
 from trt_engine.config.size import SizeConfig
+from trt_engine.errors import UsageError
 
 ALL = (BuildConfig, RuntimeConfig, BenchConfig, SizeConfig)
 
@@ -309,3 +311,20 @@ def test_a_json_document_says_the_command_that_was_typed(
     monkeypatch.setattr(sys, "argv", ["trt-engine", "cache", "list", "--json"])
     assert run() == 0
     assert json.loads(capsys.readouterr().out)["command"] == "trt-engine cache list --json"
+
+
+def test_a_second_value_of_an_option_that_takes_one_is_refused_by_every_verb() -> None:
+    """Click keeps the last one in silence."""
+    refused = 0
+    for name in VERBS:
+        command = cli.get_command(click.Context(cli), name)
+        if not isinstance(command, verb_command.Verb):
+            continue
+        for param in command.params:
+            if not isinstance(param, click.Option) or param.is_flag or param.count or param.multiple:
+                continue
+            args = [param.opts[0], *["one"] * param.nargs, param.opts[0], *["another"] * param.nargs]
+            with pytest.raises(UsageError, match="takes one value and is given 2"):
+                command.make_context(name, args)
+            refused += 1
+    assert refused > 300

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from patience import HANG_S, runs, until
 from trt_engine.conversion.axes import Axis
-from trt_engine.conversion.cleanup import clean_export
+from trt_engine.conversion.cleanup import clean_export, name_outputs
 from trt_engine.conversion.examples import resize_example
 from trt_engine.conversion.exported import Array, Exported
 from trt_engine.conversion.reference_runs import batch_dependent_outputs, compared_sizes, run_references
@@ -386,3 +386,14 @@ def test_what_needs_the_full_environment_is_what_make_test_full_runs_in_it() -> 
         if re.search(r'skipif\(\s*not |find_spec\("\w+"\) is None', path.read_text())
     }
     assert needing <= found
+
+
+@pytest.mark.parametrize(
+    "declared, named", [("2*((h - 1)//2) + 2", "2*((h - 1)//2) + 2"), ("unk__7", "h"), ("2*unk__7", "h"), ("h", "h")]
+)
+def test_an_output_axis_keeps_the_exporters_expression_of_input_sizes(declared: str, named: str) -> None:
+    """Observed sizes that share a divisor also fit the plain symbol, which is wrong one size further."""
+    sides = [onnx.helper.make_tensor_value_info(name, 1, ["n", size]) for name, size in (("x", "h"), ("y", declared))]
+    proto = onnx.helper.make_model(onnx.helper.make_graph([], "g", sides[:1], sides[1:]))
+    name_outputs(proto, {"y": {0: "n", 1: "h"}}, {})
+    assert [dim.dim_param for dim in proto.graph.output[0].type.tensor_type.shape.dim] == ["n", named]

@@ -153,6 +153,34 @@ def test_what_cannot_be_judged_has_not_passed(case: str, old: Path, tmp_path: Pa
         te.upgrade_check(old, new, strict=True)
 
 
+@pytest.mark.parametrize("unstable", ["old", "new"])
+def test_an_unstable_measurement_fails_no_gate_and_the_text_names_only_what_it_is_about(
+    unstable: str, tmp_path: Path
+) -> None:
+    def cell(mean_ms: float, seed: int, name: str) -> CellResult:
+        made = int8(mean_ms, seed)
+        assert made.bench is not None
+        return replace(made, bench=replace(made.bench, stable=name != unstable))
+
+    old = version(tmp_path / "old", OLD, fp32(), cell(6.0, 3, "old"))
+    report = te.upgrade_check(old, version(tmp_path / "new", NEW, fp32(10.0, 2), cell(9.0, 4, "new")))
+    assert (report.verdict, report.exit_code) == ("undecided", 0) and "by turns" in report.reason
+    assert "digits-int8" in report.reason and "digits-fp32" not in report.reason
+    with pytest.raises(SpeedError) as error:  # another engine, slower by stable measurements, still fails it
+        te.upgrade_check(old, version(tmp_path / "worse", NEW, fp32(18.0, 2), cell(9.0, 4, "new")))
+    assert "digits-fp32" in error.value.message and "digits-int8" not in error.value.message
+
+
+def test_one_engine_measured_twice_fails_no_gate(tmp_path: Path) -> None:
+    engine = te.build(CLASSIFIER, precision="fp32", batch=(1, 2, 2), out=tmp_path / "one.engine.onnx")
+    for name, mean_ms in (("old", 10.0), ("new", 14.0)):
+        bench = record(2, mean_ms, 200, seed=1, environment=engine.passport.environment, engine=str(engine.path))
+        append_record(tmp_path / name / "records.jsonl", bench)
+    report = te.upgrade_check(tmp_path / "old", tmp_path / "new")
+    assert (report.verdict, report.exit_code) == ("undecided", 0)
+    assert any(text.startswith("nothing differs") for text in report.warnings)
+
+
 def test_speeds_of_two_machines_are_not_compared(old: Path, tmp_path: Path) -> None:
     new = version(tmp_path / "new", replace(NEW, cpu="Another Processor"), fp32(24.0, 2), int8(12.0, 4))
     report = te.upgrade_check(old, new)

@@ -10,11 +10,14 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trt_engine.cli.install_hint import editable_hint
 from trt_engine.errors import SetupError, TrtEngineError
 from trt_engine.format import escape_control, escape_lines, join_lines
+
+if TYPE_CHECKING:
+    from trt_engine.cli.stderr_log import StderrHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class OutputOptions:
         from trt_engine.cli.stderr_log import StderrHandler
 
         logger = logging.getLogger("trt_engine")
-        logger.handlers = [StderrHandler()]
+        _Stdout.log = StderrHandler()
+        logger.handlers = [_Stdout.log]
         logger.propagate = False
         logger.setLevel({-1: logging.WARNING, 0: logging.INFO}.get(self.verbosity, logging.DEBUG))
 
@@ -52,6 +56,8 @@ class _Stdout:
     error_printed = False
     """Whether the error was printed."""
     owns_process = False
+    log: StderrHandler | None = None
+    """Log of this command; its warnings belong to the document."""
     results: TextIO | None = None
     """The result stream once stdout is reserved."""
 
@@ -136,6 +142,9 @@ def emit(output_options: OutputOptions, doc: Mapping[str, Any], text: str) -> No
 
     from trt_engine.atomic_io import encode_json
 
+    logged = [] if _Stdout.log is None else _Stdout.log.warnings
+    known = list(doc.get("warnings") or ())
+    doc = {**doc, "warnings": [*known, *(item for item in dict.fromkeys(logged) if item not in known)]}
     text = msgspec.json.format(encode_json(doc), indent=2).decode()
     _print(_encode_for_stdout(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)))
     _Stdout.document_printed = True

@@ -20,9 +20,13 @@ class StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.started = time.monotonic()
+        self.warnings: list[str] = []
+        """Texts of the warnings of this command."""
         self.colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno == logging.WARNING:
+            self.warnings.append(record.getMessage())
         text = escape_lines(record.getMessage(), _CONTINUATION)
         if record.levelno >= logging.WARNING:
             mark = "error: " if record.levelno >= logging.ERROR else "warning: "

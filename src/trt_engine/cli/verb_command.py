@@ -74,6 +74,8 @@ class Verb(click.Command):
 
         reading = trtexec_options.translate_args(ctx.info_name or "", self.get_params(ctx), args)
         ctx.meta[NOTES], ctx.meta[SET_BY_TRTEXEC] = reading.notes, reading.names
+        if not ctx.resilient_parsing:
+            self._reject_repeated(ctx, list(reading.args))
         try:
             return super().parse_args(ctx, reading.args)
         except click.UsageError as error:
@@ -83,6 +85,30 @@ class Verb(click.Command):
                     f"the file is given by `{spelling}` and by an argument", hint=f"leave out `{spelling}`"
                 ) from error
             raise
+
+    def _reject_repeated(self, ctx: click.Context, args: list[str]) -> None:
+        """`UsageError` for an option that takes one value and is given two different ones: click keeps the last."""
+        parser = self.make_parser(ctx)
+        single = {
+            param.name: param
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count)
+        }
+        for name, param in single.items():
+            parser.add_option(param, opts=param.opts, dest=name, action="append", nargs=param.nargs)
+        try:
+            found, _, _ = parser.parse_args(args)
+        except click.UsageError:
+            return  # reported by the parser itself
+        for name, param in single.items():
+            typed = [(value,) if isinstance(value, str) else value for value in found.get(name) or ()]
+            values = [" ".join(words) for words in dict.fromkeys(typed) if isinstance(words, tuple)]
+            if len(values) > 1:
+                raise UsageError(
+                    f"`{param.opts[-1] if len(param.opts[-1]) > 2 else param.opts[0]}` takes one value and is given "
+                    f"{len(values)}: {', '.join(f'`{value}`' for value in values)}",
+                    hint="leave out all but one",
+                )
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.help:

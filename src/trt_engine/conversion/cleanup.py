@@ -148,12 +148,19 @@ def name_outputs(
     A computed dynamic size keeps the exporter's expression, or gets a new name.
     """
     said = []
+    inputs = {dim.dim_param for value in proto.graph.input for dim in value.type.tensor_type.shape.dim}
     for value in proto.graph.output:
         dims = value.type.tensor_type.shape.dim
         for at, symbol in symbols.get(value.name, {}).items():
             if at >= len(dims):
                 continue
             dim = dims[at]
+            if (
+                _IDENTIFIER.fullmatch(dim.dim_param) is None
+                and _IDENTIFIER.search(dim.dim_param) is not None
+                and inputs.issuperset(set(_IDENTIFIER.findall(dim.dim_param)) - _FUNCTIONS)
+            ):
+                continue  # an expression: observed sizes may agree with the symbol where all of them share a divisor
             stated = str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param
             wanted = symbol or (
                 dim.dim_param if dim.dim_param and not dim.HasField("dim_value") else f"{value.name}_{at}"

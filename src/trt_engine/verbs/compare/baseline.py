@@ -21,6 +21,8 @@ from trt_engine.verbs.compare.report import CompareRun, PairResult, require_reco
 from trt_engine.verbs.compare.request import CompareRequest, unique_labels
 
 _BASELINE = "trt-engine/baseline"
+INTERLEAVE = "measure both by turns on one machine"
+"""What gives an interval that includes what the machine does."""
 
 log = logging.getLogger(__package__)
 
@@ -60,7 +62,9 @@ def compare_with_base(base: CompareSide, side: CompareSide) -> PairResult:
         outputs=(),
         outputs_note="records hold no outputs",
     )
-    return PairResult(compared, differences, said)
+    unstable = [f"`{one.label}`" for one in (base, side) if one.record is not None and not one.record.stable]
+    doubt = f"the measurement of {' and of '.join(unstable)} was not stable; {INTERLEAVE}" if unstable else ""
+    return PairResult(compared, differences, said, doubt)
 
 
 def resampling_blocks(side: CompareSide) -> list[Sequence[float]]:

@@ -27,6 +27,8 @@ class PairResult:
     """`compared.speed` with what the rules need."""
     messages: Sequence[str]
     """Why a metric has no interval."""
+    doubt: str = ""
+    """Why a difference that was found can fail no rule; empty where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,35 +137,46 @@ def evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> 
         items = [next((one for one in item.differences if one.metric == rule.metric), None) for item in results]
         p_values = [1.0 if item is None else item.p_value(rule.limit) for item in items]
         sure = holm_correction(p_values)
-        texts, failed = [], False
-        for label, item, slower in zip((item.comparison.label for item in results), items, sure, strict=True):
+        found: list[tuple[bool | None, str]] = []  # passed, and the text; None: not judged
+        for result, item, slower in zip(results, items, sure, strict=True):
+            label = result.comparison.label
             if item is None:
-                failed |= rule.point_estimate
-                texts.append(f"`{label}` cannot be judged without an interval of {rule.metric}")
+                reason = f"`{label}` cannot be judged without an interval of {rule.metric}"
+                found.append((False if rule.point_estimate else None, reason))
                 continue
             span = item.interval()
             fails = span.high > rule.limit if rule.point_estimate else slower
-            failed |= fails
             change = f"{abs(span.value):.1f} % {'slower' if span.value >= 0 else 'faster'}"
             text = f"`{label}` is {change} by {rule.metric} ({span.low:+.1f} to {span.high:+.1f} %)"
             if fails:
                 text += f", {rule.limit:g} % {'cannot be excluded' if rule.point_estimate else 'is allowed'}"
-            texts.append(text)
-        yield GateResult(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, evaluated=None not in items)
+            if fails and result.doubt and not rule.point_estimate:
+                found.append((None, f"{text}, which decides nothing: {result.doubt}"))
+            else:
+                found.append((not fails, text))
+        yield _gate_result(rule, found)
+
+
+def _gate_result(rule: GateRule, found: Sequence[tuple[bool | None, str]]) -> GateResult:
+    """One gate; the text names the failed engines, else those that were not judged, else all."""
+    states = [passed for passed, _ in found]
+    worst = False if False in states else None if None in states else True
+    text = "; ".join(text for passed, text in found if passed is worst)
+    return GateResult(rule.text, worst is False, text, rule.metric, rule.limit, evaluated=None not in states)
 
 
 def _evaluate_output_gate(rule: GateRule, against: Sequence[Comparison]) -> GateResult:
-    texts, failed, judged = [], False, True
+    found, judged = [], True
     for side in against:
         worst = max(side.outputs, key=lambda error: error.max_rel, default=None)
         if worst is None or side.outputs_differ:
-            failed, judged = True, False
-            texts.append(f"the outputs of `{side.label}` cannot be judged: {side.outputs_note}")
+            judged = False
+            found.append((False, f"the outputs of `{side.label}` cannot be judged: {side.outputs_note}"))
             continue
-        failed |= not worst.max_rel <= rule.limit
         name = side.output_names[side.outputs.index(worst)]
-        texts.append(f"the outputs of `{side.label}`: {name}: {worst.summary}, {rule.limit:g} is allowed")
-    return GateResult(rule.text, failed, "; ".join(texts), rule.metric, rule.limit, evaluated=judged)
+        text = f"the outputs of `{side.label}`: {name}: {worst.summary}, {rule.limit:g} is allowed"
+        found.append((worst.max_rel <= rule.limit, text))
+    return dataclasses.replace(_gate_result(rule, found), evaluated=judged)
 
 
 def find_instability(

@@ -11,7 +11,6 @@ from trt_engine.atomic_io import as_path, ensure_folder, write_json
 from trt_engine.benchmark.statistics import UNPAIRED_METHOD
 from trt_engine.config.settings import replace_values
 from trt_engine.config.upgrade import UpgradeConfig
-from trt_engine.environment import Environment
 from trt_engine.errors import (
     AccuracyError,
     EngineError,
@@ -33,8 +32,10 @@ from trt_engine.verbs.upgrade_check.judge import (
     ItemResult,
     are_alternating,
     compare_versions,
+    different_versions,
     exit_code_of,
     failures,
+    is_same,
     judge,
 )
 from trt_engine.verbs.upgrade_check.sides import VersionItem, read_version
@@ -136,7 +137,12 @@ def _make_report(
     alternating = all(are_alternating(one.old, one.new) for one in results)
     versions = different_versions(*environments)
     warnings = [text for one in results for text in one.warnings] + unmatched
-    if not versions:
+    if all(is_same(one.old, one.new) for one in results):
+        text = "nothing differs (equal engines, versions and machine): an A/A test, in which the load of the machine differs"
+        warnings.append(text)
+        if verdict == "upgrade":
+            verdict, reason = "undecided", text
+    elif not versions:
         warnings.append("OLD and NEW were made in environments without a difference: is one of them the wrong folder?")
     return UpgradeReport(
         old=str(old),
@@ -163,19 +169,6 @@ def _verdict(gates: tuple[GateResult, ...], failed: list[GateResult], doubts: li
     return ("undecided", "; ".join(unknown)) if unknown else ("upgrade", "every gate passed")
 
 
-def different_versions(old: Environment, new: Environment) -> dict[str, tuple[str | None, str | None]]:
-    """Libraries and machine facts that differ, with both."""
-    found: dict[str, tuple[str | None, str | None]] = {
-        name: (old.libraries.get(name), new.libraries.get(name)) for name in {**old.libraries, **new.libraries}
-    }
-    for item in dataclasses.fields(Environment):
-        if item.name not in ("libraries", "cpu_features"):
-            values = (getattr(old, item.name), getattr(new, item.name))
-            name = "trt-engine" if item.name == "tool" else item.name
-            found[name] = (values[0] and str(values[0]), values[1] and str(values[1]))
-    return {name: both for name, both in found.items() if both[0] != both[1]}
-
-
 def gate(report: UpgradeReport, *, strict: bool = False) -> None:
     """Raise the error of the worst failed gate; `UnstableError` with `strict` for one that was not judged."""
     if report.exit_code:
@@ -184,5 +177,7 @@ def gate(report: UpgradeReport, *, strict: bool = False) -> None:
         )
     if strict and report.verdict == "undecided":
         raise UnstableError(
-            f"undecided: {report.reason}", hint="measure and evaluate both versions with the same plan of `run`"
+            f"undecided: {report.reason}",
+            hint="measure and evaluate both versions with the same plan of `run`; `trt-engine docs upgrade-check` has the "
+            "loop that measures them by turns",
         )

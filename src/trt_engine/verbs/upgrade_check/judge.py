@@ -18,7 +18,7 @@ from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.passport import Compatibility
 from trt_engine.records.upgrade import UpgradeItem
 from trt_engine.trt.versions import Version, can_load_plan
-from trt_engine.verbs.compare.baseline import compare_with_base, require_same_conditions, unpaired_warnings
+from trt_engine.verbs.compare.baseline import INTERLEAVE, compare_with_base, require_same_conditions, unpaired_warnings
 from trt_engine.verbs.compare.report import PairResult, evaluate_gates
 from trt_engine.verbs.compare.request import GateRule
 from trt_engine.verbs.upgrade_check.sides import VersionItem
@@ -62,7 +62,7 @@ def compare_versions(old: VersionItem, new: VersionItem) -> ItemResult:
         size_ratio=ratio,
     )
     item = UpgradeItem(old.label, old.engine, new.engine, comparison, _plan_compatibility(old, new))
-    return ItemResult(item, old, new, PairResult(comparison, speed.differences, speed.messages), tuple(warnings))
+    return ItemResult(item, old, new, replace(speed, comparison=comparison), tuple(warnings))
 
 
 # ------------------------------------------------------------------------------------------------ speed
@@ -85,10 +85,37 @@ def _compare_speed(old: VersionItem, new: VersionItem) -> tuple[PairResult, list
         warnings = warnings[1:]
     if not result.differences:
         warnings += (f"`{old.label}`: {text}" for text in result.messages)
+    if result.doubt:
+        result = replace(result, doubt=f"a measurement was not stable; {INTERLEAVE}")
+    if is_same(old, new):
+        result = replace(
+            result, doubt="the engine, the libraries and the machine are the same, so the machine's load differs"
+        )
     unstable = [name for name, side in (("OLD", old), ("NEW", new)) if not all(one.stable for one in side.records)]
     if unstable:
         warnings.append(f"`{old.label}` was not stable in {' and '.join(unstable)}")
     return result, warnings
+
+
+def is_same(old: VersionItem, new: VersionItem) -> bool:
+    """Whether both are one engine, byte for byte, in equal environments: an A/A test."""
+    if old.passport is None or new.passport is None:
+        return False
+    digests = [[(item.nbytes, item.digest) for item in side.passport.payload] for side in (old, new) if side.passport]
+    return digests[0] == digests[1] and not different_versions(old.environment, new.environment)
+
+
+def different_versions(old: Environment, new: Environment) -> dict[str, tuple[str | None, str | None]]:
+    """Libraries and machine facts that differ, with both."""
+    found: dict[str, tuple[str | None, str | None]] = {
+        name: (old.libraries.get(name), new.libraries.get(name)) for name in {**old.libraries, **new.libraries}
+    }
+    for item in fields(Environment):
+        if item.name not in ("libraries", "cpu_features"):
+            values = (getattr(old, item.name), getattr(new, item.name))
+            name = "trt-engine" if item.name == "tool" else item.name
+            found[name] = (values[0] and str(values[0]), values[1] and str(values[1]))
+    return {name: both for name, both in found.items() if both[0] != both[1]}
 
 
 def _not_timed(label: str, reason: str) -> tuple[PairResult, list[str]]:
