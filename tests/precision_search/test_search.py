@@ -19,7 +19,8 @@ from trt_engine.config.settings import from_values
 from trt_engine.errors import FeedError, Interrupted, ModelError, UsageError
 from trt_engine.precision_search import search as search_module
 from trt_engine.precision_search.mixed_precision import MixedPrecision
-from trt_engine.precision_search.search import SearchJob, run, search
+from trt_engine.precision_search.search import SearchJob, _search_points, run, search
+from trt_engine.records.search import SearchTrial
 from trt_engine.verbs.evaluate import evaluate
 
 pytest.importorskip("PIL", reason="pillow reads the pictures")
@@ -318,3 +319,14 @@ def test_layers_are_quantised_for_the_library_that_measures_unless_another_is_na
     assert target(target="tensorrt") == "tensorrt"
     assert target(to="fp8") == "tensorrt"  # emulated, placed as for TensorRT
     assert target(config=QuantizeConfig(target="onnxruntime-tensorrt")) == "onnxruntime-tensorrt"
+
+
+def test_a_mixture_that_is_slower_does_not_beat_the_original() -> None:
+    def trial(nodes: tuple[str, ...], macs: float, ms: float) -> SearchTrial:
+        figures = {"metric": 1.0, "images": 10, "nbytes": 100, "batch": 1, "measured_on": "kernels"}
+        own = {"key": "", "search": "", "stage": "all", "nodes": nodes, "macs": macs, "seconds": 1.0}
+        return SearchTrial(samples_ms=(ms,) * 9, **figures, **own)
+
+    for ms, front in ((30.0, [True, True]), (10.0, [True, False])):
+        points = _search_points([trial((), 0.0, 20.0), trial(("conv",), 0.5, ms)])
+        assert [point.pareto for point in points] == front

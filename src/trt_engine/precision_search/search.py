@@ -290,6 +290,11 @@ def _make_report(
     warnings = []
     if not final.nodes:
         warnings.append(f"no layer can be quantised to {job.settings.to} without {job.metric} dropping too far")
+    if final.nodes and job.settings.target is None and (times := slowdown(base, final)) > 1.05:
+        warnings.append(
+            f"the result is slower than the original here: {times:.2f}x by the median of the trials; keep the original for "
+            "this device, or name another one with `--target`"
+        )
     if job.settings.subset < len(job.dataset.items) and len(trials.trials) > 2:
         log.debug("costs were measured on %d of %d images", job.settings.subset, len(job.dataset.items))
     device = job.mixed_precision.runtime.device or "cpu"
@@ -331,6 +336,15 @@ def _make_report(
     )
 
 
+def slowdown(base: SearchTrial, other: SearchTrial) -> float:
+    """Median time of `other` over that of `base`; 1 where they were not measured alike."""
+    first, second = summarize(base.samples_ms), summarize(other.samples_ms)
+    emulated = "emulation" in (base.measured_on, other.measured_on)
+    if first is None or second is None or not first.median or emulated or base.batch != other.batch:
+        return 1.0
+    return second.median / first.median
+
+
 def _search_points(trials: Sequence[SearchTrial]) -> tuple[SearchPoint, ...]:
     """All measured sets, most images and largest share first, with the Pareto-optimal ones marked."""
     bases = {trial.images: trial.metric for trial in trials if not trial.nodes}
@@ -341,6 +355,7 @@ def _search_points(trials: Sequence[SearchTrial]) -> tuple[SearchPoint, ...]:
             and other.macs >= trial.macs
             and other.metric >= trial.metric
             and (other.macs, other.metric) != (trial.macs, trial.metric)
+            and not slowdown(trial, other) > 1
             for other in trials
         )
         points.append(

@@ -314,18 +314,27 @@ def search_report(report: SearchReport) -> Iterator[Block]:
     if len(rows) > _MAX_ROWS:
         yield Paragraph(f"  and {len(rows) - _MAX_ROWS} that cost no more than {rows[_MAX_ROWS][0]}")
     yield _search_table(report)
-    yield make_facts(("written", report.artifacts.values()), ("next", report.next_command))
+    yield make_facts(
+        ("warning", report.warnings), ("written", report.artifacts.values()), ("next", report.next_command)
+    )
 
 
 def _search_table(report: SearchReport) -> Table:
     """The Pareto-optimal mixtures, the original model, everything quantised, and the result."""
     rows = []
+    slower = any("slower than the original" in text for text in report.warnings)
     for point in report.points:
         answer = point.images == report.images and point.layers == len(report.quantized) and point.macs == report.macs
         if not point.pareto and not answer and point.stage not in ("baseline", "all"):
             continue
         times = f"{format_number(point.latency_ms.median)} for {point.batch}" if point.latency_ms is not None else "-"
-        mark = "<- the answer" if answer else "" if point.pareto else "beaten"
+        mark = (
+            ("<- most layers, but slower here" if slower else "<- the answer")
+            if answer
+            else ""
+            if point.pareto
+            else "beaten"
+        )
         figures = (f"{point.macs:.1%}", f"{point.metric:.4f}", f"{point.drop:+.4f}", format_number(point.nbytes / MIB))
         rows.append((str(point.images), str(point.layers), *figures, times, mark))
     columns = ("images", "layers", "macs", report.metric, "drop", "MiB", "ms", "")
