@@ -62,7 +62,9 @@ def category_ids(classes: Sequence[str], categories: Sequence[Category]) -> dict
         )
     without = [item.name for item in categories if item.id not in found.values()]
     if without:
-        log.warning("the model has no class for %d categories (%s): their AP is 0", len(without), _truncate(without))
+        log.warning("the model has no class for %d %s (%s): their AP is 0",
+            len(without), "category" if len(without) == 1 else "categories", _truncate(without),
+        )  # fmt: skip
     foreign = [name for index, name in enumerate(classes) if index not in found]
     if foreign:
         log.info("%d classes of the model match no category (%s) and are ignored", len(foreign), _truncate(foreign))

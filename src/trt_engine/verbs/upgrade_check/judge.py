@@ -212,7 +212,9 @@ def _missing(one: ItemResult, codes: Sequence[int], *, other: bool = False) -> _
     if engine.state == "done":
         return None
     reason = f"NEW has no engine, {engine.state}{f': {engine.reason}' if engine.reason else ''}"
-    if engine.state in ("waiting", "interrupted", "skipped"):
+    if engine.state == "waiting":
+        return None, "NEW has no engine: the cell was not reached"
+    if engine.state in ("interrupted", "skipped"):
         return None, reason
     return (False, reason) if (engine.exit_code in codes) != other else (None, reason)
 
