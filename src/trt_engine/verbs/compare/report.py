@@ -154,7 +154,8 @@ def evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> 
                 found.append((None, f"{text}, which decides nothing: {result.doubt}"))
             else:
                 found.append((not fails, text))
-        yield _gate_result(rule, found)
+        gate = _gate_result(rule, found)
+        yield dataclasses.replace(gate, evaluated=gate.evaluated and None not in items)
 
 
 def _gate_result(rule: GateRule, found: Sequence[tuple[bool | None, str]]) -> GateResult:
