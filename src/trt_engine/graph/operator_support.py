@@ -1,5 +1,5 @@
 """Operator support: TensorRT's ONNX parser and ONNX Runtime's CUDA provider by their published lists, its CPU provider
-by the kernels of the installed build.
+by the kernels of the installed release.
 
 The lists are data files beside this module, each with its source and version.
 """
@@ -7,6 +7,7 @@ The lists are data files beside this module, each with its source and version.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,22 +31,39 @@ from trt_engine.records.lint import OperatorSupport
 
 @cache
 def _cpu_kernel_table() -> Mapping[tuple[str, str], tuple[tuple[int, int, Mapping[str, Sequence[str]]], ...]]:
-    """(first version, last version, types by constraint) of the installed CPU provider by (domain, operator); empty if
-    the build does not list them."""
-    try:
-        from onnxruntime.capi import onnxruntime_pybind11_state as state
+    """(first version, last version, types by constraint) of the installed release's CPU provider by (domain, operator);
+    empty without ONNX Runtime.
 
-        listed = state.get_all_opkernel_def()
-    except (ImportError, AttributeError):  # not installed, hollow, or a build without the list
+    From a data file: ONNX Runtime's own list is private, and kills the process in builds for GPUs without CUDA's libraries.
+    """
+    try:
+        import onnxruntime
+
+        release = _release(onnxruntime.__version__)
+    except (ImportError, AttributeError):  # not installed, or hollow
         return {}
-    found: dict[tuple[str, str], list[tuple[int, int, Mapping[str, Sequence[str]]]]] = {}
-    for item in listed:
-        if item.provider != "CPUExecutionProvider":
-            continue
-        key = ("" if item.domain in walk.DEFAULT_DOMAINS else item.domain, item.op_name)
-        low, high = item.version_range
-        found.setdefault(key, []).append((int(low), int(high), dict(item.type_constraints)))
-    return {key: tuple(items) for key, items in found.items()}
+    table = json.loads(Path(__file__).with_name("onnxruntime_cpu_kernels.json").read_text(encoding="utf-8"))
+    types = [
+        {name: kinds.split(",") for name, _, kinds in (item.partition("=") for item in text.split())}
+        for text in table["types"]
+    ]
+    newest = _release(table["source"]["releases"][-1])  # a release the file does not have counts as the nearest it has
+    release = min(max(release, _release(table["source"]["releases"][0])), newest)
+    found: dict[tuple[str, str], tuple[tuple[int, int, Mapping[str, Sequence[str]]], ...]] = {}
+    for domain, ops in table["kernels"].items():
+        for op, rows in ops.items():
+            kernels = tuple(
+                (low, 1 << 31 if high is None else high, types[index])
+                for low, high, index, *span in rows
+                if not span or _release(span[0] or "0") <= release <= (_release(span[1]) if span[1] else newest)
+            )
+            if kernels:
+                found[domain, op] = kernels
+    return found
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
 
 
 @cache
