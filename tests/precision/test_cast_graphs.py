@@ -256,21 +256,90 @@ def test_a_bound_beyond_the_range_binds_nothing_and_keeps_nothing(casting: Casti
     close(proto, made, {"x": np.array([-1, 0, 1, 60000], np.float32)})
 
 
-def test_a_guard_that_would_become_zero_stays_with_the_root_and_the_division(casting: Casting) -> None:
+_LAST = numpy_helper.from_array(np.array([-1], np.int64), "last")
+
+
+def _normalization(norm: str, square: str, root: str, eps: float) -> tuple[list[NodeProto], list[TensorProto]]:
+    """Nodes from `x` to `y`, as the exporters write a normalisation out; the gain `g` behind it is no part of it."""
+    centred = norm in ("layer", "group", "late eps", "twice")
+    shape = [node("Reshape", ["x", "groups"], ["h"])] if norm == "group" else [node("Identity", ["x"], ["h"])]
+    mean = [node("ReduceMean", ["h", "last"], ["m"], name="mean"), node("Sub", ["h", "m"], ["c"], name="centre")]
+    squares = {
+        "Pow": node("Pow", ["c" if centred else "h", "two"], ["s"], name="square"),
+        "Mul": node("Mul", ["c" if centred else "h"] * 2, ["s"], name="square"),
+    }
+    nodes = [*shape, *(mean if centred else ()), squares[square]]
+    if norm == "variance":  # of E[x^2] - E[x]^2
+        nodes += [
+            mean[0],
+            node("Mul", ["m", "m"], ["mm"], name="mean2"),
+            node("ReduceMean", ["s", "last"], ["e"], name="sum"),
+        ]
+        nodes += [node("Sub", ["e", "mm"], ["v"], name="var")]
+    else:
+        nodes += [node("ReduceMean", ["s", "last"], ["v"], name="sum")]
+    over = node("Add", ["v", "eps"], ["ve"], name="guard") if norm != "late eps" else node("Identity", ["v"], ["ve"])
+    late = [node("Add", ["r", "eps"], ["rl"], name="guard")] if norm == "late eps" else []
+    below = "rl" if late else "r"
+    numerator = "c" if centred else "h"
+    if norm == "twice":
+        nodes += [node("Sub", ["h", "m"], ["c2"], name="centre2")]
+        numerator = "c2"
+    nodes.append(over)
+    nodes += {
+        "Sqrt": [node("Sqrt", ["ve"], ["r"], name="root"), *late, node("Div", [numerator, below], ["q"], name="div")],
+        "Reciprocal": [node("Sqrt", ["ve"], ["r"], name="root"), *late, node("Reciprocal", [below], ["i"], name="inverse"),
+                       node("Mul", [numerator, "i"], ["q"], name="div")],
+        "1 / r": [node("Sqrt", ["ve"], ["r"], name="root"), *late, node("Div", ["one", below], ["i"], name="inverse"),
+                  node("Mul", ["i", numerator], ["q"], name="div")],
+        "Pow": [node("Pow", ["ve", "half"], ["r"], name="root"), *late, node("Div", [numerator, below], ["q"], name="div")],
+        "Pow-": [node("Pow", ["ve", "minus"], ["r"], name="root"), node("Mul", [numerator, "r"], ["q"], name="div")],
+    }[root]  # fmt: skip
+    nodes += [node("Reshape", ["q", "shape"], ["b"]), node("Mul", ["b", "g"], ["y"], name="gain")]
+    stored = [const("eps", eps), const("two", 2.0), const("one", 1.0), const("half", 0.5), const("minus", -0.5)]
+    stored += [const("g", np.full(8, 0.5)), numpy_helper.from_array(np.array([2, 2, 4], np.int64), "groups"), _LAST]
+    return nodes, [*stored, numpy_helper.from_array(np.array([2, 8], np.int64), "shape")]
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-5])
+@pytest.mark.parametrize("root", ["Sqrt", "Reciprocal", "1 / r", "Pow", "Pow-"])
+@pytest.mark.parametrize("norm", ["layer", "rms", "group", "variance", "late eps", "twice"])
+def test_a_normalization_that_is_written_out_stays_in_fp32(norm: str, root: str, eps: float, casting: Casting) -> None:
+    if (norm, root) == ("late eps", "Pow-"):
+        return  # the guard stands behind the root, of which there is none
+    for square in ("Pow", "Mul"):
+        nodes, stored = _normalization(norm, square, root, eps)
+        proto = models.model(nodes, [value("x", [2, 8])], [value("y", [2, 8])], stored)
+        report, made = casting(proto)
+        names = {item.name for item in nodes} & set(
+            "mean centre centre2 square mean2 sum var guard root inverse div".split()
+        )
+        assert names <= set(kept(report)), names - set(kept(report))
+        assert "gain" not in kept(report)
+        x = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
+        for feed in (x, x * 2000, np.zeros_like(x)):  # squares beyond FP16; a guard of 1e-12
+            got = emulate_half_precision(made, Path())
+            close(proto, got, {"x": feed})
+
+
+def test_norms_and_magnitudes_of_squares_stay_in_fp32_and_other_roots_do_not(casting: Casting) -> None:
     proto = models.model(
         [
-            node("Mul", ["x", "x"], ["s"]),
-            node("ReduceMean", ["s"], ["v"], keepdims=1, name="mean"),
-            node("Add", ["v", "eps"], ["e"], name="guard"),
-            node("Sqrt", ["e"], ["r"], name="root"),
-            node("Div", ["x", "r"], ["y"], name="div"),
+            node("ReduceL2", ["x", "last"], ["l"], name="l2"),
+            node("Clip", ["l", "eps"], ["lc"], name="guard"),
+            node("Div", ["x", "lc"], ["a"], name="unit"),
+            node("Mul", ["x", "x"], ["re"], name="re"),
+            node("Mul", ["a", "a"], ["im"], name="im"),
+            node("Add", ["re", "im"], ["power"], name="power"),
+            node("Sqrt", ["power"], ["b"], name="magnitude"),
+            node("Abs", ["x"], ["p"], name="abs"),
+            node("Sqrt", ["p"], ["c"], name="plain"),
         ],
-        [value("x", [2, 4])], [value("y", [2, 4])], [const("eps", 1e-12)],
+        [value("x", [2, 4])], [value("a", [2, 4]), value("b", [2, 4]), value("c", [2, 4])],
+        [const("eps", 1e-12), _LAST],
     )  # fmt: skip
-    report, made = casting(proto)
-    assert set(kept(report)) == {"guard", "root", "div"}
-    close(proto, made, {"x": np.zeros((2, 4), np.float32)})
-    close(proto, made, {"x": np.random.default_rng(0).random((2, 4), np.float32)})
+    report, _ = casting(proto)
+    assert set(kept(report)) == {"l2", "guard", "unit", "re", "im", "power", "magnitude"}
 
 
 def test_weights_beyond_max_constant_keep_their_layer(casting: Casting) -> None:

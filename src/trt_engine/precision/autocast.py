@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -73,8 +74,11 @@ def autocast(
     python: str | None = None,
     overwrite: bool = False,
     timeout_s: float | None = None,
+    check: Callable[[Path], None] | None = None,
 ) -> CastReport:
     """Cast the model with ModelOpt's AutoCast, run on `feeds`, and validate the result.
+
+    Nothing is written if `check` raises for the finished file.
 
     Raises `SetupError` if ModelOpt is not installed, `ModelError` with its last error line if it fails. `UsageError` for
     another type than `fp16` and `bf16`.
@@ -115,6 +119,8 @@ def autocast(
         if carry_module_paths(after, before):
             draft.write_bytes(after.SerializeToString())
         report = _make_report(opened, before, draft, to, config.keep_io, version)
+        if check is not None:
+            check(draft)
         with atomic_io.os_errors(target):
             nbytes = stored_tensors.publish(draft, target)
     files = {name: str(path) for name, path in stored_tensors.written_files(target).items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +50,7 @@ def cast(
     config: CastConfig | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
+    check: Callable[[Path], None] | None = None,
     **settings: Any,
 ) -> CastReport:
     """Cast the model to `fp16` or `bf16`, write it to `out`, and report the cast and kept nodes.
@@ -57,7 +58,8 @@ def cast(
     Kept in FP32: inputs and outputs unless `keep_io` is off, nodes excluded by name, operator or pattern (as `/head/*`),
     nodes of `ranges` (a ranges report, or reasons by node name), operators without support for the type, index arithmetic,
     and readers of constants beyond `max_constant` or that underflow to zero. `settings`: fields of `CastConfig`. Without
-    `out`, or with `dry_run`, nothing is written. Raises `UsageError` and `ModelError`.
+    `out`, or with `dry_run`, nothing is written; nor if `check` raises for the finished
+    file. Raises `UsageError` and `ModelError`.
     """
     started = time.monotonic()
     config = dataclasses.replace(config or CastConfig(), **settings)
@@ -75,9 +77,15 @@ def cast(
     findings = check_strong_typing(proto)
     report = changed.to_report(opened, to, config.keep_io, findings, ModulePaths(proto))
     if target is not None and not dry_run:
+
+        def validate(path: Path) -> None:
+            _check_valid_onnx(path, opened, changed)
+            if check is not None:
+                check(path)
+
         written = stored_tensors.write_model(
             proto, target, changed.deferred, opened.path.parent, external=bool(opened.external),
-            validate=lambda path: _check_valid_onnx(path, opened, changed),
+            validate=validate,
         )  # fmt: skip
         artifacts = {name: str(path) for name, path in stored_tensors.written_files(target).items()}
         report = replace(report, out=str(target), nbytes_after=written, artifacts=artifacts, notes=tuple(changed.notes))

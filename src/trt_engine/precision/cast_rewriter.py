@@ -35,7 +35,9 @@ from trt_engine.precision.cast_rules import (
     NUMPY_DTYPES,
     PROPAGATING_OPS,
     QDQ,
+    SQUARE_SUMS,
     TYPE_STRS,
+    UNDER_ROOT_OPS,
     CastChanges,
     Variant,
     fp32_tensors,
@@ -48,6 +50,10 @@ from trt_engine.precision.cast_rules import (
 )
 from trt_engine.records.precision import Fp32Node, Fp32ReasonCode, RangesReport
 from trt_engine.tensors import suggest
+
+_NORM_REASON = "part of a normalisation: squares and their root leave FP16's range and lose BF16's digits"
+_SUMS = ("Add", "Sub")
+_BEHIND_ROOT = LAYOUT_OPS | frozenset("Add Sub Mul Div Max Min Clip Reciprocal".split())
 
 
 class CastRewriter:
@@ -132,6 +138,7 @@ class CastRewriter:
                 else:
                     self.keep_node(op, "type", reason)
         self.keep_constants()
+        self.keep_normalizations()
         self.keep_index_arithmetic()
         self.merge_islands()
 
@@ -269,6 +276,131 @@ class CastRewriter:
                         self.keep_node(user, "constant", f"reads what `{op.label}` guards with {facts.largest:.3g}")
                         if kind in ("Sqrt", "Pow") or kind in LAYOUT_OPS:
                             queue.append(user)
+
+    # -------------------------------------------------------------------------------------------- normalisations
+
+    def keep_normalizations(self) -> None:
+        """Keep normalisations that are written out (LayerNorm, RMSNorm, GroupNorm, L2): from the mean that is subtracted and
+        the squares to what is divided by their root. The operators for them keep these numbers in FP32 too."""
+        reached: dict[Tensor, bool] = {}
+        for op in self.ops:
+            if op.qualified_name in SQUARE_SUMS and uses_fp32(op):
+                self.keep_squares(op)
+                self.keep_divided(op)
+            elif self.is_root(op) and self.leads_to_square(op.input(0), reached):
+                self.keep_node(op, "norm", _NORM_REASON)
+                self.keep_under_root(op, reached)
+                self.keep_divided(op)
+
+    def is_root(self, op: Op) -> bool:
+        kind = op.qualified_name
+        return kind == "Sqrt" or (kind == "Pow" and self.constant_number(op.input(1)) in (0.5, -0.5))
+
+    def is_square(self, op: Op) -> bool:
+        kind = op.qualified_name
+        if kind in SQUARE_SUMS:
+            return True
+        same = kind == "Mul" and op.inputs[0] is op.inputs[1] and op.inputs[0] is not None
+        return same or (kind == "Pow" and self.constant_number(op.input(1)) == 2)
+
+    def constant_number(self, tensor: Tensor | None) -> float | None:
+        """The number of a constant that holds one; None for others."""
+        if tensor is None or tensor.type_str == "":
+            return None
+        if tensor.value is None:
+            maker = tensor.producer
+            if maker is None or maker.qualified_name not in ("Constant", "Cast", "Identity"):
+                return None
+            if maker.qualified_name != "Constant":
+                return self.constant_number(maker.input(0))
+            given = walk.attributes(maker.node)
+            return float(given["value_float"]) if "value_float" in given else None
+        if math.prod(tensor.value.dims) != 1:
+            return None
+        return float(read_tensor(tensor.value, self.folder).reshape(-1)[0])
+
+    def leads_to_square(self, tensor: Tensor | None, reached: dict[Tensor, bool]) -> bool:
+        """Whether a number under a root comes from squares."""
+        waiting = [tensor] if tensor is not None else []
+        met: list[Tensor] = []
+        found = False
+        while waiting and not found:
+            item = waiting.pop()
+            if item in reached:
+                found = reached[item]
+                continue
+            maker = item.producer
+            if maker is None or item.type_str != FLOAT:
+                continue
+            met.append(item)
+            if self.is_square(maker):
+                reached[item] = found = True
+            elif maker.qualified_name in UNDER_ROOT_OPS and not self.is_root(maker):
+                waiting += [made for _, made in fp32_tensors(maker.inputs) if made not in met]
+        if not found:
+            reached.update(dict.fromkeys(met, False))
+        return found
+
+    def keep_under_root(self, root: Op, reached: dict[Tensor, bool]) -> None:
+        """Keep what lies between a root and the squares under it."""
+        waiting, met = [root], {root}
+        while waiting:
+            for _, tensor in fp32_tensors(waiting.pop().inputs):
+                maker = tensor.producer
+                if maker is None or maker in met or not self.leads_to_square(tensor, reached):
+                    continue
+                met.add(maker)
+                self.keep_node(maker, "norm", _NORM_REASON)
+                if self.is_square(maker):
+                    self.keep_squares(maker)
+                else:
+                    waiting.append(maker)
+
+    def keep_squares(self, op: Op) -> None:
+        """Keep a square, and the mean or the difference from it that it is of."""
+        self.keep_node(op, "norm", _NORM_REASON)
+        for _, tensor in fp32_tensors(op.inputs):
+            self.keep_centring(tensor)
+            if (mean := self.mean_of(tensor)) is not None:
+                self.keep_node(mean, "norm", _NORM_REASON)
+
+    def keep_centring(self, tensor: Tensor) -> None:
+        """Keep the subtraction of a mean, and the mean."""
+        op = tensor.producer
+        if op is None or op.qualified_name != "Sub":
+            return
+        means = [mean for _, side in fp32_tensors(op.inputs) if (mean := self.mean_of(side)) is not None]
+        if means:
+            for item in (op, *means):
+                self.keep_node(item, "norm", _NORM_REASON)
+
+    def mean_of(self, tensor: Tensor) -> Op | None:
+        op: Op | None = tensor.producer
+        while op is not None and op.node.op_type in LAYOUT_OPS and not walk.domain_of(op.node):
+            first = op.input(0)
+            op = first.producer if first is not None else None
+        return op if op is not None and op.qualified_name in ("ReduceMean", "GlobalAveragePool") else None
+
+    def keep_divided(self, root: Op) -> None:
+        """Keep what a root goes through, the division by it, and what is added to the quotient of the mean."""
+        waiting, met, divided = [root], {root}, set[Op]()
+        while waiting:
+            op = waiting.pop()
+            for user in (user for _, made in fp32_tensors(op.outputs) for user, _ in made.consumers):
+                kind = user.qualified_name
+                if user in met or kind not in (_SUMS if op in divided else _BEHIND_ROOT):
+                    continue
+                sides = [item for _, item in fp32_tensors(user.inputs) if not is_constant(item)]
+                others = [item for item in sides if item.producer not in met]
+                if others and kind not in ("Mul", "Div"):
+                    continue
+                met.add(user)
+                waiting.append(user)
+                self.keep_node(user, "norm", _NORM_REASON)
+                if others or op in divided:
+                    divided.add(user)
+                for item in others:
+                    self.keep_centring(item)
 
     # -------------------------------------------------------------------------------------------- indices
 

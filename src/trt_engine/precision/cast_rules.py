@@ -57,6 +57,13 @@ FP32_ONLY = {
     "MeanVarianceNormalization": "its definition holds constants of FP32",
 }
 """Operators that must stay in FP32 although their schema allows the low type."""
+UNDER_ROOT_OPS = LAYOUT_OPS | frozenset(
+    "Add Sub Mul Div Neg Abs Max Min Clip Relu Sum Reciprocal Sqrt Mean ReduceMean ReduceSum ReduceMax GlobalAveragePool "
+    "AveragePool".split()
+)
+"""Operators that lead from a square to the root of a normalisation."""
+SQUARE_SUMS = frozenset("ReduceSumSquare ReduceL2 LpNormalization GlobalLpPool".split())
+"""Operators that square and add up inside: TensorRT writes them out, in the type they are in."""
 QDQ = ("QuantizeLinear", "DequantizeLinear")
 MAX_SCALE_ERROR = 0.01
 """Largest relative error of a scale stored in the low type; beyond it the scale stays in FP32."""

@@ -30,11 +30,11 @@ from trt_engine.graph.shape_inference import Trace, trace
 from trt_engine.model import Model
 from trt_engine.precision.activation_probe import ActivationProbe, check_finite_inputs
 from trt_engine.precision.formats import FORMATS
+from trt_engine.precision.quantize_checks import random_shapes
 from trt_engine.precision.samples import PreprocessFunction, Samples, open_samples, random_samples
 from trt_engine.progress import progress_counter
 from trt_engine.records.base import Finding
 from trt_engine.records.precision import Exclusion, RangesReport, TensorRange
-from trt_engine.runtime.feeds import shapes_of
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +69,7 @@ def ranges(
     proto = model.proto
     check_onnxruntime(model)
     if calib_data is None:
-        batch = config.batch if model.signature.batch_axis else None
-        wanted = shapes_of(model.signature, None, batch=batch, overrides=config.shapes)
+        wanted = random_shapes(model.signature, config.batch, config.shapes)
         samples = random_samples(model, wanted, _RANDOM_BATCHES, config.seed)
         log.warning("no data given: the ranges are those of random inputs, and real ones may differ widely")
     else:

@@ -191,7 +191,7 @@ class QuantizeReport(RichDisplay):
     warnings: tuple[str, ...] = ()
 
 
-Fp32ReasonCode = Literal["excluded", "range", "type", "constant", "scale", "index", "between", "autocast"]
+Fp32ReasonCode = Literal["excluded", "range", "type", "constant", "scale", "norm", "index", "between", "autocast"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,8 @@ class Fp32Node:
     op: str
     code: Fp32ReasonCode
     """`range`: by the data or a `ranges` report; `constant`, `scale`: a stored number that the low type cannot hold;
-    `type`: not supported in it; `index`: arithmetic of indices; `between`: moves data between FP32 nodes."""
+    `norm`: a normalisation that is written out; `type`: not supported in it; `index`: arithmetic of indices; `between`:
+    moves data between FP32 nodes."""
     reason: str
     module: str | None = None
     """Its PyTorch module, `layer2.0.conv1`; None where that is not known."""
@@ -267,3 +268,5 @@ class CastReport(RichDisplay):
     seconds: float = 0.0
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
+    next_command: str | None = None
+    """What to type instead of a build; None for a result that can be built."""

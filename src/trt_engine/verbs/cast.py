@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -25,13 +27,14 @@ from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision import autocast, cast_model, tensor_ranges
 from trt_engine.precision.emulate_half import emulate_half_precision
-from trt_engine.precision.samples import open_samples
+from trt_engine.precision.quantize_checks import random_shapes
+from trt_engine.precision.samples import Batch, open_samples
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.base import Finding
 from trt_engine.records.passport import Precision
 from trt_engine.records.precision import CastParity, CastReport, RangesReport
-from trt_engine.runtime.feeds import numpy_dtype, shapes_of
+from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
 
 if TYPE_CHECKING:
@@ -65,52 +68,124 @@ def cast(
     these two or images without `preprocess`, `ModelError` for a model that cannot be cast.
     """
     config = replace_values(config or CastConfig(), settings)
-    opened = open_model(model)
-    inputs = CalibrationInputs(None)
+    opened, data = open_model(model), config.calib_data
+    inputs, first = CalibrationInputs(None), None
     if config.calib_data is not None:
         inputs = images_as_inputs(opened, config.calib_data, config.preprocess)
         config = replace(config, calib_data=inputs.calib_data)
+        if not dry_run:  # before anything is written: the data may be wrong
+            first = _take_first(opened, config)
+            config = replace(config, calib_data=first.samples)
     measure = functools.partial(
         tensor_ranges.ranges, opened, config.calib_data, config=RangesConfig(shapes=config.shapes, seed=config.seed)
     )
     warnings: list[str] = []
+    overflows = measure() if not dry_run and _may_overflow(to, config, opened) else None
+    judged: list[tuple[Model, CastParity | None]] = []
+
+    settled, batch = config, first.batch if first is not None else None
+
+    def judge(path: Path) -> None:
+        made = open_model(path)
+        parity = measure_cast_parity(opened, made, to, settled, batch) if settled.parity else None
+        judged.append((made, parity))
+
     if config.autocast:
         target = Path(out) if out is not None else opened.path.with_suffix(f".{to}.onnx")
-        has_data = config.calib_data is not None
-        feeds = open_samples(config.calib_data, opened.signature).first().feeds if has_data else None
-        report = autocast.autocast(opened.path, to, out=target, config=config, feeds=feeds, overwrite=overwrite)
+        feeds = first.batch.feeds if first is not None else None
+        report = autocast.autocast(
+            opened.path, to, out=target, config=config, feeds=feeds, overwrite=overwrite, check=judge
+        )
     else:
         if config.auto_exclude:
             config = replace(config, ranges=measure())
             warnings += config.ranges.warnings
         report = cast_model.cast(
-            opened.path, to, out=out, ranges=config.ranges, config=config, overwrite=overwrite, dry_run=dry_run
-        )
+            opened.path, to, out=out, ranges=config.ranges, config=config, overwrite=overwrite, dry_run=dry_run,
+            check=judge,
+        )  # fmt: skip
     report = replace(report, preprocess=inputs.provenance)
     warnings += [f"{item.message} ({item.location})" for item in report.findings if item.severity != "info"]
-    if report.out is None:
+    if not judged:
         return replace(report, warnings=tuple(warnings))
-    written = open_model(report.out)
-    parity = measure_cast_parity(opened, written, to, config) if config.parity else None
-    for level, warning in _parity_warnings(parity, to):
-        log.log(level, "%s", warning)
-        warnings.append(warning)
-    if _may_overflow(to, config, opened):
-        overflows = tuple(_check_overflows(measure(), report))
-        warnings += [f"{item.message} ({item.location})" for item in overflows]
-        report = replace(report, findings=(*report.findings, *overflows))
+    written, parity = judged[-1]
+    if parity is not None and parity.outputs and parity.note and not parity.emulated:
+        log.info("parity is not that of %s: %s", to, parity.note)
+        warnings.append(f"parity is not that of {to}: {parity.note}")
+    lost = _lost_outputs(parity)
+    if lost:
+        cure = _CURES[to][config.auto_exclude]
+        log.warning("in %s %s (%s)", to, "; ".join(lost), cure)
+        warnings.append(f"in {to} {'; '.join(lost)} ({cure})")
+    if overflows is not None:
+        found = tuple(_check_overflows(overflows, report))
+        warnings += [f"{item.message} ({item.location})" for item in found]
+        report = replace(report, findings=(*report.findings, *found))
     shares = Precision(requested=to, shares=dtype_shares(written.graph))
-    return replace(report, precision=shares, parity=parity, warnings=tuple(warnings))
+    return replace(
+        report,
+        precision=shares,
+        parity=parity,
+        warnings=tuple(warnings),
+        next_command=_retry_command(report, to, data, config.auto_exclude) if lost else None,
+    )
 
 
-def _parity_warnings(parity: CastParity | None, to: str) -> Iterator[tuple[int, str]]:
-    if parity is None:
-        return
-    if parity.outputs and parity.note and not parity.emulated:
-        yield logging.INFO, f"parity is not that of {to}: {parity.note}"
-    if lost := [name for name, error in parity.outputs.items() if not isfinite(error.max_rel)]:
-        names = ", ".join(f"`{name}`" for name in lost)
-        yield logging.WARNING, f"in {to} {names} is infinite or no number where FP32 is not"
+@dataclass(frozen=True, slots=True)
+class _FirstBatch:
+    """The first batch of the data, and data that still begins with it."""
+
+    batch: Batch
+    samples: Any
+
+
+def _take_first(model: Model, config: CastConfig) -> _FirstBatch:
+    """Read the first batch; an iterator is given it back."""
+    samples = open_samples(config.calib_data, model.signature)
+    batches = iter(samples)
+    if samples.repeatable:
+        return _FirstBatch(samples.first(), config.calib_data)
+    batch = next(batches, None)
+    if batch is None:
+        return _FirstBatch(samples.first(), config.calib_data)
+    return _FirstBatch(batch, replace(samples, iterate=lambda _: itertools.chain([batch], batches)))
+
+
+_LOST = 0.5
+"""Of its scale that a channel differs by from where it is lost: the most that a model's own sensitivity allows."""
+_CURES = {
+    "fp16": (
+        "`--auto-exclude` keeps in FP32 what leaves FP16's range on your data",
+        "`--to bf16` has FP32's range; `--exclude-node` keeps more nodes in FP32",
+    ),
+    "bf16": ("`--to fp16` has more digits; `--exclude-node` keeps more nodes in FP32",) * 2,
+}
+"""What helps against a lost output, without `--auto-exclude` and with it."""
+
+
+def _lost_outputs(parity: CastParity | None) -> list[str]:
+    """What happened to each output that no longer is the model's."""
+    lost = []
+    for name, error in (parity.outputs if parity is not None else {}).items():
+        if not isfinite(error.max_rel):
+            lost.append(f"`{name}` is infinite or no number where FP32 is not")
+        elif error.noise is not None and (why := replace(select_tolerance("fp16"), limit=_LOST).violation(error)):
+            lost.append(f"`{name}` no longer matches the model: {why}")
+    return lost
+
+
+def _retry_command(report: CastReport, to: str, data: Any, auto_exclude: bool) -> str | None:
+    """The cast to try instead; None where no option is known to help."""
+    if to != "fp16" or report.out is None:
+        return None
+    kind = ["bf16"] if auto_exclude else ["fp16", "--auto-exclude"]
+    given = ["--calib-data", str(data)] if isinstance(data, str | Path) and not auto_exclude else []
+    out = Path(report.out)
+    target = out if not auto_exclude else out.with_name(f"{Path(report.model).stem}.bf16.onnx")
+    return shlex.join(
+        ["trt-engine", "cast", report.model, "--to", *kind, *given, "-o", str(target)]
+        + (["--overwrite"] if not auto_exclude else [])
+    )
 
 
 def _may_overflow(to: str, config: CastConfig, model: Model) -> bool:
@@ -136,19 +211,20 @@ def _check_overflows(found: RangesReport, report: CastReport) -> Iterator[Findin
             )
 
 
-def measure_cast_parity(source: Model, result: Model, to: str, config: CastConfig) -> CastParity:
+def measure_cast_parity(
+    source: Model, result: Model, to: str, config: CastConfig, batch: Batch | None = None
+) -> CastParity:
     """Difference of the result's outputs, computed in `to`, from the source's, with the kernels that ran.
 
+    `batch` is the input to compare on; without it, seeded random of batch 2 or of the shapes of `config`.
     Where ONNX Runtime has no kernels for the type, or runs FP32 ones between Casts, every result is rounded to the type
     instead, as the note states.
     """
     try:
-        if config.calib_data is not None:
-            batch = open_samples(config.calib_data, source.signature).first()
+        if batch is not None:
             feeds, origin = batch.feeds, batch.source
         else:
-            batch_axis = source.signature.batch_axis
-            chosen = shapes_of(source.signature, None, batch=2 if batch_axis else None, overrides=config.shapes)
+            chosen = random_shapes(source.signature, 2, config.shapes)
             feeds, origin = (
                 random_inputs(source.path, source.signature, chosen, config.seed),
                 f"seeded random, seed {config.seed}",

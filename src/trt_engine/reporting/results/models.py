@@ -114,7 +114,7 @@ def cast_report(report: CastReport) -> Iterator[Block]:
         size += f" before, {format_bytes(report.nbytes_after)} after"
     following = None
     if report.out is not None and not report.dry_run:
-        following = f"trt-engine build {shlex.quote(report.out)}{batch_option(report.out)}"
+        following = report.next_command or f"trt-engine build {shlex.quote(report.out)}{batch_option(report.out)}"
     refused = [finding.full_message for finding in report.findings]
     yield make_facts(
         ("model" if report.out is None else "written", report.out or report.model),
