@@ -214,7 +214,7 @@ def test_data_that_leaves_the_range_of_fp16_shows_in_the_parity(run: Run, tmp_pa
     np.save(tmp_path / "x.npy", np.full((4, 32), 100, np.float32))
     told = document(run, "over.onnx", "--to", "fp16", "-o", "half.onnx", "--calib-data", "x.npy")
     assert told["parity"]["outputs"]["y"]["max_rel"] is None, "infinite"
-    assert "in fp16 `y` is infinite or no number where FP32 is not" in told["warnings"]
+    assert any(text.startswith("in fp16 `y` is infinite or no number") for text in told["warnings"]), told["warnings"]
 
 
 def test_parity_of_fp16_is_that_of_fp16_where_the_kernels_are_fp32(run: Run, tmp_path: Path) -> None:
