@@ -219,7 +219,7 @@ def check(net: str, path: Path, seed: int, forms: tuple[str, ...]) -> Iterator[d
     feeds, data = inputs(net, path, seed)
     ranked = sorted_outputs(read_proto(path))
     for form in forms:
-        tolerance = TOLERANCES.get(form, TOLERANCES["quantized"])
+        tolerance = TOLERANCES.get(form, TOLERANCES["quantized"]).for_graph(read_proto(path, weights=True))
         with tempfile.TemporaryDirectory() as folder:
             try:
                 for way, got, want, again in ways(path, form, feeds, data, seed, Path(folder)):

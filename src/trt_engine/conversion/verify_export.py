@@ -22,8 +22,9 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.conversion.exported import Array, Exported
 from trt_engine.conversion.reference_runs import ReferenceOutputs, ReferenceRuns, equal_outputs, feeds_at, format_sizes
 from trt_engine.equivalence.output_error import compare_output
+from trt_engine.equivalence.output_range import output_ranges
 from trt_engine.equivalence.sorted_outputs import reorder_rows, sorted_outputs
-from trt_engine.equivalence.tolerance import Tolerance
+from trt_engine.equivalence.tolerance import ROUNDING, Tolerance
 from trt_engine.errors import AccuracyError, ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.lint_rules.shape_rules import describe_node, freeze_point, nonconforming_nodes
@@ -110,7 +111,12 @@ def verify(
     except session.ERRORS as error:
         raise session.translate_load_error(error, path) from error
     trial = _GraphUnderTest(
-        loaded, {spec.name for spec in model.signature.inputs}, sorted_outputs(proto), tolerance, what
+        loaded,
+        {spec.name for spec in model.signature.inputs},
+        sorted_outputs(proto),
+        tolerance,
+        what,
+        {name: ROUNDING * size for name, size in output_ranges(proto).items()},
     )
     found, notes = [], []
     for at, answer in enumerate(references):
@@ -181,6 +187,8 @@ class _GraphUnderTest:
     """Outputs of a sort."""
     tolerance: float | None
     what: str
+    floors: dict[str, float]
+    """Differences that are rounding of the functions that made the outputs."""
     rounding: dict[str, dict[int, float]] = field(default_factory=dict)
     """Rounding seen so far: output -> channel axis -> error of large channels, relative to the output's largest
     value."""
@@ -216,7 +224,9 @@ class _GraphUnderTest:
             if got.shape != want.shape:
                 there = f"{format_shape(want.shape)} in the source"
                 return _Mismatch(f"output `{name}` is {format_shape(got.shape)}, and {there}", name)
-            errors[name] = error = compare_output(got, want, self.rounding.setdefault(name, {}))
+            errors[name] = error = compare_output(
+                got, want, self.rounding.setdefault(name, {}), floor=self.floors.get(name, 0.0)
+            )
             if not error.max_rel <= limit:
                 place = (
                     "" if error.channel is None else f"channel {error.channel.index} (axis {error.channel.axis}) of "

@@ -20,9 +20,11 @@ from onnx import ModelProto, TensorProto
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.ort_values import run_arrays
 from trt_engine.equivalence.output_error import compare_output
+from trt_engine.equivalence.output_range import output_ranges
 from trt_engine.equivalence.parity import open_with_outputs
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import comparable_tensors
+from trt_engine.equivalence.tolerance import ROUNDING
 from trt_engine.errors import ModelError, ShapeError, TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.constants import false_constants, is_random
@@ -78,6 +80,7 @@ class EquivalenceChecker:
         proto = inline_functions(model.proto)
         self.tolerance = max(tolerance, _min_tolerance(proto))
         self._rounding: dict[str, dict[int, float]] = {}
+        self._floors = {name: ROUNDING * size for name, size in output_ranges(proto).items()}
         off = false_constants(proto)
         self.random = any(is_random(node, off) for node in proto.graph.node)
         outputs = [spec.name for spec in self._signature.outputs]
@@ -122,7 +125,7 @@ class EquivalenceChecker:
             return 0.0
         if one.shape != two.shape:
             raise NotEquivalent(f"`{name}` is {format_shape(one.shape)} at {at}, and was {format_shape(two.shape)}")
-        found = compare_output(one, two, self._rounding.setdefault(name, {}))
+        found = compare_output(one, two, self._rounding.setdefault(name, {}), floor=self._floors.get(name, 0.0))
         if not found.max_rel <= self.tolerance:
             where = f" in {found.channel}" if found.channel is not None else ""
             raise NotEquivalent(

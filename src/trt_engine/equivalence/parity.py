@@ -61,6 +61,7 @@ def measure_parity(
 
     What plain ONNX Runtime raises for a model it does not run passes through; nothing is judged then.
     """
+    tolerance = tolerance.for_graph(model.proto)
     plain = reference_session(model.path, model.signature)
     expected, ranked = plain.run(feeds), sorted_outputs(model.proto)
 
@@ -93,6 +94,9 @@ def judge_outputs(
         outputs=errors,
         metric="rms_rel" if tolerance.use_rms else "max_rel",
         sensitivity=sensitivity,
+        limits={
+            name: limit for name, item in sensitivity.items() if (limit := tolerance.limit_for(item)) > tolerance.limit
+        },
     )
 
 

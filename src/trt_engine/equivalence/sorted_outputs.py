@@ -93,12 +93,16 @@ def compare_outputs(
 ) -> dict[str, OutputError]:
     """Difference of each output from the reference; rows of the outputs `sorted_names` are matched by value
     where they exceed `tolerance` in place; moved and skipped rows are counted."""
-    errors = {name: compare_output(got[name], reference) for name, reference in want.items() if name in got}
+    errors = {
+        name: compare_output(got[name], reference, floor=tolerance.floor(name))
+        for name, reference in want.items()
+        if name in got
+    }
     if all(tolerance.accepts(errors[name]) for name in sorted_names if name in errors):
         return errors
     for names, mine, theirs, moved, left_out in align_rows(got, want, sorted_names, tolerance):
         for name in names:
-            fresh = compare_output(mine[name], theirs[name])
+            fresh = compare_output(mine[name], theirs[name], floor=tolerance.floor(name))
             errors[name] = replace(fresh, rows_moved=moved, rows_skipped=left_out)
     return errors
 

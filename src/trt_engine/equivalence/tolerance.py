@@ -6,11 +6,13 @@ docs/compare.md ("Tolerances") derives the figures.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 
+from trt_engine.equivalence.output_range import output_ranges
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.model import GraphIndex
 from trt_engine.records.parity import Channel, OutputError, ParityLimits
@@ -19,6 +21,9 @@ MAX_NOISE = 0.5
 """Noise over signal of a channel from which it is lost: 0.48 is a cosine of 0.9, 1 the channel replaced by its mean."""
 DEAD_STD_RATIO = 0.1
 """Share left of a channel's variation below which it is dead, in every format."""
+ROUNDING = 2.0**-21
+"""Difference over the range of a bounded function (Sigmoid) that its FP32 kernels have at most: 8 units of roundoff. In FP16
+it is 8 steps of the smallest numbers too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,26 @@ class Tolerance:
     noise: float = MAX_NOISE
     roundoff: float = 2.0**-24
     """Relative change of the input by which the sensitivity of a model is measured."""
+    half: bool = False
+    """It computes in FP16, whose smallest numbers are 6e-8 apart."""
     explicit: bool = False
     """The limit is explicit and not raised by the model's sensitivity."""
+    ranges: Mapping[str, float] = field(default_factory=dict)
+    """Outputs of bounded functions, with their ranges."""
+
+    def for_graph(self, proto: ModelProto) -> Tolerance:
+        """The same for the outputs of a graph: the rounding of the functions that made them is no difference."""
+        return replace(self, ranges=output_ranges(proto))
+
+    def floor(self, name: str) -> float:
+        """The difference of an output that is rounding, whatever its scale."""
+        return ROUNDING * max(self.ranges.get(name, 0.0), float(self.half))
+
+    def limit_for(self, sensitivity: OutputError | None) -> float:
+        """The limit of a model that itself moves by `sensitivity`."""
+        if sensitivity is None or self.explicit:
+            return self.limit
+        return max(self.limit, min(_SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0), _MAX_LIMIT))
 
     def metric_value(self, error: OutputError) -> float | None:
         """The figure that is judged by `limit`."""
@@ -47,9 +70,8 @@ class Tolerance:
         value = self.metric_value(error)
         if value is None or error.noise is None:
             return "was not compared channel by channel"
-        limit, noise = self.limit, self.noise
+        limit, noise = self.limit_for(sensitivity), self.noise
         if sensitivity is not None and not self.explicit:
-            limit = max(limit, min(_SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0), _MAX_LIMIT))
             noise = max(noise, _SENSITIVITY_FACTOR * (sensitivity.noise or 0.0))
         if error.std_ratio < DEAD_STD_RATIO:
             where = _channel_text(error.std_ratio_channel)
@@ -71,8 +93,9 @@ class Tolerance:
         noise = self.noise if math.isfinite(self.noise) else None
         judged: Literal["max_rel", "rms_rel"] = "rms_rel" if self.use_rms else "max_rel"
         return ParityLimits(
-            self.limit, judged, noise, self.max_replaced_rows, self.allow_ties, self.roundoff, self.explicit, rounding
-        )
+            self.limit, judged, noise, self.max_replaced_rows, self.allow_ties, self.roundoff, self.explicit, rounding,
+            dict(self.ranges),
+        )  # fmt: skip
 
     @classmethod
     def from_limits(cls, limits: ParityLimits) -> Tolerance:
@@ -85,6 +108,8 @@ class Tolerance:
             noise=math.inf if limits.noise is None else limits.noise,
             roundoff=limits.roundoff,
             explicit=limits.explicit,
+            half=limits.rounding == "fp16",
+            ranges=limits.ranges,
         )
 
 
@@ -95,7 +120,7 @@ _ROUNDINGS = 32
 TOLERANCES = {
     "fp32": Tolerance(1e-3),
     "tf32": Tolerance(_ROUNDINGS * 2.0**-11, roundoff=2.0**-11),
-    "fp16": Tolerance(_ROUNDINGS * 2.0**-11, max_replaced_rows=0.05, roundoff=2.0**-11),
+    "fp16": Tolerance(_ROUNDINGS * 2.0**-11, max_replaced_rows=0.05, roundoff=2.0**-11, half=True),
     "bf16": Tolerance(_ROUNDINGS * 2.0**-8, max_replaced_rows=0.05, roundoff=2.0**-8),
     "quantized": Tolerance(0.1, use_rms=True, max_replaced_rows=0.10, roundoff=2.0**-16),
 }

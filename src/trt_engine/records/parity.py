@@ -85,6 +85,8 @@ class Parity:
     sensitivity: dict[str, OutputError] = field(default_factory=dict)
     """How far the reference moves from itself when its input is changed by the format's roundoff; measured where the engine
     was beyond the tolerance, which is then raised to a few times this."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """The limits that were raised, by output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class ParityLimits:
     """`--parity-rtol` set the limit."""
     rounding: str
     """The coarsest rounding of the graph, which the limits are for: `fp32`, `fp16`, `quantized`."""
+    ranges: dict[str, float] = field(default_factory=dict)
+    """Outputs of bounded functions (Sigmoid), with their ranges: differences within the rounding of these are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,7 @@ def _defer_check(
         state="deferred",
         deferred_reason=reason,
         checks=("parity",) if graph is None else ("precision", "parity"),
-        tolerance=plan.tolerance(engine).to_limits(plan.rounding),
+        tolerance=plan.tolerance(engine).for_graph(prepared.model.proto).to_limits(plan.rounding),
         reference_runtime=_reference_runtime(prepared),
         graph=graph,
     )
@@ -217,7 +217,8 @@ def _make_reference(
 ) -> tuple[ReferenceData, str, tuple[str, ...], dict[str, OutputError]]:
     """Inputs as parity draws them and what plain ONNX Runtime makes of them, how they were made, the outputs that are
     sorted, and the model's own sensitivity."""
-    model, source, config, tolerance = prepared.model, plan.model, plan.config, plan.tolerance(engine)
+    model, source, config = prepared.model, plan.model, plan.config
+    tolerance = plan.tolerance(engine).for_graph(model.proto)
     plain = reference_session(model.path, model.signature)
     feeds, described = _parity_feeds(engine, plan, prepared)
     made = ReferenceData(_as_arrays(feeds), _as_arrays(plain.run(feeds)))

@@ -240,7 +240,7 @@ def measure_cast_parity(
     ranked = sorted_outputs(result.proto)
     return CastParity(
         inputs=origin,
-        outputs=compare_outputs(outputs, expected, ranked, select_tolerance(to)),
+        outputs=compare_outputs(outputs, expected, ranked, select_tolerance(to).for_graph(result.proto)),
         kernels=kernels,
         emulated=emulated,
         note=note,

@@ -1,0 +1,81 @@
+"""Parity knows what a function rounds: tails of bounded functions pass, and defects above the rounding do not."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_models as models
+from trt_engine.backends.onnxruntime.host_session import reference_session
+from trt_engine.equivalence.output_error import compare_output
+from trt_engine.equivalence.parity import measure_parity, open_with_outputs
+from trt_engine.equivalence.tolerance import TOLERANCES
+from trt_engine.graph.load import open_model
+
+SHAPES = {"map": (1, 1, 64, 48), "masks": (1, 4, 16, 16), "scores": (2, 80, 84), "vad": (4, 1)}
+AFTER: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "as it is": ([], {}),
+    "scaled": ([models.node("Mul", "y factor", "z")], {"factor": np.float32(0.5)}),
+    "moved": ([models.node("Transpose", "y", "z")], {}),
+    "one minus": ([models.node("Sub", "one y", "z")], {"one": np.float32(1)}),
+}
+
+
+def bounded(path: Path, function: str, shift: float, after: str, shape: tuple[int, ...]) -> Path:
+    nodes, weights = AFTER[after]
+    made = [models.node("Add", "x shift", "moved"), models.node(function, "moved", "y" if nodes else "z"), *nodes]
+    given = {"x": (models.FLOAT, list(shape))}
+    end = list(reversed(shape)) if after == "moved" else list(shape)
+    return models.save(path, made, given, {"z": (models.FLOAT, end)}, {"shift": np.float32(shift), **weights})
+
+
+@pytest.mark.parametrize("function", ["Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Erf"])
+def test_rounding_of_a_bounded_function_is_in_parity_and_a_defect_of_its_range_is_not(function: str, tmp_path: Path):
+    shapes = list(SHAPES.values())
+    for at, (shift, after) in enumerate(product((-60.0, -20.0, -9.0, 0.0), AFTER)):
+        shape = shapes[(at + at // 4) % 4]
+        path = bounded(tmp_path / f"{at}.onnx", function, shift, after, shape)
+        model, rng = open_model(path), np.random.default_rng(at)
+        feeds = {"x": rng.normal(size=shape).astype(np.float32)}
+        right = reference_session(path, model.signature).run(feeds)["z"]
+        rounded = right + rng.uniform(-1.8e-7, 1.8e-7, right.shape).astype(np.float32)
+        for got, passes in ((rounded, True), (right + np.float32(0.3), False)):
+            found = measure_parity(model, lambda _, got=got: {"z": got}, feeds, "", TOLERANCES["fp32"])
+            assert found.passed == passes, (shift, after, shape, found.outputs)
+        optimised = open_with_outputs(path, ["z"], "all").run(["z"], feeds)[0]
+        assert measure_parity(model, lambda _, o=optimised: {"z": o}, feeds, "", TOLERANCES["fp32"]).passed
+
+
+def test_values_as_small_as_a_tail_are_judged_where_no_bounded_function_made_them(tmp_path: Path):
+    row = (models.FLOAT, [2, 32])
+    path = models.save(
+        tmp_path / "n.onnx", [models.node("Mul", "x s", "z")], {"x": row}, {"z": row}, {"s": np.float32(1e-9)}
+    )
+    feeds = {"x": np.random.default_rng(0).normal(size=(2, 32)).astype(np.float32)}
+    assert not measure_parity(
+        open_model(path), lambda _: {"z": np.zeros((2, 32), np.float32)}, feeds, "", TOLERANCES["fp32"]
+    ).passed
+
+
+def test_one_step_of_the_smallest_fp16_numbers_is_rounding():
+    want = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32) * np.float32(1e-6)
+    got = want.astype(np.float16).astype(np.float32)
+    tolerance = TOLERANCES["fp16"]
+    assert tolerance.accepts(compare_output(got, want, floor=tolerance.floor("y")))
+    assert not tolerance.accepts(compare_output(got, want))
+
+
+def test_a_channel_whose_mean_happens_to_be_near_zero_has_the_scale_of_the_others():
+    """Logits of 64 pictures that a network with random weights hardly tells apart."""
+    rng = np.random.default_rng(0)
+    mean = rng.normal(size=1000)
+    mean[17] = 1e-5
+    want = mean + rng.normal(size=(64, 1000)) * 1e-4
+    got = want + rng.normal(size=want.shape) * 1e-5
+    assert TOLERANCES["fp16"].accepts(compare_output(got, want))
+    got[:, 17] += 0.1
+    assert not TOLERANCES["fp16"].accepts(compare_output(got, want))
