@@ -41,8 +41,10 @@ def interrupts() -> Iterator[Callable[[Callable[[], object], float], None]]:
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             gives_up_s = time.monotonic() + 1  # an interrupt in a finaliser is swallowed there
-            while time.monotonic() < gives_up_s:
+            while True:  # `while condition:` jumps back outside the `try` on Python 3.13
                 call()
+                if time.monotonic() >= gives_up_s:
+                    break
         except KeyboardInterrupt:
             pass
         finally:
