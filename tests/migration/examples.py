@@ -47,6 +47,12 @@ def nvinfer(hit: str, miss: str, fixed: str | None = None) -> Example:
 
 BUILD = "trtexec --onnx=m.onnx --saveEngine=m.plan"
 EXAMPLES: dict[str, list[Example]] = {
+    "wrapper-precision": [
+        Example("tool.py", "YOLO('a.pt').export(format='engine', half=True)\n", "YOLO('a.pt').export(format='onnx', half=True)\n"),
+        Example("cfg.py", "c = dict(type='tensorrt', common=dict(fp16_mode=True))\n", "c = dict(type='tensorrt', common=dict(fp16_mode=False))\n"),
+        sh("yolo export model=a.pt format=engine int8=True", "yolo export model=a.pt format=engine half=False"),
+        Example("holo.yaml", 'backend: "trt"\nenable_fp16: true\n', 'backend: "trt"\nenable_fp16: false\n'),
+    ],
     "fp16-flag": [
         py("config.set_flag(trt.BuilderFlag.FP16)\n", "x = trt.float16\n"),
         py("from tensorrt import BuilderFlag as F\nconfig.set_flag(F.FP16)\n", "class F:\n    FP16 = 1\nprint(F.FP16)\n"),

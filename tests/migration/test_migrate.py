@@ -438,3 +438,38 @@ def test_layers_of_another_library_are_not_those_of_tensorrt(tmp_path: Path) -> 
 def test_a_release_has_two_plain_numbers(release: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a release"):
         te.migrate(tmp_path, to_release=release)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "line"),
+    [
+        ("a.cmd", '"C:\\Program Files\\TensorRT\\bin\\trtexec.exe" ^\r\n --onnx=a.onnx ^\r\n --fp16\r\n', 3),
+        ("a.ps1", "& $TrtExec --onnx=$Onnx `\n  --fp16\n", 2),
+        ("a.yml", "command:\n  - trtexec\n  - --onnx=a.onnx\n  - --fp16\n", 4),
+        ("a.py", "cmd = [str(TRTEXEC), '--onnx=' + m]\ncmd.append('--fp16')\n", 2),
+    ],
+)
+def test_a_command_is_found_in_the_spelling_of_each_language(file: str, text: str, line: int, tmp_path: Path) -> None:
+    path = tmp_path / file
+    path.write_text(text, newline="")
+    assert ("fp16-flag", line) in {(item.rule, item.line) for item in te.migrate(path).findings}
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("a.sh", "uv pip install --system tensorrt==10.13.3.9\n", ["requirement-release"]),
+        (
+            "a.ipynb",
+            '{"cells": [{"cell_type": "code", "source": "%pip install tensorrt==10.0.1"}]}',
+            ["requirement-release"],
+        ),
+        ("a.py", "run([sys.executable, '-m', 'pip', 'install', 'tensorrt==10.3.0'])\n", ["requirement-release"]),
+        ("pyproject.toml", "[tool.poetry.dependencies]\ntensorrt = '^8.6'\n", ["requirement-release"]),
+        ("b.sh", "pip install 'tensorrt>=11,<12'\npip uninstall tensorrt\necho pip install tensorrt==8.6\n", []),
+    ],
+)
+def test_an_installed_release_is_judged_wherever_it_is_asked_for(
+    file: str, text: str, expected: list[str], tmp_path: Path
+) -> None:
+    assert rules_of(tmp_path / file, text) == expected

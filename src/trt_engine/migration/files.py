@@ -17,7 +17,7 @@ Kind = Literal["python", "notebook", "cpp", "shell", "cmake", "requirements", "p
 _SUFFIXES: dict[str, Kind] = {
     ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake",
     **dict.fromkeys((".cpp", ".cc", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inl"), "cpp"),
-    **dict.fromkeys((".sh", ".bash", ".zsh", ".mk", ".mak", ".bat", ".ps1", ".dockerfile"), "shell"),
+    **dict.fromkeys((".sh", ".bash", ".zsh", ".mk", ".mak", ".bat", ".cmd", ".ps1", ".psm1", ".dockerfile"), "shell"),
     **dict.fromkeys((".toml", ".cfg", ".ini", ".txt", ".yml", ".yaml"), "config"),
 }  # fmt: skip
 _NAMES: tuple[tuple[re.Pattern[str], Kind], ...] = (

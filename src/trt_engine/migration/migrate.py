@@ -13,9 +13,9 @@ from trt_engine.atomic_io import as_path, os_error, write_atomic, write_json
 from trt_engine.config.migrate import MigrateConfig
 from trt_engine.config.settings import replace_values
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.migration import config_files, cpp_source, requirements, shell
+from trt_engine.migration import config_files, cpp_source, requirements, shell, wrappers
 from trt_engine.migration.files import MAX_BYTES, Kind, find_files, read_source
-from trt_engine.migration.notebook import scan_notebook
+from trt_engine.migration.notebook import scan_commands, scan_notebook
 from trt_engine.migration.python_source import scan_python
 from trt_engine.migration.rules import RuleSet, all_rules, parse_release, rules_between
 from trt_engine.migration.sarif import sarif_log
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _CONCERNS = (
     "tensorrt", "trtexec", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "trt_", "network-mode",
-    "onnx-file", "uff-file",
+    "onnx-file", "uff-file", "torch2trt", "ultralytics", "format=", "fp16_mode", "enable_fp16",
+    "image_encoder_engine", "--include",
 )  # fmt: skip
 """One of these is in every file that a rule concerns, in whatever case."""
 _INSTALL = "`pip install 'trt-engine[migrate]'`"
@@ -195,15 +196,18 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
     elif kind == "cpp":
         if cpp_source.may_concern(text):
             yield from cpp_source.scan_cpp(source, rules)
+        yield from wrappers.scan_options(text, rules)
     elif kind == "pbtxt":
         yield from config_files.scan_triton(text, rules)
     elif kind == "requirements":
         yield from requirements.scan_requirements(text, rules)
+        yield from requirements.scan_dependencies(text, rules)
     elif kind == "config" and config_files.is_nvinfer(text):
         yield from config_files.scan_nvinfer(text, rules)
     elif kind in ("shell", "cmake") or source.path.suffix in (".yml", ".yaml"):
         lines = text if kind in ("shell", "cmake") else shell.join_yaml_lines(text)
-        yield from shell.scan_text(lines, rules)
+        lines = shell.join_options(lines) if kind == "cmake" else lines
+        yield from scan_commands(lines, rules)
         yield from requirements.scan_releases(text, rules)
 
 

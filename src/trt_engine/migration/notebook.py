@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from trt_engine.migration import shell
+from trt_engine.migration import requirements, shell, wrappers
 from trt_engine.migration.python_source import scan_python
 from trt_engine.migration.rules import RuleSet
 from trt_engine.migration.source import Hit, Source
@@ -29,13 +29,24 @@ def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
     with contextlib.suppress(SyntaxError):  # `return` and `await` outside of functions
         found += scan_python(python, rules)
     magics = "\n".join(
-        re.sub(r"^\s*!+", "", line) if line.lstrip().startswith("!") or shell.is_command(line) else "" for line in lines
+        re.sub(r"^\s*[!%]+", "", line) if re.match(r"\s*(?:!|%(?:pip|conda)\b)", line) or shell.is_command(line) else ""
+        for line in lines
     )
     commands = Source(source.path, magics)
-    for view, hits in ((python, found), (commands, list(shell.scan_text(magics, rules)))):
+    for view, hits in ((python, found), (commands, scan_commands(magics, rules))):
         for hit in hits:
             start = places[view.place(hit.start)[0] - 1]
             yield Hit(hit.rule, start, start, (), hit.values)
+
+
+def scan_commands(text: str, rules: RuleSet) -> list[Hit]:
+    """What the rules find in the command lines of any tool."""
+    found = (
+        list(shell.scan_text(text, rules)),
+        requirements.scan_installs(text, rules),
+        wrappers.scan_wrappers(text, rules),
+    )
+    return [hit for hits in found for hit in hits]
 
 
 def _code_cells(document: object) -> Iterator[list[str]]:

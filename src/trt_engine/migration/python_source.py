@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from trt_engine.migration import shell
+from trt_engine.migration import requirements, shell, wrappers
 from trt_engine.migration.api_types import AMBIGUOUS, owner_classes, returned_type, type_of_name
 from trt_engine.migration.rules import Rule, RuleSet
 from trt_engine.migration.source import Edit, Hit, Source
@@ -20,6 +20,12 @@ _LAZY = ("import_module", "lazy_import", "__import__", "try_import", "importorsk
 _NOT_OBJECTS = frozenset("self cls args opt opts FLAGS flags params options kwargs hparams".split())
 _OTHERS = frozenset("torch torchvision tensorflow keras onnxruntime numpy sqlalchemy transformers argparse".split())
 """Libraries whose objects have members of the same names, and are never TensorRT's."""
+_SAY = frozenset("print debug info warning error exception critical echo secho write".split())
+"""Calls whose text is for people."""
+_SWITCHED = frozenset(
+    "trt_fp16_enable trt_bf16_enable trt_int8_enable "
+    "trt_int8_use_native_calibration_table trt_layer_norm_fp32_fallback".split()
+)
 _EXPLICIT_BATCH = "NetworkDefinitionCreationFlag.EXPLICIT_BATCH"
 
 
@@ -62,6 +68,7 @@ class _Scan(ast.NodeVisitor):
             item.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for item in node.body
             if isinstance(item, ast.FunctionDef)
         }  # fmt: skip
+        self.calls_trtexec = bool(re.search(r"^[^#\n]*trtexec", source.text, re.IGNORECASE | re.MULTILINE))
         self.own_classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         known = " ".join(rule.replacement for rule in rules.rules)
         self.guards = VersionGuards(tree, rules.target, rules.owners["python"], known)
@@ -296,6 +303,12 @@ class _Scan(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        if last_name(node.func) in _SAY:
+            self.handled |= set(node.args)
+        if (asked := wrappers.asked_precision(node, self.source.text)) is not None:
+            self._add_id("wrapper-precision", asked)
+        if method in ("append", "extend") and self.calls_trtexec:
+            self._check_options(node.args)
         trt = bool(self.modules or self.imported)
         if trt and method == "create_network" and node.args and _literal_mask(node.args[0]) > 1:
             self._add_id("network-flag-literal", node.args[0])
@@ -332,6 +345,31 @@ class _Scan(ast.NodeVisitor):
 
     # -------------------------------------------------------------------------------- strings
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if self.calls_trtexec:
+            self._check_options([node.value])
+        self.generic_visit(node)
+
+    def visit_Dict(self, node: ast.Dict) -> None:
+        for key, value in zip(node.keys, node.values, strict=True):
+            name = key.value if isinstance(key, ast.Constant) else None
+            off = isinstance(value, ast.Constant) and str(value.value) in ("False", "0", "false")
+            removed = re.search("cublas|cudnn", _text_of(value), re.IGNORECASE)
+            if key is not None and ((name in _SWITCHED and off) or (name == "trt_tactic_sources" and not removed)):
+                self.handled.add(key)
+            low = {"half", "float16", "bfloat16", "int8"} & set(_names(value))
+            if name == "enabled_precisions" and low and "torch_tensorrt" in self.source.text:
+                self._add_id("wrapper-precision", value)
+        self.generic_visit(node)
+
+    def _check_options(self, nodes: Iterable[ast.expr]) -> None:
+        """Options that a list or a text of a trtexec command gets later."""
+        for node in nodes:
+            for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+                for word in _text_of(item).split():
+                    if word.startswith("--") and (rule := self.rules.trtexec.get(word.partition("=")[0])) is not None:
+                        self._add(rule, item)
+
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str):
             self._check_string(node)
@@ -348,27 +386,47 @@ class _Scan(ast.NodeVisitor):
 
     def visit_List(self, node: ast.List | ast.Tuple) -> None:
         words = [_text_of(item) for item in node.elts]
+        words = [
+            "trtexec" if word == "{}" and _is_trtexec(item) else word
+            for word, item in zip(words, node.elts, strict=True)
+        ]
         command = shell.command_of_words(words, self._start(node), self._end(node))
         for hit in shell.scan_command(command, self.rules) if command else ():
             self._add(hit.rule, node, values=hit.values)
+        joined = " ".join(words)
+        if "pip install" in joined or "uv add" in joined:
+            for hit in requirements.scan_installs(joined, self.rules):
+                self._add(hit.rule, node, values=hit.values)
         self.generic_visit(node)
 
     visit_Tuple = visit_List  # noqa: N815
 
     def _check_string(self, node: ast.Constant, *, shipped: bool = False) -> None:
-        rule = self.rules.strings.get(str(node.value))
+        rule = self.rules.strings.get(str(node.value)) if node not in self.handled else None
         if rule is not None and shipped is (rule.id == "shipped-plugin"):
             self._add(rule, node)
         self._check_command(node, str(node.value))
 
     def _check_command(self, node: ast.expr, text: str) -> None:
+        if node in self.handled:
+            return
+        if (
+            "install" in text
+            and "tensorrt" in text
+            and re.match(r"[!%\s]*(?:\S*(?:pip|uv|conda|python)\S*\s|install\s)", text)
+        ):
+            full = text if not text.startswith("install") else f"pip {text}"
+            for hit in requirements.scan_installs(full, self.rules):
+                self._add(hit.rule, node, values=hit.values)
+        if "tensorrt" in text and re.search(r"\btensorrt[-_](?:fp16|int8)\S*\.py$", text):
+            self._add_id("wrapper-precision", node)
         if "--" in text and shell.is_command(text):
             for hit in shell.scan_text(text, self.rules):
                 self._add(hit.rule, node, values=hit.values)
 
     # -------------------------------------------------------------------------------- places
 
-    def _add_id(self, rule: str, node: ast.expr) -> None:
+    def _add_id(self, rule: str, node: ast.expr | ast.keyword) -> None:
         if rule in self.rules.by_id:
             self._add(self.rules.by_id[rule], node)
 
@@ -392,6 +450,13 @@ class _Scan(ast.NodeVisitor):
 
     def _end(self, node: ast.expr | ast.alias | ast.keyword | ast.stmt) -> int:
         return self.source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+
+def _is_trtexec(node: ast.expr) -> bool:
+    """Whether a variable, or the text of one, is named for the program."""
+    if isinstance(node, ast.Call) and len(node.args) == 1:
+        node = node.args[0]
+    return bool(re.search(r"trtexec", last_name(node) or "", re.IGNORECASE))
 
 
 def _root(node: ast.expr) -> str | None:

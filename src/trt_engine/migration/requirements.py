@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from trt_engine.migration.rules import RuleSet
+from trt_engine.migration.shell import is_said
 from trt_engine.migration.source import Edit, Hit
 
 _REQUIREMENT = re.compile(
@@ -15,7 +16,7 @@ _REQUIREMENT = re.compile(
     r"[ \t]*(?:;[^\n]*?)?(?(quote)(?P=quote)|(?:#[^\n]*|--hash[^\n]*|\\)?\r?$)",
     re.MULTILINE,
 )
-_KEYWORDS = re.compile(r"(?:keywords|classifiers)\s*=\s*\[[^\]]*\Z")
+_KEYWORDS = re.compile(r"(?:keywords|classifiers|known[\w-]*|ignore[\w-]*)\s*=\s*\[[^\]]*\Z")
 _CLAUSE = re.compile(r"(~=|===?|!=|<=|>=|<|>)\s*(\d+)(?:\.(\d+|\*))?")
 
 
@@ -38,6 +39,56 @@ def scan_requirements(text: str, rules: RuleSet) -> Iterator[Hit]:
         elif (kind := _judge(spec, rules)) is not None and (rule := rules.by_id.get(kind)) is not None:
             major = rules.target[0]
             yield Hit(rule, *span, (), {"name": name, "major": str(major), "next": str(major + 1)})
+
+
+_INSTALL = re.compile(
+    r"\b(?:pip[\d.]*|uv|conda|mamba|micromamba|poetry|pdm|pipenv|run_pip\([\"'])\s*(?:pip\s+)?(?:install|add)\b"
+    r"(?P<words>(?:\\\r?\n|[^\n;&|])*)"
+)
+_INSTALLED = re.compile(
+    r"(?<![\w./=-])(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))"
+    r"(?:\[[\w,-]*\])?(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+,?)*)(?=[\s\"'\\]|$)"
+)
+_DEPENDENCY = re.compile(
+    r"^(?P<name>tensorrt(?:[-_]cu1[123])?)[ \t]*=[ \t]*"
+    r"(?:\{[^}\n]*\bversion[ \t]*=[ \t]*)?[\"'](?P<spec>[\^~=<>!]*\d[^\"'\n]*)",
+    re.MULTILINE,
+)
+_SECTION = re.compile(r"^\[([^\]\n]+)\]", re.MULTILINE)
+_CONDA = re.compile(r"^[ \t]*-[ \t]+[\"']?(?:[\w-]+::)?(?P<name>tensorrt)(?P<spec>=[\d.*]+)", re.MULTILINE)
+
+
+def scan_installs(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """The same of what pip, uv, conda, poetry and their like are told to install."""
+    for command in _INSTALL.finditer(text):
+        if is_said(text[text.rfind("\n", 0, command.start()) + 1 : command.start()]):
+            continue
+        for found in _INSTALLED.finditer(text, command.start("words"), command.end("words")):
+            yield from _requirement(found, rules)
+
+
+def scan_dependencies(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """The same of the tables of Poetry and Pipenv, and of conda's environment files."""
+    for found in _DEPENDENCY.finditer(text):
+        sections = _SECTION.findall(text, 0, found.start())
+        if sections and re.search("dependencies|packages", sections[-1]):
+            yield from _requirement(found, rules)
+    for found in _CONDA.finditer(text):
+        yield from _requirement(found, rules)
+
+
+def _requirement(found: re.Match[str], rules: RuleSet) -> Iterator[Hit]:
+    name, spec = found["name"], found["spec"].strip()
+    spec = re.sub(r"^(?:\^|=?(?=\d)|=(?![=]))", lambda sign: "~=" if sign[0] == "^" else "==", spec) if spec else ""
+    spec = re.sub(r"^~=(\d+)$", r"==\1", spec)
+    if re.fullmatch(r"nvidia[-_.]tensorrt", name, re.IGNORECASE):
+        kind: str | None = "requirement-name"
+    else:
+        kind = _judge(spec, rules)
+    if kind is not None and (rule := rules.by_id.get(kind)) is not None:
+        major = rules.target[0]
+        values = {"name": name, "major": str(major), "next": str(major + 1)}
+        yield Hit(rule, found.start("name"), found.end("spec"), (), values)
 
 
 def _judge(spec: str, rules: RuleSet) -> str | None:
@@ -63,7 +114,7 @@ _PACKAGE = re.compile(
     r"\b(?:lib(?:nvinfer|nvonnxparsers|nvinfer-(?:plugin|lean|dispatch|vc-plugin|bin))(?P<package>8|10)(?![\w.])"
     r"|libnv(?:infer(?:_plugin|_lean|_dispatch)?|onnxparser)\.so\.(?P<soname>8|10)(?![\w])"
     r"|nv(?:infer(?:_plugin|_lean|_dispatch)?|onnxparser)_(?P<windows>10)\b"
-    r"|(?<=[ =/])(?:lib)?(?:nvinfer|tensorrt)(?:-\w+)*=(?P<pin>8|10)\.\d[\w.+:-]*)"
+    r"|(?<=[ =/])(?:python3-)?(?:lib)?(?:nvinfer|tensorrt)(?:-\w+)*=(?P<pin>8|10)\.\d[\w.+:-]*)"
 )
 _PARSER_LIBRARY = re.compile(
     r"(?P<gap>[ \t]+|(?<=\())"

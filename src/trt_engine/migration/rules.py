@@ -150,7 +150,10 @@ def rules_between(start: Release, target: Release) -> RuleSet:
     return RuleSet(start, target, tuple(active), by_id=by_id, owners=owners, words=words, **lookup)
 
 
-_PYTHON_WORDS = frozenset("trtexec polygraphy create_network add_quantize add_dequantize CreateConfig".split())
+_PYTHON_WORDS = frozenset(
+    "trtexec polygraphy create_network add_quantize add_dequantize CreateConfig TRTEXEC TrtExec torch2trt torch_tensorrt "
+    "engine tensorrt holoscan install fp16_mode int8_mode TrtGraphConverter TrtGraphConverterV2 trt_tactic_sources".split()
+)
 _CPP_WORDS = frozenset("createNetworkV2 addQuantize addDequantize".split())
 """What rules look for that are not removed names."""
 

@@ -53,11 +53,13 @@ class Command:
 
 
 _TOOL = re.compile(
-    r"(?<![\w$/-])(?:[\w.~+-]*/|\$\w+/|\$[({]\w+[)}]/)*(trtexec|polygraphy)(?=[\s\"'\\])"
-    r"|\$[({]?(TRTEXEC)(?:_\w+)?[)}]?(?=[\s\"'\\])",
+    r"(?<![\w$/\\-])(?:[a-z]:)?(?:[\w.~+-]*[/\\]|\$\w+[/\\]|\$[({]\w+[)}][/\\]|%\w+%[/\\]|\{\w*\}[/\\])*(trtexec|polygraphy)(?:\.exe)?"
+    r"(?=[\s\"'\\])|\$[({]?(?:TRTEXEC)(?:_\w+)?[)}]?(?=[\s\"'\\])|%TRTEXEC\w*%(?=[\s\"'])",
     re.IGNORECASE,
 )
-_ECHO = re.compile(r"(?:^|[;&|(]\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat)\b[^;&|]*$")
+_ECHO = re.compile(
+    r"(?:^|[;&|(]\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat|[Ww]rite-\w+)\b[^;&|]*$"
+)
 _COMMAND_START = re.compile(
     r"(?:^|[;&({`]|\b(?:then|do|else|if|while)\b)\s*"
     r"(?:(?:RUN(?:\s+--\w+=\S+)*|CMD|ENTRYPOINT|-|[\w-]+:|-\s+[\w-]+:)\s+)?[@-]*(?:\w+=\S*\s+)*$"
@@ -65,7 +67,7 @@ _COMMAND_START = re.compile(
 _WRAPPED = re.compile(r"(?:-l?c|^\s*-|[\w-]+:)\s*$")
 _MAX_LINE, _MAX_WORDS = 4000, 300
 """Of a longer line the end is read, and of a command the first words: a file may be one line."""
-_BLANK = re.compile(r"(?:[ \t]|\\\r?\n)+")
+_BLANK = re.compile(r"(?:[ \t\v]|[\\^`]\r?\n)+")
 _WORD = re.compile(
     r"(?:\\[^\n]|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\{\{.*?\}\}|\$\([^()\n]*\)|\$\{[^}\n]*\}|\d?>&\d|[^\s\\'\";|&()`#]|(?<!\s)#)+"
 )
@@ -73,7 +75,13 @@ _WORD = re.compile(
 
 def is_command(text: str) -> bool:
     """Whether the text is a command line of trtexec or polygraphy, and not prose that names one."""
-    return bool(_TOOL.match(text.strip()))
+    return any(_TOOL.match(part.strip(" \t\r\n\"'")) for part in re.split(r"&&|;", text))
+
+
+def is_said(line: str) -> bool:
+    """Whether what follows the beginning of a line is a comment or printed, and does not run."""
+    comment = re.match(r"\s*(?:#|//|::|REM\s|rem\s|-?\s*name:)", line) or " # " in line
+    return bool(comment) or _ECHO.search(line) is not None
 
 
 def find_commands(text: str) -> Iterator[Command]:
@@ -82,20 +90,26 @@ def find_commands(text: str) -> Iterator[Command]:
     while (found := _TOOL.search(text, at)) is not None:
         at = found.end()
         line = text[max(text.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_LINE) : found.start()]
-        if line.lstrip().startswith(("#", "//", "::", "REM ")) or " # " in line or _ECHO.search(line):
+        if is_said(line):
             continue
         quote = line[-1:] if line[-1:] in ("'", '"') else ""
         lead = line[:-1] if quote else line
-        wrapped = bool(quote) and text[found.end()] != quote
+        after = text[found.end() : found.end() + 1]
+        wrapped = bool(quote) and after != quote
         first = found.end() + (bool(quote) and not wrapped)
+        opened = lead.rfind(after) if not quote and after in ("'", '"') and lead.count(after) % 2 else -1
+        if opened >= 0:  # "C:\\Program Files\\...": the quoted path has blanks
+            lead, first = lead[:opened], found.end() + 1
         words = tuple(itertools.islice(_words(text, first, quote if wrapped else ""), _MAX_WORDS))
         if words:
             at = words[-1].end
         if not any(word.value.startswith("-") for word in words):
             continue
         starts = bool((_WRAPPED if wrapped else _COMMAND_START).search(lead)) and not _continues(text, found.start())
-        tool = (found[1] or found[2]).lower()
-        yield Command(tool, found.start() - (bool(quote) and not wrapped), found.end(), words, starts)
+        starts = starts and opened < 0 and not re.search(r"(?<!&)&\s*$", lead)
+        start = found.start() - (bool(quote) and not wrapped)
+        editable = "\v" not in text[start : words[-1].end]
+        yield Command((found[1] or "trtexec").lower(), start, found.end(), words, starts and editable, editable)
 
 
 def _continues(text: str, start: int) -> bool:
@@ -128,15 +142,21 @@ def _unquote(raw: str) -> str:
 def command_of_words(words: Sequence[str], start: int, end: int) -> Command | None:
     """A command given as a list of strings; nothing in it is edited."""
     for at, word in enumerate(words):
-        if word.rpartition("/")[2] in ("trtexec", "polygraphy"):
+        name = re.split(r"[\\/]", word)[-1].lower().removesuffix(".exe")
+        if name in ("trtexec", "polygraphy"):
             found = tuple(Word(text, start, end) for text in words[at + 1 :])
-            return Command(word.rpartition("/")[2], start, end, found, starts_command=False, editable=False)
+            return Command(name, start, end, found, starts_command=False, editable=False)
     return None
 
 
 _FOLDED = re.compile(r"(?<=[:-] )>[-+1-9]*[ \t]*\r?\n([ \t]+)[^\n]*(?:\n\1[^\n]*)+")
 _NEXT_LINE = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+\S)")
-_NEXT_OPTION = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+--?\w)")
+_NEXT_OPTION = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+[\"']?--?\w)")
+_ITEMS = re.compile(
+    r"^[ \t]*-[ \t]+[\"']?(?:[\w.-]*/)*trtexec[\"']?[ \t]*(?:\r?\n[ \t]*-[ \t]+\S[^\n]*)+", re.MULTILINE | re.IGNORECASE
+)
+"""A list whose first item is the program alone: its options are the items after it."""
+_NEXT_ITEM = re.compile(r"\r?\n[ \t]*-[ \t]+(?=[\"']?\S)")
 
 
 def join_yaml_lines(text: str) -> str:
@@ -149,7 +169,13 @@ def join_yaml_lines(text: str) -> str:
         first = found[0].index("\n") + 1
         return found[0][:first] + _NEXT_LINE.sub(_blanks, found[0][first:])
 
-    return _NEXT_OPTION.sub(_blanks, _FOLDED.sub(join, text))
+    text = _NEXT_OPTION.sub(_blanks, _FOLDED.sub(join, text))
+    return _ITEMS.sub(lambda found: _NEXT_ITEM.sub(lambda item: "\v" * len(item[0]), found[0]), text)
+
+
+def join_options(text: str) -> str:
+    """CMake with spaces for the line ends before options; no offset changes."""
+    return _NEXT_OPTION.sub(_blanks, text)
 
 
 def _blanks(found: re.Match[str]) -> str:
