@@ -267,6 +267,16 @@ def test_a_library_that_crashes_the_command_is_an_error_with_the_name_of_the_sig
     assert err.startswith("error: a library crashed the command: floating") and err.count("\n") == 2, err
 
 
+def test_a_crash_while_a_session_is_made_names_the_option_that_avoids_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(watchdog, "_print", printed.append)
+    made = b'  File "x/onnxruntime_inference_collection.py", line 789 in _create_inference_session'
+    watchdog._report_crash(b"Fatal Python error: Segmentation fault\n\n" + made)
+    assert "hint: " in printed[0] and "-O graph_optimization=extended" in printed[0]
+
+
 def test_an_interruption_that_a_library_turns_into_an_error_of_its_own_is_one(tmp_path: Path) -> None:
     """As compiled modules do while they are imported."""
     work = """

@@ -22,10 +22,11 @@ NO_ANSWER_S = 3.8
 FORCED_S = 1.5
 """Time after the requested deadline at which the command is killed."""
 _KILLED = "error: interrupted\nhint: a library blocked the shutdown: the command was killed\n"
-_CRASHED = (
-    "error: a library crashed the command: {}\nhint: the model or its inputs trigger a bug in it; "
-    "`PYTHONFAULTHANDLER=1` shows where\n"
-)
+_CRASHED = "error: a library crashed the command: {}\nhint: the model or its inputs trigger a bug in it; {}\n"
+_AT_RUN = "`PYTHONFAULTHANDLER=1` shows where"
+_AT_LOAD = "`-O graph_optimization=extended`, or `basic`, rewrites the graph less"
+_LOADING = b"onnxruntime_inference_collection.py"
+"""The file of ONNX Runtime that makes sessions, in the lines of `faulthandler`."""
 _FATAL = b"Fatal Python error: "
 """Prefix of `faulthandler` output, before the signal name."""
 
@@ -141,7 +142,9 @@ def _read_all(pipe: int) -> bytes:
 def _report_crash(received: bytes) -> None:
     _, crashed, text = received.partition(_FATAL)
     if crashed:
-        _print(_CRASHED.format(text.partition(b"\n")[0].decode("ascii", "replace").lower()))
+        signal_name = text.partition(b"\n")[0].decode("ascii", "replace").lower()
+        makes_session = _LOADING in text and b"_create_inference_session" in text
+        _print(_CRASHED.format(signal_name, _AT_LOAD if makes_session else _AT_RUN))
 
 
 def _print(text: str) -> None:

@@ -317,7 +317,7 @@ def _describe_tied_scores(path: Path, feeds: Mapping[str, Array]) -> str | None:
     draft = path.with_suffix(".sorts.onnx")  # in the folder of its side files
     try:
         draft.write_bytes(proto.SerializeToString())
-        loaded = ort.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
+        loaded = session.create_plain(draft)
         takes = {item.name for item in loaded.get_inputs()}
         found = dict(zip(wanted, loaded.run(wanted, {k: v for k, v in feeds.items() if k in takes}), strict=True))
     except session.ERRORS:

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import onnx_models as models
 import trt_engine as te
+from trt_engine.backends.onnxruntime import optimizer_trial
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.engine import Engine
 from trt_engine.errors import ModelError, PrecisionError, TrtEngineError, UsageError
@@ -339,3 +340,39 @@ def test_weights_that_are_inputs_too_are_cast_and_quantised(tmp_path: Path):
     te.cast(path, "fp16", out=tmp_path / "half.onnx")
     half = ort.InferenceSession(tmp_path / "half.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
     assert np.abs(half - expected).max() < 0.01 * np.abs(expected).max()
+
+
+def _half_transposed_matmul(path: Path, middle: str) -> Path:
+    """FP16, a transpose before a product of constants: ONNX Runtime 1.31 dies of each at its highest level."""
+    nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2])]
+    if middle == "Cast":
+        nodes += [helper.make_node("Cast", ["t"], ["f"], to=1), helper.make_node("Cast", ["f"], ["t2"], to=10)]
+    elif middle == "Identity":
+        nodes += [helper.make_node("Identity", ["t"], ["t2"])]
+    nodes += [helper.make_node("MatMul", ["t" if middle == "none" else "t2", "w"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 10, [5, 2, 8])],
+        [helper.make_tensor_value_info("y", 10, None)],
+        [numpy_helper.from_array(np.ones((8, 4), np.float16), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("middle", ["none", "Cast", "Identity"])
+def test_a_graph_that_ends_the_optimiser_is_built_at_the_level_that_was_asked(
+    tmp_path: Path, build: Build, middle: str
+) -> None:
+    made = build(_half_transposed_matmul(tmp_path / "m.onnx", middle))
+    assert made.passport.build.notes["graph_optimization"] == "all" and not made.passport.build.retries
+
+
+def test_a_crash_of_the_optimiser_costs_one_level_and_is_in_the_passport(
+    tmp_path: Path, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_trial, "_exit_code", lambda request: -11 if request.level == "all" else 0)
+    made = build(_half_transposed_matmul(tmp_path / "m.onnx", "none")).passport.build
+    assert made.notes["graph_optimization"] == "extended"
+    assert made.retries == ("graph_optimization=all: ONNX Runtime crashed (SIGSEGV)",)

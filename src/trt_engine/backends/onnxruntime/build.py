@@ -15,6 +15,7 @@ from trt_engine.atomic_io import file_digest, os_errors, write_atomic
 from trt_engine.backends.onnxruntime import hardware, providers, session
 from trt_engine.backends.onnxruntime.conv_bias import separate_conv_biases
 from trt_engine.backends.onnxruntime.image_conv import rewrite_image_convs
+from trt_engine.backends.onnxruntime.optimizer_trial import highest_safe_level
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
 from trt_engine.config.build import BuildConfig
@@ -72,7 +73,14 @@ class OnnxRuntimeBuilder:
         weights = _weights_file(self, model, config, payload)
         fused = _fuse(model, config, choice, level)
         graph = _without_default_inputs(model.proto) if fused is None else fused.proto.SerializeToString()
-        choice = _optimise(model, graph, options, choice, level, payload, weights, allow_fallback=config.allow_fallback)
+        risky = _can_crash(model.graph, choice)
+        disabled = session.CRASHING_OPTIMIZERS if risky else ()
+        level, crashes = (
+            highest_safe_level(model.path, graph, level, disabled, payload.parent) if risky else (level, ())
+        )
+        choice = _optimise(
+            model, graph, options, choice, level, payload, weights, disabled, allow_fallback=config.allow_fallback
+        )
         separated, images = _rewrite_nhwc(payload, options, choice, fuse=config.fuse)
         reload_level = "all" if choice.compiles else "none"  # optimised already
         _mark_as_engine(payload)
@@ -130,6 +138,7 @@ class OnnxRuntimeBuilder:
             files=side,
             warnings=tuple(warnings),
             notes=notes,
+            retries=crashes,
             compiled=choice.compiles,
             device=choice.device,
         )
@@ -189,6 +198,13 @@ _FLOAT8 = {
     onnx.TensorProto.FLOAT8E5M2FNUZ,
 }
 _FLOAT16 = {onnx.TensorProto.FLOAT16}
+_NARROW = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+
+
+def _can_crash(graph: GraphIndex, choice: ProviderSelection) -> bool:
+    """Whether ONNX Runtime's optimiser is tried in a child process first: narrow types on the CPU, which has few kernels
+    for them, so that passes insert casts."""
+    return not choice.on_gpu and _contains_dtype(graph, _NARROW)
 
 
 def _contains_dtype(graph: GraphIndex, kinds: Container[int]) -> bool:
@@ -250,6 +266,7 @@ def _optimise(
     level: str,
     payload: Path,
     weights: str | None,
+    disabled: Sequence[str],
     *,
     allow_fallback: bool,
 ) -> ProviderSelection:
@@ -259,7 +276,7 @@ def _optimise(
     target = ProviderSelection(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
     made = session.session_options(options, level=level, save=payload, weights=weights)
     try:
-        optimised = session.create_session(model.path, made, target, graph=graph)
+        optimised = session.create_session(model.path, made, target, graph=graph, disabled=disabled)
     except session.ERRORS as error:
         if session.is_write_failure(error):
             raise session.translate_write_error(payload, model.nbytes) from error

@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,6 +54,8 @@ LEVELS = {
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+CRASHING_OPTIMIZERS = ("MatmulTransposeFusion",)
+"""Passes that end the process on FP16 graphs on the CPU: ONNX Runtime 1.31, `Transpose -> MatMul` at level `all`."""
 _FATAL, _WARNING = 4, 2
 _EXTERNAL_FROM_BYTES = 1024
 
@@ -95,10 +97,15 @@ def session_options(
 
 
 def create_session(
-    path: Path, made: ort.SessionOptions, choice: ProviderSelection, *, graph: bytes | None = None
+    path: Path,
+    made: ort.SessionOptions,
+    choice: ProviderSelection,
+    *,
+    graph: bytes | None = None,
+    disabled: Sequence[str] = (),
 ) -> ort.InferenceSession:
-    """A session of the file, or of a modified `graph` with the file's external weights; raises ONNX Runtime's exceptions
-    (see `translate_load_error`). Interruptible by Ctrl-C."""
+    """A session of the file, or of a modified `graph` with the file's external weights, without the passes `disabled`;
+    raises ONNX Runtime's exceptions (see `translate_load_error`). Interruptible by Ctrl-C."""
     if graph is not None:
         made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
     if choice.strict:
@@ -109,7 +116,11 @@ def create_session(
 
         def make() -> ort.InferenceSession:
             return ort.InferenceSession(
-                str(path) if graph is None else graph, made, providers=providers, enable_fallback=0
+                str(path) if graph is None else graph,
+                made,
+                providers=providers,
+                enable_fallback=0,
+                disabled_optimizers=list(disabled),
             )
 
         return _run_in_thread(make, lambda: made.set_load_cancellation_flag(True))
