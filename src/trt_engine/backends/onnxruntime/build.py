@@ -276,7 +276,7 @@ def _optimise(
     target = ProviderSelection(("cpu",), ({},), "cpu", strict=False) if choice.compiles else choice
     made = session.session_options(options, level=level, save=payload, weights=weights)
     try:
-        optimised = session.create_session(model.path, made, target, graph=graph, disabled=disabled)
+        optimised = session.create_session(model.path, made, target, graph=graph, disabled=disabled, judge=False)
     except session.ERRORS as error:
         if session.is_write_failure(error):
             raise session.translate_write_error(payload, model.nbytes) from error

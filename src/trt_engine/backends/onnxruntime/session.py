@@ -18,6 +18,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from trt_engine.atomic_io import os_error
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
+from trt_engine.backends.onnxruntime.placement import Placed, describe_fallback, fallback_nodes
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, attach, compile_lock, install_hint, start_error
 from trt_engine.errors import (
     BuildError,
@@ -103,14 +104,15 @@ def create_session(
     *,
     graph: bytes | None = None,
     disabled: Sequence[str] = (),
+    judge: bool = True,
 ) -> ort.InferenceSession:
     """A session of the file, or of a modified `graph` with the file's external weights, without the passes `disabled`;
-    raises ONNX Runtime's exceptions (see `translate_load_error`). Interruptible by Ctrl-C."""
+    raises ONNX Runtime's exceptions (see `translate_load_error`). Interruptible by Ctrl-C.
+
+    `SetupError` where the CPU was not requested and nodes that compute on data were placed there; without `judge`, where the
+    graph that was placed is not the file, this is left to the session of the file."""
     if graph is not None:
         made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    if choice.strict:
-        made.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-
     with compile_lock(choice) as settled:
         providers = attach(settled, made)
 
@@ -123,7 +125,23 @@ def create_session(
                 disabled_optimizers=list(disabled),
             )
 
-        return _run_in_thread(make, lambda: made.set_load_cancellation_flag(True))
+        session = _run_in_thread(make, lambda: made.set_load_cancellation_flag(True))
+    if choice.strict and judge and (found := fallback_nodes(lambda: read_proto(path), placed_nodes(session))):
+        raise start_error(choice) or SetupError(
+            "a part of the model does not run on the requested providers and would fall back to the CPU: "
+            f"{describe_fallback(found)}",
+            hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback` (`allow_fallback: true` in a plan)",
+        )
+    return session
+
+
+def placed_nodes(session: ort.InferenceSession) -> list[Placed]:
+    """Name, operator and provider of each node."""
+    return [
+        (node.name, node.op_type, part.ep_name)
+        for part in session.get_provider_graph_assignment_info()
+        for node in part.get_nodes()
+    ]
 
 
 _active_run_options: weakref.WeakSet[ort.RunOptions] = weakref.WeakSet()
@@ -321,13 +339,6 @@ def translate_load_error(error: BaseException, path: Path, choice: ProviderSelec
         return ModelError(
             f"ONNX Runtime rewrites `{path}` into operators that do not take FP8: {error_summary(error)}",
             hint="`-O graph_optimization=basic`, which is the default for graphs with FP8",
-        )
-    if "fallback to CPU EP has been explicitly disabled" in text:
-        if choice is not None and (dead := start_error(choice)) is not None:
-            return dead  # the provider does not start at all
-        return SetupError(
-            "a part of the model does not run on the requested providers and would fall back to the CPU",
-            hint="name the CPU as well, as `--providers cuda,cpu`, or `--allow-fallback` (`allow_fallback: true` in a plan)",
         )
     if isinstance(error, state.EPFail):
         return SetupError(f"a provider failed: {error_summary(error)}", hint="trt-engine doctor")
