@@ -6,6 +6,7 @@ Light on purpose: arrays of any library pass through by their `shape` and `dtype
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,6 +81,17 @@ def dtype(value: str | int) -> Dtype:
     return DTYPES[name]
 
 
+_PLACEHOLDER = re.compile(r"[?*\-.\s_]*|-?\d+|(none|null|nan|dyn|dynamic|unk|unknown|any|var|free)[_?*\s]*\d*", re.IGNORECASE)
+
+
+def dimension_symbol(name: str) -> str | None:
+    """The symbol that a model names a dimension by; None for a placeholder (`?`, `-1`, `None`, `unk__12`, `dyn`, a blank).
+
+    Exporters write one placeholder for every size they do not know: equal ones are not equal sizes.
+    """
+    return None if _PLACEHOLDER.fullmatch(name) else name
+
+
 def format_shape(shape: Sequence[int]) -> str:
     """A shape as trtexec writes it: `1x3x640x640`; a scalar is `scalar`."""
     return "x".join(str(size) for size in shape) or "scalar"
@@ -97,6 +109,11 @@ def suggest(name: str, known: Sequence[str]) -> str:
 
 _CHANNELS = (-1, 1, 3, 4)
 """Sizes of the second of four dimensions that make a tensor an image."""
+_ATTENTION_WORDS = frozenset(
+    "past present cache cached state states hidden attn attention query key keys value kv seq sequence len length head "
+    "heads memory token tokens".split()
+)
+"""Words in the names of four-dimensional tensors and of their sizes that are no images: a KV cache, an attention mask."""
 
 
 def dtype_name(array: Any) -> str:
@@ -129,10 +146,20 @@ class TensorSpec:
         """Positions of the dynamic dimensions."""
         return tuple(index for index, size in enumerate(self.shape) if size < 0)
 
+    @property
+    def is_image(self) -> bool:
+        """True for four dimensions with 1, 3, 4 or open channels, unless a name is one of attention or of a state."""
+        return len(self.shape) == 4 and self.shape[1] in _CHANNELS and not self.is_attention
+
+    @property
+    def is_attention(self) -> bool:
+        """True where the tensor or one of its sizes is named after attention or a state: `past_key_values.0.key`."""
+        names = " ".join([self.name, *(symbol for symbol in self.symbols if symbol)]).lower()
+        return not _ATTENTION_WORDS.isdisjoint(re.split(r"[^a-z]+", names))
+
     def suggested_shape(self, batch: int = 1, known: Mapping[str, int] | None = None) -> Shape:
         """A shape to suggest: fixed sizes, `known` ones by symbol, `batch` first, 640 for sides of an image, else 128."""
-        image = len(self.shape) == 4 and self.shape[1] in _CHANNELS
-        usual = (batch, 3, 640, 640) if image else (batch, *[128] * len(self.shape))
+        usual = (batch, 3, 640, 640) if self.is_image else (batch, *[128] * len(self.shape))
         symbols = self.symbols or (None,) * len(self.shape)
         return tuple(
             have if have >= 0 else (known or {}).get(symbol or "", size)
@@ -180,6 +207,9 @@ class Signature(RichDisplay):
     inputs: tuple[TensorSpec, ...]
     """In the order of the file."""
     outputs: tuple[TensorSpec, ...]
+    row_dependence: str | None = field(default=None, compare=False)
+    """Of an engine: why the rows of a batch are not independent, so that requests must not be joined. None where they are,
+    and where it was not checked."""
 
     def __iter__(self) -> Iterator[TensorSpec]:
         yield from self.inputs
@@ -212,15 +242,34 @@ class Signature(RichDisplay):
             for size, symbol in zip(feeds[spec.name].shape, spec.symbols or (), strict=False):
                 if symbol is None:
                     continue
-                if symbol in seen and seen[symbol][0] != size:
-                    other_size, other = seen[symbol]
+                other_size, other = seen.setdefault(symbol, (size, spec.name))
+                # within one input a name does not bind: ONNX Runtime runs `x[h, h]` of 48x192
+                if other_size != size and other != spec.name and spec.symbols.count(symbol) == 1:
                     raise FeedError(
                         f"`{symbol}` is {other_size} in input `{other}` and {size} in input `{spec.name}`",
                         hint="equal symbols are equal sizes: feed the same batch to every input",
                     )
-                seen[symbol] = (size, spec.name)
+
+    @property
+    def batch_symbol(self) -> str | None:
+        """The symbol of the batch: one that is called so, else the one that most inputs begin with; None without any."""
+        for spec in self.inputs:
+            for symbol in spec.symbols:
+                if symbol is not None and symbol.isidentifier() and symbol.lower().startswith("batch"):
+                    return symbol
+        first = [spec.symbols[0] for spec in self.inputs if spec.symbols and spec.symbols[0] is not None]
+        return max(first, key=first.count, default=None)
+
+    def batch_axes(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Where a tensor has the batch: at its symbol, wherever that stands, else first where that dimension is dynamic.
+
+        Empty for a tensor without a batch that moves.
+        """
+        symbol = self.batch_symbol
+        found = tuple(axis for axis, own in enumerate(spec.symbols) if own is not None and own == symbol)
+        return found or ((0,) if spec.shape and spec.shape[0] < 0 else ())
 
     @property
     def batch_axis(self) -> bool:
-        """True when every input's first dimension is dynamic: the batch can move."""
-        return bool(self.inputs) and all(spec.shape and spec.shape[0] < 0 for spec in self.inputs)
+        """True when the first dimension of every input is the batch, and dynamic."""
+        return bool(self.inputs) and all(self.batch_axes(spec) == (0,) for spec in self.inputs)

@@ -108,7 +108,7 @@ class PartRunner:
             if is_onnx_model(work.path):
                 config = work.build
                 size = wanted or DEFAULT_BATCH
-                dynamic = all(spec.shape[0] < 0 for spec in open_model(Path(work.path)).signature.inputs)
+                dynamic = open_model(Path(work.path)).signature.batch_axis
                 if dynamic and not config.profiles and config.batch is None and not config.shapes:
                     config = dataclasses.replace(config, batch=(1, size, size))
                 engine = build_engine(work.path, config=build_for_runtime(config, work.runtime))
@@ -225,6 +225,13 @@ def _batch_size(runner: InferenceEngine, wanted: int | None) -> int:
     low, high = (1, wanted or DEFAULT_BATCH) if not spans else (spans[0].min[0], max(span.max[0] for span in spans))
     if spec.shape[0] >= 0:
         low = high = spec.shape[0]
+    if (reason := runner.signature.row_dependence) is not None:
+        if low > 1 or (wanted or 1) > 1:
+            raise UsageError(
+                f"`{runner.engine.path.name}` cannot run several rows at once: {reason}",
+                hint="leave `--batch` out: one row at a time" if low <= 1 else "build it for a batch of 1",
+            )
+        high = 1
     size = wanted or (high if low == high else max(low, min(DEFAULT_BATCH, high)))
     if not low <= size <= high:
         raise UsageError(f"the batch is {size}, `{runner.engine.path.name}` takes {low} to {high}")

@@ -194,7 +194,8 @@ def profile_for(
         low: list[int] = []
         best: list[int] = []
         high: list[int] = []
-        missing = [position for position in spec.dynamic if position > 0 and given is None]
+        batch_axes = signature.batch_axes(spec)
+        missing = [position for position in spec.dynamic if position not in batch_axes and given is None]
         if missing:
             raise ShapeError(
                 f"input `{spec.name}` is {spec.format_symbolic()}: "
@@ -204,7 +205,7 @@ def profile_for(
         for position, size in enumerate(spec.shape):
             if size >= 0:
                 span = (size, size, size)
-            elif position == 0 and batch is not None:
+            elif position in batch_axes and batch is not None:
                 span = batch
             elif given is not None:
                 span = (given[position],) * 3
@@ -219,6 +220,8 @@ def profile_for(
 def _check_batch(signature: Signature, batch: tuple[int, int, int]) -> None:
     """`ShapeError` when a batch range was given and no input's first dimension can move to it."""
     firsts = {spec.shape[0]: spec for spec in signature.inputs if spec.shape}
+    if any(signature.batch_axes(spec) for spec in signature.inputs):
+        return
     if firsts and all(size >= 0 for size in firsts) and any((size,) * 3 != batch for size in firsts):
         size, spec = next(iter(firsts.items()))
         raise ShapeError(
@@ -242,7 +245,7 @@ def check_known_shape(spec: TensorSpec, given: Shape, flag: str) -> None:
 
 
 def _dimension_names(spec: TensorSpec, positions: Sequence[int]) -> str:
-    image = {2: "height", 3: "width"} if len(spec.shape) == 4 else {}
+    image = {2: "height", 3: "width"} if spec.is_image else {}
     return " and ".join(
         f"{position} ({image[position]})" if position in image else str(position) for position in positions
     )
@@ -250,8 +253,11 @@ def _dimension_names(spec: TensorSpec, positions: Sequence[int]) -> str:
 
 def shapes_hint(signature: Signature, given: Mapping[str, Shape], *, batch: int = 1, flag: str = "--shapes") -> str:
     """Hint for inputs with dynamic sizes besides the batch: the `given` shapes, typical ones for the others."""
-    inputs = [spec for spec in signature.inputs if spec.name in given or any(at > 0 for at in spec.dynamic)]
-    known = {
+    inputs = [
+        spec for spec in signature.inputs if spec.name in given or set(spec.dynamic) - set(signature.batch_axes(spec))
+    ]
+    known = {} if signature.batch_symbol is None else {signature.batch_symbol: batch}
+    known |= {
         symbol: size
         for spec in inputs
         for symbol, size in zip(spec.symbols, given.get(spec.name, ()), strict=False)

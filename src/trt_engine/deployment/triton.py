@@ -194,7 +194,7 @@ def _warmup_input(spec: TensorSpec, dims: tuple[int, ...]) -> dict[str, Any]:
 def _max_batch(engine: Engine) -> tuple[int, str]:
     """Triton's `max_batch_size` and why; 0 where the first dimension is not an open batch that Triton can split off."""
     signature = engine.signature
-    if not signature.batch_axis:
+    if signature.row_dependence is None and not signature.batch_axis:
         return 0, "the batch is fixed, or is not the first dimension of every input"
     try:
         layout = BatchLayout.from_signature(signature, engine.passport.profiles)

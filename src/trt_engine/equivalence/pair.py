@@ -183,7 +183,7 @@ class EquivalenceChecker:
         for other in _OTHER_SIZES:
             yield {**self._random_feeds(self._candidate_shapes(batch, other), seed), **self._arrays}
             inferred = (spec for spec in self._signature.inputs if spec.name not in self._given)
-            if not any(axis > 0 for spec in inferred for axis in spec.dynamic):
+            if not any(set(spec.dynamic) - set(self._signature.batch_axes(spec)) for spec in inferred):
                 return
 
     def _other_size_feeds(self, first: Mapping[str, Shape]) -> Iterator[dict[str, Array]]:
@@ -211,7 +211,7 @@ class EquivalenceChecker:
             raise CannotRun(f"{error.message}, so nothing can be compared") from error
 
     def _batch_key(self, spec: TensorSpec) -> list[str]:
-        return [_key(spec, 0)] if spec.shape and spec.shape[0] < 0 else []
+        return [_key(spec, axis) for axis in self._signature.batch_axes(spec)]
 
     def _symbol_sizes(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
         return {
@@ -231,15 +231,19 @@ class EquivalenceChecker:
             if given is not None:
                 shape = given.shape if isinstance(given, np.ndarray) else given
                 for axis in spec.dynamic:
-                    if sizes.setdefault(_key(spec, axis), shape[axis]) != shape[axis]:
+                    key = _key(spec, axis)
+                    if sizes.setdefault(key, shape[axis]) != shape[axis] and spec.symbols.count(key) < 2:
                         raise ShapeError(
-                            f"`{_key(spec, axis)}` is {sizes[_key(spec, axis)]} and {shape[axis]}",
+                            f"`{key}` is {sizes[key]} and {shape[axis]}",
                             hint="equal symbols are equal sizes",
                         )
         for spec in self._signature.inputs:
             for axis in spec.dynamic:
-                sizes.setdefault(_key(spec, axis), batch if axis == 0 else other)
-        return self._shapes_at(sizes)
+                sizes.setdefault(_key(spec, axis), batch if axis in self._signature.batch_axes(spec) else other)
+        given_shapes = {
+            name: tuple(item.shape) if isinstance(item, np.ndarray) else item for name, item in self._given.items()
+        }
+        return self._shapes_at(sizes) | given_shapes
 
 
 def _key(spec: TensorSpec, axis: int) -> str:

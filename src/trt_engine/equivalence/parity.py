@@ -118,8 +118,8 @@ def small_shapes(signature: Signature, profile: Profile) -> dict[str, Shape]:
     for spec in signature.inputs:
         span = profile.ranges[spec.name]
         sizes = list(span.opt)
-        if sizes and spec.shape[0] < 0:
-            sizes[0] = min(max(2, span.min[0]), span.max[0])
+        for axis in signature.batch_axes(spec):
+            sizes[axis] = min(max(2, span.min[axis]), span.max[axis])
         shapes[spec.name] = tuple(sizes)
     return shapes
 

@@ -32,7 +32,7 @@ from trt_engine.plan_header import (
     parse_plan_header,
     plan_product,
 )
-from trt_engine.tensors import Shape, Signature, TensorSpec, dtype
+from trt_engine.tensors import Shape, Signature, TensorSpec, dimension_symbol, dtype
 
 ENGINE_MAGIC = "trt_engine.engine"
 """Metadata key of ONNX Runtime engines built here: identifies a graph that lost its passport."""
@@ -492,5 +492,5 @@ def _tensor_spec(name: str, tensor: TypeProto.Tensor, side: str) -> TensorSpec:
     for dim in tensor.shape.dim:
         fixed = dim.HasField("dim_value") and dim.dim_value >= 0
         shape.append(dim.dim_value if fixed else -1)
-        symbols.append(dim.dim_param or None if not fixed else None)
+        symbols.append(None if fixed else dimension_symbol(dim.dim_param))
     return TensorSpec(name, element, tuple(shape), tuple(symbols))

@@ -17,6 +17,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import retain_items
 from trt_engine.graph.resource_estimate import infer_shapes
 from trt_engine.graph.shape_eval import fold_node
+from trt_engine.tensors import dimension_symbol
 
 Array = npt.NDArray[Any]
 
@@ -320,6 +321,6 @@ def symbolic_shape(types: Mapping[str, TypeProto], name: str) -> list[Size] | No
     if name not in types or not types[name].tensor_type.HasField("shape"):
         return None
     return [
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dimension_symbol(dim.dim_param)
         for dim in types[name].tensor_type.shape.dim
     ]

@@ -30,13 +30,16 @@ class BatchLayout:
 
     @classmethod
     def from_signature(cls, signature: Signature, profiles: Sequence[Profile] = ()) -> BatchLayout:
-        """The layout; `UsageError` unless the first dimension of every input and output is the batch."""
+        """The layout; `UsageError` unless the first dimension of every input and output is the batch, and a row's result does
+        not depend on the others."""
+        if signature.row_dependence is not None:
+            raise UsageError(f"requests cannot be batched: {signature.row_dependence}", hint="leave `batching` out")
         fixed = _static_batch(signature)
         if fixed is None:
             symbols = {spec.symbols[0] for spec in signature.inputs if spec.symbols} - {None}
             for spec in signature.outputs:
                 other = spec.symbols[0] if spec.symbols else None
-                if not spec.shape or spec.shape[0] >= 0 or (symbols and other is not None and other not in symbols):
+                if signature.batch_axes(spec) != (0,) or not spec.shape or spec.shape[0] >= 0 or (symbols and other is not None and other not in symbols):
                     raise _no_batch_dimension(spec)
         else:
             for spec in signature.outputs:
@@ -77,6 +80,13 @@ def _batch_range(profile: Profile) -> tuple[int, int]:
 def _static_batch(signature: Signature) -> int | None:
     if signature.batch_axis:
         return None
+    for spec in signature.inputs:
+        if (axes := signature.batch_axes(spec)) not in ((), (0,)):
+            raise UsageError(
+                f"requests cannot be batched: input `{spec.name}` is {spec.format_symbolic()}, its batch is dimension "
+                f"{' and '.join(map(str, axes))}, and requests are joined along the first",
+                hint="leave `batching` out, or export the model with the batch first",
+            )
     first = {spec.shape[0] if spec.shape else -1 for spec in signature.inputs}
     if len(first) != 1 or min(first) < 1:
         inputs = ", ".join(f"`{spec.name}` {spec.format_symbolic()}" for spec in signature.inputs)

@@ -49,16 +49,21 @@ def shapes_of(
         signature.input(name)
     if batch is not None and batch < 1:
         raise ShapeError(f"the batch cannot be {batch}", hint="`--batch 1`")
-    shapes = {spec.name: _shape(spec, profile, batch, which, overrides.get(spec.name)) for spec in signature.inputs}
+    axes = {spec.name: signature.batch_axes(spec) for spec in signature.inputs}
+    shapes = {
+        spec.name: _shape(spec, axes[spec.name], profile, batch, which, overrides.get(spec.name))
+        for spec in signature.inputs
+    }
     for spec in signature.inputs:
         if any(size < 0 for size in shapes[spec.name]):
             raise ShapeError(
                 f"input `{spec.name}` is {spec.format_symbolic()}: its dynamic dimensions must be given",
                 hint=shapes_hint(signature, overrides, batch=batch or 1),
             )
-    movable = [spec.name for spec in signature.inputs if spec.shape and spec.shape[0] < 0]
-    if batch is not None and not any(shape and shape[0] == batch for shape in shapes.values()):
-        given = [name for name in movable if name in overrides]
+    if batch is not None and not any(
+        shape[axis] == batch for name, shape in shapes.items() for axis in axes[name] or range(len(shape))[:1]
+    ):
+        given = [name for name in overrides if axes[name]]
         fixed = "`--shapes` gives another" if given else "no input of this model has a dynamic batch"
         raise ShapeError(f"the batch is {batch}, but {fixed}", hint="leave `--batch` out")
     if profile is not None:
@@ -66,7 +71,14 @@ def shapes_of(
     return shapes
 
 
-def _shape(spec: TensorSpec, profile: Profile | None, batch: int | None, which: str, override: Shape | None) -> Shape:
+def _shape(
+    spec: TensorSpec,
+    batch_axes: Sequence[int],
+    profile: Profile | None,
+    batch: int | None,
+    which: str,
+    override: Shape | None,
+) -> Shape:
     if override is not None:
         if len(override) != len(spec.shape) or any(
             got != want if want >= 0 else got < 0 for got, want in zip(override, spec.shape, strict=True)
@@ -80,8 +92,8 @@ def _shape(spec: TensorSpec, profile: Profile | None, batch: int | None, which: 
     if profile is not None and spec.name in profile.ranges:
         base = getattr(profile.ranges[spec.name], which)
     sizes = list(base)
-    if spec.shape and spec.shape[0] < 0:
-        sizes[0] = batch if batch is not None else max(sizes[0], 1) if profile is None else sizes[0]
+    for axis in batch_axes:
+        sizes[axis] = batch if batch is not None else max(sizes[axis], 1) if profile is None else sizes[axis]
     return tuple(sizes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from google.protobuf import text_format
 
 from trt_engine.config.parse import parse_names
+from trt_engine.config.profiles import Profile
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.serve import ServeConfig
 from trt_engine.errors import EngineError, UsageError
@@ -203,8 +205,11 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
     return replace(runtime, **changed)
 
 
-def check_engine(settings: ModelSettings, backend: str, signature: Signature, name: str) -> None:
-    """`EngineError` unless the engine is what the configuration declares: its backend, inputs and outputs."""
+def check_engine(
+    settings: ModelSettings, backend: str, signature: Signature, name: str, profiles: Sequence[Profile] = ()
+) -> None:
+    """`EngineError` unless the engine is what the configuration declares: its backend, inputs and outputs, and a batch that
+    it takes."""
     config = settings.config
     if config is None:
         return
@@ -216,6 +221,27 @@ def check_engine(settings: ModelSettings, backend: str, signature: Signature, na
             )
     for side, tensors in (("inputs", config.input), ("outputs", config.output)):
         _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(signature, side)})
+    if settings.has_batch:
+        _check_batch(config.max_batch_size, signature, name, profiles)
+
+
+def _check_batch(largest: int, signature: Signature, name: str, profiles: Sequence[Profile]) -> None:
+    """`EngineError` for a `max_batch_size` that the engine does not take, as in Triton."""
+    what = f"`{CONFIG_FILE}` of `{name}`: `max_batch_size` is {largest}"
+    if other := [spec for spec in signature.inputs if signature.batch_axes(spec) not in ((), (0,))]:
+        raise EngineError(
+            f"{what}, and the batch of input `{other[0].name}` is not its first dimension ({other[0].format_symbolic()})",
+            hint="`max_batch_size: 0` and whole shapes in `dims`",
+        )
+    limits = [spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] >= 0]
+    spans = [[span.max[0] for span in profile.ranges.values() if span.max] for profile in profiles]
+    limits += [max(min(sizes) for sizes in spans)] if spans and all(spans) else []
+    if limits and largest > min(limits):
+        fixed = f", or `--batch 1:{largest}:{largest}` where it is built" if signature.batch_axis else ""
+        raise EngineError(
+            f"{what}, the engine takes {min(limits)} row{'s' if min(limits) > 1 else ''} at once",
+            hint=f"`max_batch_size: {min(limits)}`{fixed}",
+        )
 
 
 def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dict[str, TensorSpec]) -> None:

@@ -362,7 +362,7 @@ def _load_bundle(folder: Path, settings: ModelSettings, name: str, *, verify: bo
     }
     truth = replace(_find_truth(runner.engine, info), **facts, engine=bundle_digest(engines))
     try:
-        check_engine(settings, truth.backend, runner.signature, name)
+        check_engine(settings, truth.backend, runner.signature, name, runner.profiles)
     except BaseException:
         runner.close()
         raise
@@ -370,7 +370,7 @@ def _load_bundle(folder: Path, settings: ModelSettings, name: str, *, verify: bo
 
 
 def _load_engine(engine: Engine, settings: ModelSettings, name: str, *, verify: bool) -> InferenceEngine:
-    check_engine(settings, engine.passport.backend, engine.signature, name)
+    check_engine(settings, engine.passport.backend, engine.signature, name, engine.passport.profiles)
     runtime = replace(settings.runtime, batching=None)
     device = runtime.device
     devices = device if device is not None and "," in device else None
@@ -438,10 +438,10 @@ def load_version(
     try:
         try:
             _warm_up(runner, settings.runtime.graphs)
-            for runs, shapes in warmup_samples(settings):
-                runner.warmup(runs, shapes=shapes)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
+        for runs, shapes in warmup_samples(settings):  # asked for: one that fails is an error, as in Triton
+            runner.warmup(runs, shapes=shapes)
         served = ServedVersion(name, version, runner, settings, truth)
         if isinstance(source, Engine):
             served.vision = _declared_vision(source)

@@ -116,7 +116,7 @@ def plan(
     stamps = _file_stats(opened := open_model(path))
     if not opened.signature.inputs:
         raise UsageError(f"`{path}` has no inputs, so no batch to size", hint=f"`trt-engine inspect {path}`")
-    dynamic = any(spec.shape and spec.shape[0] < 0 for spec in opened.signature.inputs)
+    dynamic = any(opened.signature.batch_axes(spec) for spec in opened.signature.inputs)
     fixed = next((spec.shape[0] for spec in opened.signature.inputs if spec.shape), 1)
     batches = doubling_batches(config) if dynamic else (fixed,)
     layout = output_layout(path, config.out, backend_spec.payload_suffix)
@@ -147,7 +147,12 @@ def plan(
 def accepts_batch(engine: Engine, batch: int) -> bool:
     """Whether a profile of the engine includes the batch: a build retry may have made its shapes static."""
     return not engine.passport.profiles or any(
-        all(not span.min or span.min[0] <= batch <= span.max[0] for span in profile.ranges.values())
+        all(
+            span.min[axis] <= batch <= span.max[axis]
+            for spec in engine.signature.inputs
+            if (span := profile.ranges.get(spec.name)) is not None
+            for axis in engine.signature.batch_axes(spec) or range(len(span.min))[:1]
+        )
         for profile in engine.passport.profiles
     )
 

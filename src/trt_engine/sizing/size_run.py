@@ -20,7 +20,7 @@ from trt_engine.config.bench import BenchConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, passport_path
 from trt_engine.environment import Environment
-from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, TrtEngineError, UnstableError
+from trt_engine.errors import Interrupted, MemoryExhausted, ModelError, SetupError, TrtEngineError, UnstableError
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.progress import progress_counter
 from trt_engine.records.base import Finding, StepTime, append_record, verb_document
@@ -208,7 +208,12 @@ class _SizeRun:
         return engine
 
     def measure(self, engine: Engine, batch: int) -> BenchRecord:
-        """Measure in a separate process and write the record and its log."""
+        """Measure in a separate process and write the record and its log; `ModelError` where frames have no own result."""
+        if batch > 1 and (reason := engine.signature.row_dependence) is not None:
+            raise ModelError(
+                f"batch {batch} does not have a result for each frame: {reason}",
+                hint="`--max-batch 1` sizes it one frame at a time" if self.plan.dynamic else "export it with a batch of 1",
+            )
         if not accepts_batch(engine, batch) and self.plan.dynamic:
             engine = self.build_single_batch(batch)
         with self.step(f"measure b{batch}"):

@@ -375,6 +375,9 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
             speed = _compare_with_float(engine, plan, backend_spec, scratch / "float")
     build = engine.passport.build
     warnings = [checked.note] if checked.note else []
+    if checked.row_dependence is not None and any(map(engine.signature.batch_axes, engine.signature.inputs)):
+        warnings.append(f"requests to this engine must not be joined: {checked.row_dependence}")
+        log.warning("%s", warnings[-1])
     if speed is not None and speed.is_slower:
         warnings.append(slowdown_text(str(plan.config.precision), speed, build.not_fused))
         log.warning("%s", warnings[-1])
@@ -384,7 +387,10 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         warnings=(*build.warnings, *warnings),
         notes=build.notes | ({"parity": checked.note} if checked.note else {}),
     )
-    made = replace(engine.passport, parity=checked.parity, validation=checked.validation, speed=speed, build=build)
+    signature = replace(engine.signature, row_dependence=checked.row_dependence)
+    made = replace(
+        engine.passport, signature=signature, parity=checked.parity, validation=checked.validation, speed=speed, build=build
+    )
     return Engine.seal(payload, made)
 
 

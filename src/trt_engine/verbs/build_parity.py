@@ -18,12 +18,15 @@ from trt_engine.device import parse_device
 from trt_engine.engine import Engine, payload_files, reference_path
 from trt_engine.equivalence.parity import REFERENCE, measure_parity, parity_feeds, perturb_feeds
 from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
+from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.errors import (
     AccuracyError,
     BuildError,
     MemoryExhausted,
+    ModelError,
     TrtEngineError,
 )
 from trt_engine.format import format_bytes
@@ -34,7 +37,7 @@ from trt_engine.precision.precision_check import graph_precision
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.passport import NOT_VALIDATED, Validation
-from trt_engine.tensors import Tensors
+from trt_engine.tensors import Signature, Tensors, format_shape
 from trt_engine.verbs.build_precision import PreparedModel
 from trt_engine.verbs.calibration_images import images_as_inputs
 from trt_engine.verbs.load import load
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from trt_engine.verbs.build_retry import Attempt
 
 log = logging.getLogger(__package__)
+
+Run = Callable[[Tensors], Mapping[str, Any]]
 
 _MAX_ROWS = 8
 """Most rows of calibration data for parity, within the profile."""
@@ -58,6 +63,8 @@ class ParityCheck:
     """The check deferred to a machine that can load the engine."""
     note: str | None = None
     """Why nothing was judged."""
+    row_dependence: str | None = None
+    """Why requests must not be joined."""
 
 
 def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attempt: Attempt) -> ParityCheck:
@@ -78,9 +85,11 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
         return _defer_check(engine, plan, prepared, attempt, options)
     with load(engine, verify=False, allow_fallback=config.allow_fallback, options=options) as runner:
 
+        infer: Run = runner.infer
+
         def run(feeds: Tensors) -> Mapping[str, Any]:
             try:
-                return runner.infer(feeds)
+                return infer(feeds)
             except MemoryExhausted:
                 raise
             except TrtEngineError as error:
@@ -104,15 +113,75 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
             ) from failed.error
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
-            return _check_alone(run, feeds, _no_reference_reason(error, model))
-    milder = _safer_options(backend_spec, engine)
-    fused = engine.passport.build.fusions is not None
-    hint = _overflow_hint(engine, config.device) + "`--parity-rtol` allows more"
-    hint += f", `-O {milder}` rewrites less" if milder else ""
-    require_accuracy(found, tolerance, hint + (", `--no-fuse` leaves out what the build fused" if fused else ""))
-    largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
-    log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
-    return ParityCheck(found)
+            checked = _check_alone(run, feeds, error, model)
+            return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, feeds))
+        milder = _safer_options(backend_spec, engine)
+        fused = engine.passport.build.fusions is not None
+        hint = _overflow_hint(engine, config.device) + "`--parity-rtol` allows more"
+        hint += f", `-O {milder}` rewrites less" if milder else ""
+        require_accuracy(found, tolerance, hint + (", `--no-fuse` leaves out what the build fused" if fused else ""))
+        largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
+        log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
+        dependence = _check_profiles(engine, plan, prepared, infer, feeds)
+    return ParityCheck(found, row_dependence=dependence)
+
+
+def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, run: Run, feeds: Tensors) -> str | None:
+    """One run at the smallest, usual and largest shapes of each profile, and one more at the largest batch, of other rows:
+    why rows depend on each other, None where they do not.
+
+    `ModelError` where the model itself does not run there or loses the batch, `BuildError` where the engine alone fails.
+    `feeds` are inputs that the engine has run on.
+    """
+    model, signature, config = prepared.model, engine.signature, plan.config
+    if _size_input_values(get_backend(config.backend), config):
+        return None  # values that are sizes fit the usual shapes alone
+    axes, reason = BatchAxes.of(signature), None
+    rows, largest, outputs_there = 1, feeds, None
+    for profile in engine.passport.profiles:
+        ends = profile_shapes(profile)
+        batched = any((axes.rows(shapes) or 1) > 1 for shapes in ends)
+        for shapes in ends if batched or len(ends) > 1 else ():
+            same = shapes == {name: tuple(np.shape(value)) for name, value in feeds.items()}
+            given = feeds if same else random_inputs(model.path, model.signature, shapes)
+            try:
+                outputs = run(given)
+            except MemoryExhausted:
+                raise
+            except TrtEngineError as error:
+                at = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
+                if (fault := _model_fault(error, model, given, at)) is not None:
+                    raise fault from error
+                if _takes_numbers_alone(signature):
+                    raise BuildError(
+                        f"the engine was built and does not run at {at}, which is in its profile: {error.message}",
+                        hint=error.hint or "`--no-parity` builds without trying it",
+                    ) from error
+                log.warning("the engine was not tried at %s: random inputs are not valid there (%s)", at, error.message)
+                continue
+            if batched:
+                reason = reason or wrong_rows(signature, shapes, outputs)
+            if (size := axes.rows(shapes) or 0) > rows:
+                rows, largest, outputs_there = size, given, outputs
+    if reason is None and outputs_there is not None:
+        ranked = sorted_outputs(model.proto)
+        reason = row_dependence(run, signature, largest, outputs_there, ranked, plan.tolerance(engine))
+    return reason
+
+
+def _takes_numbers_alone(signature: Signature) -> bool:
+    """Whether every input is floating point without a role: no random value is then invalid."""
+    return all(spec.role is None and spec.dtype.startswith(("float", "bfloat")) for spec in signature.inputs)
+
+
+def _model_fault(error: TrtEngineError, model: Model, feeds: Tensors, at: str) -> ModelError | None:
+    """The error of a model that runs nowhere on these inputs, whose values cannot be the reason; None where it may run."""
+    if not _takes_numbers_alone(model.signature) or _reference_outputs(model, feeds) is not None:
+        return None
+    return ModelError(
+        f"the model does not run at {at}, neither in the engine nor in plain ONNX Runtime: {error.message}",
+        hint="`trt-engine lint` names the step; export it again with a dynamic batch, or build it for the sizes that it has",
+    )
 
 
 def require_accuracy(parity: Parity, tolerance: Tolerance, hint: str) -> None:
@@ -138,13 +207,17 @@ def _no_reference_reason(error: TrtEngineError, model: Model) -> str:
     return f"plain ONNX Runtime does not run this model here ({why})"
 
 
-def _check_alone(run: Callable[[Tensors], Mapping[str, Any]], feeds: Tensors, why: str) -> ParityCheck:
+def _check_alone(run: Run, feeds: Tensors, error: TrtEngineError, model: Model) -> ParityCheck:
     """The check without a reference: `AccuracyError` for outputs that are not finite. An engine that does not run either is
-    not judged: the inputs may be what neither takes."""
+    not judged where the inputs may be what neither takes, else the model is at fault."""
+    why = _no_reference_reason(error, model)
     try:
         outputs = run(feeds) if feeds else {}
     except _EngineFailed as failed:
         log.debug("the engine does not run on these inputs either: %s", failed.error.message)
+        at = ",".join(f"{name}:{format_shape(np.shape(value))}" for name, value in feeds.items())
+        if (fault := _model_fault(failed.error, model, feeds, at)) is not None:
+            raise fault from failed.error
         outputs = {}
     for name, value in outputs.items():
         if wrong := _count_not_finite(np.asarray(value)):
@@ -204,12 +277,14 @@ def _defer_check(
                 sorted_outputs=ranked,
                 sensitivity=sensitivity,
             )
+    plain = reference_session(prepared.model.path, prepared.model.signature)
+    dependence = _check_profiles(engine, plan, prepared, plain.run, {})
     after = (
         "`trt-engine validate` checks it there" if validation.reference is not None else "it cannot be checked later"
     )
     note = f"{NOT_VALIDATED}: {validation.deferred_reason}; {after}"
     log.warning("%s", note)
-    return ParityCheck(validation=validation, note=note)
+    return ParityCheck(validation=validation, note=note, row_dependence=dependence)
 
 
 def _make_reference(

@@ -128,7 +128,7 @@ def image_size(spec: TensorSpec) -> tuple[int, int]:
 
 def image_layout(spec: TensorSpec) -> Literal["NCHW", "NHWC"] | None:
     """`NCHW` or `NHWC` of an image batch; None if it does not look like images."""
-    if len(spec.shape) != 4 or not spec.dtype.startswith(("float", "bfloat", "uint8", "int8")):
+    if len(spec.shape) != 4 or spec.is_attention or not spec.dtype.startswith(("float", "bfloat", "uint8", "int8")):
         return None
     if spec.shape[1] in (1, 3, 4):
         return "NCHW"
