@@ -81,7 +81,9 @@ def dtype(value: str | int) -> Dtype:
     return DTYPES[name]
 
 
-_PLACEHOLDER = re.compile(r"[?*\-.\s_]*|-?\d+|(none|null|nan|dyn|dynamic|unk|unknown|any|var|free)[_?*\s]*\d*", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"[?*\-.\s_]*|-?\d+|(none|null|nan|dyn|dynamic|unk|unknown|any|var|free)[_?*\s]*\d*", re.IGNORECASE
+)
 
 
 def dimension_symbol(name: str) -> str | None:

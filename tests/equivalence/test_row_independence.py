@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, parser
+from onnx import parser
 
 import trt_engine as te
 from trt_engine.backends.onnxruntime.host_session import reference_session
@@ -22,7 +21,8 @@ from trt_engine.graph.load import open_model
 from trt_engine.runtime.batch_rows import BatchLayout
 from trt_engine.runtime.feeds import random_feeds
 
-W = "w = Constant<value = float[6, 6] {%s}>()\n" % ", ".join(f"{(7 * i % 11 - 5) / 5:.1f}" for i in range(36))
+_WEIGHTS = ", ".join(f"{(7 * i % 11 - 5) / 5:.1f}" for i in range(36))
+W = f"w = Constant<value = float[6, 6] {{{_WEIGHTS}}}>()\n"
 C = "c = Constant<value_float = 0.5>() zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>()\n"
 DEPENDENT = {
     "only the first row": "s = Shape(x) n = Gather(s, f) i = Range(f, n, g) t = Equal(i, f) m = Cast<to = 1>(t)"
@@ -40,8 +40,7 @@ DEPENDENT = {
     "cumsum over the batch": "y = CumSum(x, f)",
     "sorted over the batch": "s = Shape(x) n = Slice(s, zero, one) y, i = TopK<axis = 0>(x, n)",
     "arg of the largest row": "i = ArgMax<axis = 0, keepdims = 1>(x) j = Cast<to = 1>(i) y = Add(x, j)",
-    "reversed rows": "n = Constant<value_ints = [-1]>() e = Constant<value_ints = [-99]>()"
-    " y = Slice(x, n, e, zero, n)",
+    "reversed rows": "n = Constant<value_ints = [-1]>() e = Constant<value_ints = [-99]>() y = Slice(x, n, e, zero, n)",
     "rows mixed by a product": "t = Transpose(x) g2 = MatMul(x, t) s2 = Softmax(g2) y = MatMul(s2, x)",
     "next row added": "h = Slice(x, zero, one, zero) e = Constant<value_ints = [99]>() r = Slice(x, one, e, zero)"
     " z = Concat<axis = 0>(r, h) y = Add(x, z)",
@@ -102,3 +101,46 @@ def test_rows_that_depend_on_each_other_are_found(name: str, rows: int, tmp_path
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independent_rows_are_left_to_be_joined(name: str, rows: int, tmp_path: Path):
     assert dependence(graph(tmp_path / "net.onnx", INDEPENDENT[name]), rows) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("t = Constant<value_ints = [2, 6]>() e = Expand(c, t) y = Add(x, e)", "2x6 for 1 row of input (`x` 1x6)"),
+        ("y = ReduceMean<keepdims = 1>(x, zero)", "1x6 for 2 rows of input"),
+        ("t = Constant<value_ints = [128, 6]>() e = Expand(c, t) y = Add(x, e)", "does not run at x:2x6"),
+    ],
+    ids=["a constant of two rows", "the batch reduced", "no batch of the profile"],
+)
+def test_a_model_that_loses_the_batch_makes_no_engine(body: str, text: str, tmp_path: Path):
+    path = graph(tmp_path / "net.onnx", body)
+    with pytest.raises(ModelError) as error:
+        te.build(path, out=tmp_path / "engine.onnx", batch=(1, 2, 4))
+    assert text in error.value.message and not (tmp_path / "engine.onnx").exists()
+
+
+def test_an_engine_keeps_that_its_rows_depend_on_each_other_and_nothing_joins_them(tmp_path: Path):
+    path = graph(tmp_path / "net.onnx", DEPENDENT["largest of the batch"])
+    engine = te.build(path, out=tmp_path / "engine.onnx", batch=(1, 2, 4))
+    opened = te.Engine.open(engine.path)
+    assert "depends on the other rows" in (opened.signature.row_dependence or "")
+    assert any("must not be joined" in text for text in opened.passport.build.warnings)
+    with pytest.raises(UsageError, match="depends on the other rows"):
+        te.load(engine, batching=te.Batching(max_batch=4))
+    assert _max_batch(opened)[0] == 0
+
+
+def test_the_batch_is_followed_by_its_symbol_wherever_it_stands(tmp_path: Path):
+    path = graph(
+        tmp_path / "net.onnx", "y = Add(x, x) new_state = Add(state, state)",
+        "float[N, 6] x, float[8, N, 2] state", "float[N, 6] y, float[8, N, 2] new_state",
+    )  # fmt: skip
+    engine = te.build(path, batch=(1, 2, 4))
+    assert engine.passport.profiles[0].ranges["state"].shapes == ((8, 1, 2), (8, 2, 2), (8, 4, 2))
+    assert engine.signature.row_dependence is None
+    with te.load(engine) as runner:
+        assert (
+            runner.infer(random_feeds(engine.signature, {"x": (3, 6), "state": (8, 3, 2)}))["new_state"].shape[1] == 3
+        )
+    with pytest.raises(UsageError, match="its batch is dimension 1"):
+        BatchLayout.from_signature(engine.signature, engine.passport.profiles)

@@ -110,6 +110,10 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     place(engines["double"], repository, "keyed", config="response_cache { enable: true }")
     place(engines["double"], repository, "wrong", config="backend: 'tensorrt'")
     place(engines["double"], repository, "dims", config="input { name: 'x' data_type: TYPE_FP32 dims: [-1, 5] }")
+    place(engines["double"], repository, "large", config="max_batch_size: 64")
+    sample = "key: 'x' value { data_type: TYPE_FP32 dims: 4 random_data: true }"
+    warm = f"model_warmup {{ name: 'w' batch_size: 64 inputs {{ {sample} }} }}"
+    place(engines["double"], repository, "warm", config=f"max_batch_size: 8 {warm}")
     provider = "parameters { key: 'providers' value { string_value: 'cuda' } }"
     place(engines["double"], repository, "provider", config=provider)
     (repository / "bare" / "1").mkdir(parents=True)
@@ -122,6 +126,7 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     server = serve(model_repository=repository)
     expected = {
         "changed/1": "digest differs", "keyed/": "`response_cache` is not supported",
+        "large/1": "`max_batch_size` is 64, the engine takes", "warm/1": "profile 0 spans",
         "wrong/1": "the engine's is `onnxruntime`",
         "dims/1": "the engine's is x:", "provider/1": "cuda", "bare/1": "`--build-models`", "empty/": "has no version",
         "linked/": "outside the repository", "file/1": "outside the repository",

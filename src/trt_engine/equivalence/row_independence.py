@@ -113,7 +113,7 @@ def row_dependence(
         made = _run_among_others(run, signature, axes, feeds, kept, places)
         if made is None:
             continue
-        for name, axis in axes.outputs.items():
+        for name in axes.outputs:
             one, two = (np.shape(side[name]) for side in (outputs, made))
             if one != two:
                 return f"output `{name}` is {format_shape(one)} beside some rows and {format_shape(two)} beside others"

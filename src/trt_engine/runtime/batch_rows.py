@@ -30,8 +30,8 @@ class BatchLayout:
 
     @classmethod
     def from_signature(cls, signature: Signature, profiles: Sequence[Profile] = ()) -> BatchLayout:
-        """The layout; `UsageError` unless the first dimension of every input and output is the batch, and a row's result does
-        not depend on the others."""
+        """The layout; `UsageError` unless the first dimension of every input and output is the batch, and rows are
+        independent."""
         if signature.row_dependence is not None:
             raise UsageError(f"requests cannot be batched: {signature.row_dependence}", hint="leave `batching` out")
         fixed = _static_batch(signature)
@@ -39,7 +39,12 @@ class BatchLayout:
             symbols = {spec.symbols[0] for spec in signature.inputs if spec.symbols} - {None}
             for spec in signature.outputs:
                 other = spec.symbols[0] if spec.symbols else None
-                if signature.batch_axes(spec) != (0,) or not spec.shape or spec.shape[0] >= 0 or (symbols and other is not None and other not in symbols):
+                if (
+                    signature.batch_axes(spec) != (0,)
+                    or not spec.shape
+                    or spec.shape[0] >= 0
+                    or (symbols and other is not None and other not in symbols)
+                ):
                     raise _no_batch_dimension(spec)
         else:
             for spec in signature.outputs:

@@ -212,7 +212,9 @@ class _SizeRun:
         if batch > 1 and (reason := engine.signature.row_dependence) is not None:
             raise ModelError(
                 f"batch {batch} does not have a result for each frame: {reason}",
-                hint="`--max-batch 1` sizes it one frame at a time" if self.plan.dynamic else "export it with a batch of 1",
+                hint="`--max-batch 1` sizes it one frame at a time"
+                if self.plan.dynamic
+                else "export it with a batch of 1",
             )
         if not accepts_batch(engine, batch) and self.plan.dynamic:
             engine = self.build_single_batch(batch)

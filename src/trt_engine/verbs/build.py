@@ -389,7 +389,12 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     )
     signature = replace(engine.signature, row_dependence=checked.row_dependence)
     made = replace(
-        engine.passport, signature=signature, parity=checked.parity, validation=checked.validation, speed=speed, build=build
+        engine.passport,
+        signature=signature,
+        parity=checked.parity,
+        validation=checked.validation,
+        speed=speed,
+        build=build,
     )
     return Engine.seal(payload, made)
 

@@ -17,8 +17,8 @@ from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, payload_files, reference_path
 from trt_engine.equivalence.parity import REFERENCE, measure_parity, parity_feeds, perturb_feeds
-from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
 from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
 from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
@@ -84,7 +84,6 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
     if isinstance(options, str):
         return _defer_check(engine, plan, prepared, attempt, options)
     with load(engine, verify=False, allow_fallback=config.allow_fallback, options=options) as runner:
-
         infer: Run = runner.infer
 
         def run(feeds: Tensors) -> Mapping[str, Any]:

@@ -212,7 +212,8 @@ class BuildJob:
             sides.append(
                 tuple(replace(spec, dtype=self._network_dtype(spec.name, spec.dtype, tensors)) for spec in specs)
             )
-        return Signature(*sides)
+        inputs, outputs = sides
+        return Signature(inputs, outputs)
 
     def _network_dtype(self, name: str, model_dtype: str, tensors: dict[str, Any]) -> str:
         found = dtype_name(tensors[name].dtype)
