@@ -268,7 +268,7 @@ class Signature(RichDisplay):
         Empty for a tensor without a batch that moves.
         """
         symbol = self.batch_symbol
-        found = tuple(axis for axis, own in enumerate(spec.symbols) if own is not None and own == symbol)
+        found = tuple(axis for axis in spec.dynamic if spec.symbols and spec.symbols[axis] == symbol is not None)
         return found or ((0,) if spec.shape and spec.shape[0] < 0 else ())
 
     @property

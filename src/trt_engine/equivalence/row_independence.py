@@ -49,7 +49,7 @@ class BatchAxes:
             if len(sizes) == 1:
                 size = sizes.pop()
                 inputs = {spec.name: 0 for spec in signature.inputs}
-                outputs = {spec.name: 0 for spec in signature.outputs if spec.shape[:1] == (size,)}
+                outputs = {spec.name: 0 for spec in signature.outputs if spec.shape[:1] in ((size,), (-1,))}
         return cls(inputs, outputs)
 
     def rows(self, shapes: Mapping[str, Shape]) -> int | None:
