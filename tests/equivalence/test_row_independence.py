@@ -97,6 +97,14 @@ def test_rows_that_depend_on_each_other_are_found(name: str, rows: int, tmp_path
     assert found is not None and "output `y`" in found
 
 
+@pytest.mark.parametrize(
+    "body", ["m = ReduceMean<keepdims = 1>(x) y = Sub(x, m)", "m = ReduceMax<keepdims = 1>(x) y = Div(x, m)"]
+)
+def test_a_statistic_of_many_values_is_found_though_batches_of_equal_distribution_share_it(body: str, tmp_path: Path):
+    path = graph(tmp_path / "net.onnx", body, "float[batch, 60000] x", "float[batch, 60000] y")
+    assert dependence(path, x=(8, 60000)) is not None
+
+
 @pytest.mark.parametrize("rows", [2, 5])
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_independent_rows_are_left_to_be_joined(name: str, rows: int, tmp_path: Path):

@@ -434,3 +434,13 @@ print(len(list(folder.glob("*.engine"))), flush=True)
         [sys.executable, "-c", code, str(models["fp32"]), str(tmp_path)], capture_output=True, text=True, timeout=400
     )
     assert done.stdout.strip() == "40", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["?", "size"])
+def test_names_that_bind_no_sizes_do_not_bind_them_in_the_builder(name: str, store: Store, tmp_path: Path) -> None:
+    values = [helper.make_tensor_value_info(side, FLOAT, ["batch", 3, name, name]) for side in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "net", values[:1], values[1:])
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    engine = te.build(path, backend="tensorrt-rtx", shapes={"x": (1, 3, 48, 192)}, store=store)
+    assert engine.passport.profiles[0].ranges["x"].opt == (1, 3, 48, 192)

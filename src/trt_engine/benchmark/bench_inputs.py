@@ -56,5 +56,8 @@ def batch_of(signature: Signature, shapes: Mapping[str, Shape]) -> int:
     """Rows per query: the dynamic first dimension, or the one all inputs share, else 1."""
     if signature.batch_axis:
         return shapes[signature.inputs[0].name][0]
+    moving = {shapes[spec.name][axis] for spec in signature.inputs for axis in signature.batch_axes(spec)}
+    if len(moving) == 1:
+        return moving.pop()
     first = {shapes[spec.name][0] if len(spec.shape) > 1 else 1 for spec in signature.inputs}
     return first.pop() if len(first) == 1 else 1

@@ -276,8 +276,14 @@ def _defer_check(
                 sorted_outputs=ranked,
                 sensitivity=sensitivity,
             )
-    plain = reference_session(prepared.model.path, prepared.model.signature)
-    dependence = _check_profiles(engine, plan, prepared, plain.run, {})
+    try:
+        plain = reference_session(prepared.model.path, prepared.model.signature)
+    except MemoryExhausted:
+        raise
+    except TrtEngineError:  # no kernels for it: the note has the reason
+        dependence = None
+    else:
+        dependence = _check_profiles(engine, plan, prepared, plain.run, {})
     after = (
         "`trt-engine validate` checks it there" if validation.reference is not None else "it cannot be checked later"
     )
