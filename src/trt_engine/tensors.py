@@ -115,7 +115,7 @@ _ATTENTION_WORDS = frozenset(
     "past present cache cached state states hidden attn attention query key keys value kv seq sequence len length head "
     "heads memory token tokens".split()
 )
-"""Words in the names of four-dimensional tensors and of their sizes that are no images: a KV cache, an attention mask."""
+"""Words in the names of four-dimensional tensors and of their sizes that are not images: a KV cache, an attention mask."""
 
 
 def dtype_name(array: Any) -> str:

@@ -53,7 +53,7 @@ class BatchAxes:
         return cls(inputs, outputs)
 
     def rows(self, shapes: Mapping[str, Shape]) -> int | None:
-        """The rows of inputs of these shapes; None where there is no batch, or the inputs differ in it."""
+        """The rows of inputs of these shapes; None where none of them has a batch, or the inputs differ in it."""
         sizes = {shapes[name][axis] for name, axis in self.inputs.items()}
         return sizes.pop() if len(sizes) == 1 else None
 

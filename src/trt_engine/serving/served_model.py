@@ -440,7 +440,7 @@ def load_version(
             _warm_up(runner, settings.runtime.graphs)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
-        for runs, shapes in warmup_samples(settings):  # asked for: one that fails is an error, as in Triton
+        for runs, shapes in warmup_samples(settings):  # requested: one that fails is an error, as in Triton
             runner.warmup(runs, shapes=shapes)
         served = ServedVersion(name, version, runner, settings, truth)
         if isinstance(source, Engine):
