@@ -48,7 +48,7 @@ class Tolerance:
     """Outputs of bounded functions, with their ranges."""
 
     def for_graph(self, proto: ModelProto) -> Tolerance:
-        """The same for the outputs of a graph: the rounding of the functions that made them is no difference."""
+        """The same for the outputs of a graph: the rounding of the functions that made them does not count."""
         return replace(self, ranges=output_ranges(proto))
 
     def floor(self, name: str) -> float:

@@ -59,7 +59,7 @@ _CONDA = re.compile(r"^[ \t]*-[ \t]+[\"']?(?:[\w-]+::)?(?P<name>tensorrt)(?P<spe
 
 
 def scan_installs(text: str, rules: RuleSet) -> Iterator[Hit]:
-    """The same of what pip, uv, conda, poetry and their like are told to install."""
+    """The same of what pip, uv, conda, poetry and their like install."""
     for command in _INSTALL.finditer(text):
         if is_said(text[text.rfind("\n", 0, command.start()) + 1 : command.start()]):
             continue
@@ -148,7 +148,9 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
         if (
             parsers is None
             or _in_comment(text, found)
-            or re.search(r"\bgrep\b[^|&;\n]*\Z", text[max(0, found.start() - 400) : found.start("word")])  # asks for it
+            or re.search(
+                r"\bgrep\b[^|&;\n]*\Z", text[max(0, found.start() - 400) : found.start("word")]
+            )  # searches for it
             or (before and re.search(r"\bif.*nv(parsers|caffe|uff)", before[0]))
         ):
             continue

@@ -1,4 +1,4 @@
-"""Precision that a library in front of TensorRT asks of its builder: Ultralytics, mmdeploy, torch2trt, Holoscan."""
+"""Precision that a library in front of TensorRT requests from its builder: Ultralytics, mmdeploy, torch2trt, Holoscan."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _before(text: str, at: int) -> str:
 
 
 def asked_precision(call: ast.Call, text: str) -> ast.keyword | None:
-    """The argument of a call that asks for a lower precision of TensorRT; `text` is the whole file."""
+    """The argument of a call that requests a lower precision; `text` is the whole file."""
     name = _last(call.func)
     given = {item.arg: item for item in call.keywords if item.arg is not None}
     if (found := given.get("enabled_precisions")) is not None and "torch_tensorrt" in text:

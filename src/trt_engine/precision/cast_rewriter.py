@@ -342,7 +342,7 @@ class CastRewriter:
         return found
 
     def keep_under_root(self, root: Op, reached: dict[Tensor, bool]) -> None:
-        """Keep what lies between a root and the squares under it."""
+        """Keep what is between a root and the squares under it."""
         waiting, met = [root], {root}
         while waiting:
             for _, tensor in fp32_tensors(waiting.pop().inputs):
