@@ -324,3 +324,20 @@ def symbolic_shape(types: Mapping[str, TypeProto], name: str) -> list[Size] | No
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dimension_symbol(dim.dim_param)
         for dim in types[name].tensor_type.shape.dim
     ]
+
+
+def without_unbound_names(raw: bytes) -> bytes:
+    """The model without names of input dimensions that bind nothing: placeholders, and those that stand twice in an input.
+
+    TensorRT requires equal sizes for equal names, ONNX Runtime does not.
+    """
+    model = ModelProto.FromString(raw)
+    unbound = 0
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        names = [dim.dim_param for dim in dims]
+        for dim in dims:
+            if dim.dim_param and (dimension_symbol(dim.dim_param) is None or names.count(dim.dim_param) > 1):
+                dim.ClearField("dim_param")
+                unbound += 1
+    return model.SerializeToString() if unbound else raw

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from trt_engine.atomic_io import os_errors
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.errors import MemoryExhausted, ModelError, TrtEngineError
-from trt_engine.tensors import dimension_symbol
+from trt_engine.graph.symbolic_shapes import without_unbound_names
 from trt_engine.trt.failure_causes import cause_hint, find_cause
 from trt_engine.trt.parser_messages import ParserError, format_parser_error, plain_text
 
@@ -31,7 +29,7 @@ def parse_model(network: Any, path: Path, logger: TensorRtLogger, config: Any = 
     `config` passes settings (DLA) to the parser, if this TensorRT supports it. Keep the parser as long as the network:
     it owns the weights.
     """
-    raw, trt, product = _without_unbound_names(model_bytes(path)), logger.binding.trt, logger.binding.product
+    raw, trt, product = without_unbound_names(model_bytes(path)), logger.binding.trt, logger.binding.product
     try:
         parser = trt.OnnxParser(network, logger.native)
     except TypeError as error:  # the library gave no object
@@ -44,23 +42,6 @@ def parse_model(network: Any, path: Path, logger: TensorRtLogger, config: Any = 
         if not parser.parse(raw, str(path.absolute())):
             raise unsupported_model_error(path, parser_errors(parser), logger, since=before)
     return parser
-
-
-def _without_unbound_names(raw: bytes) -> bytes:
-    """The model without names of input dimensions that bind nothing: placeholders, and those that stand twice in an input.
-
-    TensorRT requires equal sizes for equal names, ONNX Runtime does not.
-    """
-    model = onnx.load_from_string(raw)
-    unbound = 0
-    for value in model.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        names = [dim.dim_param for dim in dims]
-        for dim in dims:
-            if dim.dim_param and (dimension_symbol(dim.dim_param) is None or names.count(dim.dim_param) > 1):
-                dim.ClearField("dim_param")
-                unbound += 1
-    return model.SerializeToString() if unbound else raw
 
 
 def model_bytes(path: Path) -> bytes:
