@@ -178,6 +178,16 @@ def test_a_build_whose_time_is_not_known_ends_with_the_time(monkeypatch: pytest.
     assert found.candidates[1].note == "not built within the 14 s that were left"
 
 
+def test_what_was_built_is_measured_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(monkeypatch, [85.0, 0.0, 200.0])  # the second is in the store, the third too long
+    one = script.search.plan.candidates[1].plan
+    one.find_in_store = functools.partial(script.build, one)
+    chosen, found = script.run(a0=[9.0], a1=[5.0])
+    assert chosen == 1 and found.candidates[2].note == "not reached in the time given"
+    _, found = Script(monkeypatch, [95.0, 1.0]).run(a0=[9.0])
+    assert found.candidates[0].median_ms == 9.0, "one alone has its figure too"
+
+
 def test_an_engine_in_the_store_tells_how_long_a_build_of_its_backend_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     for stored_s, built in ((1.0, 1.0), (15.0, None)):
         script = Script(monkeypatch, [stored_s, 1.0], time_budget_s=20.0)

@@ -114,7 +114,7 @@ class Search:
                 continue
             started, backend = self._elapsed(), item.config.backend
             stored = None if self.rebuild else item.plan.find_in_store()
-            left_s = _BUILD_SHARE * self.budget_s - started
+            left_s = (_BUILD_SHARE if stored is None else 1.0) * self.budget_s - started  # nothing is built for a stored one
             if self.engines and left_s < (longest.get(backend, 0.0) if stored is None else 0.0):
                 continue
             quick = backend in longest and get_backend(backend).fast_build and item.config.calib_data is None
@@ -166,10 +166,16 @@ class Search:
     # -------------------------------------------------------------------------------------------- measuring
 
     def _measure_all(self) -> None:
-        """The probes, then rounds of interleaved measurement, each of the faster half of the one before."""
-        if len(self.engines) < 2:
+        """The probes, then rounds of interleaved measurement, each of the faster half of the one before.
+
+        A single engine is probed too, so that its figure is in the table; it is delivered in any case.
+        """
+        try:
+            sides, openers, batch = self._open(self._probe_order())
+        except TrtEngineError:
+            if len(self.engines) > 1:
+                raise
             return
-        sides, openers, batch = self._open(self._probe_order())
         active = sorted(sides)
         turns = zip(*(sides[index].bursts for index in active), strict=True)
         self._enter(last := _Round(active, [(turn,) for turn in turns], batch, self.plan.config, loads=1))
