@@ -114,7 +114,9 @@ class Search:
                 continue
             started, backend = self._elapsed(), item.config.backend
             stored = None if self.rebuild else item.plan.find_in_store()
-            left_s = (_BUILD_SHARE if stored is None else 1.0) * self.budget_s - started  # nothing is built for a stored one
+            left_s = (
+                _BUILD_SHARE if stored is None else 1.0
+            ) * self.budget_s - started  # nothing is built for a stored one
             if self.engines and left_s < (longest.get(backend, 0.0) if stored is None else 0.0):
                 continue
             quick = backend in longest and get_backend(backend).fast_build and item.config.calib_data is None
