@@ -110,7 +110,8 @@ def os_error(error: OSError, path: Path, doing: str = "write", *, by: str = "-o"
             if reads
             else "choose a folder you may write to with `{by}`"
         )
-    what, hint = texts.get(error.errno or 0, (_errno_text(error), hint))
+    number = errno.EISDIR if error.errno == errno.EBUSY and path.is_dir() else error.errno or 0  # `.` is busy
+    what, hint = texts.get(number, (_errno_text(error), hint))
     if reads:
         return ModelError(f"cannot read `{path}`: {what}", hint=hint)
     return SetupError(f"cannot {doing} `{path}`: {what}", hint=hint.format(by=by), machine_specific=False)
@@ -307,7 +308,7 @@ def _stage(target: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
         _swept.add(target.parent)
         sweep_staged(target.parent)
     while True:
-        path = target.with_name(f".{target.name}.{_boot_id()}-{os.getpid()}-{next(_counter)}.tmp")
+        path = target.parent / f".{target.name}.{_boot_id()}-{os.getpid()}-{next(_counter)}.tmp"
         try:
             handle = create(path)
         except FileExistsError:  # a process of that number in another container
@@ -330,10 +331,11 @@ def _create_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
-def write_atomic(path: Path, data: bytes | str) -> Path:
-    """Write all of `data` or nothing: aside first, to the disk, then renamed over `path`, or over what it links to."""
+def write_atomic(path: Path, data: bytes | str, *, by: str = "-o") -> Path:
+    """Write all of `data` or nothing: aside first, to the disk, then renamed over `path`, or over what it links to. `by` is
+    the option that chose the path, for the error's hint."""
     raw = data.encode() if isinstance(data, str) else data
-    with os_errors(path):
+    with os_errors(path, by=by):
         target = resolve_link(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with _staged(target, _create_file) as (aside, handle):
@@ -404,11 +406,11 @@ def unused_folder(folder: Path) -> Path:
     return candidate
 
 
-def write_json(path: Path, value: Any) -> Path:
-    """Write the value atomically as indented JSON, with a final newline."""
+def write_json(path: Path, value: Any, *, by: str = "-o") -> Path:
+    """Write the value atomically as indented JSON, with a final newline; `by` as in `write_atomic`."""
     import msgspec
 
-    return write_atomic(path, msgspec.json.format(encode_json(value), indent=2) + b"\n")
+    return write_atomic(path, msgspec.json.format(encode_json(value), indent=2) + b"\n", by=by)
 
 
 @contextlib.contextmanager

@@ -35,12 +35,12 @@ from trt_engine.tensors import DTYPES, Signature, format_shape
 
 def passport_path(payload: Path) -> Path:
     """Passport path of a payload: `model.engine` -> `model.engine.json`."""
-    return payload.with_name(payload.name + ".json")
+    return payload.parent / f"{payload.name}.json"  # `.` and `/` have no name
 
 
 def reference_path(payload: Path) -> Path:
     """Path of a payload's reference inputs and outputs: `model.engine` -> `model.engine.reference.npz`."""
-    return payload.with_name(f"{payload.name}.reference.npz")
+    return payload.parent / f"{payload.name}.reference.npz"
 
 
 def engine_path(path: Path) -> Path | None:

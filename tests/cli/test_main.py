@@ -191,7 +191,11 @@ def test_the_reader_of_stdout_leaving_is_no_error(capfd: pytest.CaptureFixture[s
         ),
         (["build", "x", "--workspace", "0"], "`--workspace` is 0, expected 1 or more", None),
         (["size", "x", "--memory-limit", "0"], "`--memory-limit` is 0, expected 1 or more", None),
-        (["build", "x", "-o", ""], "`-o ''` is not a file or folder", "name a file or a folder, as `-o results`"),
+        (
+            ["build", "x", "-o", ""],
+            "`--out` is given an empty value",
+            "is a variable of the shell not set? else leave `--out` out",
+        ),
         (["report", "x", "-o", "-"], "`-o -` is not a file or folder", "leave out `-o` to print to stdout"),
         (["report", "x", "-o", "/dev/stdout", "--overwrite"], "`-o /dev/stdout` is not a file or folder", None),
         (["build", "x", "-o", "a", "--outdir", "b"], "`--out` and `--outdir` are the same option", None),

@@ -328,3 +328,34 @@ def test_a_second_value_of_an_option_that_takes_one_is_refused_by_every_verb() -
                 command.make_context(name, args)
             refused += 1
     assert refused > 300
+
+
+def test_an_empty_value_is_refused_by_every_option_and_argument_of_every_verb(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An empty path is the working folder, an empty backend the default: a variable that is not set goes unnoticed."""
+    ctx = click.Context(cli)
+    for verb in cli.list_commands(ctx):
+        command = cli.get_command(ctx, verb)
+        assert command is not None
+        arguments = [item for item in command.params if isinstance(item, click.Argument)]
+        for item in command.params:
+            if isinstance(item, click.Option) and (item.is_flag or item.count):
+                continue
+            words = ["" if other is item else "x" for other in arguments]
+            if isinstance(item, click.Option):
+                words += [max(item.opts, key=len), *[""] * item.nargs]
+            assert run([verb, *words]) == 2
+            assert "is given an empty value" in capsys.readouterr().err, (verb, words)
+    assert run(["build", "--onnx=", "--fp16"]) == 2
+    assert "`--onnx` is given an empty value" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["build .", "build /", "migrate x --sarif ."])
+def test_a_folder_without_a_name_is_a_folder(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x").mkdir()
+    assert run(words.split()) in (2, 3, 4)
+    assert "is a folder, expected a" in capsys.readouterr().err

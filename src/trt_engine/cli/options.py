@@ -75,7 +75,7 @@ def out_option(help: str, *, hint: str = "name a file or a folder, as `-o result
         named = typed if folder is None else folder
         if named is None:
             return None
-        if named in ("", "-") or re.fullmatch(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", named):
+        if named == "-" or re.fullmatch(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/(self|\d+)/fd/\d+", named):
             raise UsageError(f"`-o {shlex.quote(named)}` is not a file or folder", hint=hint)
         ctx.meta[_FOLDER] = folder is not None or named.endswith("/")
         return Path(named)

@@ -24,6 +24,7 @@ from trt_engine.cli.trtexec_table import (
     Translation,
     TrtexecOption,
 )
+from trt_engine.cli.verb_command import empty_value
 from trt_engine.config.parse import parse_shapes
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.errors import TrtEngineError, UsageError
@@ -145,6 +146,8 @@ class _Translator:
                     f"option `{option.spelling}` requires an argument",
                     hint=f"`{option.spelling}=VALUE`, as trtexec takes it",
                 )
+        if value == "":
+            raise empty_value(option.spelling)
         if not option.takes_value and value is not None:
             raise UsageError(f"`{option.spelling}` takes no value, got `{value}`", hint=f"`{option.spelling}` alone")
         shown = option.spelling if value is None else f"{option.spelling}={value}"

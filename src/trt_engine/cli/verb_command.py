@@ -75,7 +75,7 @@ class Verb(click.Command):
         reading = trtexec_options.translate_args(ctx.info_name or "", self.get_params(ctx), args)
         ctx.meta[NOTES], ctx.meta[SET_BY_TRTEXEC] = reading.notes, reading.names
         if not ctx.resilient_parsing:
-            self._reject_repeated(ctx, list(reading.args))
+            self._reject_values(ctx, list(reading.args))
         try:
             return super().parse_args(ctx, reading.args)
         except click.UsageError as error:
@@ -86,12 +86,14 @@ class Verb(click.Command):
                 ) from error
             raise
 
-    def _reject_repeated(self, ctx: click.Context, args: list[str]) -> None:
-        """`UsageError` for an option that takes one value and is given two different ones: click keeps the last."""
+    def _reject_values(self, ctx: click.Context, args: list[str]) -> None:
+        """`UsageError` for an empty value, and for an option that takes one value and is given two different ones: click
+        keeps the last, and an empty path is the working folder."""
         parser = self.make_parser(ctx)
+        params = {param.name: param for param in self.get_params(ctx)}
         single = {
-            param.name: param
-            for param in self.get_params(ctx)
+            name: param
+            for name, param in params.items()
             if isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count)
         }
         for name, param in single.items():
@@ -100,13 +102,16 @@ class Verb(click.Command):
             found, _, _ = parser.parse_args(args)
         except click.UsageError:
             return  # reported by the parser itself
+        for name, item in params.items():
+            if "" in _flatten(found.get(name)):
+                raise empty_value(_spelling(item, ctx))
         for name, param in single.items():
             typed = [(value,) if isinstance(value, str) else value for value in found.get(name) or ()]
             values = [" ".join(words) for words in dict.fromkeys(typed) if isinstance(words, tuple)]
             if len(values) > 1:
                 raise UsageError(
-                    f"`{param.opts[-1] if len(param.opts[-1]) > 2 else param.opts[0]}` takes one value and is given "
-                    f"{len(values)}: {', '.join(f'`{value}`' for value in values)}",
+                    f"`{_spelling(param, ctx)}` takes one value and is given {len(values)}: "
+                    f"{', '.join(f'`{value}`' for value in values)}",
                     hint="leave out all but one",
                 )
 
@@ -127,6 +132,27 @@ class Verb(click.Command):
             if group in rows:
                 with formatter.section(group):
                     _write_rows(formatter, rows[group])
+
+
+def empty_value(spelling: str) -> UsageError:
+    """The error for an option or an argument whose value is empty."""
+    return UsageError(
+        f"`{spelling}` is given an empty value", hint=f"is a variable of the shell not set? else leave `{spelling}` out"
+    )
+
+
+def _spelling(param: click.Parameter, ctx: click.Context) -> str:
+    """An option's long name, an argument's name in the usage."""
+    if isinstance(param, click.Argument):
+        return param.make_metavar(ctx).strip("[].")
+    return next((name for name in reversed(param.opts) if len(name) > 2), param.opts[0])
+
+
+def _flatten(value: Any) -> list[Any]:
+    """The words of a parsed value: one, those of an option with several, those of a repeated option."""
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in _flatten(item)]
+    return [value]
 
 
 def verb(name: str | None = None, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:

@@ -69,7 +69,7 @@ def migrate(
         raise SetupError(f"{len(scan.without_parser)} C++ files need the parser, which is not installed", hint=_INSTALL)
     report = scan.report(tuple(map(str, places)))
     if config.sarif is not None:
-        write_json(config.sarif, sarif_log(report.findings))
+        write_json(config.sarif, sarif_log(report.findings), by="--sarif")
     return report
 
 
