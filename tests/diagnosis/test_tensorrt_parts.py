@@ -136,8 +136,7 @@ def test_bindings_that_miss_a_library_which_lies_off_the_path_get_the_export(tmp
     missing = "raise ImportError('libnvonnxparser.so.11: cannot open shared object file: No such file or directory')"
     write(tmp_path, "site/tensorrt/__init__.py", missing)
     assert said(machine(tmp_path))["tensorrt"].fix == (
-        'pip install --force-reinstall "tensorrt-cu13==11.4.0.*", or put the folder of `libnvonnxparser.so.11` on '
-        "LD_LIBRARY_PATH"
+        'pip install "tensorrt-cu13==11.4.0.*", or put the folder of `libnvonnxparser.so.11` on LD_LIBRARY_PATH'
     )
     place = library(tmp_path, "usr/local/TensorRT-11.4.0/lib", "11.4.0", "nvonnxparser")
     item = said(machine(tmp_path))["tensorrt"]
@@ -243,6 +242,63 @@ def test_stubs_and_folders_that_are_gone_are_taken_out_of_the_path(tmp_path: Pat
     assert said(machine(tmp_path, library_path="/none"))["library-path"].fix == "unset LD_LIBRARY_PATH"
     assert said(machine(tmp_path, library_path="/opt/lib"))["library-path"].status == "ok"
     assert "library-path" not in said(machine(tmp_path))
+
+
+def install_parts(folder: Path, stem: str, parts: str, cuda: int = 13) -> None:
+    """The packages of a product and its modules: without the libraries the bindings fail to import."""
+    product, version = stem.replace("-", "_"), "1.7.1.116" if stem.endswith("rtx") else "11.4.0.106"
+    name = {"tensorrt": "nvinfer", "tensorrt_rtx": "tensorrt_rtx"}.get(product, product.replace("tensorrt", "nvinfer"))
+    file = f"lib{name}.so.{version.partition('.')[0]}"
+    for part in parts.split():
+        package(folder, f"{stem}-cu{cuda}" if part == "all" else f"{stem}-cu{cuda}-{part}", version)
+    imports = f"from {product}_bindings import *\nfrom {product}_bindings import __version__\n"
+    missing = f"raise ModuleNotFoundError(\"No module named '{product}'\")\n"  # this environment may have the real one
+    write(folder, f"{product}/__init__.py", imports if "all" in parts else missing)
+    if "libs" in parts:
+        write(folder, f"{product}_libs/{file}", "\x7fELF")
+    if "bindings" in parts:
+        text = f"__version__ = '{version}'\nclass Builder: pass\n"
+        text += "" if "libs" in parts else f"raise ImportError('{file}: cannot open shared object file')\n"
+        write(folder, f"{product}_bindings/__init__.py", text)
+
+
+@pytest.mark.parametrize("parts", ["", "libs", "bindings", "bindings libs", "all bindings", "all bindings libs"])
+@pytest.mark.parametrize("stem", ["tensorrt", "tensorrt-lean", "tensorrt-dispatch", "tensorrt-rtx"])
+def test_an_installation_is_known_for_what_it_is_and_completed_by_what_it_lacks(
+    stem: str, parts: str, tmp_path: Path
+) -> None:
+    install_parts(tmp_path / "site", stem, parts)
+    here = machine(tmp_path, None)
+    found = said(here) | {item.name: item for item in checks.tensorrt_rtx(here)}
+    small = stem in ("tensorrt-lean", "tensorrt-dispatch")
+    if not parts and small:
+        assert stem not in found
+        return
+    item = found[stem]
+    complete = parts in ("bindings libs", "all bindings libs") if small else parts == "all bindings libs"
+    assert item.status == ("ok" if complete else "warning" if "bindings" in parts else "note")
+    if complete or not parts:
+        assert "pip install --force-reinstall" not in (item.fix or "")
+    else:
+        release = "1.7.1" if stem.endswith("rtx") else "11.4.0"
+        assert (item.fix or "").startswith(f'pip install "{stem}-cu13=={release}.*"')
+    others = {"tensorrt", "tensorrt-lean", "tensorrt-dispatch", "tensorrt-rtx"} & set(found) - {stem}
+    assert all(found[name].status == "note" for name in others) and f"{stem}-cuda" not in found
+
+
+@pytest.mark.parametrize("stem", ["tensorrt-lean", "tensorrt-dispatch"])
+def test_a_smaller_runtime_beside_tensorrt_is_held_against_its_own_packages(stem: str, tmp_path: Path) -> None:
+    site = wheels(tmp_path / "site", "10.16.1.11", 13)
+    install_parts(site, stem, "bindings libs", cuda=12)
+    found = said(machine(tmp_path))
+    assert found["tensorrt"].status == found["tensorrt-versions"].status == found[f"{stem}-versions"].status == "ok"
+    assert "tensorrt-cuda" not in found and "11.4.0.106 for CUDA 12" in found[stem].message
+    package(site, f"{stem}-cu13-libs", "11.4.0.106")
+    item = said(machine(tmp_path))[f"{stem}-cuda"]
+    assert item.status == "problem" and f"`{stem.replace('-', '_')}_bindings/`" in item.message
+    assert item.fix == (
+        f'pip uninstall -y {stem}-cu12-bindings {stem}-cu12-libs {stem}-cu13-libs && pip install "{stem}-cu13==11.4.0.*"'
+    )
 
 
 def test_lean_runtimes_are_listed(tmp_path: Path) -> None:

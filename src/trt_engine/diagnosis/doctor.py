@@ -25,6 +25,7 @@ from trt_engine.profiling.peaks.cache import device_peaks as measured
 from trt_engine.public_function import public_function
 from trt_engine.records.diagnosis import BackendState, Diagnosis, DoctorReport, Status
 from trt_engine.store import Store
+from trt_engine.trt.installation import RUNTIME_KINDS
 
 log = logging.getLogger(__name__)
 
@@ -234,14 +235,8 @@ def onnxruntime(machine: Machine) -> Iterator[Diagnosis]:
             )
 
 
-def _library_in(text: str | None) -> str | None:
-    """The first shared library that a message names."""
-    found = re.search(r"lib\w[\w.+-]*\.so[.\d]*", text or "")
-    return found[0].rstrip(".") if found else None
-
-
 def _provider_fix(reason: str, machine: Machine) -> str:
-    library = _library_in(reason)
+    library = plans.library_in(reason)
     if not (machine.gpus or machine.driver_loaded):
         return "none needed on a machine without an NVIDIA GPU"
     if library and library.startswith(("libnvinfer", "libnvonnxparser")):
@@ -380,33 +375,22 @@ def tensorrt(machine: Machine) -> Iterator[Diagnosis]:
         text = "no TensorRT bindings installed"
         if (library := here.library()) is not None:
             text += f"; the library {library.version} is in `{library.path.parent}`"
+        runtimes = [kind for kind in RUNTIME_KINDS if here.runtime(kind).bindings is not None]
+        if runtimes:
+            text += f"; the {' and '.join(runtimes)} bindings build no engines"
         yield Diagnosis("tensorrt", "note", text, plans.how_to_install(here))
         return
-    probed = machine.library_info("tensorrt")
+    probed = machine.library_info("tensorrt") if here.bindings is not None else {"error": None}
     if "error" not in probed:
         below = here.library(major=here.bindings.version.major if here.bindings else None)
         place = f", libnvinfer in `{below.path.parent}`" if below is not None else ""
         cuda = f", for CUDA {here.cuda_major}" if here.cuda_major is not None else ""
         yield Diagnosis("tensorrt", "ok", f"bindings {probed['version']}{cuda}{place}")
         return
-    if "No module named" in probed["error"]:  # bindings alone have no module `tensorrt`; their error names the library
-        probed = machine.library_info("tensorrt_bindings")
-    names = ", ".join(f"{item.name} {item.version}" for item in here.packages)
-    yield Diagnosis(
-        "tensorrt",
-        "warning",
-        f"installed ({names}) and cannot be imported: {probed.get('error', 'there is no module `tensorrt`')}",
-        _bindings_fix(machine, _library_in(probed.get("error"))),
-    )
-
-
-def _bindings_fix(machine: Machine, library: str | None) -> str:
-    here = machine.tensorrt
-    whole = here.pip_command((here.bindings or here.packages[0]).version, "--force-reinstall")
-    if library is None:
-        return whole
-    fix = plans.how_to_find(library, here, machine)
-    return fix if fix.startswith("export") else f"{whole}, or put the folder of `{library}` on LD_LIBRARY_PATH"
+    error = probed["error"]
+    if error is not None and "No module named" in error:  # bindings alone; their own error names the library
+        error = machine.library_info("tensorrt_bindings").get("error", "there is no module `tensorrt`")
+    yield plans.unusable_bindings(here, error, machine)
 
 
 @register_check
@@ -418,9 +402,8 @@ def tensorrt_together(machine: Machine) -> Iterator[Diagnosis]:
     yield from plans.libraries_on_path(here, machine)
     for check_provider in (plans.onnxruntime_provider, plans.onnxruntime_cuda):
         yield from check_provider(here, machine.package_folders())
-    if here.lean:
-        versions = ", ".join(f"{item.version} in `{item.path.parent}`" for item in here.lean)
-        yield Diagnosis("tensorrt-lean", "note", f"lean runtimes: {versions}")
+    for kind in RUNTIME_KINDS:
+        yield from plans.smaller_runtime(here.runtime(kind), machine)
 
 
 @register_check
@@ -436,7 +419,7 @@ def tools(machine: Machine) -> Iterator[Diagnosis]:
             "trtexec", "note", "not found on PATH or in /usr/src/tensorrt/bin", "sudo apt-get install libnvinfer-bin"
         )
     elif here.trtexec_version is None:
-        library = _library_in(here.trtexec_message)
+        library = plans.library_in(here.trtexec_message)
         yield Diagnosis(
             "trtexec",
             "warning",

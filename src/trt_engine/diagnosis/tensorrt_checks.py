@@ -63,10 +63,57 @@ def how_to_find(name: str, here: Installation, machine: Machine, *, packaged: bo
         return f"sudo apt-get install {package}{major[1]}"
     if major and name.startswith(("libnvinfer", "libnvonnxparser")) and int(major[1]) >= 10:
         cuda = here.cuda_major or (13 if (driver_branch(here.driver) or 580) >= 580 else 12)
-        return (
-            f'pip install "tensorrt-cu{max(cuda, 12)}=={major[1]}.*", or put the folder of `{name}` on LD_LIBRARY_PATH'
-        )
+        runtime = re.match(r"libnvinfer_(lean|dispatch)\.", name)
+        stem = f"tensorrt-{runtime[1]}" if runtime else "tensorrt"
+        return f'pip install "{stem}-cu{max(cuda, 12)}=={major[1]}.*", or put the folder of `{name}` on LD_LIBRARY_PATH'
     return f"put the folder of `{name}` on LD_LIBRARY_PATH"
+
+
+def unusable_bindings(here: Installation, error: str | None, machine: Machine) -> Diagnosis:
+    """The finding about packages whose module fails to import with `error`; None: the libraries alone are installed."""
+    names = ", ".join(f"{item.name} {item.version}" for item in here.packages)
+    if here.bindings is None:
+        repair = here.pip_repair_command(here.packages[0].version)
+        return Diagnosis(_prefix(here), "note", f"libraries installed ({names}), without bindings", repair)
+    repair = here.pip_repair_command(here.bindings.version)
+    library = library_in(error)
+    fix = how_to_find(library, here, machine) if library is not None else ""
+    if not fix.startswith("export"):
+        fix = f"{repair}, or put the folder of `{library}` on LD_LIBRARY_PATH" if library is not None else repair
+    return Diagnosis(_prefix(here), "warning", f"installed ({names}) and cannot be imported: {error}", fix)
+
+
+def smaller_runtime(here: Installation, machine: Machine) -> Iterator[Diagnosis]:
+    """The lean or the dispatch runtime: bindings and library are all of it."""
+    places = ", ".join(f"{item.version} in `{item.path.parent}`" for item in here.main_libraries)
+    if here.bindings is None and places:
+        repair = here.pip_repair_command(here.packages[0].version) if here.packages else None
+        yield Diagnosis(_prefix(here), "note", f"libraries of the runtime, without bindings: {places}", repair)
+    elif here.packages:
+        yield _runtime_bindings(here, machine, places)
+    if here.packages:
+        for check in (cuda_packages, driver_and_cuda, version_consistency):
+            yield from check(here)
+
+
+def _runtime_bindings(here: Installation, machine: Machine, places: str) -> Diagnosis:
+    module = _prefix(here).replace("-", "_")
+    probed = machine.library_info(module)
+    if "No module named" in probed.get("error", ""):  # without the package that adds the plain name
+        module = f"{module}_bindings"
+        probed = machine.library_info(module)
+    if "error" in probed:
+        return unusable_bindings(here, probed["error"], machine)
+    cuda = f" for CUDA {here.cuda_major}" if here.cuda_major is not None else ""
+    text = f"`{module}` {probed['version']}{cuda} runs version-compatible plans and builds none"
+    text += f"; library {places}" if places else ""
+    return Diagnosis(_prefix(here), "ok", text)
+
+
+def library_in(text: str | None) -> str | None:
+    """The first shared library that a message names."""
+    found = re.search(r"lib\w[\w.+-]*\.so[.\d]*", text or "")
+    return found[0].rstrip(".") if found else None
 
 
 def version_consistency(here: Installation) -> Iterator[Diagnosis]:
@@ -80,11 +127,11 @@ def version_consistency(here: Installation) -> Iterator[Diagnosis]:
         None,
     )
     if odd is None:
-        yield Diagnosis("tensorrt-versions", "ok", f"one TensorRT: {text}")
+        yield Diagnosis(f"{_prefix(here)}-versions", "ok", f"one {here.product}: {text}")
         return
     (first, mine), (second, theirs) = odd
     yield Diagnosis(
-        "tensorrt-versions",
+        f"{_prefix(here)}-versions",
         "warning",
         f"{text}: {first} and {second} are different releases of TensorRT, and a plan of one does not load in the other",
         _version_fix(here, mine, theirs),
@@ -97,7 +144,7 @@ def _parts(here: Installation) -> list[tuple[str, Version]]:
         found.append((f"`{here.bindings.name}`", here.bindings.version))
         below = here.library(major=here.bindings.version.major)
         if below is not None and len(below.version.parts) >= 3:
-            found.append(("the libnvinfer under them", below.version))
+            found.append((f"the lib{below.name} under them", below.version))
     elif (plain := here.library()) is not None and len(plain.version.parts) >= 3:
         found.append(("libnvinfer", plain.version))
     if here.trtexec_version is not None:
@@ -119,7 +166,7 @@ def _version_fix(here: Installation, mine: Version, theirs: Version) -> str:
 
 def _prefix(here: Installation) -> str:
     """Name prefix of findings about the product."""
-    return here.product.lower()
+    return here.product.lower().replace(" ", "-")
 
 
 def cuda_packages(here: Installation) -> Iterator[Diagnosis]:
@@ -128,11 +175,12 @@ def cuda_packages(here: Installation) -> Iterator[Diagnosis]:
     if len(majors) > 1:
         names = " ".join(item.name for item in here.packages)
         keep = here.bindings.version if here.bindings is not None else here.packages[0].version
+        part = "bindings" if here.bindings is not None else "libs"
         yield Diagnosis(
             f"{_prefix(here)}-cuda",
             "problem",
             f"wheels for CUDA {' and '.join(map(str, majors))} share the folder "
-            f"`{_prefix(here).replace('-', '_')}_bindings/`: {names}; the one installed last has overwritten the other",
+            f"`{_prefix(here).replace('-', '_')}_{part}/`: {names}; the one installed last has overwritten the other",
             f"pip uninstall -y {names} && pip install {here.wheel_spec(keep)}",
         )
 

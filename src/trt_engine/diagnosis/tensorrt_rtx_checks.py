@@ -20,7 +20,7 @@ from trt_engine.trt.versions import Version, lacking_driver_branch, parse_capabi
 def tensorrt_rtx(here: Installation, probe: Callable[[str], dict[str, Any]]) -> Iterator[Diagnosis]:
     """All TensorRT-RTX checks; `probe` imports a module in a separate process."""
     if here.packages:
-        probed = probe("tensorrt_rtx")
+        probed = probe("tensorrt_rtx") if here.bindings is not None else {}
         yield _bindings(here, probed)
         yield from _version_consistency(here, probed)
         for check in (cuda_packages, driver_and_cuda, _gpus, duplicate_libraries, _licence):
@@ -44,11 +44,14 @@ def _extra(name: str, here: Installation) -> str:
 
 
 def _bindings(here: Installation, library_info: dict[str, Any]) -> Diagnosis:
+    names = ", ".join(f"{item.name} {item.version}" for item in here.packages)
+    if here.bindings is None:
+        repair = here.pip_repair_command(here.packages[0].version)
+        return Diagnosis("tensorrt-rtx", "note", f"libraries installed ({names}), without bindings", repair)
     if "error" in library_info or library_info.get("hollow"):
-        names = ", ".join(f"{item.name} {item.version}" for item in here.packages)
         why = library_info.get("error") or "the package is hollow: it has no `Builder`"
-        again = here.pip_command((here.bindings or here.packages[0]).version, "--force-reinstall")
-        return Diagnosis("tensorrt-rtx", "warning", f"installed ({names}) and cannot be imported: {why}", again)
+        repair = here.pip_repair_command(here.bindings.version)
+        return Diagnosis("tensorrt-rtx", "warning", f"installed ({names}) and cannot be imported: {why}", repair)
     below = here.library()
     place = f", libtensorrt_rtx in `{below.path.parent}`" if below is not None else ""
     cuda = f" for CUDA {here.cuda_major}" if here.cuda_major is not None else ""

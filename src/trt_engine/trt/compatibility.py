@@ -22,7 +22,7 @@ from trt_engine.plan_header import PLAN_BACKENDS, PlanHeader, plan_header
 from trt_engine.records.passport import Compatibility, Passport
 from trt_engine.trt import settings
 from trt_engine.trt.compatibility_case import CompatibilityCase, check_weights
-from trt_engine.trt.installation import Installation, detect_installation
+from trt_engine.trt.installation import RUNTIME_KINDS, Installation, detect_installation
 from trt_engine.trt.rtx_compatibility import ValidityQuery, check_rtx_plan
 from trt_engine.trt.settings import PlanSettings
 from trt_engine.trt.versions import (
@@ -35,7 +35,6 @@ from trt_engine.trt.versions import (
     supported_versions_text,
     supports,
     wheel_for_gpu,
-    wheel_spec,
 )
 
 _FIRST_MAJOR, _IMPOSSIBLE_MAJOR = 8, 20  # majors: the first with a version in its header, and an impossible one
@@ -209,8 +208,9 @@ def _no_loader_reason(installation: Installation) -> str:
         )
     if (library := installation.library()) is not None:
         return f"of TensorRT only the library {library.version} is here (`{library.path}`), without bindings or trtexec"
-    if installation.lean_bindings is not None:
-        return f"the lean bindings {installation.lean_bindings.version} alone are here; the whole package is needed"
+    for kind in RUNTIME_KINDS:
+        if (bindings := installation.runtime(kind).bindings) is not None:
+            return f"the {kind} bindings {bindings.version} alone are here; the whole package is needed"
     return "TensorRT is not installed here"
 
 
@@ -284,9 +284,7 @@ def _check_host_code(case: CompatibilityCase) -> Iterator[Compatibility]:
 
 
 def _check_lean_runtime(case: CompatibilityCase) -> str:
-    return wheel_spec(case.built_version, case.installation.driver, case.installation.cuda_major).replace(
-        "tensorrt-cu", "tensorrt-lean-cu"
-    )
+    return case.installation.runtime("lean").wheel_spec(case.built_version, case.installation.cuda_major)
 
 
 def _check_driver(case: CompatibilityCase) -> Iterator[Compatibility]:

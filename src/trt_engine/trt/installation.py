@@ -10,9 +10,10 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 from trt_engine.device import info
 from trt_engine.plan_header import PlanProduct
@@ -43,6 +44,22 @@ _CONTAINER_FILES = ((".dockerenv", "docker"), ("run/.containerenv", "podman"))
 _DEBIAN = re.compile(r"libnvinfer|libnvonnxparsers|python3-libnvinfer|tensorrt")
 
 
+RuntimeKind = Literal["lean", "dispatch"]
+"""TensorRT's smaller runtimes, which run version-compatible plans and build none."""
+RUNTIME_KINDS: tuple[RuntimeKind, ...] = ("lean", "dispatch")
+Product = Literal[PlanProduct, "TensorRT lean", "TensorRT dispatch"]
+"""What an `Installation` describes."""
+
+
+def _wheels(stem: str, *cudas: int) -> tuple[str, ...]:
+    """Names of the distributions: for any CUDA and for each, whole and in parts."""
+    return tuple(
+        f"{stem}{cuda}{part}"
+        for cuda in ("", *(f"-cu{major}" for major in cudas))
+        for part in ("", "-bindings", "-libs")
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _ProductNames:
     """Names of the packages and libraries of a product."""
@@ -53,6 +70,8 @@ class _ProductNames:
     """The library that runs plans, as in `Library.name`."""
     bundled: tuple[str, ...]
     """pip's folders with libraries."""
+    runtimes: tuple[str, ...] = ()
+    """Packages of its smaller runtimes."""
     providers: tuple[str, ...] = ()
     """Packages of an ONNX Runtime provider with bundled libraries."""
     provider_folder: str = ""
@@ -60,12 +79,8 @@ class _ProductNames:
 
 _PRODUCT_NAMES: dict[PlanProduct, _ProductNames] = {
     "TensorRT": _ProductNames(
-        packages=tuple(
-            f"tensorrt{kind}{cuda}{part}"
-            for kind in ("", "-lean", "-dispatch")
-            for cuda in ("", "-cu11", "-cu12", "-cu13")
-            for part in ("", "-bindings", "-libs")
-        ),
+        packages=_wheels("tensorrt", 11, 12, 13),
+        runtimes=(*_wheels("tensorrt-lean", 11, 12, 13), *_wheels("tensorrt-dispatch", 11, 12, 13)),
         library=re.compile(
             r"lib(nvinfer(?:_plugin|_vc_plugin|_lean|_dispatch)?|nvonnxparser)\.so(?:\.(\d+(?:\.\d+)*))?"
         ),
@@ -73,15 +88,18 @@ _PRODUCT_NAMES: dict[PlanProduct, _ProductNames] = {
         bundled=("tensorrt_libs", "tensorrt_bindings", "tensorrt_lean_libs", "tensorrt_dispatch_libs"),
     ),
     "TensorRT-RTX": _ProductNames(
-        packages=tuple(
-            f"tensorrt-rtx{cuda}{part}" for cuda in ("", "-cu12", "-cu13") for part in ("", "-bindings", "-libs")
-        ),
+        packages=_wheels("tensorrt-rtx", 12, 13),
         library=re.compile(r"lib(tensorrt_(?:onnxparser_)?rtx)\.so(?:\.(\d+(?:\.\d+)*))?"),
         main_library="tensorrt_rtx",
         bundled=("tensorrt_rtx_libs",),
         providers=tuple(f"onnxruntime-ep-nv-tensorrt-rtx-cu{cuda}" for cuda in (13, 12)),
         provider_folder="onnxruntime_ep_nv_tensorrt_rtx",
     ),
+}
+_MAIN_LIBRARIES: dict[Product, str] = {
+    **{product: names.main_library for product, names in _PRODUCT_NAMES.items()},
+    "TensorRT lean": "nvinfer_lean",
+    "TensorRT dispatch": "nvinfer_dispatch",
 }
 
 
@@ -121,7 +139,7 @@ class Installation:
     """The TensorRT or TensorRT-RTX installation of one machine, and its GPUs."""
 
     packages: tuple[Package, ...] = ()
-    """Its distributions, by name."""
+    """Its distributions, by name; those of the lean and dispatch runtimes are `runtime_packages`."""
     debian: tuple[Package, ...] = ()
     libraries: tuple[Library, ...] = ()
     """Those on the loader's path, in its order: the first of a name and major is loaded."""
@@ -135,28 +153,34 @@ class Installation:
     driver: str | None = None
     """The NVIDIA driver version, from NVML or the kernel module."""
     container: str | None = None
-    product: PlanProduct = "TensorRT"
+    product: Product = "TensorRT"
+    runtime_packages: tuple[Package, ...] = ()
+    """Distributions of the lean and dispatch runtimes, which run version-compatible plans and build none."""
     provider: Package | None = None
     """The ONNX Runtime provider with bundled libraries."""
     provider_library: Library | None = None
 
     @property
     def bindings(self) -> Package | None:
-        """The full Python bindings, builder included."""
-        found = [item for item in self.packages if not re.search("lean|dispatch|-libs$", item.name)]
+        """The Python bindings."""
+        found = [item for item in self.packages if not item.name.endswith("-libs")]
         return next((item for item in found if item.name.endswith("-bindings")), found[0] if found else None)
 
-    @property
-    def lean_bindings(self) -> Package | None:
-        """The bindings that run engines and build none."""
-        return next(
-            (item for item in self.packages if re.fullmatch(r"tensorrt-lean(-cu\d+)?-bindings", item.name)), None
+    def runtime(self, kind: RuntimeKind) -> Installation:
+        """The lean or the dispatch runtime as an installation of its own."""
+        return replace(
+            self,
+            packages=tuple(item for item in self.runtime_packages if item.name.startswith(f"tensorrt-{kind}")),
+            debian=(),
+            trtexec=None,
+            trtexec_version=None,
+            product="TensorRT lean" if kind == "lean" else "TensorRT dispatch",
         )
 
     def library(self, name: str | None = None, major: int | None = None) -> Library | None:
         """The file the bindings load for that name (default: the library that runs plans): pip's first,
         then the loader's first."""
-        name = name or _PRODUCT_NAMES[self.product].main_library
+        name = name or _MAIN_LIBRARIES[self.product]
         every = (*self.bundled, *self.libraries)
         return next((item for item in every if item.name == name and major in (None, item.version.major)), None)
 
@@ -173,9 +197,15 @@ class Installation:
         return below.version
 
     @property
+    def main_libraries(self) -> tuple[Library, ...]:
+        """The libraries that run plans, in the order the bindings look for them."""
+        name = _MAIN_LIBRARIES[self.product]
+        return tuple(item for item in (*self.bundled, *self.libraries) if item.name == name)
+
+    @property
     def lean(self) -> tuple[Library, ...]:
         """The lean runtime libraries, by path."""
-        return tuple(item for item in (*self.bundled, *self.libraries) if item.name == "nvinfer_lean")
+        return self.runtime("lean").main_libraries
 
     @property
     def package_bin(self) -> Package | None:
@@ -185,7 +215,7 @@ class Installation:
     @property
     def conflicting_libraries(self) -> tuple[Library, ...]:
         """Two libraries of one major and different versions on the loader's path, the loaded one first; else empty."""
-        main = _PRODUCT_NAMES[self.product].main_library
+        main = _MAIN_LIBRARIES[self.product]
         plain = [item for item in self.libraries if item.name == main and len(item.version.parts) >= 3]
         for first in plain:
             for other in plain:
@@ -195,24 +225,33 @@ class Installation:
 
     @property
     def is_present(self) -> bool:
-        return bool(self.packages or self.libraries or self.trtexec)
+        return bool(self.packages or self.library() or self.trtexec)
 
     def pip_command(self, version: Version, *options: str) -> str:
         """The pip command that installs exactly that release, for the installed CUDA if possible."""
         return self.pip_install_command(self.wheel_spec(version, self.cuda_major), *options)
 
+    def pip_repair_command(self, version: Version) -> str:
+        """The pip command that installs the parts which are missing, else all of them again."""
+        complete = all(
+            any(item.name.endswith(part) for item in self.packages) for part in ("-bindings", "-libs")
+        ) and any(not re.search("-(bindings|libs)$", item.name) for item in self.packages)
+        return self.pip_command(version, *(["--force-reinstall"] if complete else []))
+
     def wheel_spec(self, version: Version, cuda: int | None = None) -> str:
         """The quoted pip requirement of exactly that release, for a CUDA the driver supports."""
-        return (rtx_wheel_spec if self.product == "TensorRT-RTX" else wheel_spec)(version, self.driver, cuda)
+        if self.product == "TensorRT-RTX":
+            return rtx_wheel_spec(version, self.driver, cuda)
+        stem = self.product.lower().replace(" ", "-")
+        return wheel_spec(version, self.driver, cuda).replace("tensorrt", stem)
 
     def pip_install_command(self, requirement: str, *options: str) -> str:
         """The same for any pip requirement; uninstalls wheels for another CUDA, which share folders."""
         found = re.search(r"-cu(\d+)", requirement)
         asked = int(found[1]) if found else None
-        plain = [item for item in self.packages if not re.search("lean|dispatch", item.name)]
-        others = [item.name for item in plain if item.cuda_major != asked]
+        others = [item.name for item in self.packages if item.cuda_major != asked]
         line = " ".join(("pip install", *options, requirement))
-        return f"pip uninstall -y {' '.join(item.name for item in plain)} && {line}" if others else line
+        return f"pip uninstall -y {' '.join(item.name for item in self.packages)} && {line}" if others else line
 
     @property
     def cuda_major(self) -> int | None:
@@ -238,7 +277,8 @@ def detect_installation(
     here = root == Path("/")
     places = [Path(place) for place in (*packages, *(sys.path if here else ())) if place]
     names = _PRODUCT_NAMES[product]
-    found, providers = _pip_packages(names.packages, places), _pip_packages(names.providers, places)
+    found, runtimes = _pip_packages(names.packages, places), _pip_packages(names.runtimes, places)
+    providers = _pip_packages(names.providers, places)
     debian = _debian_packages(root) if product == "TensorRT" else ()
     trtexec = find_trtexec(root, environ) if product == "TensorRT" else None
     version, said = _probe_trtexec(trtexec, environ) if trtexec is not None and probe_trtexec else (None, None)
@@ -251,7 +291,7 @@ def detect_installation(
         ),
         bundled=_refine_versions(
             tuple(_bundled_libraries(places, names.bundled, names.library)),
-            tuple(item for item in found if item.name.endswith("-libs")),
+            tuple(item for item in (*found, *runtimes) if item.name.endswith("-libs")),
         ),
         trtexec=trtexec,
         trtexec_version=version,
@@ -262,6 +302,7 @@ def detect_installation(
         if here
         else next((name for file, name in _CONTAINER_FILES if (root / file).exists()), None),
         product=product,
+        runtime_packages=runtimes,
         provider=providers[0] if providers else None,
         provider_library=next(
             (
@@ -409,8 +450,10 @@ def _refine_versions(libraries: tuple[Library, ...], packages: Sequence[Package]
     found = []
     for item in libraries:
         for package in packages:
-            stated = item.version.parts
-            ours = item.origin == "pip" or item.path.parent.name.endswith("-linux-gnu")
+            stated, folder = item.version.parts, item.path.parent.name
+            stem = re.sub(r"(-cu\d+)?-libs$", "", package.name).replace("-", "_")
+            of_package = folder in (f"{stem}_libs", f"{stem}_bindings")
+            ours = of_package if item.origin == "pip" else folder.endswith("-linux-gnu")
             if ours and len(package.version.parts) > len(stated) and package.version.parts[: len(stated)] == stated:
                 item = Library(item.name, item.path, package.version, item.origin)
                 break
