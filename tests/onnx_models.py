@@ -90,14 +90,14 @@ def empty_input(path: Path) -> Path:
     return save(path, [node("Concat", "none some", "all", axis=0)], *sides)
 
 
-def int8_qdq(path: Path) -> Path:
+def int8_qdq(path: Path, limit: int = 63) -> Path:
     """A convolution between QuantizeLinear and DequantizeLinear, weights and activations in INT8.
 
-    Weights have 7 bits: ONNX Runtime's kernels for x86 without VNNI overflow with more.
+    Weights have 7 bits: ONNX Runtime's kernels for x86 without VNNI overflow with more (`limit` is their largest value).
     """
     rng = np.random.default_rng(0)
     weights = {
-        "w": rng.integers(-63, 64, (8, 3, 3, 3), dtype=np.int8),
+        "w": rng.integers(-limit, limit + 1, (8, 3, 3, 3), dtype=np.int8),
         "sx": np.float32(0.01),
         "sw": np.float32(0.005),
         "sy": np.float32(0.02),

@@ -221,6 +221,18 @@ def test_a_row_above_the_tie_is_not_excused(rows: slice):
     assert matched(ranked(replace=rows), ranked()).max_rel > 1e-2
 
 
+def test_one_box_of_a_quantised_model_has_no_rms_of_its_own():
+    """One small box beside a large one that is off by less than rows are matched by; and all boxes off as much."""
+    tolerance, want = TOLERANCES["quantized"], ranked()
+    want[0, :, :4] = want[0, :, :4] / 10 + 70
+    want[0, 0, :4] = 300
+    for off, accepted in ((slice(30, 31), True), (slice(None), False)):
+        got = want.copy()
+        got[0, [10, 11]] = got[0, [11, 10]]
+        got[0, off, :4] += 29
+        assert tolerance.accepts(matched(got, want, tolerance)) == accepted
+
+
 def test_rows_that_all_tie_are_all_judged():
     error = matched(ranked(tied=40, replace=slice(3, 9)), ranked(tied=40))
     assert error.max_rel > 1e-2 and error.rows_skipped <= 1

@@ -578,12 +578,17 @@ def test_a_quantised_graph_has_no_use_for_calibration_data(tmp_path: Path):
 def test_weights_that_overflow_on_this_processor_are_named_where_int8_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    engine = te.build(models.int8_qdq(tmp_path / "q.onnx"), store=Store(tmp_path / "store"))
-    fp32 = te.build(models.conv_net(tmp_path / "net.onnx"), store=Store(tmp_path / "store"))
-    for features, named in ((("avx2",), True), (("avx2", "avx_vnni"), False), (("asimd",), False)):
+    full, reduced = models.int8_qdq(tmp_path / "q8.onnx", limit=127), models.int8_qdq(tmp_path / "q7.onnx")
+    store, net = Store(tmp_path / "store"), models.conv_net(tmp_path / "net.onnx")
+
+    def hint(path: Path, device: str = "cpu") -> str:
+        built = te.build(path, store=store, parity=False)
+        return build_parity._overflow_hint(built, device, open_model(path).graph)
+
+    for features, overflows in ((("avx2",), True), (("avx2", "avx_vnni"), False), (("asimd",), False)):
         monkeypatch.setattr(info, "cpu", lambda features=features: info.Cpu(name="test", cores=1, features=features))
-        assert ("--reduce-range on" in build_parity._overflow_hint(engine, "cpu")) == named
-        assert not build_parity._overflow_hint(engine, "cuda:0") and not build_parity._overflow_hint(fp32, "cpu")
+        assert ("--reduce-range on" in hint(full)) == overflows
+        assert not hint(reduced) and not hint(full, "cuda:0") and not hint(net)
 
 
 def test_a_model_the_reference_cannot_run_is_built_and_says_that_it_was_not_judged(tmp_path: Path):

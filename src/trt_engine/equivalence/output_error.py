@@ -36,11 +36,12 @@ _LARGE, _SLACK, _EPSILONS = 0.125, 4.0, 32
 
 
 def compare_output(
-    output: Any, reference: Any, rounding: dict[int, float] | None = None, *, floor: float = 0.0
+    output: Any, reference: Any, rounding: dict[int, float] | None = None, *, floor: float = 0.0, rows: bool = False
 ) -> OutputError:
     """Difference of one output from the reference; infinite when shapes or special values differ.
 
-    Differences up to `floor` are rounding: `max_abs` and `mean_abs` have them, the other figures do not.
+    Differences up to `floor` are rounding: `max_abs` and `mean_abs` have them, the other figures do not. `rows`: axis 1
+    has rows that were matched by value (a box and its score); rows of fewer than 16 values have one RMS.
 
     `rounding` is for graphs that compute the same in FP32: the largest difference of the channels of the output's own scale,
     over its largest value, by axis. It grows over calls, and up to `_SLACK` times as much in a small channel (a sum of large
@@ -79,7 +80,7 @@ def compare_output(
         return OutputError(whole.max_abs, whole.mean_abs, whole.max_rel, whole.cosine, min(other, whole.max_rel), 0.0)
     if not worst or want.ndim < 2 or not largest:
         return whole
-    return _channel_errors(whole, apart, want, largest, least, rounding)
+    return _channel_errors(whole, apart, want, largest, least, rounding, rows=rows)
 
 
 def worst_errors(errors: Sequence[OutputError], weights: Sequence[int]) -> OutputError:
@@ -119,6 +120,8 @@ class _AxisErrors:
     scale: Array
     """What `worst` and `rms` are judged by."""
     rms: Array
+    group_rms: Array
+    """RMS of the group where channels have too few values for one of their own."""
     noise: Array
     variation: Array
 
@@ -133,6 +136,8 @@ def _channel_errors(
     largest: float,
     least: float,
     rounding: dict[int, float] | None,
+    *,
+    rows: bool,
 ) -> OutputError:
     found = replace(whole, noise=0.0)
     axes = [at for at in range(1, reference.ndim) if reference.shape[at] > 1]
@@ -150,7 +155,8 @@ def _channel_errors(
             found = replace(found, noise=float(axis.noise[second]), noise_channel=axis.channel(second))
         if axis.variation[third] < found.std_ratio:
             found = replace(found, std_ratio=float(axis.variation[third]), std_ratio_channel=axis.channel(third))
-        found = replace(found, rms_rel=max(found.rms_rel or 0.0, float((axis.rms / axis.scale).max())))
+        rms = axis.group_rms if rows and at == 1 else axis.rms
+        found = replace(found, rms_rel=max(found.rms_rel or 0.0, float((rms / axis.scale).max())))
     return found
 
 
@@ -185,9 +191,8 @@ def _axis_errors(at: int, difference: Array, reference: Array, largest: float) -
     varies_now = (reference + difference).std(axis=others)
     judged = (deviations > _MIN_STD * scale) & (count >= _FEW_CHANNELS)
     variation = np.where(judged, varies_now / np.where(judged, deviations, 1.0), 1.0)
-    return _AxisErrors(
-        at, np.abs(difference).max(axis=others), scale, np.sqrt(squares), np.sqrt(power) / deviation, variation
-    )
+    rms, group_rms = np.sqrt(squares), np.sqrt(power)
+    return _AxisErrors(at, np.abs(difference).max(axis=others), scale, rms, group_rms, group_rms / deviation, variation)
 
 
 def _scale_groups(sizes: Array, deviations: Array, count: int) -> list[Array]:

@@ -102,7 +102,7 @@ def compare_outputs(
         return errors
     for names, mine, theirs, moved, left_out in align_rows(got, want, sorted_names, tolerance):
         for name in names:
-            fresh = compare_output(mine[name], theirs[name], floor=tolerance.floor(name))
+            fresh = compare_output(mine[name], theirs[name], floor=tolerance.floor(name), rows=True)
             errors[name] = replace(fresh, rows_moved=moved, rows_skipped=left_out)
     return errors
 

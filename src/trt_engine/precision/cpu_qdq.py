@@ -13,7 +13,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trt_engine.device import info
 from trt_engine.graph import walk
-from trt_engine.graph.edit_graph import NameAllocator, NodeBuilder, Weights, drop_unused, set_input
+from trt_engine.graph.edit_graph import NameAllocator, NodeBuilder, Weights, drop_unused, inline_value, set_input
+from trt_engine.model import GraphIndex
 from trt_engine.precision.cpu_integer_graph import IntegerGraph
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
@@ -54,6 +55,12 @@ def weight_bits(reduce_range: str) -> int:
     features = set(info.cpu().features)
     exact = {"avx512_vnni", "avx_vnni", "amx_int8"}
     return 7 if "avx2" in features and not exact & features else 8
+
+
+def has_8_bit_weights(graph: GraphIndex) -> bool:
+    """Whether signed weights use more than 7 bits; True where they are not stored in the model as integers."""
+    stored = [inline_value(item) for item in graph.tensors if item.data_type == TensorProto.INT8 and len(item.dims) > 1]
+    return not stored or any(values is None or np.abs(values).max(initial=0) > 64 for values in stored)
 
 
 def quantize_weight(values: Array, axis: int, bits: int, least: Array | None = None) -> tuple[Array, Array]:

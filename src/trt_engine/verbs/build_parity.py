@@ -31,8 +31,8 @@ from trt_engine.errors import (
 )
 from trt_engine.format import format_bytes
 from trt_engine.graph.cost import model_cost
-from trt_engine.model import Model
-from trt_engine.precision.cpu_qdq import weight_bits
+from trt_engine.model import GraphIndex, Model
+from trt_engine.precision.cpu_qdq import has_8_bit_weights, weight_bits
 from trt_engine.precision.precision_check import graph_precision
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.parity import OutputError, Parity
@@ -116,7 +116,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, feeds))
         milder = _safer_options(backend_spec, engine)
         fused = engine.passport.build.fusions is not None
-        hint = _overflow_hint(engine, config.device) + "`--parity-rtol` allows more"
+        hint = _overflow_hint(engine, config.device, model.graph) + "`--parity-rtol` allows more"
         hint += f", `-O {milder}` rewrites less" if milder else ""
         require_accuracy(found, tolerance, hint + (", `--no-fuse` leaves out what the build fused" if fused else ""))
         largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
@@ -411,12 +411,14 @@ def backend_options(spec: BackendSpec, config: BuildConfig) -> dict[str, str]:
     return {name: value for name, value in config.options.items() if not (spec.providers and "." in name)}
 
 
-def _overflow_hint(engine: Engine, device: str) -> str:
-    """What to do where INT8 kernels of this CPU add two products in 16 bits; empty elsewhere."""
+def _overflow_hint(engine: Engine, device: str, graph: GraphIndex) -> str:
+    """What to do where INT8 kernels of this CPU add two products in 16 bits; empty elsewhere, and where `graph` has weights
+    of 7 bits already."""
     if (
         parse_device(device)[0] != "cpu"
         or "int8" not in engine.passport.precision.compute_shares
         or weight_bits("auto") == 8
+        or not has_8_bit_weights(graph)
     ):
         return ""
     return "INT8 weights of 8 bits overflow on this processor, which has no VNNI: `trt-engine quantize --reduce-range on`; "
