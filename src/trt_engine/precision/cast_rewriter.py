@@ -304,7 +304,7 @@ class CastRewriter:
         return same or (kind == "Pow" and self.constant_number(op.input(1)) == 2)
 
     def constant_number(self, tensor: Tensor | None) -> float | None:
-        """The number of a constant that holds one; None for others."""
+        """The number of a constant that holds one; None for others. `ModelError` for a damaged constant."""
         if tensor is None or tensor.type_str == "":
             return None
         if tensor.value is None:

@@ -80,12 +80,20 @@ class _ConvolutionFuser:
     constants: dict[str, TensorProto] = field(init=False)
     readers: Counter[str] = field(init=False)
     makers: dict[str, NodeProto] = field(init=False)
+    depthwise: set[str] = field(init=False)
+    """What depthwise convolutions read. PyTorch 2.11 compiles those of a fused convolution's output to other numbers
+    (MobileNetV3 on an H200), though each alone is right."""
 
     def __post_init__(self) -> None:
         self.outputs = {item.name for item in self.graph.output}
         self.constants = {item.name: item for item in self.graph.initializer}
         self.readers = Counter(name for node in self.graph.node for name in node.input)
         self.makers = {name: node for node in self.graph.node for name in node.output}
+        self.depthwise = {node.input[0] for node in self.graph.node if self.is_depthwise(node)}
+
+    def is_depthwise(self, node: NodeProto) -> bool:
+        weight = self.constants.get(node.input[1]) if node.op_type == "Conv" and not walk.domain_of(node) else None
+        return weight is not None and list(weight.dims[1:2]) == [1] and walk.attributes(node).get("group", 1) > 1
 
     def maker(self, name: str, op: str) -> NodeProto | None:
         """The node of this operator that makes a tensor, which one node reads and which is not an output."""
@@ -99,7 +107,9 @@ class _ConvolutionFuser:
         return node if node is not None and _is_fusible(node, self.constants) else None
 
     def take(self, node: NodeProto) -> bool:
-        """Relu with the nodes before it."""
+        """Relu with the nodes before it, unless a depthwise convolution reads it."""
+        if node.output[0] in self.depthwise:
+            return False
         conv, residual, between = self.convolution(node.input[0]), "", []
         if conv is None and (added := self.maker(node.input[0], "Add")) is not None:
             at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)

@@ -14,6 +14,7 @@ import onnxruntime as ort
 from trt_engine.atomic_io import file_digest, os_errors, write_atomic
 from trt_engine.backends.onnxruntime import hardware, providers, session
 from trt_engine.backends.onnxruntime.conv_bias import separate_conv_biases
+from trt_engine.backends.onnxruntime.half_means import widen_half_means
 from trt_engine.backends.onnxruntime.image_conv import rewrite_image_convs
 from trt_engine.backends.onnxruntime.optimizer_trial import highest_safe_level
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
@@ -72,7 +73,9 @@ class OnnxRuntimeBuilder:
         level = _optimization_level(options, choice, model.graph)
         weights = _weights_file(self, model, config, payload)
         fused = _fuse(model, config, choice, level)
-        graph = _without_default_inputs(model.proto) if fused is None else fused.proto.SerializeToString()
+        graph, means = _prepared(model.proto if fused is None else fused.proto, choice)
+        if graph is None and fused is not None:
+            graph = fused.proto.SerializeToString()
         risky = _can_crash(model.graph, choice)
         disabled = session.CRASHING_OPTIMIZERS if risky else ()
         level, crashes = (
@@ -105,6 +108,8 @@ class OnnxRuntimeBuilder:
         if fused is not None or images:
             counts = dict(fused.counts if fused is not None else {}) | ({"image_convolution": images} if images else {})
             notes[FUSIONS] = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        if means:
+            notes["half_means"] = f"{means} not added in FP16"
         if separated:
             notes["conv_biases"] = f"{separated} outside their convolutions"
         if written is not None:
@@ -238,11 +243,23 @@ def _weights_file(builder: OnnxRuntimeBuilder, model: Model, config: BuildConfig
     return f"{payload.stem}.{key[:8]}.weights"
 
 
-def _without_default_inputs(proto: onnx.ModelProto) -> bytes | None:
-    """The model without inputs that have initializers, serialized; None if there are none.
+def _prepared(proto: onnx.ModelProto, choice: ProviderSelection) -> tuple[bytes | None, int]:
+    """The graph that is optimised, serialized, and its means that are not added in FP16; None where it is the file's.
 
-    IR version 3 lists all weights as inputs, and ONNX Runtime does not fold overridable initializers.
+    IR version 3 lists all weights as inputs, and ONNX Runtime does not fold overridable initializers: these are taken out.
     """
+    changed, means = _without_default_inputs(proto), 0
+    if "cuda" in choice.names and any(node.op_type == "ReduceMean" for node in proto.graph.node):
+        if changed is None:
+            changed = onnx.ModelProto()
+            changed.CopyFrom(proto)
+        if not (means := widen_half_means(changed)):
+            changed = _without_default_inputs(proto)
+    return None if changed is None else changed.SerializeToString(), means
+
+
+def _without_default_inputs(proto: onnx.ModelProto) -> onnx.ModelProto | None:
+    """The model without inputs that have initializers; None if there are none."""
     values = proto.graph.initializer
     stored = {item.name for item in values} | {item.values.name for item in proto.graph.sparse_initializer}
     inputs = [item for item in proto.graph.input if item.name not in stored]
@@ -254,8 +271,7 @@ def _without_default_inputs(proto: onnx.ModelProto) -> bytes | None:
     changed.graph.input.extend(inputs)
     changed.ir_version = max(changed.ir_version, 4)
     log.info("inputs with initializers become constants of the engine")
-    graph: bytes = changed.SerializeToString()
-    return graph
+    return changed
 
 
 def _optimise(
