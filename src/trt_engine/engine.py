@@ -276,6 +276,8 @@ def _find_contradiction(passport: Passport) -> str | None:
             return f"`{spec.name}` has {len(spec.symbols)} symbols for {len(spec.shape)} dimensions"
         if any(not -1 <= size < 1 << 62 for size in spec.shape):
             return f"`{spec.name}` has the shape {format_shape(spec.shape)}"
+        if any(value is not None and DTYPES[spec.dtype].to_scalar(value) != value for value in spec.choices):
+            return f"`{spec.name}` has choices that are no {spec.dtype}"
     ranks = {spec.name: len(spec.shape) for spec in passport.signature.inputs}
     for number, profile in enumerate(passport.profiles):
         for name, span in profile.ranges.items():

@@ -19,6 +19,8 @@ Shape = tuple[int, ...]
 Role = Literal["data", "positive", "one", "size", "first", "axes", "reshape"]
 """What the values of an input decide: `positive` a divisor or repeats, `one` a step or a count, `size` a size or an end,
 `first` a start or one axis, `axes` several, `reshape` a shape that takes all elements, `data` what is not known."""
+Choice = bool | int | float | str | None
+"""A value that a graph compares an input with; None is a random one."""
 Tensors = Mapping[str, Any]
 """Arrays by tensor name: numpy, or anything with `shape`, `dtype` and DLPack."""
 
@@ -36,6 +38,23 @@ class Dtype:
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a packed tensor of this shape (4-bit types pack two elements to a byte)."""
         return (math.prod(shape) * self.bits + 7) // 8
+
+    def to_scalar(self, value: bool | float | str) -> Choice:
+        """The value as a Python scalar of this type, numbers rounded to whole ones where it has no others; None where the
+        type has no such value."""
+        try:
+            if self.name == "string":
+                return str(value)
+            number = float(value) if isinstance(value, str) else value
+            if self.name == "bool":
+                return bool(number)
+            if "int" not in self.name:
+                return float(number)
+            whole = round(number)
+            low = 0 if self.name.startswith("u") else -(1 << (self.bits - 1))
+            return whole if low <= whole < low + (1 << self.bits) else None
+        except (ValueError, OverflowError):
+            return None
 
 
 # Numbers: enum TensorProto.DataType of onnx.proto (ONNX 1.23). Wire names: Open Inference Protocol v2.
@@ -142,6 +161,9 @@ class TensorSpec:
     """Names of the dynamic dimensions, None for the others; empty without any."""
     role: Role | None = field(default=None, compare=False)
     """What the graph uses the values for; None for plain numbers."""
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
+    """Of a switch: the values that the graph compares it with, of an engine those of them that its model runs with; None is
+    a random one. Generated inputs have the first."""
 
     @property
     def dynamic(self) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ from trt_engine.graph.load import open_model, read_proto
 def of(path: Path, run, **settings):
     model = open_model(path)
     profile = BuildConfig(**settings).resolve(model.signature)[0]
-    feeds, described = parity_feeds(model, profile)
+    drawn = parity_feeds(model, profile)
+    feeds, described = drawn.feeds, drawn.described
     tolerance = select_tolerance(coarsest_dtype(model.graph))
     return measure_parity(model, run, feeds, described, tolerance)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,30 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.config.profiles import Profile
-from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.random_inputs import each_branch, runnable_signature
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.graph.edit_graph import make_names_unique
 from trt_engine.graph.load import read_proto
 from trt_engine.model import Model
 from trt_engine.records.parity import OutputError, Parity
-from trt_engine.tensors import Shape, Signature, Tensors, format_shape
+from trt_engine.runtime.feeds import random_feeds
+from trt_engine.tensors import Choice, Shape, Signature, Tensors, format_shape
 
 REFERENCE = "onnxruntime on the CPU, no graph optimisation"
+
+
+@dataclass(frozen=True, slots=True)
+class ParityFeeds:
+    """Inputs for parity."""
+
+    feeds: Tensors
+    described: str
+    """How they were made."""
+    others: tuple[tuple[Tensors, str], ...] = ()
+    """Inputs of other branches, and how they were made."""
+    choices: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
+    """What switches are set to: the value of `feeds` first."""
 
 
 def parity_feeds(
@@ -33,8 +48,8 @@ def parity_feeds(
     *,
     engine: Path | None = None,
     seed: int = 0,
-) -> tuple[Tensors, str]:
-    """One seeded input of a small batch, and how it was made.
+) -> ParityFeeds:
+    """Seeded inputs of a small batch: one, and one more for each other branch that plain ONNX Runtime runs.
 
     `values` are the usual ones of inputs that hold sizes: they fit the profile's usual shapes, which are taken whole then.
     Inputs that could end a process are tried in another first, with the `engine` too where it is a graph.
@@ -44,10 +59,16 @@ def parity_feeds(
         if size_values
         else small_shapes(model.signature, profile)
     )
+    signature = runnable_signature(model.path, model.signature, shapes, seed, size_values, engine=engine)
     described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
     described += "".join(f", `{name}` is {format_shape(tuple(given))}" for name, given in (size_values or {}).items())
-    feeds = random_inputs(model.path, model.signature, shapes, seed, size_values, engine=engine)
-    return feeds, f"seeded random, seed {seed}, {described}"
+    made = [
+        (random_feeds(one, shapes, seed, size_values), f"seeded random, seed {seed}, {described}{text}")
+        for one, text in each_branch(signature)
+    ]
+    return ParityFeeds(
+        *made[0], tuple(made[1:]), {spec.name: spec.choices for spec in signature.inputs if spec.choices}
+    )
 
 
 def measure_parity(
@@ -66,7 +87,8 @@ def measure_parity(
     expected, ranked = plain.run(feeds), sorted_outputs(model.proto)
 
     def sensitivity() -> dict[str, OutputError]:
-        return compare_outputs(plain.run(perturb_feeds(feeds, tolerance.roundoff)), expected, ranked, tolerance)
+        moved = perturb_feeds(feeds, model.signature, tolerance.roundoff)
+        return compare_outputs(plain.run(moved), expected, ranked, tolerance)
 
     return judge_outputs(run(feeds), expected, ranked, described, tolerance, sensitivity)
 
@@ -100,13 +122,14 @@ def judge_outputs(
     )
 
 
-def perturb_feeds(feeds: Tensors, roundoff: float, seed: int = 0) -> dict[str, Any]:
-    """The same input with every real number changed by up to `roundoff` of itself."""
+def perturb_feeds(feeds: Tensors, signature: Signature, roundoff: float, seed: int = 0) -> dict[str, Any]:
+    """The same input with every real number changed by up to `roundoff` of itself; switches keep their values."""
     rng = np.random.default_rng(seed)
     arrays = {name: np.asarray(array) for name, array in feeds.items()}
+    fixed = {spec.name for spec in signature.inputs if spec.choices}
     return {
         name: (array * (1 + rng.uniform(-roundoff, roundoff, array.shape))).astype(array.dtype)
-        if array.dtype.kind == "f"
+        if array.dtype.kind == "f" and name not in fixed
         else array
         for name, array in arrays.items()
     }

@@ -121,7 +121,7 @@ def row_dependence(
         errors = compare_outputs(_rows_of(made, axes, places), before, ranked, tolerance)
         if all(tolerance.accepts(error) for error in errors.values()):
             continue
-        sensitivity = _own_sensitivity(run, axes, feeds, before, kept, ranked, tolerance)
+        sensitivity = _own_sensitivity(run, signature, axes, feeds, before, kept, ranked, tolerance)
         for name, error in errors.items() if sensitivity is not None else ():
             if (objection := tolerance.violation(error, (sensitivity or {}).get(name))) is not None:
                 return f"a row of output `{name}` depends on the other rows of its batch: {objection}"
@@ -130,6 +130,7 @@ def row_dependence(
 
 def _own_sensitivity(
     run: Run,
+    signature: Signature,
     axes: BatchAxes,
     feeds: Tensors,
     before: Mapping[str, Any],
@@ -141,7 +142,7 @@ def _own_sensitivity(
     numbers."""
     try:
         again = compare_outputs(_rows_of(run(feeds), axes, kept), before, ranked, tolerance)
-        moved = _rows_of(run(perturb_feeds(feeds, tolerance.roundoff)), axes, kept)
+        moved = _rows_of(run(perturb_feeds(feeds, signature, tolerance.roundoff)), axes, kept)
     except MemoryExhausted:
         raise
     except TrtEngineError as error:
@@ -182,10 +183,10 @@ def _moved_feeds(
         if (axis := axes.inputs.get(spec.name)) is None:
             made[spec.name] = own
             continue
-        other = own if spec.role else others[spec.name]
-        if shifted and not spec.role and (own.dtype.kind == "f" or spec.dtype == "bfloat16"):
+        other = own if spec.role or spec.choices else others[spec.name]
+        if shifted and other is not own and (own.dtype.kind == "f" or spec.dtype == "bfloat16"):
             other = (other.astype(np.float32) * 4 - 1.5).astype(own.dtype)
-        elif shifted and not spec.role and own.dtype == np.uint8:
+        elif shifted and other is not own and own.dtype == np.uint8:
             other = np.uint8(255) - other
         moved = np.moveaxis(np.array(other), axis, 0)
         moved[places] = np.moveaxis(own, axis, 0)[kept]

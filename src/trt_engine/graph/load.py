@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 from trt_engine import atomic_io
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import operators, walk
+from trt_engine.graph.input_choices import input_choices
 from trt_engine.graph.input_roles import input_roles
 from trt_engine.graph.operators import trt_only
 from trt_engine.graph.resource_estimate import check_resource_limits, infer_shapes
@@ -429,8 +430,10 @@ def _read_signature(graph: GraphIndex, traced: Trace) -> Signature:
     if not outputs:
         raise InvalidModel("has no outputs", hint="export the model again")
     decided = input_roles(graph)
+    specs = [replace(_value_spec(item, "input"), role=decided.get(item.name)) for item in inputs]
+    choices = input_choices(specs, traced)
     return Signature(
-        inputs=tuple(replace(_value_spec(item, "input"), role=decided.get(item.name)) for item in inputs),
+        inputs=tuple(replace(spec, choices=choices.get(spec.name, ())) for spec in specs),
         outputs=tuple(_value_spec(item, "output") for item in outputs),
     )
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from trt_engine.arrayfiles import ArrayFile, ArrayFileError, open_arrays
 from trt_engine.atomic_io import open_regular
-from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.random_inputs import runnable_signature
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.format import join_names
 from trt_engine.model import Model
@@ -151,9 +151,9 @@ def random_samples(model: Model, shapes: Mapping[str, Shape], count: int, seed: 
     """Seeded random feeds, which do not represent real data."""
 
     def make(_: Samples) -> Iterator[Batch]:
-        yield Batch(random_inputs(model.path, model.signature, shapes, seed), f"random feeds, seed {seed}")
-        for index in range(seed + 1, seed + count):
-            yield Batch(random_feeds(model.signature, shapes, index), f"random feeds, seed {index}")
+        signature = runnable_signature(model.path, model.signature, shapes, seed)
+        for index in range(seed, seed + count):
+            yield Batch(random_feeds(signature, shapes, index), f"random feeds, seed {index}")
 
     described = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
     return Samples(f"{count} random feeds, seed {seed} ({described})", make, total=count, random=True)

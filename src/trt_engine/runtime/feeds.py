@@ -107,8 +107,9 @@ def random_feeds(
 
     Floats are uniform in [0, 1). `int32` and `int64` are 0 or 1, because they are often indices; other integers are 0 to 127
     (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. An input with a role (sizes, steps, axes, divisors)
-    gets valid values for it. `values` replaces random values by input name. Raises `FeedError` for `values` of another
-    count, `ShapeError` for shapes that do not fit in memory, `ModelError` for an input of too many dimensions.
+    gets valid values for it, a switch the first of its `choices`. `values` replaces random values by input name. Raises
+    `FeedError` for `values` of another count, `ShapeError` for shapes that do not fit in memory, `ModelError` for an input
+    of too many dimensions.
     """
     given = values or {}
     for spec in signature.inputs:
@@ -161,6 +162,8 @@ _FILLS: dict[Role | None, Callable[[int], Array]] = {
 
 
 def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:
+    if spec.choices and spec.choices[0] is not None:
+        return np.full(shape, spec.choices[0], numpy_dtype(spec.dtype))
     if spec.role in _FILLS:
         return np.resize(_FILLS[spec.role](math.prod(shape)), shape).astype(numpy_dtype(spec.dtype))
     rng = np.random.default_rng([seed, zlib.crc32(spec.name.encode())])

@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -26,7 +26,8 @@ from trt_engine.config.settings import replace_values
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, passport_path, payload_files, reference_path
 from trt_engine.environment import Environment
-from trt_engine.equivalence.random_inputs import random_inputs
+from trt_engine.equivalence.parity import small_shapes
+from trt_engine.equivalence.random_inputs import random_inputs, runnable_signature, with_choices
 from trt_engine.equivalence.tolerance import Tolerance, coarsest_dtype, select_tolerance
 from trt_engine.errors import Interrupted, ModelError, TrtEngineError
 from trt_engine.model import Model
@@ -42,6 +43,7 @@ from trt_engine.records.passport import (
     Source,
 )
 from trt_engine.store import Store, engine_key
+from trt_engine.tensors import Choice, Signature
 from trt_engine.verbs.build_candidates import (
     PlannedCandidate,
     plan_candidates,
@@ -362,6 +364,8 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
             path=plan.source or plan.model.path,
         )
         passport = _make_passport(plan, attempt.config, outcome, payload, time.monotonic() - started)
+        if not plan.config.parity or not backend_spec.provides("runtime"):
+            passport = replace(passport, signature=_settled_signature(passport, prepared.model, {}))
         engine = Engine.seal(payload, passport)
         if not plan.config.parity:
             return engine
@@ -387,7 +391,8 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         warnings=(*build.warnings, *warnings),
         notes=build.notes | ({"parity": checked.note} if checked.note else {}),
     )
-    signature = replace(engine.signature, row_dependence=checked.row_dependence)
+    signature = _settled_signature(engine.passport, prepared.model, checked.choices)
+    signature = replace(signature, row_dependence=checked.row_dependence)
     made = replace(
         engine.passport,
         signature=signature,
@@ -397,6 +402,19 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         build=build,
     )
     return Engine.seal(payload, made)
+
+
+def _settled_signature(passport: Passport, model: Model, choices: Mapping[str, tuple[Choice, ...]]) -> Signature:
+    """The engine's signature with the `choices` of switches that the model runs with, tried now where none are known."""
+    if choices or not any(spec.choices for spec in passport.signature.inputs):
+        return with_choices(passport.signature, choices)
+    shapes = small_shapes(model.signature, passport.profiles[0])
+    try:
+        tried = runnable_signature(model.path, model.signature, shapes)
+    except ModelError as error:
+        log.debug("the values of switches were not tried: %s", error.message)
+        return passport.signature
+    return with_choices(passport.signature, {spec.name: spec.choices for spec in tried.inputs})
 
 
 def _compare_with_float(engine: Engine, plan: BuildPlan, spec: BackendSpec, folder: Path) -> SpeedCheck | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, payload_files, reference_path
-from trt_engine.equivalence.parity import REFERENCE, measure_parity, parity_feeds, perturb_feeds
+from trt_engine.equivalence.parity import REFERENCE, ParityFeeds, measure_parity, parity_feeds, perturb_feeds
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
 from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
@@ -37,7 +37,7 @@ from trt_engine.precision.precision_check import graph_precision
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.passport import NOT_VALIDATED, Validation
-from trt_engine.tensors import Signature, Tensors, format_shape
+from trt_engine.tensors import Choice, Signature, Tensors, format_shape
 from trt_engine.verbs.build_precision import PreparedModel
 from trt_engine.verbs.calibration_images import images_as_inputs
 from trt_engine.verbs.load import load
@@ -65,6 +65,8 @@ class ParityCheck:
     """Why nothing was judged."""
     row_dependence: str | None = None
     """Why requests must not be joined."""
+    choices: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
+    """The values of switches that the model runs with."""
 
 
 def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attempt: Attempt) -> ParityCheck:
@@ -94,9 +96,10 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             except TrtEngineError as error:
                 raise _EngineFailed(error) from error
 
-        feeds: Tensors = {}
+        drawn = ParityFeeds({}, "")
         try:
-            feeds, described = _parity_feeds(engine, plan, prepared)
+            drawn = _parity_feeds(engine, plan, prepared)
+            feeds, described = drawn.feeds, drawn.described
             found = measure_parity(model, run, feeds, described, tolerance)
             if prepared.steps:
                 found = replace(
@@ -104,6 +107,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                     reference=_reference_runtime(prepared),
                     source_errors=_source_errors(plan.model, model, feeds, described, tolerance, run),
                 )
+            others = [measure_parity(model, run, *other, tolerance) for other in drawn.others]
         except MemoryExhausted:
             raise
         except _EngineFailed as failed:
@@ -112,17 +116,39 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
             ) from failed.error
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
-            checked = _check_alone(run, feeds, error, model)
-            return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, feeds))
+            checked = _check_alone(run, drawn.feeds, error, model)
+            return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, drawn.feeds))
         milder = _safer_options(backend_spec, engine)
         fused = engine.passport.build.fusions is not None
         hint = _overflow_hint(engine, config.device, model.graph) + "`--parity-rtol` allows more"
         hint += f", `-O {milder}` rewrites less" if milder else ""
-        require_accuracy(found, tolerance, hint + (", `--no-fuse` leaves out what the build fused" if fused else ""))
+        hint += ", `--no-fuse` leaves out what the build fused" if fused else ""
+        for one in (found, *others):
+            require_accuracy(one, tolerance, hint, at=f" ({one.inputs})" if others else "")
+        found = _with_branches(found, others)
         largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
         log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
         dependence = _check_profiles(engine, plan, prepared, infer, feeds)
-    return ParityCheck(found, row_dependence=dependence)
+    return ParityCheck(found, row_dependence=dependence, choices=drawn.choices)
+
+
+def _with_branches(found: Parity, others: Sequence[Parity]) -> Parity:
+    """The parity of the first branch, with each output's differences from the branch where they are largest."""
+    for other in others:
+        larger = {
+            name: error
+            for name, error in other.outputs.items()
+            if (getattr(error, found.metric) or 0) > (getattr(found.outputs[name], found.metric) or 0)
+        }
+        found = replace(
+            found,
+            inputs=f"{found.inputs}; {other.inputs}",
+            outputs=found.outputs | larger,
+            sensitivity=found.sensitivity
+            | {name: other.sensitivity[name] for name in larger if name in other.sensitivity},
+            limits=found.limits | {name: other.limits[name] for name in larger if name in other.limits},
+        )
+    return found
 
 
 def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, run: Run, feeds: Tensors) -> str | None:
@@ -170,7 +196,10 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
 
 def _takes_numbers_alone(signature: Signature) -> bool:
     """Whether every input is floating point without a role: no random value is then invalid."""
-    return all(spec.role is None and spec.dtype.startswith(("float", "bfloat")) for spec in signature.inputs)
+    return all(
+        spec.role is None and not spec.choices and spec.dtype.startswith(("float", "bfloat"))
+        for spec in signature.inputs
+    )
 
 
 def _model_fault(error: TrtEngineError, model: Model, feeds: Tensors, at: str) -> ModelError | None:
@@ -183,12 +212,12 @@ def _model_fault(error: TrtEngineError, model: Model, feeds: Tensors, at: str) -
     )
 
 
-def require_accuracy(parity: Parity, tolerance: Tolerance, hint: str) -> None:
+def require_accuracy(parity: Parity, tolerance: Tolerance, hint: str, *, at: str = "") -> None:
     """`AccuracyError` for outputs that differ by more than is allowed."""
     for name, apart in parity.outputs.items():
         if (objection := tolerance.violation(apart, parity.sensitivity.get(name))) is not None:
             raise AccuracyError(
-                f"output `{name}` of the engine differs from plain ONNX Runtime: {objection} (largest difference "
+                f"output `{name}` of the engine differs from plain ONNX Runtime{at}: {objection} (largest difference "
                 f"{apart.max_abs:.3g}, cosine {apart.cosine:.4f})",
                 hint=hint,
             )
@@ -300,13 +329,14 @@ def _make_reference(
     model, source, config = prepared.model, plan.model, plan.config
     tolerance = plan.tolerance(engine).for_graph(model.proto)
     plain = reference_session(model.path, model.signature)
-    feeds, described = _parity_feeds(engine, plan, prepared)
+    drawn = _parity_feeds(engine, plan, prepared)
+    feeds, described = drawn.feeds, drawn.described
     made = ReferenceData(_as_arrays(feeds), _as_arrays(plain.run(feeds)))
     if made.nbytes > MAX_REFERENCE_BYTES and not _size_input_values(get_backend(config.backend), config):
         feeds, described = _min_rows(feeds, engine), f"{described}, the first rows of them"
         made = ReferenceData(_as_arrays(feeds), _as_arrays(plain.run(feeds)))
     ranked = sorted_outputs(model.proto)
-    moved = _reference_outputs(model, perturb_feeds(feeds, tolerance.roundoff))
+    moved = _reference_outputs(model, perturb_feeds(feeds, model.signature, tolerance.roundoff))
     sensitivity = clip_infinite(compare_outputs(moved, made.outputs, ranked, tolerance)) if moved is not None else {}
     if (
         prepared.steps
@@ -350,7 +380,7 @@ def _macs_by_node(model: Model, engine: Engine) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------------ inputs
 
 
-def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> tuple[Tensors, str]:
+def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> ParityFeeds:
     """Rows of the data that the model was calibrated with, where there are some that the profile takes; else random ones."""
     model, config, profile = prepared.model, plan.config, engine.passport.profiles[0]
     backend_spec = get_backend(config.backend)
@@ -362,7 +392,7 @@ def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> t
             batch = next(iter(open_samples(data, model.signature, batch=rows, limit=rows)), None)
             if batch is not None:
                 profile.check(batch.feeds)
-                return batch.feeds, f"{batch.rows} rows of {config.calib_data}"
+                return ParityFeeds(batch.feeds, f"{batch.rows} rows of {config.calib_data}")
         except TrtEngineError as error:
             log.info("parity is measured on random inputs, not on the calibration data: %s", error.message)
     graph = engine.path if backend_spec.payload_suffix == ".onnx" else None
