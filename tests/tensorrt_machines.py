@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,13 @@ def loader_cache(root: Path, *paths: str) -> None:
 
 def plan_bytes(version: tuple[int, int, int, int] = (10, 16, 1, 11), nbytes: int = 4096) -> bytes:
     return b"ftrt" + bytes(20) + bytes(version) + bytes(nbytes)
+
+
+def ultralytics_bytes(plan: bytes, **metadata: Any) -> bytes:
+    """The plan as `yolo export format=engine` writes it."""
+    stated = {"task": "detect", "stride": 32, "batch": 1, "imgsz": [640, 480], "names": {"0": "person", "1": "bus"}}
+    document = json.dumps(stated | metadata).encode()
+    return struct.pack("<i", len(document)) + document + plan
 
 
 def rtx_plan_bytes(

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tensorrt_machines import rtx_header, rtx_plan_bytes
+from tensorrt_machines import rtx_header, rtx_plan_bytes, ultralytics_bytes
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.engine import Engine, passport_path, payload_files
 from trt_engine.environment import Environment
@@ -243,6 +243,10 @@ def test_a_copy_onto_itself_changes_nothing(engine: Engine) -> None:
         (b"ftrt" + (239).to_bytes(4, "little") + bytes(16) + bytes([10, 0, 1, 6]), "10.0.1.6"),
         (b"ftrt" + (240).to_bytes(4, "little") + bytes(16) + bytes([10, 16, 1, 11]), "10.16.1.11"),
         (b"ftrt" + (1000).to_bytes(4, "little") + bytes(16) + bytes([11, 4, 0, 106]) + bytes(100), "11.4.0.106"),
+        (b"ptrt" + bytes(20) + b"".join(b"\2\0\1\0" + bytes([part]) for part in (7, 1, 3, 0)), "7.1.3.0"),
+        (b"ptrt" + bytes(40), "6 or older"),
+        (ultralytics_bytes(b"ftrt" + bytes(20) + bytes([10, 3, 0, 26])), "10.3.0.26"),
+        (ultralytics_bytes(rtx_plan_bytes(), names={str(n): f"class {n}" for n in range(5000)}), "1.7.1.116"),
     ],
 )
 def test_the_header_of_a_plan_says_its_version(tmp_path: Path, head: bytes, version: str) -> None:
@@ -250,7 +254,8 @@ def test_the_header_of_a_plan_says_its_version(tmp_path: Path, head: bytes, vers
     path.write_bytes(head)
     header = plan_header(path)
     assert header is not None and header.version == version
-    assert header.serialization == int.from_bytes(head[4:8], "little")
+    if header.product == "TensorRT":
+        assert header.serialization == int.from_bytes(head[header.offset + 4 : header.offset + 8], "little")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +298,9 @@ def test_a_plan_of_tensorrt_rtx_of_another_length_than_its_header_states_is_dama
         b"ftrt",
         b"ftrt" + bytes(23),
         b"FTRT" + bytes(40),
-        b"ptrt" + bytes(40),
+        b"ptrt" + bytes(39),
+        ultralytics_bytes(b"ftrt" + bytes(23)),
+        ultralytics_bytes(b"safe" + bytes(90)),
         b"vtrt" + bytes(59),
         b"VTRT" + bytes(90),
     ],

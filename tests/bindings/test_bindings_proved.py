@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorrt_machines import plan_bytes, ultralytics_bytes
+
 BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
 
@@ -163,11 +165,10 @@ def test_a_model_that_is_told_sizes_is_proved_with_the_sizes_of_its_profile(worl
 def test_a_mapped_plan_is_read_in_pieces_as_the_bindings_ask_for_them(world: Any, tmp_path: Path) -> None:
     """The reader opens the driver's library, so one is put in its place; the calls go through NVIDIA's own trampolines."""
     import ctypes
-    import mmap
     import subprocess
 
     from trt_engine.backends.tensorrt.binding import TENSORRT
-    from trt_engine.backends.tensorrt.deserialize import _StreamReader
+    from trt_engine.backends.tensorrt.deserialize import _StreamReader, map_plan
 
     driver = tmp_path / "libcuda.so.1"
     source = "int cuPointerGetAttribute(void) { return 1; } int cuMemcpyHtoD_v2(void) { return 1; }"
@@ -176,22 +177,23 @@ def test_a_mapped_plan_is_read_in_pieces_as_the_bindings_ask_for_them(world: Any
         input=source, text=True, check=True,
     )  # fmt: skip
     ctypes.CDLL(str(driver), mode=ctypes.RTLD_GLOBAL)
-    content = bytes(range(256)) * 20
-    (tmp_path / "plan").write_bytes(content)
+    content = plan_bytes() + bytes(range(256)) * 20
+    (tmp_path / "plan").write_bytes(ultralytics_bytes(content))
     capsule = ctypes.pythonapi.PyCapsule_New
     capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     into = ctypes.create_string_buffer(len(content))
     there = capsule(ctypes.addressof(into), None, None)
     base, where = world.trt.IStreamReaderV2, world.trt.SeekPosition
-    with (
-        (tmp_path / "plan").open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan,
-    ):
+    with map_plan(tmp_path / "plan") as plan:
         ours = _StreamReader(plan)
         reader = TENSORRT.wrap_callback(ours)
         assert base.read(reader, there, 1000, 0) == 1000 and into.raw[:1000] == content[:1000]
         assert base.read(reader, there, 24, 0) == 24 and into.raw[:24] == content[1000:1024]
-        assert base.seek(reader, 512, where.SET) and base.read(reader, there, 8, 0) == 8 and into.raw[:8] == content[:8]
+        assert (
+            base.seek(reader, 512, where.SET)
+            and base.read(reader, there, 8, 0) == 8
+            and into.raw[:8] == content[512:520]
+        )
         assert base.seek(reader, -4, where.END) and base.read(reader, there, 4, 0) == 4 and into.raw[:4] == content[-4:]
         assert base.seek(reader, -8, where.CUR) and not base.seek(reader, 1, where.END)
         ours.plan = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph import models
-from tensorrt_machines import package, passport, plan_bytes, rtx_plan_bytes, rtx_wheels, trtexec, wheels
+from tensorrt_machines import (
+    package,
+    passport,
+    plan_bytes,
+    rtx_plan_bytes,
+    rtx_wheels,
+    trtexec,
+    ultralytics_bytes,
+    wheels,
+)
 from trt_engine.cli import main
 from trt_engine.engine import Engine, payload_files
 from trt_engine.errors import TrtEngineError
@@ -139,6 +150,64 @@ def test_a_plan_is_recognised_under_any_name(cli: Run, tmp_path: Path) -> None:
     assert told(cli, plan(tmp_path / "model.bin"))["kind"] == "plan"
 
 
+# ------------------------------------------------------------------------------------------------ containers
+
+
+@pytest.mark.usefixtures("bare")
+def test_an_engine_of_ultralytics_is_its_plan_with_the_command_that_strips_it(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "best model.engine"
+    path.write_bytes(ultralytics_bytes(plan_bytes()))
+    code, out, _ = cli(path)
+    lines = {line.partition(":")[0]: line.partition(": ")[2] for line in out.splitlines()}
+    assert (code, lines["tensorrt"], lines["image_size"], lines["classes"]) == (
+        0, "10.16.1.11", "640x480", "2: person, bus",
+    )  # fmt: skip
+    assert "not installed" in lines["reason"] and lines["command"].startswith("pip install ")
+    monkeypatch.syspath_prepend(str(wheels(tmp_path / "site", "10.16.1.11")))
+    document = told(cli, path)
+    assert document["verdict"] == "loads" and document["command"] == document["plan"]["strip_command"]
+    subprocess.run(document["command"], shell=True, check=True, env={"PATH": os.defpath})
+    assert (tmp_path / "best model.plan").read_bytes() == plan_bytes()
+    assert told(cli, tmp_path / "best model.plan")["plan"]["container"] is None
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    "metadata",
+    [{"names": 7, "imgsz": "640", "batch": [1]}, {"names": None, "imgsz": None}, {"names": ["a"], "imgsz": 640},
+     {"names": {"0": {"1": 2}}, "task": {}}, {"names": [], "imgsz": []}],
+    ids=str,
+)  # fmt: skip
+def test_metadata_of_any_type_beside_a_plan_is_shown_or_left_out(
+    cli: Run, tmp_path: Path, metadata: dict[str, Any]
+) -> None:
+    path = tmp_path / "model.engine"
+    path.write_bytes(ultralytics_bytes(plan_bytes(), **metadata))
+    code, out, err = cli(path)
+    assert code == 0 and "tensorrt: 10.16.1.11" in out, err
+
+
+def test_a_plan_inside_an_unknown_container_is_found(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.engine"
+    path.write_bytes(b"\x0a\x05input\x12" + bytes(60) + plan_bytes() + b"rest")
+    code, _, err = cli(path)
+    assert code == 10 and "a plan of TensorRT inside, from byte 68" in err and "tail -c +69" in err
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("version", [(7, 1, 3, 0), (8, 0, 1, 6), ()], ids=str)
+def test_a_plan_older_than_every_supported_release_has_to_be_built_again(
+    cli: Run, tmp_path: Path, version: tuple[int, ...]
+) -> None:
+    path = tmp_path / "model.trt"
+    path.write_bytes(b"ptrt" + bytes(20) + b"".join(b"\2\0\1\0" + bytes([part]) for part in version) + bytes(99))
+    document = told(cli, path)
+    assert document["verdict"] == "rebuild"
+    assert (".".join(map(str, version)) or "6 or older") in document["reason"]
+
+
 # ------------------------------------------------------------------------------------------------ damage
 
 
@@ -147,12 +216,23 @@ def test_a_plan_is_recognised_under_any_name(cli: Run, tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"ftrt" + bytes(8), "ends after 12 bytes"),
+        (ultralytics_bytes(plan_bytes()[:20]), "begins as a plan of TensorRT"),
+        (ultralytics_bytes(bytes(90)), "is not a plan"),
         (plan_bytes()[:27], "ends after 27 bytes"),
         (rtx_plan_bytes()[:63], "begins as a plan of TensorRT-RTX and ends after 63 bytes"),
         (b"\x00\x01\x02\x03" + bytes(500), "begins with `00 01 02 03`"),
         (models.detector().SerializeToString(), "is an ONNX model"),
     ],
-    ids=["empty", "cut", "cut before the version", "cut in the header", "foreign", "model"],
+    ids=[
+        "empty",
+        "cut",
+        "cut in a container",
+        "container without",
+        "cut before the version",
+        "cut in the header",
+        "foreign",
+        "model",
+    ],
 )
 @pytest.mark.parametrize("suffix", [".engine", ".plan", ".trt"])
 def test_an_engine_by_name_that_is_no_plan_ends_with_ten_and_is_refused(
@@ -317,7 +397,7 @@ def test_a_plan_of_tensorrt_rtx_is_named_with_its_gpus(cli: Run, rtx: Path, monk
     assert document["kind"] == "plan" and document["tensorrt_version"] is None
     assert document["plan"] == {
         "product": "TensorRT-RTX", "version": "1.7.1.116", "compute_capabilities": ["8.9", "12.0"], "has_ptx": False,
-        "weight_nbytes": 1024,
+        "weight_nbytes": 1024, "container": None, "offset": 0, "metadata": {}, "strip_command": None,
     }  # fmt: skip
     assert document["verdict"] == "refuse" and document["reason"].startswith(
         "it is a plan of TensorRT-RTX 1.7.1.116 for 8.9 and 12.0, and neither an NVIDIA GPU nor its driver is here"

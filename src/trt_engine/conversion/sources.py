@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Literal
 from trt_engine.atomic_io import open_regular, os_errors, read_bounded
 from trt_engine.conversion.torch.archive_check import code_in_archive, code_in_pickles, open_checked_archive
 from trt_engine.errors import ModelError, UsageError
-from trt_engine.plan_header import NATIVE_PACKAGE, NATIVE_PACKAGE_HINT, has_native_code, plan_product
+from trt_engine.plan_header import NATIVE_PACKAGE, NATIVE_PACKAGE_HINT, detect_plan, has_native_code
 
 Kind = Literal[
     "onnx", "torch-module", "torchscript", "exported-program", "state-dict", "huggingface", "timm",
@@ -205,8 +205,8 @@ def _file(given: str, path: Path) -> Source:
         head = file.read(64)
         if not head:
             raise ModelError(f"`{given}` is empty", hint="copy or download the file again")
-        if product := plan_product(head):
-            return Source(given, "tensorrt-plan", f"it begins as a plan of {product}", path)
+        if product := detect_plan(path):
+            return Source(given, "tensorrt-plan", f"it is a plan of {product}", path)
         if head[4:8] == b"TFL3":
             return Source(given, "tflite", "its bytes 4 to 8 are `TFL3`", path)
         if head[:4] == b"\x89HDF":

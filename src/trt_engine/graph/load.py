@@ -26,13 +26,7 @@ from trt_engine.graph.resource_estimate import check_resource_limits, infer_shap
 from trt_engine.graph.shape_inference import Trace, declared_shapes, trace
 from trt_engine.graph.structure_check import InvalidModel, check_names, check_part_limits, check_structure
 from trt_engine.model import ExternalFile, GraphIndex, Model
-from trt_engine.plan_header import (
-    NATIVE_PACKAGE,
-    NATIVE_PACKAGE_HINT,
-    PLAN_HEADER_NBYTES,
-    parse_plan_header,
-    plan_product,
-)
+from trt_engine.plan_header import NATIVE_PACKAGE, NATIVE_PACKAGE_HINT, plan_product, read_plan_header
 from trt_engine.tensors import Shape, Signature, TensorSpec, dimension_symbol, dtype
 
 ENGINE_MAGIC = "trt_engine.engine"
@@ -226,12 +220,14 @@ def _read_file(path: Path) -> bytes:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise ModelError(f"`{path}` is empty", hint="copy or download the file again")
-            plan = parse_plan_header(file.read(PLAN_HEADER_NBYTES))
+            plan = read_plan_header(file)
             file.seek(0)
             if plan is not None:
+                named = path.suffix.lower() == ".onnx"
+                reader = f"`trt-engine inspect {path.with_suffix('.engine') if named else path}`"
                 raise ModelError(
                     f"`{path}` is a {plan.title} (an engine), expected an ONNX model",
-                    hint=f"`trt-engine inspect {path.with_suffix('.engine')}` after renaming it reads its header; "
+                    hint=f"{reader}{' after renaming it' if named else ''} reads its header; "
                     "building starts from the `.onnx` it was made of",
                 )
             if size > _MAX_MESSAGE_NBYTES:

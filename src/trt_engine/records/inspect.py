@@ -103,6 +103,14 @@ class PlanInfo:
     """It also has code that GPUs above 12.0 compile for themselves."""
     weight_nbytes: int | None = None
     """Size of the weights; None where the header does not state it."""
+    container: str | None = None
+    """The tool that wrote metadata before the plan, in the same file; None where the plan is the whole file."""
+    offset: int = 0
+    """Bytes before the plan."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The tool's metadata as it is in the file (Ultralytics: `task`, `names`, `imgsz`, `stride`, `batch` and others)."""
+    strip_command: str | None = None
+    """The command that writes the plan alone beside the file."""
 
 
 @dataclass(frozen=True, slots=True)

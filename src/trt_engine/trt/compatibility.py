@@ -99,7 +99,15 @@ def check_plan(
     case = CompatibilityCase(
         header, passport, installation or _inspect_machine(header, passport), path, device, settings or PlanSettings()
     )
-    if header.product == "TensorRT-RTX":
+    found = _check_case(case, query_validity)
+    if header.container is None or found.status in ("rebuild", "refuse"):
+        return found
+    reason = f"{found.reason}; the {header.offset} bytes of {header.container.tool} before the plan go first"
+    return Compatibility(found.status, reason, header.strip_command(path) or found.command)
+
+
+def _check_case(case: CompatibilityCase, query_validity: ValidityQuery | None) -> Compatibility:
+    if case.header.product == "TensorRT-RTX":
         return check_rtx_plan(case, query_validity)
     penalties: list[Compatibility] = []
     for look in (
@@ -135,6 +143,8 @@ def _inspect_machine(header: PlanHeader, passport: Passport | None) -> Installat
 
 def _check_header(case: CompatibilityCase) -> Iterator[Compatibility]:
     """Checks that TensorRT can have written the header's version, and that the plan is not for another platform."""
+    if case.header.is_old:
+        yield case.result("rebuild", f"it is a {case.header.title}, and no release from 8.2 on loads such a plan")
     if not _FIRST_MAJOR <= case.built_version.major < _IMPOSSIBLE_MAJOR or case.built_version < Version((8, 6)):
         yield case.result(
             "refuse",

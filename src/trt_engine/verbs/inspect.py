@@ -4,6 +4,7 @@ unless requested."""
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -29,7 +30,13 @@ from trt_engine.graph.inspect import inspect_model
 from trt_engine.graph.lint_rules.model_view import sort_findings, truncate
 from trt_engine.graph.load import open_graph, parse_errors
 from trt_engine.graph.module_paths import ModulePaths, add_modules
-from trt_engine.plan_header import PLAN_BACKENDS, PlanHeader, detect_plan, plan_header, plan_product
+from trt_engine.plan_header import (
+    PLAN_BACKENDS,
+    PlanHeader,
+    detect_plan,
+    find_plan_inside,
+    plan_header,
+)
 from trt_engine.public_function import public_function
 from trt_engine.records.base import Finding
 from trt_engine.records.bundle import BundleState
@@ -183,7 +190,7 @@ def _inspect_engine(engine: Engine, sizes: dict[str, Shape], run: bool, device: 
         kind="engine",
         compatibility=compatibility,
         tensorrt_version=_tensorrt_version(header),
-        plan=_plan_info(header),
+        plan=_plan_info(engine.path, header),
         nbytes=sum(item.nbytes for item in engine.passport.payload),
         passport=engine.passport,
         smoke_run=smoke,
@@ -279,7 +286,7 @@ def _inspect_plan(
         kind="plan",
         compatibility=compatibility,
         tensorrt_version=_tensorrt_version(header),
-        plan=_plan_info(header),
+        plan=_plan_info(path, header),
         nbytes=path.stat().st_size,
         smoke_run=smoke,
     )
@@ -311,15 +318,20 @@ def _tensorrt_version(header: PlanHeader | None) -> str | None:
     return header.version if header is not None and header.product == "TensorRT" else None
 
 
-def _plan_info(header: PlanHeader | None) -> PlanInfo | None:
+def _plan_info(path: Path, header: PlanHeader | None) -> PlanInfo | None:
     if header is None:
         return None
+    container = header.container
     return PlanInfo(
         product=header.product,
         version=header.version,
         compute_capabilities=header.compute_capabilities,
         has_ptx=header.has_ptx,
         weight_nbytes=header.weight_nbytes,
+        container=container.tool if container is not None else None,
+        offset=header.offset,
+        metadata=container.metadata if container is not None else {},
+        strip_command=header.strip_command(path),
     )
 
 
@@ -367,17 +379,25 @@ def _not_a_plan_error(path: Path) -> EngineError:
     again = "build it again, and look for `Engine generation completed` in the log"
     if not nbytes:
         return EngineError(f"`{path}` is empty: the build that was to write it did not end", hint=again)
-    if product := plan_product(head):
+    if product := detect_plan(path):
         return EngineError(f"`{path}` begins as a plan of {product} and ends after {nbytes} bytes", hint=again)
     if head[:1] == b"\x08" and _is_model(path):
         return EngineError(
             f"`{path}` is an ONNX model, expected a plan",
             hint=f"rename it to `{path.with_suffix('.onnx').name}`, or build an engine from it",
         )
+    if (inside := find_plan_inside(path)) is not None:
+        at, product = inside
+        strip = f"tail -c +{at + 1} {shlex.quote(str(path))} > {shlex.quote(path.stem)}.plan"
+        return EngineError(
+            f"`{path}` is the file of another tool with a plan of {product} inside, from byte {at}",
+            hint=f"if nothing follows the plan, `{strip}` writes it alone; "
+            "else load the file with the tool that wrote it",
+        )
     return EngineError(
         f"`{path}` is not a plan: it begins with `{head[:4].hex(' ')}`, one of TensorRT with `66 74 72 74` (ftrt), one of "
         "TensorRT-RTX with `76 74 72 74` (vtrt)",
-        hint="a plan from TensorRT 8.5 or older, or another tool's file, has to be built again here",
+        hint="load it with the tool that wrote it, or build an engine from its `.onnx` model",
     )
 
 

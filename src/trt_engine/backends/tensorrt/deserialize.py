@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from trt_engine.atomic_io import os_errors
 from trt_engine.backends.tensorrt import onnx_parser
@@ -14,6 +16,7 @@ from trt_engine.backends.tensorrt.binding import Binding, lifecycle_lock
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
+from trt_engine.plan_header import plan_header
 from trt_engine.records.passport import Requirements
 from trt_engine.trt.settings import PlanSettings
 from trt_engine.units import parse_size
@@ -102,31 +105,41 @@ def deserialize(runtime: Any, path: Path, logger: TensorRtLogger) -> Any:
     """The engine of a plan; otherwise the error of TensorRT's messages."""
     said, engine = logger.problem_count, None
     with os_errors(path):
-        nbytes = path.stat().st_size
-        if not nbytes:
+        if not path.stat().st_size:
             raise EngineError(f"`{path}` is empty", hint="build the engine again")
-        with path.open("rb") as file:
-            if nbytes >= _LARGE_BYTES and logger.binding.has_api("IStreamReaderV2.read"):
-                engine = _deserialize_streamed(logger.binding, runtime, file)
+        with map_plan(path) as plan:
+            if len(plan) >= _LARGE_BYTES and logger.binding.has_api("IStreamReaderV2.read"):
+                engine = _deserialize_streamed(logger.binding, runtime, plan)
             else:
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
-                    engine = runtime.deserialize_cuda_engine(plan)
+                engine = runtime.deserialize_cuda_engine(plan)
     if engine is None:
         raise logger.make_error(f"loading `{path.name}`", EngineError, said)
     return engine
 
 
-def _deserialize_streamed(binding: Binding, runtime: Any, file: BinaryIO) -> Any:
-    """The engine of an open plan; weights are streamed to the GPU without a full host copy."""
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
-        reader = _StreamReader(plan)
-        try:
-            engine = runtime.deserialize_cuda_engine(binding.wrap_callback(reader))
-        finally:
-            reader.plan = None
-        if reader.error is not None:
-            raise reader.error
-        return engine
+@contextlib.contextmanager
+def map_plan(path: Path) -> Iterator[memoryview]:
+    """The plan in the file, memory-mapped, without the metadata that another tool wrote before it."""
+    header = plan_header(path)
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+        memoryview(mapped) as whole,
+        whole[header.offset if header is not None else 0 :] as plan,
+    ):
+        yield plan
+
+
+def _deserialize_streamed(binding: Binding, runtime: Any, plan: memoryview) -> Any:
+    """The engine of a mapped plan; weights are streamed to the GPU without a full host copy."""
+    reader = _StreamReader(plan)
+    try:
+        engine = runtime.deserialize_cuda_engine(binding.wrap_callback(reader))
+    finally:
+        reader.plan = None
+    if reader.error is not None:
+        raise reader.error
+    return engine
 
 
 class _StreamReader:
@@ -134,8 +147,8 @@ class _StreamReader:
 
     native_base = "IStreamReaderV2"
 
-    def __init__(self, plan: mmap.mmap) -> None:
-        self.plan: mmap.mmap | None = plan
+    def __init__(self, plan: memoryview) -> None:
+        self.plan: memoryview | None = plan
         self.error: BaseException | None = None
         self._at = 0
 
@@ -143,7 +156,7 @@ class _StreamReader:
         try:
             assert self.plan is not None
             start, self._at = self._at, min(self._at + num_bytes, len(self.plan))
-            return memoryview(self.plan)[start : self._at]
+            return self.plan[start : self._at]
         except BaseException as error:
             self.error = error
             return b""

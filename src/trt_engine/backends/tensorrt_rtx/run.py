@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from trt_engine.atomic_io import os_errors
 from trt_engine.backends.tensorrt import profile as layer_times
 from trt_engine.backends.tensorrt import run as shared
 from trt_engine.backends.tensorrt.binding import TENSORRT_RTX
+from trt_engine.backends.tensorrt.deserialize import map_plan
 from trt_engine.backends.tensorrt_rtx.jit import JitContexts, cache_path
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Device, Stream
@@ -91,7 +91,7 @@ class TensorRtRtxRuntime(shared.TensorRtRuntime):
 
 def _load_weights(engine: Any, path: Path) -> bool:
     """Load the weights deferred at deserialization; False on failure."""
-    with os_errors(path), path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+    with os_errors(path), map_plan(path) as plan:
         return bool(engine.load_weights(plan))
 
 

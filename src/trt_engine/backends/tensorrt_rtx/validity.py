@@ -9,6 +9,7 @@ import tensorrt_rtx as trt
 from trt_engine.atomic_io import open_regular
 from trt_engine.backends.tensorrt.binding import lifecycle_lock
 from trt_engine.errors import EngineError, SetupError
+from trt_engine.plan_header import read_plan_header
 from trt_engine.trt.rtx_compatibility import ValidityReport
 
 
@@ -37,6 +38,8 @@ def query_validity(plan: Path) -> ValidityReport:
         why = "; ".join(messages.texts) or str(error)
         raise SetupError(f"TensorRT-RTX does not start: {why}", hint="trt-engine doctor") from error
     with open_regular(plan, error=EngineError) as file:
+        header = read_plan_header(file)
+        file.seek(header.offset if header is not None else 0)
         head = file.read(runtime.engine_header_size)
     validity, bits = runtime.get_engine_validity(head)
     return ValidityReport(validity.name, int(bits), tuple(messages.texts))

@@ -29,6 +29,7 @@ from trt_engine.reporting.results.common import (
 
 _OPERATORS = 12
 _TOP = 20
+_SHOWN_CLASSES = 10
 
 
 def model_report(report: ModelReport) -> Iterator[Block]:
@@ -152,6 +153,24 @@ def _plan_facts(plan: PlanInfo) -> Iterator[Fact]:
     yield plan.product.lower().replace("-", "_"), plan.version
     yield "gpus", ", ".join([*plan.compute_capabilities, *(["later ones"] * plan.has_ptx)]) or None
     yield "weights", format_bytes(plan.weight_nbytes) if plan.weight_nbytes is not None else None
+    if plan.container is not None:
+        yield "container", f"{plan.container}: {plan.offset} bytes of metadata, then the plan"
+        yield from _metadata_facts(plan.metadata)
+        yield "strip", plan.strip_command
+
+
+def _metadata_facts(metadata: Mapping[str, Any]) -> Iterator[Fact]:
+    """What Ultralytics states about a network, of its own types alone: the file may come from anywhere."""
+    for key, fact in (("task", "task"), ("version", "ultralytics")):
+        yield fact, metadata[key] if isinstance(metadata.get(key), str) else None
+    size = metadata.get("imgsz")
+    sizes = size if isinstance(size, list) else [size, size]
+    yield "image_size", "x".join(map(str, sizes)) if all(type(item) is int for item in sizes) else None
+    yield "batch", str(metadata["batch"]) if type(metadata.get("batch")) is int else None
+    names = metadata.get("names")
+    listed = [*map(str, names.values() if isinstance(names, dict) else names if isinstance(names, list) else ())]
+    more = f" and {len(listed) - _SHOWN_CLASSES} more" if len(listed) > _SHOWN_CLASSES else ""
+    yield "classes", f"{len(listed)}: {', '.join(listed[:_SHOWN_CLASSES])}{more}" if listed else None
 
 
 def passport_facts(passport: Passport) -> list[Fact]:
