@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import itertools
 import random
 import signal
 import sys
@@ -10,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import numpy as np
 import pytest
 
+import trt_engine
 from patience import HANG_S, until
 from trt_engine.errors import UsageError
 from trt_engine.runtime.context_pool import ContextPool
@@ -71,6 +75,32 @@ class Quick:
         return {}
 
     def close(self) -> None: ...
+
+
+HARMLESS = {"runtime/batcher.py", "backends/trtexec/program.py"}
+"""Files where such a jump leaves only an `except` that does not concern interrupts."""
+
+
+def functions_of(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for item in code.co_consts:
+        if isinstance(item, CodeType):
+            yield from functions_of(item)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 13), reason="other versions cover the whole loop")
+@pytest.mark.parametrize("part", ["runtime", "device", "backends", "benchmark"])
+def test_an_interrupt_at_the_end_of_a_turn_of_a_loop_reaches_its_cleanup(part: str) -> None:
+    """Python 3.13.0 leaves the jump back of `while condition` out of the `with` or `try` around the loop."""
+    package, lost = Path(trt_engine.__file__).parent, list[str]()
+    for file in sorted((package / part).rglob("*.py")):
+        for code in functions_of(compile(file.read_text(), str(file), "exec")):
+            covered = [range(entry.start, entry.end) for entry in dis.Bytecode(code).exception_entries]
+            for before, step in itertools.pairwise(dis.get_instructions(code)):
+                places = (before.offset, step.argval, step.offset) if step.opname == "JUMP_BACKWARD" else ()
+                if [any(at in entry for entry in covered) for at in places] == [True, True, False]:
+                    lost.append(f"{file.relative_to(package)}: {code.co_name}")
+    assert [item for item in lost if item.partition(":")[0] not in HARMLESS] == []
 
 
 def pool_of(engine: InferenceEngine) -> ContextPool:

@@ -109,7 +109,9 @@ def _measure_restart(
         slowest_s = max(float(np.median(burst.samples_ms)) for burst in bursts) / 1e3
         turn = _burst_length(share_s / len(sides), slowest_s, schedule)
         rounds: list[tuple[QueryBurst, ...]] = []
-        while len(rounds) <= schedule.min_rounds or time.perf_counter() < until:
+        while True:  # not `while condition`, whose jump back Python 3.13.0 leaves out of the `with`
+            if len(rounds) > schedule.min_rounds and time.perf_counter() >= until:
+                break
             taken = {index: turns[index](*turn) for index in rng.sample(range(len(sides)), len(sides))}
             rounds.append(tuple(taken[index] for index in range(len(sides))))
         return tuple(rounds[1:])

@@ -277,7 +277,9 @@ class FakeStream(RecordingStream[_StreamWork]):
         """Run pending work in order. A failure drops the rest, as on a real device."""
         self._check_can_synchronize()
         with self._run_lock:
-            while self._pending:
+            while True:  # not `while condition`, whose jump back Python 3.13.0 leaves out of the `with`
+                if not self._pending:
+                    break
                 self._run_next()
         self.device._check()
 
@@ -344,7 +346,9 @@ class FakeStream(RecordingStream[_StreamWork]):
         if not self._run_lock.acquire(blocking=False):
             return False
         try:
-            while self._pending and not event.reached.is_set():
+            while True:
+                if not self._pending or event.reached.is_set():
+                    break
                 self._run_next()
             if not event.reached.is_set():
                 event._fail(UsageError("the stream dropped it"))

@@ -52,7 +52,9 @@ class ThreadedLoop:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                while thread.is_alive():
+                while True:  # not `while condition`, whose jump back Python 3.13.0 leaves out of the `try`
+                    if not thread.is_alive():
+                        break
                     thread.join(TICK_NS / 1e9)
                     on_tick(_clock(), *self._samples)
         finally:

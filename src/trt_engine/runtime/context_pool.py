@@ -152,7 +152,7 @@ class ContextPool(RunnerBase):
         queue, taken = self._wait_queue, list[Slot]()
         with self._warm_up_lock:  # concurrent warm-ups would deadlock
             try:
-                while len(taken) < self.width:
+                for _ in range(self.width):
                     taken.append(queue.acquire(feeds, unlimited=True, keep=taken))
                 for slot in taken:
                     with slot.running:

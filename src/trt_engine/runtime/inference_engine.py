@@ -463,15 +463,14 @@ class InferenceEngine(RichDisplay):
             if executor is not None:
                 executor.shutdown(wait=True)
             with self._idle:
-                while self._running_warmups:  # warm-up bypasses the batcher
-                    self._idle.wait()
+                self._idle.wait_for(lambda: not self._running_warmups)  # warm-up bypasses the batcher
             if self._batcher is not None:
                 self._batcher.close()
             with self._idle:
-                while (
-                    self._counter.totals()[2] and self._has_running_request()
-                ):  # an interrupted request may be missing in the count
-                    self._idle.wait(1.0)
+                while True:  # not `while condition`, whose jump back Python 3.13.0 leaves out of the `with`
+                    if not (self._counter.totals()[2] and self._has_running_request()):
+                        break
+                    self._idle.wait(1.0)  # not longer: an interrupted request may be missing in the count
             self.runner.close()
             if self._on_close is not None:
                 self._on_close()

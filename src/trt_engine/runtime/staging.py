@@ -52,13 +52,11 @@ class CopyThreads:
             for number in numbers:
                 works[number]()
                 then(number)
-                while done:
-                    then(done.popleft())
+                _call_each(then, done)
             for helper in helpers:
                 if not helper.cancel():  # one that has not begun, behind those of other calls, has nothing left to do
                     helper.result()
-            while done:
-                then(done.popleft())
+            _call_each(then, done)
         finally:
             deque(numbers, 0)  # none is begun after an error
             wait([helper for helper in helpers if not helper.cancel()])
@@ -76,6 +74,13 @@ class CopyThreads:
             if self._threads is not None:
                 self._threads.shutdown()
                 self._threads = None
+
+
+def _call_each(then: Callable[[int], None], numbers: deque[int]) -> None:
+    """Call it with each number, those that arrive meanwhile too; a loop of its own, as Python 3.13.0 leaves the jump of
+    `while condition` out of a `try`."""
+    while numbers:
+        then(numbers.popleft())
 
 
 class StagedArray:

@@ -218,7 +218,7 @@ class WaitQueue:
 
     def reject_waiting(self) -> None:
         with self._lock:
-            while self._waiters:
+            for _ in range(len(self._waiters)):
                 waiter = self._waiters[0]
                 waiter.rejected = True  # Ctrl-C arrives only after calls: none from here to `release`
                 del self._waiters[0]

@@ -59,7 +59,9 @@ def build_in_process(plan: BuildPlan, limit_s: float, *, rebuild: bool = False) 
         child = spawn_worker("trt_engine.verbs.build_worker", msgspec.json.encode(request, enc_hook=str), output)
         answer: BuildDone | ErrorMessage | None = None
         try:
-            while answer is None and (line := child.read_line(deadline - time.monotonic())) is not None:
+            while True:  # not `while condition`, whose jump back Python 3.13.0 leaves out of the `try`
+                if answer is not None or (line := child.read_line(deadline - time.monotonic())) is None:
+                    break
                 message = _message_decoder.decode(line)
                 if isinstance(message, LogMessage):
                     logging.getLogger(message.name).log(message.level, "%s", message.text)

@@ -240,7 +240,9 @@ def _compile(
         paths.on_status("measuring kernels" if limit_s is not None else "compiling")
         answer: CompileResult | ErrorMessage | None = None
         try:
-            while not isinstance(answer, CompileResult | ErrorMessage):
+            while True:  # not `while condition`, whose jump back Python 3.13.0 leaves out of the `try`
+                if isinstance(answer, CompileResult | ErrorMessage):
+                    break
                 line = child.read_line((limit_s or _COMPILE_LIMIT_S) - (time.monotonic() - started))
                 if line is None:
                     break

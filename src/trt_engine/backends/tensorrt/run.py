@@ -193,7 +193,7 @@ class TensorRtSession(Session):
                 self.save_caches()
             self._native = None
             with lifecycle_lock():
-                while self._runtimes:
+                for _ in range(len(self._runtimes)):
                     self._runtimes = self._runtimes[:-1]
             if self._allocator is not None:
                 self._allocator.close()
