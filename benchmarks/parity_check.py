@@ -88,8 +88,9 @@ def ways(
     """What to call the comparison, the outputs, what they are compared with, and that again on a perturbed input."""
 
     def again(roundoff: float) -> Outputs:
-        return run(target, perturb_feeds(feeds, roundoff))
+        return run(target, perturb_feeds(feeds, signature, roundoff))
 
+    signature = open_model(path).signature
     target = path
     if form == "fp32":
         yield "kernels", run(path, feeds, "all"), run(path, feeds), again
@@ -106,7 +107,7 @@ def ways(
         quantize(path, form, calib_data=data, overwrite=True, config=None, parity=False, **into)
         plain = run(target, feeds)
         yield "kernels", run(target, feeds, "basic" if form == "fp8" else "all"), plain, again
-        yield "jitter", run(target, perturb_feeds(feeds, 1e-5, seed + 1)), plain, again
+        yield "jitter", run(target, perturb_feeds(feeds, signature, 1e-5, seed + 1)), plain, again
         yield "given", plain, run(path, feeds), again
 
 
