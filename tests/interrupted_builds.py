@@ -176,11 +176,13 @@ def _left(folder: Path, code: int) -> tuple[str, ...]:
     found = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
     if code == 0 or _is_delivered(folder / "out" / "net.engine"):
         return tuple(name for name in found if name.endswith(".tmp") or _temporary(name))
+    whole = {path.parent for path in (folder / "store" / "engines").glob("*/*.engine") if _is_delivered(path)}
+    found = [name for name in found if (folder / name).parent not in whole]
     return tuple(name for name in found if _temporary(name) or not name.startswith(("store/", "tmp/")) or _half(name))
 
 
 def _is_delivered(engine: Path) -> bool:
-    """Whether the press came between the delivery of a whole engine and the end of the command: it stays."""
+    """Whether the press came after a whole engine was there, in the store or where it was wanted: it stays."""
     try:
         Engine.open(engine).verify()
     except TrtEngineError:
