@@ -258,7 +258,7 @@ def test_no_factor_by_precision_and_no_mark_without_the_precision(tmp_path: Path
     text = report(sample_matrix.write(tmp_path / "run", doubted()))
     table = text.partition("The speed-up explained")[2].partition("engine smaller")[2].partition("times in")[0]
     rows = {line.split()[0]: line.split()[1:3] for line in table.splitlines()[:4] if line.startswith("  ")}
-    assert rows["fp16"] == ["5.00×", "–"] and rows["int8"][1] == "–"
+    assert rows["fp16"] == ["5.00×", "–"] and "int8" not in rows
     assert rows["bf16"] == ["1.25×", "1.25×"]
     part = text.partition("Accuracy against speed\n")[2].partition("\n\n")[0]
     marked = re.findall(r"^\* +\d+ +(\S+)", part, re.MULTILINE)
@@ -270,6 +270,35 @@ def test_where_no_cell_is_what_it_says_no_speed_up_is_claimed(tmp_path: Path) ->
     assert "No cell is both stable and in its own precision, so no speed-up is claimed" in text
     assert "highest: int8 (not stable)" in text
     assert "speed-up" not in text[: text.index("No cell is both")]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_figure_heads_the_report_of_several_models(tmp_path: Path, format: str) -> None:
+    cells = [
+        done(spec(model, precision, "onnxruntime", 4), ms)
+        for model, ms in (("enc", 2.4), ("det", 12.1))
+        for precision, ms in (("fp32", ms), ("int8", ms / 2))
+    ]
+    told = said(sample_matrix.write(tmp_path / "run", cells), format)
+    assert "highest" not in told and "shortest mean" not in told
+    assert "2.0" in told[: told.index("Cells")]  # the speed-up against the baseline of its own model
+
+
+@pytest.mark.parametrize("unstable", ["fp32", "int8"])
+def test_no_speed_up_is_given_where_one_of_the_pair_is_not_stable(tmp_path: Path, unstable: str) -> None:
+    cells = [
+        done(spec("m", name, "onnxruntime", 4), ms, bench_changes={"stable": name != unstable})
+        for name, ms in (("fp32", 8.0), ("int8", 4.0))
+    ]
+    folder = sample_matrix.write(tmp_path / "run", cells)
+    for format in FORMATS:
+        told = said(folder, format)
+        assert (
+            "No factor is given where one of the two is not stable: " in told
+            and "×" not in told
+            and "No cell is faster" not in told
+        )
+    assert summarize_run(RunRecords.open(folder))["speedups"] == []
 
 
 def test_no_step_goes_through_a_cell_that_did_not_run_in_its_precision() -> None:

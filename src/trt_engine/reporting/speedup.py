@@ -24,7 +24,12 @@ def unreliable_reason(cell: CellResult) -> str | None:
     """Why a cell's speed is unreliable, `ran in fp32` or `not stable`; None if reliable."""
     if cell.compute_dtype is not None:
         return f"ran in {cell.compute_dtype}"
-    return "not stable" if cell.bench is not None and not cell.bench.stable else None
+    return None if is_stable(cell) else "not stable"
+
+
+def is_stable(cell: CellResult) -> bool:
+    """False for a cell whose measurement is unstable: no factor is worked out from it."""
+    return cell.bench is None or cell.bench.stable
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,7 @@ class ProfileDelta:
 
 
 class Speedups:
-    """Compares every cell of a run with the baseline of its model."""
+    """Compares every cell of a run with the baseline of its model; pairs with an unstable cell have no factor."""
 
     def __init__(self, cells: Iterable[CellResult], baseline: str | None = None) -> None:
         self.cells = tuple(cells)
@@ -84,6 +89,7 @@ class Speedups:
         self.baselines = tuple(
             base for group in groups.values() if (base := self.pick_baseline(group, baseline)) is not None
         )
+        self.unstable: list[tuple[CellResult, CellResult]] = []  # baseline and cell of the pairs without a factor
         self.explanations = tuple(
             found for base in self.baselines for found in self._explain_group(base, groups[base.spec.model])
         )
@@ -109,8 +115,12 @@ class Speedups:
                 continue  # an unreliable intermediate cell would falsify two factors
             by_place.setdefault(_aspect_key(places[id(cell)]), cell)
         for other in comparable:
-            if other is not base:
+            if other is base:
+                continue
+            if is_stable(base) and is_stable(other):
                 yield self._explain(base, other, places, by_place)
+            else:
+                self.unstable.append((base, other))
 
     def _explain(
         self,

@@ -30,9 +30,11 @@ _MAX_BOXES = 24  # in one chart
 
 
 def key_figures(records: Sequence[BenchRecord]) -> Iterator[KeyFigure]:
-    yield best_throughput(records)
+    one_engine = len({record.engine for record in records}) == 1  # figures of different networks have no highest
+    if one_engine:
+        yield best_throughput(records)
     low = min(records, key=lambda record: record.batch)
-    if (summary := low.compute_summary()) is not None:
+    if one_engine and (summary := low.compute_summary()) is not None:
         yield KeyFigure(
             f"ms at batch {low.batch}", format_or_dash(summary.mean), f"mean; p99 {format_or_dash(summary.p99)} ms"
         )

@@ -23,6 +23,7 @@ from trt_engine.reporting.speedup import (
     ProfileDelta,
     SpeedupExplanation,
     SpeedupStep,
+    is_stable,
     profile_delta,
     unreliable_reason,
 )
@@ -41,8 +42,9 @@ _ASPECT_LABELS: dict[Aspect, str] = {
 def speedups_section(context: ReportContext) -> Section | None:
     """Each cell's speed-up over the baseline, split by batch, backend and precision, with profile changes."""
     found = context.speedups.explanations
+    left_out = _left_out(context.speedups.unstable)
     if not found:
-        return None
+        return Section("speedup", "The speed-up explained", left_out) if left_out else None
     stages = [stage for item in found for stage in item.steps]
     columns: Columns = [
         ("cell", [item.other.spec.label for item in found]),
@@ -65,6 +67,7 @@ def speedups_section(context: ReportContext) -> Section | None:
     blocks += [Paragraph(_explain_speedup(context, item)) for item in ordered[:_MAX_EXPLAINED]]
     steps = {(stage.before.spec.label, stage.after.spec.label): stage for item in ordered for stage in item.steps}
     blocks += [shown for stage in steps.values() if (shown := _delta_table(stage)) is not None][:_MAX_EXPLAINED]
+    blocks += left_out
     if missing := _unexplained(found):
         blocks.append(Notice(("Not determined: " + "; ".join(missing) + "."), "info"))
     blocks.append(
@@ -74,6 +77,18 @@ def speedups_section(context: ReportContext) -> Section | None:
         )
     )
     return Section("speedup", "The speed-up explained", tuple(blocks))
+
+
+def _left_out(pairs: Sequence[tuple[CellResult, CellResult]]) -> tuple[Notice, ...]:
+    """The unstable cells whose pairs have no factor."""
+    cells = dict.fromkeys(
+        shorten_label(cell.spec.label) + (" (baseline)" if cell is base else "")
+        for base, other in pairs
+        for cell in (base, other)
+        if not is_stable(cell)
+    )
+    text = f"No factor is given where one of the two is not stable: {join_names(list(cells), _MAX_EXPLAINED)}."
+    return (Notice(text, "info"),) if cells else ()
 
 
 def _mixed_factors(item: SpeedupExplanation) -> str:

@@ -49,8 +49,10 @@ def key_figures(context: ReportContext) -> Iterator[KeyFigure]:
     if not timed:
         return
     known = [(ms, cell) for ms, cell in timed if unreliable_reason(cell) is None] or timed
-    best = max(((cell.bench.images_per_s, _label_with_doubt(cell)) for _, cell in known if cell.bench is not None))
-    yield KeyFigure("images/s", format_or_dash(best[0]), f"highest: {best[1]}")
+    one_model = len({cell.spec.model for _, cell in timed}) == 1  # figures of different networks have no highest
+    if one_model:
+        best = max((cell.bench.images_per_s, _label_with_doubt(cell)) for _, cell in known if cell.bench is not None)
+        yield KeyFigure("images/s", format_or_dash(best[0]), f"highest: {best[1]}")
     faster = [item for item in context.speedups.explanations if item.factor > 1 and not item.unreliable]
     if faster:
         most = max(faster, key=lambda item: item.factor)
@@ -59,8 +61,9 @@ def key_figures(context: ReportContext) -> Iterator[KeyFigure]:
             format_factor(most.factor),
             f"{shorten_label(most.other.spec.label)} against {shorten_label(most.base.spec.label)}",
         )
-    latency = min((ms * cell.bench.batch, _label_with_doubt(cell)) for ms, cell in known if cell.bench is not None)
-    yield KeyFigure("ms per query", format_or_dash(latency[0]), f"shortest mean: {latency[1]}")
+    if one_model:
+        latency = min((ms * cell.bench.batch, _label_with_doubt(cell)) for ms, cell in known if cell.bench is not None)
+        yield KeyFigure("ms per query", format_or_dash(latency[0]), f"shortest mean: {latency[1]}")
 
 
 def _label_with_doubt(cell: CellResult) -> str:
@@ -81,7 +84,10 @@ def notices(context: ReportContext) -> Iterator[Notice]:
         nearest = max(explained, key=lambda item: item.factor)
         label, slower = shorten_label(nearest.other.spec.label), format_factor(1 / nearest.factor)
         which = "the nearest" if len(explained) > 1 else "the other"
-        yield Notice(f"No cell is faster than the baseline of its model: {which}, {label}, is {slower} slower.")
+        which_cells = "stable cell" if context.speedups.unstable else "cell"
+        yield Notice(
+            f"No {which_cells} is faster than the baseline of its model: {which}, {label}, is {slower} slower."
+        )
     yield from (Notice(to_sentence(text)) for text in quantized_slowdowns(found))
     for cell in found:
         ran = cell.bench.batch if cell.bench else cell.spec.batch
