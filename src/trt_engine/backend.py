@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine.config.build import BuildConfig
+from trt_engine.device import info
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import suggest
 
@@ -129,6 +130,12 @@ class BackendSpec:
     """Kernels are chosen for the profile's shapes: a wide range, or an optimum far from its end, costs speed."""
     nvinfer: bool = False
     """DeepStream's `nvinfer` loads its engines."""
+    gpu_precisions: tuple[str, ...] = ()
+    """Precisions that it builds for a GPU in, where the command names no backend; none for one that has to be named."""
+    gpu_preference: int = 100
+    """Order in which those backends are taken."""
+    gpu_missing: str | None = None
+    """`() -> str | None`: what it lacks here to build for a GPU, besides its modules."""
     aliases: tuple[str, ...] = ()
     """Common wrong names for it, for error hints."""
     hidden: bool = False
@@ -216,6 +223,47 @@ def runtime_backend(spec: BackendSpec) -> BackendSpec:
     return next(
         (known[name] for name in spec.runtimes if name in known and not known[name].missing_modules("runtime")), spec
     )
+
+
+def gpu_backend(precision: str | None = None, *, suffix: str = "") -> BackendSpec | None:
+    """The backend that builds for a GPU of this machine where none is named, in that precision (of any, by default) and as
+    a file of that suffix; None without a GPU, and where no library for it is installed."""
+    if not info.has_gpu():
+        return None
+    return next(
+        (one for one in _gpu_backends(precision) if suffix in ("", one.payload_suffix) and _uses_gpu(one)), None
+    )
+
+
+def gpu_hint(precision: str) -> str:
+    """The flags that build in that precision for a GPU, for an error's hint."""
+    if (found := gpu_backend(precision)) is not None:
+        return f"`{gpu_flags(found)}` builds for the GPU of this machine"
+    known = _gpu_backends(precision)
+    if info.has_gpu():
+        return f"`{gpu_flags(known[0])}` builds for the GPU of this machine, after `{known[0].install.split(' (')[0]}`"
+    flags = [gpu_flags(one) for one in known if not one.tools]
+    return f"`{'` or `'.join(flags[:2])}` builds for an NVIDIA GPU, on a machine that has one"
+
+
+def gpu_flags(spec: BackendSpec) -> str:
+    """The flags that build with this backend for the first GPU: `--backend inductor --device cuda:0`."""
+    named = [] if spec.name == BuildConfig().backend else [f"--backend {spec.name}"]
+    return " ".join([*named, *(["--device cuda:0"] if spec.devices[0] == "cpu" else [])])
+
+
+def _gpu_backends(precision: str | None) -> list[BackendSpec]:
+    found = [one for one in list_backends().values() if one.gpu_precisions and not one.hidden]
+    fitting = [one for one in found if precision is None or precision in one.gpu_precisions]
+    return sorted(fitting, key=lambda one: one.gpu_preference)
+
+
+def _uses_gpu(spec: BackendSpec) -> bool:
+    try:
+        spec.load_component("builder")
+        return not spec.provides("gpu_missing") or spec.load_function("gpu_missing")() is None
+    except SetupError:
+        return False
 
 
 def resolve_quant_target(config: BuildConfig) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from trt_engine.cli.gpu_default import add_gpu
 from trt_engine.cli.trtexec_table import (
     OPTIONS,
     BackendSetting,
@@ -69,6 +70,17 @@ def _kebab_spellings() -> dict[str, TrtexecOption]:
 def translate_args(verb: str, params: Sequence[click.Parameter], args: Sequence[str]) -> TranslatedArgs:
     """Translate trtexec options. Raises `UsageError` with a hint for those without equivalent."""
     own = {name: item for item in params for name in (*item.opts, *item.secondary_opts)}
+    args, chosen = add_gpu(verb, own, args)
+    made = _translate(verb, params, args, own)
+    if chosen is not None:
+        made.notes.insert(0, (logging.INFO, chosen))
+        made.names |= {"backend", "device", "precision"}
+    return made
+
+
+def _translate(
+    verb: str, params: Sequence[click.Parameter], args: Sequence[str], own: dict[str, click.Parameter]
+) -> TranslatedArgs:
     if not any(_is_trtexec(arg, own) for arg in args):
         return TranslatedArgs(list(args))
     return _Translator(verb, params, list(args), own).run()
@@ -278,9 +290,6 @@ class _Translator:
 
     # ---------------------------------------------------------------------------- backends
 
-    def _path(self) -> Path | None:
-        return next((Path(arg) for arg in [*self.args, *self.result.args] if _is_file(arg)), None)
-
     def _backend(self) -> str:
         """The backend on the command line, else that of the engine, else the default."""
         from trt_engine.config.build import BuildConfig
@@ -290,7 +299,7 @@ class _Translator:
             name, equals, value = arg.partition("=")
             if name in ("-b", "--backend"):
                 return value if equals else next(iter(self.args[index + 1 :]), "")
-        path = self._path()
+        path = first_file([*self.args, *self.result.args])
         if path is None or self.verb == "build" or is_onnx_model(path):
             return BuildConfig().backend
         try:
@@ -318,10 +327,15 @@ class _Translator:
         return () if backend_spec is None else backend_spec.ignored_settings
 
 
-def _is_file(arg: str) -> bool:
-    text = arg.partition("=")[2] if arg.startswith(("--onnx=", "--loadEngine=")) else arg
+def first_file(args: Sequence[str]) -> Path | None:
+    """The first argument that is a file, or names one as trtexec does."""
+    texts = (arg.partition("=")[2] if arg.startswith(("--onnx=", "--loadEngine=")) else arg for arg in args)
+    return next((Path(text) for text in texts if not text.startswith("-") and _is_file(text)), None)
+
+
+def _is_file(text: str) -> bool:
     try:
-        return not arg.startswith("-") and Path(text).is_file()
+        return Path(text).is_file()
     except (OSError, ValueError):
         return False
 

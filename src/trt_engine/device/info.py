@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -171,6 +172,14 @@ def gpus() -> tuple[Gpu, ...]:
                 )
             )
         return tuple(found)
+
+
+def has_gpu() -> bool:
+    """Whether this process sees an NVIDIA GPU: by NVML, without `nvidia-ml-py` by its device file."""
+    if importlib.util.find_spec("pynvml") is not None:
+        return bool(gpus())
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return not hidden and (any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists())
 
 
 def gpu(number: int, boards: Sequence[Gpu] | None = None) -> Gpu | None:

@@ -54,6 +54,7 @@ from trt_engine.verbs.build_candidates import (
 from trt_engine.verbs.build_parity import check_parity, computes_in_tf32
 from trt_engine.verbs.build_precision import (
     calibration_warnings,
+    missing_kernels,
     plan_placement,
     prepare,
     require_calibration_data,
@@ -356,13 +357,16 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         prepared = prepare(plan.model, plan.config, scratch)
         if backend_spec.writes_log and plan.log is not None:
             plan.log.unlink(missing_ok=True)  # each attempt adds to it
-        attempt, outcome = build_with_retries(
-            Attempt(prepared.model, plan.config),
-            backend_spec,
-            scratch / "retry",
-            lambda attempt: run_builder(attempt, prepared, plan, payload, on_status),
-            path=plan.source or plan.model.path,
-        )
+        try:
+            attempt, outcome = build_with_retries(
+                Attempt(prepared.model, plan.config),
+                backend_spec,
+                scratch / "retry",
+                lambda attempt: run_builder(attempt, prepared, plan, payload, on_status),
+                path=plan.source or plan.model.path,
+            )
+        except ModelError as error:
+            raise missing_kernels(error, plan, prepared) from error
         passport = _make_passport(plan, attempt.config, outcome, payload, time.monotonic() - started)
         if not plan.config.parity or not backend_spec.provides("runtime"):
             passport = replace(passport, signature=_settled_signature(passport, prepared.model, {}))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trt_engine.atomic_io import file_digest
-from trt_engine.backend import BackendSpec, resolve_quant_target
+from trt_engine.backend import BackendSpec, get_backend, gpu_hint, resolve_quant_target, with_default_device
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.precision import QuantizeConfig, is_preset
 from trt_engine.device import parse_device
-from trt_engine.errors import FeedError, PrecisionError
+from trt_engine.errors import FeedError, ModelError, PrecisionError, TrtEngineError
 from trt_engine.graph import walk
-from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
+from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize, main_precision
 from trt_engine.graph.lint_rules.model_view import truncate
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.graph.quant_placement import QuantizedGraph
@@ -63,7 +63,7 @@ def require_calibration_data(model: Model, config: BuildConfig) -> None:
     if not proof.satisfied and target is not None and asked not in quant_target(target).formats:
         raise PrecisionError(
             f"{proof.describe()}; {quant_target(target).title} has no {asked} kernels to quantise it for",
-            hint=f"build for a device that has {asked} kernels, or leave `--precision` out",
+            hint=f"{_where_built(config)}, or leave `--precision` out",
         )
     if not proof.satisfied and asked not in _DATA_FREE and not config.calib_data:
         path = str(model.path)
@@ -248,6 +248,14 @@ def require_precision(
     return None if proof.conclusive else f"the precision contract could not be proved: {proof.remark}"
 
 
+def missing_kernels(error: ModelError, plan: BuildPlan, prepared: PreparedModel) -> TrtEngineError:
+    """The error of a build that lacks kernels for the precision that the model was brought to; else the given one."""
+    if not (error.machine_specific and prepared.steps and plan.config.precision in _CAST):
+        return error
+    text = error.message.replace(str(prepared.model.path), prepared.model.path.name)
+    return PrecisionError(f"requested {plan.config.precision}: {text}", hint=_mismatch_hint(plan, prepared))
+
+
 def _compute_target(plan: BuildPlan, outcome: BuildOutcome) -> tuple[str, ...]:
     """As a miss names what computes: the target of a quantised graph, else the providers."""
     if plan.target is not None:
@@ -258,13 +266,23 @@ def _compute_target(plan: BuildPlan, outcome: BuildOutcome) -> tuple[str, ...]:
 def _mismatch_hint(plan: BuildPlan, prepared: PreparedModel) -> str:
     """Hint for an engine that is not in the requested precision."""
     asked, path = plan.config.precision, plan.source or plan.model.path
-    if asked in ("fp32", "tf32"):
+    if asked == "fp32" or (asked == "tf32" and main_precision(plan.model.graph) != "fp32"):
         return "precision is in the graph: export the model in it, or leave `--precision` out"
     kernels = "leave `--precision` out to build the graph as it is; the passport records what it runs in"
     if prepared.steps and asked in ("fp16", "bf16"):
         made = shlex.quote(str(path.with_suffix(f".{asked}.onnx")))
         cast = f"`trt-engine cast {shlex.quote(str(path))} --to {asked} -o {made}`"
-        return f"build for a device that has {asked} kernels, or {cast} and {kernels}"
+        return f"{_where_built(plan.config)}, or {cast} and {kernels}"
     if plan.target is not None:  # kernels exist but do not support the graph's placement
         return kernels
-    return f"build for a device that has {asked} kernels, or {kernels}"
+    return f"{_where_built(plan.config)}, or {kernels}"
+
+
+def _where_built(config: BuildConfig) -> str:
+    """Where there are kernels for the requested precision, with the flags to add."""
+    asked = config.precision
+    assert asked is not None
+    here = get_backend(config.backend)
+    if parse_device(with_default_device(config).device)[0] == "cpu" or asked not in here.gpu_precisions:
+        return gpu_hint(asked)
+    return f"build for a GPU that has {asked} kernels"

@@ -19,4 +19,7 @@ spec = BackendSpec(
     tuning="trt_engine.backends.inductor.options:tuning_candidates",
     check_model="trt_engine.backends.inductor.operators:check_model",
     compatibility="trt_engine.backends.inductor.compatibility:check_compatibility",
+    gpu_precisions=("fp32", "tf32", "fp16", "bf16"),
+    gpu_preference=40,
+    gpu_missing="trt_engine.backends.inductor.compatibility:missing_cuda",
 )

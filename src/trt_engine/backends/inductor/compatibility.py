@@ -34,6 +34,12 @@ def torch_version() -> str:
         return ""
 
 
+def missing_cuda() -> str | None:
+    """Why PyTorch cannot use a GPU, by its version: a build for the CPU; None for one with CUDA."""
+    version = torch_version()
+    return f"PyTorch {version} is built for the CPU" if version.endswith("+cpu") else None
+
+
 def check_compatibility(engine: Engine, config: RuntimeConfig) -> Compatibility:
     """loads, rebuild or refuse, with a reason and a command; file integrity is not checked."""
     passport, needs = engine.passport, engine.passport.requirements

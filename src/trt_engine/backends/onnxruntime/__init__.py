@@ -25,4 +25,7 @@ spec = BackendSpec(
     compatibility="trt_engine.backends.onnxruntime.compatibility:check_compatibility",
     profile="trt_engine.backends.onnxruntime.profile:profile",
     trace_nodes="trt_engine.backends.onnxruntime.profile:trace_nodes",
+    gpu_precisions=("fp32", "tf32", "fp16", "bf16"),
+    gpu_preference=30,
+    gpu_missing="trt_engine.backends.onnxruntime.providers:missing_cuda",
 )

@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from trt_engine import atomic_io
+from trt_engine.backend import gpu_hint
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
@@ -60,7 +61,7 @@ def unsupported_precision(model: Model, config: BuildConfig) -> PrecisionError |
         return None
     if choice.compiles:
         return None
-    hint = f"build for a device that has {asked} kernels, or leave `--precision` out: the graph is built as it is"
+    hint = f"{gpu_hint(asked)}, or leave `--precision` out: the graph is built as it is"
     if asked in _NO_KERNELS:
         where = " and ".join({"cpu": "CPU", "cuda": "CUDA"}.get(name, name) for name in choice.names)
         return PrecisionError(f"ONNX Runtime has no {asked} kernels for {where}", hint=hint)
@@ -68,7 +69,7 @@ def unsupported_precision(model: Model, config: BuildConfig) -> PrecisionError |
         return None
     if asked == "tf32":
         reason = "tf32 needs an NVIDIA GPU, and the device is `cpu`"
-        return PrecisionError(reason, hint="`--device cuda:0`, or leave `--precision` out")
+        return PrecisionError(reason, hint=hint)
     if asked not in _ELEM:
         return None  # INT8 fusions are known only after the build
     weights: Counter[str] = Counter()

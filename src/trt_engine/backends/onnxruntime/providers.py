@@ -208,6 +208,13 @@ def installed_providers() -> list[str]:
     ]
 
 
+def missing_cuda() -> str | None:
+    """Why the CUDA provider does not run here; None where it may."""
+    if "cuda" not in installed_providers():
+        return _not_installed_error("cuda", installed_providers()).message
+    return load_error("cuda")
+
+
 def attach(choice: ProviderSelection, options: ort.SessionOptions) -> list[tuple[str, dict[str, str]]] | None:
     """The `providers` argument of a session; None if they were added to `options`, as plugins require."""
     spelled = choice.to_ort_providers()

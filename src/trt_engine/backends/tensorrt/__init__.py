@@ -1,6 +1,7 @@
 """TensorRT through its Python bindings, 10.0 to 11.x: builds, checks and runs engines."""
 
 from trt_engine.backend import BackendSpec
+from trt_engine.config.precision import PRECISIONS
 
 spec = BackendSpec(
     name="tensorrt",
@@ -23,4 +24,6 @@ spec = BackendSpec(
     writes_log=True,
     profile_sensitive=True,
     nvinfer=True,
+    gpu_precisions=PRECISIONS,
+    gpu_preference=10,
 )

@@ -1,6 +1,7 @@
 """TensorRT through NVIDIA's `trtexec`, for machines without the Python bindings."""
 
 from trt_engine.backend import BackendSpec
+from trt_engine.config.precision import PRECISIONS
 
 spec = BackendSpec(
     name="trtexec",
@@ -24,4 +25,7 @@ spec = BackendSpec(
     writes_log=True,
     profile_sensitive=True,
     nvinfer=True,
+    gpu_precisions=PRECISIONS,
+    gpu_preference=20,
+    gpu_missing="trt_engine.backends.trtexec.program:missing_program",
 )

@@ -147,6 +147,15 @@ def find_program() -> Program:
     return _probe(path.absolute(), path.stat().st_mtime_ns)
 
 
+def missing_program() -> str | None:
+    """Why there is no trtexec to run; None where there is one."""
+    try:
+        find_program()
+    except SetupError as error:
+        return error.message
+    return None
+
+
 @lru_cache(maxsize=8)
 def _probe(path: Path, mtime_ns: int) -> Program:
     """Version and options from `--help`, which prints the banner; there is no `--version`."""
