@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from trt_engine.atomic_io import os_errors
 from trt_engine.errors import UsageError
@@ -80,6 +80,34 @@ class LogOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class CommandLog:
+    """The warnings that a command of the command line has logged, and the documents that it has written."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.documents: dict[Path, tuple[str, dict[str, Any]]] = {}
+        """Path, to the verb whose command completes it and the document."""
+
+    def with_logged(self, warnings: Sequence[str]) -> tuple[str, ...]:
+        """`warnings`, then what has been logged beyond them."""
+        return (*warnings, *(text for text in dict.fromkeys(self.warnings) if text not in warnings))
+
+
+_command: CommandLog | None = None
+
+
+def start_command() -> CommandLog:
+    """The log of a command that starts, which `running_command` returns from now on."""
+    global _command
+    _command = CommandLog()
+    return _command
+
+
+def running_command() -> CommandLog | None:
+    """The log of the command of this process, None where the package is used from Python."""
+    return _command
 
 
 class _OutputRegistry:

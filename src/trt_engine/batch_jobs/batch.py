@@ -34,7 +34,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine, is_onnx_model
 from trt_engine.errors import FeedError, SetupError, TrtEngineError, UsageError
 from trt_engine.public_function import public_function
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.batch import BatchPlan, BatchReport
 from trt_engine.verbs.evaluate import resolve_spec
 from trt_engine.verbs.load import merge_run_settings
@@ -194,7 +194,7 @@ def run(job: BatchJob, *, command: str = "") -> BatchReport:
                     log.info("%d of %d parts", len(done), len(job.parts))
                 seconds = time.perf_counter() - started
         report = _report(job, done, workers, nodes, seconds, sum(part.rows for part in pending))
-        write_json(out / REPORT, verb_document("batch", report, command=command))
+        write_document(out / REPORT, "batch", report, command=command)
         return report
 
 

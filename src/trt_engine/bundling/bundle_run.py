@@ -22,7 +22,6 @@ from trt_engine.atomic_io import (
     os_error,
     read_bounded,
     staging_folder,
-    write_json,
 )
 from trt_engine.bundling import connections as connections_module
 from trt_engine.bundling.bundle_plan import REPORT, TIMING_CACHE, BundlePlan, PlannedComponent
@@ -42,7 +41,7 @@ from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, MemoryExhausted, ModelError, TrtEngineError
 from trt_engine.model import Model
-from trt_engine.records.base import Failure, verb_document
+from trt_engine.records.base import Failure, write_document
 from trt_engine.records.bundle import BundleComponent, BundleConnection, BundleReport, BundleStep
 from trt_engine.verbs import build
 from trt_engine.verbs.bundle_chain import prefix_error, run_chain
@@ -285,7 +284,7 @@ class BundleRun:
 
     def write(self, *, end: bool = False) -> BundleReport:
         report = self.report(end=end)
-        write_json(self.plan.folder / REPORT, verb_document("bundle", report, command=self.plan.command))
+        write_document(self.plan.folder / REPORT, "bundle", report, command=self.plan.command)
         return report
 
 

@@ -10,14 +10,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from trt_engine.cli.install_hint import editable_hint
 from trt_engine.errors import SetupError, TrtEngineError
 from trt_engine.format import escape_control, escape_lines, join_lines
-
-if TYPE_CHECKING:
-    from trt_engine.cli.stderr_log import StderrHandler
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,7 @@ class OutputOptions:
         from trt_engine.cli.stderr_log import StderrHandler
 
         logger = logging.getLogger("trt_engine")
-        _Stdout.log = StderrHandler()
-        logger.handlers = [_Stdout.log]
+        logger.handlers = [StderrHandler()]
         logger.propagate = False
         logger.setLevel({-1: logging.WARNING, 0: logging.INFO}.get(self.verbosity, logging.DEBUG))
 
@@ -56,8 +52,6 @@ class _Stdout:
     error_printed = False
     """Whether the error was printed."""
     owns_process = False
-    log: StderrHandler | None = None
-    """Log of this command; its warnings belong to the document."""
     results: TextIO | None = None
     """The result stream once stdout is reserved."""
 
@@ -135,6 +129,7 @@ def emit(output_options: OutputOptions, doc: Mapping[str, Any], text: str) -> No
 
     Join texts with file names by `format.join_lines`, which escapes newlines in names.
     """
+    doc = _complete_documents(doc)
     if not output_options.json:
         _print(escape_control(text, keep="\n\t"))
         return
@@ -142,12 +137,26 @@ def emit(output_options: OutputOptions, doc: Mapping[str, Any], text: str) -> No
 
     from trt_engine.atomic_io import encode_json
 
-    logged = [] if _Stdout.log is None else _Stdout.log.warnings
-    known = list(doc.get("warnings") or ())
-    doc = {**doc, "warnings": [*known, *(item for item in dict.fromkeys(logged) if item not in known)]}
     text = msgspec.json.format(encode_json(doc), indent=2).decode()
     _print(_encode_for_stdout(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)))
     _Stdout.document_printed = True
+
+
+def _complete_documents(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with every warning of this command; those that its verb wrote into files get the same."""
+    from trt_engine.logs import running_command
+
+    running = running_command()
+    if running is None or "schema" not in doc:
+        return doc
+    doc = {**doc, "warnings": list(running.with_logged(doc.get("warnings") or ()))}
+    for path, (verb, written) in running.documents.items():
+        if doc["schema"] == f"trt-engine/{verb}" and written["warnings"] != doc["warnings"]:
+            from trt_engine.atomic_io import write_json
+
+            written["warnings"] = doc["warnings"]
+            write_json(path, written)
+    return doc
 
 
 _MIN_COLUMNS = 60

@@ -47,9 +47,9 @@ def command(
     if config.shapes and calib_data is not None:
         raise UsageError("`--shapes` is for random inputs, and `--calib-data` has its own shapes", hint="leave one out")
 
-    from trt_engine.atomic_io import write_json
     from trt_engine.graph.load import open_model
     from trt_engine.precision.samples import open_samples
+    from trt_engine.records.base import write_document
     from trt_engine.records.precision import RangesPlan
     from trt_engine.verbs.calibration_images import images_as_inputs
     from trt_engine.verbs.ranges import ranges
@@ -67,8 +67,7 @@ def command(
         emit(output_options, document("ranges", body, command=typed), result_text(body))
         return 0
     report = ranges(opened, config=config)
-    doc = document("ranges", report, command=typed)
     if out is not None:
-        write_json(out, doc)
-    emit(output_options, doc, result_text(report))
+        write_document(out, "ranges", report, command=typed)
+    emit(output_options, document("ranges", report, command=typed), result_text(report))
     return 0

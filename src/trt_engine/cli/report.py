@@ -96,10 +96,11 @@ def _render(run: RunRecords, form: str, base: Path, artifacts: dict[str, str]) -
 
 def _document(run: RunRecords, artifacts: dict[str, str]) -> dict[str, Any]:
     from trt_engine.reporting.report import summarize_run
+    from trt_engine.reporting.sections import page_warnings
 
     body = {
         "run": str(run.files.path if run.files else run.folder),
         "summary": summarize_run(run),
         "artifacts": artifacts,
     }
-    return output.document("report", body, command=options.command_line(), warnings=[*run.skipped, *run.warnings])
+    return output.document("report", body, command=options.command_line(), warnings=page_warnings(run))

@@ -9,6 +9,7 @@ import time
 import warnings
 
 from trt_engine.format import escape_lines
+from trt_engine.logs import start_command
 
 _CONTINUATION = " " * 12 + "| "
 """Prefix of continuation lines."""
@@ -20,13 +21,12 @@ class StderrHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.started = time.monotonic()
-        self.warnings: list[str] = []
-        """Texts of the warnings of this command."""
+        self.command = start_command()
         self.colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno == logging.WARNING:
-            self.warnings.append(record.getMessage())
+            self.command.warnings.append(record.getMessage())
         text = escape_lines(record.getMessage(), _CONTINUATION)
         if record.levelno >= logging.WARNING:
             mark = "error: " if record.levelno >= logging.ERROR else "warning: "

@@ -23,6 +23,7 @@ from trt_engine.load_testing.load_gates import LoadRule, parse_rules, raise_for_
 from trt_engine.load_testing.load_record import describe_load, load_record, nothing_answered
 from trt_engine.load_testing.subjects import Subject, engine_subject, server_subject
 from trt_engine.load_testing.target import is_url
+from trt_engine.logs import running_command
 from trt_engine.progress import ProgressOption, progress_counter
 from trt_engine.public_function import public_function
 from trt_engine.records.base import append_record
@@ -226,6 +227,8 @@ class _LoadTest:
 
     def _write(self, record: LoadtestRecord, *, report: bool = True) -> None:
         if self._config.out is not None:
+            if (running := running_command()) is not None:
+                record = dataclasses.replace(record, warnings=running.with_logged(record.warnings))
             append_record(self._config.out / LOADTEST, record)
             if report:
                 write_reports(self._config.out)

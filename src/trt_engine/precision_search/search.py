@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from trt_engine.atomic_io import decode_json, encode_json, ensure_folder, read_bounded, write_atomic, write_json
+from trt_engine.atomic_io import decode_json, encode_json, ensure_folder, read_bounded, write_atomic
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.precision import QUANTIZE_DATA, QuantizeConfig, SearchConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -39,7 +39,7 @@ from trt_engine.precision_search.mixed_precision import Calibration, MixedPrecis
 from trt_engine.precision_search.selection import LayerGroup, Selection, group_layers, max_trials, select
 from trt_engine.precision_search.trials import TrialLog, json_digest
 from trt_engine.public_function import public_function
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.search import SearchGroup, SearchPoint, SearchReport, SearchTrial
 from trt_engine.records.summary import summarize
@@ -392,6 +392,6 @@ def _quantize_command(job: SearchJob, nodes: Sequence[str], excluded: Sequence[s
 
 def _write_files(job: SearchJob, report: SearchReport) -> None:
     write_atomic(job.out / EXCLUDE_FILE, "".join(f"{name}\n" for name in report.excluded))
-    write_json(job.out / REPORT_FILE, verb_document("search", report, command=job.command))
+    write_document(job.out / REPORT_FILE, "search", report, command=job.command)
     for warning in report.warnings:
         log.warning("%s", warning)

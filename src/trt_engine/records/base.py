@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from trt_engine.atomic_io import encode_json, os_errors
+from trt_engine import logs
+from trt_engine.atomic_io import encode_json, os_errors, write_json
 from trt_engine.environment import distribution_version
 from trt_engine.errors import TrtEngineError
 from trt_engine.format import node_label
@@ -79,6 +80,16 @@ def verb_document(verb: str, report: Any, *, command: str, warnings: Sequence[st
         "warnings": [*warnings, *(item for item in own.get("warnings", ()) if item not in warnings)],
     }
     return common | {name: value for name, value in own.items() if name not in common}
+
+
+def write_document(path: Path, verb: str, report: Any, *, command: str, of: str = "") -> Path:
+    """Write the verb's JSON document atomically; a command of the verb (or of the verb `of`) completes its warnings when
+    it prints its own document.
+    """
+    doc = verb_document(verb, report, command=command)
+    if (running := logs.running_command()) is not None:
+        running.documents[path] = (of or verb, doc)
+    return write_json(path, doc)
 
 
 def append_record(path: Path, record: Any) -> None:

@@ -23,7 +23,7 @@ from trt_engine.environment import Environment
 from trt_engine.errors import Interrupted, MemoryExhausted, ModelError, SetupError, TrtEngineError, UnstableError
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.progress import progress_counter
-from trt_engine.records.base import Finding, StepTime, append_record, verb_document
+from trt_engine.records.base import Finding, StepTime, append_record, write_document
 from trt_engine.records.bench import BenchRecord, Protocol
 from trt_engine.records.passport import BuildInfo
 from trt_engine.records.size import BatchResult, CliffPoint, PreflightCheck, SizeReport
@@ -427,7 +427,7 @@ class _SizeRun:
         )
 
     def write_size(self, report: SizeReport) -> None:
-        write_json(self.plan.layout.size_json, verb_document("size", report, command=self.plan.command))
+        write_document(self.plan.layout.size_json, "size", report, command=self.plan.command)
 
     def write_files(self) -> None:
         """Write `benchmark_data.json`, `size.json` and the reports."""

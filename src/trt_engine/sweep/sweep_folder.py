@@ -23,7 +23,7 @@ from trt_engine.atomic_io import (
     write_json,
 )
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.sweep import CellResult, CellSpec, RunManifest, RunSummary
 from trt_engine.run_folder import CELLS, PLAN, REPORT, RUN
 from trt_engine.sweep.resume import pending
@@ -82,7 +82,7 @@ class SweepFolder:
     def begin(self, manifest: RunManifest, plan: bytes, command: str) -> None:
         """Write `run.json` and the plan; results of removed cells move to `cells/old`."""
         write_atomic(self.folder / PLAN, plan)
-        write_json(self.folder / RUN, verb_document("run-manifest", manifest, command=command))
+        write_document(self.folder / RUN, "run-manifest", manifest, command=command, of="run")
         known = {f"{spec.label}.json" for spec in manifest.cells}
         for path in self._cell_files():
             if path.name not in known:

@@ -23,6 +23,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine, is_onnx_model
 from trt_engine.errors import Interrupted, PrecisionError, UnstableError, UsageError
 from trt_engine.graph.load import open_model
+from trt_engine.logs import running_command
 from trt_engine.precision.precision_check import check_passport
 from trt_engine.progress import ProgressOption, progress_counter
 from trt_engine.public_function import public_function
@@ -74,8 +75,9 @@ def bench(
             record = _measure_engine(backend_spec, opened, config, runtime, run)
         except Interrupted as stop:
             if isinstance(stop.partial, BenchRecord):
-                write_record(stop.partial, run.out, run.log)
+                write_record(_with_logged(stop.partial, run), run.out, run.log)
             raise
+        record = _with_logged(record, run)
         write_record(record, run.out, run.log)
     for text in record.warnings:
         logger.warning("%s", text)
@@ -89,6 +91,14 @@ def bench(
             hint=advice(record),
         )
     return record
+
+
+def _with_logged(record: BenchRecord, run: BenchRunConfig) -> BenchRecord:
+    """The record that is written, with all warnings of the command."""
+    running = running_command()
+    if running is None or run.out is None:
+        return record
+    return dataclasses.replace(record, warnings=running.with_logged(record.warnings))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from trt_engine.atomic_io import ensure_folder, write_json
+from trt_engine.atomic_io import ensure_folder
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.evaluate import EvaluateConfig
 from trt_engine.config.precision import is_preset
@@ -24,7 +24,7 @@ from trt_engine.evaluation.evaluate_runner import DatasetEvaluation, evaluate_ru
 from trt_engine.graph.load import open_model
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.evaluate import MAIN_METRIC, EvaluateReport, SkippedImage
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.verbs.calibration_images import VisionSource
@@ -251,7 +251,7 @@ def _write(report: EvaluateReport, evaluations: DatasetEvaluation, targets: dict
 
         save_predictions(evaluations.results, targets["predictions"])
     if "metrics" in targets:
-        write_json(targets["metrics"], verb_document("evaluate", report, command=command))
+        write_document(targets["metrics"], "evaluate", report, command=command)
 
 
 def gate(report: EvaluateReport) -> None:

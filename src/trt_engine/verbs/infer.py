@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from trt_engine.atomic_io import resolve_link, write_json
+from trt_engine.atomic_io import resolve_link
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.evaluate import InferConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -26,7 +26,7 @@ from trt_engine.errors import UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.infer import InferPlan, InferReport, OutputSummary
 from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of, write_outputs
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -166,7 +166,7 @@ def run(job: InferJob, *, command: str = "") -> InferReport:
         **(result.fields if result is not None else {}),
     )
     if request.out is not None and request.out.suffix == ".json":
-        write_json(request.out, verb_document("infer", report, command=command))
+        write_document(request.out, "infer", report, command=command)
     elif request.out is not None:
         write_outputs(request.out, outputs)
     if request.draw is not None and job.image is not None and result is not None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trt_engine.atomic_io import write_json
 from trt_engine.backend import BackendSpec, runtime_backend
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
 from trt_engine.benchmark.closed_loop import StageTimes, effective_protocol, measure, prepare_query, stage_times
@@ -31,7 +30,7 @@ from trt_engine.profiling.layer_profile import ModelWork, count_work, layer_shar
 from trt_engine.profiling.peaks.cache import device_peaks
 from trt_engine.profiling.roofline import ProfileFacts, describe_above_peak
 from trt_engine.profiling.timeline import write_timeline
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.profile import (
     CategoryShare,
@@ -392,7 +391,7 @@ class ProfileRun:
         self._list_raw_files()
         report = self._make_report(complete=complete)
         again = command or f"trt-engine profile {shlex.quote(self.typed)}"
-        write_json(self.folder / PROFILE, verb_document("profile", report, command=again))
+        write_document(self.folder / PROFILE, "profile", report, command=again)
         write_reports(self.folder)
         return report
 

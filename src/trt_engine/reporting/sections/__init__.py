@@ -43,6 +43,14 @@ _MAX_SUMMARIES = 6  # warnings named in the summary of all
 _REPORTS = ("report.md", "report.html", "report.txt", REPORT)
 
 
+def page_warnings(run: RunRecords) -> tuple[str, ...]:
+    """What was skipped, the warnings of the run, and those that the page gives beside them."""
+    known = (*run.skipped, *run.warnings)
+    sentences = {to_sentence(flatten_warning(text)) for text in known}
+    page = (notice.text for notice in _notices(ReportContext(run)) if notice.kind == "warning")
+    return (*known, *dict.fromkeys(text for text in page if text not in sentences))
+
+
 def build_document(run: RunRecords, base: Path | None = None) -> ReportDocument:
     """Build the report of a run; links and paths are relative to `base` (default: the run folder)."""
     scene = ReportContext(run, base)

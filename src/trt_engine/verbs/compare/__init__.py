@@ -8,7 +8,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from trt_engine.atomic_io import ensure_folder, write_json
+from trt_engine.atomic_io import ensure_folder
 from trt_engine.config.bench import BenchConfig, CompareConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -17,7 +17,7 @@ from trt_engine.errors import AccuracyError, Interrupted, SpeedError, UnstableEr
 from trt_engine.graph.load import open_model
 from trt_engine.progress import ProgressOption, progress_counter
 from trt_engine.public_function import public_function
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.compare import ComparePlan, CompareReport, CompareSide
 from trt_engine.reporting.report import REPORT_FILES, write_reports
 from trt_engine.verbs.bench import open_or_build
@@ -81,7 +81,7 @@ def run(request: CompareRequest, *, named: Container[str] = (), command: str = "
     if (place := request.writes.get("baseline")) is not None and report.complete:
         write_baseline(place, measured.sides[0])
     if (place := request.writes.get("compare")) is not None:
-        write_json(place, verb_document("compare", report, command=command))
+        write_document(place, "compare", report, command=command)
         write_reports(place.parent)
     for text in report.warnings:
         log.warning("%s", text)

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from trt_engine.atomic_io import as_path, ensure_folder, write_json
+from trt_engine.atomic_io import as_path, ensure_folder
 from trt_engine.benchmark.statistics import UNPAIRED_METHOD
 from trt_engine.config.settings import replace_values
 from trt_engine.config.upgrade import UpgradeConfig
@@ -21,7 +21,7 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.public_function import public_function
-from trt_engine.records.base import verb_document
+from trt_engine.records.base import write_document
 from trt_engine.records.compare import GateResult
 from trt_engine.records.upgrade import UpgradeReport, Verdict
 from trt_engine.reporting.report import REPORT_FILES, check_overwrite, write_reports
@@ -85,7 +85,7 @@ def run(old: Path, new: Path, config: UpgradeConfig, *, dry_run: bool = False, c
     report = dataclasses.replace(report, artifacts={name: str(path) for name, path in writes.items()})
     if config.out is not None and not dry_run:
         ensure_folder(config.out, by="-o")
-        write_json(writes["upgrade"], verb_document("upgrade-check", report, command=command))
+        write_document(writes["upgrade"], "upgrade-check", report, command=command)
         write_reports(config.out)
     for text in report.warnings:
         log.warning("%s", text)
