@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trt_engine
 from trt_engine.format import (
     format_bytes,
     format_count,
@@ -16,6 +19,7 @@ from trt_engine.format import (
     format_percent,
     format_quantity,
     format_us,
+    library_reason,
 )
 
 
@@ -80,3 +84,25 @@ def test_a_count_of_operations_has_four_digits_from_a_million_on(value: int, sho
 )
 def test_a_little_share_is_not_nothing(share: float, shown: str) -> None:
     assert format_percent(share) == shown
+
+
+@pytest.mark.parametrize("name", ["rnn", "/".join(["If_0_else_branch__Inline_0__"] * 40)])
+def test_a_librarys_message_keeps_its_reason_whatever_stands_before_it(name: str) -> None:
+    assert library_reason(f"node {name} failed: 3 dimensions expected\nframe #0").endswith("3 dimensions expected")
+    assert library_reason(f"while running {name}:\n  3 dimensions expected\nframe #0").endswith("3 dimensions expected")
+    assert len(library_reason(f"node {name} failed: 3 dimensions expected")) <= 400
+    assert library_reason(KeyError()) == "KeyError"
+
+
+def test_no_module_cuts_a_librarys_message_itself() -> None:
+    cut = re.compile(
+        r"str\((error|rejected|stated|failed|exc)\)[^#\n]*(\[0\]|\[:\d+\]|partition\(.\\n)|\{error(!r)?\}\"\[:"
+    )
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in Path(trt_engine.__file__).parent.rglob("*.py")
+        if path.name != "import_probe.py"  # a program of its own
+        for line in path.read_text().splitlines()
+        if cut.search(line) and "==> Context" not in line
+    ]
+    assert not found, "use `format.library_reason`"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from trt_engine.atomic_io import open_regular
 from trt_engine.errors import FeedError
+from trt_engine.format import library_reason
 from trt_engine.limits import ARRAY_SIZE
 
 Array = npt.NDArray[Any]
@@ -166,7 +167,7 @@ def _translate_errors() -> Iterator[None]:
     except ArrayFileError:
         raise
     except _READ_ERRORS as error:
-        text = " ".join(str(error).split())[:200] or type(error).__name__
+        text = library_reason(error, whole=True)
         raise ArrayFileError(f"it is damaged: {text}") from error
 
 

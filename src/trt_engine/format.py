@@ -33,6 +33,24 @@ def join_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
+def shorten_middle(text: str, limit: int) -> str:
+    """The text, its middle left out where it is longer: a name ends with what tells it apart, a message with its reason."""
+    head = limit // 3
+    return text if len(text) <= limit else f"{text[:head].rstrip()} ... {text[head + 5 - limit :].lstrip()}"
+
+
+def library_reason(error: BaseException | str, *, whole: bool = False, limit: int = 400) -> str:
+    """A library's message on one line, up to its reason: the first line, and those after one that ends with a colon; all of
+    it with `whole`.
+
+    A longer one loses its middle, for the reason is often its end; an error without any text is its class.
+    """
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    count = next((at for at, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    text = shorten_middle(" ".join(lines if whole else lines[:count]), limit)
+    return text or ("" if isinstance(error, str) else type(error).__name__)
+
+
 def join_lines(lines: Iterable[str]) -> str:
     """The lines as one text; a newline inside of one is an escape."""
     return "\n".join(map(escape_control, lines))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any, BinaryIO
 
+from trt_engine.format import shorten_middle
 from trt_engine.limits import PICKLE_OPCODES
 
 
@@ -152,7 +153,7 @@ def read_pickle(file: BinaryIO) -> PickleContents:
         raise
     except (ValueError, IndexError, KeyError, UnicodeError, OverflowError) as error:
         text = str(error) if isinstance(error, ValueError) else type(error).__name__
-        raise PickleError(text[:200], machine.contents) from error
+        raise PickleError(shorten_middle(text, 400), machine.contents) from error
     return machine.contents
 
 

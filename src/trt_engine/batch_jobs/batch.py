@@ -33,6 +33,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine, is_onnx_model
 from trt_engine.errors import FeedError, SetupError, TrtEngineError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.public_function import public_function
 from trt_engine.records.base import write_document
 from trt_engine.records.batch import BatchPlan, BatchReport
@@ -291,7 +292,8 @@ def _ray(config: BatchConfig) -> Iterator[Any]:
         if ray.is_initialized():
             raise
         raise SetupError(
-            f"Ray cannot be reached: {' '.join(str(error).split())[:300]}", hint="`ray status` shows a running cluster"
+            f"Ray cannot be reached: {library_reason(error, whole=True)}",
+            hint="`ray status` shows a running cluster",
         ) from error
     finally:
         ray.shutdown()

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from trt_engine.arrayfiles import Array, ArrayFileError, open_arrays, read_arrays
 from trt_engine.atomic_io import file_digest, open_regular
 from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import TensorSpec
 
@@ -153,7 +154,7 @@ def _describe(name: str, path: Path, signature: Sequence[TensorSpec]) -> InputFi
 def reason_of(error: BaseException) -> str:
     """The error as one line."""
     text = error.one_line if isinstance(error, TrtEngineError) else str(error)
-    return " ".join(text.split())[:500] or type(error).__name__
+    return library_reason(text, whole=True) or type(error).__name__
 
 
 def _count_rows(path: Path, signature: Sequence[TensorSpec]) -> tuple[int, bool]:

@@ -32,6 +32,7 @@ from trt_engine.device import Buffer, Device, Event, Graph, Stream, parse_device
 from trt_engine.device.info import clocks
 from trt_engine.engine import Engine
 from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError
+from trt_engine.format import library_reason
 from trt_engine.protocols import Context, Session
 from trt_engine.records.bench import BenchRecord, Protocol
 from trt_engine.runtime.feeds import numpy_dtype
@@ -374,7 +375,7 @@ def _capture_graphs(query_streams: list[_QueryStream], protocol: Protocol, warni
             if query_stream.graph is not None:
                 query_stream.graph.close()
                 query_stream.graph = None
-        return _without_graph(protocol, str(error).partition("\n")[0], warnings)
+        return _without_graph(protocol, library_reason(error), warnings)
     return protocol
 
 

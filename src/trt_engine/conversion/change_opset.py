@@ -29,6 +29,7 @@ from trt_engine.conversion.simplify import (
 )
 from trt_engine.equivalence.pair import CannotRun, EquivalenceChecker, EquivalenceResult, NotEquivalent
 from trt_engine.errors import AccuracyError, ModelError, UsageError
+from trt_engine.format import shorten_middle
 from trt_engine.graph import constants, external_data, symbolic_shapes, walk
 from trt_engine.graph.edit_graph import inline_functions, make_names_unique, retain_items
 from trt_engine.graph.load import check_operators, open_model, read_graph
@@ -236,7 +237,7 @@ def _conversion_error(proto: ModelProto, have: int, opset: int, model: Model, er
     step = re.search(r"No Adapter (?:From|To) Version \D*(?P<version>\d+)", said)
     where = f" at opset {step['version']}" if step else ""
     if not suspects:
-        return _cannot_convert(model, have, opset, said[:200], "export it at that opset")
+        return _cannot_convert(model, have, opset, shorten_middle(said, 400), "export it at that opset")
     op = suspects[0]
     node = next(walk.label(item.node) for item in walk.nodes(proto) if item.node.op_type == op)
     what = changes.get(op, "its definition changed")

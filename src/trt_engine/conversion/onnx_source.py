@@ -13,9 +13,11 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.examples import Example, array_of
 from trt_engine.conversion.exported import Array, Exported, Reference
+from trt_engine.equivalence.random_inputs import runnable_signature
 from trt_engine.errors import FeedError, ModelError, TrtEngineError, UsageError
 from trt_engine.graph.load import check_onnxruntime, check_operators, open_model
 from trt_engine.model import Model
+from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import Shape, Signature, format_shape, suggest
 
 
@@ -31,10 +33,13 @@ def wrap_onnx_model(path: Path, given: Sequence[Example]) -> tuple[Exported, str
     }
     if isinstance(examples, str):
         return Exported(path, _cannot_run, "onnx", {}, symbols), examples
-    example = {name: array_of(name, item, item.shape) for name, item in examples.items()}
+    switches = _switches(model, examples)
+    example = {name: array_of(name, item, item.shape) for name, item in (examples | _switched(switches, 0)).items()}
 
     def feeds(shapes: Mapping[str, Shape], seed: int) -> dict[str, Array]:
-        return {name: array_of(name, item, tuple(shapes[name]), seed) for name, item in examples.items()}
+        same = all(tuple(shapes[name]) == item.shape for name, item in examples.items())  # each branch runs at these
+        items = examples | _switched(switches, seed if same else 0)
+        return {name: array_of(name, item, tuple(shapes[name]), seed) for name, item in items.items()}
 
     limits = {symbol: Axis(symbol) for positions in symbols.values() for symbol in positions.values()}
     made = Exported(path, _cannot_run, "onnx", example, symbols, limits=limits, feeds=feeds)
@@ -43,6 +48,26 @@ def wrap_onnx_model(path: Path, given: Sequence[Example]) -> tuple[Exported, str
         return replace(made, reference=_reference(model)), None
     except TrtEngineError as error:
         return made, error.message
+
+
+def _switches(model: Model, examples: Mapping[str, Example]) -> dict[str, list[Example]]:
+    """Examples of each value that a switch runs with, for those without a given value."""
+    shapes = {name: item.shape for name, item in examples.items()}
+    opened = {name for name, item in examples.items() if item.array is None and item.low is None and item.high is None}
+    if not any(spec.choices and spec.name in opened for spec in model.signature.inputs):
+        return {}
+    return {
+        spec.name: [
+            replace(item, array=None if value is None else np.full(item.shape, value, numpy_dtype(spec.dtype)))
+            for value in spec.choices
+        ]
+        for spec in runnable_signature(model.path, model.signature, shapes).inputs
+        if spec.choices and spec.name in opened and (item := examples[spec.name])
+    }
+
+
+def _switched(switches: Mapping[str, Sequence[Example]], number: int) -> dict[str, Example]:
+    return {name: items[number % len(items)] for name, items in switches.items()}
 
 
 def _cannot_run(feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -25,6 +25,7 @@ from trt_engine.conversion import rewrite
 from trt_engine.environment import distribution_version
 from trt_engine.equivalence.pair import CannotRun, EquivalenceChecker, EquivalenceResult, NotEquivalent
 from trt_engine.errors import ModelError, TrtEngineError
+from trt_engine.format import library_reason
 from trt_engine.graph import constants, external_data, symbolic_shapes, walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.graph.edit_graph import inline_functions, make_names_unique
@@ -215,7 +216,8 @@ class _Simplification:
             log.debug("onnxslim: %s", line)
         if done.returncode or not after.is_file():
             last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
-            return f"onnxslim {distribution_version('onnxslim')} failed (exit code {done.returncode}): {last[:200]}"
+            version = distribution_version("onnxslim")
+            return f"onnxslim {version} failed (exit code {done.returncode}): {library_reason(last)}"
         return None
 
     # -------------------------------------------------------------------------------------------- the file

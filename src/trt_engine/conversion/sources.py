@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Literal
 from trt_engine.atomic_io import open_regular, os_errors, read_bounded
 from trt_engine.conversion.torch.archive_check import code_in_archive, code_in_pickles, open_checked_archive
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.plan_header import NATIVE_PACKAGE, NATIVE_PACKAGE_HINT, detect_plan, has_native_code
 
 Kind = Literal[
@@ -168,7 +169,7 @@ def _read_mapping(path: Path, problem: str, key: str | None = None) -> dict[str,
         root = json.loads(read_bounded(path, error=ModelError))
         root = root if key is None else root[key]
     except (ValueError, RecursionError, LookupError, TypeError) as error:
-        raise ModelError(f"`{path}` {problem}: {error}"[:300], hint="copy the folder again") from error
+        raise ModelError(f"`{path}` {problem}: {library_reason(error)}", hint="copy the folder again") from error
     if not isinstance(root, dict):
         raise ModelError(f"`{path}` {problem if key else 'is not a mapping'}", hint="copy the folder again")
     return root

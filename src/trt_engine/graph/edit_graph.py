@@ -17,6 +17,7 @@ import numpy.typing as npt
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
 from trt_engine.errors import ModelError, ShapeError
+from trt_engine.format import library_reason
 from trt_engine.graph import walk
 from trt_engine.tensors import Shape, dtype, format_shape
 
@@ -125,7 +126,7 @@ def inline_functions(proto: ModelProto) -> ModelProto:
         flat: ModelProto = inliner.inline_local_functions(proto)
     except (RuntimeError, ValueError, TypeError) as error:
         raise ModelError(
-            f"the model's local functions cannot be inlined: {(str(error).splitlines() or [''])[0]}",
+            f"the model's local functions cannot be inlined: {library_reason(error)}",
             hint="export the model again without functions (`torch.onnx.export(..., dynamo=True)` writes none)",
         ) from error
     return flat

@@ -19,6 +19,7 @@ from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_he
 
 from trt_engine import atomic_io
 from trt_engine.errors import ModelError, TrtEngineError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import count_reads, retain_items
 from trt_engine.graph.load import open_model, read_proto
@@ -82,7 +83,7 @@ def load_external(proto: ModelProto, folder: Path) -> None:
             try:
                 external_data_helper.load_external_data_for_tensor(tensor, str(folder))
             except (OSError, ValueError, onnx.checker.ValidationError) as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+                reason = library_reason(error)
                 raise ModelError(
                     f"the tensor `{tensor.name}` cannot be read: {reason}", hint="copy or download it again"
                 ) from error

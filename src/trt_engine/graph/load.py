@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 
 from trt_engine import atomic_io
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.graph import operators, walk
 from trt_engine.graph.input_choices import input_choices
 from trt_engine.graph.input_roles import input_roles
@@ -167,7 +168,7 @@ def parse_errors(path: Path) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:120]
+    return library_reason(error)
 
 
 # ------------------------------------------------------------------------------------------------ the file

@@ -17,6 +17,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, shape_inference
 
 from trt_engine.errors import ModelError
+from trt_engine.format import library_reason
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import inline_functions
 from trt_engine.graph.shape_eval import FOLDABLE_OPS, MAX_ELEMENTS, fold_node
@@ -250,7 +251,7 @@ class _Tracer:
                 schema, node, types, data, opset_imports=self.imports, ir_version=self.ir_version
             )
         except Exception as error:  # inference of a node may fail in many ways; go on
-            failure = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            failure = library_reason(error)
             found = {}
         return tuple(_info_from_type(found.get(name), guess) for name in node.output), failure
 

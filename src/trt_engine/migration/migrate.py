@@ -13,6 +13,7 @@ from trt_engine.atomic_io import as_path, os_error, write_atomic, write_json
 from trt_engine.config.migrate import MigrateConfig
 from trt_engine.config.settings import replace_values
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.migration import config_files, cpp_source, requirements, shell, wrappers
 from trt_engine.migration.files import MAX_BYTES, Kind, find_files, read_source
 from trt_engine.migration.notebook import scan_commands, scan_notebook
@@ -114,7 +115,7 @@ class _Scan:
         try:
             hits = self._hits(source, kind)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            self._skip(path, f"does not parse: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            self._skip(path, f"does not parse: {library_reason(error)}")
             return
         if (self.config.fix or self.config.diff) and any(hit.edits for hit in hits):
             new = self._fix(source, kind, hits)

@@ -26,6 +26,7 @@ import onnx
 from trt_engine import atomic_io
 from trt_engine.config.precision import CastConfig
 from trt_engine.errors import ModelError, SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.graph import edit_graph, stored_tensors, typed_graph, walk
 from trt_engine.graph.dtype_breakdown import compute_layers
 from trt_engine.graph.load import check_operators, open_model, read_proto
@@ -112,7 +113,7 @@ def autocast(
             raise ModelError("ModelOpt's AutoCast wrote no model", hint="`-v` shows its log; or leave `--autocast` out")
         if (rejected := checker_error(draft)) is not None:
             raise ModelError(
-                f"ModelOpt's AutoCast output for `{opened.path}` is not valid ONNX: {' '.join(str(rejected).split())[:300]}",
+                f"ModelOpt's AutoCast output for `{opened.path}` is not valid ONNX: {library_reason(rejected, whole=True)}",
                 hint="leave `--autocast` out to use the built-in cast",
             ) from rejected
         after = read_proto(draft)
@@ -174,7 +175,7 @@ def _run_script(python: str, request: dict[str, Any], timeout_s: float | None) -
     if done.returncode or "version" not in said:
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no output")
         raise ModelError(
-            f"ModelOpt's AutoCast failed (exit code {done.returncode}): {last[:300]}",
+            f"ModelOpt's AutoCast failed (exit code {done.returncode}): {library_reason(last)}",
             hint="leave `--autocast` out to use the built-in cast; `-v` shows its whole log",
         )
     return str(said["version"])

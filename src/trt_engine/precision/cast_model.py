@@ -21,6 +21,7 @@ from onnx import ModelProto, helper, version_converter
 
 from trt_engine.config.precision import CastConfig
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.graph import edit_graph, stored_tensors, typed_graph, walk
 from trt_engine.graph.constants import drop_initializer_inputs
 from trt_engine.graph.edit_graph import make_names_unique
@@ -169,7 +170,7 @@ def _raise_opset(proto: ModelProto, to: str, changes: CastChanges, name: str) ->
         raise_opset(raised, target)
         onnx.shape_inference.infer_shapes(raised, check_type=True, strict_mode=True)
     except Exception as error:  # the converter and the inference raise whatever their C++ side throws
-        reason = error.message if isinstance(error, ModelError) else (str(error).splitlines() or [""])[0]
+        reason = error.message if isinstance(error, ModelError) else library_reason(error)
         raise ModelError(
             f"`{name}` is at opset {before}, where {shown} take no {to}, and it cannot be raised to opset {target}: "
             f"{reason}",
@@ -252,6 +253,6 @@ def _check_valid_onnx(path: Path, model: Model, changes: CastChanges) -> None:
         changes.notes.append("ONNX's own checker takes neither the model nor the result; the types were checked here")
         return
     raise ModelError(
-        f"the cast of `{model.path}` is not valid ONNX: {' '.join(str(error).split())[:300]}",
+        f"the cast of `{model.path}` is not valid ONNX: {library_reason(error, whole=True)}",
         hint="exclude the node it names with `--exclude-node`, or try `--autocast`",
     ) from error

@@ -27,6 +27,7 @@ from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import comparable_tensors
 from trt_engine.equivalence.tolerance import DEAD_STD_RATIO
 from trt_engine.errors import AccuracyError, ModelError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.graph.load import check_operators, read_proto
@@ -125,7 +126,7 @@ def check_quantized_model(path: Path, model: Model, target: QuantTarget) -> None
     full = not any(is_trt_only(found.node) for found in walk.nodes(proto))
     if (error := checker_error(path, full=full)) is not None:
         raise ModelError(
-            f"`{model.path.name}` quantised is not valid ONNX: {' '.join(str(error).split())[:300]}",
+            f"`{model.path.name}` quantised is not valid ONNX: {library_reason(error, whole=True)}",
             hint="leave the node it names out with `--exclude-node`",
         ) from error
     for finding in check_strong_typing(proto) if target.strong_typing else ():

@@ -15,6 +15,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.device import Buffer, Event, HostBuffer, Stream
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.errors import TrtEngineError
+from trt_engine.format import library_reason
 from trt_engine.protocols import Session
 from trt_engine.runtime.batch_rows import concat
 from trt_engine.runtime.bound_call import BoundCall, BoundCallHome
@@ -375,7 +376,7 @@ class Executor:
         except Exception as error:  # any library error: inference works without a graph
             self._capture_pending = None
             frame.close()
-            self._policy.disable(str(error).partition("\n")[0])
+            self._policy.disable(library_reason(error))
             return
         while len(self._captured) >= self._policy.max_graphs:
             oldest, evicted = self._captured.popitem(last=False)
@@ -414,7 +415,7 @@ class Executor:
                     call.capture(self._stream_for_capture())
                     self._policy.count_captured()
                 except Exception as error:  # any library error: inference works without a graph
-                    self._policy.disable(str(error).partition("\n")[0])
+                    self._policy.disable(library_reason(error))
         except BaseException:
             call.release()
             raise

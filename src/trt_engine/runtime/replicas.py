@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from trt_engine.errors import DeadlineExpired, DeviceLost, Overloaded, TrtEngineError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.load_balancing import (
     LeastUtilized,
@@ -230,7 +231,7 @@ class Replicas(RunnerBase):
             member.failures += 1
             member.backoff = min(member.backoff * 2, _MAX_BACKOFF) if member.backoff else 1
             member.retry_at_s = self._clock() + self._pause_s * member.backoff
-            member.message = str(error).partition("\n")[0]
+            member.message = library_reason(error)
         if first:
             log.warning("the replica on `%s` failed and is suspended: %s", member.device, member.message)
 

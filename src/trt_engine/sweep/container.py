@@ -27,6 +27,7 @@ from trt_engine.backend import get_backend
 from trt_engine.config.run import RunConfig
 from trt_engine.config.settings import to_argv
 from trt_engine.errors import Interrupted, SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.records.sweep import CellSpec, RunSummary
 from trt_engine.store import Store
 from trt_engine.sweep.cells import PATH_SETTINGS, is_path
@@ -258,7 +259,7 @@ def _translate_error(stderr: str, program: str, image: str) -> SetupError:
             return SetupError(found, hint=hint)
     last = next((line for line in reversed(stderr.strip().splitlines()) if line.strip()), "no output")
     return SetupError(
-        f"cannot run `doctor` in the image `{image}`: {replace_surrogates(last.strip()[:300])}",
+        f"cannot run `doctor` in the image `{image}`: {replace_surrogates(library_reason(last))}",
         hint=f"`{name} run --rm --entrypoint {_EXECUTABLE} {shlex.quote(image)} doctor` shows more",
     )
 

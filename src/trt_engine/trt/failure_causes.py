@@ -23,6 +23,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
+from trt_engine.format import shorten_middle
 from trt_engine.trt import versions
 from trt_engine.trt.failure_rules import RTX_HINTS, RULES, Rule
 from trt_engine.trt.known_warnings import find_known_warning
@@ -169,7 +170,7 @@ def make_error(cause: Cause, subject: str, *, product: str = "TensorRT") -> TrtE
     """The exception for a cause. `subject` is what failed: "the build of `x.onnx`"."""
     # for a crashed process, the assertion is the cause
     text = cause.text if cause.name == "aborted" else plain_text(cause.text, product)
-    text = text if len(text) <= 400 else f"{text[:397]}..."
+    text = shorten_middle(text, 400)
     details = [
         f"{kind} `{name}`"
         for kind, name in (("plugin", cause.plugin), ("node", cause.node))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from trt_engine.atomic_io import read_bounded
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.limits import IMAGE_PIXELS
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.vision.spec import Preprocess
@@ -152,7 +153,7 @@ def read_image(raw: bytes) -> Image.Image:
             opened.load()
             picture = ImageOps.exif_transpose(opened)
     except (OSError, SyntaxError, ValueError, IndexError, OverflowError, MemoryError, *_BOMB_ERRORS) as error:
-        reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+        reason = library_reason(error)
         if isinstance(error, UnidentifiedImageError):  # its message has the buffer's address
             reason = "unknown image format"
         raise BadImage(reason) from error

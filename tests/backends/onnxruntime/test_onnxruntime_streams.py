@@ -424,3 +424,14 @@ def test_an_engine_of_one_batch_size_is_not_warned_of(
     monkeypatch.setattr(run, "_warned_engines", set())
     run._warn_of_changing_batches(engine, te.RuntimeConfig(batching=te.Batching()))
     assert "plans each convolution again" not in caplog.text
+
+
+def test_of_nested_failures_the_innermost_node_and_its_reason_are_named():
+    outer = "Non-zero status code returned while running If node. Name:'{}' Status Message: "
+    nodes = [outer.format("/".join(["If_0_else_branch__Inline_0__"] * depth)) for depth in (1, 20)]
+    text = (
+        f"[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : {''.join(nodes)}Non-zero status code returned while running LSTM "
+        "node. Name:'decoder/rnn/LSTM' Status Message: Input X must have 3 dimensions only. Actual:{1,1,1,128,2}"
+    )
+    reason = "`LSTM` (node `decoder/rnn/LSTM`) fails: Input X must have 3 dimensions only. Actual:{1,1,1,128,2}"
+    assert session.error_summary(RuntimeError(text)) == reason

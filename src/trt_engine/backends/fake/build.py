@@ -14,6 +14,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
 from trt_engine.errors import BuildError, ModelError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.model import Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
 from trt_engine.records.passport import Precision, Requirements
@@ -82,6 +83,6 @@ def _check_operators(proto: onnx.ModelProto) -> None:
         ReferenceEvaluator(proto)
     except Exception as error:  # it raises KeyError, RuntimeError, TypeError and classes of its own
         raise ModelError(
-            f"the reference evaluator cannot run this model: {str(error).splitlines()[0][:200]}",
+            f"the reference evaluator cannot run this model: {library_reason(error)}",
             hint="`-b onnxruntime`",
         ) from error

@@ -23,6 +23,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values
 from trt_engine.device import info, parse_device
 from trt_engine.errors import BuildError, PrecisionError, SetupError
+from trt_engine.format import library_reason
 from trt_engine.graph.dtype_breakdown import compute_layers, count_parameters, main_precision, shares_by_dtype
 from trt_engine.graph.load import read_proto
 from trt_engine.model import Model
@@ -214,7 +215,7 @@ def _check_compiler(name: str) -> str:
         )
         if done.returncode or not library.is_file():
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["-"]
-            raise SetupError(f"the C++ compiler `{program}` fails: {lines[0][:300]}", hint=hint)
+            raise SetupError(f"the C++ compiler `{program}` fails: {library_reason(lines[0])}", hint=hint)
         # one that links it statically gives packages that crash in std::regex beside PyTorch's own copy
         if not any(shared in library.read_bytes() for shared in (b"libstdc++.so", b"libc++.so")):
             raise SetupError(
@@ -270,5 +271,5 @@ def _compile(
         raise restore_error(answer.kind, answer.message, answer.hint)
     if ran_out_of_memory(ended, printed, least_bytes=1 << 30):
         raise restore_error("MemoryExhausted", "out of memory while compiling", "a smaller profile")
-    last = (printed.strip().splitlines() or [""])[-1][:300]
+    last = library_reason((printed.strip().splitlines() or ["no output"])[-1])
     raise BuildError(f"TorchInductor ended with {exit_name(ended.code)}: {last}", hint="`-v` shows its log")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trt_engine.errors import BuildError, SetupError, TrtEngineError
+from trt_engine.format import library_reason, shorten_middle
 from trt_engine.workers.messages import error_message, receive_request
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
             # PyTorch's kernels compute quantized layers in FP32: the passport has another type
             if of_the_model or request.quantizes:
                 raise
-            kernels = f"of PyTorch: fused ones cannot be compiled: {_first_line(error)[:200]}"
+            kernels = f"of PyTorch: fused ones cannot be compiled: {_first_line(error)}"
             log.warning("%s", kernels)
     graph = load_graph(read_proto(Path(request.model), weights=True))
     _write_package(OnnxModule(graph.proto, device, RULES).eval(), request)
@@ -151,8 +152,7 @@ def _write_package(module: OnnxModule, request: CompileRequest, **configs: Any) 
 
 
 def _first_line(error: BaseException) -> str:
-    text = next(filter(None, map(str.strip, str(error).splitlines())), "")
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {library_reason(error) if str(error).strip() else ''}"
 
 
 def _describe_no_cpu() -> None:
@@ -234,11 +234,11 @@ def export(module: Any, request: CompileRequest) -> Any:
 def _reason(error: Exception, names: list[str]) -> str:
     """The constraint that is violated, else the first line; our dimensions by their names."""
     found = [text for text in map(str.strip, str(error).splitlines()) if text]
-    text = next((text.removeprefix("- ") for text in found if text.startswith("- ")), (found or [""])[0])
+    text = next((text.removeprefix("- ") for text in found if text.startswith("- ")), library_reason(error))
     text = re.sub(
         r"\bd(\d+)\b", lambda number: f"`{names[int(number[1])]}`" if int(number[1]) < len(names) else number[0], text
     )
-    return text[:300] or type(error).__name__
+    return shorten_middle(text, 400)
 
 
 def check_ranges(program: Any, inputs: tuple[InputRange, ...]) -> None:
@@ -276,7 +276,7 @@ def main() -> None:
         log_hint = "`-v` shows its log"
         found = error_message(error, "while compiling", interrupted=("interrupted", ""), log_hint=log_hint)
         if found.kind == "TrtEngineError":
-            found = type(found)("BuildError", f"TorchInductor failed: {_first_line(error)[:500]}", log_hint)
+            found = type(found)("BuildError", f"TorchInductor failed: {_first_line(error)}", log_hint)
         pipe.send(found)
         import traceback
 

@@ -22,6 +22,7 @@ from trt_engine.backends.inductor.attention import fuse_attention
 from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches, store_weights
 from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
 from trt_engine.errors import ModelError
+from trt_engine.format import library_reason
 from trt_engine.graph import walk
 from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs
 from trt_engine.graph.edit_graph import set_attribute
@@ -189,7 +190,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
             if any(node.output[len(results) :]):
                 raise Unsupported("its further outputs")
         except Exception as error:  # of the rule, and of PyTorch, which names no node
-            first = str(error).strip().partition("\n")[0][:200]
+            first = library_reason(error)
             raise ModelError(
                 f"node {walk.label(node)} ({node.op_type}) is not imported: {first}", hint="`-b onnxruntime` runs it"
             ) from error

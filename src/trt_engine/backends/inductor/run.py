@@ -19,6 +19,7 @@ from trt_engine.device import Buffer, Device, Stream, open_device, parse_device
 from trt_engine.device.host import HostBuffer, HostStream, numpy_dtype
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, MemoryExhausted, TrtEngineError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.plan_header import is_native_package
 from trt_engine.protocols import CheckedContext, Session, check_buffer_size
 from trt_engine.tensors import Shape, Tensors, TensorSpec, dtype
@@ -66,7 +67,7 @@ def _again(engine: Engine) -> str:
 def _translate(error: BaseException, what: str, hint: str) -> TrtEngineError:
     if is_out_of_memory(error):
         return MemoryExhausted("out of memory in a compiled package", hint="a smaller batch, or fewer contexts")
-    first = str(error).strip().partition("\n")[0][:300]
+    first = library_reason(error)
     return EngineError(f"the compiled package {what}: {first}", hint=hint)
 
 

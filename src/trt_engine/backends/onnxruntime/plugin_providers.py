@@ -19,6 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.tensors import suggest
 
 MIN_ONNXRUNTIME = (1, 25)
@@ -187,8 +188,8 @@ def _register(plugin: Plugin) -> str | None:
     except Exception as error:  # no common base, and a broken package may raise anything
         if "already registered" in str(error):
             return None
-        text = str(error).strip().partition("\n")[0]
-        return text.partition(" with error: ")[2] or text or type(error).__name__
+        text = library_reason(error)
+        return text.partition(" with error: ")[2] or text
     return None
 
 

@@ -24,6 +24,7 @@ from trt_engine.backends.onnxruntime.options import provider_options
 from trt_engine.backends.onnxruntime.provider_names import short_name
 from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.store import Store
 from trt_engine.tensors import suggest
 
@@ -451,7 +452,7 @@ def start_error(choice: ProviderSelection) -> SetupError | None:
             try:
                 tried = ort.InferenceSession(raw, quiet, providers=attach(one, quiet), enable_fallback=0)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
-                why = str(error).partition("\n")[0]
+                why = library_reason(error)
             else:
                 why = None if long_name(name) in tried.get_providers() else _NOT_STARTED
         if why is not None:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import onnxruntime as ort
 from onnxruntime.capi import onnxruntime_pybind11_state as state
@@ -30,6 +30,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
+from trt_engine.format import library_reason, shorten_middle
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.workers.process import add_stop_callback
@@ -278,12 +279,32 @@ def _opset_of(path: Path) -> int | None:
         return None
 
 
-def error_summary(error: BaseException) -> str:
-    """The first line of ONNX Runtime's message, without prefixes and source positions."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error)[:4000])
+def error_summary(error: BaseException | str) -> str:
+    """The reason of ONNX Runtime's message, without prefixes and source positions; of nested ones the innermost node's."""
+    text = str(error)
+    if (failed := _failed_node(text)) is not None:
+        return f"{failed.node} fails: {failed.reason}"
+    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
     text = re.sub(r"/\S*onnxruntime\S*:\d+ .*?(?=\[|[A-Z][a-z]+ |$)", "", text)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300].rstrip(".")
+    return library_reason(text.strip() or type(error).__name__).rstrip(".")
+
+
+class _FailedNode(NamedTuple):
+    """The node whose kernel failed, and why."""
+
+    node: str
+    reason: str
+
+
+def _failed_node(text: str) -> _FailedNode | None:
+    """The innermost node of a message that nests those of If, Loop and Scan; None without any."""
+    found = inner = _NODE_FAILED.search(text)
+    while inner is not None:
+        found, inner = inner, _NODE_FAILED.search(inner["why"])
+    if found is None:
+        return None
+    where = f" (node `{shorten_middle(found['node'], 100)}`)" if found["node"] else ""
+    return _FailedNode(f"`{found['op']}`{where}", error_summary(found["why"]))
 
 
 def translate_load_error(error: BaseException, path: Path, choice: ProviderSelection | None = None) -> TrtEngineError:
@@ -409,10 +430,9 @@ def translate_run_error(error: BaseException, device: str | None = None, *, capt
         return FeedError(
             f"ONNX Runtime refuses the feeds: {error_summary(error)}", hint="`trt-engine inspect` shows the inputs"
         )
-    if (failed := _NODE_FAILED.search(text)) is not None:
-        where = f" (node `{failed['node']}`)" if failed["node"] else ""
+    if (failed := _failed_node(text)) is not None:
         return ModelError(
-            f"ONNX Runtime's `{failed['op']}`{where} fails on these inputs: {error_summary(Exception(failed['why']))}",
+            f"ONNX Runtime's {failed.node} fails on these inputs: {failed.reason}",
             hint="other inputs or other shapes; `-v` shows its own log",
         )
     failed_running = f"ONNX Runtime failed while running: {error_summary(error)}"

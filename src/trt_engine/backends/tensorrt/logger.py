@@ -18,6 +18,7 @@ from typing import Any, Self, TextIO
 from trt_engine.atomic_io import os_errors
 from trt_engine.backends.tensorrt.binding import TENSORRT, Binding
 from trt_engine.errors import BuildError, TrtEngineError
+from trt_engine.format import shorten_middle
 from trt_engine.trt.failure_causes import error_texts, find_cause, main_error, make_error
 from trt_engine.trt.known_warnings import find_known_warning
 from trt_engine.trt.parser_messages import drop_driver_errors, plain_text
@@ -182,7 +183,8 @@ class TensorRtLogger:
         if cause is not None:
             return make_error(cause, subject, product=self.binding.product)
         warned = texts[-1].partition("] ")[2] if texts else f"{self.binding.product} gave no reason"
-        reason = plain_text(main_error(error_texts(texts), crashed=True) or warned, self.binding.product)[:400]
+        main = main_error(error_texts(texts), crashed=True) or warned
+        reason = shorten_middle(plain_text(main, self.binding.product), 400)
         return kind(f"{subject} failed: {reason}", hint=f"`-v` shows all messages of {self.binding.product}")
 
     def close(self) -> None:

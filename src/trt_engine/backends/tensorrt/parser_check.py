@@ -23,6 +23,7 @@ import msgspec
 from trt_engine.atomic_io import decode_json
 from trt_engine.backends.tensorrt.binding import TENSORRT, TENSORRT_RTX, Binding, lifecycle_lock
 from trt_engine.environment import distribution_version
+from trt_engine.format import library_reason
 from trt_engine.trt.failure_causes import error_texts, find_cause, main_error
 from trt_engine.trt.parser_messages import ParserError, plain_text
 from trt_engine.workers.crash import exit_name
@@ -155,7 +156,7 @@ def _check_request(request: _Request) -> ParserCheck:
         trt, version = binding.trt, binding.version_text
         binding.check_version()
     except (ImportError, OSError, TrtEngineError) as error:
-        return ParserCheck(unavailable=str(error).partition("\n")[0])
+        return ParserCheck(unavailable=library_reason(error))
     with TensorRtLogger(binding=binding) as logger:
         try:
             load_plugins((), (), logger)

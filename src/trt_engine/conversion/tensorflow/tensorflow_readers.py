@@ -52,7 +52,7 @@ def first_line(error: BaseException) -> str:
     """First meaningful line of an error message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
+    return text if len(text) <= 300 else f"{text[:100]} ... {text[-195:]}"  # the reason is often at the end
 
 
 @contextlib.contextmanager

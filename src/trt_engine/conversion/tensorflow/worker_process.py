@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trt_engine.errors import MemoryExhausted, ModelError, SetupError, TrtEngineError
+from trt_engine.format import shorten_middle
 from trt_engine.workers.crash import exit_name, mentions_out_of_memory, restore_error
 from trt_engine.workers.process import ChildProcess
 
@@ -89,7 +90,7 @@ class WorkerProcess:
 
     def _last_lines(self) -> str:
         lines = [line.strip() for line in self._log_output().splitlines() if line.strip()]
-        return f"; last lines: {' / '.join(line[:200] for line in lines[-3:])}" if lines else ""
+        return f"; last lines: {' / '.join(shorten_middle(line, 300) for line in lines[-3:])}" if lines else ""
 
     def _crash_error(self, doing: str) -> TrtEngineError:
         """Error for a worker that ended without a reply."""

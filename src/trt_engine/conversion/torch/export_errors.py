@@ -6,6 +6,7 @@ import re
 
 from trt_engine.conversion.torch.user_code import user_location
 from trt_engine.conversion.torch.value_reads import ValueRead, read_at
+from trt_engine.format import library_reason
 
 
 class ExportFailed(Exception):
@@ -39,8 +40,7 @@ def export_failure(error: BaseException) -> ExportFailed:
         ),
         chain[0],
     )
-    lines = [line.strip() for line in str(stated).splitlines() if line.strip()]
-    text = f"{type(stated).__name__}: {lines[0] if lines else ''}"[:300]
+    text = f"{type(stated).__name__}: {library_reason(stated) if str(stated).strip() else ''}"
     places = [match for match in _USER_LINE.finditer(str(stated)) if not is_library_file(match["file"])]
     place = (
         f"{places[-1]['file']}:{places[-1]['line']} in `{places[-1]['function']}`" if places else user_location(stated)

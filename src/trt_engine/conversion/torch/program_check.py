@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trt_engine.errors import ModelError
+from trt_engine.format import library_reason, shorten_middle
 
 _OPERATOR = re.compile(
     r"torch\.ops\.(?P<space>aten|prims|quantized|quantized_decomposed|_quantized|torchvision|torchaudio|torch_scatter|torchao)"
@@ -62,7 +63,9 @@ def code_in_program(raw: bytes, what: str) -> str | None:
         root = json.loads(raw)
         return _code(root)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"the JSON in {what} cannot be read: {error}"[:300], hint="save the program again") from error
+        raise ModelError(
+            f"the JSON in {what} cannot be read: {library_reason(error)}", hint="save the program again"
+        ) from error
 
 
 def pickled_members(raw: bytes, what: str) -> list[str]:
@@ -72,7 +75,7 @@ def pickled_members(raw: bytes, what: str) -> list[str]:
         return [str(item["path_name"]) for item in root["config"].values() if item.get("use_pickle", True)]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"the JSON in {what} cannot be read: {error!r}"[:300], hint="save the program again"
+            f"the JSON in {what} cannot be read: {shorten_middle(repr(error), 400)}", hint="save the program again"
         ) from error
 
 

@@ -17,6 +17,7 @@ from trt_engine.conversion.torch.loaded_module import LoadedModule, parameter_na
 from trt_engine.conversion.torch.pickle_guard import no_pickled_code
 from trt_engine.conversion.torch.user_code import environment, quiet_loggers, stdout_to_stderr
 from trt_engine.errors import ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.tensors import suggest
 
 
@@ -105,13 +106,13 @@ def _hub_errors(source: Source, offline: bool, *, options: bool = False) -> Iter
     except Exception as error:
         if options and isinstance(error, TypeError):
             raise UsageError(
-                f"`{source.text}`: {(str(error).splitlines() or [''])[0]}", hint="check the names given with `-O`"
+                f"`{source.text}`: {library_reason(error)}", hint="check the names given with `-O`"
             ) from error
         raise _fetch_error(source, error, offline) from error
 
 
 def _fetch_error(source: Source, error: Exception, offline: bool) -> TrtEngineError:
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0][:240]
+    line = library_reason(error)
     text = str(error).lower()
     local = source.path is not None
     if "trust_remote_code" in text:

@@ -24,6 +24,7 @@ from trt_engine.conversion.torch.torch_factory import call_factory, parse_option
 from trt_engine.conversion.torch.torch_hub import load_huggingface, load_timm
 from trt_engine.conversion.torch.user_code import quiet_loggers, user_code_errors
 from trt_engine.errors import ModelError, SetupError, UsageError
+from trt_engine.format import library_reason
 
 
 def load_torch(
@@ -175,7 +176,7 @@ def _load_weights(source: Source, trust_source: bool) -> dict[str, Any]:
             raw = torch.load(str(source.path), map_location="cpu", weights_only=not trust_source)
     except Exception as error:
         raise ModelError(
-            f"`{source.text}` holds more than weights: {(str(error).strip().splitlines() or [''])[0][:200]}",
+            f"`{source.text}` holds more than weights: {library_reason(error)}",
             hint="save the weights alone: `torch.save(module.state_dict(), 'weights.pt')`",
         ) from error
     if isinstance(raw, torch.nn.Module):

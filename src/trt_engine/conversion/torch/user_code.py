@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from trt_engine.errors import MemoryExhausted, ModelError, TrtEngineError
-from trt_engine.format import escape_control
+from trt_engine.format import escape_control, library_reason
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def user_code_errors(what: str, *, hint: str | Callable[[BaseException], str] | 
 
 
 def describe_error(error: BaseException) -> str:
-    line = (str(error).strip().splitlines() or [""])[0][:300]
+    line = library_reason(error) if str(error).strip() else ""
     place = user_location(error)
     return f"{type(error).__name__}: {line}" + (f" ({place})" if place else "")
 

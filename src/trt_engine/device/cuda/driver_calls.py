@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from trt_engine.errors import SetupError, TrtEngineError
+from trt_engine.format import library_reason
 
 if TYPE_CHECKING:
     from trt_engine.device.cuda.device import CudaDevice
@@ -63,7 +64,7 @@ def status_text(status: Any) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
+    return library_reason(error)
 
 
 class ContextGuard:

@@ -21,6 +21,7 @@ from typing import Any
 
 from trt_engine.config.bench import ProfilerName
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import library_reason
 from trt_engine.records.profile import Activity, InstrumentStatus
 
 PROBE_INFERENCES = 2
@@ -209,7 +210,7 @@ def _load_instrument(name: ProfilerName) -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return library_reason(error)
 
 
 def subscribe_nvtx() -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from cupti import cupti as api
 
 from trt_engine.environment import distribution_version
+from trt_engine.format import library_reason
 from trt_engine.profiling.instruments.capture import (
     BUSY_HINT,
     PERMISSION_HINT,
@@ -251,7 +252,7 @@ def _unavailable_error(error: Exception) -> ProfilerUnavailable:
             f"CUPTI and the driver do not fit together ({name})",
             hint="install the `cupti-python` of the CUDA release that `nvidia-smi` names",
         )
-    text = name or (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = name or library_reason(error)
     return ProfilerUnavailable(f"CUPTI does not start: {text}", hint="`trt-engine doctor` lists what a GPU needs here")
 
 

@@ -34,6 +34,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import SetupError
+from trt_engine.format import library_reason
 from trt_engine.workers.messages import ErrorMessage, error_message
 from trt_engine.workers.process import StopSignal
 
@@ -114,7 +115,7 @@ def _find_switch(number: int) -> _ProfilerSwitch:
         try:
             return make(number)
         except (ImportError, OSError, AttributeError, RuntimeError) as error:
-            tried.append(f"{make.__name__}: {str(error).splitlines()[0] if str(error) else error!r}")
+            tried.append(f"{make.__name__}: {library_reason(error)}")
     raise SetupError(
         f"no library here has cudaProfilerStart ({'; '.join(tried)})", hint='`pip install "cuda-bindings>=12.9,<14"`'
     )

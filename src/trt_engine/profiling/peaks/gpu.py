@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from trt_engine.errors import DeviceLost, MemoryExhausted, SetupError
+from trt_engine.format import library_reason
 from trt_engine.profiling.peaks.probe import PeakProbe, TimedWork, time_calls
 
 log = logging.getLogger(__name__)
@@ -246,8 +247,7 @@ def _event_times(
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:200]
+    return library_reason(error)
 
 
 # ------------------------------------------------------------------------------------------------ the driver
