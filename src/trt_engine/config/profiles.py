@@ -90,6 +90,18 @@ def profile_at(profiles: Sequence[Profile], number: int) -> Profile | None:
     return profiles[number] if profiles else None
 
 
+def fixed_shapes(profiles: Sequence[Profile]) -> dict[str, Shape]:
+    """The size of each input's dimensions that is the same in all profiles; -1 for the others."""
+    spans: dict[str, list[Shape]] = {}
+    for profile in profiles:
+        for name, span in profile.ranges.items():
+            spans.setdefault(name, []).extend((span.min, span.max))
+    return {
+        name: tuple(sizes[0] if len(set(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=True))
+        for name, shapes in spans.items()
+    }
+
+
 def check_shapes(
     signature: Signature, shapes: Mapping[str, Shape], profile: Profile | None = None, index: int = 0
 ) -> None:

@@ -20,6 +20,7 @@ from trt_engine.backends.onnxruntime.optimizer_trial import highest_safe_level
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
 from trt_engine.config.build import BuildConfig
+from trt_engine.config.profiles import fixed_shapes
 from trt_engine.device import info
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
 from trt_engine.format import format_bytes, format_percent
@@ -32,6 +33,7 @@ from trt_engine.graph.dtype_breakdown import (
     main_precision,
     shares_by_dtype,
 )
+from trt_engine.graph.fixed_sizes import fold_fixed_sizes
 from trt_engine.graph.fusion import FUSION_VERSION, FusedModel, fuse_model
 from trt_engine.graph.load import ENGINE_MAGIC, check_onnxruntime, external_files, read_graph, read_proto
 from trt_engine.model import GraphIndex, Model
@@ -73,7 +75,7 @@ class OnnxRuntimeBuilder:
         level = _optimization_level(options, choice, model.graph)
         weights = _weights_file(self, model, config, payload)
         fused = _fuse(model, config, choice, level)
-        graph, means = _prepared(model.proto if fused is None else fused.proto, choice)
+        graph, means, sizes = _prepared(model, model.proto if fused is None else fused.proto, choice, config)
         if graph is None and fused is not None:
             graph = fused.proto.SerializeToString()
         risky = _can_crash(model.graph, choice)
@@ -110,6 +112,8 @@ class OnnxRuntimeBuilder:
             notes[FUSIONS] = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
         if means:
             notes["half_means"] = f"{means} not added in FP16"
+        if sizes:
+            notes["fixed_sizes"] = f"{sizes} nodes folded"
         if separated:
             notes["conv_biases"] = f"{separated} outside their convolutions"
         if written is not None:
@@ -243,19 +247,28 @@ def _weights_file(builder: OnnxRuntimeBuilder, model: Model, config: BuildConfig
     return f"{payload.stem}.{key[:8]}.weights"
 
 
-def _prepared(proto: onnx.ModelProto, choice: ProviderSelection) -> tuple[bytes | None, int]:
-    """The graph that is optimised, serialized, and its means that are not added in FP16; None where it is the file's.
+_CHANGED = ("Shape", "Size", "ReduceMean")
+"""Operators of graphs that are changed for the CUDA provider."""
+
+
+def _prepared(
+    model: Model, proto: onnx.ModelProto, choice: ProviderSelection, config: BuildConfig
+) -> tuple[bytes | None, int, int]:
+    """The graph that is optimised, serialized, its means that are not added in FP16 and its nodes that follow from sizes
+    which the profiles fix; None where it is the file's.
 
     IR version 3 lists all weights as inputs, and ONNX Runtime does not fold overridable initializers: these are taken out.
     """
-    changed, means = _without_default_inputs(proto), 0
-    if "cuda" in choice.names and any(node.op_type == "ReduceMean" for node in proto.graph.node):
-        if changed is None:
-            changed = onnx.ModelProto()
-            changed.CopyFrom(proto)
-        if not (means := widen_half_means(changed)):
-            changed = _without_default_inputs(proto)
-    return None if changed is None else changed.SerializeToString(), means
+    plain = _without_default_inputs(proto)
+    if "cuda" not in choice.names or not any(node.op_type in _CHANGED for node in proto.graph.node):
+        return None if plain is None else plain.SerializeToString(), 0, 0
+    changed = onnx.ModelProto()
+    changed.CopyFrom(proto if plain is None else plain)
+    sizes = fold_fixed_sizes(changed, fixed_shapes(config.resolve(model.signature)))
+    means = widen_half_means(changed)
+    if plain is None and not sizes and not means:
+        return None, 0, 0
+    return changed.SerializeToString(), means, sizes
 
 
 def _without_default_inputs(proto: onnx.ModelProto) -> onnx.ModelProto | None:
