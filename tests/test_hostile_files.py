@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import os
 import re
@@ -107,13 +108,23 @@ PLACES: dict[str, tuple[str, str, set[int]]] = {
     "infer --preprocess": ("pre.json", "infer engine.onnx --image real.png --preprocess pre.json", {2}),
     "run plan": ("plan.yaml", "run plan.yaml", {2}),
     "bundle model_meta.json": ("model_meta.json", "bundle model_meta.json -o out", {4}),
+    "inspect plan": ("a.engine", "inspect a.engine", {4, 10}),
+    "diff engine": ("b.plan", "diff b.plan b.plan", {2}),
+    "convert TFLite": ("a.tflite", "convert a.tflite -o z.onnx", {4}),
+    "convert TorchScript": ("a.pt", "convert a.pt -o z.onnx", {4}),
+    "convert --input": ("x.npz", "convert net.onnx --input x.npz -o z.onnx", {2}),
+    "convert SavedModel": ("saved/saved_model.pb", "convert saved -o z.onnx", {3, 4}),
     "diff input": ("a.json", "diff a.json a.json", {10}),
     "diff --layer-times": ("times.json", "diff net.onnx net.onnx --layer-times times.json times.json", {2, 4, 10}),
     "quantize --cache": ("cal.json", "quantize net.onnx --to int8 -o q.onnx --calib-data random --cache cal.json", {2}),
 }
 
 
-@pytest.mark.parametrize("make", [_pipe, _device, _holes], ids=["pipe", "device", "holes"])
+def _pointer(path: Path) -> None:
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 12345\n")
+
+
+@pytest.mark.parametrize("make", [_pipe, _device, _holes, _pointer], ids=["pipe", "device", "holes", "LFS pointer"])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_file_and_what_is_all_holes_is_refused_before_it_is_read(
     place: str, make: Callable[[Path], None], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -135,6 +146,37 @@ def test_what_is_no_file_and_what_is_all_holes_is_refused_before_it_is_read(
     assert code in codes, told
     assert "error: " in told and "Traceback" not in told and "unexpected" not in told
     assert hostile.name in told, "the sentence names the file"
+    assert make is not _pointer or "Git LFS pointer" in told
+
+
+def test_weights_beside_a_model_that_are_a_git_lfs_pointer_are_refused_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = onnx_models.conv_net(tmp_path / "net.onnx", location="net.data")
+    _pointer(tmp_path / "net.data")
+    assert run(["inspect", str(model)]) == 4
+    assert "net.data` is a Git LFS pointer" in (told := capsys.readouterr().err) and "git lfs pull" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("a.engine", "inspect a.engine"),
+        ("a.npz", "infer engine.onnx --input a.npz"),
+        ("a.png", "infer engine.onnx --image a.png --preprocess imagenet"),
+        ("a.onnx", "lint a.onnx"),
+        ("a.pt", "convert a.pt -o z.onnx"),
+    ],
+)
+def test_a_web_page_or_a_gzip_archive_in_place_of_a_file_is_named(
+    name: str, command: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    for raw, what in ((b"\n<!DOCTYPE html><html></html>", "a web page"), (gzip.compress(b"x" * 99), "a gzip archive")):
+        (home / name).write_bytes(raw)
+        assert run(command.split()) in (2, 4, 10)
+        assert what in capsys.readouterr().err
+    (home / name).unlink()
 
 
 ALLOWED = {

@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.atomic_io import open_regular
+from trt_engine.atomic_io import failed_download, open_regular
 from trt_engine.errors import FeedError
 from trt_engine.format import library_reason
 from trt_engine.limits import ARRAY_SIZE
@@ -86,13 +86,6 @@ class ArrayFile:
         return {name: self.read(name) for name in self.headers}
 
 
-def is_array_file(path: Path) -> bool:
-    """True for a file that begins as an `.npy` or `.npz`; `OSError` when it cannot be opened."""
-    with open_regular(path, error=FeedError) as file:
-        head = file.read(len(_NPY))
-    return head == _NPY or head[:2] == _ZIP
-
-
 @contextlib.contextmanager
 def open_arrays(path: Path) -> Iterator[ArrayFile]:
     """The arrays of an `.npy` or `.npz`, headers read and checked; `ArrayFileError` for a file that is neither or damaged.
@@ -106,13 +99,15 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
 @contextlib.contextmanager
 def read_arrays(file: IO[bytes]) -> Iterator[ArrayFile]:
     """As `open_arrays`, of an `.npy` or `.npz` that is open or in memory (`io.BytesIO`)."""
-    head = file.read(len(_NPY))
+    head = file.read(64)
     file.seek(0)
-    if head == _NPY:
+    if head.startswith(_NPY):
         yield ArrayFile(file, None, {"": _header(file, _allocated_bytes(file, holes=True))})
         return
     if head[:2] != _ZIP:
-        raise ArrayFileError("it is neither .npy nor .npz")
+        if (other := failed_download(head)) is not None:
+            raise ArrayFileError(f"it is {other[0]}", other[1])
+        raise ArrayFileError("it is neither .npy nor .npz (pickles are never read)")
     with contextlib.ExitStack() as stack:
         with _translate_errors():
             archive = stack.enter_context(zipfile.ZipFile(file))

@@ -168,8 +168,13 @@ _KINDS = {
 }
 
 
+_LFS_POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
+"""How a Git LFS pointer begins, and the bytes it has at most, by its specification."""
+
+
 def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> BinaryIO:
-    """The file opened for reading; `error` for a device, pipe, socket or folder, which is neither read nor waited for.
+    """The file opened for reading; `error` for a device, pipe, socket or folder, which is neither read nor waited for, and
+    for a Git LFS pointer that stands where the file should be.
 
     An `OSError` of the path itself (missing, not permitted) passes: the caller knows what the file is for.
     """
@@ -181,14 +186,29 @@ def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> Bin
             raise error(f"`{path}` is a socket, expected a file", hint="name a file") from failed
         raise
     try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
-            kind = _KINDS.get(stat.S_IFMT(mode), "a special file")
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
             raise error(f"`{path}` is {kind}, expected a file", hint="name a file; `ls -l` shows what it is")
+        if 0 < found.st_size <= _LARGEST_POINTER and os.pread(handle, len(_LFS_POINTER), 0) == _LFS_POINTER:
+            raise error(f"`{path}` is a Git LFS pointer, not the file itself", hint="fetch it: `git lfs pull`")
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
+
+
+_FAILED_DOWNLOADS = (
+    (b"<!doctype html", "a web page", "download the raw file, not the page that shows it"),
+    (b"<html", "a web page", "download the raw file, not the page that shows it"),
+    (b"\x1f\x8b", "a gzip archive", "unpack it: `gunzip`"),
+)
+
+
+def failed_download(head: bytes) -> tuple[str, str] | None:
+    """What the file that begins with these bytes is in place of the one that was to be downloaded, and the remedy."""
+    begin = head.lstrip()[:16].lower()
+    return next(((what, remedy) for magic, what, remedy in _FAILED_DOWNLOADS if begin.startswith(magic)), None)
 
 
 def read_bounded(path: Path, limit: Limit = RECORD_SIZE, *, error: type[TrtEngineError] = UsageError) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from trt_engine.arrayfiles import ArrayFileError, open_arrays
 from trt_engine.config.parse import parse_shapes
 from trt_engine.conversion.axes import Axes
 from trt_engine.conversion.exported import Array
@@ -77,16 +78,13 @@ def _example_from_array(name: str | None, array: Array) -> Example:
 
 def _example_from_file(path: Path) -> list[Example]:
     try:
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            arrays = dict(loaded) if isinstance(loaded, np.lib.npyio.NpzFile) else {None: loaded}
+        with open_arrays(path) as file:
+            arrays = file.read_all()
     except FileNotFoundError as error:
         raise FeedError(f"no such file `{path}`", hint="check the path of `--input`") from error
-    except Exception as error:  # numpy's readers may raise anything
-        raise FeedError(
-            f"`{path}` cannot be read as .npy or .npz: {error}", hint="write it with `numpy.savez`"
-        ) from error
-    return [_example_from_array(name, array) for name, array in arrays.items()]
+    except ArrayFileError as error:
+        raise FeedError(f"`{path}` cannot be read: {error}", hint=error.hint) from error
+    return [_example_from_array(name or None, array) for name, array in arrays.items()]
 
 
 def _example_from_text(text: str) -> list[Example]:

@@ -128,8 +128,14 @@ def _check_callable_name(factory: str, given: str) -> None:
 # ------------------------------------------------------------------------------------------------ folders
 
 
+_SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
+
+
 def _folder(given: str, path: Path) -> Source:
-    if (path / "saved_model.pb").is_file() or (path / "saved_model.pbtxt").is_file():
+    graph = next((item for name in _SAVED_MODELS if (item := path / name).is_file()), None)
+    if graph is not None:
+        for item in (graph, *path.glob("variables/*")):
+            open_regular(item, error=ModelError).close()
         return Source(given, "saved-model", "it is a folder with saved_model.pb", path)
     if (path / "config.json").is_file():
         code = _code_in_folder(path)
@@ -158,6 +164,8 @@ def _code_in_folder(folder: Path) -> tuple[str, ...]:
             found.append(f"its config.json names a kernel on a hub (`{str(config[name])[:80]}`)")
     named = _weight_map(folder)
     for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix == ".safetensors":
+            open_regular(path, error=ModelError).close()
         if path.is_file() and (path.name in named or _WEIGHTS.fullmatch(path.name)):
             found += _code_in_weights(path)
     return tuple(dict.fromkeys(found))

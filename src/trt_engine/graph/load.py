@@ -174,13 +174,9 @@ def _first_line(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------------ the file
 
 _FOREIGN = (  # first bytes, format, remedy
-    (b"version https://git-lfs", "a Git LFS pointer, not the model", "fetch the file itself: `git lfs pull`"),
-    (b"<!DOCTYPE", "a web page, not a model", "download the raw file, not the page that shows it"),
-    (b"<html", "a web page, not a model", "download the raw file, not the page that shows it"),
     (b"PK\x03\x04", "a ZIP archive (a PyTorch checkpoint is one)", "export it: `torch.onnx.export(..., dynamo=True)`"),
     (b"\x80\x02", "a Python pickle (an old PyTorch checkpoint)", "export it: `torch.onnx.export(..., dynamo=True)`"),
     (b"\x89HDF", "an HDF5 file (Keras weights)", "convert it to ONNX first (`tf2onnx`)"),
-    (b"\x1f\x8b", "a gzip archive", "unpack it: `gunzip`"),
     (b"ORTM", "an ONNX Runtime `.ort` model", "use the `.onnx` file it was made from"),
 )
 
@@ -284,6 +280,8 @@ def _other_format_error(raw: bytes, size: int | None = None) -> InvalidModel:
     size = len(raw) if size is None else size
     if raw[:4] == b"PK\x03\x04" and b"/data/aotinductor/" in raw[:1024]:
         return InvalidModel(f"is {NATIVE_PACKAGE}", hint=NATIVE_PACKAGE_HINT)
+    if (other := atomic_io.failed_download(raw[:64])) is not None:
+        return InvalidModel(f"is {other[0]}, expected an ONNX model", hint=other[1])
     for magic, what, remedy in _FOREIGN:
         if raw.lstrip()[: len(magic)].lower() == magic.lower():
             return InvalidModel(f"is {what}, expected an ONNX model", hint=remedy)

@@ -91,13 +91,16 @@ class _Scan:
         try:
             size = path.stat().st_size
             text = read_source(path)  # of a larger file the beginning
-        except UsageError:
-            self._skip(path, "not a regular file")
+        except UsageError as error:
+            self._skip(path, error.message.partition("` is ")[2])
             return
         except OSError as error:
             self._skip(path, (error.strerror or "cannot be read").lower())
             return
-        if text is None or not _concerns(text):
+        if text is None:
+            self._skip(path, "a binary file")
+            return
+        if not _concerns(text):
             self.checked += kind != "cpp" or cpp_source.is_available()
             return
         if size > MAX_BYTES:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trt_engine.atomic_io import decode_json, read_bounded
+from trt_engine.atomic_io import decode_json, open_regular, read_bounded
 from trt_engine.backend import get_backend
 from trt_engine.backends.onnxruntime.node_mapping import map_nodes
 from trt_engine.config.runtime import RuntimeConfig
@@ -109,6 +109,7 @@ def _read_file(path: Path, model: Path | None) -> Structure:
         return _add_modules(_graph_structure(path, str(path), "onnx model"), path)
     if path.suffix.lower() == ".json":
         return _add_modules(_json_structure(path), model)
+    open_regular(path).close()
     raise UsageError(f"`{path}` is not a file whose layers could be read", hint=_EXPECTED)
 
 

@@ -308,4 +308,4 @@ def _damaged_line(files: RunFiles, name: str, number: int, error: Exception) -> 
 
 def _lower_first(error: Exception) -> str:
     text = str(error)
-    return text[:1].lower() + text[1:]
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]

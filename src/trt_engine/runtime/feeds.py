@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, is_array_file, open_arrays
+from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, open_arrays
 from trt_engine.atomic_io import write_atomic
 from trt_engine.config.profiles import Profile, shapes_hint
 from trt_engine.device import Device, host
@@ -190,11 +190,6 @@ def read_feeds(path: Path, signature: Signature) -> dict[str, Array]:
     that cannot be read, holds objects, or does not fit the signature.
     """
     try:
-        if not is_array_file(path):
-            raise FeedError(
-                f"`{path}` is neither .npy nor .npz (pickles are never read)",
-                hint="write it with `numpy.save` or `numpy.savez`, without objects in it",
-            )
         with open_arrays(path) as file:
             feeds = dict(_read_checked(path, file, signature))
     except ArrayFileError as error:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from trt_engine.atomic_io import as_path, decode_json, open_regular, os_errors, read_bounded
+from trt_engine.atomic_io import as_path, decode_json, failed_download, open_regular, os_errors, read_bounded
 from trt_engine.backend import list_backends
 from trt_engine.config.parse import parse_shapes
 from trt_engine.config.runtime import RuntimeConfig
@@ -394,6 +394,8 @@ def _not_a_plan_error(path: Path) -> EngineError:
             hint=f"if nothing follows the plan, `{strip}` writes it alone; "
             "else load the file with the tool that wrote it",
         )
+    if (other := failed_download(head)) is not None:
+        return EngineError(f"`{path}` is {other[0]}, expected a plan", hint=other[1])
     return EngineError(
         f"`{path}` is not a plan: it begins with `{head[:4].hex(' ')}`, one of TensorRT with `66 74 72 74` (ftrt), one of "
         "TensorRT-RTX with `76 74 72 74` (vtrt)",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.atomic_io import read_bounded
+from trt_engine.atomic_io import failed_download, read_bounded
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.limits import IMAGE_PIXELS
@@ -155,7 +155,8 @@ def read_image(raw: bytes) -> Image.Image:
     except (OSError, SyntaxError, ValueError, IndexError, OverflowError, MemoryError, *_BOMB_ERRORS) as error:
         reason = library_reason(error)
         if isinstance(error, UnidentifiedImageError):  # its message has the buffer's address
-            reason = "unknown image format"
+            other = failed_download(raw[:64])
+            reason = f"it is {other[0]}" if other is not None else "unknown image format"
         raise BadImage(reason) from error
     if picture.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16 bits a pixel: `convert` would clip them at 255
         return Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from trt_engine.atomic_io import open_regular
 from trt_engine.backends.tensorrt.binding import Binding
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.errors import ModelError, SetupError, TrtEngineError
@@ -60,6 +61,7 @@ def _load_library(name: str, logger: TensorRtLogger, registry: Any) -> Path | st
     path = Path(name).expanduser()
     found: Path | str
     if path.exists():
+        open_regular(path, error=SetupError).close()
         found = path.resolve()
     elif "/" in name:
         raise SetupError(
