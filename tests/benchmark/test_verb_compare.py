@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -25,17 +26,17 @@ from trt_engine.errors import (
     EngineError,
     Interrupted,
     ProfileError,
-    SpeedError,
     UnstableError,
     UsageError,
 )
 from trt_engine.records.base import append_record
 from trt_engine.records.bench import BenchRecord
-from trt_engine.records.compare import CompareReport, CompareSide, Comparison, Interval, MetricDifference
+from trt_engine.records.compare import CompareReport, CompareSide, Comparison, GateResult, Interval, MetricDifference
 from trt_engine.verbs import compare as comparing
 from trt_engine.verbs.compare import gate, interleave
+from trt_engine.verbs.compare.baseline import compare_with_base
 from trt_engine.verbs.compare.interleave import weights_bytes
-from trt_engine.verbs.compare.report import _slowdown_note
+from trt_engine.verbs.compare.report import _slowdown_note, evaluate_gates
 from trt_engine.verbs.compare.request import parse_gates, parse_request
 from trt_engine.verbs.load import merge_run_settings
 
@@ -364,26 +365,53 @@ def test_records_are_compared_and_said_to_be_no_pair(engine: Engine, tmp_path: P
         ("maybe-slower:30%", False),
     ],
 )
-def test_a_rule_fails_by_the_end_of_the_interval_that_it_asks_about(
-    engine: Engine, tmp_path: Path, rule: str, failed: bool
-) -> None:
-    pair = record_file(tmp_path / "a", engine), record_file(tmp_path / "b", engine, 2.4, seed=1)
-    report = run(*pair, fail_if=[rule])
-    assert report.gates[0].failed is failed
-    if not failed:
-        gate(report)
-        return
-    with pytest.raises(SpeedError, match="slower by") as caught:
-        te.compare(*pair, fail_if=[rule])
-    assert caught.value.exit_code == 8
+def test_a_rule_fails_by_the_end_of_the_interval_that_it_asks_about(engine: Engine, rule: str, failed: bool) -> None:
+    gate_result = judged(rule, *(loaded(record_of(engine, ms), name) for ms, name in ((2.0, "a"), (2.4, "b"))))
+    assert gate_result.failed is failed
 
 
-def test_a_slowdown_that_is_there_but_not_beyond_the_rule_is_no_failure_unless_doubt_is(
-    engine: Engine, tmp_path: Path
+def test_a_slowdown_that_is_there_but_not_beyond_the_rule_is_no_failure_unless_doubt_is(engine: Engine) -> None:
+    pair = [loaded(record_of(engine, scatter=0.3, seed=seed), name) for seed, name in enumerate("ab")]
+    assert not judged("slower:0%", *pair).failed and judged("maybe-slower:0%", *pair).failed
+
+
+def loaded(record: BenchRecord, name: str, *, loads: int = 12) -> CompareSide:
+    """A side whose times are those of the record, of an engine of its own."""
+    times = np.array_split(np.array(record.compute_ms), loads)
+    record = dataclasses.replace(record, engine_digest=name)
+    blocks = tuple(tuple(part.tolist()) for part in times)
+    several = {"blocks_ms": blocks, "restart_blocks": (1,) * loads} if loads > 1 else {}
+    return CompareSide(name, name, "onnxruntime", "cpu", "fp32", 1, record=record, **several)
+
+
+def judged(rule: str, base: CompareSide, side: CompareSide, *, by_turns: bool = True) -> GateResult:
+    (found,) = evaluate_gates(parse_gates([rule]), [compare_with_base(base, side, by_turns=by_turns)])
+    return found
+
+
+@pytest.mark.parametrize("loads", [1, 12])
+@pytest.mark.parametrize("same", [False, True])
+def test_only_measurements_that_show_the_engine_itself_fail_a_rule_of_speed(
+    engine: Engine, loads: int, same: bool
 ) -> None:
-    pair = record_file(tmp_path / "a", engine, scatter=0.3), record_file(tmp_path / "b", engine, scatter=0.3, seed=1)
-    assert not run(*pair, fail_if=["slower:0%"]).gates[0].failed
-    assert run(*pair, fail_if=["maybe-slower:0%"]).gates[0].failed
+    """All pairs: stable or not, by turns or at other times, slower, equal, faster, on one machine or (no A/A) another."""
+    plain, again = record_of(engine), record_of(engine, seed=1)
+    cases = itertools.product((1.2, 1.0, 0.8), ("", "base", "side"), (False, True), (False, True))
+    for ratio, unstable, by_turns, other_machine in cases:
+        other = dataclasses.replace(again, compute_ms=tuple(ratio * ms for ms in again.compute_ms))
+        if other_machine:
+            other = dataclasses.replace(other, environment=dataclasses.replace(other.environment, cpu="another"))
+        base = loaded(dataclasses.replace(plain, stable=unstable != "base"), "a", loads=loads)
+        side = loaded(dataclasses.replace(other, stable=unstable != "side"), "a" if same else "b", loads=loads)
+        found = [judged(rule, base, side, by_turns=by_turns) for rule in ("slower:3%", "maybe-slower:3%")]
+        one_engine = same and not other_machine
+        shown = (by_turns and loads > 1) or (loads > 1 and not unstable)
+        case = (ratio, unstable, by_turns, other_machine)
+        assert [item.failed for item in found] == [
+            ratio > 1 and shown and not one_engine,
+            ratio > 1 and not one_engine,
+        ], case
+        assert found[0].evaluated == (ratio <= 1 or (shown and not one_engine)), case
 
 
 def test_a_p99_that_cannot_be_judged_fails_only_where_doubt_does(engine: Engine, tmp_path: Path) -> None:
@@ -497,6 +525,22 @@ def test_a_baseline_is_compared_with_later_and_the_caveat_is_said(engine: Engine
     assert report.method.startswith("not paired")
     assert any("measured at another time" in text for text in report.warnings)
     assert not any("of one load" in text for text in report.warnings)
+
+
+@pytest.mark.parametrize("digest", ["its own", "another"])
+def test_a_slower_baseline_fails_a_rule_unless_it_is_of_the_same_engine(
+    engine: Engine, tmp_path: Path, digest: str
+) -> None:
+    kept = tmp_path / "base.json"
+    te.compare(engine, save_baseline=kept, **SHORT)
+    told = json.loads(kept.read_text())
+    told["side"]["blocks_ms"] = [[ms / 20 for ms in block] for block in told["side"]["blocks_ms"]]
+    if digest == "another":
+        told["side"]["record"]["engine_digest"] = digest
+    kept.write_text(json.dumps(told))
+    report = run(engine, baseline=kept, fail_if=["slower:3%", "maybe-slower:3%"], **SHORT)
+    assert [item.failed for item in report.gates] == [digest == "another"] * 2
+    assert ("byte for byte" in " ".join(report.warnings)) is (digest == "its own")
 
 
 def test_a_baseline_of_another_machine_batch_or_protocol_is_refused_before_measuring(

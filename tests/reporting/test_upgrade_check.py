@@ -17,6 +17,7 @@ from sample_matrix import done, evaluated, profile, spec, write
 from sample_runs import CPU, record
 
 import trt_engine as te
+from onnx_models import conv_net
 from trt_engine.cli.main import run
 from trt_engine.errors import AccuracyError, EngineError, PrecisionError, SpeedError, UnstableError, UsageError
 from trt_engine.records.base import append_record
@@ -77,7 +78,7 @@ WORSE = {
     "plan": (EngineError, 10, int8(**FAILED, reason="no kernel for `Conv_3`", exit_code=5)),
     "accuracy": (AccuracyError, 7, int8(ap=0.58)),
     "precision": (PrecisionError, 6, int8(dtype_shares={"float32": 0.9, "int8": 0.1})),
-    "slower:3%": (SpeedError, 8, int8(6.6, 4)),
+    "maybe-slower:3%": (SpeedError, 8, int8(6.6, 4)),  # a difference of single loads proves no more
 }
 
 
@@ -87,7 +88,8 @@ def test_each_gate_fails_with_its_own_exit_code(
 ) -> None:
     kind, code, cell = WORSE[gate]
     new = version(tmp_path / "new", NEW, fp32(12.0, 2), cell)
-    assert run(["upgrade-check", str(old), str(new), "--json"]) == code
+    rules = [gate] if "slower" in gate else []
+    assert run(["upgrade-check", str(old), str(new), "--json", *(f"--fail-if={rule}" for rule in rules)]) == code
     out, err = capsys.readouterr()
     found = json.loads(out)
     jsonschema.validate(found, json.loads(SCHEMA.read_text()))
@@ -95,13 +97,13 @@ def test_each_gate_fails_with_its_own_exit_code(
     assert found["verdict"] == "do not upgrade" and found["exit_code"] == code
     assert "`digits-int8-onnxruntime-b8`" in err and "do not upgrade" in err
     with pytest.raises(kind):
-        te.upgrade_check(old, new)
+        te.upgrade_check(old, new, fail_if=rules or ["slower:3%"])
 
 
 def test_the_worst_gate_decides_and_all_are_named(old: Path, tmp_path: Path) -> None:
     new = version(tmp_path / "new", NEW, fp32(15.0, 2, ap=0.5), int8(6.0, 4, dtype_shares={"float32": 1.0}))
     with pytest.raises(AccuracyError) as error:
-        te.upgrade_check(old, new)
+        te.upgrade_check(old, new, fail_if=["maybe-slower:3%"])
     parts = ["accuracy: ", "AP 0.6100 -> 0.5000", "precision: ", "int8 92 % -> 0", "slower:3%: "]
     places = [error.value.message.index(part) for part in parts]
     assert places == sorted(places)
@@ -121,7 +123,7 @@ def test_small_changes_are_within_the_limits_and_limits_can_be_changed(old: Path
     with pytest.raises(AccuracyError):
         te.upgrade_check(old, new, max_drop=0.003)
     with pytest.raises(SpeedError):
-        te.upgrade_check(old, new, fail_if=["slower:0.5%"])
+        te.upgrade_check(old, new, fail_if=["maybe-slower:0.5%"])
     with pytest.raises(UsageError, match="no outputs"):
         te.upgrade_check(old, new, fail_if=["error:1e-3"])
 
@@ -166,9 +168,6 @@ def test_an_unstable_measurement_fails_no_gate_and_the_text_names_only_what_it_i
     report = te.upgrade_check(old, version(tmp_path / "new", NEW, fp32(10.0, 2), cell(9.0, 4, "new")))
     assert (report.verdict, report.exit_code) == ("undecided", 0) and "by turns" in report.reason
     assert "digits-int8" in report.reason and "digits-fp32" not in report.reason
-    with pytest.raises(SpeedError) as error:  # another engine, slower by stable measurements, still fails it
-        te.upgrade_check(old, version(tmp_path / "worse", NEW, fp32(18.0, 2), cell(9.0, 4, "new")))
-    assert "digits-fp32" in error.value.message and "digits-int8" not in error.value.message
 
 
 def test_one_engine_measured_twice_fails_no_gate(tmp_path: Path) -> None:
@@ -197,14 +196,33 @@ def test_without_images_each_version_is_compared_with_plain_onnxruntime(tmp_path
         te.upgrade_check(old, version(tmp_path / "bad", NEW, fp32(12.0, 2, evaluation=None, parity=bad)))
 
 
-def test_repeated_measurements_are_restarts_and_turns_are_recognised(tmp_path: Path) -> None:
+def write_turns(folder: Path, engines: dict[str, str], *, stable: bool = False) -> None:
+    """Six measurements of OLD and of NEW, 20 % slower, by turns."""
     for name, environment, mean_ms in (("old", OLD, 10.0), ("new", NEW, 12.0)):
         for turn in range(6):
             second = 2 * turn + (name == "new")
-            bench = record(8, mean_ms, 200, seed=turn, environment=environment, engine=f"{name}.onnx")
-            append_record(
-                tmp_path / name / "records.jsonl", replace(bench, started=f"2026-03-04T05:06:{second:02}+00:00")
-            )
+            bench = record(8, mean_ms, 200, seed=turn, environment=environment, engine=engines[name])
+            started = f"2026-03-04T05:06:{second:02}+00:00"
+            append_record(folder / name / "records.jsonl", replace(bench, started=started, stable=stable))
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_a_slowdown_fails_a_gate_where_both_engines_are_of_one_model(tmp_path: Path, width: int) -> None:
+    engines = {}
+    for name, wide in (("old", 16), ("new", width)):
+        (tmp_path / name).mkdir()
+        engine = te.build(conv_net(tmp_path / name / "net.onnx", width=wide), out=tmp_path / name / "net.engine.onnx")
+        engines[name] = str(engine.path)
+    write_turns(tmp_path, engines)
+    try:
+        verdict = te.upgrade_check(tmp_path / "old", tmp_path / "new").verdict
+    except SpeedError:
+        verdict = "do not upgrade"
+    assert verdict == ("do not upgrade" if width == 16 else "undecided")
+
+
+def test_repeated_measurements_are_restarts_and_turns_are_recognised(tmp_path: Path) -> None:
+    write_turns(tmp_path, {"old": "old.onnx", "new": "new.onnx"})
     with pytest.raises(SpeedError, match="slower by median"):
         te.upgrade_check(tmp_path / "old", tmp_path / "new")
     report = te.upgrade_check(tmp_path / "old", tmp_path / "new", fail_if=["slower:40%"])

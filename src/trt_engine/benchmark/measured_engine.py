@@ -59,5 +59,6 @@ class MeasuredEngine:
             "percentiles": self.config.percentiles,
             "inputs": self.inputs,
             "validation": self.engine.validation,
+            "engine_digest": self.engine.passport.payload_digest,
         }
         return BenchRecord(**common | measured)

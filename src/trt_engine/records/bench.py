@@ -91,6 +91,8 @@ class BenchRecord(RichDisplay):
     inputs: str = ""
     validation: str | None = None
     """For an engine built for another GPU: `not validated on a GPU`, or the result of its check and where."""
+    engine_digest: str = ""
+    """Of the engine's files; equal digests are one engine. Empty in a record of an older version."""
 
     @property
     def qps(self) -> float:

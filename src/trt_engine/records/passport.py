@@ -321,6 +321,11 @@ class Passport(RichDisplay):
     validation: Validation | None = None
     """For an engine that could not be checked where it was built; None otherwise and with `--no-parity`."""
 
+    @property
+    def payload_digest(self) -> str:
+        """The digests of all its files."""
+        return "+".join(item.digest for item in self.payload)
+
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:

@@ -79,7 +79,7 @@ def run(request: CompareRequest, *, named: Container[str] = (), command: str = "
         measured = measure_candidates(request, opened, _read_base(request), progress_counter("comparing", "s"))
     report = dataclasses.replace(make_report(request, measured), artifacts=_artifact_paths(request))
     if (place := request.writes.get("baseline")) is not None and report.complete:
-        write_baseline(place, measured.sides[0])
+        write_baseline(place, measured.sides[0], report)
     if (place := request.writes.get("compare")) is not None:
         write_document(place, "compare", report, command=command)
         write_reports(place.parent)

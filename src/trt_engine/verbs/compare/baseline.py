@@ -15,14 +15,12 @@ from trt_engine.atomic_io import decode_json, encode_json, os_error, read_bounde
 from trt_engine.benchmark.statistics import UNPAIRED_METHOD, split_blocks, unpaired_differences
 from trt_engine.errors import UsageError
 from trt_engine.records.bench import BenchRecord
-from trt_engine.records.compare import CompareSide, Comparison
+from trt_engine.records.compare import CompareReport, CompareSide, Comparison
 from trt_engine.tensors import format_shape
-from trt_engine.verbs.compare.report import CompareRun, PairResult, require_record
+from trt_engine.verbs.compare.report import CompareRun, PairResult, find_doubt, require_record
 from trt_engine.verbs.compare.request import CompareRequest, unique_labels
 
 _BASELINE = "trt-engine/baseline"
-INTERLEAVE = "measure both by turns on one machine"
-"""What gives an interval that includes what the machine does."""
 
 log = logging.getLogger(__package__)
 
@@ -53,8 +51,8 @@ def compare_records(request: CompareRequest) -> CompareRun:
     )
 
 
-def compare_with_base(base: CompareSide, side: CompareSide) -> PairResult:
-    """Speed of a side against the base, unpaired."""
+def compare_with_base(base: CompareSide, side: CompareSide, *, by_turns: bool = False) -> PairResult:
+    """Speed of a side against the base, unpaired; `by_turns` where their loads alternated."""
     differences, said = unpaired_differences(resampling_blocks(base), resampling_blocks(side))
     compared = Comparison(
         label=side.label,
@@ -62,9 +60,7 @@ def compare_with_base(base: CompareSide, side: CompareSide) -> PairResult:
         outputs=(),
         outputs_note="records hold no outputs",
     )
-    unstable = [f"`{one.label}`" for one in (base, side) if one.record is not None and not one.record.stable]
-    doubt = f"the measurement of {' and of '.join(unstable)} was not stable; {INTERLEAVE}" if unstable else ""
-    return PairResult(compared, differences, said, doubt)
+    return PairResult(compared, differences, said, *find_doubt(base, side, by_turns=by_turns))
 
 
 def resampling_blocks(side: CompareSide) -> list[Sequence[float]]:
@@ -133,8 +129,10 @@ class _BaselineFile(msgspec.Struct):
     schema_version: int = 1
 
 
-def write_baseline(path: Path, side: CompareSide) -> None:
-    """Write the side to a file, for `read_baseline`."""
+def write_baseline(path: Path, side: CompareSide, report: CompareReport) -> None:
+    """Write the side to a file, for `read_baseline`; as unstable as the report of its measurement."""
+    record = dataclasses.replace(require_record(side), stable=report.stable, instability=report.instability)
+    side = dataclasses.replace(side, record=record)
     write_atomic(path, encode_json(_BaselineFile(_BASELINE, side)) + b"\n")
 
 

@@ -42,7 +42,7 @@ from trt_engine.verbs.compare.candidates import (
     make_candidates,
     probe,
 )
-from trt_engine.verbs.compare.report import CompareRun, PairResult, require_record
+from trt_engine.verbs.compare.report import CompareRun, PairResult, find_doubt, require_record
 from trt_engine.verbs.compare.request import CompareRequest, unique_labels
 
 log = logging.getLogger(__package__)
@@ -194,6 +194,7 @@ def _empty_record(item: Candidate, conditions: _Conditions) -> BenchRecord:
         warmup_queries=0,
         runtime_info=item.runtime_info | {"measured": "interleaved"},
         validation=item.engine.validation,
+        engine_digest=item.engine.passport.payload_digest,
     )
 
 
@@ -263,4 +264,4 @@ def _compare_pair(
         outputs_differ=made.differ,
         top1_agreement=made.top1_agreement,
     )
-    return PairResult(compared, differences, said)
+    return PairResult(compared, differences, said, *find_doubt(base, side, by_turns=first is not None))

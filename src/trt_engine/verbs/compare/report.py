@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from trt_engine.benchmark.stability import advice, throttle_reasons
-from trt_engine.benchmark.statistics import Difference, holm_correction
+from trt_engine.benchmark.statistics import MIN_RESTARTS, Difference, holm_correction
 from trt_engine.device.info import Clocks
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.compare import CompareReport, CompareSide, Comparison, GateResult
 from trt_engine.verbs.compare.request import CompareRequest, GateRule
 
+_INTERLEAVE = "measure both by turns on one machine"
+"""What gives an interval that includes what the machine does."""
 _FLOATS = ("fp32", "fp64", "tf32", "fp16", "bf16", "unknown")
 _DETECTABLE_LIMIT_PCT = 5.0
 """A comparison that would miss a difference of this size one time in five is not stable."""
@@ -28,7 +30,9 @@ class PairResult:
     messages: Sequence[str]
     """Why a metric has no interval."""
     doubt: str = ""
-    """Why a difference that was found can fail no rule; empty where it can."""
+    """Why a difference that was found fails no rule but `maybe-slower`; empty where it can."""
+    nothing_differs: bool = False
+    """The difference is of the machine or of the models, and fails `maybe-slower` neither."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ def make_report(request: CompareRequest, run: CompareRun) -> CompareReport:
         side = item.comparison
         warnings += [side.slowdown_note] if side.slowdown_note else []
         warnings += [f"`{side.label}`: {text}" for text in item.messages]
+        warnings += [f"`{side.label}`: {item.doubt}"] if item.nothing_differs else []
         warnings += [f"`{side.label}`: {side.outputs_note}"] if side.outputs_differ and side.outputs_note else []
     against = tuple(item.comparison for item in found)
     if len(against) > 1:
@@ -128,6 +133,31 @@ def _quantized_dtype(side: CompareSide) -> str | None:
     return None if kind in _FLOATS else kind
 
 
+def find_doubt(base: CompareSide, side: CompareSide, *, by_turns: bool) -> tuple[str, bool]:
+    """Why a difference in speed of the two fails no rule, and whether nothing differs.
+
+    `by_turns`: their loads alternated.
+    """
+    records = (require_record(base), require_record(side))
+    if records[0].engine_digest and _conditions(records[0]) == _conditions(records[1]):
+        return "it is one engine, byte for byte, on one machine: only the machine's load differs", True
+    few = min(len(base.restart_blocks), len(side.restart_blocks)) < MIN_RESTARTS
+    if by_turns and not few:
+        return "", False
+    unstable = [f"`{one.label}`" for one, record in zip((base, side), records, strict=True) if not record.stable]
+    if unstable:
+        return f"the measurement of {' and of '.join(unstable)} was not stable; {_INTERLEAVE}", False
+    if few:
+        return f"the two were loaded fewer than {MIN_RESTARTS} times, at different times; {_INTERLEAVE}", False
+    return "", False
+
+
+def _conditions(record: BenchRecord) -> tuple[object, ...]:
+    """Engine and machine: what is equal in an A/A test."""
+    info = {name: value for name, value in record.runtime_info.items() if name != "measured"}
+    return record.engine_digest, info, dataclasses.replace(record.environment, memory_mib=0)
+
+
 def evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> Iterator[GateResult]:
     """Each rule over all engines against the base; several engines are several chances of a false alarm (Holm)."""
     for rule in rules:
@@ -150,7 +180,7 @@ def evaluate_gates(rules: Sequence[GateRule], results: Sequence[PairResult]) -> 
             text = f"`{label}` is {change} by {rule.metric} ({span.low:+.1f} to {span.high:+.1f} %)"
             if fails:
                 text += f", {rule.limit:g} % {'cannot be excluded' if rule.point_estimate else 'is allowed'}"
-            if fails and result.doubt and not rule.point_estimate:
+            if fails and result.doubt and (result.nothing_differs or not rule.point_estimate):
                 found.append((None, f"{text}, which decides nothing: {result.doubt}"))
             else:
                 found.append((not fails, text))

@@ -18,7 +18,7 @@ from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.passport import Compatibility
 from trt_engine.records.upgrade import UpgradeItem
 from trt_engine.trt.versions import Version, can_load_plan
-from trt_engine.verbs.compare.baseline import INTERLEAVE, compare_with_base, require_same_conditions, unpaired_warnings
+from trt_engine.verbs.compare.baseline import compare_with_base, require_same_conditions, unpaired_warnings
 from trt_engine.verbs.compare.report import PairResult, evaluate_gates
 from trt_engine.verbs.compare.request import GateRule
 from trt_engine.verbs.upgrade_check.sides import VersionItem
@@ -27,6 +27,8 @@ SAME_MACHINE = ("platform", "cpu", "cpu_cores", "gpu", "compute_capability", "gp
 """Fields of the environment that must agree for speeds to be compared."""
 EXIT_CODES = {"plan": 10, "accuracy": 7, "precision": 6, "speed": 8}
 """By gate, worst first."""
+_FLOATS = ("float32", "float16", "bfloat16", "float64", "tf32", "fp32", "fp16", "bf16")
+"""Prefixes of the dtypes that a graph computes in without being quantised."""
 _MAX_SHARE_DROP = 0.05
 """Loss of the main dtype's share of the multiply-adds that is not accepted."""
 
@@ -78,19 +80,21 @@ def _compare_speed(old: VersionItem, new: VersionItem) -> tuple[PairResult, list
         require_same_conditions("OLD", old.records[0], "NEW", new.records[0], ignored)
     except UsageError as error:
         return _not_timed(old.label, error.message)
-    sides = (old.compare_side(), new.compare_side())
-    result = compare_with_base(*sides)
-    warnings = list(unpaired_warnings(replace(sides[0], label="OLD"), sides[1]))
-    if are_alternating(old, new):
+    sides = (replace(old.compare_side(), label="OLD"), replace(new.compare_side(), label="NEW"))
+    by_turns = are_alternating(old, new)
+    result = compare_with_base(*sides, by_turns=by_turns)
+    result = replace(result, comparison=replace(result.comparison, label=old.label))
+    warnings = list(unpaired_warnings(*sides))
+    if by_turns:
         warnings = warnings[1:]
     if not result.differences:
         warnings += (f"`{old.label}`: {text}" for text in result.messages)
-    if result.doubt:
-        result = replace(result, doubt=f"a measurement was not stable; {INTERLEAVE}")
     if is_same(old, new):
-        result = replace(
-            result, doubt="the engine, the libraries and the machine are the same, so the machine's load differs"
-        )
+        doubt = "the engine, the libraries and the machine are the same, so the machine's load differs"
+        result = replace(result, doubt=doubt, nothing_differs=True)
+    elif _models_differ(old, new):
+        result = replace(result, doubt="OLD and NEW are of different models", nothing_differs=True)
+        warnings.append(f"`{old.label}` was made of another model in NEW: the difference is not of the versions alone")
     unstable = [name for name, side in (("OLD", old), ("NEW", new)) if not all(one.stable for one in side.records)]
     if unstable:
         warnings.append(f"`{old.label}` was not stable in {' and '.join(unstable)}")
@@ -103,6 +107,13 @@ def is_same(old: VersionItem, new: VersionItem) -> bool:
         return False
     digests = [[(item.nbytes, item.digest) for item in side.passport.payload] for side in (old, new) if side.passport]
     return digests[0] == digests[1] and not different_versions(old.environment, new.environment)
+
+
+def _models_differ(old: VersionItem, new: VersionItem) -> bool:
+    """Whether the engines are of different model files; unknown of quantised ones, which each version quantises anew."""
+    passports = [side.passport for side in (old, new) if side.passport is not None]
+    quantised = any(not name.startswith(_FLOATS) for one in passports for name in one.precision.compute_shares)
+    return not quantised and len({one.model.digest for one in passports}) > 1
 
 
 def different_versions(old: Environment, new: Environment) -> dict[str, tuple[str | None, str | None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trt_engine.engine import Engine, engine_path, is_onnx_model
@@ -54,7 +54,7 @@ class VersionItem:
             device=self.engine.device,
             precision=self.engine.main_dtype or "unknown",
             engine_bytes=self.engine.engine_bytes or 0,
-            record=self.records[0],
+            record=replace(self.records[0], stable=all(record.stable for record in self.records)),
             blocks_ms=tuple(record.compute_ms for record in self.records) if several else (),
             restart_blocks=(1,) * len(self.records) if several else (),
         )
