@@ -19,6 +19,8 @@ Shape = tuple[int, ...]
 Role = Literal["data", "positive", "one", "size", "first", "axes", "reshape"]
 """What the values of an input decide: `positive` a divisor or repeats, `one` a step or a count, `size` a size or an end,
 `first` a start or one axis, `axes` several, `reshape` a shape that takes all elements, `data` what is not known."""
+Layout = Literal["NCHW", "NHWC", "other"]
+"""How a graph reads an input of four dimensions: as images in that order of axes, or as no image."""
 Choice = bool | int | float | str | None
 """A value that a graph compares an input with; None is a random one."""
 Tensors = Mapping[str, Any]
@@ -128,8 +130,10 @@ def suggest(name: str, known: Sequence[str]) -> str:
     return "expected one of " + ", ".join(f"`{item}`" for item in known) if known else "there are none"
 
 
-_CHANNELS = (-1, 1, 3, 4)
-"""Sizes of the second of four dimensions that make a tensor an image."""
+_CHANNELS = (1, 3, 4)
+"""Sizes of the second or last of four dimensions that make a tensor an image where no graph is known."""
+_IMAGE_DTYPES = ("float", "bfloat", "uint8", "int8")
+_USUAL_SIZES: dict[str | None, Sequence[int]] = {"NCHW": (3, 640, 640), "NHWC": (640, 640, 3)}
 _ATTENTION_WORDS = frozenset(
     "past present cache cached state states hidden attn attention query key keys value kv seq sequence len length head "
     "heads memory token tokens".split()
@@ -165,25 +169,50 @@ class TensorSpec:
     """Of a switch: the values that the graph compares it with, of an engine those of them that its model runs with; None is
     a random one. Generated inputs have the first."""
 
+    layout: Layout | None = field(default=None, compare=False)
+    """How the graph reads an input of four dimensions; None where its operators do not show it, and without a graph."""
+
     @property
     def dynamic(self) -> tuple[int, ...]:
         """Positions of the dynamic dimensions."""
         return tuple(index for index, size in enumerate(self.shape) if size < 0)
 
     @property
-    def is_image(self) -> bool:
-        """True for four dimensions with 1, 3, 4 or open channels, unless a name is one of attention or of a state."""
-        return len(self.shape) == 4 and self.shape[1] in _CHANNELS and not self.is_attention
+    def image_layout(self) -> Literal["NCHW", "NHWC"] | None:
+        """`NCHW` or `NHWC` of a batch of images; None for anything else.
+
+        By the graph where `layout` is known, else by 1, 3, 4 or open channels, and no name of attention or of a state.
+        """
+        if len(self.shape) != 4 or not self.dtype.startswith(_IMAGE_DTYPES) or self.layout == "other":
+            return None
+        if self.layout is not None:
+            return self.layout
+        if self._is_attention:
+            return None
+        if self.shape[1] in _CHANNELS:
+            return "NCHW"
+        return "NHWC" if self.shape[3] in _CHANNELS else "NCHW" if self.shape[1] < 0 else None
 
     @property
-    def is_attention(self) -> bool:
+    def _is_attention(self) -> bool:
         """True where the tensor or one of its sizes is named after attention or a state: `past_key_values.0.key`."""
         names = " ".join([self.name, *(symbol for symbol in self.symbols if symbol)]).lower()
         return not _ATTENTION_WORDS.isdisjoint(re.split(r"[^a-z]+", names))
 
+    @property
+    def image_axes(self) -> tuple[int, int] | None:
+        """Axes of height and width of a batch of images; None for anything else."""
+        layout = self.image_layout
+        return None if layout is None else (2, 3) if layout == "NCHW" else (1, 2)
+
+    @property
+    def image_size(self) -> tuple[int, ...]:
+        """Height and width of a batch of images, -1 where dynamic; empty for anything else."""
+        return tuple(self.shape[axis] for axis in self.image_axes or ())
+
     def suggested_shape(self, batch: int = 1, known: Mapping[str, int] | None = None) -> Shape:
         """A shape to suggest: fixed sizes, `known` ones by symbol, `batch` first, 640 for sides of an image, else 128."""
-        usual = (batch, 3, 640, 640) if self.is_image else (batch, *[128] * len(self.shape))
+        usual = (batch, *_USUAL_SIZES.get(self.image_layout, [128] * len(self.shape)))
         symbols = self.symbols or (None,) * len(self.shape)
         return tuple(
             have if have >= 0 else (known or {}).get(symbol or "", size)

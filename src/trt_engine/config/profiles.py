@@ -257,7 +257,7 @@ def check_known_shape(spec: TensorSpec, given: Shape, flag: str) -> None:
 
 
 def _dimension_names(spec: TensorSpec, positions: Sequence[int]) -> str:
-    image = {2: "height", 3: "width"} if spec.is_image else {}
+    image = dict(zip(spec.image_axes or (), ("height", "width"), strict=False))
     return " and ".join(
         f"{position} ({image[position]})" if position in image else str(position) for position in positions
     )

@@ -191,7 +191,7 @@ def _axis_group(signature: Signature, name: str, axis: int) -> str:
     """Name of a dynamic size: its symbol, `height and width` for both of an image, else its position."""
     image = image_input(signature.inputs)
     spec = signature.input(name)
-    if image is not None and name == image.name and axis > 0:
+    if image is not None and name == image.name and axis in (image.image_axes or ()):
         return "the height and width"
     symbol = spec.symbols[axis] if axis < len(spec.symbols) else None
     return f"`{symbol}`" if symbol else f"axis {axis} of `{name}`"

@@ -21,6 +21,7 @@ from trt_engine.errors import ModelError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.graph import operators, walk
 from trt_engine.graph.input_choices import input_choices
+from trt_engine.graph.input_layouts import input_layouts
 from trt_engine.graph.input_roles import input_roles
 from trt_engine.graph.operators import trt_only
 from trt_engine.graph.resource_estimate import check_resource_limits, infer_shapes
@@ -426,9 +427,11 @@ def _read_signature(graph: GraphIndex, traced: Trace) -> Signature:
         raise InvalidModel("has no outputs", hint="export the model again")
     decided = input_roles(graph)
     specs = [replace(_value_spec(item, "input"), role=decided.get(item.name)) for item in inputs]
-    choices = input_choices(specs, traced)
+    choices, layouts = input_choices(specs, traced), input_layouts(specs, traced)
     return Signature(
-        inputs=tuple(replace(spec, choices=choices.get(spec.name, ())) for spec in specs),
+        inputs=tuple(
+            replace(spec, choices=choices.get(spec.name, ()), layout=layouts.get(spec.name)) for spec in specs
+        ),
         outputs=tuple(_value_spec(item, "output") for item in outputs),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trt_engine.errors import UsageError
-from trt_engine.graph.lint_rules.model_view import image_input, image_layout
+from trt_engine.graph.lint_rules.model_view import image_input
 from trt_engine.records.size import BatchResult, SizeReport
 from trt_engine.tensors import Shape, Signature, TensorSpec
 from trt_engine.vision.spec import Preprocess, Vision
@@ -76,7 +76,7 @@ def nvinfer_config(
     }
     if cluster is not None:
         keys["cluster-mode"] = cluster
-    nhwc = (vision.preprocess.layout if vision else image_layout(image)) == "NHWC"
+    nhwc = (vision.preprocess.layout if vision else image.image_layout) == "NHWC"
     _, *sizes = shapes.get(image.name, image.shape)
     channels, height, width = (sizes[2], *sizes[:2]) if nhwc else sizes
     if min(channels, height, width) > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from onnx import NodeProto
 
@@ -116,25 +116,8 @@ def truncate(findings: Iterable[Finding], max_per_code: int = 10) -> Iterator[Fi
 
 
 def image_input(inputs: Iterable[TensorSpec]) -> TensorSpec | None:
-    """First input that looks like an image batch: 4 dimensions, 1, 3, 4 or a dynamic number of channels."""
-    return next((spec for spec in inputs if image_layout(spec) is not None), None)
-
-
-def image_size(spec: TensorSpec) -> tuple[int, int]:
-    """Height and width of an image input, -1 where dynamic."""
-    at = 1 if image_layout(spec) == "NHWC" else 2
-    return spec.shape[at], spec.shape[at + 1]
-
-
-def image_layout(spec: TensorSpec) -> Literal["NCHW", "NHWC"] | None:
-    """`NCHW` or `NHWC` of an image batch; None if it does not look like images."""
-    if len(spec.shape) != 4 or spec.is_attention or not spec.dtype.startswith(("float", "bfloat", "uint8", "int8")):
-        return None
-    if spec.shape[1] in (1, 3, 4):
-        return "NCHW"
-    if spec.shape[3] in (1, 3, 4):
-        return "NHWC"
-    return "NCHW" if spec.shape[1] < 0 else None
+    """First input that is a batch of images."""
+    return next((spec for spec in inputs if spec.image_layout is not None), None)
 
 
 def format_shapes(shapes: Mapping[str, Shape]) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.lint_rules.model_view import ModelView, format_shapes, image_input, image_size, info, warning
+from trt_engine.graph.lint_rules.model_view import ModelView, format_shapes, image_input, info, warning
 from trt_engine.graph.shape_inference import TensorInfo, Trace, TracedNode, flatten, trace
 from trt_engine.records.base import Finding
 from trt_engine.tensors import TensorSpec, format_shape
@@ -248,14 +248,12 @@ def describe_node(step: TracedNode) -> str:
 
 def check_open_sizes(view: ModelView) -> Iterator[Finding]:
     image = image_input(view.model.signature.inputs)
-    if image is not None and -1 in image_size(image):
-        sizes = [1 if at == 0 else 640 if at > 1 else 3 for at in range(4)]
-        sizes = [size if size >= 0 else sizes[at] for at, size in enumerate(image.shape)]
+    if image is not None and -1 in image.image_size:
         yield warning(
             "dynamic-height-width",
             f"height and width of `{image.name}` ({image.format_symbolic()}) are open: an engine needs them fixed",
             image.name,
-            f"`--shapes {image.name}:{format_shape(sizes)}` with the size the model was trained for "
+            f"`--shapes {image.name}:{format_shape(image.suggested_shape())}` with the size the model was trained for "
             "(`image_size` in its configuration)",
         )
     for spec in view.model.signature.inputs:

@@ -93,12 +93,12 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Table:
 
 
 def _image_facts(report: ModelReport) -> Iterator[Fact]:
-    from trt_engine.graph.lint_rules.model_view import image_input, image_size
+    from trt_engine.graph.lint_rules.model_view import image_input
 
     inputs = report.signature.inputs
     image = image_input(inputs)
     if image is not None:
-        sides = (str(side) if side >= 0 else "dynamic" for side in image_size(image))
+        sides = (str(side) if side >= 0 else "dynamic" for side in image.image_size)
         yield from zip(("input_name", "height", "width"), (image.name, *sides), strict=True)
     elif inputs:
         yield "input_name", inputs[0].name
