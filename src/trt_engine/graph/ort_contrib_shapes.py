@@ -1,4 +1,5 @@
-"""Output shapes of ONNX Runtime's contrib operators, as exporters and its optimiser write them."""
+"""Output shapes of ONNX Runtime's contrib operators, as exporters and its optimiser write them, and of standard operators
+where ONNX's inference is not what ONNX Runtime computes."""
 
 from __future__ import annotations
 
@@ -39,8 +40,10 @@ _WITH_SUM = ("SkipLayerNormalization", "SkipSimplifiedLayerNormalization")
 def infer_contrib_outputs(
     tracer: Any, node: NodeProto, domain: str, inputs: Sequence[TensorInfo | None]
 ) -> tuple[TensorInfo, ...] | None:
-    """Inferred outputs of a non-standard operator; None for an unknown one."""
+    """Inferred outputs of a non-standard operator, and of a standard one that ONNX infers otherwise; None for any other."""
     op = node.op_type
+    if domain == "" and op in _CORRECTIONS:
+        return _corrected(tracer, node, inputs)
     if domain == "" and (op not in IN_DEFAULT_DOMAIN or schema_of(op, "", tracer.opsets.get("", 0)) is not None):
         return None
     if not inputs or inputs[0] is None:
@@ -68,6 +71,76 @@ def infer_contrib_outputs(
     except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
         return None
     return None if made is None else (made, *rest)
+
+
+def _corrected(tracer: Any, node: NodeProto, inputs: Sequence[TensorInfo | None]) -> tuple[TensorInfo, ...]:
+    found: tuple[TensorInfo, ...] = tracer.by_schema(node, "", inputs)
+    shape = found[0].shape if found else None
+    if shape is None or not inputs or inputs[0] is None or inputs[0].shape is None:
+        return found
+    try:
+        made = _CORRECTIONS[node.op_type](shape, inputs, walk.attributes(node))
+    except (IndexError, TypeError, ValueError, ZeroDivisionError, AttributeError):
+        return found
+    return tuple(TensorInfo(item.elem, made) if item.shape == shape else item for item in found)
+
+
+def _stft(shape: Shape, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> Shape:
+    """`onesided` is 1 unless it is stated, which ONNX's inference takes for 0."""
+    return shape if "onesided" in attrs or shape[2] < 0 else (*shape[:2], shape[2] // 2 + 1, *shape[3:])
+
+
+def _nonzero(shape: Shape, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> Shape:
+    """A scalar has one axis there."""
+    return (max(shape[0], 1), *shape[1:])
+
+
+def _pool(shape: Shape, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> Shape:
+    """No window begins behind the data (`ceil_mode`), and the padding of SAME does not know `dilations`."""
+    data, kernel = _sizes(inputs[0])[2:], attrs["kernel_shape"]
+    rank = len(kernel)
+    pads = attrs.get("pads") or [0] * (2 * rank)
+    strides, dilations = attrs.get("strides") or [1] * rank, attrs.get("dilations") or [1] * rank
+    padding, ceil = bytes(attrs.get("auto_pad", b"")), bool(attrs.get("ceil_mode"))
+    made = list(shape)
+    for at, size in enumerate(data):
+        if made[2 + at] < 0 or size < 0:
+            continue
+        stride, before = strides[at], pads[at]
+        if padding.startswith(b"SAME"):
+            missing = max((-(-size // stride) - 1) * stride + kernel[at] - size, 0)
+            before = (missing + 1) // 2 if padding == b"SAME_LOWER" else missing // 2
+            steps = size + missing - dilations[at] * (kernel[at] - 1) - 1
+            made[2 + at] = (-(-steps // stride) if ceil else steps // stride) + 1
+        if ceil and (made[2 + at] - 1) * stride >= size + before:
+            made[2 + at] -= 1
+    return tuple(made)
+
+
+def _transposed_conv(shape: Shape, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> Shape:
+    """With the padding of SAME, `output_padding` counts before the padding."""
+    extra = attrs.get("output_padding")
+    if not extra or attrs.get("output_shape") or not bytes(attrs.get("auto_pad", b"")).startswith(b"SAME"):
+        return shape
+    data, kernel = _sizes(inputs[0])[2:], attrs.get("kernel_shape") or _sizes(inputs[1])[2:]
+    strides, dilations = attrs.get("strides") or [1] * len(data), attrs.get("dilations") or [1] * len(data)
+    return (
+        *shape[:2],
+        *(
+            min((size - 1) * stride + more + dilation * (width - 1) + 1, size * stride) if size >= 0 else -1
+            for size, stride, dilation, width, more in zip(data, strides, dilations, kernel, extra, strict=True)
+        ),
+    )
+
+
+_CORRECTIONS: dict[str, Callable[[Shape, Sequence[TensorInfo | None], dict[str, Any]], Shape]] = {
+    "STFT": _stft,
+    "NonZero": _nonzero,
+    "MaxPool": _pool,
+    "AveragePool": _pool,
+    "LpPool": _pool,
+    "ConvTranspose": _transposed_conv,
+}
 
 
 def _tensorrt_outputs(op: str, first: TensorInfo, attrs: dict[str, Any], count: int) -> tuple[TensorInfo, ...] | None:

@@ -275,12 +275,15 @@ class _Tracer:
         taken = list(parts)
         if condition is not None and condition.size == 1:
             taken = ["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
-        results, inside = [], []
+        results, inside, outer = [], [], self.failures
+        if len(taken) > 1:
+            self.failures = {}  # which branch runs is not known, and the other one need not fit
         for name in taken:
             if name in parts:
                 after, steps = self.graph(parts[name], _body_scope(facts), f"{step.key}/{name}/")
                 results.append([after.get(item.name, _UNKNOWN) for item in parts[name].output])
                 inside.append(steps)
+        self.failures = outer
         made = [
             _common_info([result[position] for result in results if position < len(result)])
             for position in range(len(step.node.output))
@@ -312,6 +315,8 @@ class _Tracer:
         return step._replace(outputs=tuple(made), bodies=(steps,), trip_count=times)
 
     def scan(self, step: TracedNode, facts: MutableMapping[str, TensorInfo], body: GraphProto) -> TracedNode:
+        if self.opsets.get("", 1) < 9:  # its inputs have a batch, and their lengths come first
+            return step._replace(outputs=tuple(TensorInfo() for _ in step.node.output))
         inputs, given = step.inputs, walk.attributes(step.node)
         scanned = int(given.get("num_scan_inputs", 1))
         states = len(inputs) - scanned
@@ -329,7 +334,13 @@ class _Tracer:
                 inner[value.name] = TensorInfo(fact.elem, tuple(rest))
         after, steps = self.graph(body, inner, f"{step.key}/")
         ends = [after.get(item.name, _UNKNOWN) for item in body.output]
-        made = [_without_value(end) if at < states else _stacked(end, length) for at, end in enumerate(ends)]
+        out_axes = list(given.get("scan_output_axes", []))
+        made = [
+            _without_value(end)
+            if at < states
+            else _stacked(end, length, out_axes[at - states] if at - states < len(out_axes) else 0)
+            for at, end in enumerate(ends)
+        ]
         return step._replace(outputs=tuple(made[: len(step.node.output)]), bodies=(steps,), trip_count=length)
 
 
@@ -423,10 +434,13 @@ def _common_info(options: Sequence[TensorInfo]) -> TensorInfo:
     return TensorInfo(elem, shape)
 
 
-def _stacked(fact: TensorInfo, length: int | None) -> TensorInfo:
-    """The results of all runs of a body along a new first axis."""
-    sizes = (-1 if length is None else length, *fact.shape) if fact.shape is not None else None
-    return TensorInfo(fact.elem, sizes)
+def _stacked(fact: TensorInfo, length: int | None, axis: int = 0) -> TensorInfo:
+    """The results of all runs of a body along a new axis."""
+    if fact.shape is None:
+        return TensorInfo(fact.elem)
+    sizes = list(fact.shape)
+    sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, -1 if length is None else length)
+    return TensorInfo(fact.elem, tuple(sizes))
 
 
 _NAMES: dict[int, str] = {value: name.lower() for name, value in TensorProto.DataType.items() if name != "UNDEFINED"}

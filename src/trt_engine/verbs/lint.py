@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,7 +15,7 @@ from trt_engine.backends.tensorrt.parser_check import Library
 from trt_engine.config.parse import parse_shapes
 from trt_engine.config.profiles import profile_for
 from trt_engine.environment import distribution_version
-from trt_engine.errors import SetupError, UsageError
+from trt_engine.errors import SetupError, TrtEngineError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.lint import LintResult
 from trt_engine.graph.lint import lint_model as lint_graph
@@ -25,6 +26,7 @@ from trt_engine.graph.tensorrt_operators import RTX_RELEASE
 from trt_engine.public_function import public_function
 from trt_engine.records.base import Finding
 from trt_engine.records.lint import LintReport, ReducedModel
+from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, suggest
 from trt_engine.trt.gpu_targets import rtx_targets
 from trt_engine.verbs.inspect import targets_other_library, typing_findings
@@ -93,6 +95,7 @@ def lint(
             rtx=target == "tensorrt-rtx",
             parser_result=checked.status if checked is not None else None,
         )
+        found = _without_false_conflicts(opened, found)
         placed = QuantizedGraph(opened.model.graph)
         seen = _typed_findings(opened, placed, found.findings, target, checked)
         findings = sort_findings([*seen, *_placement_findings(placed, target)])
@@ -101,6 +104,25 @@ def lint(
             suspects = {item.location for item in seen if item.location and "tensorrt" in item.code}
             reduced = _reduce(opened, reducers, place, target, found.shapes, built_for, suspects)
         return _make_report(opened, target, found, findings, checked, reduced)
+
+
+def _without_false_conflicts(opened: OpenedModel, found: LintResult) -> LintResult:
+    """Without the conflicts that ONNX's inference alone has: plain ONNX Runtime runs the model at these shapes."""
+    kept = tuple(item for item in found.findings if item.code != "shape-conflict")
+    if len(kept) == len(found.findings):
+        return found
+    from trt_engine.backends.onnxruntime.host_session import reference_session
+    from trt_engine.equivalence.random_inputs import runnable_signature
+
+    path = opened.model.path
+    try:
+        signature = runnable_signature(path, opened.model.signature, found.shapes)
+        with contextlib.closing(reference_session(path, signature)) as session:
+            session.run(random_feeds(signature, found.shapes))
+    except TrtEngineError as error:
+        log.debug("plain ONNX Runtime does not run it either: %s", error.message)
+        return found
+    return replace(found, findings=kept)
 
 
 def _make_report(
