@@ -4,11 +4,13 @@ placed for another one is named before anything is built, and an INT8 engine slo
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
@@ -20,6 +22,9 @@ from trt_engine.config.precision import QuantizeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import BuildError, PrecisionError
 from trt_engine.graph.load import open_model
+from trt_engine.graph.quant_placement import QuantizedGraph
+from trt_engine.graph.quant_target import METADATA_KEY
+from trt_engine.graph.walk import index_of
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.verbs import build as build_module
 from trt_engine.verbs import build_precision
@@ -186,6 +191,38 @@ def test_pairs_placed_for_the_cpu_build_for_it_without_a_warning(
     assert warnings_of(caplog) == []
     assert engine.passport.precision.compute_shares["int8"].macs == pytest.approx(1.0)
     assert engine.passport.build.not_fused is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_that_quantize_leaves_out_are_no_fault_of_the_graph(tmp_path: Path, seed: int) -> None:
+    """Any part of a network, quantised for a library, is placed for it."""
+    rng, nodes, weights, given = np.random.default_rng(seed), [], {}, "images"
+    for index in range(6):
+        op = "ConvTranspose" if index == 3 else "Conv"
+        weights[f"w{index}"] = (rng.standard_normal((8, 8, 1, 1)) / 3).astype(np.float32)
+        nodes += [models.node(op, f"{given} w{index}", f"c{index}", name=f"layer{index}")]
+        nodes += [models.node(*("Relu" if rng.random() < 0.5 else "HardSwish", f"c{index}", f"a{index}"))]
+        given = f"a{index}"
+    shapes = {"images": (models.FLOAT, ["batch", 8, 6, 6])}, {given: (models.FLOAT, ["batch", 8, 6, 6])}
+    net = models.save(tmp_path / "net.onnx", nodes, *shapes, weights)
+    excluded = [f"layer{index}" for index in range(6) if rng.random() < 0.4]
+    for target in ("onnxruntime-cpu", "tensorrt"):
+        made = tmp_path / f"{target}.onnx"
+        quantize(net, "int8", out=made, calib_data="random", target=target, exclude_nodes=excluded, parity=False)
+        assert QuantizedGraph(open_model(made).graph).mismatch(target) is None
+
+
+def test_layers_that_a_library_does_not_fuse_are_named_and_the_file_is_not_to_be_quantised_for_it_again(
+    for_tensorrt: Path,
+) -> None:
+    proto = onnx.load(for_tensorrt)
+    next(item for item in proto.metadata_props if item.key == METADATA_KEY).value = "onnxruntime-cpu"
+    placed = QuantizedGraph(index_of(proto))
+    assert re.match(
+        r"ONNX Runtime's CPU provider runs 15 of 15 quantised convolutions in FP32: .* \(\d+: \S+, ",
+        placed.mismatch("onnxruntime-cpu") or "",
+    )
+    assert "--exclude-node" in placed.remedy("onnxruntime-cpu")
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "trtexec"])

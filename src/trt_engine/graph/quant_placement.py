@@ -19,6 +19,7 @@ import numpy.typing as npt
 from onnx import NodeProto, TensorProto
 
 from trt_engine.config.precision import QUANT_TARGETS
+from trt_engine.format import join_names
 from trt_engine.graph import walk
 from trt_engine.graph.cost import Cost
 from trt_engine.graph.dtype_breakdown import compute_layers, is_dequantize, is_quantize
@@ -46,6 +47,8 @@ _BYTES = ("S8", "U8")
 _FORMAT = {"FP8": "fp8", "FP4": "nvfp4", "MXFP8": "mxfp8", "INT4": "int4"}
 _LIMITS = {"S8": (-128, 127), "U8": (0, 255)}
 _FAR = 64
+_MAX_NAMES = 3
+"""Layers named for one reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,11 @@ class _QuantizedLayer:
     @property
     def weight_only(self) -> bool:
         return self.activation is None and not self.integer
+
+    @property
+    def whole(self) -> bool:
+        """True unless only one of its inputs is quantised."""
+        return self.integer or (self.activation is not None and self.weight is not None)
 
 
 class _Connections:
@@ -144,8 +152,9 @@ class QuantizedGraph:
         self._cost = cost
         self._x86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
         found = list(self._quantized())
+        whole = [layer for layer in found if layer.whole]  # others beside these were left in floating point
         all_alone = all(layer.weight_only for layer in found)
-        self._layers = [layer for layer in found if all_alone or not layer.weight_only]
+        self._layers = whole or [layer for layer in found if all_alone or not layer.weight_only]
         self.weights_alone = bool(found) and all_alone
         """No activation is quantised: layers compute in a floating-point type on every target."""
 
@@ -252,7 +261,15 @@ class QuantizedGraph:
         if not self or self.weights_alone or fit.share >= MIN_ACCEPTED_SHARE:
             return None
         title, placed = quant_target(target).title, self.title
-        reasons = ", ".join(f"{reason} ({number})" for reason, number in fit.reasons.items())
+        layers: dict[str, list[str]] = {reason: [] for reason in fit.reasons}
+        for name, reason in self.rejections(target).items():
+            layers[reason].append(name)
+        reasons = ", ".join(
+            f"{reason} ({fit.reasons[reason]}: {join_names(names, _MAX_NAMES)})" for reason, names in layers.items()
+        )
+        if self._stated == target:
+            lost = fit.layers - fit.supported_layers
+            return f"{title} runs {lost} of {fit.layers} quantised {fit.layer_kind} in FP32: {reasons}"
         subject = "these Q/DQ pairs are" if any(layer.pairs for layer in self._layers) else "this graph is"
         begin = f"{subject} placed for {placed}: {title}" if placed else f"{subject} {self.style}: {title}"
         if target.startswith("tensorrt"):
@@ -266,6 +283,8 @@ class QuantizedGraph:
         """Command that adapts the graph to a target."""
         if all(reason.startswith("no ") for reason in self.coverage(target).reasons):  # placement does not matter
             return f"build for a device that has {self.format} kernels"
+        if self._stated == target:
+            return "leave these layers out: `trt-engine quantize --exclude-node`"
         out = f"MODEL.{self.format}.onnx"
         return (
             f"quantise the plain model for it: `trt-engine quantize MODEL.onnx --to {self.format} --target {target} "

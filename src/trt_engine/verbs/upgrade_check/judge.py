@@ -110,7 +110,7 @@ def is_same(old: VersionItem, new: VersionItem) -> bool:
 
 
 def _models_differ(old: VersionItem, new: VersionItem) -> bool:
-    """Whether the engines are of different model files; unknown of quantised ones, which each version quantises anew."""
+    """Whether the engines are of different model files; unknown of quantised ones, which each version quantises itself."""
     passports = [side.passport for side in (old, new) if side.passport is not None]
     quantised = any(not name.startswith(_FLOATS) for one in passports for name in one.precision.compute_shares)
     return not quantised and len({one.model.digest for one in passports}) > 1
