@@ -6,17 +6,20 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from patience import until
 from serving.conftest import double_model, place
 from serving.triton import Client, fetch, ones
 from trt_engine.errors import UsageError
-from trt_engine.serving.model_config import ModelSettings, read_config, server_settings
+from trt_engine.graph.load import open_model
+from trt_engine.serving.model_config import ModelSettings, build_config, read_config, server_settings
 from trt_engine.serving.server import Server
 
 BASE = server_settings(te.ServeConfig(), te.RuntimeConfig())
@@ -188,6 +191,43 @@ def test_without_strict_readiness_the_server_is_ready_and_a_changed_engine_can_b
     client = Client("http", server)
     assert client.raw.is_server_ready() and client.raw.is_model_ready("changed")
     np.testing.assert_array_equal(client.infer("bare", {"x": ones()}).as_numpy("y"), ones() * 5)
+    client.raw.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "profile"),
+    [
+        ("max_batch_size: 8 dynamic_batching { preferred_batch_size: 4 }", {}, "1x4 4x4 8x4"),
+        ("max_batch_size: 8 dynamic_batching {}", {}, "1x4 8x4 8x4"),
+        ("max_batch_size: 8", {}, "1x4 8x4 8x4"),
+        ("max_batch_size: 8", {"batch": (1, 2, 16)}, "1x4 2x4 16x4"),
+        ("max_batch_size: 1", {}, "1x4 1x4 1x4"),
+        ("", {}, "1x4 1x4 1x4"),
+        ("max_batch_size: 8 input { name: 'x' dims: 6 }", {}, "1x6 8x6 8x6"),
+        ("input { name: 'x' dims: [2, 6] }", {}, "2x6 2x6 2x6"),
+        ("max_batch_size: 8 input { name: 'x' dims: -1 }", {"shapes": {"x": (1, 4)}}, "1x4 8x4 8x4"),
+    ],
+)
+def test_a_model_is_built_for_the_batches_and_shapes_of_its_configuration(
+    text: str, given: dict[str, Any], profile: str, tmp_path: Path
+) -> None:
+    sizes = ["batch", "n"] if "dims" in text else ["batch", 4]
+    model = save(tmp_path / "net.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, sizes)}, {"y": (FLOAT, sizes)})
+    made = build_config(config(text), model, te.BuildConfig(**given))
+    (found,) = made.resolve(open_model(model).signature)
+    assert " ".join("x".join(map(str, shape)) for shape in found.ranges["x"].shapes) == profile
+
+
+def test_a_model_that_the_server_builds_takes_its_largest_batch(serve: Callable[..., Server], repository: Path) -> None:
+    for name in ("configured", "plain"):
+        (repository / name / "1").mkdir(parents=True)
+        double_model(repository / name / "1" / "model.onnx", 3.0)
+    (repository / "configured" / "config.pbtxt").write_text("max_batch_size: 8 dynamic_batching {}")
+    server = serve(model_repository=repository, build_models=True, parity=False, grpc_port=-1, max_batch=4)
+    client = Client("http", server)
+    for name, rows in (("configured", 8), ("plain", 4)):
+        sent = np.ones((rows, 4), np.float32)
+        np.testing.assert_array_equal(client.infer(name, {"x": sent}).as_numpy("y"), sent * 3)
     client.raw.close()
 
 

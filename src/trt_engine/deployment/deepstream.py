@@ -125,10 +125,19 @@ def _open(job: DeployJob, config: DeepstreamConfig) -> _Source:
 
 
 def _max_batch(engine: Engine) -> int:
+    if (reason := engine.signature.row_dependence) is not None and _smallest_batch(engine) > 1:
+        raise UsageError(
+            f"`{engine.path.name}` has no result for each frame of a batch: {reason}", hint="build it for a batch of 1"
+        )
     try:
         return BatchLayout.from_signature(engine.signature, engine.passport.profiles).max_rows or 1
     except UsageError:
         return 1
+
+
+def _smallest_batch(engine: Engine) -> int:
+    sizes = [span.min[0] for profile in engine.passport.profiles[:1] for span in profile.ranges.values() if span.min]
+    return max(sizes, default=1)
 
 
 def _measured_run(job: DeployJob, config: DeepstreamConfig) -> MeasuredRun | None:
@@ -164,7 +173,7 @@ def _size(source: _Source, config: DeepstreamConfig, run: MeasuredRun | None) ->
         batch, timeout_us = min(run.best_batch, made.streams), round(1e6 / run.report.fps)
         why_timeout = f"one frame's time at {run.report.fps:g} frames/s: no deadline was sized"
     if source.max_batch is not None and (batch > source.max_batch or not source.signature.batch_axis):
-        batch, why = source.max_batch, "the engine's batch"
+        batch, why = source.max_batch, source.signature.row_dependence or "the engine's batch"
     made.batch, made.timeout_us = max(batch, 1), timeout_us
     made.settings += [
         DeployedSetting("batch-size", str(made.batch), why),

@@ -58,7 +58,7 @@ class Engines:
             None,
             {name: Path(folder) / file for name, file in models.items()},
             server_settings(config, RuntimeConfig()),
-            build=lambda path: build_here(path, backend),
+            build=lambda path, settings: build_here(path, backend),
         )
         self._service = Service(
             repository=repository,

@@ -59,6 +59,10 @@ def evaluate_runner(
     _check_task(dataset, vision, baseline is not None)
     low, high = batch_range(runner, vision)
     size = batch or min(max(low, _DEFAULT_BATCH), high)
+    if size > high and (reason := runner.signature.row_dependence) is not None:
+        raise UsageError(
+            f"`{runner.engine.path.name}` cannot run several images at once: {reason}", hint="leave `--batch` out"
+        )
     if not low <= size <= high:
         only = f"takes batches of {low} only" if low == high else f"takes {low} to {high}"
         raise ShapeError(
@@ -103,7 +107,19 @@ def evaluate_runner(
 
 
 def batch_range(runner: InferenceEngine, vision: Vision) -> tuple[int, int]:
-    """Smallest and largest batch of the engine."""
+    """Smallest and largest batch that the engine has a result for each image of; `UsageError` where it has no such batch."""
+    low, high = _engine_batches(runner, vision)
+    if (reason := runner.signature.row_dependence) is None:
+        return low, high
+    if low > 1:
+        raise UsageError(
+            f"`{runner.engine.path.name}` has no result for each image of a batch of {low}: {reason}",
+            hint="build it for a batch of 1",
+        )
+    return 1, 1
+
+
+def _engine_batches(runner: InferenceEngine, vision: Vision) -> tuple[int, int]:
     spec = vision.input_spec(runner.signature)
     if spec.shape[0] >= 0:
         return spec.shape[0], spec.shape[0]

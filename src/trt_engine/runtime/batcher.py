@@ -62,7 +62,10 @@ class Batcher(RunnerBase):
         given = batching or Batching(**settings)
         self.runner = runner
         """Runs the batches."""
-        self._layout = BatchLayout.from_signature(runner.signature, profiles)
+        signature = runner.signature
+        if given.max_batch == 1:  # nothing is joined, so rows may depend on each other
+            signature = dataclasses.replace(signature, row_dependence=None)
+        self._layout = BatchLayout.from_signature(signature, profiles)
         self.signature = self._layout.signature
         self.profiles = self._layout.profiles
         most = self._layout.max_rows

@@ -10,11 +10,13 @@ from typing import Any
 
 from google.protobuf import text_format
 
+from trt_engine.config.build import BuildConfig
 from trt_engine.config.parse import parse_names
 from trt_engine.config.profiles import Profile
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.serve import ServeConfig
 from trt_engine.errors import EngineError, UsageError
+from trt_engine.graph.load import open_model
 from trt_engine.serving.messages import message
 from trt_engine.tensors import DTYPES, Signature, TensorSpec, suggest
 
@@ -203,6 +205,28 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
             raise _config_error(name, f"`allow_fallback` is `{parameters['allow_fallback']}`", "`true` or `false`")
         changed["allow_fallback"] = parameters["allow_fallback"] == "true"
     return replace(runtime, **changed)
+
+
+def build_config(settings: ModelSettings, path: Path, build: BuildConfig) -> BuildConfig:
+    """`build` for the batches and shapes of a model's configuration, where it names none itself.
+
+    The smallest batch is 1, the largest `max_batch_size` (`serve --max-batch`), the usual one the largest that is joined.
+    """
+    largest = settings.max_batch if settings.config is None else settings.max_request_rows
+    if build.profiles or (settings.config is None and not largest):
+        return build
+    signature = open_model(path).signature
+    shapes = dict(build.shapes)
+    for item in settings.config.input if settings.config is not None else ():
+        spec = next((spec for spec in signature.inputs if spec.name == item.name), None)
+        sizes = (*((largest or 1,) if settings.has_batch else ()), *item.dims)
+        if spec is not None and set(spec.dynamic) - set(signature.batch_axes(spec)) and min(sizes, default=0) > 0:
+            shapes.setdefault(spec.name, sizes)
+    batch = build.batch
+    if batch is None and largest and any(signature.batch_axes(spec) for spec in signature.inputs):
+        usual = min((settings.max_batch if settings.join else None) or largest, largest)
+        batch = (1, usual, largest)
+    return replace(build, shapes=shapes, batch=batch)
 
 
 def check_engine(

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DEFAULT_FILES = ("model.plan", "model.onnx")
-Build = Callable[[Path], Engine]
+Build = Callable[[Path, ModelSettings], Engine]
 """Builds the engine of a model that is not one."""
 
 
@@ -366,13 +366,13 @@ class Repository:
             for file in path.iterdir() if name not in self.engines else ():
                 self._inside(file)
             return load_version(name, version, path, settings, verify=self._verify)
-        engine = self._engine(path)
+        engine = self._engine(path, settings)
         if name not in self.engines and engine_path(path) is not None:
             for file in engine.files:
                 self._inside(file)
         return load_version(name, version, engine, settings, verify=self._verify)
 
-    def _engine(self, path: Path) -> Engine:
+    def _engine(self, path: Path, settings: ModelSettings) -> Engine:
         if not path.exists():
             raise ModelError(
                 f"no such file `{path.name}` in version {path.parent.name}", hint="`model.onnx` or `model.plan`"
@@ -383,7 +383,7 @@ class Repository:
                     f"`{path.name}` is a model, not an engine",
                     hint="`--build-models`, or `trt-engine build` beforehand",
                 )
-            return self._build(path)
+            return self._build(path, settings)
         return Engine.open(path)
 
 

@@ -19,6 +19,7 @@ from trt_engine.verbs.build import build as build_engine
 from trt_engine.verbs.load import build_for_runtime, merge_run_settings
 
 if TYPE_CHECKING:
+    from trt_engine.serving.model_config import ModelSettings
     from trt_engine.serving.server import Server
     from trt_engine.serving.tracing import Tracing
     from trt_engine.verbs.settings_types import ServeSettings
@@ -64,10 +65,13 @@ def serve(
         raise SetupError(
             f"serving needs `{error.name}`, which is not installed", hint="`pip install 'trt-engine[serve]'`"
         ) from error
-    from trt_engine.serving.model_config import server_settings
+    from trt_engine.serving.model_config import build_config, server_settings
 
     if token is None and not is_loopback(chosen.host):
         log.warning("anyone who reaches %s can use this server: `--token-file`, and `--tls-cert`", chosen.host)
+
+    def build_served(path: Path, settings: ModelSettings) -> Engine:
+        return build_engine(path, config=build_for_runtime(build_config(settings, path, made), run))
 
     def make_repository() -> Repository:
         return Repository(
@@ -75,9 +79,7 @@ def serve(
             named,
             server_settings(chosen, run),
             verify=not chosen.allow_changed,
-            build=(lambda path: build_engine(path, config=build_for_runtime(made, run)))
-            if chosen.build_models
-            else None,
+            build=build_served if chosen.build_models else None,
         )
 
     return Server(make_repository, chosen, token, _make_tracing(chosen)).start()
