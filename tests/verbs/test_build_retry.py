@@ -146,8 +146,20 @@ def test_an_engine_of_the_ladder_is_not_given_to_whoever_refuses_it(failing, net
 def test_a_failure_nobody_knows_is_raised_as_it_is(failing, net):
     tried = failing(lambda model, config: BuildError("the network is cursed"))
     with pytest.raises(BuildError, match="cursed"):
-        te.build(net, backend="brittle")
+        te.build(net, backend="brittle", batch=(1, 2, 4))
     assert len(tried.seen) == 1
+
+
+def test_the_only_sizes_that_an_engine_takes_are_written_into_a_graph_that_does_not_build_without(failing, net):
+    needed = "a Squeeze without axes needs its sizes"
+    tried = failing(lambda model, config: BuildError(needed) if model.signature.inputs[0].dynamic else None)
+    engine = te.build(net, backend="brittle", batch=2)
+    assert [fixed for *_, fixed in tried.seen] == [False, True]
+    assert needed in engine.passport.build.retries[0]
+    failing(lambda model, config: BuildError(needed if model.signature.inputs[0].dynamic else "a node, named"))
+    with pytest.raises(BuildError, match=needed) as caught:
+        te.build(net, backend="brittle", batch=3)
+    assert "a node, named" in str(caught.value.hint)
 
 
 def test_the_log_of_a_failed_build_is_kept_and_named(failing, net, own_store):

@@ -238,6 +238,22 @@ def test_what_tensorrt_rtx_alone_lacks_is_no_finding_for_tensorrt(
 
 
 @rtx
+def test_the_parser_sees_the_shapes_that_build_is_given(saved: Callable[[ModelProto], Path]) -> None:
+    """`Squeeze` without axes removes two axes at these sizes, and one by the declared shape of its reader."""
+    nodes = [node("Squeeze", ["x"], ["s"], "squeeze"), node("MatMul", ["s", "w"], ["y"], "product")]
+    weight = numpy_helper.from_array(np.ones((4, 2), np.float32), "w")
+    graph = helper.make_graph(nodes, "g", [value("x", FLOAT, ["n", 1, 3, 4])], [value("y", FLOAT, None)], [weight])
+    path = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8))
+    for batch in (1, 2):
+        found = te.lint(path, target="tensorrt-rtx", shapes=f"x:{batch}x1x3x4", support_from="parser")
+        refused = [item for item in found.findings if item.severity == "error"]
+        engine = te.build(
+            path, backend="tensorrt-rtx", shapes=f"x:{batch}x1x3x4", out=path.with_suffix(f".{batch}.engine")
+        )
+        assert not refused and engine.path.is_file()
+
+
+@rtx
 def test_an_operator_of_a_plugin_is_refused_by_tensorrt_rtx_alone(
     saved: Callable[[ModelProto], Path], shared: ParserProcess
 ) -> None:

@@ -73,7 +73,8 @@ def build_with_retries(
 ) -> tuple[Attempt, BuildOutcome]:
     """The attempt that succeeded and what it built; otherwise an error of the first failure's type.
 
-    With `config.retry` off, or for a failure without a known cause, the first error is raised as it is. `folder` takes
+    With `config.retry` off, or for a failure without a known cause, the first error is raised as it is; where the profile
+    has one size alone, the graph with these sizes in it (which `lint --shapes` parses) is tried before. `folder` takes
     graphs that are made on the way; `path` is the model as its owner knows it, for the commands that are printed.
     """
     attempt = first
@@ -82,7 +83,7 @@ def build_with_retries(
         return first, build(first)
     except BuildError as error:
         failure = error
-    if failure.cause not in _WORKSPACE_CAUSES:
+    if failure.cause not in _WORKSPACE_CAUSES and not _may_need_sizes(first, spec, failure):
         raise failure
     if not first.config.retry:
         raise _failure_text(failure, "leave `--no-retry` out to try what is known to help", failure.hint)
@@ -93,7 +94,8 @@ def build_with_retries(
         try:
             outcome = build(attempt)
         except TrtEngineError as error:
-            steps.append(f"{attempt.change}: {_failure_line(error, started)}")
+            line = _failure_line(error, started).replace(str(attempt.model.path), str(path))
+            steps.append(f"{attempt.change}: {line}")
             if isinstance(error, BuildError):
                 failures.append(error)
             if not isinstance(error, BuildError) or error.cause is None:
@@ -107,6 +109,13 @@ def build_with_retries(
             notes=outcome.notes | {"retry": attempt.change},
             warnings=(*outcome.warnings, *_restrict_profile(first, attempt)),
         )
+    if failure.cause not in _WORKSPACE_CAUSES:
+        raise _failure_text(
+            failure,
+            _control_flow(first),
+            *(f"with {step}" for step in steps[1:] if failure.message not in step),
+            failure.hint,
+        )
     if len(steps) == 1 and not _has_optimization_level(
         spec
     ):  # nothing could be tried: the failure's own hint is the best
@@ -114,6 +123,31 @@ def build_with_retries(
     for step in steps:
         log.warning("tried %s", step)
     raise _failure_text(failure, _final_error(first, failures[-1], path), _log_hint(failure))
+
+
+_SIZE_CAUSES = (None, "shape_mismatch", "operator_not_supported", "onnx_parse_error")
+"""Failures that open sizes alone may have."""
+
+
+def _may_need_sizes(first: Attempt, spec: BackendSpec, failure: BuildError) -> bool:
+    """Whether the only sizes that the engine takes are still open in the graph, and may be why its build failed."""
+    fixed = len(first.config.profiles) == 1 and all(
+        span.min == span.max for span in first.config.profiles[0].ranges.values()
+    )
+    return fixed and not first.has_static_shapes and spec.writes_log and failure.cause in _SIZE_CAUSES
+
+
+def _control_flow(first: Attempt) -> str | None:
+    """What decides the branches of the graph, the usual reason of a failure without one; None without branches."""
+    count = sum(place.node.op_type == "If" for place in first.model.graph.nodes)
+    switches = ", ".join(f"`{spec.name}`" for spec in first.model.signature.inputs if spec.choices)
+    if not count:
+        return None
+    return f"the graph has {count} If" + (
+        f", which {switches} decides: export the model for one value of it, which leaves one branch"
+        if switches
+        else ": export with an example that lets the exporter drop them"
+    )
 
 
 def _restrict_profile(first: Attempt, attempt: Attempt) -> Iterator[str]:
@@ -129,6 +163,9 @@ def _next_attempts(
 ) -> Iterator[Attempt]:
     """The attempts in order. `failures` grows with each that fails; `steps` gets a line for what cannot be made here."""
     config = first.config
+    if failures[0].cause not in _WORKSPACE_CAUSES:
+        yield _with_static_shapes(first, folder)
+        return
     for mib in _larger_workspaces(config, failures[0].cause == "insufficient_workspace"):
         config = replace(first.config, workspace_mib=mib)
         yield replace(first, config=config, change=f"workspace {mib} MiB (was {first.config.workspace_mib} MiB)")

@@ -86,7 +86,8 @@ def lint(
     sizes |= declared_shapes(opened.model, sizes)
     place = check_output(as_path(reduce, "`reduce`"), opened, overwrite=overwrite) if reduce is not None else None
     with parse_errors(path):
-        library, checked = _run_checker(opened, libraries, target, support_from)
+        fixed = sizes if all(spec.name in sizes for spec in opened.model.signature.inputs if spec.dynamic) else {}
+        library, checked = _run_checker(opened, libraries, target, support_from, fixed)
         found = lint_graph(
             opened,
             shapes=sizes,
@@ -191,11 +192,12 @@ _INSTALL = "`pip install 'trt-engine[rtx]'` (x86-64 Linux, no GPU needed)"
 
 
 def _run_checker(
-    opened: OpenedModel, libraries: Sequence[Library], target: LintTarget, support_from: LintSupportSource
-) -> tuple[Library | None, ParserReport | None]:
+    opened: OpenedModel, libraries: Sequence[Library], target: LintTarget, support_from: LintSupportSource,
+    shapes: Mapping[str, Shape],
+) -> tuple[Library | None, ParserReport | None]:  # fmt: skip
     """The first library that can check on this machine, and its report."""
     for library in libraries:
-        checked = check_with_parser(opened, library, target)
+        checked = check_with_parser(opened, library, target, shapes)
         if not isinstance(checked, str):
             return library, checked
         log.warning("the parser of %s cannot check the model here: %s", library, checked)

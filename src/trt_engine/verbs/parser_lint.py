@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from trt_engine.graph.shape_inference import TensorInfo, trace
 from trt_engine.graph.tensorrt_operators import RTX_ABSENT, SupportStatus, UnsupportedNode
 from trt_engine.records.base import Finding
 from trt_engine.records.lint import SupportedSubgraph
+from trt_engine.tensors import Shape
 from trt_engine.trt.parser_messages import ParserError, failed_operator, parser_error_reason
 
 log = logging.getLogger(__name__)
@@ -64,10 +66,15 @@ def libraries_for(target: str, tensorrt: str | None) -> tuple[Library, ...]:
     return (*(("tensorrt",) if fits else ()), *(rtx if tensorrt is None else ()))
 
 
-def check_with_parser(opened: OpenedModel, library: Library, target: str) -> ParserReport | str:
-    """Parser report on the model, or a str with the reason why the library cannot run on this machine."""
+def check_with_parser(
+    opened: OpenedModel, library: Library, target: str, shapes: Mapping[str, Shape] | None = None
+) -> ParserReport | str:
+    """Parser report on the model, or a str with the reason why the library cannot run on this machine.
+
+    `shapes` of all inputs are written into the graph first, as `build` does where its profile has one size alone.
+    """
     with ParserProcess(library) as process, PartWriter(opened) as parts:
-        return _ParserCheck(opened, process, parts, target).run()
+        return _ParserCheck(opened, process, parts, target, shapes or {}).run()
 
 
 # ------------------------------------------------------------------------------------------------ parts of a model
@@ -141,8 +148,10 @@ def _external_tensor(tensor: TensorProto, offset: int) -> TensorProto:
 
 
 class _ParserCheck:
-    def __init__(self, opened: OpenedModel, process: ParserProcess, parts: PartWriter, target: str) -> None:
-        self.opened, self.process, self.parts = opened, process, parts
+    def __init__(
+        self, opened: OpenedModel, process: ParserProcess, parts: PartWriter, target: str, shapes: Mapping[str, Shape]
+    ) -> None:
+        self.opened, self.process, self.parts, self.shapes = opened, process, parts, shapes
         self.product = process.binding.product
         self.stands_in = target == "tensorrt" and process.library == "tensorrt-rtx"
         self.nodes = list(opened.model.proto.graph.node)
@@ -152,8 +161,7 @@ class _ParserCheck:
         """Nodes of operators that this library lacks and the target has."""
 
     def run(self) -> ParserReport | str:
-        path = self.opened.model.path
-        checked = self.process.check(path)
+        checked = self._first_check()
         if checked.unavailable:
             return checked.unavailable
         complete = self._remove_rejected(checked)
@@ -164,6 +172,14 @@ class _ParserCheck:
         )
         judged = ParserResult(tuple(self.gaps[at] for at in sorted(self.gaps)), complete, unknown)
         return ParserReport(name, judged, tuple(self.findings), self._supported_subgraphs() if complete else ())
+
+    def _first_check(self) -> ParserCheck:
+        if self.shapes:
+            facts = self.opened.trace_at(self.shapes).tensors
+            fixed = extract_subgraph(self.parts.prepare(), range(len(self.nodes)), facts, shapes=self.shapes)
+            if fixed is not None:
+                return self.process.check(self.parts.write(fixed), weights_beside=self.parts.beside)
+        return self.process.check(self.opened.model.path)
 
     def _remove_rejected(self, checked: ParserCheck) -> bool:
         """Remove rejected nodes until the rest is accepted; True then."""
@@ -176,7 +192,10 @@ class _ParserCheck:
             if checked.parsed:
                 return not blind
             if part is proto:
-                proto, facts = self.parts.prepare(), open_tensor_info(self.opened)
+                proto = self.parts.prepare()
+                facts = (
+                    dict(self.opened.trace_at(self.shapes).tensors) if self.shapes else open_tensor_info(self.opened)
+                )
             places = [(refusal, self._rejected_indices(refusal, part, kept)) for refusal in checked.errors]
             known = len(self.gaps) + len(self.absent) + len(self.findings)
             for refusal, found in places:
@@ -189,7 +208,7 @@ class _ParserCheck:
             blind = blind or kept != taken
             if not kept:
                 return not blind
-            smaller = extract_subgraph(proto, kept, facts)
+            smaller = extract_subgraph(proto, kept, facts, shapes=self.shapes)
             if smaller is None:
                 return False
             part = smaller

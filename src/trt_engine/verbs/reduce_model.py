@@ -42,6 +42,8 @@ class _TargetFailure:
     """Indices of the nodes it names."""
     builds: bool
     max_candidates: int
+    at_shapes: bool = False
+    """It occurs at the given sizes alone."""
 
 
 def check_output(out: Path, opened: OpenedModel, *, overwrite: bool) -> Path:
@@ -85,7 +87,10 @@ def reduce_model(
             return wanted.key in _parse_keys(process.check(path, weights_beside=parts.beside), process)
 
         search = Reduction(
-            proto, refused, shapes=shapes if wanted.builds else None, max_candidates=wanted.max_candidates
+            proto,
+            refused,
+            shapes=shapes if wanted.builds or wanted.at_shapes else None,
+            max_candidates=wanted.max_candidates,
         )
         try:
             nodes = proto.graph.node
@@ -170,6 +175,10 @@ def _build_failure(
     fixed = extract_subgraph(proto, range(len(proto.graph.node)), trace(proto, shapes).tensors, shapes=shapes)
     where = f" for {', '.join(gpus)}" if gpus else ""
     built = process.build(parts.write(fixed), gpus, weights_beside=parts.beside) if fixed is not None else None
+    if built is not None and built.errors:
+        first = built.errors[0]
+        key, reason = _failure_key(first, process.binding.product), format_parser_error(first, process.binding.product)
+        return _TargetFailure(f"{name} parser", reason, key, _named_nodes(first, proto), False, _MAX_PARSED, True)
     if built is None or built.built or not (built.exit_status or built.parsed):
         raise UsageError(
             f"nothing to reduce: the parser of {name} takes `{opened.model.path}`, and its builder builds it{where}",
