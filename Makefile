@@ -13,7 +13,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Empty is not set: the tests start the command hundreds of times, and without bytecode each start compiles it again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo docs rtx test test-full test-tensorrt check format schemas setup setup-core clean
+.PHONY: help demo docs rtx test test-full test-installations test-tensorrt check format schemas setup setup-core clean
 
 help:  ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -61,12 +61,22 @@ test-full: rtx  ## what `make test` leaves out and a CPU can run; installs a bro
 	@tools/test-tools.sh $(BIN)/python
 	@tools/full-venv.sh $(VENV)-full $(BIN)/python
 	@tools/modelopt-venv.sh $(VENV)-modelopt $(BIN)/python
-	@tools/old-onnxruntime-venv.sh $(VENV)-old-onnxruntime $(BIN)/python
-	if [ -e $(VENV)-old-onnxruntime/.ready ]; then export TRT_ENGINE_TEST_OLD_ONNXRUNTIME_PYTHON=$(abspath $(VENV)-old-onnxruntime/bin/python); fi; \
+	@$(MAKE) --no-print-directory test-installations SUBSET=1
+	if [ -e $(VENV)-lowest/.ready ]; then export TRT_ENGINE_TEST_OLD_ONNXRUNTIME_PYTHON=$(abspath $(VENV)-lowest/bin/python); fi; \
 		if [ -e $(VENV)-modelopt/.ready ]; then export TRT_ENGINE_TEST_MODELOPT_PYTHON=$(abspath $(VENV)-modelopt/bin/python); fi; \
 		$(PYTEST) $(SPREAD) -m 'slow and not gpu'
 	@[ "$(RTX)" = 0 ] || [ ! -e $(VENV)-full/.ready ] || tools/rtx-wheels.sh $(VENV)-full/bin/python
 	if [ -e $(VENV)-full/.ready ]; then $(VENV)-full/bin/python -m pytest $(SPREAD) -m 'full and not gpu' $(FULL); fi
+
+# `core` has no optional part. `lowest` has the lowest versions of pyproject.toml.
+INSTALLATIONS = core lowest gpu-package python3.12 python3.13
+# Every verb, and what differs between releases of libraries: sessions and bindings of ONNX Runtime, uvicorn's protocol, gRPC, spans, options.
+SMALL = tests/test_package.py tests/cli/test_help.py tests/cli/test_options.py tests/cli/test_imports.py tests/cli/test_install_hint.py \
+	tests/runtime/test_bound_calls.py tests/backends/onnxruntime/test_onnxruntime_lifetimes.py tests/graph/test_lint.py \
+	tests/serving/test_kserve.py tests/serving/test_tracing.py tests/examples/test_classifiers.py
+
+test-installations: $(VENV)/.dev  ## `make test` in other installations; SUBSET=1: some of it
+	tools/installations.sh $(VENV) $(BIN)/python "$(INSTALLATIONS)" $(SPREAD) -q -m 'not gpu and not slow' $(if $(SUBSET),$(SMALL))
 
 test-tensorrt: $(VENV)/.dev  ## what only a machine with TensorRT and a GPU can show: the checklist of docs/tensorrt.md
 	$(PYTEST) -v -m gpu tests/gpu/test_tensorrt_real.py tests/gpu/test_tensorrt_rtx_real.py tests/gpu/test_onnxruntime_rtx.py
@@ -87,4 +97,4 @@ schemas: $(VENV)/.dev  ## docs/schemas/ from the record types, typed keyword arg
 	$(BIN)/python tools/settings_types.py
 
 clean:  ## remove the environment and the demo's results
-	rm -rf $(VENV) $(VENV)-modelopt $(VENV)-old-onnxruntime $(VENV)-full $(DEMO) site
+	rm -rf $(VENV) $(VENV)-modelopt $(VENV)-full $(INSTALLATIONS:%=$(VENV)-%) $(DEMO) site

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import atexit
 import gc
+import importlib.util
 import itertools
 import logging
 import os
+import re
 import shutil
 import signal
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -46,6 +49,31 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+if importlib.util.find_spec("PIL") is None:  # without the optional parts: what stops for the lack of one is skipped
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        return _skipped_if_missing((yield), item.path)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(
+        collector: pytest.Collector,
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        return _skipped_if_missing((yield), collector.path)
+
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+_MISSING = re.compile(r"^E? *(.*(?:, which is not installed|No module named '\w+).*)$", re.MULTILINE)
+
+
+def _skipped_if_missing(report: _Report, path: Path) -> _Report:
+    if report.failed and (found := _MISSING.search(str(report.longrepr))):
+        report.outcome, report.longrepr = "skipped", (str(path), 0, f"Skipped: {found[1]}")
+    return report
 
 
 @pytest.fixture(scope="session")

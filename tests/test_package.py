@@ -26,6 +26,14 @@ def test_every_public_name_resolves_and_has_a_docstring() -> None:
         assert value.__name__ == name
 
 
+def test_every_public_name_resolves_without_the_optional_parts() -> None:
+    absent = (
+        "PIL faster_coco_eval sklearn tree_sitter uvicorn grpc prometheus_client opentelemetry ray torch tensorflow"
+    )
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent.split()})); from trt_engine import *"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_verb_stays_a_function_after_its_folder_was_imported() -> None:
     import trt_engine.benchmark
     import trt_engine.diagnosis

@@ -56,7 +56,7 @@ def write(split: Split, path: Path, count: int | None = None, as_inputs: bool = 
         chosen = np.sort(np.random.default_rng(0).permutation(len(images))[:count])
         images, labels = images[chosen], labels[chosen]
     arrays = {"images": inputs(images)} if as_inputs else {"images": images, "labels": labels}
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    np.savez_compressed(path, **arrays)
 
 
 @cache

@@ -56,6 +56,18 @@ class ArrayHeader:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
+    """An `.npz` of arrays of numbers or fixed-length text. Any name: `numpy.savez` takes `file` for an argument, and
+    `allow_pickle` for an argument or an array, by release.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
 class ArrayFile:
     """The arrays of an open file by name, `""` for the one of an `.npy`. `open_arrays` makes it."""
 

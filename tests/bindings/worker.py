@@ -97,6 +97,8 @@ def _warm() -> None:
         backend_specs[name] = dataclasses.replace(
             backend_specs[name], devices=("fake", "cuda"), runtime=f"bindings.on_fake:{runtime}"
         )
+    # the library that its plans need is the scripted one
+    backend_specs["tensorrt-rtx"] = dataclasses.replace(backend_specs["tensorrt-rtx"], compatibility=None)
 
 
 def _in_a_child(world: Any, job: dict[str, Any]) -> dict[str, Any]:

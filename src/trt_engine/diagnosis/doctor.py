@@ -143,12 +143,14 @@ def packages(machine: Machine) -> Iterator[Diagnosis]:
             continue
         name, wanted, extra = match[1], match[2].strip("() "), match[3]
         have = machine.version(name)
+        if have is None and name == "onnxruntime":  # another package of the family replaces it
+            have = next((version for _, version in machine.owners("onnxruntime", _ORT_FAMILY)), None)
         if extra:
             if have is None and name != "trt-engine":
                 extras.setdefault(extra, []).append(name)
             elif name not in ("trt-engine", "onnxruntime"):
                 here.add(extra)
-        elif have is None and not (name == "onnxruntime" and machine.ort_usable()):  # onnxruntime-gpu replaces it
+        elif have is None and not (name == "onnxruntime" and machine.ort_usable()):
             wrong.append((f"`{name}` is missing", f'"{name}{wanted}"'))
         elif have is not None and not requirement_holds(have, wanted):
             wrong.append((f"`{name}` is {have}, expected {wanted}", f'"{name}{wanted}"'))
@@ -210,7 +212,8 @@ def onnxruntime(machine: Machine) -> Iterator[Diagnosis]:
     probed = machine.onnxruntime
     if "error" in probed:
         missing = probed["error"].startswith("ModuleNotFoundError: No module named 'onnxruntime'")
-        fix = "pip install onnxruntime" if missing else "pip install --force-reinstall onnxruntime"
+        owner = next((name for name, _ in machine.owners("onnxruntime", _ORT_FAMILY)), "onnxruntime")
+        fix = f"pip install {'' if missing else '--force-reinstall '}{owner}"
         yield Diagnosis("onnxruntime", "problem", probed["error"], fix)
         return
     if probed["hollow"]:

@@ -24,6 +24,7 @@ import numpy as np
 import onnx
 
 from trt_engine import atomic_io
+from trt_engine.arrayfiles import npz_bytes
 from trt_engine.config.precision import CastConfig
 from trt_engine.errors import ModelError, SetupError, UsageError
 from trt_engine.format import library_reason
@@ -96,7 +97,9 @@ def autocast(
         data = None
         if feeds is not None:
             data = staging / "data.npz"
-            np.savez(data, allow_pickle=True, **{name: np.asarray(value) for name, value in feeds.items()})
+            arrays = {name: np.asarray(value) for name, value in feeds.items()}
+            texts = {name: value.astype(np.str_) for name, value in arrays.items() if value.dtype.kind == "O"}
+            data.write_bytes(npz_bytes(arrays | texts))
         draft = staging / target.name
         version = _run_script(
             python or autocast_python(),

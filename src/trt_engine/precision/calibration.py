@@ -6,7 +6,6 @@ Keeps one histogram per tensor. With a `cache`, a second call needs no data and 
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import logging
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trt_engine.arrayfiles import open_arrays
+from trt_engine.arrayfiles import npz_bytes, open_arrays
 from trt_engine.atomic_io import decode_json, read_bounded, write_atomic
 from trt_engine.config.precision import CalibrateConfig
 from trt_engine.config.settings import replace_values
@@ -332,9 +331,8 @@ class _CalibrationRun:
             "names": list(state), "extremes": self.min_max,
         }  # fmt: skip
         arrays = {f"array{at}": value for at, value in enumerate(state.values())}
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, meta=np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays)
-        write_atomic(self.state_path, buffer.getvalue())
+        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+        write_atomic(self.state_path, npz_bytes(arrays))
 
     def _interrupted(self, index: int) -> Interrupted:
         where = f"stopped after {self.batches_done} batches"

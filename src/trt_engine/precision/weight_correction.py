@@ -8,7 +8,6 @@ With Bias", 2019; Nagel et al., 2019).
 
 from __future__ import annotations
 
-import io
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.arrayfiles import open_arrays
+from trt_engine.arrayfiles import npz_bytes, open_arrays
 from trt_engine.atomic_io import write_atomic
 from trt_engine.errors import FeedError
 from trt_engine.graph import walk
@@ -182,11 +181,9 @@ def output_correction(
 
 def save_means(path: Path, means: ChannelMeans, data: str) -> None:
     """Write the means and the digest of their data."""
-    buffer = io.BytesIO()
     names = np.array([[name, str(axis)] for name, axis in means] or np.zeros((0, 2), "U1"))
     arrays = {f"mean{at}": value for at, value in enumerate(means.values())}
-    np.savez(buffer, allow_pickle=False, names=names, data=np.array(data), **arrays)
-    write_atomic(path, buffer.getvalue())
+    write_atomic(path, npz_bytes({"names": names, "data": np.array(data), **arrays}))
 
 
 def load_means(path: Path, data: str) -> Mapping[tuple[str, int], npt.NDArray[np.float64]] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, open_arrays
+from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, npz_bytes, open_arrays
 from trt_engine.atomic_io import write_atomic
 from trt_engine.config.profiles import Profile, shapes_hint
 from trt_engine.device import Device, host
@@ -252,7 +251,6 @@ def write_outputs(path: Path, outputs: Tensors) -> Path:
     and dtype. Raises `UsageError` for another suffix, or several arrays for one `.npy`.
     """
     arrays = {name: _to_storable(np.asarray(value)) for name, value in outputs.items()}
-    buffer = io.BytesIO()
     if path.suffix == ".npy":
         if len(arrays) != 1:
             names = ", ".join(f"`{name}`" for name in arrays)
@@ -260,15 +258,14 @@ def write_outputs(path: Path, outputs: Tensors) -> Path:
                 f"`{path}` can hold one array, there are {len(arrays)}: {names}",
                 hint=f"`-o {path.with_suffix('.npz')}`, or choose one with `--output NAME`",
             )
+        buffer = io.BytesIO()
         np.save(buffer, next(iter(arrays.values())), allow_pickle=False)
+        data = buffer.getvalue()
     elif path.suffix == ".npz":
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:  # numpy.savez forbids the name `file`
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
+        data = npz_bytes(arrays)
     else:
         raise UsageError(f"outputs cannot be written to `{path}`", hint="give a name that ends in .npz or .npy")
-    return write_atomic(path, buffer.getvalue())
+    return write_atomic(path, data)
 
 
 def _to_storable(array: Array) -> Array:

@@ -21,7 +21,7 @@ from trt_engine.arrayfiles import ArrayFileError, ArrayHeader, open_arrays
 from trt_engine.atomic_io import decode_json, read_bounded
 from trt_engine.errors import UsageError
 from trt_engine.tensors import format_shape
-from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, image_from_array, read_image
+from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, image_from_array, read_image, require_pillow
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ def open_dataset(path: Path | str) -> Dataset:
         found = _open_arrays(path)
     else:
         raise UsageError(f"`{path}` is not a dataset", hint="give a folder, an annotations .json or an .npz")
+    require_pillow()
     for warning in found.warnings:
         log.warning("%s", warning)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,19 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_engine.atomic_io import write_atomic
-from trt_engine.errors import SetupError, UsageError
+from trt_engine.errors import UsageError
 from trt_engine.records.infer import Detection
 from trt_engine.tensors import Signature
 from trt_engine.vision.decode import Detections, decode_detections, probabilities, top_classes
 from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, open_image, read_image
 from trt_engine.vision.spec import Vision
 
-try:
+with contextlib.suppress(ImportError):  # who draws has read an image
     from PIL import Image, ImageDraw, ImageFont
-except ImportError as error:
-    raise SetupError(
-        "drawing images needs pillow, which is not installed", hint="`pip install 'trt-engine[eval]'`"
-    ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +19,16 @@ from trt_engine.limits import IMAGE_PIXELS
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.vision.spec import Preprocess
 
-try:
+with contextlib.suppress(ImportError):  # `require_pillow` has the error
     from PIL import Image, ImageOps, UnidentifiedImageError
-except ImportError as error:
-    raise SetupError(
-        "reading images needs pillow, which is not installed", hint="`pip install 'trt-engine[eval]'`"
-    ) from error
 
 Array = npt.NDArray[Any]
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+
+
+def require_pillow() -> None:
+    """Raise `SetupError` where images cannot be read: `infer`, `search` and others run without pillow on arrays."""
+    if importlib.util.find_spec("PIL") is None:
+        raise SetupError("reading images needs pillow, which is not installed", hint="`pip install 'trt-engine[eval]'`")
 
 
 class BadImage(Exception):
@@ -71,9 +69,10 @@ class Preprocessor:
     """Converts images to input arrays of `dtype` by one declaration. Thread-safe."""
 
     def __init__(self, spec: Preprocess, dtype: str) -> None:
+        require_pillow()
         self.spec = spec
         self.dtype = numpy_dtype(dtype)
-        self._filter = _FILTERS[spec.interpolation]
+        self._filter = Image.Resampling[spec.interpolation.upper()]
         levels = np.arange(256, dtype=np.float64)
         # lookup table of the 256 pixel values, computed in FP64
         self._tables = [
@@ -146,13 +145,15 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 
 def read_image(raw: bytes) -> Image.Image:
     """Decode file bytes to an 8-bit RGB or grey image, rotated by EXIF. Raises `BadImage`."""
+    require_pillow()
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(io.BytesIO(raw), formats=_FORMATS) as opened:
             if (pixels := opened.width * opened.height) > IMAGE_PIXELS.value:
                 raise BadImage(f"it has {pixels} pixels; {IMAGE_PIXELS.hint}")
             opened.load()
             picture = ImageOps.exif_transpose(opened)
-    except (OSError, SyntaxError, ValueError, IndexError, OverflowError, MemoryError, *_BOMB_ERRORS) as error:
+    except (OSError, SyntaxError, ValueError, IndexError, OverflowError, MemoryError, *bombs) as error:
         reason = library_reason(error)
         if isinstance(error, UnidentifiedImageError):  # its message has the buffer's address
             other = failed_download(raw[:64])
@@ -161,9 +162,6 @@ def read_image(raw: bytes) -> Image.Image:
     if picture.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16 bits a pixel: `convert` would clip them at 255
         return Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
     return picture if picture.mode in ("RGB", "L") else picture.convert("RGB")
-
-
-_BOMB_ERRORS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def image_from_array(pixels: Array) -> Image.Image:
