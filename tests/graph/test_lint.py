@@ -276,7 +276,6 @@ PLANTED: list[Planted] = [  # code, defect, its twin, the node or tensor it is n
     ("nhwc-layout", "NHWC leftovers", lambda: channels_last(True), lambda: channels_last(False), "Transpose_first0"),
     ("constant-output", "output of no input", lambda: sided(False), lambda: sided(True), "side"),
     ("awkward-name", "path in a name", lambda: named("../x", "y"), lambda: named("x", "y"), "../x"),
-    ("awkward-name", "TensorFlow's colon", lambda: named("x", "y:0"), lambda: named("x", "y_0"), "y:0"),
     ("names-differ-by-case", "capitals", lambda: named("Scores", "scores"), lambda: named("x", "scores"), "scores"),
     ("duplicate-node-name", "one name twice", lambda: twice_named(True), lambda: twice_named(False), "act"),
     ("batch-frozen-input", "one row of sizes", lambda: selected(True), lambda: selected(False), "sizes"),

@@ -151,6 +151,32 @@ def test_a_branch_that_the_given_shapes_do_not_fit_is_no_conflict(tmp_path: Path
     assert "shape-conflict" not in {item.code for item in report.findings}
 
 
+def test_branches_of_other_shapes_are_refused_for_the_releases_that_refuse_them(tmp_path: Path) -> None:
+    proto = _branches(3)
+    (weight,) = proto.graph.node[0].attribute[1].g.initializer
+    weight.CopyFrom(onnx.numpy_helper.from_array(np.ones((3, 5), np.float32), weight.name))
+    path = models.save(proto, tmp_path)
+    for release, refused in (("10.0", True), ("10.13", True), ("11.4", False)):
+        found = te.lint(path, tensorrt=release, target="tensorrt", support_from="static", shapes="x:4x3").findings
+        assert any("its branches give `y` as 4x2 and 4x5" in item.message for item in found) == refused
+
+
+def test_sizes_that_were_given_and_sizes_in_time_are_not_asked_for(tmp_path: Path) -> None:
+    def codes(sizes: list[str | int], shapes: str | None) -> set[str]:
+        graph = helper.make_graph(
+            [helper.make_node("Relu", ["x"], ["y"])],
+            "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
+        )
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return {item.code for item in te.lint(models.save(proto, tmp_path), shapes=shapes).findings}
+
+    assert "dynamic-height-width" in codes(["n", 3, "h", "w"], None)
+    assert not {"dynamic-height-width", "dynamic-sizes"} & codes(["n", 3, "h", "w"], "x:1x3x64x64")
+    assert "dynamic-height-width" not in codes(["n", 3, "frames", 160], None)
+
+
 def test_a_conflict_that_plain_onnx_runtime_does_not_have_is_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,6 +112,7 @@ def lint_model(
     parsed = parser_result is not None and parser_result.complete
     view = analyse(
         model, traced, sizes,
+        given=frozenset(given),
         target=target, tensorrt=version, rtx=rtx, assumed_shapes=assumed, probes=tuple(probes), gaps=gaps, parsed=parsed,
     )  # fmt: skip
     found = [*apply_rules(view)]

@@ -467,8 +467,9 @@ def _value_spec(value: ValueInfoProto, side: str) -> TensorSpec:
 
 
 _OTHER_KINDS = {
-    "sequence": "export it with one tensor instead of a list of tensors",
-    "map": "export a scikit-learn model with `zipmap=False`",
+    "sequence": "export it with one tensor instead of a list of tensors (scikit-learn: `options={'zipmap': False}`, or the "
+    "input of ZipMap as the output)",
+    "map": "export a scikit-learn model with `options={'zipmap': False}`",
     "optional": "export it with the input always given",
     "sparse tensor": "export it with a dense input",
 }

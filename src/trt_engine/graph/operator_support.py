@@ -166,8 +166,8 @@ _LETTERS: dict[int, str] = {
 
 def _cuda_reason(step: TracedNode) -> Iterator[UnsupportedNode]:
     node = step.node
-    if walk.domain_of(node) or step.folded or operators.is_trt_only(node):
-        return  # ONNX Runtime's own domains are written by its optimisers
+    if walk.domain_of(node) or step.folded or operators.is_trt_only(node) or node.op_type == "Constant":
+        return  # ONNX Runtime's own domains are written by its optimisers, and a Constant is an initializer when it loads
     letters = _cuda_type_table().get(node.op_type)
     if letters is None:
         schema = schema_of(node.op_type, "", onnx.defs.onnx_opset_version())

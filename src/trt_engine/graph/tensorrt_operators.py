@@ -22,6 +22,7 @@ from trt_engine.errors import UsageError
 from trt_engine.graph import operators, walk
 from trt_engine.graph.shape_inference import (
     TracedNode,
+    declared_shape,
     decode_text,
     dtype_name,
     has_input,
@@ -30,6 +31,7 @@ from trt_engine.graph.shape_inference import (
     shape_of,
     typed_attributes,
 )
+from trt_engine.tensors import format_shape
 
 SupportTarget = Literal["tensorrt", "cpu", "cuda"]
 SupportStatus = Literal["missing", "limited", "type", "newer", "kernel", "plugin"]
@@ -82,6 +84,11 @@ def _load_operator_list() -> _OperatorList:
         opsets=tuple((_number(release), low, high) for release, (low, high) in found["opsets"].items()),
         newest=found["newest"],
     )
+
+
+def is_unsupported(op: str) -> bool:
+    """True for a standard operator that no release's parser has."""
+    return op in _load_operator_list().unsupported
 
 
 @cache
@@ -447,7 +454,30 @@ def _split(step: TracedNode, _: _Graph) -> str:
     return f"{parts} parts of {shape[axis]} leave {last} for the last" if last < 0 else ""
 
 
+def _if(step: TracedNode, graph: _Graph) -> str:
+    """Branches of other shapes: releases up to 10 refuse them (public logs from 8.2 to 10.13), TensorRT-RTX 1.7 does not."""
+    if graph.rtx or graph.release >= (11, 0):
+        return ""
+    taken = [{name: fact for inner in body for name, fact in zip(inner.node.output, inner.outputs, strict=False)}
+             for body in step.bodies]  # fmt: skip
+    sides = []
+    for _, branch in walk.bodies(step.node):
+        made = next((facts for facts in taken if any(item.name in facts for item in branch.output)), {})
+        stated = [declared_shape(item.type.tensor_type) for item in branch.output]
+        sides.append([made[item.name].shape if item.name in made else shape
+                      for item, shape in zip(branch.output, stated, strict=True)])  # fmt: skip
+    for name, one, two in zip(step.node.output, *sides, strict=False) if len(sides) == 2 else ():
+        if one is not None and two is not None and (
+            len(one) != len(two) or any(a != b and a >= 0 and b >= 0 for a, b in zip(one, two, strict=True))
+        ):  # fmt: skip
+            return (
+                f"its branches give `{name}` as {format_shape(one)} and {format_shape(two)}, which TensorRT 11 allows"
+            )
+    return ""
+
+
 _LIMITS: dict[str, _Rule] = {
+    "If": _if,
     "Attention": _attention,
     "AveragePool": _pool,
     "BatchNormalization": lambda step, _: (

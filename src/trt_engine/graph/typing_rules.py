@@ -28,6 +28,7 @@ from trt_engine.graph.qdq_rules import (
     check_score_scales,
     check_zero_points,
 )
+from trt_engine.graph.tensorrt_operators import is_unsupported
 from trt_engine.graph.typed_graph import ModelView, Tensor, type_label
 from trt_engine.records.base import Finding
 
@@ -187,8 +188,8 @@ def _check_uint8(seen: ModelView) -> Iterator[Finding]:
             continue
         reads = [item for item in op.inputs if item is not None and item.type_str == "tensor(uint8)"]
         makes = [item for item in op.outputs if item is not None and item.type_str == "tensor(uint8)"]
-        if not reads and not makes:
-            continue
+        if (not reads and not makes) or is_unsupported(op.node.op_type):
+            continue  # TensorRT has no such operator of any type
         inner_reads = [item for item in reads if item.producer is not None or item.scope is not seen.main]
         inner_makes = [item for item in makes if item.consumers or not item.output_of]
         cast = op.node.op_type in ("Cast", "CastLike", "Shape", "Identity")

@@ -15,7 +15,7 @@ from trt_engine.graph.lint_rules.model_view import ModelView, format_shapes, inf
 from trt_engine.graph.shape_inference import TracedNode, flatten, typed_attributes
 from trt_engine.records.base import Finding
 
-_AWKWARD = frozenset('/\\:*?"<>|,')
+_AWKWARD = frozenset('/\\*?"<>|,')
 
 
 def check_names(view: ModelView) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def check_names(view: ModelView) -> Iterator[Finding]:
         if reason:
             yield warning(
                 "awkward-name",
-                f"the name {name[:80]!r} of an input or output {reason}: command lines (`--shapes NAME:1x3`), log and file "
+                f"the name {name[:80]!r} of an input or output {reason}: command lines (`--shapes NAME:1x3`) or file "
                 "names made of it break",
                 name[:200],
                 "rename it at export (`input_names=`, `output_names=`)",

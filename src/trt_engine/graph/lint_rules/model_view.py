@@ -38,6 +38,8 @@ class ModelView:
     rtx: bool = False
     """True for TensorRT-RTX."""
     assumed_shapes: bool = False
+    given: frozenset[str] = frozenset()
+    """Inputs whose shapes were given."""
     probes: tuple[Finding, ...] = ()
     """Findings of the shape selection."""
     gaps: Sequence[UnsupportedNode] = ()

@@ -32,12 +32,15 @@ def check_shape_conflicts(view: ModelView) -> Iterator[Finding]:
 
 def check_mixed_batch(view: ModelView) -> Iterator[Finding]:
     inputs = [spec for spec in view.model.signature.inputs if len(spec.shape) > 1]
-    moving = [spec for spec in inputs if spec.shape[0] < 0]
+    moving = [spec for spec in inputs if spec.shape[0] < 0 and not _TIME.fullmatch((*spec.symbols, None)[0] or "")]
+    states = {name for node in view.nodes if node.op_type in ("RNN", "GRU", "LSTM") for name in node.input[5:7]}
     batches = {None, *(spec.symbols[0] for spec in moving if spec.symbols)}
     frozen = [
         spec
         for spec in inputs
-        if spec.shape[0] == 1 and not any(_is_batch(spec, axis, batches) for axis in spec.dynamic)
+        if spec.shape[0] == 1
+        and spec.name not in states
+        and not any(_is_batch(spec, axis, batches) for axis in spec.dynamic)
     ]  # the batch of a recurrent state is its second axis
     if moving and frozen:
         yield warning(
@@ -246,9 +249,15 @@ def describe_node(step: TracedNode) -> str:
     return text + ")"
 
 
+_TIME = re.compile(r".*(seq|time|frame|length|len|token|chunk|sample).*", re.IGNORECASE)
+"""Names of sizes in time."""
+
+
 def check_open_sizes(view: ModelView) -> Iterator[Finding]:
     image = image_input(view.model.signature.inputs)
-    if image is not None and -1 in image.image_size:
+    if image is not None and any(symbol and _TIME.fullmatch(symbol) for symbol in image.symbols[1:]):
+        image = None  # a spectrogram: its ranks and channels are an image's, its sizes are not
+    if image is not None and -1 in image.image_size and image.name not in view.given:
         yield warning(
             "dynamic-height-width",
             f"height and width of `{image.name}` ({image.format_symbolic()}) are open: an engine needs them fixed",
@@ -258,7 +267,7 @@ def check_open_sizes(view: ModelView) -> Iterator[Finding]:
         )
     for spec in view.model.signature.inputs:
         others = [at for at in spec.dynamic if at > 0]
-        if spec is not image and others:
+        if spec is not image and others and spec.name not in view.given:
             yield info(
                 "dynamic-sizes",
                 f"`{spec.name}` ({spec.format_symbolic()}) has open sizes beside the batch: an engine "
