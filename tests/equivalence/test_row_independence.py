@@ -127,6 +127,16 @@ def test_a_model_that_loses_the_batch_makes_no_engine(body: str, text: str, tmp_
     assert text in error.value.message and not (tmp_path / "engine.onnx").exists()
 
 
+@pytest.mark.parametrize(
+    "profiles", [["x:2x6,2x6,2x6", "x:2x5,2x5,2x5"], ["x:1x6", "x:1x5"], ["x:1x5,1x6,1x6"], ["x:1x6", "x:1x5,1x5,1x6"]]
+)
+def test_every_profile_runs_at_its_ends_before_an_engine_is_written(profiles: list[str], tmp_path: Path):
+    path = graph(tmp_path / "net.onnx", "y = MatMul(x, w)", "float[batch, n] x")
+    with pytest.raises(ModelError, match=r"does not run at x:[12]x5"):
+        te.build(path, out=tmp_path / "engine.onnx", profiles=profiles)
+    assert not (tmp_path / "engine.onnx").exists()
+
+
 def test_an_engine_keeps_that_its_rows_depend_on_each_other_and_nothing_joins_them(tmp_path: Path):
     path = graph(tmp_path / "net.onnx", DEPENDENT["largest of the batch"])
     engine = te.build(path, out=tmp_path / "engine.onnx", batch=(1, 2, 4))

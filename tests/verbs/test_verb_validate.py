@@ -22,6 +22,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine, passport_path, payload_files, reference_path
 from trt_engine.errors import AccuracyError, EngineError, PrecisionError, SetupError, UsageError
 from trt_engine.records.passport import NOT_VALIDATED
+from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.store import Store
 from trt_engine.trt.layers import LayerInfo, LayerTensor
 from trt_engine.verbs import build_parity, load
@@ -343,6 +344,26 @@ def test_an_engine_that_loads_and_does_not_run_is_an_engine_error(deferred: Engi
     with pytest.raises(EngineError, match="was loaded and does not run: a kernel is missing") as refused:
         te.validate(deferred)
     assert refused.value.hint == "another driver" and Engine.open(deferred.path).validation == NOT_VALIDATED
+
+
+@pytest.mark.parametrize("fault", ["does not run at", "is 1x"])
+def test_an_engine_runs_at_the_ends_of_its_profile_before_it_is_valid(
+    deferred: Engine, monkeypatch: pytest.MonkeyPatch, fault: str
+):
+    infer = InferenceEngine.infer
+
+    def at_four(runner: InferenceEngine, feeds: Any) -> Any:
+        found = infer(runner, feeds)
+        if next(iter(feeds.values())).shape[0] < 4:
+            return found
+        if fault.startswith("does"):
+            raise te.TrtEngineError("no kernel")
+        return {name: value[:1] for name, value in found.items()}
+
+    monkeypatch.setattr(InferenceEngine, "infer", at_four)
+    with pytest.raises(EngineError, match=fault):
+        te.validate(deferred)
+    assert Engine.open(deferred.path).validation == NOT_VALIDATED
 
 
 def test_a_passport_that_cannot_be_rewritten_is_found_before_anything_is_loaded(

@@ -166,8 +166,10 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
     for profile in engine.passport.profiles:
         ends = profile_shapes(profile)
         batched = any((axes.rows(shapes) or 1) > 1 for shapes in ends)
-        for shapes in ends if batched or len(ends) > 1 else ():
+        for shapes in ends:
             same = shapes == {name: tuple(np.shape(value)) for name, value in feeds.items()}
+            if same and not batched:
+                continue  # parity ran it
             given = feeds if same else random_inputs(model.path, model.signature, shapes)
             try:
                 outputs = run(given)
@@ -177,7 +179,7 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
                 at = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
                 if (fault := _model_fault(error, model, given, at)) is not None:
                     raise fault from error
-                if _takes_numbers_alone(signature):
+                if takes_numbers_alone(signature):
                     raise BuildError(
                         f"the engine was built and does not run at {at}, which is in its profile: {error.message}",
                         hint=error.hint or "`--no-parity` builds without trying it",
@@ -194,7 +196,7 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
     return reason
 
 
-def _takes_numbers_alone(signature: Signature) -> bool:
+def takes_numbers_alone(signature: Signature) -> bool:
     """Whether every input is floating point without a role: no random value is then invalid."""
     return all(
         spec.role is None and not spec.choices and spec.dtype.startswith(("float", "bfloat"))
@@ -204,7 +206,7 @@ def _takes_numbers_alone(signature: Signature) -> bool:
 
 def _model_fault(error: TrtEngineError, model: Model, feeds: Tensors, at: str) -> ModelError | None:
     """The error of a model that runs nowhere on these inputs, whose values cannot be the reason; None where it may run."""
-    if not _takes_numbers_alone(model.signature) or _reference_outputs(model, feeds) is not None:
+    if not takes_numbers_alone(model.signature) or _reference_outputs(model, feeds) is not None:
         return None
     return ModelError(
         f"the model does not run at {at}, neither in the engine nor in plain ONNX Runtime: {error.message}",

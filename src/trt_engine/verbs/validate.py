@@ -21,6 +21,7 @@ from trt_engine.engine import Engine, passport_path
 from trt_engine.environment import Environment
 from trt_engine.equivalence.parity import judge_outputs
 from trt_engine.equivalence.reference_file import ReferenceData, clip_infinite, read_reference
+from trt_engine.equivalence.row_independence import profile_shapes, wrong_rows
 from trt_engine.equivalence.sorted_outputs import compare_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.errors import (
@@ -28,6 +29,7 @@ from trt_engine.errors import (
     DeviceLost,
     EngineError,
     MemoryExhausted,
+    ModelError,
     PrecisionError,
     SetupError,
     TrtEngineError,
@@ -39,8 +41,10 @@ from trt_engine.public_function import public_function
 from trt_engine.records.build import ValidateReport
 from trt_engine.records.parity import Parity
 from trt_engine.records.passport import Passport, Precision, Validation
+from trt_engine.runtime.feeds import random_feeds
+from trt_engine.tensors import Tensors, format_shape
 from trt_engine.trt.layers import dtype_shares
-from trt_engine.verbs.build_parity import require_accuracy
+from trt_engine.verbs.build_parity import require_accuracy, takes_numbers_alone
 from trt_engine.verbs.load import load, runtime_config
 
 if TYPE_CHECKING:
@@ -87,7 +91,8 @@ def run_validation(engine: Engine | Path | str, config: RuntimeConfig) -> Valida
     plain = Engine(opened.path, replace(opened.passport, validation=None))  # whose load has nothing to warn of
     log.info("validating `%s`", opened.path.name)
     with load(plain, config=config, verify=False) as runner:
-        got, facts = _run_reference(opened, runner, reference), runner.runtime_info
+        got, facts = _run(opened, runner, reference.inputs), runner.runtime_info
+        _run_profiles(opened, runner, reference.inputs)
     parity = _compare_outputs(got, reference, validation)
     precision, unread = _count_precision(plain, config, reference)
     errors, unproved = _judge(opened.passport, validation, parity, precision)
@@ -160,13 +165,37 @@ def _unwritable_error(engine: Engine, error: TrtEngineError) -> SetupError:
 # ------------------------------------------------------------------------------------------------ the check
 
 
-def _run_reference(engine: Engine, runner: Any, reference: ReferenceData) -> dict[str, Any]:
+def _run(engine: Engine, runner: Any, feeds: Tensors, at: str = "") -> dict[str, Any]:
     try:
-        return dict(runner.infer(reference.inputs))
+        return dict(runner.infer(feeds))
     except (MemoryExhausted, DeviceLost):
         raise
     except TrtEngineError as error:
-        raise EngineError(f"`{engine.path}` was loaded and does not run: {error.message}", hint=error.hint) from error
+        raise EngineError(
+            f"`{engine.path}` was loaded and does not run{at}: {error.message}", hint=error.hint
+        ) from error
+
+
+def _run_profiles(engine: Engine, runner: Any, known: Tensors) -> None:
+    """One run at the smallest, usual and largest shapes of each profile, as `build` does where it can load its engine; of
+    engines that take any numbers. `EngineError` where it does not run, or where an output has another number of rows."""
+    signature = engine.signature
+    if not takes_numbers_alone(signature):
+        return
+    for profile in engine.passport.profiles:
+        for shapes in profile_shapes(profile):
+            if shapes == {name: tuple(value.shape) for name, value in known.items()}:
+                continue
+            at = " at " + ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
+            outputs = _run(engine, runner, random_feeds(signature, shapes), at)
+            if signature.row_dependence is not None or not any(map(signature.batch_axes, signature.inputs)):
+                continue
+            try:
+                reason = wrong_rows(signature, shapes, outputs)
+            except ModelError as error:  # its model kept the batch where the engine was built
+                reason = error.message
+            if reason is not None:
+                raise EngineError(f"`{engine.path}`: {reason}", hint="build it again for this GPU")
 
 
 def _compare_outputs(got: dict[str, Any], reference: ReferenceData, validation: Validation) -> Parity:
