@@ -131,7 +131,7 @@ def suggest(name: str, known: Sequence[str]) -> str:
 
 
 _CHANNELS = (1, 3, 4)
-"""Sizes of the second or last of four dimensions that make a tensor an image where no graph is known."""
+"""Sizes of the second or last dimension of images; features have more."""
 _IMAGE_DTYPES = ("float", "bfloat", "uint8", "int8")
 _USUAL_SIZES: dict[str | None, Sequence[int]] = {"NCHW": (3, 640, 640), "NHWC": (640, 640, 3)}
 _ATTENTION_WORDS = frozenset(
@@ -181,12 +181,14 @@ class TensorSpec:
     def image_layout(self) -> Literal["NCHW", "NHWC"] | None:
         """`NCHW` or `NHWC` of a batch of images; None for anything else.
 
-        By the graph where `layout` is known, else by 1, 3, 4 or open channels, and no name of attention or of a state.
+        Images have 1, 3, 4 or open channels. Their axes are known by `layout`; without, a name of attention or of a state is
+        of no image.
         """
         if len(self.shape) != 4 or not self.dtype.startswith(_IMAGE_DTYPES) or self.layout == "other":
             return None
         if self.layout is not None:
-            return self.layout
+            channels = self.shape[1 if self.layout == "NCHW" else 3]
+            return self.layout if channels < 0 or channels in _CHANNELS else None
         if self._is_attention:
             return None
         if self.shape[1] in _CHANNELS:

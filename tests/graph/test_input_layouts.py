@@ -24,6 +24,7 @@ NCHW = {
         "a = Slice(x, i0, i9, i2, i2) b = Slice(x, i1, i9, i2, i2) c = Concat<axis=1>(a, b) y = "
         "MaxPool<kernel_shape=[2,2]>(c)",
     "resize": "y = Resize<mode=\"nearest\">(x, , scales)",
+    "optimised graph of a CPU": "a = com.microsoft.nchwc.ReorderInput(x) y = Relu(a)",
     "pool": "y = GlobalAveragePool(x)",
     "padded": "a = Pad(x, pads) y = Conv(a, w)",
     "blocks": "y = SpaceToDepth<blocksize=2>(x)",
@@ -47,6 +48,7 @@ OTHER = {
         "= MatMul(q, t)",
     "cache of beams": "g = Gather<axis=0>(x, ids) c = Concat<axis=2>(g, n) y = MatMul(p, c)",
     "cache that is written": "c = ScatterND(x, ids4, rows) t = Transpose<perm=[0,1,3,2]>(c) y = MatMul(q, t)",
+    "weights": "y = Conv(n, x)",
     "looked up": "y = Gather<axis=2>(x, ids)",
     "mask": "a = MatMul(q, k) b = Add(a, x) y = Softmax<axis=-1>(b)",
     "mask of booleans": "a = MatMul(q, k) b = Where(flags, a, x) y = Softmax<axis=-1>(b)",
@@ -78,7 +80,8 @@ def write(path: Path, kind: str, case: str, name: str) -> Path:
     )
     body = " ".join(words_of(body, name))
     model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (float y) <{constants}> {{ {body} }}'
+        f'<ir_version: 8, opset_import: ["": 17, "com.microsoft.nchwc": 1]> g ({inputs}) => (float y) <{constants}>'
+        f" {{ {body} }}"
     )
     onnx.save(model, path)
     return path
@@ -86,6 +89,19 @@ def write(path: Path, kind: str, case: str, name: str) -> Path:
 
 def words_of(body: str, name: str) -> list[str]:
     return re.sub(r"\bx\b", name, body).split()
+
+
+@pytest.mark.parametrize(("channels", "is_image"), [("1", True), ("3", True), ("C", True), ("2", False), ("64", False)])
+def test_a_map_of_features_is_read_like_an_image_and_is_none(channels: str, is_image: bool, tmp_path: Path) -> None:
+    text = (
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[B,{channels},H,W] x) => (float y) {{ y = GlobalMaxPool(x) }}'
+    )
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    spec = open_graph(tmp_path / "net.onnx").model.signature.input("x")
+    assert (spec.layout, spec.image_layout) == ("NCHW", "NCHW" if is_image else None)
+    assert spec.suggested_shape() == (
+        (1, 3, 640, 640) if channels == "C" else (1, int(channels), *[640 if is_image else 128] * 2)
+    )
 
 
 @pytest.mark.parametrize(("kind", "case"), CASES)

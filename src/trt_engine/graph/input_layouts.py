@@ -16,9 +16,12 @@ from trt_engine.tensors import Layout, TensorSpec
 _IMAGE_OPS = frozenset(
     "Conv ConvInteger QLinearConv ConvTranspose DeformConv FusedConv MaxPool AveragePool LpPool GlobalAveragePool "
     "GlobalMaxPool GlobalLpPool MaxUnpool MaxRoiPool RoiAlign GridSample LRN BatchNormalization InstanceNormalization "
-    "GroupNormalization Resize Upsample DepthToSpace SpaceToDepth Unfold".split()
+    "GroupNormalization ReorderInput Resize Upsample DepthToSpace SpaceToDepth Unfold".split()
 )
 """Operators whose first input is an image or a map of one, in NCHW."""
+_NHWC_DOMAIN = "com.ms.internal.nhwc"
+_DOMAINS = ("", "com.microsoft", "com.microsoft.nchwc", _NHWC_DOMAIN)
+"""Domains of the standard and of ONNX Runtime's optimised graphs."""
 _EITHER_LAYOUT = frozenset(("Resize", "Upsample"))
 _PRODUCTS = frozenset("MatMul Gemm Einsum MatMulInteger QLinearMatMul FusedMatMul".split())
 _KEEPING = frozenset(
@@ -79,10 +82,11 @@ class _Search:
     def node(self, node: NodeProto, read: Sequence[_Flows], varying: Sequence[bool]) -> _Flows:
         """Judge the inputs that a node reads; returns those that its outputs have the values of."""
         op, data = node.op_type, read[0]
-        if walk.domain_of(node) not in ("", "com.microsoft"):
+        if (domain := walk.domain_of(node)) not in _DOMAINS:
             return {}
-        if op in _IMAGE_OPS or (op.startswith("Nhwc") and op[4:] in _IMAGE_OPS):
-            self.image(op, data)
+        if (kind := op.removeprefix("Nhwc")) in _IMAGE_OPS:
+            self.other(*read[1:])  # weights, a grid
+            self.image(kind, data, nhwc=kind != op or domain == _NHWC_DOMAIN)
             return data if op in _EITHER_LAYOUT else {}
         if (
             "Attention" in op
@@ -136,12 +140,12 @@ class _Search:
         shape = self.specs[name].shape
         return 3 if shape[3] in (1, 3, 4) and shape[1] not in (1, 3, 4) else 1
 
-    def image(self, op: str, flow: _Flows) -> None:
+    def image(self, op: str, flow: _Flows, *, nhwc: bool) -> None:
         for name, axes in flow.items():
             if axes is None or name in self.images:
                 continue
             either = axes == _AXES and op in _EITHER_LAYOUT
-            channels = self.channels(name) if either else 3 if op.startswith("Nhwc") else axes[1]
+            channels = self.channels(name) if either else axes[3] if nhwc else axes[1]
             if channels in (1, 3) and axes[0] == 0:
                 self.images[name] = "NCHW" if channels == 1 else "NHWC"
 
