@@ -27,6 +27,11 @@ def test_the_script_goes_to_stdout_and_how_to_install_it_to_stderr(
     assert f"trt-engine completion {shell}" in err
 
 
+def test_an_error_of_choices_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion"]) == 2
+    assert "Choose from: bash, zsh, fish\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "shell", ["bash", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zsh", "fish"))]
 )  # `make test-full` installs the two

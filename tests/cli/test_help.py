@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import click
 import pytest
@@ -63,6 +64,18 @@ def test_a_long_example_is_broken_so_that_a_shell_joins_it(page: Callable[..., s
     text = page(["build"], 60)
     assert "trt-engine build model.onnx --batch 1:8:64 \\\n" in text
     assert "\\\n        -o model.engine.onnx\n" in text
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+@pytest.mark.parametrize("words", PAGES, ids=" ".join)
+def test_each_line_of_an_example_begins_a_command_or_continues_one(
+    words: list[str], columns: int, page: Callable[..., str]
+) -> None:
+    """What is pasted from the help is a command."""
+    for block in re.findall(r"(?:^    trt-engine .*\n)(?:.+\n)*", page(words, columns), re.MULTILINE):
+        for line, following in pairwise([*block.splitlines(), ""]):
+            assert re.match(r"    trt-engine | {8}\S", line), block
+            assert line.endswith("\\") == following.startswith(" " * 8), block
 
 
 def test_the_help_names_every_exit_code_of_the_errors() -> None:

@@ -276,6 +276,9 @@ def test_the_folder_of_another_search_is_kept_without_overwrite(
     search(net, data[0], calib_data=data[1], budget=1.0, out=out)
     with pytest.raises(UsageError, match="is of another search"):
         plan(net, data[0], calib_data=data[1], budget=1.0, out=out, to="fp8")
+    with pytest.raises(UsageError, match=r"is of the budget 1, now it is 0\.5"):
+        plan(net, data[0], calib_data=data[1], budget=0.5, out=out)
+    plan(net, data[0], calib_data=data[1], budget=1.0, out=out)
     planned = plan(net, data[0], calib_data=data[1], budget=1.0, out=out, to="fp8", overwrite=True)
     assert planned.digest != json.loads((out / search_module.REPORT_FILE).read_text())["digest"]
 

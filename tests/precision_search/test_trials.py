@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Collection
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_a_line_that_was_cut_off_is_said_and_measured_again(tmp_path: Path, capl
     select(GROUPS, trials(path, judge := Judge()), 0.01)
     assert len(judge.asked) == 1
     assert "is not a trial" in caplog.text
+    assert len([json.loads(line) for line in path.read_bytes().splitlines()]) == len(whole.splitlines())
     select(GROUPS, trials(path, idle := Judge()), 0.01)
     assert idle.asked == []
 
@@ -91,5 +93,5 @@ def test_progress_says_what_was_measured_and_how_much_is_left(tmp_path: Path, ca
     made = trials(tmp_path / "trials.jsonl", Judge())
     made.trial((), "subset", "baseline")
     made.trial(GROUPS[5:6], "subset", "alone")
-    assert "[2 of at most about 20] alone, layer5 on 20 images: 0.5000 (-0.4000)" in caplog.text
+    assert "[2 of at most about 20] alone, layer5 on 20 images: 0.5000 (drop +0.4000)" in caplog.text
     assert "left" in caplog.text

@@ -116,7 +116,9 @@ def test_the_check_that_the_build_put_off_comes_next() -> None:
     deferred = replace(sealed(), validation=Validation("deferred", "no GPU"))
     assert judged(machine(), ValidityReport("VALID"), deferred).command == "trt-engine validate model.engine"
     assert judged(machine(board=None), None, deferred).command == "trt-engine validate model.engine"
-    done = replace(sealed(), validation=Validation("passed", "no GPU"))
+    done = replace(
+        sealed(), validation=Validation("passed", "no GPU", validated_at="2026-01-01T00:00:00+00:00", device="cuda:0")
+    )
     assert judged(machine(), ValidityReport("VALID"), done).command == "trt-engine bench model.engine"
     assert judged(machine(board=None), None, done).command == "trt-engine doctor"
 

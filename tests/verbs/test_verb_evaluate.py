@@ -313,3 +313,16 @@ def test_a_changed_engine_is_not_evaluated(tmp_path: Path) -> None:
     engine.path.write_bytes(engine.path.read_bytes() + b"x")
     with pytest.raises(EngineError):
         evaluate(engine.path, colours(tmp_path / "data"))
+
+
+def test_folders_in_another_order_than_the_classes_are_suspected(tmp_path: Path) -> None:
+    """Without declared names the folders are the classes in the order of their names."""
+    data = tmp_path / "data"
+    for name, colour in (("a-blue", (0, 0, 250)), ("b-red", (250, 0, 0)), ("c-green", (0, 250, 0))):
+        (data / name).mkdir(parents=True)
+        Image.new("RGB", (9, 7), colour).save(data / name / "x.png")
+    net = colour_net(tmp_path / "net.onnx")
+    found = Vision(Preprocess((8, 8)), Postprocess("classify", activation="softmax"))
+    report = evaluate(declare(net, found, tmp_path / "other.onnx"), data)
+    assert report.metrics["top1"] == 0.0
+    assert any("below chance (1 of 3)" in text and "0 `a-blue`, 1 `b-red`" in text for text in report.warnings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -552,3 +553,12 @@ def test_a_name_too_long_is_an_error_with_the_name():
 def test_engines_for_each_gpu_are_not_written_beside_a_device(net: Path):
     with pytest.raises(UsageError, match="expected a file"):
         plan_builds(net, ["sm89", "sm120"], config=BuildConfig(backend="fake"), out="/dev/null")
+
+
+def test_a_pass_without_its_time_and_device_is_no_pass(deferred: Engine):
+    place = passport_path(deferred.path)
+    told = json.loads(place.read_text())
+    told["validation"]["state"] = "passed"
+    place.write_text(json.dumps(told))
+    assert te.inspect(deferred.path).passport.validation.state == "deferred"
+    assert Engine.open(deferred.path).validation == NOT_VALIDATED

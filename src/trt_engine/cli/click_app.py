@@ -234,7 +234,8 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> UsageError:
         known = _option_names(error.ctx.command) | {"--help"} if error.ctx else set()
         hint = _nearest_option(error.option_name, known) or f"`{verb} --help` lists the options"
         return UsageError(f"`{verb}` has no option `{error.option_name}`", hint=hint)
-    text = re.sub(r"'([^']*)'", r"`\1`", error.format_message()).rstrip(".")
+    message = " ".join(error.format_message().split())  # choices stand on lines of their own
+    text = re.sub(r"'([^']*)'", r"`\1`", message).rstrip(".")
     text = text[:1].lower() + text[1:]
     hint = f"`{verb} --help`"
     if isinstance(error, click.MissingParameter) and error.ctx:

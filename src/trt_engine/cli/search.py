@@ -41,8 +41,7 @@ def command(output_options: OutputOptions, model: Path, dataset: Path, dry_run: 
 
     \b
       trt-engine search model.onnx --dataset val --budget 0.01 --calib-data train/ -o found
-      trt-engine quantize model.onnx --to int8 --calib-data train/ --quantize-outputs --exclude-node
-      @found/exclude.txt -o q.onnx
+      trt-engine quantize model.onnx --to int8 --calib-data train/ --quantize-outputs --exclude-node @found/exclude.txt
     """
     configs = [options.config_from(kind, values) for kind in (SearchConfig, QuantizeConfig, RuntimeConfig)]
 

@@ -107,7 +107,10 @@ def parse_shapes(text: str | Mapping[str, Sequence[int]] | None) -> dict[str, Sh
         if name in shapes:
             raise UsageError(f"input `{name}` is named twice in `{text}`", hint="one shape for each input")
         if len(parts) > 1 and not all(part.isdecimal() for part in parts):
-            raise UsageError(f"input `{name}` has {len(parts)} shapes in `{text}`", hint="one shape for each input")
+            hint = "one shape for each input"
+            if len(parts) == 3:
+                hint += f"; smallest, usual and largest are `--profile {name}:{','.join(parts)}`"
+            raise UsageError(f"input `{name}` has {len(parts)} shapes in `{text}`", hint=hint)
         shapes[name] = parse_shape(f"[{','.join(parts)}]" if len(parts) > 1 else parts[0], text)
     return shapes
 

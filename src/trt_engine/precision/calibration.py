@@ -339,7 +339,7 @@ class _CalibrationRun:
         if self.state_path is None:
             return Interrupted(f"calibration {where}", hint="with a `cache` it could be resumed")
         self._save_state(index)
-        return Interrupted(f"calibration {where}", hint="run the same call to resume")
+        return Interrupted(f"calibration {where}", hint="run the same again to resume")
 
     def _load_state(self) -> tuple[int, int, str]:
         """Load the saved state: pass, number of finished batches, and their digest."""

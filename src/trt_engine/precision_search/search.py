@@ -140,7 +140,7 @@ def plan(
         [distribution_version("trt-engine"), opened.digest, _dataset_digest(listed), vision.as_dict(), *settings]
     )
     folder = search.out or Path(f"{opened.path.stem}.search")
-    _check_output(folder, digest, search.overwrite)
+    _check_output(folder, digest, search)
     mixture = MixedPrecision(
         model=opened,
         to=search.to,
@@ -260,15 +260,21 @@ def _calibration_digest(data: Path) -> list[list[Any]]:
     return [[item.name, item.stat().st_size, item.stat().st_mtime_ns] for item in files]
 
 
-def _check_output(folder: Path, digest: str, overwrite: bool) -> None:
-    """Raise `UsageError` if the folder contains the report of another search; the same search is resumed."""
+def _check_output(folder: Path, digest: str, search: SearchConfig) -> None:
+    """Raise `UsageError` if the folder contains the report of another search or budget; the same search is resumed."""
     path = folder / REPORT_FILE
-    if overwrite or not path.exists():
+    if search.overwrite or not path.exists():
         return
     try:
-        mine = decode_json(read_bounded(path)).get("digest") == digest
+        written = decode_json(read_bounded(path))
+        mine, budget = written.get("digest") == digest, written.get("budget")
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError):
-        mine = False
+        mine, budget = False, None
+    if mine and budget != search.budget:
+        raise UsageError(
+            f"`{path}` is of the budget {budget:g}, now it is {search.budget:g}",
+            hint="`--overwrite` overwrites it, or name another folder with `-o`; measurements are kept either way",
+        )
     if not mine:
         raise UsageError(
             f"`{path}` is of another search (model, dataset, calibration or settings differ)",

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from trt_engine.atomic_io import decode_json, encode_json, read_bounded
+from trt_engine.atomic_io import decode_json, encode_json, read_bounded, write_atomic
 from trt_engine.precision_search.selection import DataPart, LayerGroup, Stage
 from trt_engine.records.base import append_record
 from trt_engine.records.search import SearchTrial, TrialResult
@@ -82,11 +82,11 @@ class TrialLog:
     def _log_trial(self, trial: SearchTrial, groups: Sequence[LayerGroup], images: int | None) -> None:
         what = groups[0].nodes[0] if trial.stage == "alone" else f"{len(trial.nodes)} layers"
         base = self._base.get(images)
-        drop = f" ({trial.metric - base:+.4f})" if base is not None and trial.nodes else ""
+        drop = f" (drop {base - trial.metric:+.4f})" if base is not None and trial.nodes else ""
         left = max(self._expected - len(self.trials), 0)
         # the last few predict better than the first, which ran the whole dataset
         recent = self._durations[-5:]
-        wait = f"; about {_format_duration(left * sum(recent) / len(recent))} left" if left else ""
+        wait = f"; at most about {_format_duration(left * sum(recent) / len(recent))} left" if left else ""
         log.info(
             "[%d of at most about %d] %s, %s on %d images: %.4f%s, %.1f s%s",
             len(self.trials), max(self._expected, len(self.trials)), trial.stage, what, trial.images, trial.metric, drop,
@@ -99,16 +99,20 @@ def _format_duration(seconds: float) -> str:
 
 
 def _read_trials(path: Path) -> list[SearchTrial]:
-    """Read the complete lines of the log; an incomplete line is skipped and measured again."""
+    """Read the complete lines of the log; an incomplete line is removed and measured again."""
     if not path.exists():
         return []
-    found = []
-    for number, line in enumerate(read_bounded(path).splitlines(), 1):
+    found, lines = [], read_bounded(path).splitlines()
+    kept = []
+    for number, line in enumerate(lines, 1):
         try:
             found.append(decode_json(line, SearchTrial))
+            kept.append(line + b"\n")
         except (msgspec.MsgspecError, UnicodeDecodeError):
             if line.strip():
-                log.warning("line %d of `%s` is not a trial and is skipped", number, path)
+                log.warning("line %d of `%s` is not a trial and is removed", number, path)
+    if len(kept) < len(lines):
+        write_atomic(path, b"".join(kept))
     return found
 
 

@@ -176,7 +176,7 @@ def headline(report: CompareReport, other: Comparison) -> str:
     if median is None:
         return ""
     if median.verdict == "no difference found":
-        return f"No difference found between {other.label} and {base.label}."
+        return f"No difference in the median found between {other.label} and {base.label}."
     side = next((one for one in report.sides if one.label == other.label), None)
     said = f"{other.label} is {median.factor:.2f}x {median.verdict} than {base.label}"
     slow = side if median.verdict == "slower" else base

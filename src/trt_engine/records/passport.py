@@ -258,6 +258,7 @@ class Validation:
     (`trt-engine validate`). The figures of a check are the passport's `parity`."""
 
     state: Literal["deferred", "passed", "failed"]
+    """A pass without its time and device is read as `deferred`."""
     deferred_reason: str
     """Why it was not checked when it was built."""
     failure: str | None = None
@@ -284,6 +285,10 @@ class Validation:
     """Where it was checked."""
     accuracy_command: str | None = None
     """The command that measures its accuracy where its GPU is, of an engine that a plan wanted evaluated."""
+
+    def __post_init__(self) -> None:
+        if self.state == "passed" and None in (self.validated_at, self.device):  # the file was edited
+            object.__setattr__(self, "state", "deferred")
 
     @property
     def summary(self) -> str:

@@ -77,8 +77,9 @@ def run_chain(
 ) -> tuple[dict[str, dict[str, Any]], tuple[BundleStep, ...]]:
     """Run every engine alone on seeded inputs, then all in a chain, each fed with the others' outputs.
 
-    All are loaded at once, as the application has them. The chain runs at the usual sizes, else at the largest or smallest
-    that the next component's profile takes; `ModelError` when there are none. An error names its component.
+    All are loaded at once, as the application has them. The chain runs at the usual sizes (and at the largest, with a
+    warning if it does not), else at the largest or smallest that the next component's profile takes; `ModelError` when
+    there are none. An error names its component.
     """
     with contextlib.ExitStack() as stack:
         runners: dict[str, InferenceEngine] = {}
@@ -149,12 +150,20 @@ class _OutOfProfile(Exception):
 def _run_connected(
     runners: Mapping[str, InferenceEngine], links: Sequence[Connection], fixed_inputs: FixedInputs, seed: int
 ) -> tuple[BundleStep, ...]:
+    """The chain at the first of opt, max and min at which it runs; after opt also at max, whose failure is a warning."""
     reasons = []
     for which in ("opt", "max", "min"):
         try:
-            return _run_connected_at(which, runners, links, fixed_inputs, seed)
+            steps = _run_connected_at(which, runners, links, fixed_inputs, seed)
         except _OutOfProfile as error:
             reasons.append(str(error))
+            continue
+        if which == "opt":
+            try:
+                _run_connected_at("max", runners, links, fixed_inputs, seed)
+            except (_OutOfProfile, TrtEngineError) as error:
+                log.warning("the chain runs at the usual sizes, and not at the largest: %s", error)
+        return steps
     raise ModelError(
         f"the components cannot feed each other at any size of their profiles: {'; '.join(dict.fromkeys(reasons))}",
         hint="move the range of the component that is fed, as `--dim joint.T=2:8:32`",

@@ -21,6 +21,7 @@ from trt_engine.engine import Engine, is_onnx_model
 from trt_engine.environment import Environment
 from trt_engine.errors import AccuracyError, UsageError
 from trt_engine.evaluation.evaluate_runner import DatasetEvaluation, evaluate_runner
+from trt_engine.format import join_names
 from trt_engine.graph.load import open_model
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
@@ -95,7 +96,12 @@ def run(
             baseline=_with_requested_name(found.baseline, config.baseline),
         )
         number = parse_device(found.engine.device)[1] if found.engine.device.startswith("cuda") else None
-    warnings = tuple(_warnings(found, listed))
+    order = _class_order(listed, vision)
+    if order:
+        log.info(
+            "the model declares no class names: the folders are its classes in the order of their names: %s", order
+        )
+    warnings = tuple(_warnings(found, listed, order))
     for warning in warnings:
         log.warning("%s", warning)
     report = EvaluateReport(
@@ -234,7 +240,23 @@ def _report_fields(evaluations: DatasetEvaluation, vision: Vision, max_drop: flo
     }
 
 
-def _warnings(evaluations: DatasetEvaluation, dataset: Dataset) -> Iterator[str]:
+def _class_order(dataset: Dataset, vision: Vision) -> str:
+    """`0 cat, 1 dog` where folders stand for classes by their order alone; else empty."""
+    if dataset.kind != "folders" or vision.postprocess.classes:
+        return ""
+    return join_names([f"{number} `{name}`" for number, name in enumerate(dataset.labels)], _MAX_CLASSES)
+
+
+_MAX_CLASSES = 10
+"""Classes named in a message."""
+
+
+def _warnings(evaluations: DatasetEvaluation, dataset: Dataset, order: str) -> Iterator[str]:
+    if order and evaluations.engine.metrics.get("top1", 1.0) < 1 / len(dataset.labels):
+        yield (
+            f"top-1 is below chance (1 of {len(dataset.labels)}): are the model's classes in the order of the folders' "
+            f"names ({order})? `--preprocess FILE` declares `classes`"
+        )
     if evaluations.skipped:
         shown = "; ".join(f"`{item.name}`: {item.reason}" for item in evaluations.skipped[:3])
         more = "; ..." if len(evaluations.skipped) > 3 else ""

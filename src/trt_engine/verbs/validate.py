@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from trt_engine.atomic_io import as_path, os_error, resolve_link
 from trt_engine.backend import list_backends
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.device import parse_device
+from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, passport_path
 from trt_engine.environment import Environment
 from trt_engine.equivalence.parity import judge_outputs
@@ -42,7 +42,9 @@ from trt_engine.records.build import ValidateReport
 from trt_engine.records.parity import Parity
 from trt_engine.records.passport import Passport, Precision, Validation
 from trt_engine.runtime.feeds import random_feeds
+from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Tensors, format_shape
+from trt_engine.trt.gpu_targets import sm_label
 from trt_engine.trt.layers import dtype_shares
 from trt_engine.verbs.build_parity import require_accuracy, takes_numbers_alone
 from trt_engine.verbs.load import load, runtime_config
@@ -90,7 +92,7 @@ def run_validation(engine: Engine | Path | str, config: RuntimeConfig) -> Valida
     _check_writable(opened)
     plain = Engine(opened.path, replace(opened.passport, validation=None))  # whose load has nothing to warn of
     log.info("validating `%s`", opened.path.name)
-    with load(plain, config=config, verify=False) as runner:
+    with _load_here(plain, config) as runner:
         got, facts = _run(opened, runner, reference.inputs), runner.runtime_info
         _run_profiles(opened, runner, reference.inputs)
     parity = _compare_outputs(got, reference, validation)
@@ -163,6 +165,16 @@ def _unwritable_error(engine: Engine, error: TrtEngineError) -> SetupError:
 
 
 # ------------------------------------------------------------------------------------------------ the check
+
+
+def _load_here(engine: Engine, config: RuntimeConfig) -> InferenceEngine:
+    try:
+        return load(engine, config=config, verify=False)
+    except EngineError as error:
+        gpus = [sm_label(name) for name in engine.passport.requirements.compute_capabilities]
+        if gpus and not info.gpus():
+            raise EngineError(error.message, hint=f"run it on a machine with a GPU of {' or '.join(gpus)}") from error
+        raise
 
 
 def _run(engine: Engine, runner: Any, feeds: Tensors, at: str = "") -> dict[str, Any]:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import UnsetType
 
 from trt_engine.benchmark.log_writer import first_line, format_float
+from trt_engine.config.profiles import Profile
 from trt_engine.format import format_bytes, format_ms, format_number
 from trt_engine.records.bench import BenchPlan, BenchRecord, LogReport
 from trt_engine.records.compare import ComparePlan, CompareReport, EngineDiff
@@ -243,7 +245,7 @@ def _metric(value: float) -> str:
 
 
 def _engine_text(side: EvaluateReport | Evaluation) -> str:
-    return f"{side.engine} ({side.backend} on {side.device}, {side.precision.main_dtype or 'unknown precision'})"
+    return f"{side.engine} ({side.backend} on {side.device}, {side.precision.shares_text or 'unknown precision'})"
 
 
 def _latency(side: EvaluateReport | Evaluation) -> str:
@@ -315,6 +317,14 @@ def upgrade_report(report: UpgradeReport) -> Iterator[Block | Section]:
     yield make_facts(("warning", report.warnings), *report.artifacts.items())
 
 
+def _build_value(value: object) -> str:
+    """A setting of a build; profiles as they are typed."""
+    try:
+        return "; ".join(map(str, msgspec.convert(value, tuple[Profile, ...]))) or "none"
+    except msgspec.ValidationError:
+        return str(value)
+
+
 def engine_diff(diff: EngineDiff, top: int = 20) -> Iterator[Block]:
     from trt_engine.reporting.sections.compare_sections import structure_blocks
 
@@ -322,7 +332,7 @@ def engine_diff(diff: EngineDiff, top: int = 20) -> Iterator[Block]:
         ("before", f"{diff.before} ({diff.sources[0]})"),
         ("after", f"{diff.after} ({diff.sources[1]})"),
         ("warning", diff.warnings),
-        *((name, f"{one} -> {other}") for name, (one, other) in diff.build.items()),
+        *((name, f"{_build_value(one)} -> {_build_value(other)}") for name, (one, other) in diff.build.items()),
     )
     yield from structure_blocks(diff, top)
     unknown = ", ".join(diff.unknown_kinds)
