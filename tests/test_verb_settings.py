@@ -113,5 +113,5 @@ def test_a_line_is_in_the_schema_of_a_plan() -> None:
 def test_a_line_is_in_the_key_of_an_engine_unless_it_says_otherwise() -> None:
     assert set(BuildConfig().key()) == {item.name for item in settings(BuildConfig) if item.in_key}
     assert {item.name for item in settings(BuildConfig) if not item.in_key} == {
-        "timing_cache", "retry", "parity", "parity_rtol", "accuracy_data",
+        "timing_cache", "retry", "parity", "parity_rtol", "accuracy_data", "inputs",
     }  # fmt: skip

@@ -149,6 +149,7 @@ LEAVE_OUT = {
     "EngineBuildSettings": (
         "batch",
         "shapes",
+        "inputs",
         "preprocess",
         "profiles",
         "device",
@@ -156,8 +157,8 @@ LEAVE_OUT = {
         "allow_fallback",
         "options",
     ),
-    "EngineSettings": ("batch", "shapes", "preprocess"),
-    "ComponentSettings": ("profiles",),
+    "EngineSettings": ("batch", "shapes", "inputs", "preprocess"),
+    "ComponentSettings": ("profiles", "inputs"),
     "ExclusionSettings": ("calib_data",),
     "RangesSettings": ("calib_data",),
 }

@@ -139,6 +139,17 @@ _ATTENTION_WORDS = frozenset(
     "heads memory token tokens".split()
 )
 """Words in the names of four-dimensional tensors and of their sizes that are not images: a KV cache, an attention mask."""
+_SOUND_WORDS = frozenset(
+    "audio mel mels melspec spec spectrogram fbank mfcc wav wave waveform waveforms speech sound pcm".split()
+)
+_TIME_WORDS = frozenset(
+    "time times timestep frame frames step steps sample samples window windows chunk bins freq".split()
+)
+"""Words in the names of tensors of sound, and of sizes after the batch that are steps of time."""
+
+
+def _words(names: Sequence[str]) -> list[str]:
+    return re.split(r"[^a-z]+", " ".join(names).lower())
 
 
 def dtype_name(array: Any) -> str:
@@ -181,10 +192,10 @@ class TensorSpec:
     def image_layout(self) -> Literal["NCHW", "NHWC"] | None:
         """`NCHW` or `NHWC` of a batch of images; None for anything else.
 
-        Images have 1, 3, 4 or open channels. Their axes are known by `layout`; without, a name of attention or of a state is
-        of no image.
+        Images have 1, 3, 4 or open channels, and no name of sound or time. Their axes are known by `layout`; without, a name of
+        attention or of a state is of no image.
         """
-        if len(self.shape) != 4 or not self.dtype.startswith(_IMAGE_DTYPES) or self.layout == "other":
+        if len(self.shape) != 4 or not self.dtype.startswith(_IMAGE_DTYPES) or self.layout == "other" or self._is_sound:
             return None
         if self.layout is not None:
             channels = self.shape[1 if self.layout == "NCHW" else 3]
@@ -198,8 +209,13 @@ class TensorSpec:
     @property
     def _is_attention(self) -> bool:
         """True where the tensor or one of its sizes is named after attention or a state: `past_key_values.0.key`."""
-        names = " ".join([self.name, *(symbol for symbol in self.symbols if symbol)]).lower()
-        return not _ATTENTION_WORDS.isdisjoint(re.split(r"[^a-z]+", names))
+        return not _ATTENTION_WORDS.isdisjoint(_words([self.name, *(symbol or "" for symbol in self.symbols)]))
+
+    @property
+    def _is_sound(self) -> bool:
+        """True where the tensor is named after sound, or a size after the batch after time: `batchx3xframesx160`."""
+        sizes = [symbol or "" for symbol in self.symbols[1:]]
+        return not (_SOUND_WORDS.isdisjoint(_words([self.name, *sizes])) and _TIME_WORDS.isdisjoint(_words(sizes)))
 
     @property
     def image_axes(self) -> tuple[int, int] | None:

@@ -320,7 +320,7 @@ def test_inputs_come_from_a_file(engine: Engine, tmp_path: Any) -> None:
         (np.zeros((9, 3, 16, 16), np.float32), {}, ProfileError),
         (np.zeros((2, 3, 8, 16), np.float32), {}, FeedError),
         (np.zeros((2, 3, 16, 16), np.float64), {}, FeedError),
-        (np.zeros((2, 3, 16, 16), np.float32), {"batch": 3}, UsageError),
+        (np.zeros((2, 3, 16, 16), np.float32), {"batch": 9}, ProfileError),
         (np.zeros((2, 3, 16, 16), np.float32), {"shapes": {"x": (1, 3, 16, 16)}}, UsageError),
         (np.zeros((2, 3, 16, 16), np.float32), {"shapes": {"y": (1, 3, 16, 16)}}, UsageError),
     ],

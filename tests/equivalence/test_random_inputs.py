@@ -189,7 +189,7 @@ def test_a_crash_is_an_error_with_the_signal(tmp_path: Path) -> None:
     model = open_model(stft(tmp_path, length="zero"))
     with pytest.raises(ModelError, match=r"crashes \(SIGFPE\) on random inputs") as caught:
         random_inputs(model.path, model.signature, {"x": (1, 128, 1), "step": (), "n": ()})
-    assert caught.value.hint == "provide real inputs"
+    assert caught.value.hint == "`--inputs FILE.npz` has real ones"
 
 
 def test_an_engine_keeps_what_its_inputs_decide(tmp_path: Path) -> None:

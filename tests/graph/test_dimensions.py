@@ -42,11 +42,20 @@ def test_a_name_that_stands_twice_in_one_input_binds_nothing_as_in_onnxruntime(t
     open_model(path).signature.check({"x": np.zeros((1, 3, 48, 192), np.float32)})
 
 
-def test_a_cache_of_four_dimensions_is_asked_for_no_height(tmp_path: Path):
-    shape = ["batch", "heads", "past", 64]
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("past_key_values.0.key", ["batch", "heads", "past", 64]),
+        ("input", ["batch_size", 3, "frames", 160]),
+        ("log_mel", ["batch", 1, "n", 80]),
+        ("x", ["batch", 1, "time_steps", "freq"]),
+    ],
+)
+def test_a_cache_and_a_spectrogram_of_four_dimensions_are_asked_for_no_height(
+    name: str, shape: list[str | int], tmp_path: Path
+):
     path = models.save(
-        tmp_path / "net.onnx", [models.node("Relu", "past_key_values.0.key", "y")],
-        {"past_key_values.0.key": (models.FLOAT, shape)}, {"y": (models.FLOAT, shape)},
+        tmp_path / "net.onnx", [models.node("Relu", name, "y")], {name: (models.FLOAT, shape)}, {"y": (models.FLOAT, shape)},
     )  # fmt: skip
     with pytest.raises(ShapeError) as error:
         profile_for(open_model(path).signature, batch=(1, 2, 4))

@@ -41,6 +41,7 @@ from trt_engine.verbs import build_search, build_worker, evaluate
 from trt_engine.verbs.build import execute, plan
 from trt_engine.verbs.build_candidates import PlannedCandidate
 from trt_engine.verbs.build_precision import data_digest
+from trt_engine.verbs.build_request import GivenInputs
 from trt_engine.verbs.build_search import Search
 from trt_engine.verbs.build_worker import build_in_process
 
@@ -71,7 +72,8 @@ class Script:
             PlannedCandidate(replace(one, options={"arena": str(at)}), {"arena": str(at)}, plan=item)
             for at, item in enumerate(plans)
         )
-        self.search = Search(SimpleNamespace(config=config, candidates=candidates), self.build, clock=lambda: self.now)
+        plan = SimpleNamespace(config=config, candidates=candidates, given=GivenInputs())
+        self.search = Search(plan, self.build, clock=lambda: self.now)
         monkeypatch.setattr(Search, "_open", self.open)
         monkeypatch.setattr(build_search, "measure_interleaved", self.measure)
 

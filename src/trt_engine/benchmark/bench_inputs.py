@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.profiles import select_profile
 from trt_engine.engine import Engine
 from trt_engine.errors import ProfileError, UsageError
-from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of
+from trt_engine.runtime.feeds import (
+    at_shapes,
+    complete_shapes,
+    describe_inputs,
+    random_feeds,
+    read_feeds,
+    set_values,
+    shapes_of,
+)
 from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
 
 def feeds_for(engine: Engine, config: BenchConfig) -> tuple[dict[str, Any], str]:
-    """The inputs to measure with, and their origin. Raises `ProfileError` when no profile contains them."""
-    signature, profiles = engine.signature, engine.passport.profiles
-    if config.inputs is not None:
-        feeds = read_feeds(config.inputs, signature)
-        shapes = {name: tuple(value.shape) for name, value in feeds.items()}
-        for name, shape in config.shapes.items():
-            signature.input(name)
-            if shapes[name] != shape:
-                raise UsageError(
-                    f"`--shapes` sets `{name}` to {format_shape(shape)}, `{config.inputs}` has {format_shape(shapes[name])}",
-                    hint="leave out `--shapes`: the file has the shapes",
-                )
-        if config.batch is not None and config.batch != (found := batch_of(signature, shapes)):
+    """The inputs to measure with, and their origin: those of the file, its rows repeated for a larger batch, and random ones
+    for the rest. Raises `ProfileError` when no profile contains them."""
+    signature = engine.signature
+    given: dict[str, Any] = {} if config.inputs is None else read_feeds(config.inputs, signature, partial=True)
+    for name, shape in config.shapes.items():
+        signature.input(name)
+        if name in given and given[name].shape != shape:
+            found = format_shape(given[name].shape)
             raise UsageError(
-                f"`--batch` is {config.batch}, `{config.inputs}` has {found} rows", hint="leave out `--batch`"
+                f"`--shapes` sets `{name}` to {format_shape(shape)}, `{config.inputs}` has {found}",
+                hint="leave out `--shapes`: the file has the shapes",
             )
-        profile_index(profiles, feeds)
-        return feeds, config.inputs.name
-    shapes = _resolve_shapes(engine, config)
-    return random_feeds(signature, shapes, config.seed), f"seeded random, seed {config.seed}"
+    shapes = _resolve_shapes(engine, config, given)
+    values = at_shapes(signature, given, shapes)
+    feeds = random_feeds(set_values(signature, given), shapes, config.seed, values)
+    return feeds, describe_inputs(signature, config.inputs, values, f"seeded random, seed {config.seed}")
 
 
-def _resolve_shapes(engine: Engine, config: BenchConfig) -> dict[str, Shape]:
+def _resolve_shapes(engine: Engine, config: BenchConfig, given: Tensors) -> dict[str, Shape]:
     """The requested shapes, completed by the first profile that contains them."""
     refused: ProfileError | None = None
-    for profile in engine.passport.profiles or (None,):
+    for index, profile in enumerate(engine.passport.profiles or (None,)):
         try:
-            return shapes_of(engine.signature, profile, batch=config.batch, overrides=config.shapes)
+            if not given:
+                return shapes_of(engine.signature, profile, batch=config.batch, overrides=config.shapes)
+            usual = shapes_of(engine.signature, profile, overrides=config.shapes)
+            shapes = complete_shapes(engine.signature, usual, given, config.batch)
+            if profile is not None:
+                profile.check({name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}, index)
+            return shapes
         except ProfileError as error:
             refused = refused or error
     raise refused or UsageError("the engine has no inputs to shape", hint="trt-engine inspect")

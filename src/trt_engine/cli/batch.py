@@ -16,7 +16,7 @@ from trt_engine.errors import UsageError
 @click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=options.FILE)
 @options.config_options(BatchConfig)
-@options.engine_options(leave_out=("batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
+@options.engine_options(leave_out=("inputs", "batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
 @options.out_option("The folder to write.", hint="name a folder, as `-o results`")
 @options.dry_run_option
 @options.common

@@ -111,7 +111,8 @@ def _warnings(planned: BuildPlan, config: BuildConfig) -> Iterator[str]:
     from trt_engine.backend import get_backend
     from trt_engine.verbs.build_request import find_open_batch
 
-    if (name := find_open_batch(planned.model.signature, config)) is not None:
+    shapes = config.shapes | planned.given.shapes(config)
+    if (name := find_open_batch(planned.model.signature, replace(config, shapes=shapes))) is not None:
         yield (
             f"the batch of `{name}` is open and none was given: the engine takes only batch 1; "
             "`--batch 1:8:64` builds it for 1 to 64, tuned for 8"

@@ -37,7 +37,7 @@ def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @options.config_options(BundleConfig)
 @options.config_options(
     BuildConfig,
-    leave_out=("profiles", "batch", "shapes"),
+    leave_out=("profiles", "batch", "shapes", "inputs"),
     helps={"timing_cache": "the file tactics' timings are kept in [default: timing.cache in the folder]"},
 )
 @options.out_option("The folder for engines, logs and report.", hint="name a folder, as `-o engines`")

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @verb_command.verb()
 @click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
-@click.option("--input", "source", type=options.FILE, metavar="FILE", help=".npy (one input) or .npz.")
+@click.option("--input", "--inputs", "source", type=options.FILE, metavar="FILE", help=".npy (one input) or .npz.")
 @click.option("--random", "random", is_flag=True, help="Seeded random inputs instead of a file.")
 @options.config_options(InferConfig)
-@options.engine_options(leave_out=("batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
+@options.engine_options(leave_out=("inputs", "batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
 @options.dry_run_option
 @options.common
 def command(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import parse_bytes, parse_percentiles, parse_shapes
 from trt_engine.config.settings import Config, opt
 from trt_engine.tensors import Shape
@@ -42,10 +43,7 @@ class BenchConfig(Config):
     percentiles: tuple[float, ...] = opt(
         (90.0, 95.0, 99.0), "percentiles to print", flags="--percentile", parse=parse_percentiles, metavar="P,P"
     )
-    inputs: Path | None = opt(
-        None, ".npy (one input) or .npz with the inputs [default: seeded random]", parse=Path, metavar="FILE",
-        group="Input",
-    )  # fmt: skip
+    inputs: Path | None = inputs_option()
     seed: int = opt(0, "seed of the random inputs", ge=0, group="Input")
     transfers: bool | None = opt(
         None, "copy inputs and outputs inside the measured part", flags="--transfers/--no-transfers"

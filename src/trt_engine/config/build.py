@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import (
     _parse_device,
     parse_batch,
@@ -57,6 +58,10 @@ class BuildConfig(Config):
     )  # fmt: skip
     shapes: dict[str, Shape] = opt(
         {}, "sizes of dynamic dimensions, as images:1x3x640x640", parse=parse_shapes, metavar="SPEC", group="Input"
+    )
+    inputs: Path | None = inputs_option(
+        "values of inputs that parity and calibration use, a .npz by name or a .npy of one; the engine takes their shapes "
+        "unless others are given [default: seeded random]"
     )
     workspace_mib: int = opt(
         32768, "scratch memory the builder may use, as 32GiB (not for onnxruntime)",

@@ -32,8 +32,8 @@ class ConvertConfig(Config):
 
     out: Path | None = opt(None, "the .onnx file to write", flags="-o --out", parse=Path, group="Output")
     inputs: Any = opt(
-        None, "an example input: images:2x3x640x640, ids:2x128:int64@0..30521, .npy, .npz (repeatable)", flags="--input",
-        multiple=True, metavar="SPEC|FILE",
+        None, "an example input: images:2x3x640x640, ids:2x128:int64@0..30521, .npy, .npz (repeatable)",
+        flags="--input --inputs", multiple=True, metavar="SPEC|FILE",
     )  # fmt: skip
     dynamic: Any = opt(
         None, "dynamic axes: images:0=batch@1..64,2=height@64..640/32 [default: 0=batch]", multiple=True, metavar="SPEC"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import parse_percentiles, parse_shapes
 from trt_engine.config.settings import Config, opt
 from trt_engine.errors import UsageError
@@ -55,10 +56,7 @@ class LoadtestConfig(Config):
     shapes: dict[str, Shape] = opt(
         {}, "shapes of the inputs, as images:8x3x640x640", parse=parse_shapes, metavar="SPEC", group="Input"
     )
-    inputs: Path | None = opt(
-        None, ".npy (one input) or .npz with the inputs [default: seeded random]", parse=Path, metavar="FILE",
-        group="Input",
-    )  # fmt: skip
+    inputs: Path | None = inputs_option()
     seed: int = opt(0, "seed of the random inputs and arrivals", ge=0, group="Input")
     binary: bool | None = opt(
         None, "send tensors as bytes after the JSON [default: where the server can]", flags="--binary/--no-binary",

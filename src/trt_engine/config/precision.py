@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import parse_names, parse_shapes, parse_workspace_mib
 from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.errors import UsageError
@@ -40,6 +41,9 @@ class _Inputs(Config):
     )  # fmt: skip
     shapes: dict[str, Shape] = opt(
         {}, "shapes of random inputs, as input_ids:8x128", parse=parse_shapes, metavar="SPEC", group="Input"
+    )
+    inputs: Path | None = inputs_option(
+        "values of inputs that the data has not, for every sample, a .npz by name or a .npy of one"
     )
 
 

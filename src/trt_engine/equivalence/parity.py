@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,14 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.config.profiles import Profile
-from trt_engine.equivalence.random_inputs import each_branch, runnable_signature
+from trt_engine.equivalence.random_inputs import Values, each_branch, runnable_signature
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.graph.edit_graph import make_names_unique
 from trt_engine.graph.load import read_proto
 from trt_engine.model import Model
 from trt_engine.records.parity import OutputError, Parity
-from trt_engine.runtime.feeds import random_feeds
+from trt_engine.runtime.feeds import at_shapes, complete_shapes, random_feeds, set_values
 from trt_engine.tensors import Choice, Shape, Signature, Tensors, format_shape
 
 REFERENCE = "onnxruntime on the CPU, no graph optimisation"
@@ -48,8 +49,12 @@ def parity_feeds(
     *,
     engine: Path | None = None,
     seed: int = 0,
+    given: Tensors | None = None,
+    named: str = "",
 ) -> ParityFeeds:
     """Seeded inputs of a small batch: one, and one more for each other branch that plain ONNX Runtime runs.
+
+    `given` are the values of inputs that are not random, `named` where they come from.
 
     `values` are the usual ones of inputs that hold sizes: they fit the profile's usual shapes, which are taken whole then.
     Inputs that could end a process are tried in another first, with the `engine` too where it is a graph.
@@ -59,13 +64,18 @@ def parity_feeds(
         if size_values
         else small_shapes(model.signature, profile)
     )
-    signature = runnable_signature(model.path, model.signature, shapes, seed, size_values, engine=engine)
-    described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-    described += "".join(f", `{name}` is {format_shape(tuple(given))}" for name, given in (size_values or {}).items())
-    made = [
-        (random_feeds(one, shapes, seed, size_values), f"seeded random, seed {seed}, {described}{text}")
-        for one, text in each_branch(signature)
-    ]
+    given = given or {}
+    if given:
+        shapes = given_shapes(model.signature, profile, given)
+    values: Values = {**(size_values or {}), **at_shapes(model.signature, given, shapes)}
+    signature = set_values(model.signature, given)
+    signature = runnable_signature(model.path, signature, shapes, seed, values, engine=engine)
+    described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items() if name not in given)
+    described += "".join(f", `{name}` is {format_shape(tuple(item))}" for name, item in (size_values or {}).items())
+    if described or not given:
+        described = f"seeded random, seed {seed}, {described}"
+    described = "; ".join(filter(None, (named, described)))
+    made = [(random_feeds(one, shapes, seed, values), f"{described}{text}") for one, text in each_branch(signature)]
     return ParityFeeds(
         *made[0], tuple(made[1:]), {spec.name: spec.choices for spec in signature.inputs if spec.choices}
     )
@@ -133,6 +143,17 @@ def perturb_feeds(feeds: Tensors, signature: Signature, roundoff: float, seed: i
         else array
         for name, array in arrays.items()
     }
+
+
+def given_shapes(signature: Signature, profile: Profile, given: Tensors, index: int = 0) -> dict[str, Shape]:
+    """Shapes within the profile for these values: all of their rows, else as many as the small batch has."""
+    usual = small_shapes(signature, profile)
+    rows = next((usual[spec.name][axis] for spec in signature.inputs for axis in signature.batch_axes(spec)), None)
+    whole, shapes = (complete_shapes(signature, usual, given, batch) for batch in (None, rows))
+    inside = all(span.contains(whole[name]) for name, span in profile.ranges.items())
+    found = whole if inside else shapes
+    profile.check({name: SimpleNamespace(shape=shape) for name, shape in found.items()}, index)
+    return found
 
 
 def small_shapes(signature: Signature, profile: Profile) -> dict[str, Shape]:

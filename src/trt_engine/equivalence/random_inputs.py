@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
 from trt_engine.backends.onnxruntime.host_session import OnnxRuntimeSession, reference_session
@@ -29,6 +30,9 @@ from trt_engine.workers.messages import MessagePipe
 from trt_engine.workers.process import exit_with_parent, read_first_line, spawn_worker
 
 log = logging.getLogger(__name__)
+
+Values = Mapping[str, Sequence[int] | npt.NDArray[Any]]
+"""Values by input name, of as many elements as its shape."""
 
 _TIMEOUT_S = 600.0
 _MAX_TRIALS, _OTHERS_S = 64, 60.0
@@ -42,7 +46,7 @@ class TrialRequest(msgspec.Struct):
     signature: Signature
     shapes: dict[str, Shape]
     seed: int
-    values: dict[str, list[int]]
+    values: dict[str, list[Any]]
 
 
 class TrialReply(msgspec.Struct):
@@ -58,7 +62,7 @@ def random_inputs(
     signature: Signature,
     shapes: Mapping[str, Shape],
     seed: int = 0,
-    values: Mapping[str, Sequence[int]] | None = None,
+    values: Values | None = None,
     *,
     engine: Path | None = None,
 ) -> dict[str, npt.NDArray[Any]]:
@@ -74,15 +78,16 @@ def runnable_signature(
     signature: Signature,
     shapes: Mapping[str, Shape],
     seed: int = 0,
-    values: Mapping[str, Sequence[int]] | None = None,
+    values: Values | None = None,
     *,
     engine: Path | None = None,
 ) -> Signature:
     """The signature with those choices alone that plain ONNX Runtime runs at these shapes, unchanged where it runs none."""
-    if not any(spec.role or spec.choices for spec in signature.inputs):
+    opened = [spec for spec in signature.inputs if spec.name not in (values or {})]
+    if not any(spec.role or spec.choices for spec in opened):
         return signature
     files = [str(item) for item in (path, engine) if item is not None]
-    given = {name: [int(value) for value in item] for name, item in (values or {}).items()}
+    given = {name: np.ravel(item).tolist() for name, item in (values or {}).items()}
     return with_choices(signature, _run_trial(TrialRequest(files, signature, dict(shapes), seed, given)))
 
 
@@ -126,9 +131,12 @@ def _run_trial(request: TrialRequest) -> dict[str, tuple[Choice, ...]]:
         return found.choices  # what ONNX Runtime raised it will raise again; another branch may crash
     if time.monotonic() - started >= _TIMEOUT_S:
         raise ModelError(
-            f"ONNX Runtime does not end within {_TIMEOUT_S:g} s on random inputs", hint="provide real inputs"
+            f"ONNX Runtime does not end within {_TIMEOUT_S:g} s on random inputs",
+            hint="`--inputs FILE.npz` has real ones",
         )
-    raise ModelError(f"ONNX Runtime crashes ({exit_name(code)}) on random inputs", hint="provide real inputs")
+    raise ModelError(
+        f"ONNX Runtime crashes ({exit_name(code)}) on random inputs", hint="`--inputs FILE.npz` has real ones"
+    )
 
 
 def main() -> None:

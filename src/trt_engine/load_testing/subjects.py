@@ -23,7 +23,7 @@ from trt_engine.load_testing.grpc_messages import infer_request
 from trt_engine.load_testing.inference_request import BINARY_EXTENSION, ServedModel, http_request, raw_tensor
 from trt_engine.load_testing.input_region import register_inputs
 from trt_engine.load_testing.target import Target, parse_target, read_token
-from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of
+from trt_engine.runtime.feeds import complete_shapes, describe_inputs, random_feeds, read_feeds, shapes_of
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature, Tensors
 from trt_engine.verbs.bench import open_or_build
@@ -130,12 +130,15 @@ def server_subject(url: str, config: LoadtestConfig) -> Iterator[ServerSubject]:
         target, model = read_model(target, token, config.ca_file)
         signature = model.signature
         if config.inputs is not None:
-            feeds: Tensors = read_feeds(config.inputs, signature)
-            origin = config.inputs.name
-            check_given_shapes(feeds, config)
+            given = read_feeds(config.inputs, signature, partial=True)
+            check_given_shapes(given, config)
         else:
-            shapes = shapes_of(signature, None, batch=config.batch, overrides=config.shapes)
-            feeds, origin = random_feeds(signature, shapes, config.seed), f"seeded random, seed {config.seed}"
+            given = {}
+        own = {name: tuple(array.shape) for name, array in given.items()}
+        shapes = shapes_of(signature, None, batch=config.batch, overrides=config.shapes | own)
+        shapes = complete_shapes(signature, shapes, given)
+        feeds: Tensors = random_feeds(signature, shapes, config.seed, given)
+        origin = describe_inputs(signature, config.inputs, given, f"seeded random, seed {config.seed}")
         timeout_us = None if config.deadline_ms is None else round(config.deadline_ms * 1e3)
         if target.interface == "grpc":
             if config.binary is False:
@@ -157,7 +160,7 @@ def server_subject(url: str, config: LoadtestConfig) -> Iterator[ServerSubject]:
 
 def check_given_shapes(feeds: Tensors, config: LoadtestConfig) -> None:
     """`UsageError` where `--shapes` or `--batch` stands beside a file, which has them."""
-    if config.shapes or config.batch is not None:
+    if config.batch is not None or any(name in feeds for name in config.shapes):
         flag = "--shapes" if config.shapes else "--batch"
         raise UsageError(f"`{flag}` is given, and `{config.inputs}` has the shapes", hint=f"leave `{flag}` out")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
@@ -40,8 +41,8 @@ from trt_engine.precision.layer_selection import LINEAR_OPS
 from trt_engine.precision.samples import Samples
 from trt_engine.records.parity import OutputError
 from trt_engine.records.precision import IntegerKernels, UnquantizedNode
-from trt_engine.runtime.feeds import shapes_of
-from trt_engine.tensors import Shape, Signature
+from trt_engine.runtime.feeds import complete_shapes, describe_inputs, read_values, set_values, shapes_of
+from trt_engine.tensors import Shape, Signature, Tensors
 
 
 def check_settings(
@@ -211,8 +212,10 @@ class QuantizedParity:
 class ParityCheck:
     """Compares a model with its quantized version."""
 
-    def __init__(self, model: Model, samples: Samples | None, shapes: Mapping[str, Shape]) -> None:
-        self.model, self._shapes = model, shapes
+    def __init__(
+        self, model: Model, samples: Samples | None, shapes: Mapping[str, Shape], inputs: Path | None = None
+    ) -> None:
+        self.model, self._shapes, self._inputs = model, shapes, inputs
         self.result: QuantizedParity | None = None
         self._tensors = comparable_tensors(model.proto)
         self._feeds, self._feeds_source = self._make_feeds(samples)
@@ -225,8 +228,10 @@ class ParityCheck:
                 return batch.feeds, f"{batch.rows} rows of {samples.description}"
         signature = self.model.signature
         try:
-            shapes = random_shapes(signature, _ROWS, self._shapes)
-            return random_inputs(self.model.path, signature, shapes), "seeded random, seed 0"
+            given = read_values(self._inputs, signature)
+            shapes = complete_shapes(signature, random_shapes(signature, _ROWS, self._shapes, given), given)
+            feeds = random_inputs(self.model.path, set_values(signature, given), shapes, values=given)
+            return feeds, describe_inputs(signature, self._inputs, given, "seeded random, seed 0")
         except (UsageError, ModelError) as error:
             log.info("no comparison with the model as it was: %s", error.message)
             return None, ""
@@ -262,11 +267,15 @@ class ParityCheck:
             raise session.translate_run_error(error) from error
 
 
-def random_shapes(signature: Signature, rows: int, overrides: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Shapes of random inputs: `given`, and for other inputs with a dynamic batch the same batch, or `rows`.
+def random_shapes(
+    signature: Signature, rows: int, overrides: Mapping[str, Shape], given: Tensors | None = None
+) -> dict[str, Shape]:
+    """Shapes of random inputs: `overrides`, those of the arrays that are `given`, and for other inputs with a dynamic batch
+    the same batch, or `rows`.
 
     Raises `ShapeError` for a batch that the model does not take, or dynamic sizes that are not given.
     """
+    overrides = {**{name: tuple(np.shape(array)) for name, array in (given or {}).items()}, **overrides}
     batches = {shape[0] for name, shape in overrides.items() if shape and signature.input(name).shape[:1] == (-1,)}
     if len(batches) > 1:  # inputs whose first dimensions are not one batch
         return shapes_of(signature, None, overrides=overrides)

@@ -65,6 +65,7 @@ from trt_engine.precision.quantize_checks import (
 from trt_engine.precision.samples import Samples, open_samples, random_samples
 from trt_engine.records.passport import Precision
 from trt_engine.records.precision import IntegerKernels, QuantizedNode, QuantizeReport, UnquantizedNode
+from trt_engine.runtime.feeds import read_values
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +104,10 @@ def quantize(
     if config.shapes and not (on_random or config.calib_data is None):
         raise UsageError("`--shapes` is for random inputs, and the data has its own shapes", hint="leave one out")
     if on_random or config.shapes:
-        shapes = random_shapes(opened.signature, config.calib_batch, config.shapes)
+        given = read_values(config.inputs, opened.signature)
+        shapes = random_shapes(opened.signature, config.calib_batch, config.shapes, given)
         config = dataclasses.replace(
-            config, calib_data=random_samples(opened, shapes, _RANDOM_BATCHES) if on_random else None
+            config, calib_data=random_samples(opened, shapes, _RANDOM_BATCHES, given=given) if on_random else None
         )
     job = _QuantizeJob(
         model=opened,
@@ -267,7 +269,7 @@ class _QuantizeJob:
         if config.calib_data is not None:
             samples = open_samples(
                 config.calib_data, self.model.signature, batch=config.calib_batch, limit=config.max_samples,
-                preprocess=config.preprocess,
+                preprocess=config.preprocess, given=read_values(config.inputs, self.model.signature),
             )  # fmt: skip
             if samples.random:
                 self._warn("calibrated on random feeds: the ranges do not represent real data")
@@ -380,7 +382,9 @@ class _QuantizeJob:
         carry_module_paths(proto, self.model.proto)
         # a CPU run around 16-bit Q/DQ does not represent the file: the emulation keeps the rest in FP32
         kernels = self.form.name in _CPU_FORMATS and not self.emulated_only and rest == "fp32"
-        compared = ParityCheck(self.model, samples, self.config.shapes) if self.config.parity else None
+        compared = (
+            ParityCheck(self.model, samples, self.config.shapes, self.config.inputs) if self.config.parity else None
+        )
         files: dict[str, Path] = {}
         with staging_folder(self.out or self.emulation_path or self.model.path) as stage:
             if self.emulation_path is not None or (compared is not None and not kernels):

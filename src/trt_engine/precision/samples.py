@@ -5,10 +5,11 @@ A folder's files are read in name order. A damaged file is skipped and reported;
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from trt_engine.equivalence.random_inputs import runnable_signature
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.format import join_names
 from trt_engine.model import Model
-from trt_engine.runtime.feeds import numpy_dtype, random_feeds
-from trt_engine.tensors import Shape, Signature, TensorSpec, dtype, format_shape, suggest
+from trt_engine.runtime.feeds import at_shapes, complete_shapes, numpy_dtype, random_feeds, set_values
+from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, dtype, format_shape, suggest
 
 log = logging.getLogger(__name__)
 
@@ -117,15 +118,21 @@ def open_samples(
     batch: int = 1,
     limit: int | None = None,
     preprocess: PreprocessFunction | None = None,
+    given: Tensors | None = None,
 ) -> Samples:
     """Open samples from a file, a folder, or a Python iterable of feeds (dictionaries, or arrays for a model of one input).
 
     Rows of files are batched to `batch` or to the model's fixed size; items of an iterable are used as they are. A function
-    that returns an iterable is called for each pass. `limit` is the maximum number of rows or items. Raises `UsageError` for
-    a `limit` below 1, other data, or images without preprocessing; `FeedError` for files that cannot be read.
+    that returns an iterable is called for each pass. `limit` is the maximum number of rows or items. Inputs that the data
+    does not have are those of `given`, their rows repeated to the batch. Raises `UsageError` for a `limit` below 1, other
+    data, or images without preprocessing; `FeedError` for files that cannot be read.
     """
     if isinstance(data, Samples):
         return data
+    if given and (missing := given.keys() - _names_in(data)):
+        rest = replace(signature, inputs=tuple(spec for spec in signature.inputs if spec.name not in missing))
+        samples = open_samples(data, rest, batch=batch, limit=limit, preprocess=preprocess)
+        return _complete(samples, signature, {name: given[name] for name in missing})
     if limit is not None and limit < 1:
         raise UsageError(f"the limit is {limit}, expected at least one sample", hint="leave it out to take all")
     if isinstance(data, str | Path):
@@ -147,16 +154,58 @@ def open_samples(
     return Samples(f"a Python {type(data).__name__}", lambda _: _iter_items(data, signature, limit), not once, total)
 
 
-def random_samples(model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0) -> Samples:
-    """Seeded random feeds, which do not represent real data."""
+def _names_in(data: Any) -> set[str]:
+    """The inputs by whose names the data has arrays, as far as its first sample shows."""
+    if isinstance(data, str | Path):
+        first = next((file for file in _list_files(Path(data)) if file.suffix.lower() == ".npz"), None)
+        try:
+            with contextlib.ExitStack() as at_end:
+                return set(at_end.enter_context(open_arrays(first)).headers) if first is not None else set()
+        except (ArrayFileError, OSError):
+            return set()  # reported when it is read
+    first_item = data[0] if isinstance(data, Sequence) and data else data
+    return set(first_item) if isinstance(first_item, Mapping) else set()
+
+
+def _complete(samples: Samples, signature: Signature, given: Tensors) -> Samples:
+    """The samples with the `given` inputs, which they do not have."""
+
+    def make(made: Samples) -> Iterator[Batch]:
+        for batch in samples:
+            there = {name: tuple(array.shape) for name, array in batch.feeds.items()}
+            rows = {
+                there[spec.name][axis]
+                for spec in signature.inputs
+                if spec.name in there
+                for axis in signature.batch_axes(spec)
+            }
+            own = {name: tuple(np.shape(array)) for name, array in given.items()}
+            shapes = complete_shapes(signature, there | own, given, rows.pop() if len(rows) == 1 else None)
+            feeds = at_shapes(signature, given, shapes) | batch.feeds
+            signature.check(feeds)
+            yield replace(batch, feeds=feeds)
+        made.skipped |= samples.skipped
+        made.dropped_rows += samples.dropped_rows
+
+    return replace(samples, iterate=make, skipped={})
+
+
+def random_samples(
+    model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0, given: Tensors | None = None
+) -> Samples:
+    """Seeded random feeds, which do not represent real data, of the inputs that are not `given`."""
+    shapes = complete_shapes(model.signature, shapes, given or {})
+    values = at_shapes(model.signature, given or {}, shapes)
 
     def make(_: Samples) -> Iterator[Batch]:
-        signature = runnable_signature(model.path, model.signature, shapes, seed)
+        signature = set_values(model.signature, values)
+        signature = runnable_signature(model.path, signature, shapes, seed, values)
         for index in range(seed, seed + count):
-            yield Batch(random_feeds(signature, shapes, index), f"random feeds, seed {index}")
+            yield Batch(random_feeds(signature, shapes, index, values), f"random feeds, seed {index}")
 
     described = ", ".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
-    return Samples(f"{count} random feeds, seed {seed} ({described})", make, total=count, random=True)
+    random = len(values) < len(model.signature.inputs)
+    return Samples(f"{count} random feeds, seed {seed} ({described})", make, total=count, random=random)
 
 
 # ------------------------------------------------------------------------------------------------ iterables
@@ -178,13 +227,16 @@ def _iter_items(items: Iterable[Any], signature: Signature, limit: int | None) -
         yield Batch(feeds, source)
 
 
+_GIVEN_HINT = "`--inputs FILE.npz` has those that are the same for every sample, as a state or a rate"
+
+
 def require_single_input(signature: Signature, what: str) -> TensorSpec:
     """Return the model's only input; raise `FeedError` if it has several."""
     if len(signature.inputs) != 1:
         names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
         raise FeedError(
             f"{what} is one input and the model has {len(signature.inputs)}: {names}",
-            hint="give dictionaries by input name, or .npz files",
+            hint=f"give dictionaries by input name, or .npz files; {_GIVEN_HINT}",
         )
     return signature.inputs[0]
 
@@ -217,7 +269,10 @@ def _check_array(shape: tuple[int, ...], kind: np.dtype[Any], spec: TensorSpec, 
     if not fits:
         raise FeedError(
             f"{source} is {format_shape(shape)} for input `{spec.name}`, expected {spec.format_symbolic()}",
-            hint="resize and pad it to the input's size",
+            hint="resize and pad it to the input's size"
+            if spec.image_layout is not None
+            else "a file of rows has the batch first; else a folder of one .npz for each sample, or `--inputs FILE.npz` for "
+            "what is the same in all",
         )
 
 
@@ -345,7 +400,9 @@ def _read_arrays(opened: ArrayFile, file: Path, signature: Signature) -> dict[st
             raise FeedError(f"`{file.name}` holds `{name}`, which is not an input", hint=suggest(name, names))
     for name in names:
         if name not in arrays:
-            raise FeedError(f"`{file.name}` does not hold the input `{name}`", hint="save every input by its name")
+            raise FeedError(
+                f"`{file.name}` does not hold the input `{name}`", hint=f"save every input by its name; {_GIVEN_HINT}"
+            )
     for spec in signature.inputs:
         header = opened.headers[arrays[spec.name]]
         _check_array(header.shape, header.dtype, spec, f"`{file.name}`")

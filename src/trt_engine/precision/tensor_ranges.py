@@ -35,6 +35,7 @@ from trt_engine.precision.samples import PreprocessFunction, Samples, open_sampl
 from trt_engine.progress import progress_counter
 from trt_engine.records.base import Finding
 from trt_engine.records.precision import Exclusion, RangesReport, TensorRange
+from trt_engine.runtime.feeds import read_values
 
 log = logging.getLogger(__name__)
 
@@ -68,13 +69,20 @@ def ranges(
     model = model if isinstance(model, Model) else open_model(model)
     proto = model.proto
     check_onnxruntime(model)
+    given = read_values(config.inputs, model.signature)
     if calib_data is None:
-        wanted = random_shapes(model.signature, config.batch, config.shapes)
-        samples = random_samples(model, wanted, _RANDOM_BATCHES, config.seed)
-        log.warning("no data given: the ranges are those of random inputs, and real ones may differ widely")
+        wanted = random_shapes(model.signature, config.batch, config.shapes, given)
+        samples = random_samples(model, wanted, _RANDOM_BATCHES, config.seed, given)
+        if samples.random:
+            log.warning("no data given: the ranges are those of random inputs, and real ones may differ widely")
     else:
         samples = open_samples(
-            calib_data, model.signature, batch=config.batch, limit=config.max_samples, preprocess=preprocess
+            calib_data,
+            model.signature,
+            batch=config.batch,
+            limit=config.max_samples,
+            preprocess=preprocess,
+            given=given,
         )
     wires = _Connections.from_proto(proto)
     pass_ = _RangesRun(model, samples, config.memory_mib)

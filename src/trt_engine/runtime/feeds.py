@@ -6,6 +6,7 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -19,8 +20,9 @@ from trt_engine.atomic_io import write_atomic
 from trt_engine.config.profiles import Profile, shapes_hint
 from trt_engine.device import Device, host
 from trt_engine.errors import FeedError, ModelError, ShapeError, UsageError
+from trt_engine.format import join_names
 from trt_engine.limits import RECORD_VALUES, RUN_SIZE
-from trt_engine.tensors import Role, Shape, Signature, Tensors, TensorSpec, dtype, format_shape, suggest
+from trt_engine.tensors import Choice, Role, Shape, Signature, Tensors, TensorSpec, dtype, format_shape, suggest
 
 Array = npt.NDArray[Any]
 
@@ -100,7 +102,7 @@ def random_feeds(
     signature: Signature,
     shapes: Mapping[str, Shape],
     seed: int = 0,
-    values: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Sequence[int] | Array] | None = None,
 ) -> dict[str, Array]:
     """Seeded inputs of these shapes, determined by name, shape and seed alone.
 
@@ -140,7 +142,7 @@ def _check_size(spec: TensorSpec, shape: Shape) -> None:
         )
 
 
-def _from_values(spec: TensorSpec, shape: Shape, values: Sequence[int]) -> Array:
+def _from_values(spec: TensorSpec, shape: Shape, values: Sequence[int] | Array) -> Array:
     array = np.array(values, numpy_dtype(spec.dtype))
     if array.size != math.prod(shape):
         raise FeedError(
@@ -182,11 +184,11 @@ def _random(spec: TensorSpec, shape: Shape, seed: int) -> Array:
     return rng.random(shape, dtype=np.float32).astype(wanted, copy=False)
 
 
-def read_feeds(path: Path, signature: Signature) -> dict[str, Array]:
+def read_feeds(path: Path, signature: Signature, *, partial: bool = False) -> dict[str, Array]:
     """Feeds from `.npy` (a single input) or `.npz` (by input name), checked against the signature.
 
-    Types numpy lacks (bfloat16, float8) are stored as unsigned integers of the same width. Raises `FeedError` for a file
-    that cannot be read, holds objects, or does not fit the signature.
+    With `partial`, of some inputs alone. Types numpy lacks (bfloat16, float8) are stored as unsigned integers of the same
+    width. Raises `FeedError` for a file that cannot be read, holds objects, or does not fit the signature.
     """
     try:
         with open_arrays(path) as file:
@@ -196,8 +198,74 @@ def read_feeds(path: Path, signature: Signature) -> dict[str, Array]:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise FeedError(f"cannot read the inputs `{path}`: {reason}", hint="give an .npy or .npz file") from error
+    if partial:
+        signature = Signature(tuple(spec for spec in signature.inputs if spec.name in feeds), ())
     signature.check(feeds)
     return feeds
+
+
+def read_values(path: Path | None, signature: Signature) -> dict[str, Array]:
+    """The values that a file has for some inputs or all; none without a file."""
+    return {} if path is None else read_feeds(path, signature, partial=True)
+
+
+def describe_inputs(signature: Signature, path: Path | None, given: Tensors, others: str) -> str:
+    """The origin of feeds: the file for the inputs of it, `others` for the rest."""
+    if path is None:
+        return others
+    rest = [f"`{spec.name}`" for spec in signature.inputs if spec.name not in given]
+    return path.name + (f"; {join_names(rest, 3)} {others}" if rest else "")
+
+
+def set_values(signature: Signature, given: Tensors) -> Signature:
+    """The signature whose switches, and inputs of one value that no batch moves, have the value that is given alone:
+    generated inputs have it then."""
+
+    def choices(spec: TensorSpec) -> tuple[Choice, ...]:
+        values = np.asarray(given[spec.name]).ravel() if spec.name in given else np.empty(0)
+        fixed = spec.choices or (not signature.batch_axes(spec) and (values.size == 1 or values.dtype.kind in "iub"))
+        return (values[0].item(),) if fixed and values.size and (values == values[0]).all() else spec.choices
+
+    return replace(signature, inputs=tuple(replace(spec, choices=choices(spec)) for spec in signature.inputs))
+
+
+def complete_shapes(
+    signature: Signature, shapes: Mapping[str, Shape], given: Tensors, batch: int | None = None
+) -> dict[str, Shape]:
+    """The shapes with those of the arrays in place, their batch `batch`; other inputs follow these where sizes are equal."""
+    found = {name: list(shape) for name, shape in shapes.items()}
+    sizes: dict[str, int] = {}
+    rows: set[int] = set()
+    for spec in signature.inputs:
+        if spec.name in given:
+            shape = found[spec.name] = list(np.shape(given[spec.name]))
+            for axis in signature.batch_axes(spec):
+                shape[axis] = shape[axis] if batch is None else batch
+                rows.add(shape[axis])
+            sizes |= {symbol: size for symbol, size in zip(spec.symbols, shape, strict=False) if symbol is not None}
+    for spec in signature.inputs:
+        if spec.name not in given:
+            shape = found[spec.name]
+            for axis, symbol in enumerate(spec.symbols):
+                shape[axis] = sizes.get(symbol or "", shape[axis])
+            for axis in signature.batch_axes(spec) if len(rows) == 1 else ():
+                shape[axis] = min(rows)
+    return {name: tuple(shape) for name, shape in found.items()}
+
+
+def at_shapes(signature: Signature, given: Tensors, shapes: Mapping[str, Shape]) -> dict[str, Array]:
+    """Those of the arrays that have the shapes but for the batch: their rows are repeated, or the first of them taken."""
+    made = {}
+    for spec in signature.inputs:
+        if spec.name not in given:
+            continue
+        array, wanted = np.asarray(given[spec.name]), shapes[spec.name]
+        for axis in signature.batch_axes(spec):
+            if array.shape[axis] and array.shape[axis] != wanted[axis]:
+                array = np.take(array, np.arange(wanted[axis]) % array.shape[axis], axis)
+        if array.shape == tuple(wanted):
+            made[spec.name] = np.asarray(array, order="C")
+    return made
 
 
 def _read_checked(path: Path, file: ArrayFile, signature: Signature) -> Iterator[tuple[str, Array]]:

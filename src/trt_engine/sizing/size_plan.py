@@ -23,6 +23,7 @@ from trt_engine.sizing.output_layout import OutputLayout, output_layout
 from trt_engine.sizing.preflight import check_model_path, doubling_batches
 from trt_engine.sizing.stream_capacity import check_settings
 from trt_engine.verbs import build as build_module
+from trt_engine.verbs import build_request
 from trt_engine.vision.spec import declared_shapes
 
 
@@ -88,6 +89,7 @@ class SizeJob:
         return BenchConfig(
             protocol=self.config.protocol,
             batch=batch if self.dynamic else None,
+            inputs=self.build.inputs,
             duration_s=duration_s,
             warmup_s=warmup_s,
             transfers=False,
@@ -120,7 +122,8 @@ def plan(
     fixed = next((spec.shape[0] for spec in opened.signature.inputs if spec.shape), 1)
     batches = doubling_batches(config) if dynamic else (fixed,)
     layout = output_layout(path, config.out, backend_spec.payload_suffix)
-    build = replace(build, shapes=build.shapes | declared_shapes(opened, build.shapes))
+    shapes = build.shapes | build_request.read_given(build.inputs, opened.signature).shapes(build)
+    build = replace(build, shapes=shapes | declared_shapes(opened, shapes))
     build, chosen = _default_precision(opened, build)
     words = to_argv(replace(build, max_p99_ms=None))
     if build.optimize_for == "deadline":

@@ -291,15 +291,17 @@ def _make_variant(cell: _CellContext, model: Model) -> Path:
     target = cell.run_folder / MODELS / f"{spec.model}-{spec.precision}{whom}.onnx"
     receipt = target.with_suffix(".json")
     data, preprocess = cell.setting("calib_data"), _preprocess_source(cell, "calib_preprocess")
+    inputs = cell.setting("inputs")
     seen = None if data is None else [_data_fingerprint(cell, data), preprocess_digest(preprocess), CALIBRATION_VERSION]
-    made_of = msgspec.json.encode([model.digest, spec.precision, quantise, seen], order="sorted").decode()
+    given = [] if inputs is None else [_data_fingerprint(cell, inputs)]
+    made_of = msgspec.json.encode([model.digest, spec.precision, quantise, seen, *given], order="sorted").decode()
     if _is_current(target, receipt, made_of):
         log.info("using `%s` of an earlier cell", target.name)
         return target
     receipt.unlink(missing_ok=True)
     atomic_io.ensure_folder(target.parent)
     report = (
-        cast(model.path, spec.precision, out=target, overwrite=True)
+        cast(model.path, spec.precision, out=target, overwrite=True, inputs=cell.resolve_path(inputs))
         if spec.precision in _CAST
         else _quantize_model(cell, model, target, quantise, data, preprocess)
     )
@@ -348,6 +350,7 @@ def _quantize_model(
         calib_data=place,
         preprocess=preprocess,
         config=from_values(QuantizeConfig, settings),
+        inputs=cell.resolve_path(cell.setting("inputs")),
         overwrite=True,
     )
 
@@ -431,6 +434,7 @@ def _build_config(cell: _CellContext) -> BuildConfig:
         "gpus": tuple(cell.setting("gpus", ())),
         "options": {name: _resolve_option_paths(cell, text) for name, text in cell.setting("options", {}).items()},
         "shapes": cell.setting("shapes", {}),
+        "inputs": cell.resolve_path(cell.setting("inputs")),
     }
     if "timing_cache" in values:
         values["timing_cache"] = cell.resolve_path(values["timing_cache"])
@@ -468,6 +472,7 @@ def _run_options(cell: _CellContext) -> dict[str, Any]:
     return {
         "batch": None if cell.setting("fixed_batch") else cell.spec.batch,
         "allow_fallback": cell.setting("allow_fallback", False),
+        "inputs": cell.resolve_path(cell.setting("inputs")),
     }
 
 

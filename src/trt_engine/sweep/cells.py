@@ -283,6 +283,7 @@ class _ModelExpansion:
         found: dict[str, Any] = {
             "bench": {"duration_s": 0.0, **file.bench, **self.plan.warmup(), "iterations": file.iterations},
             "build": {**file.build, **entry.build},
+            "inputs": entry.inputs,
             "gpus": list(gpus),
             "options": dict(backend.options or {}),
             "allow_fallback": backend.allow_fallback,
@@ -363,7 +364,7 @@ def _inapplicable_modes(device: str, dataset: str | None, unavailable: str | Non
     return found
 
 
-PATH_SETTINGS = ("calib_data", "calib_preprocess", "dataset", "preprocess")
+PATH_SETTINGS = ("calib_data", "calib_preprocess", "dataset", "inputs", "preprocess")
 """Settings that name files: digested by content, not by path."""
 
 
@@ -378,8 +379,9 @@ def _engine_digest(spec: CellSpec, cache: _FileCache) -> str:
     for one in (*PATH_SETTINGS, *(name for names in MODE_SETTINGS.values() for name in names)):
         facts["settings"].pop(one, None)
     made_of = [facts, cache.digest(spec.source), cache.digest(spec.settings.get("calib_data"))]
-    if (preprocess := spec.settings.get("calib_preprocess")) is not None:
-        made_of.append(cache.digest(preprocess))
+    for name in ("calib_preprocess", "inputs"):
+        if (named := spec.settings.get(name)) is not None:
+            made_of.append(cache.digest(named))
     return _sha256(made_of)
 
 

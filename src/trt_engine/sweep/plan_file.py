@@ -32,7 +32,9 @@ MODES: tuple[str, ...] = tuple(mode for mode in get_args(Mode) if mode not in ("
 """In execution order; `benchmark` is an alias of `bench`."""
 PROFILE_MODES = frozenset({"profile", "nsys", "ncu"})
 """Modes that profile the engine."""
-_CELL_SETTINGS = tuple("backend device precision calib_data preprocess batch shapes providers options gpus".split())
+_CELL_SETTINGS = tuple(
+    "backend device precision calib_data preprocess inputs batch shapes providers options gpus".split()
+)
 """Build settings that other keys of a plan define."""
 _WRITTEN_FILE_SETTINGS = ("timing_cache",)
 """Build settings that name a file to write."""
@@ -111,6 +113,9 @@ class ModelEntry:
         "batch sizes; ignored for a model with a fixed batch", None, aliases=("batch",), least=1
     )
     shapes: str | dict[str, str] | None = key("shapes for dynamic dimensions, as images:1x3x640x640", None)
+    inputs: str | None = key(
+        "values of inputs for parity, calibration and measuring: a .npz by name or a .npy of one", None
+    )
     backends: tuple[str | BackendEntry, ...] | None = key("overrides the plan's", None, aliases=("backend",))
     dataset: str | None = key("overrides the plan's; `none` for no evaluation", None)
     calib_data: str | None = key("overrides the plan's", None, aliases=("calibration",))
@@ -145,7 +150,7 @@ class PlanFile:
     )  # fmt: skip
     build: dict[str, Any] = key("build settings of all cells", config=BuildConfig, exclude=_CELL_SETTINGS)
     quantize: dict[str, Any] = key(
-        "quantization settings", aliases=("quantise",), config=QuantizeConfig, exclude=QUANTIZE_DATA
+        "quantization settings", aliases=("quantise",), config=QuantizeConfig, exclude=(*QUANTIZE_DATA, "inputs")
     )
     calib_data: str | None = key(
         "calibration data: images, a dataset, .npz; `random` for a trial", None, aliases=("calibration",)

@@ -173,14 +173,14 @@ def _require_precision(engine: Engine, requested: str, *, strict: bool) -> None:
 
 def _build_engine(path: Path, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig) -> Engine:
     """The engine of a bare model, from the store or built into it; its profile reaches as far as the measurement."""
-    from trt_engine.verbs.build import build as build_engine
+    from trt_engine.verbs.build import build_for_inputs
     from trt_engine.verbs.build_request import find_open_batch
 
     logger.info("`%s` is a model: its engine is built into the store first, or taken from there", path)
     built_so = bench_build_config(path, config, runtime, build)
     if (name := find_open_batch(open_model(path).signature, built_so)) is not None:
         logger.warning("the batch of `%s` is open and none was given: it is 1; `--batch 8` measures another", name)
-    return build_engine(path, config=built_so)
+    return build_for_inputs(path, built_so, config.inputs)
 
 
 def bench_build_config(path: Path, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig) -> BuildConfig:
@@ -188,8 +188,8 @@ def bench_build_config(path: Path, config: BenchConfig, runtime: RuntimeConfig, 
     if not build.profiles and build.batch is None and not build.shapes:
         shapes = dict(config.shapes)
         if config.inputs is not None:
-            feeds = read_feeds(config.inputs, open_model(path).signature)
-            shapes = {name: tuple(int(size) for size in value.shape) for name, value in feeds.items()}
+            given = read_feeds(config.inputs, open_model(path).signature, partial=True)
+            shapes |= {name: tuple(int(size) for size in value.shape) for name, value in given.items()}
         batch = None if config.batch is None else (1, config.batch, config.batch)
         build = dataclasses.replace(build, shapes=shapes, batch=batch)
     return build_for_runtime(build, runtime)

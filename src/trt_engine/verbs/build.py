@@ -42,6 +42,7 @@ from trt_engine.records.passport import (
     Passport,
     Source,
 )
+from trt_engine.runtime.feeds import at_shapes, complete_shapes, set_values
 from trt_engine.store import Store, engine_key
 from trt_engine.tensors import Choice, Signature
 from trt_engine.verbs.build_candidates import (
@@ -60,6 +61,7 @@ from trt_engine.verbs.build_precision import (
     require_calibration_data,
 )
 from trt_engine.verbs.build_request import (
+    GivenInputs,
     build_command,
     check_device,
     check_options,
@@ -69,6 +71,7 @@ from trt_engine.verbs.build_request import (
     payload_name,
     plan_target,
     profile_warnings,
+    read_given,
     search_identity,
 )
 from trt_engine.verbs.build_retry import Attempt, build_with_retries, run_builder
@@ -111,6 +114,8 @@ class BuildPlan:
     """What is built and measured to choose from; empty for one build."""
     source: Path | None = None
     """Where the model came from, when `model` is a staged copy of it that will be gone."""
+    given: GivenInputs = field(default_factory=GivenInputs)
+    """The values of inputs that parity takes."""
 
     @property
     def profiles(self) -> tuple[Profile, ...]:
@@ -149,6 +154,8 @@ class BuildPlan:
             return "a retry made it"
         if not self.config.parity:
             return None
+        if self.given.values and engine.passport.build.notes.get("inputs") != self.given.named:
+            return f"it was not compared on `{self.config.inputs}`"
         validation = engine.passport.validation
         if validation is not None and validation.state == "failed":
             return f"its validation {validation.summary}"
@@ -227,6 +234,15 @@ def build(
     return execute(planned, rebuild=rebuild).engine
 
 
+def build_for_inputs(model: Path, config: BuildConfig, inputs: Path | None) -> Engine:
+    """The engine for verbs that run it on `inputs`: one that was compared on others is not built again."""
+    if inputs is not None and config.calib_data is None:
+        found = plan(model, config=config).find_in_store()
+        if found is not None and "parity" not in found.passport.build.notes:
+            inputs = None
+    return build(model, config=config if inputs is None else replace(config, inputs=inputs))
+
+
 def plan(
     model: Model | Path | str,
     *,
@@ -251,8 +267,10 @@ def plan(
     require_calibration_data(model, asked)
     aimed, misplaced = plan_placement(model, asked)
     unused = calibration_warnings(model, asked)
-    shapes = asked.shapes | declared_shapes(model, inputs_with_shapes(asked))
+    given = read_given(asked.inputs, model.signature)
+    shapes = asked.shapes | given.shapes(asked) | declared_shapes(model, inputs_with_shapes(asked) | set(given.values))
     profiles = replace(asked, shapes=shapes).resolve(model.signature)
+    given.check(model.signature, profiles)
     resolved = replace(asked, profiles=profiles, batch=None, shapes={})
     if unused is not None and not asked.precisions:
         resolved = replace(resolved, calib_data=None)
@@ -284,6 +302,7 @@ def plan(
         ),
         target=aimed,
         candidates=candidates,
+        given=given,
         log=log_file or (store.build_log(key) if backend_spec.writes_log else None),
     )
 
@@ -369,7 +388,7 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
             raise missing_kernels(error, plan, prepared) from error
         passport = _make_passport(plan, attempt.config, outcome, payload, time.monotonic() - started)
         if not plan.config.parity or not backend_spec.provides("runtime"):
-            passport = replace(passport, signature=_settled_signature(passport, prepared.model, {}))
+            passport = replace(passport, signature=_settled_signature(passport, prepared.model, {}, plan.given))
         engine = Engine.seal(payload, passport)
         if not plan.config.parity:
             return engine
@@ -393,9 +412,11 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         build,
         seconds=time.monotonic() - started,
         warnings=(*build.warnings, *warnings),
-        notes=build.notes | ({"parity": checked.note} if checked.note else {}),
+        notes=build.notes
+        | ({"parity": checked.note} if checked.note else {})
+        | ({"inputs": plan.given.named} if plan.given.values else {}),
     )
-    signature = _settled_signature(engine.passport, prepared.model, checked.choices)
+    signature = _settled_signature(engine.passport, prepared.model, checked.choices, plan.given)
     signature = replace(signature, row_dependence=checked.row_dependence)
     made = replace(
         engine.passport,
@@ -408,13 +429,16 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     return Engine.seal(payload, made)
 
 
-def _settled_signature(passport: Passport, model: Model, choices: Mapping[str, tuple[Choice, ...]]) -> Signature:
+def _settled_signature(
+    passport: Passport, model: Model, choices: Mapping[str, tuple[Choice, ...]], given: GivenInputs
+) -> Signature:
     """The engine's signature with the `choices` of switches that the model runs with, tried now where none are known."""
-    if choices or not any(spec.choices for spec in passport.signature.inputs):
+    signature = set_values(model.signature, given.values)
+    if choices or not any(spec.choices for spec in signature.inputs):
         return with_choices(passport.signature, choices)
-    shapes = small_shapes(model.signature, passport.profiles[0])
+    shapes = complete_shapes(signature, small_shapes(signature, passport.profiles[0]), given.values)
     try:
-        tried = runnable_signature(model.path, model.signature, shapes)
+        tried = runnable_signature(model.path, signature, shapes, values=at_shapes(signature, given.values, shapes))
     except ModelError as error:
         log.debug("the values of switches were not tried: %s", error.message)
         return passport.signature
@@ -430,7 +454,8 @@ def _compare_with_float(engine: Engine, plan: BuildPlan, spec: BackendSpec, fold
         plain = _build_beside(plan, plan.model, config, folder)
         shapes = {name: span.opt for name, span in engine.passport.profiles[0].ranges.items()}
         graph = engine.path if spec.payload_suffix == ".onnx" else None
-        feeds = random_inputs(plan.model.path, engine.signature, shapes, engine=graph)
+        values = at_shapes(engine.signature, plan.given.values, shapes)
+        feeds = random_inputs(plan.model.path, engine.signature, shapes, values=values, engine=graph)
         with (
             load(engine, verify=False, allow_fallback=config.allow_fallback) as quantised,
             load(plain, verify=False, allow_fallback=config.allow_fallback) as other,

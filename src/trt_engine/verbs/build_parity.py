@@ -37,6 +37,7 @@ from trt_engine.precision.precision_check import graph_precision
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.passport import NOT_VALIDATED, Validation
+from trt_engine.runtime.feeds import at_shapes, set_values
 from trt_engine.tensors import Choice, Signature, Tensors, format_shape
 from trt_engine.verbs.build_precision import PreparedModel
 from trt_engine.verbs.calibration_images import images_as_inputs
@@ -116,7 +117,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
             ) from failed.error
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
-            checked = _check_alone(run, drawn.feeds, error, model)
+            checked = _check_alone(run, drawn.feeds, error, model, given=bool(plan.given.values))
             return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, drawn.feeds))
         milder = _safer_options(backend_spec, engine)
         fused = engine.passport.build.fusions is not None
@@ -161,6 +162,7 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
     model, signature, config = prepared.model, engine.signature, plan.config
     if _size_input_values(get_backend(config.backend), config):
         return None  # values that are sizes fit the usual shapes alone
+    known = set_values(model.signature, plan.given.values)
     axes, reason = BatchAxes.of(signature), None
     rows, largest, outputs_there = 1, feeds, None
     for profile in engine.passport.profiles:
@@ -170,7 +172,8 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
             same = shapes == {name: tuple(np.shape(value)) for name, value in feeds.items()}
             if same and not batched:
                 continue  # parity ran it
-            given = feeds if same else random_inputs(model.path, model.signature, shapes)
+            values = at_shapes(known, plan.given.values, shapes)
+            given = feeds if same else random_inputs(model.path, known, shapes, values=values)
             try:
                 outputs = run(given)
             except MemoryExhausted:
@@ -237,7 +240,7 @@ def _no_reference_reason(error: TrtEngineError, model: Model) -> str:
     return f"plain ONNX Runtime does not run this model here ({why})"
 
 
-def _check_alone(run: Run, feeds: Tensors, error: TrtEngineError, model: Model) -> ParityCheck:
+def _check_alone(run: Run, feeds: Tensors, error: TrtEngineError, model: Model, *, given: bool) -> ParityCheck:
     """The check without a reference: `AccuracyError` for outputs that are not finite. An engine that does not run either is
     not judged where the inputs may be what neither takes, else the model is at fault."""
     why = _no_reference_reason(error, model)
@@ -255,7 +258,7 @@ def _check_alone(run: Run, feeds: Tensors, error: TrtEngineError, model: Model) 
                 f"{wrong} of {np.size(value)} values of the engine's output `{name}` are not finite, and {why}",
                 hint="`--precision fp32` computes in FP32; `--no-parity` builds unchecked, where such outputs are right",
             )
-    note = f"parity was not judged: {why}"
+    note = f"parity was not judged: {why}" + ("" if given else "; `--inputs FILE.npz` has values that it runs with")
     log.warning("%s", note)
     return ParityCheck(note=note)
 
@@ -384,10 +387,11 @@ def _macs_by_node(model: Model, engine: Engine) -> dict[str, int]:
 
 def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> ParityFeeds:
     """Rows of the data that the model was calibrated with, where there are some that the profile takes; else random ones."""
-    model, config, profile = prepared.model, plan.config, engine.passport.profiles[0]
+    model, config, profiles, given = prepared.model, plan.config, engine.passport.profiles, plan.given
+    profile = given.profile(model.signature, profiles)
     backend_spec = get_backend(config.backend)
     values = _size_input_values(backend_spec, config)
-    if prepared.steps and config.calib_data not in (None, "random") and not values:
+    if prepared.steps and config.calib_data not in (None, "random") and not values and not given.values:
         rows = min([_MAX_ROWS, *(span.max[0] for span in profile.ranges.values() if span.max)])
         try:
             data = images_as_inputs(plan.model, config.calib_data, config.preprocess).calib_data
@@ -398,7 +402,7 @@ def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> P
         except TrtEngineError as error:
             log.info("parity is measured on random inputs, not on the calibration data: %s", error.message)
     graph = engine.path if backend_spec.payload_suffix == ".onnx" else None
-    return parity_feeds(model, profile, values, engine=graph)
+    return parity_feeds(model, profile, values, engine=graph, given=given.values, named=given.named)
 
 
 def _source_errors(

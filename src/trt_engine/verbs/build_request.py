@@ -8,22 +8,24 @@ import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from trt_engine.atomic_io import as_path, os_errors, replace_surrogates, resolve_link
+from trt_engine.atomic_io import as_path, file_digest, os_errors, replace_surrogates, resolve_link
 from trt_engine.backend import BackendSpec
 from trt_engine.config.build import BuildConfig
-from trt_engine.config.profiles import Profile
+from trt_engine.config.profiles import Profile, select_profile
 from trt_engine.config.settings import from_values, to_argv
 from trt_engine.config.settings import settings as settings_of
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, engine_path, passport_path, reference_path
+from trt_engine.equivalence.parity import given_shapes
 from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.precision.calibrators import CALIBRATION_VERSION
-from trt_engine.tensors import Signature
+from trt_engine.runtime.feeds import Array, read_feeds
+from trt_engine.tensors import Shape, Signature
 from trt_engine.verbs.build_candidates import PlannedCandidate
 from trt_engine.verbs.build_parity import backend_options
 from trt_engine.verbs.build_precision import data_digest, preprocess_digest
@@ -32,6 +34,39 @@ _WIDE_RATIO = 256
 """A profile whose largest shape has this many times the elements of its smallest is wide."""
 _OFF_OPTIMUM_RATIO = 8
 """An optimum with this many times fewer elements than the largest shape is away from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenInputs:
+    """The values of `--inputs`."""
+
+    values: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
+    named: str = ""
+    """The file's name and the digest of the file."""
+
+    def shapes(self, config: BuildConfig) -> dict[str, Shape]:
+        """The shapes to build for, where the settings give none."""
+        if config.profiles:
+            return {}
+        return {name: tuple(array.shape) for name, array in self.values.items() if name not in config.shapes}
+
+    def check(self, signature: Signature, profiles: Sequence[Profile]) -> None:
+        """`ProfileError` for values whose shapes are in none of the profiles."""
+        self.profile(signature, profiles)
+
+    def profile(self, signature: Signature, profiles: Sequence[Profile]) -> Profile:
+        """The first of the profiles that takes the values."""
+        if not self.values:
+            return profiles[0]
+        return profiles[select_profile(profiles, lambda one, index: given_shapes(signature, one, self.values, index))]
+
+
+def read_given(path: Path | None, signature: Signature) -> GivenInputs:
+    """The values of a file for some inputs or all; `FeedError` where they do not fit."""
+    if path is None:
+        return GivenInputs()
+    values = read_feeds(path, signature, partial=True)
+    return GivenInputs(values, f"{path.name} ({file_digest(path)[:19]})")
 
 
 def inputs_with_shapes(config: BuildConfig) -> set[str]:
@@ -58,6 +93,7 @@ def key_config(spec: BackendSpec, config: BuildConfig) -> BuildConfig:
         config.calib_data is not None
     ):  # what it holds, wherever it is, how it becomes inputs, how ranges are read from it
         made_of = [data_digest(config.calib_data), preprocess_digest(config.preprocess), CALIBRATION_VERSION]
+        made_of += [] if config.inputs is None else [file_digest(config.inputs)]
         config = replace(config, calib_data=json.dumps(made_of))
     config = replace(config, preprocess=None)
     if not spec.provides("options"):

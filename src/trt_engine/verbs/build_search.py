@@ -26,6 +26,7 @@ from trt_engine.errors import BuildError, TrtEngineError
 from trt_engine.records.bench import Protocol
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.passport import Candidate, Tuning
+from trt_engine.runtime.feeds import at_shapes
 from trt_engine.verbs.build_worker import build_in_process
 from trt_engine.verbs.compare.candidates import Candidate as Side
 from trt_engine.verbs.compare.candidates import effective_protocols, loader_for, make_candidates
@@ -230,6 +231,7 @@ class Search:
         shapes = {name: span.max for name, span in first.passport.profiles[0].ranges.items()} if throughput else {}
         config = BenchConfig(warmup_s=0.0, duration_s=0.0, transfers=False, shapes=shapes)
         feeds, _ = feeds_for(first, config)
+        feeds |= at_shapes(first.signature, self.plan.given.values, {name: item.shape for name, item in feeds.items()})
         self.shapes = {name: tuple(value.shape) for name, value in feeds.items()}
         runtime = RuntimeConfig(allow_fallback=self.plan.config.allow_fallback)
 

@@ -34,7 +34,7 @@ from trt_engine.public_function import public_function
 from trt_engine.records.base import Finding
 from trt_engine.records.passport import Precision
 from trt_engine.records.precision import CastParity, CastReport, RangesReport
-from trt_engine.runtime.feeds import numpy_dtype
+from trt_engine.runtime.feeds import complete_shapes, describe_inputs, numpy_dtype, read_values, set_values
 from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def cast(
     """
     config = replace_values(config or CastConfig(), settings)
     opened, data = open_model(model), config.calib_data
+    read_values(config.inputs, opened.signature)  # before anything is written
     inputs, first = CalibrationInputs(None), None
     if config.calib_data is not None:
         inputs = images_as_inputs(opened, config.calib_data, config.preprocess)
@@ -77,7 +78,10 @@ def cast(
             first = _take_first(opened, config)
             config = replace(config, calib_data=first.samples)
     measure = functools.partial(
-        tensor_ranges.ranges, opened, config.calib_data, config=RangesConfig(shapes=config.shapes, seed=config.seed)
+        tensor_ranges.ranges,
+        opened,
+        config.calib_data,
+        config=RangesConfig(shapes=config.shapes, seed=config.seed, inputs=config.inputs),
     )
     warnings: list[str] = []
     overflows = measure() if not dry_run and _may_overflow(to, config, opened) else None
@@ -141,7 +145,7 @@ class _FirstBatch:
 
 def _take_first(model: Model, config: CastConfig) -> _FirstBatch:
     """Read the first batch; an iterator is given it back."""
-    samples = open_samples(config.calib_data, model.signature)
+    samples = open_samples(config.calib_data, model.signature, given=read_values(config.inputs, model.signature))
     batches = iter(samples)
     if samples.repeatable:
         return _FirstBatch(samples.first(), config.calib_data)
@@ -192,7 +196,8 @@ def _may_overflow(to: str, config: CastConfig, model: Model) -> bool:
     """Whether the data shows overflows of FP16 that were not looked for before the cast."""
     if to != "fp16" or config.calib_data is None or config.auto_exclude:
         return False
-    return open_samples(config.calib_data, model.signature).repeatable
+    given = read_values(config.inputs, model.signature)
+    return open_samples(config.calib_data, model.signature, given=given).repeatable
 
 
 def _check_overflows(found: RangesReport, report: CastReport) -> Iterator[Finding]:
@@ -224,19 +229,20 @@ def measure_cast_parity(
         if batch is not None:
             feeds, origin = batch.feeds, batch.source
         else:
-            chosen = random_shapes(source.signature, 2, config.shapes)
-            feeds, origin = (
-                random_inputs(source.path, source.signature, chosen, config.seed),
-                f"seeded random, seed {config.seed}",
-            )
+            given = read_values(config.inputs, source.signature)
+            chosen = complete_shapes(source.signature, random_shapes(source.signature, 2, config.shapes, given), given)
+            known = set_values(source.signature, given)
+            feeds = random_inputs(source.path, known, chosen, config.seed, given)
+            origin = describe_inputs(known, config.inputs, given, f"seeded random, seed {config.seed}")
         expected = reference_session(source.path, source.signature).run(feeds)
         given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
         outputs, kernels, emulated, note = _run_cast_model(result, to, given)
     except MemoryExhausted:
         raise
     except TrtEngineError as error:
-        log.warning("parity was not judged: %s", error.message)
-        return CastParity("", {}, {}, False, f"not judged: {error.message}")
+        why = f"{error.message} ({error.hint})" if error.hint else error.message
+        log.warning("parity was not judged: %s", why)
+        return CastParity("", {}, {}, False, f"not judged: {why}")
     ranked = sorted_outputs(result.proto)
     return CastParity(
         inputs=origin,

@@ -31,7 +31,7 @@ from trt_engine.records.infer import InferPlan, InferReport, OutputSummary
 from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of, write_outputs
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature, Tensors, suggest
-from trt_engine.verbs.build import build
+from trt_engine.verbs.build import build_for_inputs
 from trt_engine.verbs.evaluate import resolve_spec
 from trt_engine.verbs.load import load, merge_run_settings
 from trt_engine.vision.image_inference import ImageRunner
@@ -237,7 +237,8 @@ def _build_engine(job: InferJob) -> Engine:
         rows = job.config.batch
         config = dataclasses.replace(config, shapes=shapes, batch=None if rows is None else (1, rows, rows))
     log.info("`%s` is a model: building its engine, or taking it from the store", job.path)
-    return build(job.path, config=config)
+    given = job.inputs if job.config.image is None else None
+    return build_for_inputs(job.path, config, given)
 
 
 def _run_timed(runner: InferenceEngine, feeds: Tensors, repeat: int) -> tuple[dict[str, Any], list[float]]:

@@ -126,6 +126,9 @@ class BuildSettings(ComponentSettings, total=False):
 
     profiles: str | Profile | Mapping[str, Any] | Sequence[str | Profile | Mapping[str, Any]]
     """Min,opt,max shapes, as images:1x3x640x640,8x3x640x640,64x3x640x640."""
+    inputs: Path | str | None
+    """Values of inputs that parity and calibration use, a .npz by name or a .npy of one; the engine takes their
+    shapes unless others are given [default: seeded random]."""
 
 class BundleSettings(ComponentSettings, total=False):
     """Settings of `te.bundle`."""
@@ -231,7 +234,7 @@ class BenchSettings(EngineSettings, total=False):
     percentiles: str | Sequence[float]
     """Percentiles to print."""
     inputs: Path | str | None
-    """.npy (one input) or .npz with the inputs [default: seeded random]."""
+    """Values of inputs, a .npz by name or a .npy of one [default: seeded random]."""
     seed: int
     """Seed of the random inputs."""
     transfers: bool | None
@@ -314,6 +317,9 @@ class EvaluateSettings(EngineSettings, total=False):
     """Overwrite existing files."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Sizes of dynamic dimensions, as images:1x3x640x640."""
+    inputs: Path | str | None
+    """Values of inputs that parity and calibration use, a .npz by name or a .npy of one; the engine takes their
+    shapes unless others are given [default: seeded random]."""
 
 class InferSettings(EngineSettings, total=False):
     """Settings of `te.infer`; those of the build are for a model."""
@@ -437,7 +443,7 @@ class LoadtestSettings(EngineSettings, total=False):
     shapes: str | Mapping[str, Sequence[int]] | None
     """Shapes of the inputs, as images:8x3x640x640."""
     inputs: Path | str | None
-    """.npy (one input) or .npz with the inputs [default: seeded random]."""
+    """Values of inputs, a .npz by name or a .npy of one [default: seeded random]."""
     seed: int
     """Seed of the random inputs and arrivals."""
     binary: bool | None
@@ -590,6 +596,8 @@ class ExclusionSettings(TypedDict, total=False):
     """Image pre-processing, instead of the declared one."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Shapes of random inputs, as input_ids:8x128."""
+    inputs: Path | str | None
+    """Values of inputs that the data has not, for every sample, a .npz by name or a .npy of one."""
     exclude_nodes: str | Sequence[str]
     """Leave this node, or PyTorch module (`layer4.1`), as it is."""
     exclude_types: str | Sequence[str]
@@ -671,6 +679,8 @@ class RangesSettings(TypedDict, total=False):
     """Image pre-processing, instead of the declared one."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Shapes of random inputs, as input_ids:8x128."""
+    inputs: Path | str | None
+    """Values of inputs that the data has not, for every sample, a .npz by name or a .npy of one."""
     batch: int
     """Rows per run."""
     max_samples: int | None

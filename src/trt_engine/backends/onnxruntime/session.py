@@ -433,11 +433,13 @@ def translate_run_error(error: BaseException, device: str | None = None, *, capt
     if (failed := _failed_node(text)) is not None:
         return ModelError(
             f"ONNX Runtime's {failed.node} fails on these inputs: {failed.reason}",
-            hint="other inputs or other shapes; `-v` shows its own log",
+            hint="other inputs (`--inputs FILE.npz`) or other shapes; `-v` shows its own log",
         )
     failed_running = f"ONNX Runtime failed while running: {error_summary(error)}"
     if device is None:  # on a CPU: a kernel without support for these shapes
-        return ModelError(failed_running, hint="other inputs or other shapes; `-v` shows its own log")
+        return ModelError(
+            failed_running, hint="other inputs (`--inputs FILE.npz`) or other shapes; `-v` shows its own log"
+        )
     return TrtEngineError(failed_running, hint="`-v` shows its own log")
 
 

@@ -1,0 +1,146 @@
+"""`--inputs`: the values of inputs, in every verb that runs a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.cli.main import run
+from trt_engine.config.settings import settings
+from trt_engine.errors import FeedError, ProfileError
+from trt_engine.records.parity import Parity
+from trt_engine.sweep.plan_file import ModelEntry
+
+RUN_A_MODEL = (
+    "build bench compare profile size infer evaluate serve loadtest cast quantize ranges search convert".split()
+)
+"""Verbs that run a model on inputs that nobody gave them; `batch`, `validate` and `bundle` have inputs of their own."""
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+
+
+@pytest.fixture
+def recogniser(tmp_path: Path) -> Path:
+    """A model with a state and a rate; it runs at the rate 16000 alone, and nothing in its graph says so."""
+    made = helper.make_graph(
+        [
+            helper.make_node("Div", ["rate", "k"], ["quotient"]),
+            helper.make_node("Sub", ["quotient", "two"], ["index"]),
+            helper.make_node("Gather", ["scales", "index"], ["scale"]),
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("Mul", ["h", "scale"], ["scaled"]),
+            helper.make_node("Transpose", ["state"], ["rows"], perm=[1, 0, 2]),
+            helper.make_node("ReduceSum", ["rows", "axes"], ["summed"], keepdims=0),
+            helper.make_node("Add", ["scaled", "summed"], ["y"]),
+        ],
+        "recogniser",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16]),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "batch", 16]),
+            helper.make_tensor_value_info("rate", TensorProto.INT64, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])],
+        [
+            numpy_helper.from_array(np.array(8000), "k"),
+            numpy_helper.from_array(np.array(2), "two"),
+            numpy_helper.from_array(np.array([1], np.int64), "axes"),
+            numpy_helper.from_array(np.array([0.5], np.float32), "scales"),
+            numpy_helper.from_array(np.random.default_rng(0).standard_normal((16, 16), np.float32), "w"),
+        ],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "recogniser.onnx")
+    return tmp_path / "recogniser.onnx"
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    np.savez(tmp_path / "given.npz", rate=np.array(16000), state=np.zeros((2, 1, 16), np.float32))
+    return tmp_path / "given.npz"
+
+
+@pytest.mark.parametrize("verb", RUN_A_MODEL)
+def test_every_verb_that_runs_a_model_takes_inputs(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([verb, "--help"]) == 0
+    assert "--inputs" in capsys.readouterr().out
+
+
+def test_a_model_of_a_plan_takes_inputs() -> None:
+    assert "inputs" in ModelEntry.__dataclass_fields__
+
+
+def parity_of(engine: te.Engine) -> Parity:
+    assert engine.passport.parity is not None
+    return engine.passport.parity
+
+
+def test_a_build_is_judged_on_the_given_values_and_its_engine_runs_on_them_alone(recogniser: Path, given: Path) -> None:
+    unjudged = te.build(recogniser)
+    assert unjudged.passport.parity is None
+    engine = te.build(recogniser, inputs=given, batch=(1, 2, 4))
+    assert "given.npz (sha256:" in parity_of(engine).inputs
+    assert "`x`" not in parity_of(engine).inputs and "seeded random" in parity_of(engine).inputs
+    again = te.bench(engine, duration_s=0.001, warmup_s=0, batch=3)
+    assert again.shapes["state"] == (2, 3, 16)
+
+
+def test_an_engine_that_was_not_judged_is_judged_once_values_are_given(recogniser: Path, given: Path) -> None:
+    assert te.build(recogniser).passport.parity is None
+    assert parity_of(te.build(recogniser, inputs=given)).passed
+    assert te.build(recogniser, inputs=given).passport.build.notes["inputs"].startswith("given.npz")
+
+
+def test_rows_of_the_file_are_repeated_for_a_larger_batch(tmp_path: Path) -> None:
+    model = models.conv_net(tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((1, 3, 8, 8), np.float32))
+    record = te.bench(model, inputs=tmp_path / "x.npy", batch=4, duration_s=0.001, warmup_s=0)
+    assert (record.shapes, record.inputs) == ({"images": (4, 3, 8, 8)}, "x.npy")
+
+
+def test_casts_and_ranges_run_on_the_given_values(recogniser: Path, given: Path, tmp_path: Path) -> None:
+    report = te.cast(recogniser, "fp16", out=tmp_path / "h.onnx", inputs=given)
+    assert report.parity is not None and report.parity.outputs and report.parity.inputs.startswith("given.npz")
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((6, 16), np.float32))
+    assert te.ranges(recogniser, tmp_path / "data.npz", inputs=given, batch=2).rows == 6
+
+
+def test_calibration_takes_what_the_data_lacks_from_the_given_values(
+    recogniser: Path, given: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.random.default_rng(0).random((6, 16), np.float32))
+    with pytest.raises(FeedError, match="does not hold the input `state`") as refused:
+        te.quantize(recogniser, "int8", out=tmp_path / "q.onnx", calib_data=tmp_path / "data.npz")
+    assert "--inputs FILE.npz" in str(refused.value.hint)
+    report = te.quantize(
+        recogniser, "int8", out=tmp_path / "q.onnx", calib_data=tmp_path / "data.npz", inputs=given, overwrite=True
+    )
+    assert report.calibration is not None and report.parity is not None
+
+
+def test_values_outside_of_every_profile_are_refused(tmp_path: Path) -> None:
+    model = models.conv_net(tmp_path / "net.onnx")
+    np.save(tmp_path / "x.npy", np.zeros((2, 3, 9, 8), np.float32))
+    with pytest.raises((FeedError, ProfileError)):
+        te.build(model, inputs=tmp_path / "x.npy")
+
+
+def test_the_option_is_one_everywhere() -> None:
+    from trt_engine.config import bench, build, loadtest, precision
+
+    made = [
+        item
+        for kind in (bench.BenchConfig, build.BuildConfig, loadtest.LoadtestConfig, precision.QuantizeConfig)
+        for item in settings(kind)
+        if item.name == "inputs"
+    ]
+    assert {(item.flags, item.metavar, item.parse) for item in made} == {(("--inputs",), "FILE", Path)}
+    assert len(made) == 4
