@@ -192,8 +192,8 @@ class TensorSpec:
     def image_layout(self) -> Literal["NCHW", "NHWC"] | None:
         """`NCHW` or `NHWC` of a batch of images; None for anything else.
 
-        Images have 1, 3, 4 or open channels, and no name of sound or time. Their axes are known by `layout`; without, a name of
-        attention or of a state is of no image.
+        Images have 1, 3, 4 or open channels, and no name of sound or time. Their axes are known by `layout`; without, a name
+        of attention or of a state is of no image.
         """
         if len(self.shape) != 4 or not self.dtype.startswith(_IMAGE_DTYPES) or self.layout == "other" or self._is_sound:
             return None
