@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,37 @@ AFTER: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "moved": ([models.node("Transpose", "y", "z")], {}),
     "one minus": ([models.node("Sub", "one y", "z")], {"one": np.float32(1)}),
 }
+WRITTEN_OUT: dict[str, list[Any]] = {
+    "sigmoid": [models.node("Neg", "moved", "n"), models.node("Exp", "n", "e"), models.node("Add", "e one", "b"),
+                models.node("Div", "one b", "{}")],
+    "softmax": [models.node("Exp", "moved", "e"), models.node("ReduceSum", "e last", "b"), models.node("Div", "e b", "{}")],
+    "normalize": [models.node("ReduceL2", "moved last", "b"), models.node("Max", "b one", "c"),
+                  models.node("Div", "moved c", "{}")],
+    "normalise": [models.node("Mul", "moved moved", "q"), models.node("ReduceSum", "q last", "b"),
+                  models.node("Add", "b one", "c"), models.node("Sqrt", "c", "d"), models.node("Div", "moved d", "{}")],
+}  # fmt: skip
 
 
 def bounded(path: Path, function: str, shift: float, after: str, shape: tuple[int, ...]) -> Path:
     nodes, weights = AFTER[after]
-    made = [models.node("Add", "x shift", "moved"), models.node(function, "moved", "y" if nodes else "z"), *nodes]
+    end_name = "y" if nodes else "z"
+    made = deepcopy(WRITTEN_OUT.get(function, [models.node(function, "moved", "{}")]))
+    made[-1].output[0] = end_name
+    made = [models.node("Add", "x shift", "moved"), *made, *nodes]
     given = {"x": (models.FLOAT, list(shape))}
     end = list(reversed(shape)) if after == "moved" else list(shape)
-    return models.save(path, made, given, {"z": (models.FLOAT, end)}, {"shift": np.float32(shift), **weights})
+    return models.save(
+        path,
+        made,
+        given,
+        {"z": (models.FLOAT, end)},
+        {"shift": np.float32(shift), "one": np.float32(1), "last": np.array([-1]), **weights},
+    )
 
 
-@pytest.mark.parametrize("function", ["Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Erf"])
+@pytest.mark.parametrize(
+    "function", ["Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Erf", "Softplus", "Elu", *WRITTEN_OUT]
+)
 def test_rounding_of_a_bounded_function_is_in_parity_and_a_defect_of_its_range_is_not(function: str, tmp_path: Path):
     shapes = list(SHAPES.values())
     for at, (shift, after) in enumerate(product((-60.0, -20.0, -9.0, 0.0), AFTER)):

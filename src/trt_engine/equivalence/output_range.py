@@ -1,4 +1,4 @@
-"""Outputs of functions with a bounded range (Sigmoid, Softmax): kernels round relative to the range, in the tails too."""
+"""Outputs whose rounding has a size of its own (Sigmoid, Softplus): that of the range, or of 1, in the tails too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph import walk
 
-_BOUNDED = frozenset("Sigmoid HardSigmoid Softmax Tanh Erf Softsign Sin Cos".split())
+_BOUNDED = frozenset("Sigmoid HardSigmoid Softmax Tanh Erf Softsign Sin Cos LpNormalization".split())
+_BESIDE_ONE = frozenset("Softplus LogSoftmax Elu Celu Selu Gelu Mish".split())
+"""Not bounded, but sums and differences of a 1 are inside: log(exp(x) + 1), exp(x) - 1, 1 + erf(x)."""
+_GUARDS = frozenset("Add Max Clip Expand Sqrt Identity Cast Unsqueeze Reshape".split())
+"""What stands between a sum over values and the division by it: an epsilon, a limit, a shape."""
 _NORMALISATIONS = frozenset("LayerNormalization InstanceNormalization GroupNormalization RMSNormalization".split())
 _SAME_VALUES = frozenset(
     """Reshape Transpose Squeeze Unsqueeze Flatten Identity Cast Slice Split Gather GatherElements GatherND Expand Tile Pad
@@ -27,6 +31,8 @@ def output_ranges(proto: ModelProto) -> dict[str, float]:
     stored = {item.name: item for item in proto.graph.initializer}
     found: dict[str, float] = {}
     constants: dict[str, npt.NDArray[Any]] = {}
+
+    producers = {name: node for node in proto.graph.node for name in node.output if name}
 
     def largest(name: str) -> float | None:
         if name not in constants and name in stored:
@@ -45,14 +51,16 @@ def output_ranges(proto: ModelProto) -> dict[str, float]:
             tensor = next((item.t for item in node.attribute if item.name == "value"), None)
             if tensor is not None and tensor.data_type != TensorProto.STRING:
                 stored[node.output[0]] = tensor
-        elif not walk.domain_of(node) and (size := _range(node, found, largest)):
+        elif not walk.domain_of(node) and (
+            size := _range(node, found, largest) or _written_out(node, producers, largest)
+        ):
             found.update((name, size) for name in node.output if name)
     return {item.name: found[item.name] for item in proto.graph.output if item.name in found}
 
 
 def _range(node: NodeProto, found: dict[str, float], largest: Any) -> float | None:
     inputs = list(node.input)
-    if node.op_type in _BOUNDED:
+    if node.op_type in _BOUNDED or node.op_type in _BESIDE_ONE:
         return 1.0
     if node.op_type in _NORMALISATIONS:
         return sum(largest(name) or 0.0 for name in inputs[1:3]) or 1.0
@@ -75,3 +83,32 @@ def _range(node: NodeProto, found: dict[str, float], largest: Any) -> float | No
             return float(one / two) if two and inputs[1] not in found else None
         return float(max(sizes))
     return None
+
+
+def _written_out(node: NodeProto, producers: dict[str, NodeProto], largest: Any) -> float | None:
+    """The range of a quotient that cannot exceed it: k / (c + exp(x)), exp(x) / sum(exp(x)), x / ||x||."""
+    if node.op_type not in ("Div", "Reciprocal"):
+        return None
+    above = node.input[0] if node.op_type == "Div" else ""
+    below = producers.get(node.input[-1])
+    numerator = largest(above) if above else 1.0
+    if below is not None and below.op_type == "Add" and numerator:
+        for constant, other in (below.input, reversed(below.input)):
+            size, source = largest(constant), producers.get(other)
+            if size and source is not None and source.op_type == "Exp":
+                return float(numerator / size)
+    while below is not None and below.op_type in _GUARDS and below.input:
+        below = next((found for name in below.input if (found := producers.get(name)) is not None), None)
+    if below is None or not above:
+        return None
+    summed = producers.get(below.input[0])
+    if below.op_type == "ReduceSum":
+        exponential = producers.get(above)
+        if below.input[0] == above and exponential is not None and exponential.op_type == "Exp":
+            return 1.0
+        if summed is not None and (
+            (summed.op_type == "Mul" and list(summed.input) == [above, above])
+            or (summed.op_type == "Pow" and summed.input[0] == above and largest(summed.input[1]) == 2)
+        ):
+            return 1.0
+    return 1.0 if below.op_type in ("ReduceL2", "ReduceSumSquare") and below.input[0] == above else None
