@@ -18,7 +18,7 @@ from trt_engine.conversion.change_opset import change_opset
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.graph import external_data, opset
 from trt_engine.graph.load import ENGINE_MAGIC, open_model
-from trt_engine.graph.opset import schema_changes
+from trt_engine.graph.opset import raise_opset, schema_changes
 
 
 def weights(*shape: int, seed: int = 0) -> np.ndarray:
@@ -257,13 +257,13 @@ def test_bodies_of_control_flow_are_converted_too(tmp_path: Path) -> None:
 
 def test_weights_stay_out_of_the_converters_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    real = change_opset_module.version_converter.convert_version
+    real = opset.version_converter.convert_version
 
     def convert(proto: onnx.ModelProto, to: int) -> onnx.ModelProto:
         seen.append(proto.ByteSize())
         return real(proto, to)
 
-    monkeypatch.setattr(change_opset_module.version_converter, "convert_version", convert)
+    monkeypatch.setattr(opset.version_converter, "convert_version", convert)
     nodes = [node("MatMul", "x big", "h"), node("MatMul", "h back", "y")]
     source = model(tmp_path / "m.onnx", nodes, 9, location="m.data", ir_version=4)
     report = change_opset(source, tmp_path / "out.onnx", 20)
@@ -316,3 +316,52 @@ def test_constants_written_as_nodes_are_found_when_they_become_attributes(tmp_pa
     change_opset(source, tmp_path / "out.onnx", 12)
     x = weights(3, 8)
     np.testing.assert_array_equal(run(tmp_path / "out.onnx", x), run(source, x))
+
+
+OLD: dict[str, tuple[range, list[onnx.NodeProto], dict[str, np.ndarray]]] = {
+    "softmax": (range(7, 13), [node("Softmax", "x", "y", axis=1)], {}),
+    "log softmax": (range(7, 13), [node("LogSoftmax", "x", "y")], {}),
+    "reduce, squeeze": (range(7, 13), [node("ReduceSum", "x", "r", axes=[1]), node("Squeeze", "r", "y", axes=[1])], {}),
+    "unsqueeze": (range(7, 13), [node("Unsqueeze", "x", "y", axes=[0, 3])], {}),
+    "split": (range(7, 13), [node("Split", "x", "z y", axis=1, split=[1, 3])], {}),
+    "slice": (range(7, 10), [node("Slice", "x", "y", axes=[2, 3], starts=[1, -4], ends=[5, 99])], {}),
+    "top k": (range(7, 10), [node("TopK", "x", "y i", k=3)], {}),
+    "clip": (range(7, 11), [node("Clip", "x", "y", min=0.0)], {}),
+    "pad": (range(7, 11), [node("Pad", "x", "y", pads=[0, 0, 1, 1, 0, 0, 1, 1], value=0.5)], {}),
+    "pad by reflection": (range(7, 11), [node("Pad", "x", "y", pads=[0, 0, 1, 1, 0, 0, 1, 1], mode="reflect")], {}),
+    "dropout": (range(7, 12), [node("Dropout", "x", "d", ratio=0.5), node("Relu", "d", "y")], {}),
+    "upsample": (range(7, 9), [node("Upsample", "x", "y", mode="linear", scales=[1.0, 1.0, 2.0, 3.0])], {}),
+    "resize": (range(10, 11), [node("Resize", "x scales", "y", mode="linear")], {"scales": np.float32([1, 1, 1.5, 2])}),
+    "resize to less": (range(10, 11), [node("Resize", "x scales", "y")], {"scales": np.float32([1, 1, 0.7, 0.6])}),
+    "scatter": (range(9, 11), [node("Scatter", "x at new", "y", axis=3)],
+                {"at": np.zeros((2, 4, 6, 1), np.int64), "new": np.ones((2, 4, 6, 1), np.float32)}),
+    "large weight": (range(7, 13), [node("MatMul", "x big", "y")], {"big": weights(8, 4096)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_model_below_opset_13_is_raised_and_computes_the_same(tmp_path: Path, name: str) -> None:
+    versions, nodes, stored = OLD[name]
+    feeds = {"x": weights(2, 4, 6, 8)}
+    for have in versions:
+        source = save(
+            tmp_path / "n.onnx",
+            nodes,
+            {"x": (FLOAT, ["n", 4, 6, 8])},
+            {"y": (FLOAT, None)},
+            stored,
+            opset=have,
+            ir_version=6,
+        )
+        wanted = ort.InferenceSession(source).run(["y"], feeds)[0]
+        for to in (13, 21):
+            raised = onnx.load(source)
+            assert raise_opset(raised, to)[0] == f"opset raised from {have} to {to}"
+            found = ort.InferenceSession(raised.SerializeToString()).run(["y"], feeds)[0]
+            np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_an_old_operator_whose_meaning_the_converter_loses_is_refused(tmp_path: Path) -> None:
+    source = model(tmp_path / "n.onnx", [node("Hardmax", "x", "y", name="pick", axis=1)], 11, shape=[2, 4, 6])
+    with pytest.raises(ModelError, match="`pick`"):
+        raise_opset(onnx.load(source), 13)

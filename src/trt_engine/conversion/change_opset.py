@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, version_converter
+from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from trt_engine.conversion import rewrite
 from trt_engine.conversion.simplify import (
@@ -34,7 +34,15 @@ from trt_engine.graph import constants, external_data, symbolic_shapes, walk
 from trt_engine.graph.edit_graph import inline_functions, make_names_unique, retain_items
 from trt_engine.graph.load import check_operators, open_model, read_graph
 from trt_engine.graph.operators import onnxruntime_version_gap
-from trt_engine.graph.opset import MIN_OPSET, CannotLower, lower_opset, raise_opset, schema_changes
+from trt_engine.graph.opset import (
+    MIN_OPSET,
+    CannotLower,
+    convert_with_library,
+    large_weights,
+    lower_opset,
+    raise_opset,
+    schema_changes,
+)
 from trt_engine.graph.shape_inference import schema_of
 from trt_engine.model import Model
 from trt_engine.records.convert import OpsetReport
@@ -43,7 +51,6 @@ log = logging.getLogger(__name__)
 
 _MIN_OPSET = 7
 """Oldest opset ONNX Runtime supports."""
-_MIN_DETACHED_NBYTES = 1 << 16
 _EXPANDED = "trt_engine.written_out"
 
 
@@ -116,7 +123,7 @@ def _converted_model(
     """The complete model at the other opset, and how many local functions were inlined."""
     work, inlined = inline_functions(deepcopy(before)), len(before.functions)
     constants.drop_initializer_inputs(work)
-    hidden = external_data.detach_weights(work, _large_weights(work))
+    hidden = external_data.detach_weights(work, large_weights(work))
     done = _convert(work, have, opset, model, notes)
     external_data.attach_weights(done, hidden)
     try:
@@ -139,15 +146,6 @@ def _check_opset(opset: int) -> None:
     needed = int(helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
     if beyond := onnxruntime_version_gap(opset, needed):
         raise UsageError(f"that is {beyond.describe()}", hint="a lower `--opset`, or `pip install -U onnxruntime`")
-
-
-def _large_weights(proto: ModelProto) -> set[str]:
-    """Weights to keep from the converter, which copies the whole message several times."""
-    return {
-        tensor.name
-        for tensor in proto.graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL or external_data.nbytes_of(tensor) >= _MIN_DETACHED_NBYTES
-    }
 
 
 # ------------------------------------------------------------------------------------------------ converting
@@ -180,22 +178,9 @@ def _convert(work: ModelProto, have: int, opset: int, model: Model, notes: list[
             raise _no_older_form_error(error, have, opset, model) from error
         return work
     try:
-        done: ModelProto = version_converter.convert_version(work, opset)
+        return convert_with_library(work, opset)
     except Exception as error:  # the converter raises any C++ exception
         raise _conversion_error(work, have, opset, model, error) from error
-    for item in work.opset_import:
-        if item.domain not in walk.DEFAULT_DOMAINS and all(other.domain != item.domain for other in done.opset_import):
-            done.opset_import.append(item)
-    return _restore_node_names(done, work)
-
-
-def _restore_node_names(done: ModelProto, before: ModelProto) -> ModelProto:
-    """Restore node names that the converter dropped, by output."""
-    names = {name: node.name for node in before.graph.node for name in node.output if name}
-    for node in done.graph.node:
-        if not node.name:
-            node.name = next((names[name] for name in node.output if name in names), "")
-    return done
 
 
 def _cannot_convert(model: Model, have: int, opset: int, reason: str, hint: str) -> ModelError:

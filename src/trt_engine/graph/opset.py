@@ -12,19 +12,21 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper, version_converter
 
 from trt_engine.errors import ModelError
-from trt_engine.graph import walk
-from trt_engine.graph.constants import stored_constants
-from trt_engine.graph.edit_graph import pop_attribute, set_attribute, set_input
+from trt_engine.format import library_reason
+from trt_engine.graph import external_data, walk
+from trt_engine.graph.constants import drop_initializer_inputs, stored_constants
+from trt_engine.graph.edit_graph import inline_functions, make_names_unique, pop_attribute, set_attribute, set_input
 from trt_engine.graph.shape_inference import schema_of, type_string
 from trt_engine.graph.symbolic_shapes import elem_type
 
 log = logging.getLogger(__name__)
 
 MIN_OPSET = 13
-"""First opset with per-axis Q/DQ; the minimum for quantization."""
+"""First opset with per-axis Q/DQ, and the first that our own rules raise; ONNX's version converter raises older ones."""
+_MIN_DETACHED_NBYTES = 1 << 16
 _REDUCTIONS = tuple(
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSumSquare".split()
 )
@@ -36,26 +38,87 @@ def raise_opset(proto: ModelProto, to: int) -> tuple[str, ...]:
     """Raise the model to opset `to` in place if it is lower; return a description of each rewrite.
 
     Raises `ModelError` when an operator has another meaning there and cannot be rewritten."""
-    have = walk.opsets_of(proto).get("", 0)
-    if have < MIN_OPSET:
-        raise ModelError(
-            f"the model has opset {have}, expected {MIN_OPSET} or later",
-            hint=f"export it again with `opset_version=20`, or `onnx.version_converter.convert_version(model, {MIN_OPSET})`",
-        )
+    before = have = walk.opsets_of(proto).get("", 1)
     notes: list[str] = []
-    if have < to:
+    if have < min(MIN_OPSET, to):
+        _raise_old_model(proto, have)
+        have = MIN_OPSET
+    if before < to:
         inner = [body for function in proto.functions for node in function.node for _, body in walk.bodies(node)]
         for graph in [*walk.graphs(proto)]:
             if not any(body is graph for body in inner):  # one in a local function has the function's opset imports
                 _raise_graph(graph, have, to, notes)
         for item in proto.opset_import:
             if item.domain in walk.DEFAULT_DOMAINS:
-                item.version = to
-        notes.insert(0, f"opset raised from {have} to {to}")
+                item.version = max(have, to)
+        notes.insert(0, f"opset raised from {before} to {max(have, to)}")
         log.info("%s", "; ".join(notes))
     needed = helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True)
     proto.ir_version = max(proto.ir_version, needed)
     return tuple(notes)
+
+
+def _raise_old_model(proto: ModelProto, have: int) -> None:
+    """Raise a model of an opset below 13 to that, in place, and check that each operator fits there."""
+    try:
+        work = inline_functions(proto)
+        drop_initializer_inputs(work)
+        done = convert_with_library(work, MIN_OPSET)
+        onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True)
+    except Exception as error:  # C++ exceptions of the converter and of the inference
+        reason = error.message if isinstance(error, ModelError) else library_reason(error)
+        raise ModelError(
+            f"the model has opset {have}, and cannot be raised to {MIN_OPSET}: {reason}",
+            hint="export it again with `opset_version=20`",
+        ) from error
+    done.metadata_props.extend(item for item in proto.metadata_props if item not in done.metadata_props)
+    done.ir_version = max(done.ir_version, proto.ir_version)
+    proto.CopyFrom(done)
+
+
+def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
+    """The model at another opset by ONNX's version converter, which sees no large weights; names of nodes and imports of
+    other domains are kept, and what the converter gets wrong is right (Resize of opset 10 and its Upsample, Hardmax).
+    Raises what the converter does: any C++ exception."""
+    have = walk.opsets_of(proto).get("", 1)
+    work = ModelProto()
+    work.CopyFrom(proto)
+    hidden = external_data.detach_weights(work, large_weights(work))
+    done: ModelProto = version_converter.convert_version(work, to)
+    external_data.attach_weights(done, hidden)
+    known = {item.domain for item in done.opset_import}
+    done.opset_import.extend(item for item in work.opset_import if item.domain not in known | {*walk.DEFAULT_DOMAINS})
+    names = {name: node.name for node in work.graph.node for name in node.output if name}
+    for node in done.graph.node:
+        if not node.name:
+            node.name = next((names[name] for name in node.output if name in names), "")
+    make_names_unique(done)
+    stored = dict(item for graph in walk.graphs(done) for item in stored_constants(graph))
+    scales = {
+        name: numpy_helper.to_array(tensor)
+        for name, tensor in stored.items()
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 1 and name not in hidden
+    }
+    for place in walk.nodes(done):
+        if place.node.op_type == "Resize" and have < 11 <= to:
+            set_attribute(place.node, "coordinate_transformation_mode", "asymmetric")
+            shrinks = any(scale < 1 for scale in scales.get(place.node.input[2], ()))
+            set_attribute(place.node, "nearest_mode", "ceil" if shrinks else "floor")  # as ONNX Runtime reads opset 10
+        if place.node.op_type == "Hardmax" and have < 13 <= to:
+            raise ModelError(
+                f"`Hardmax` (node `{walk.label(place.node)}`) works along all axes from its own on below opset 13",
+                hint=f"export the model again with opset {to}",
+            )
+    return done
+
+
+def large_weights(proto: ModelProto) -> set[str]:
+    """Weights to keep from the converter, which copies the whole message several times."""
+    return {
+        tensor.name
+        for tensor in proto.graph.initializer
+        if tensor.data_location == TensorProto.EXTERNAL or external_data.nbytes_of(tensor) >= _MIN_DETACHED_NBYTES
+    }
 
 
 def import_domain(proto: ModelProto, domain: str) -> None:

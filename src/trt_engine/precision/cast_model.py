@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import ModelProto, helper, version_converter
+from onnx import ModelProto, helper
 
 from trt_engine.config.precision import CastConfig
 from trt_engine.errors import ModelError, UsageError
@@ -28,7 +28,7 @@ from trt_engine.graph.edit_graph import make_names_unique
 from trt_engine.graph.load import check_operators, open_model
 from trt_engine.graph.module_paths import ModulePaths, carry_module_paths
 from trt_engine.graph.operators import checker_error
-from trt_engine.graph.opset import MIN_OPSET, raise_opset
+from trt_engine.graph.opset import raise_opset
 from trt_engine.graph.typed_graph import BFLOAT16, FLOAT, FLOAT16, Op, Tensor
 from trt_engine.graph.typing_rules import check_strong_typing
 from trt_engine.model import Model
@@ -164,9 +164,6 @@ def _raise_opset(proto: ModelProto, to: str, changes: CastChanges, name: str) ->
     shown = ", ".join(f"`{item}`" for item in waiting[:4]) + (" and others" if len(waiting) > 4 else "")
     try:
         raised = deepcopy(proto)
-        if before < MIN_OPSET:
-            raised = version_converter.convert_version(proto, MIN_OPSET)
-            raised.ir_version = max(raised.ir_version, proto.ir_version)
         raise_opset(raised, target)
         onnx.shape_inference.infer_shapes(raised, check_type=True, strict_mode=True)
     except Exception as error:  # the converter and the inference raise whatever their C++ side throws
@@ -177,8 +174,6 @@ def _raise_opset(proto: ModelProto, to: str, changes: CastChanges, name: str) ->
             hint=f"export it again with `opset_version={target}`"
             + (", or cast to fp16, which every opset has" if to == "bf16" else ""),
         ) from error
-    if not raised.metadata_props:
-        raised.metadata_props.extend(proto.metadata_props)
     changes.opset = (before, target)
     changes.notes.append(f"raised from opset {before} to {target}: {shown} take no {to} before")
     return raised
