@@ -66,7 +66,7 @@ def test_tactics_left_out_for_want_of_memory_make_no_implementation_a_starved_se
     [
         (["[E] [TRT] ModelImporter.cpp:776: While parsing node number 12 [NonZero -> \"y\"]:",
           "[E] Failed to parse onnx file"],
-         "onnx_parse_error", "NonZero"),
+         "onnx_parse_error", "y"),
         (["[E] [TRT] ModelImporter.cpp:776: While parsing node number 3 [Mine -> \"y\"]:",
           "[E] Plugin not found, are the plugin name, version, and namespace correct?"], "plugin_not_found", "Mine"),
         (["[E] Required optimization profile is invalid"], "shape_mismatch", None),

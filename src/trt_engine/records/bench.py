@@ -228,19 +228,23 @@ class LoggedProfile:
 
 @dataclass(frozen=True, slots=True)
 class LogReport(RichDisplay):
-    """Report of `bench --parse-log FILE` on a log of trtexec (8.5 to 11.1) or of `bench`; None for missing values."""
+    """Report of `bench --parse-log FILE` on a log of trtexec (8.5 to 11.1), of `bench`, or of a program that prints the
+    messages of TensorRT; None for missing values."""
 
     log: str
-    producer: Literal["trtexec", "trt-engine"] | None
-    """Tool that wrote the log; None for another one."""
+    producer: Literal["trtexec", "trt-engine", "TensorRT"] | None
+    """Tool that wrote the log; `TensorRT` for messages of its logger that another program printed, None for another one."""
     status: Literal["passed", "failed"]
-    """Verified result, which may differ from the log's last line; a log without its end marker is `failed`."""
+    """Verified result, which may differ from the log's last line; a log without its end marker is `failed`, of TensorRT's
+    logger one with an error."""
     end_marker: str | None
     """`PASSED`, `FAILED` or `WAIVED` of trtexec, `complete` of `bench`; None for a truncated log."""
     error_class: str | None = None
     """The known failure, by one word; None when it passed, and for a failure that is not known."""
     error_text: str | None = None
     """The line that carries the cause."""
+    error_hint: str | UnsetType = UNSET
+    """What to do about a known failure."""
     error_node: str | UnsetType = UNSET
     """The node of the graph by its full path; of a missing plugin whose node has no path the plugin's name."""
     error_plugin: str | UnsetType = UNSET

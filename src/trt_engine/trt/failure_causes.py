@@ -77,7 +77,9 @@ _LAYER = re.compile(
 )
 """The layer at the beginning of a message of the library: `Internal Error (/a/b/Tile_1: ...`."""
 _PARSED = re.compile(r"In node -?\d+ with name: (?P<node>(?:(?!In node ).)*?) and operator: (?P<operator>\S+)")
-_PARSING = re.compile(r"[Ww]hile parsing node number \d+ \[(?P<operator>\S+) ->")
+_PARSING = re.compile(
+    r"[Ww]hile parsing node number (?P<number>\d+) \[(?P<operator>\S+) ->(?: \"(?P<output>(?:[^\"\\]|\\.)*)\")?"
+)
 _NAME = re.compile(r'^(?:ModelImporter\.cpp:\d+: )?(?:name: "(?P<quoted>(?:[^"\\]|\\.)+)"|Node name: (?P<plain>\S.*))$')
 """The name in the parser's print of a node; the names of its attributes are indented."""
 _PLUGIN = re.compile(r"(?:pluginName: |Searching for plugin: |could not find plugin:? |Cannot find plugin: )([^,\s]+)")
@@ -206,6 +208,7 @@ _ERROR_TYPES: dict[str, type[TrtEngineError]] = {
     "platform_not_supported": SetupError,
     "build_target_invalid": UsageError,
     "weights_not_found": UsageError,
+    "file_not_found": UsageError,
 }
 
 
@@ -259,7 +262,7 @@ def _add_details(rule: Rule, at: int, lines: Sequence[_LogLine]) -> Cause:
     if rule.name == "onnx_parse_error" and rule.rank == "chain":
         return _add_parser_reason(cause, at, lines)
     if rule.name == "onnx_parse_error" and cause.node is None:
-        return replace(cause, node=_parser_position(at, lines)[1])
+        return replace(cause, node=_parser_position(at, lines)[1] or _parsed_output(at, lines))
     if rule.name == "aborted":
         text = main_error([line.text.strip() for line in errors if _ASSERTION.search(line.text)], crashed=False)
         return replace(cause, text=text or cause.text)
@@ -306,12 +309,13 @@ def _add_parser_reason(cause: Cause, at: int, lines: Sequence[_LogLine]) -> Caus
     errors = [line.text for line in lines if line.may_hold_cause]
     if summary := next((text for text in errors if _PARSED.search(text)), None):
         return replace(cause, text=summary.strip(), node=extract_node(summary))
-    operator, node = _parser_position(at, lines)
+    _, node = _parser_position(at, lines)
     reason = _parser_reason(errors)
     if reason and reason.endswith("] false"):  # the check of an operator that the parser does not have
         checked = next((match[1] for text in errors if (match := _FUNCTION.search(text))), "")
         reason = f"{parser_error_reason(ParserError('false', 'UNSUPPORTED_NODE', function=checked))}: {reason}"
-    return replace(cause, text=reason or main_error(errors, crashed=True) or cause.text, node=node or operator)
+    node = node or _parsed_output(at, lines)
+    return replace(cause, text=reason or main_error(errors, crashed=True) or cause.text, node=node)
 
 
 def _parser_position(at: int, lines: Sequence[_LogLine]) -> tuple[str | None, str | None]:
@@ -328,6 +332,16 @@ def _parser_position(at: int, lines: Sequence[_LogLine]) -> tuple[str | None, st
         if match := _NAME.match(line.text):
             return operator and operator["operator"], match["plain"] or re.sub(r"\\(.)", r"\1", match["quoted"])
     return operator and operator["operator"], None
+
+
+def _parsed_output(at: int, lines: Sequence[_LogLine]) -> str | None:
+    """The first output, or else the number, of a node without a name that is being parsed at that line."""
+    began = next((match for before in range(at, -1, -1) if (match := _PARSING.search(lines[before].text))), None)
+    if began is None:
+        began = next((match for line in lines if (match := _PARSING.search(line.text))), None)
+    if began is None:
+        return None
+    return began["output"] or f"node {began['number']} ({began['operator']})"
 
 
 def _parser_reason(errors: Sequence[str]) -> str | None:

@@ -108,6 +108,12 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         "run it again; what was timed until then is in the timing cache",
     ),
     _rule(
+        "file_not_found",
+        r"Input file cannot be found, or is not a regular file|Error opening engine file|Could not open (?:file|input) "
+        r"|[Ff]ailed to open (?:file|engine|model)|Error reading engine file",
+        "check the path, which is one of the folder that the program runs in: give the whole path",
+    ),
+    _rule(
         "unknown_option",
         r"Unknown option: ",
         "this trtexec does not have the option; `trtexec --help` lists its own",
@@ -123,7 +129,7 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         r"|The engine was built with static shapes for input tensor"
         r"|Cannot find input tensor with name (?:(?!Cannot find).)* in the network inputs"
         r"|Invalid tensor names found in --shapes"
-        r"|values for profile \d+ violate shape constraints",
+        r"|values for profile \d+ violate shape constraints|reshape would change volume",
         "give shapes the model and its profiles hold (`trt-engine inspect` lists them)",
     ),
     _rule(

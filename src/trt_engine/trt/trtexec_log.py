@@ -17,19 +17,19 @@ from typing import Any
 
 from trt_engine.plan_header import plan_header
 from trt_engine.records.bench import LoggedProfile, LoggedTimes, LogReport
-from trt_engine.trt.failure_causes import Cause, error_texts, extract_node, find_cause, main_error
+from trt_engine.trt.failure_causes import Cause, cause_hint, error_texts, extract_node, find_cause, main_error
+from trt_engine.trt.log_prefixes import STAMP, normalise
 from trt_engine.trt.versions import Version
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_STAMP = r"\[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\] "
-_LINE_START = re.compile(rf"(?=&&&& (?:RUNNING|PASSED|FAILED|WAIVED|TASK_)|{_STAMP}\[[FEWIV]\])")
+_LINE_START = re.compile(rf"(?=&&&& (?:RUNNING|PASSED|FAILED|WAIVED|TASK_)|{STAMP}\[[FEWIV]\])")
 """The start of a line whose predecessor lacks a newline: two streams were written into one file."""
 _LINE = re.compile(
-    rf"^[\s>]*(?P<stamp>{_STAMP})?\[(?P<severity>[FEWIV])\](?: (?P<library>\[TRT\])(?= |$))?(?: (?P<text>.*))?$"
+    rf"^[\s>]*(?P<stamp>{STAMP})?\[(?P<severity>[FEWIV])\](?: (?P<library>\[TRT\])(?= |$))?(?: (?P<text>.*))?$"
 )
 _BANNER = re.compile(
     r"^[\s>]*&&&& (?P<mark>RUNNING|PASSED|FAILED|WAIVED) (?P<tool>\S+) \[TensorRT v(?P<version>\d+)\]"
-    r"(?: \[b(?P<build>\d+)\])? # ?(?P<command>.*)$"
+    r"(?: \[b(?P<build>\d+)\])?(?: # ?(?P<command>.*))?$"
 )
 _TASK = re.compile(r"^[\s>]*&&&& TASK_(?P<what>BEGIN|END|ABORT)\b")
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|inf|nan)"
@@ -130,7 +130,8 @@ def parse(text: str | Sequence[str], name: str = "log") -> TrtexecLog:
 
     If the file holds several runs (`>>`, retries of a build), the last run is parsed.
     """
-    raw = split_lines(text) if isinstance(text, str) else [part for line in text for part in split_lines(line)]
+    plain, other = normalise(text.splitlines() if isinstance(text, str) else text)
+    raw = [part for line in plain for part in split_lines(line)]
     marks, outside = _main_run_markers(raw)
     if len(begins := _run_starts(raw, outside)) > 1:
         raw = raw[begins[-1] :]
@@ -157,7 +158,11 @@ def parse(text: str | Sequence[str], name: str = "log") -> TrtexecLog:
     found.update(_parse_banner(marks))
     report = LogReport(
         log=name,
-        producer="trtexec" if marks or any(line.severity or _is_startup_failure(line) for line in lines) else None,
+        producer="TensorRT"
+        if other
+        else "trtexec"
+        if marks or any(line.severity or _is_startup_failure(line) for line in lines)
+        else None,
         status="failed",
         perf_warnings=tuple(label for label, _ in _PERFORMANCE_WARNINGS if label in perf),
         warning_lines=sum(line.severity == "W" and line.stamped for line in lines),
@@ -266,6 +271,8 @@ def _failure_reason(report: LogReport, own: Sequence[LogLine]) -> str | None:
     error = main_error(error_texts(_diagnostic_lines(line for line in own if line.severity)), crashed=ended)
     if error is not None:
         return error
+    if report.producer == "TensorRT":
+        return main_error(error_texts(_diagnostic_lines(own)), crashed=True)
     if report.end_marker not in ("PASSED", "WAIVED"):
         bare = main_error(error_texts(_diagnostic_lines(own)), crashed=ended)
         return bare or (report.end_marker if ended else "the log ends without a marker")
@@ -320,6 +327,7 @@ def _set_outcome(report: LogReport, wrong: str | None, cause: Cause | None) -> L
     if cause is not None:
         known["error_class"] = cause.log_class
         for field, value in (
+            ("error_hint", cause_hint(cause)),
             ("error_node", cause.node),
             ("error_plugin", cause.plugin),
             ("requested_bytes", cause.requested_bytes),
@@ -330,7 +338,7 @@ def _set_outcome(report: LogReport, wrong: str | None, cause: Cause | None) -> L
     else:
         if node := extract_node(wrong):
             known["error_node"] = node
-        if report.end_marker is None:
+        if report.end_marker is None and report.producer != "TensorRT":
             known["error_class"] = "aborted"
     return replace(report, status="failed", **known)
 
@@ -376,7 +384,7 @@ def _parse_banner(marks: Sequence[re.Match[str]]) -> Iterator[tuple[str, Any]]:
     if marks:
         yield "trt_version", str(Version.from_number(int(marks[0]["version"])))
         yield "trt_build", int(marks[0]["build"]) if marks[0]["build"] else None
-        yield "command", marks[0]["command"].rstrip()
+        yield "command", marks[0]["command"].rstrip() if marks[0]["command"] is not None else None
 
 
 def _parse_options(own: Iterable[LogLine]) -> dict[str, str]:

@@ -71,13 +71,17 @@ def log_report(report: LogReport) -> Iterator[Block]:
     """The values of a log."""
     what = f"TensorRT {report.trt_version}" if report.trt_version else report.protocol or "unknown version"
     rate, nbytes = report.throughput_qps, report.requested_bytes
-    plugin, node = (None if isinstance(text, UnsetType) else text for text in (report.error_plugin, report.error_node))
+    plugin, node, hint = (
+        None if isinstance(text, UnsetType) else text
+        for text in (report.error_plugin, report.error_node, report.error_hint)
+    )
     rows: list[Fact] = [
         ("log", f"{report.log} ({report.producer}, {what})"),
         ("status", report.status),
         ("cause", None if report.error_text is None else f"{report.error_class or 'unknown'}: {report.error_text}"),
         ("plugin", plugin),
         ("node", node),
+        ("hint", hint),
         ("requested", None if isinstance(nbytes, UnsetType) else f"{format_bytes(nbytes)} ({nbytes} bytes)"),
         ("device", report.gpu or report.device),
         ("throughput", None if rate is None else f"{format_float(rate)} queries/s"),
