@@ -92,9 +92,14 @@ def test_dependent_rows_run_one_at_a_time(engine: te.Engine, tmp_path: Path) -> 
     assert item.value == "1" and REASON in item.reason
 
 
-def test_bench_says_that_rows_of_a_batch_have_no_result_each(engine: te.Engine) -> None:
-    texts = [
-        [text for text in te.bench(engine, batch=batch, duration_s=0.02, warmup_s=0.0).warnings if REASON in text]
-        for batch in (1, 4)
-    ]
-    assert [len(found) for found in texts] == [0, 1]
+MEASURES: dict[str, Callable[..., Any]] = {
+    "bench": lambda engine, batch: te.bench(engine, batch=batch, duration_s=0.02, warmup_s=0.0),
+    "loadtest": lambda engine, batch: te.loadtest(engine, batch=batch, duration_s=0.05, warmup_s=0.0),
+    "compare": lambda engine, batch: te.compare(engine, engine, batch=batch, duration_s=0.05, warmup_s=0.0),
+}
+
+
+@pytest.mark.parametrize("verb", MEASURES)
+def test_a_measurement_warns_that_rows_of_a_batch_have_no_result_each(verb: str, engine: te.Engine) -> None:
+    texts = {batch: MEASURES[verb](engine, batch).warnings for batch in (1, 4)}
+    assert [sum(REASON in text for text in texts[batch]) for batch in (1, 4)] == [0, 1]

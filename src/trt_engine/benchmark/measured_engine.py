@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
+from trt_engine.benchmark.measurement_warnings import row_warnings
 from trt_engine.benchmark.stability import instability
 from trt_engine.config.bench import BenchConfig
 from trt_engine.device import parse_device
@@ -61,4 +62,5 @@ class MeasuredEngine:
             "validation": self.engine.validation,
             "engine_digest": self.engine.passport.payload_digest,
         }
-        return BenchRecord(**common | measured)
+        warnings = (*measured.pop("warnings", ()), *row_warnings(self.engine.signature, self.batch))
+        return BenchRecord(**common | measured, warnings=warnings)

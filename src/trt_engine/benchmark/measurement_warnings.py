@@ -9,6 +9,7 @@ from trt_engine.config.bench import BenchConfig
 from trt_engine.device.info import Clocks, cpu
 from trt_engine.records.bench import Protocol
 from trt_engine.records.summary import percentile
+from trt_engine.tensors import Signature
 
 
 def ignored_option_warnings(config: BenchConfig, protocol: Protocol, device: str) -> list[str]:
@@ -22,6 +23,13 @@ def ignored_option_warnings(config: BenchConfig, protocol: Protocol, device: str
     if "compute only" in protocol.not_applicable:
         warnings.append(f"times on `{device}` are host-clock times around a call, including its copies")
     return warnings
+
+
+def row_warnings(signature: Signature, rows: int) -> list[str]:
+    """A warning where images/s counts rows of a batch that have no result of their own."""
+    if rows <= 1 or (reason := signature.row_dependence) is None:
+        return []
+    return [f"the {rows} rows of a query have no result each ({reason}): queries/s count, or `--batch 1`"]
 
 
 def machine_warnings(before: Clocks, after: Clocks, gpu: int | None, load: float | None) -> list[str]:

@@ -67,7 +67,7 @@ def load_record(
         percentiles=config.percentiles,
         complete=not run.interrupted,
     )
-    return dataclasses.replace(made, warnings=tuple(_warnings(made, kept.request_waits)))
+    return dataclasses.replace(made, warnings=(*made.warnings, *_warnings(made, kept.request_waits)))
 
 
 def lag_ms(samples: Any) -> list[float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
+from trt_engine.benchmark.measurement_warnings import row_warnings
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.loadtest import LoadtestConfig
@@ -101,10 +102,11 @@ class EngineSubject:
 
     def facts(self) -> dict[str, Any]:
         nbytes = sum(len(raw_tensor(array)) for array in self.feeds.values())
-        return {
+        inputs = input_facts(self.engine.signature, self.feeds, self.inputs)
+        return inputs | {
             "target": self.name, "interface": "engine", "model": self.engine.path.name, "version": None,
             "server": self.engine.passport.backend, "request_bytes": nbytes, "runtime_info": engine_facts(self.runner),
-            **input_facts(self.engine.signature, self.feeds, self.inputs),
+            "warnings": tuple(row_warnings(self.engine.signature, inputs["batch"])),
         }  # fmt: skip
 
     def run(self, timing: Timing, concurrency: int, timeout_s: float, on_progress: OnProgress) -> LoadRun:

@@ -77,7 +77,7 @@ def bench(
             if isinstance(stop.partial, BenchRecord):
                 write_record(_with_logged(stop.partial, run), run.out, run.log)
             raise
-        record = _with_logged(_with_row_dependence(record, opened), run)
+        record = _with_logged(record, run)
         write_record(record, run.out, run.log)
     for text in record.warnings:
         logger.warning("%s", text)
@@ -91,14 +91,6 @@ def bench(
             hint=advice(record),
         )
     return record
-
-
-def _with_row_dependence(record: BenchRecord, engine: Engine) -> BenchRecord:
-    """The record, with a warning where images/s counts rows that have no result of their own."""
-    if record.batch <= 1 or (reason := engine.signature.row_dependence) is None:
-        return record
-    text = f"the rows of a batch have no result each ({reason}): only queries/s count, or `--batch 1`"
-    return dataclasses.replace(record, warnings=(*record.warnings, text))
 
 
 def _with_logged(record: BenchRecord, run: BenchRunConfig) -> BenchRecord:

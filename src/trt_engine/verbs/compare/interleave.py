@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
 from trt_engine.benchmark.interleaving import EngineOpener, Schedule, measure_interleaved
-from trt_engine.benchmark.measurement_warnings import machine_warnings
+from trt_engine.benchmark.measurement_warnings import machine_warnings, row_warnings
 from trt_engine.benchmark.query_trace import Progress
 from trt_engine.benchmark.statistics import (
     METHOD,
@@ -103,6 +103,7 @@ def measure_candidates(
             "this takes about %.0f s, not %g s: each of %d loads takes %.1f s at least (`--restarts 6` is the fewest)",
             least_s, schedule.duration_s, schedule.restarts, least_s / schedule.restarts,
         )  # fmt: skip
+    warnings += dict.fromkeys(text for item in items for text in row_warnings(item.engine.signature, batch))
     taken = _measure_blocks(
         [loader_for(item, config, protocol) for item in items], schedule, terms.gpu, warnings, on_progress
     )
