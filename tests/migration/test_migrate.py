@@ -473,3 +473,35 @@ def test_an_installed_release_is_judged_wherever_it_is_asked_for(
     file: str, text: str, expected: list[str], tmp_path: Path
 ) -> None:
     assert rules_of(tmp_path / file, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rules"),
+    [
+        ("a.sh", 'TRT=/opt/bin/trtexec\n"$TRT" --onnx="$m" --fp16\n', {"fp16-flag"}),
+        ("b.sh", 'opts=(--onnx=a.onnx)\nopts+=(--fp16)\ntrtexec "${opts[@]}" --saveEngine=a\n', {"fp16-flag"}),
+        ("c.sh", 'if x; then F=--int8; else F="--bf16"; fi\nexec trtexec --onnx=a ${F}\n', {"int8-flag", "bf16-flag"}),
+        ("d.sh", "for p in fp16 int8; do trtexec --onnx=a --$p; done\n", {"fp16-flag", "int8-flag"}),
+        ("e.mk", "P := --int8 --fp16\nx:\n\t@trtexec --onnx=a $(P)\n", {"fp16-flag", "int8-flag"}),
+        ("f.ps1", '$t = "C:\\trt\\trtexec.exe"\n& $t --onnx=a --fp16\n', {"fp16-flag"}),
+        ("g.ps1", "$a = @('--onnx=a', '--int8')\n.\\trtexec.exe @a\n", {"int8-flag"}),
+        ("h.ps1", 'Start-Process trtexec.exe -ArgumentList "--onnx=a","--int8"\n', {"int8-flag"}),
+        ("i.bat", "set F=--int8\ntrtexec.exe --onnx=a %F%\n", {"int8-flag"}),
+        ("j.yaml", 'x:\n  command: ["/bin/trtexec"]\n  args: ["--onnx=a", "--fp16"]\n', {"fp16-flag"}),
+        ("k.yaml", "x:\n  command:\n  - trtexec\n  args:\n  - --onnx=a\n  - --int8\n", {"int8-flag"}),
+        ("Dockerfile", "ARG TAG=23.05\nFROM nvcr.io/nvidia/tensorrt:${TAG}-py3\n", {"image-release"}),
+        ("environment.yml", "dependencies:\n  - pip:\n    - nvidia-tensorrt==8.4.3.1\n", {"requirement-name"}),
+        (
+            "l.py",
+            "import tensorrt as trt\nfor n in ('FP16',):\n    c.set_flag(getattr(trt.BuilderFlag, n))\n",
+            {"fp16-flag"},
+        ),
+        ("m.sh", "F=--fp16\nother --onnx=a $F\ntrtexec --onnx=a --saveEngine=b\n", set()),
+    ],
+)
+def test_what_a_variable_a_loop_or_another_key_holds_is_part_of_the_command(
+    name: str, text: str, rules: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    found = te.migrate(tmp_path / name).findings
+    assert {item.rule for item in found} - {"trtexec-defaults"} == rules

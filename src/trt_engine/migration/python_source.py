@@ -51,6 +51,7 @@ class _Scan(ast.NodeVisitor):
     """One pass; types are those of the last assignment before, attributes those of any."""
 
     def __init__(self, source: Source, rules: RuleSet, tree: ast.Module) -> None:
+        self.tree = tree
         self.source, self.rules, self.hits = source, rules, dict[tuple[str, int], Hit]()
         self.modules: set[str] = set()
         """Names that the module is bound to: `trt`."""
@@ -320,12 +321,10 @@ class _Scan(ast.NodeVisitor):
             self._check_string(node.args[0], shipped=True)
         if trt and isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
             enum, name = self._api_name(node.args[0]), node.args[1]
-            if (
-                enum
-                and isinstance(name, ast.Constant)
-                and (rule := self.rules.python.get(f"{enum}.{name.value!s}")) is not None
-            ):
-                self._add(rule, name)
+            values = [name.value] if isinstance(name, ast.Constant) else self._loop_values(name)
+            for value in values if enum else ():
+                if (rule := self.rules.python.get(f"{enum}.{value!s}")) is not None:
+                    self._add(rule, name)
         if self.polygraphy and last_name(node.func) in self.polygraphy:
             for keyword in node.keywords:
                 off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
@@ -333,6 +332,19 @@ class _Scan(ast.NodeVisitor):
                 if rule is not None and not off:
                     self._add(rule, keyword)
         self.generic_visit(node)
+
+    def _loop_values(self, name: ast.expr) -> list[object]:
+        """The constants that a loop variable takes, in any loop of the file."""
+        if not isinstance(name, ast.Name):
+            return []
+        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For | ast.comprehension))
+        items = [
+            item
+            for loop in loops
+            if isinstance(loop.target, ast.Name) and loop.target.id == name.id
+            for item in (loop.iter.elts if isinstance(loop.iter, ast.Tuple | ast.List | ast.Set) else ())
+        ]
+        return [item.value for item in items if isinstance(item, ast.Constant)]
 
     def _check_context(self, node: ast.Call, func: ast.Attribute) -> None:
         rule = self.rules.by_id.get("context-without-device-memory")

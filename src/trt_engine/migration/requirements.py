@@ -10,7 +10,7 @@ from trt_engine.migration.shell import is_said
 from trt_engine.migration.source import Edit, Hit
 
 _REQUIREMENT = re.compile(
-    r"(?:^[ \t]*|(?P<quote>[\"']))"
+    r"(?:^[ \t]*(?:-[ \t]+(?=[\w.\[\]-]+[ \t]*(?:[~!<>=]=|[<>]|$)))?|(?P<quote>[\"']))"
     r"(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))"
     r"(?:\[[\w,-]*\])?[ \t]*(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+[ \t]*,?[ \t]*)*)"
     r"[ \t]*(?:;[^\n]*?)?(?(quote)(?P=quote)|(?:#[^\n]*|--hash[^\n]*|\\)?\r?$)",
@@ -106,7 +106,8 @@ def _judge(spec: str, rules: RuleSet) -> str | None:
     return "requirement-unpinned" if lowest < 11 else None
 
 
-_IMAGE = re.compile(r"nvcr\.io/nvidia/(?:tensorrt|tritonserver):(\d\d)\.(\d\d)[\w.-]*")
+_IMAGE = re.compile(r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow):(\d\d)\.(\d\d)[\w.-]*")
+_TAGGED_IMAGE = re.compile(r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow):\$[{(]?(\w+)")
 _L4T_IMAGE = re.compile(r"nvcr\.io/nvidia/l4t-tensorrt:r(\d+)\.(\d+)[\w.-]*")
 _FIRST_IMAGE = {10: (24, 5), 11: (26, 6)}
 """TensorRT major -> the first monthly image that may have it: 10.0 came in May 2024, 11.0 in June 2026."""
@@ -130,6 +131,10 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
     first = _FIRST_IMAGE.get(target)
     for found in _IMAGE.finditer(text):
         if image is not None and first and (int(found[1]), int(found[2])) < first and not _in_comment(text, found):
+            yield Hit(image, *found.span(), (), values)
+    for found in _TAGGED_IMAGE.finditer(text):  # the tag is a variable's
+        tag = re.search(rf"\b{re.escape(found[1])}[ \t]*[:?]?[=:][ \t]*[\"']?(\d\d)\.(\d\d)(?![\d.])", text)
+        if image is not None and first and tag and (int(tag[1]), int(tag[2])) < first and not _in_comment(text, found):
             yield Hit(image, *found.span(), (), values)
     for found in _L4T_IMAGE.finditer(text):
         if image is not None and int(found[1]) < target and not _in_comment(text, found):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from trt_engine.migration.rules import Rule, RuleSet
 from trt_engine.migration.source import Edit, Hit, model_values
+from trt_engine.migration.variables import Variables, expand, find_variables, program_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,14 @@ def is_said(line: str) -> bool:
 def find_commands(text: str) -> Iterator[Command]:
     """The calls of trtexec and polygraphy in a text, in order."""
     at = 0
-    while (found := _TOOL.search(text, at)) is not None:
+    variables = find_variables(text) if re.search(r"[$%!@]\W?\w", text) else {}
+    programs = program_names(variables)
+    tool = _TOOL
+    if programs:
+        names = "|".join(map(re.escape, programs))
+        held = rf"\$[({{]?(?P<held>{names})[)}}]?(?=[\s\"'])|%(?P<percent>{names})%(?=[\s\"'])"
+        tool = re.compile(f"{_TOOL.pattern}|{held}", re.IGNORECASE)
+    while (found := tool.search(text, at)) is not None:
         at = found.end()
         line = text[max(text.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_LINE) : found.start()]
         if is_said(line):
@@ -103,13 +111,31 @@ def find_commands(text: str) -> Iterator[Command]:
         words = tuple(itertools.islice(_words(text, first, quote if wrapped else ""), _MAX_WORDS))
         if words:
             at = words[-1].end
+        plain = words
+        words = tuple(itertools.islice(_expanded(words, variables), _MAX_WORDS))
         if not any(word.value.startswith("-") for word in words):
             continue
         starts = bool((_WRAPPED if wrapped else _COMMAND_START).search(lead)) and not _continues(text, found.start())
         starts = starts and opened < 0 and not re.search(r"(?<!&)&\s*$", lead)
         start = found.start() - (bool(quote) and not wrapped)
-        editable = "\v" not in text[start : words[-1].end]
-        yield Command((found[1] or "trtexec").lower(), start, found.end(), words, starts and editable, editable)
+        editable = words == plain and "\v" not in text[start : words[-1].end]
+        named = found.groupdict()
+        name = found[1] or programs.get(named.get("held") or named.get("percent") or "", "trtexec")
+        yield Command(name.lower(), start, found.end(), words, starts and editable, editable)
+
+
+def _expanded(words: Sequence[Word], variables: Variables) -> Iterator[Word]:
+    """The words, with what variables and PowerShell's lists of arguments stand for."""
+    for word in words:
+        if (parts := expand(word.value, variables)) is not None:
+            yield from (Word(part.value, part.start, part.end) for part in parts)
+        elif len(items := [item.strip("\"'") for item in _LIST_ITEM.findall(word.value)]) > 1:
+            yield from (Word(item, word.start, word.end) for item in items)
+        else:
+            yield word
+
+
+_LIST_ITEM = re.compile(r"(?:^|(?<=,))[\"']?(--?\w[^,\"']*)[\"']?(?=,-|$)")
 
 
 def _continues(text: str, start: int) -> bool:
@@ -182,6 +208,12 @@ def _blanks(found: re.Match[str]) -> str:
     return " " * len(found[0])
 
 
+_SPLIT_FORM = re.compile(
+    r"^(?P<indent>[ \t]*)(?:-[ \t]+)?(?:command|entrypoint):(?P<program>[^\n]*(?:\n(?P=indent)[ \t]*-[ \t][^\n]*)*)\n"
+    r"(?P=indent)[ \t]*(?:args|command):(?P<words>[^\n]*(?:\n(?P=indent)[ \t]*(?:-|[\"'\]])[^\n]*)*)",
+    re.MULTILINE,
+)
+"""A container's program, and its arguments under another key."""
 _EXEC_FORM = re.compile(
     r"^[ \t]*(?:CMD|ENTRYPOINT|RUN|command:|entrypoint:|args:)\s*(\[.*(?:trtexec|polygraphy).*\])", re.MULTILINE
 )
@@ -190,6 +222,16 @@ _EXEC_FORM = re.compile(
 def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
     """What the rules find in the command lines of a text."""
     taken = []
+    for split in _SPLIT_FORM.finditer(text):
+        tool = re.search(r"\b(trtexec|polygraphy)\b(?![\"']?[ \t,]*[\"']?-)", split["program"])
+        if tool is not None and "--" not in split["program"]:
+            begin = split.start("words")
+            words = tuple(
+                Word(one[1], begin + one.start(1), begin + one.end(1))
+                for one in re.finditer(r"[\"'\s,\[](--?\w[^\s\"',\]]*)", split["words"])
+            )
+            start = split.start("program") + tool.start()
+            yield from scan_command(Command(tool[1], start, start + len(tool[1]), words, False, editable=False), rules)
     for found in _EXEC_FORM.finditer(text):
         taken.append(found.span(1))
         try:
