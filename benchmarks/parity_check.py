@@ -37,9 +37,9 @@ from trt_engine.equivalence.parity import open_with_outputs, perturb_feeds
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import DEAD_STD_RATIO, TOLERANCES, Tolerance
 from trt_engine.errors import TrtEngineError
+from trt_engine.graph.emulate_half import emulate_half_precision
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.precision.cast_model import cast
-from trt_engine.precision.emulate_half import emulate_half_precision
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.parity import OutputError

@@ -34,9 +34,9 @@ from trt_engine.engine import Engine
 from trt_engine.environment import distribution_version
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.dtype_breakdown import dtype_shares
+from trt_engine.graph.emulate_half import emulate_half_precision
 from trt_engine.graph.load import open_model, read_graph, read_proto
 from trt_engine.precision.calibrators import CALIBRATION_VERSION
-from trt_engine.precision.emulate_half import emulate_half_precision
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import MAIN_METRIC

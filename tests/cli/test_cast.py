@@ -17,8 +17,8 @@ from onnx import TensorProto
 import onnx_models
 from trt_engine.cli import main
 from trt_engine.errors import SetupError
+from trt_engine.graph import emulate_half
 from trt_engine.precision import autocast
-from trt_engine.verbs import cast
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -243,7 +243,7 @@ def test_parity_of_fp16_is_that_of_fp16_where_the_kernels_are_fp32(run: Run, tmp
 def test_a_model_that_is_too_large_to_be_emulated_says_whose_numbers_its_parity_has(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cast, "_MAX_EMULATED_BYTES", 16)
+    monkeypatch.setattr(emulate_half, "_MAX_BYTES", 16)
     told = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx")
     assert told["parity"]["emulated"] is False
     if told["parity"]["kernels"].get("fp32"):

@@ -28,6 +28,8 @@ WRITTEN_OUT: dict[str, list[Any]] = {
     "sigmoid": [models.node("Neg", "moved", "n"), models.node("Exp", "n", "e"), models.node("Add", "e one", "b"),
                 models.node("Div", "one b", "{}")],
     "softmax": [models.node("Exp", "moved", "e"), models.node("ReduceSum", "e last", "b"), models.node("Div", "e b", "{}")],
+    "quotient": [models.node("Constant", "", "k", value_float=3.0), models.node("Softsign", "moved", "d"),
+                 models.node("Div", "d k", "{}")],
     "normalize": [models.node("ReduceL2", "moved last", "b"), models.node("Max", "b one", "c"),
                   models.node("Div", "moved c", "{}")],
     "normalise": [models.node("Mul", "moved moved", "q"), models.node("ReduceSum", "q last", "b"),
@@ -80,6 +82,21 @@ def test_values_as_small_as_a_tail_are_judged_where_no_bounded_function_made_the
     assert not measure_parity(
         open_model(path), lambda _: {"z": np.zeros((2, 32), np.float32)}, feeds, "", TOLERANCES["fp32"]
     ).passed
+
+
+def test_rounded_logits_in_fp16_are_rounding_in_the_probabilities_too(tmp_path: Path):
+    """The last digit of 250 is 0.125 in FP16, and so is the share of the sigmoid's value behind it: over 32 units."""
+    rng, row = np.random.default_rng(0), [4, 64]
+    made = [models.node("Add", "x up", "h"), models.node("Sub", "h down", "l"), models.node("Sigmoid", "l", "z")]
+    stored = {"up": np.full(1, 250, np.float16), "down": np.full(1, 259.5, np.float16)}
+    path = models.save(tmp_path / "n.onnx", made, {"x": (models.HALF, row)}, {"z": (models.HALF, row)}, stored)
+    model, feeds = open_model(path), {"x": rng.normal(size=row).astype(np.float16)}
+    logits = (feeds["x"] + stored["up"] - stored["down"]).astype(np.float64)
+    right = (1 / (1 + np.exp(-logits))).astype(np.float16)
+    for got, passes in ((right, True), (right * np.float16(1.5), False)):
+        found = measure_parity(model, lambda _, got=got: {"z": got}, feeds, "", TOLERANCES["fp16"])
+        assert found.passed == passes, found.outputs
+        assert not TOLERANCES["fp16"].for_graph(model.proto).accepts(found.outputs["z"])
 
 
 def test_one_step_of_the_smallest_fp16_numbers_is_rounding():

@@ -19,9 +19,9 @@ import onnx_models
 from graph import models
 from trt_engine.errors import ModelError, TrtEngineError, UsageError
 from trt_engine.graph import typed_graph, walk
+from trt_engine.graph.emulate_half import emulate_half_precision
 from trt_engine.graph.typing_rules import check_strong_typing
 from trt_engine.precision.cast_model import cast
-from trt_engine.precision.emulate_half import emulate_half_precision
 from trt_engine.records.precision import CastReport
 
 FLOAT, HALF, BRAIN, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64

@@ -12,7 +12,6 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import trt_engine as te
 from onnx_models import BF16, FLOAT, HALF, conv_net, node, save
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
@@ -703,27 +702,11 @@ def test_every_opset_from_13_to_23_is_taken(tmp_path: Path, opset: int, to: str)
     assert report.parity["y"].cosine > 0.95
 
 
-@pytest.mark.parametrize("opset", range(7, 13))
-def test_int8_and_bf16_take_a_model_of_an_old_opset(opset: int, tmp_path: Path) -> None:
-    clip = {"min": 0.0, "max": 6.0} if opset < 11 else {}
-    nodes = [node("Conv", "x w", "c"), node("Clip", "c", "r", **clip), node("ReduceSum", "r", "y", axes=[2, 3])]
-    weight = np.random.default_rng(0).standard_normal((8, 3, 3, 3)).astype(np.float32)
-    net = save(
-        tmp_path / "net.onnx",
-        nodes,
-        {"x": (FLOAT, ["n", 3, 8, 8])},
-        {"y": (FLOAT, ["n", 8, 1, 1])},
-        {"w": weight},
-        opset=opset,
-    )
-    data = {"x": np.random.default_rng(1).random((4, 3, 8, 8), np.float32)}
-    np.savez(tmp_path / "data.npz", **data)
-    report = quantize(net, "int8", out=tmp_path / "q.onnx", calib_data=data, target="onnxruntime-cpu")
-    assert report.parity is not None and min(item.cosine for item in report.parity.values()) > 0.99
-    assert f"opset raised from {opset} to 13" in report.rewritten
-    te.cast(net, "bf16", out=tmp_path / "bf16.onnx")
-    built = te.build(net, precision="int8", calib_data=str(tmp_path / "data.npz"), out=tmp_path / "built.onnx")
-    assert "int8" in built.passport.precision.compute_shares
+def test_an_opset_below_13_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    source = perceptron(tmp_path / "net.onnx", opset=12, ir_version=7)
+    with pytest.raises(ModelError, match="opset 12") as raised:
+        quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(4, 64))
+    assert "version_converter" in (raised.value.hint or "")
 
 
 CHANGED: list[tuple[str, list[Any], list[Any], int]] = [

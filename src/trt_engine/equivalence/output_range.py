@@ -99,7 +99,7 @@ def _written_out(node: NodeProto, producers: dict[str, NodeProto], largest: Any)
                 return float(numerator / size)
     while below is not None and below.op_type in _GUARDS and below.input:
         below = next((found for name in below.input if (found := producers.get(name)) is not None), None)
-    if below is None or not above:
+    if below is None or not above or not below.input:
         return None
     summed = producers.get(below.input[0])
     if below.op_type == "ReduceSum":

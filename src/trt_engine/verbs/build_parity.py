@@ -16,11 +16,11 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, payload_files, reference_path
-from trt_engine.equivalence.parity import REFERENCE, ParityFeeds, measure_parity, parity_feeds, perturb_feeds
+from trt_engine.equivalence.parity import REFERENCE, ParityFeeds, measure_parity, measure_sensitivity, parity_feeds
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
 from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
-from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
+from trt_engine.equivalence.sorted_outputs import sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.errors import (
     AccuracyError,
@@ -341,8 +341,14 @@ def _make_reference(
         feeds, described = _min_rows(feeds, engine), f"{described}, the first rows of them"
         made = ReferenceData(_as_arrays(feeds), _as_arrays(plain.run(feeds)))
     ranked = sorted_outputs(model.proto)
-    moved = _reference_outputs(model, perturb_feeds(feeds, model.signature, tolerance.roundoff))
-    sensitivity = clip_infinite(compare_outputs(moved, made.outputs, ranked, tolerance)) if moved is not None else {}
+    try:
+        found = measure_sensitivity(model, plain.run, feeds, made.outputs, ranked, tolerance)
+    except MemoryExhausted:
+        raise
+    except TrtEngineError as error:
+        log.debug("the sensitivity of `%s` is not known: %s", model.path.name, error.message)
+        found = {}
+    sensitivity = clip_infinite(found)
     if (
         prepared.steps
         and _same_interface(source, model)

@@ -17,16 +17,15 @@ from trt_engine.backends.onnxruntime.cpu_kernels import kernel_dtypes
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.config.precision import CastConfig, RangesConfig
 from trt_engine.config.settings import replace_values
-from trt_engine.device.host_memory import available_memory
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import select_tolerance
 from trt_engine.errors import MemoryExhausted, TrtEngineError
 from trt_engine.graph.dtype_breakdown import compute_layers, dtype_shares
+from trt_engine.graph.emulate_half import emulate_half_precision, exceeds_emulation
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.precision import autocast, cast_model, tensor_ranges
-from trt_engine.precision.emulate_half import emulate_half_precision
 from trt_engine.precision.quantize_checks import random_shapes
 from trt_engine.precision.samples import Batch, open_samples
 from trt_engine.progress import ProgressOption
@@ -41,11 +40,6 @@ if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import CastSettings
 
 log = logging.getLogger(__name__)
-
-_MAX_EMULATED_BYTES = 900 << 20
-"""Bytes of a model whose numbers are emulated: it is twice as large in FP32, and one protobuf ends at 2 GiB."""
-_EMULATION_MEMORY_FACTOR = 13
-"""Times its bytes that emulating a model takes of memory, at the peak: graphs in FP32 and the sessions of both."""
 
 
 @public_function
@@ -263,13 +257,13 @@ def _run_cast_model(
     try:
         kernels = kernel_dtypes(result.path)
         why = _fp32_fallback_note(result, kernels)
-        if why is None or _exceeds_emulation(result):
+        if why is None or exceeds_emulation(result):
             outputs = reference_session(result.path, result.signature).run(feeds)
             return outputs, kernels, False, why and f"{why}, and the model is too large to be emulated here"
     except MemoryExhausted:
         raise
     except TrtEngineError as error:
-        if _exceeds_emulation(result):
+        if exceeds_emulation(result):
             raise
         why = f"ONNX Runtime has no kernels for it here ({error.message})"
     proto = emulate_half_precision(read_proto(result.path, weights=True), result.path.parent)
@@ -279,11 +273,6 @@ def _run_cast_model(
         outputs = reference_session(path, open_model(path).signature).run(feeds)
         kernels = kernel_dtypes(path)
     return outputs, kernels, True, f"emulated: {why}, so every result was rounded to {to} instead"
-
-
-def _exceeds_emulation(result: Model) -> bool:
-    """Whether a model is not emulated: beyond one protobuf, or what this machine has free."""
-    return result.nbytes > min(_MAX_EMULATED_BYTES, available_memory() // _EMULATION_MEMORY_FACTOR)
 
 
 def _fp32_fallback_note(result: Model, kernels: Mapping[str, int]) -> str | None:

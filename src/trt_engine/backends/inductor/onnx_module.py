@@ -258,8 +258,8 @@ def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     drop_initializer_inputs(proto)
-    raise_opset(proto, MIN_OPSET)  # from old opsets it writes Constants
     constants_as_initializers(proto)
+    raise_opset(proto, MIN_OPSET)
     if on_gpu:
         proto = _with_gelu(proto)
     attentions = fuse_attention(proto.graph)

@@ -67,7 +67,7 @@ def parity_fact(parity: Parity | None) -> Fact:
     rms = " RMS" if parity.metric == "rms_rel" else ""
     worst = max(parity.outputs, key=lambda name: parity.outputs[name].max_rel, default="")
     limit = parity.limits.get(worst, parity.tolerance)
-    raised = ", raised as the model itself moves when its input is rounded" if worst in parity.limits else ""
+    raised = ", raised as the model itself moves with rounding" if worst in parity.limits else ""
     lines = [f"{largest_difference(parity.outputs)}, allowed {limit:.3g}{rms}{raised}"]
     if parity.source_errors:
         lines.append(f"from the model as it was given: {largest_difference(parity.source_errors)} (not judged)")

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from trt_engine.device.host_memory import available_memory
 from trt_engine.graph import typed_graph, walk
 from trt_engine.graph.edit_graph import free_name, inline_functions, read_tensor, replace_items
 from trt_engine.graph.shape_inference import type_string
 from trt_engine.graph.typed_graph import BFLOAT16, FLOAT16, Op, Scope, Tensor
+from trt_engine.model import Model
 
 _ELEM_TYPES = {FLOAT16: TensorProto.FLOAT16, BFLOAT16: TensorProto.BFLOAT16}
 _EXACT_OPS = frozenset(
@@ -20,6 +22,15 @@ _EXACT_OPS = frozenset(
     "Constant ConstantOfShape Relu Neg Abs Max Min MaxPool Where Pad If Loop Scan".split()
 )
 """Operators that return input values unchanged, which need no rounding."""
+_MAX_BYTES = 900 << 20
+"""Bytes of a model whose numbers are emulated: it is twice as large in FP32, and one protobuf ends at 2 GiB."""
+_MEMORY_FACTOR = 13
+"""Times its bytes that emulating a model takes of memory, at the peak: graphs in FP32 and the sessions of both."""
+
+
+def exceeds_emulation(model: Model) -> bool:
+    """Whether a model is not emulated: beyond one protobuf, or what this machine has free."""
+    return model.nbytes > min(_MAX_BYTES, available_memory() // _MEMORY_FACTOR)
 
 
 def emulate_half_precision(proto: ModelProto, folder: Path) -> ModelProto:
