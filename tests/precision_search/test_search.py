@@ -87,6 +87,7 @@ def test_the_layer_that_suffers_is_left_in_float_and_the_command_makes_the_model
     tmp_path: Path, net: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     val, cal = data
+    monkeypatch.setattr(search_module, "slowdown", lambda *_: 0.5)
     report = search(
         net,
         val,
@@ -150,6 +151,16 @@ def test_a_huge_budget_takes_everything_and_asks_nothing_of_single_layers(
     assert len(report.quantized) == 3 and report.trials == 2
     assert report.excluded == ("last",)  # as `quantize` does by itself: the layer before the output
     assert all(group.drop is None and group.quantized for group in report.groups)
+
+
+@pytest.mark.parametrize("times, verdict", [(1.5, "slower"), (0.99, "no faster"), (0.5, "")])
+def test_a_result_that_is_no_faster_ends_with_the_original(
+    tmp_path: Path, net: Path, data: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, times: float, verdict: str
+) -> None:
+    monkeypatch.setattr(search_module, "slowdown", lambda *_: times)
+    report = search(net, data[0], calib_data=data[1], budget=1.0, out=tmp_path / "found")
+    assert str(report.next_command).startswith(f"trt-engine {'build' if verdict else 'quantize'} {net}")
+    assert [f"is {verdict} than the original here" in text for text in report.warnings] == [True] * bool(verdict)
 
 
 def test_fp8_is_measured_by_its_emulation_and_claims_no_latency(
@@ -237,6 +248,7 @@ def test_calibration_takes_what_quantize_takes_a_dataset_with_labels_among_it(
 ) -> None:
     from PIL import Image
 
+    monkeypatch.setattr(search_module, "slowdown", lambda *_: 0.5)
     pictures = np.load(data[0])["images"][:8]
     for at, picture in enumerate(pictures):
         place = tmp_path / "folders" / ("red", "green")[at % 2]

@@ -17,6 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 import onnx_models as models
 import trt_engine as te
 from trt_engine.backend import resolve_quant_target
+from trt_engine.cli import main
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.precision import QuantizeConfig
 from trt_engine.engine import Engine
@@ -28,6 +29,7 @@ from trt_engine.graph.walk import index_of
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.verbs import build as build_module
 from trt_engine.verbs import build_precision
+from trt_engine.verbs import quantize as quantize_module
 from trt_engine.verbs.build import plan
 from trt_engine.verbs.build_precision import plan_placement
 from trt_engine.verbs.speed_check import measure_alternating, median_interval, slowdown_text
@@ -310,6 +312,56 @@ def slow_int8(monkeypatch: pytest.MonkeyPatch) -> None:
         return measure_alternating(*runs, **given, clock=clock)
 
     monkeypatch.setattr(build_module, "measure_alternating", planted)
+
+
+@pytest.mark.parametrize(
+    "times, lost, says, following",
+    [
+        (0.5, False, "", {"quantize": "evaluate q.onnx", "build": "bench q.engine.onnx"}),
+        (1.0, False, "int8 is no faster than fp32 here", {"quantize": "build net.onnx", "build": "build net.onnx"}),
+        (2.0, False, "int8 is 100 % slower than fp32 here", {"quantize": "build net.onnx", "build": "build net.onnx"}),
+        (0.5, True, "no longer matches the model", {"quantize": "search net.onnx"}),
+        (2.0, True, "no longer matches the model", {"quantize": "search net.onnx"}),
+    ],
+)
+def test_what_is_no_faster_or_no_longer_the_model_is_not_what_comes_next(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    times: float,
+    lost: bool,
+    says: str,
+    following: dict[str, str],
+) -> None:
+    def planted(*runs: Callable[[], Any], **given: Any) -> Any:
+        for run in runs:
+            run()
+        clock, made = clock_of([0.001 * times, 0.001])
+        return measure_alternating(*made, **given, clock=clock)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(build_module, "measure_alternating", planted)
+    monkeypatch.setattr(quantize_module, "measure_alternating", planted)
+    net = rows(tmp_path / "net.onnx")
+    if lost:  # one channel of 1000 beside small ones
+        proto = onnx.load(net)
+        spread = np.diag([1.0] * 7 + [3000.0]).astype(np.float32)
+        for name, factor in (("w0", spread), ("w1", np.linalg.inv(spread))):
+            place = next(item for item in proto.graph.initializer if item.name == name)
+            value = onnx.numpy_helper.to_array(place)
+            value = value @ factor if name == "w0" else factor @ value
+            place.CopyFrom(onnx.numpy_helper.from_array(value.astype(np.float32), name))
+        onnx.save(proto, net)
+    data(tmp_path)
+    words = {
+        "quantize": ["--to", "int8", "--target", "onnxruntime-cpu", "-o", "q.onnx"],
+        "build": ["--precision", "int8", "-o", "q.engine.onnx"],
+    }
+    for verb, command in following.items():
+        assert main.run([verb, "net.onnx", "--calib-data", "data.npz", *words[verb]]) == 0
+        out, err = capsys.readouterr()
+        assert re.search(r"^next: +trt-engine (.*)$", out, re.MULTILINE)[1].startswith(command), out  # type: ignore[index]
+        assert says in err if says else "than fp32" not in err and "no longer" not in err, err
 
 
 def test_a_build_that_quantised_says_when_its_engine_is_slower_than_fp32(

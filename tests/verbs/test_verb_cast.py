@@ -28,6 +28,25 @@ def _scaled(path: Path, factor: float, shape: list[Any]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    "to, tried, cure", [("fp16", False, "--auto-exclude"), ("fp16", True, "bf16"), ("bf16", False, "build")]
+)
+def test_no_build_of_a_lost_result_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, tried: bool, cure: str
+) -> None:
+    monkeypatch.setattr(verb, "_lost_outputs", lambda parity: ["`y` no longer matches the model"])
+    net = _scaled(tmp_path / "m.onnx", 1, ["b", 8])
+    lost = verb.cast(
+        net,
+        to,
+        out=tmp_path / "o.onnx",
+        auto_exclude=tried,
+        **({"calib_data": [{"x": np.ones((2, 8), np.float32)}]} if tried else {}),
+    )
+    typed = str(lost.next_command).split()
+    assert cure in typed and str(net) in typed and typed[1] == ("build" if cure == "build" else "cast")
+
+
 def test_a_destroyed_model_is_a_warning_and_the_next_command_is_the_cure(tmp_path: Path) -> None:
     lost = verb.cast(_scaled(tmp_path / "m.onnx", 3000, ["b", 8]), "fp16", out=tmp_path / "o.onnx")
     assert any("`y`" in warning and "--auto-exclude" in warning for warning in lost.warnings)

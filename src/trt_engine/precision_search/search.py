@@ -296,10 +296,12 @@ def _make_report(
     warnings = []
     if not final.nodes:
         warnings.append(f"no layer can be quantised to {job.settings.to} without {job.metric} dropping too far")
-    if final.nodes and job.settings.target is None and (times := slowdown(base, final)) > 1.05:
+    times = slowdown(base, final) if final.nodes and job.settings.target is None else 0.0
+    if keep_original := times > _NO_FASTER and times != 1:
+        pace = "slower" if times > 1 / _NO_FASTER else "no faster"
         warnings.append(
-            f"the result is slower than the original here: {times:.2f}x by the median of the trials; keep the original for "
-            "this device, or name another one with `--target`"
+            f"the result is {pace} than the original here: {times:.2f}x its time by the median of the trials; keep the "
+            "original for this device, or name another one with `--target`"
         )
     if job.settings.subset < len(job.dataset.items) and len(trials.trials) > 2:
         log.debug("costs were measured on %d of %d images", job.settings.subset, len(job.dataset.items))
@@ -334,12 +336,18 @@ def _make_report(
         points=_search_points(trials.trials),
         trials=len(trials.trials),
         new_trials=trials.measured,
-        next_command=_quantize_command(job, final.nodes, excluded),
+        next_command=f"trt-engine build {shlex.quote(str(job.model.path))}"
+        if keep_original
+        else _quantize_command(job, final.nodes, excluded),
         environment=Environment.detect(parse_device(device)[1] if device.startswith("cuda") else None),
         seconds=seconds,
         artifacts=paths,
         warnings=tuple(warnings),
     )
+
+
+_NO_FASTER = 0.95
+"""Of the original's time: trials are measured one after another, and a smaller gain is none."""
 
 
 def slowdown(base: SearchTrial, other: SearchTrial) -> float:

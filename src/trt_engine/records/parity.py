@@ -145,6 +145,11 @@ class SpeedCheck:
         return f"{pace} fp32 ({times}, an indication)"
 
     @property
+    def is_faster(self) -> bool:
+        """The interval excludes that it is not."""
+        return self.high < 1
+
+    @property
     def is_slower(self) -> bool:
         """By more than two loads of one engine may differ."""
         return self.low > 1.05

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Finding
-from trt_engine.records.parity import OutputError
+from trt_engine.records.parity import OutputError, SpeedCheck
 from trt_engine.records.passport import Precision
 
 
@@ -187,6 +187,10 @@ class QuantizeReport(RichDisplay):
     artifacts: dict[str, str]
     integer_kernels: IntegerKernels | None = None
     """Fusions by ONNX Runtime, for `onnxruntime-cpu`."""
+    speed: SpeedCheck | None = None
+    """The file beside the model as it was, for `onnxruntime-cpu`."""
+    next_command: str | None = None
+    """What to type instead of an evaluation, for a result that no longer matches the model or is not faster."""
     dry_run: bool = False
     warnings: tuple[str, ...] = ()
 

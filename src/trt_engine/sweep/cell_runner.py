@@ -56,7 +56,7 @@ from trt_engine.verbs.build_precision import preprocess_digest
 from trt_engine.verbs.cast import cast
 from trt_engine.verbs.load import merge_run_settings
 from trt_engine.verbs.profile import profile
-from trt_engine.verbs.quantize import quantize
+from trt_engine.verbs.quantize import quantize_untimed
 
 log = logging.getLogger(__name__)
 
@@ -343,16 +343,11 @@ def _quantize_model(
     place = "random" if data == "random" else None if data is None else str(cell.resolve_path(data))
     if place is not None and place != "random" and not Path(place).exists():
         raise UsageError(f"calibration data `{data}` not found", hint="`calib_data:` is relative to the plan")
-    return quantize(
-        model,
-        cell.spec.precision,
-        out=target,
-        calib_data=place,
-        preprocess=preprocess,
-        config=from_values(QuantizeConfig, settings),
+    config = replace(
+        from_values(QuantizeConfig, settings), calib_data=place, preprocess=preprocess,
         inputs=cell.resolve_path(cell.setting("inputs")),
-        overwrite=True,
-    )
+    )  # fmt: skip
+    return quantize_untimed(model, cell.spec.precision, out=target, config=config, overwrite=True)
 
 
 # ------------------------------------------------------------------------------------------------ the build

@@ -405,9 +405,9 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     if checked.row_dependence is not None and any(map(engine.signature.batch_axes, engine.signature.inputs)):
         warnings.append(f"requests to this engine must not be joined: {checked.row_dependence}")
         log.warning("%s", warnings[-1])
-    if speed is not None and speed.is_slower:
-        warnings.append(slowdown_text(str(plan.config.precision), speed, build.not_fused))
-        log.warning("%s", warnings[-1])
+    if speed is not None and (text := slowdown_text(str(plan.config.precision), speed, build.not_fused)) is not None:
+        warnings.append(text)
+        log.warning("%s", text)
     build = replace(
         build,
         seconds=time.monotonic() - started,

@@ -207,10 +207,13 @@ def _calibration_shapes(model: Model, config: BuildConfig) -> dict[str, Shape]:
 
 
 def _quantize_model(model: Model, to: str, config: BuildConfig, out: Path, target: str | None) -> PreparedModel:
-    from trt_engine.verbs.quantize import quantize
+    from trt_engine.verbs.quantize import quantize_untimed
 
-    aimed = QuantizeConfig(target=target or QuantizeConfig().target, shapes=_calibration_shapes(model, config))
-    report = quantize(model, to, out=out, calib_data=config.calib_data, preprocess=config.preprocess, config=aimed)
+    aimed = QuantizeConfig(
+        target=target or QuantizeConfig().target, shapes=_calibration_shapes(model, config), calib_data=config.calib_data,
+        preprocess=config.preprocess,
+    )  # fmt: skip
+    report = quantize_untimed(model, to, out=out, config=aimed)
     made = open_model(out)
     whom = f" for {quant_target(target).title}" if target is not None else ""
     step = f"quantised to {to}{whom}: {len(report.quantized)} nodes, {len(report.unquantized)} left as they were"

@@ -125,7 +125,11 @@ def cast(
         precision=shares,
         parity=parity,
         warnings=tuple(warnings),
-        next_command=_retry_command(report, to, data, config.auto_exclude) if lost else None,
+        next_command=(
+            _retry_command(report, to, data, config.auto_exclude) or f"trt-engine build {shlex.quote(report.model)}"
+        )
+        if lost
+        else None,
     )
 
 

@@ -67,10 +67,13 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[max(cut - 1, 0)], ordered[count - max(cut, 1)]
 
 
-def slowdown_text(precision: str, check: SpeedCheck, reason: str | None) -> str:
-    """`int8 is 45 % slower than fp32 here (24.8 ms, 17.1 ms): ...`."""
+def slowdown_text(precision: str, check: SpeedCheck, reason: str | None) -> str | None:
+    """`int8 is 45 % slower than fp32 here (24.8 ms, 17.1 ms): ...`, `int8 is no faster than ...`; None if it is faster."""
+    if check.is_faster:
+        return None
     why = f": {reason}" if reason else ""
+    pace = f"{100 * (check.ratio - 1):.0f} % slower" if check.is_slower else "no faster"
     return (
-        f"{precision} is {100 * (check.ratio - 1):.0f} % slower than fp32 here ({format_ms(check.quantized_ms)} and "
+        f"{precision} is {pace} than fp32 here ({format_ms(check.quantized_ms)} and "
         f"{format_ms(check.baseline_ms)} in {check.pairs} alternating runs){why}"
     )

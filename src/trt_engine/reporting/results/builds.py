@@ -62,6 +62,8 @@ def build_report(report: BuildReport) -> Iterator[Block]:
     else:
         verb = "validate" if _can_be_validated(report) else "bench"
         following = f"trt-engine {verb} {shlex.quote(str(report.engine))}"
+        if report.speed is not None and not report.speed.is_faster:
+            following = f"trt-engine build {shlex.quote(report.model)}"  # the original, which is as fast
         yield make_facts(("took", f"{report.seconds:.1f} s{stored}"), ("next", following))
 
 

@@ -171,7 +171,8 @@ def quantize_report(report: QuantizeReport) -> Iterator[Block]:
         ("compared", errors),
         *(_kernels(report.integer_kernels) if report.integer_kernels is not None else ()),
         ("took", f"{report.seconds:.1f} s"),
-        ("next", _next_step(report, report.out) if report.out else None),
+        ("speed", report.speed.summary if report.speed is not None else None),
+        ("next", report.next_command or (_next_step(report, report.out) if report.out else None)),
     )  # fmt: skip
 
 
@@ -322,14 +323,16 @@ def search_report(report: SearchReport) -> Iterator[Block]:
 def _search_table(report: SearchReport) -> Table:
     """The Pareto-optimal mixtures, the original model, everything quantised, and the result."""
     rows = []
-    slower = any("slower than the original" in text for text in report.warnings)
+    slower = next(
+        (how for how in ("slower", "no faster") for text in report.warnings if f"{how} than the orig" in text), None
+    )
     for point in report.points:
         answer = point.images == report.images and point.layers == len(report.quantized) and point.macs == report.macs
         if not point.pareto and not answer and point.stage not in ("baseline", "all"):
             continue
         times = f"{format_number(point.latency_ms.median)} for {point.batch}" if point.latency_ms is not None else "-"
         mark = (
-            ("<- most layers, but slower here" if slower else "<- the answer")
+            (f"<- most layers, but {slower} here" if slower else "<- the answer")
             if answer
             else ""
             if point.pareto
