@@ -86,6 +86,8 @@ def file_kind(path: Path) -> Kind | None:
     """What looks at a file, by its name; without a suffix, by its first bytes."""
     if _HEADERS.fullmatch(path.name):
         return None
+    if path.parent.name == "requirements" and path.suffix in (".txt", ".in"):
+        return "requirements"
     for pattern, kind in _NAMES:
         if pattern.fullmatch(path.name):
             return kind

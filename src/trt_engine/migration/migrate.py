@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _CONCERNS = (
     "tensorrt", "trtexec", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "trt_", "network-mode",
-    "onnx-file", "uff-file", "torch2trt", "ultralytics", "format=", "fp16_mode", "enable_fp16",
+    "nvcr.io/nvidia", "onnx-file", "uff-file", "torch2trt", "ultralytics", "format=", "fp16_mode", "enable_fp16",
     "image_encoder_engine", "--include",
 )  # fmt: skip
 """One of these is in every file that a rule concerns, in whatever case."""

@@ -307,7 +307,8 @@ class _Scan(ast.NodeVisitor):
         if last_name(node.func) in _SAY:
             self.handled |= set(node.args)
         if (asked := wrappers.asked_precision(node, self.source.text)) is not None:
-            self._add_id("wrapper-precision", asked)
+            of_provider = (asked.arg or "").startswith("trt_")
+            self._add_id("ort-precision-option" if of_provider else "wrapper-precision", asked)
         if method in ("append", "extend") and self.calls_trtexec:
             self._check_options(node.args)
         trt = bool(self.modules or self.imported)
@@ -378,9 +379,17 @@ class _Scan(ast.NodeVisitor):
         """Options that a list or a text of a trtexec command gets later."""
         for node in nodes:
             for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-                for word in _text_of(item).split():
+                texts = [
+                    one.value for one in ast.walk(item) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                ]
+                for word in (word for text in texts for word in text.split()):
                     if word.startswith("--") and (rule := self.rules.trtexec.get(word.partition("=")[0])) is not None:
                         self._add(rule, item)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        sides = (node.left, *node.comparators)
+        self.handled |= {one for one in sides if isinstance(one, ast.Constant) and "--" in str(one.value)}
+        self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         if isinstance(node.value, str):
@@ -388,6 +397,8 @@ class _Scan(ast.NodeVisitor):
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         self._check_command(node, _text_of(node))
+        if shell.is_command(_text_of(node)):
+            self._check_options(value for value in node.values if isinstance(value, ast.FormattedValue))
         for value in node.values:
             if isinstance(value, ast.FormattedValue):
                 self.visit(value)
@@ -405,6 +416,8 @@ class _Scan(ast.NodeVisitor):
         command = shell.command_of_words(words, self._start(node), self._end(node))
         for hit in shell.scan_command(command, self.rules) if command else ():
             self._add(hit.rule, node, values=hit.values)
+        if command is not None:
+            self._check_options(item for item in node.elts if isinstance(item, ast.IfExp))
         joined = " ".join(words)
         if "pip install" in joined or "uv add" in joined:
             for hit in requirements.scan_installs(joined, self.rules):

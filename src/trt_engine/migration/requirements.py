@@ -49,6 +49,10 @@ _INSTALLED = re.compile(
     r"(?<![\w./=-])(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))"
     r"(?:\[[\w,-]*\])?(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+,?)*)(?=[\s\"'\\]|$)"
 )
+_HELD_VERSION = re.compile(
+    r"(?<![\w./=-])(?P<name>(?i:tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))(?:\[[\w,-]*\])?"
+    r"[=~]=\$[{(]?(?P<held>\w+)"
+)
 _DEPENDENCY = re.compile(
     r"^(?P<name>tensorrt(?:[-_]cu1[123])?)[ \t]*=[ \t]*"
     r"(?:\{[^}\n]*\bversion[ \t]*=[ \t]*)?[\"'](?P<spec>[\^~=<>!]*\d[^\"'\n]*)",
@@ -65,6 +69,12 @@ def scan_installs(text: str, rules: RuleSet) -> Iterator[Hit]:
             continue
         for found in _INSTALLED.finditer(text, command.start("words"), command.end("words")):
             yield from _requirement(found, rules)
+        for held in _HELD_VERSION.finditer(text, command.start("words"), command.end("words")):
+            value = re.search(rf"\b{re.escape(held['held'])}[ \t]*[:?]?=[ \t]*[\"']?(?P<version>\d[\w.]*)", text)
+            rule = rules.by_id.get("requirement-release")
+            if value is not None and rule is not None and _judge(f"=={value['version']}", rules) == rule.id:
+                major = rules.target[0]
+                yield Hit(rule, *held.span(), (), {"name": held["name"], "major": str(major), "next": str(major + 1)})
 
 
 def scan_dependencies(text: str, rules: RuleSet) -> Iterator[Hit]:
@@ -107,7 +117,12 @@ def _judge(spec: str, rules: RuleSet) -> str | None:
 
 
 _IMAGE = re.compile(r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow):(\d\d)\.(\d\d)[\w.-]*")
-_TAGGED_IMAGE = re.compile(r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow):\$[{(]?(\w+)")
+_TAGGED_IMAGE = re.compile(
+    r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow):\$[{(]?(\w+)(?::?-(\d\d\.\d\d))?"
+)
+_SPLIT_IMAGE = re.compile(
+    r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow)[\"']?[ \t]*\n[ \t]*tag:[ \t]*[\"']?(\d\d)\.(\d\d)"
+)
 _L4T_IMAGE = re.compile(r"nvcr\.io/nvidia/l4t-tensorrt:r(\d+)\.(\d+)[\w.-]*")
 _FIRST_IMAGE = {10: (24, 5), 11: (26, 6)}
 """TensorRT major -> the first monthly image that may have it: 10.0 came in May 2024, 11.0 in June 2026."""
@@ -132,8 +147,12 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
     for found in _IMAGE.finditer(text):
         if image is not None and first and (int(found[1]), int(found[2])) < first and not _in_comment(text, found):
             yield Hit(image, *found.span(), (), values)
+    for found in _SPLIT_IMAGE.finditer(text):
+        if image is not None and first and (int(found[1]), int(found[2])) < first and not _in_comment(text, found):
+            yield Hit(image, *found.span(), (), values)
     for found in _TAGGED_IMAGE.finditer(text):  # the tag is a variable's
         tag = re.search(rf"\b{re.escape(found[1])}[ \t]*[:?]?[=:][ \t]*[\"']?(\d\d)\.(\d\d)(?![\d.])", text)
+        tag = tag or re.match(r"(\d\d)\.(\d\d)", found[2] or "")
         if image is not None and first and tag and (int(tag[1]), int(tag[2])) < first and not _in_comment(text, found):
             yield Hit(image, *found.span(), (), values)
     for found in _L4T_IMAGE.finditer(text):
@@ -142,6 +161,9 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
     library = rules.by_id.get("library-release")
     for found in _PACKAGE.finditer(text):
         old = next(value for value in found.groupdict().values() if value)
+        line = text[text.rfind("\n", max(0, found.start() - 4000), found.start()) + 1 : found.start()]
+        if found["pin"] and re.search(r"\b(?:micro)?(?:conda|mamba)\b", line):
+            continue  # `scan_installs` has it
         if library is not None and int(old) < target and not _in_comment(text, found):
             name = (
                 f"{found[0].replace(old, str(target), 1)}" if not found["pin"] else f"the package of TensorRT {target}"

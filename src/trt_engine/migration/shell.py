@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from trt_engine.migration.rules import Rule, RuleSet
 from trt_engine.migration.source import Edit, Hit, model_values
-from trt_engine.migration.variables import Variables, expand, find_variables, program_names
+from trt_engine.migration.variables import Variables, expand, find_variables, program_names, wrapper_functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ _TOOL = re.compile(
     re.IGNORECASE,
 )
 _ECHO = re.compile(
-    r"(?:^|[;&|(]\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat|[Ww]rite-\w+)\b[^;&|]*$"
+    r"(?:^|[;&|(]\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat|e?grep|rg|sed|awk|which|man|type|ls|[Ww]rite-\w+)\b[^;&|]*$"
 )
 _COMMAND_START = re.compile(
     r"(?:^|[;&({`]|\b(?:then|do|else|if|while)\b)\s*"
@@ -81,20 +81,28 @@ def is_command(text: str) -> bool:
 
 def is_said(line: str) -> bool:
     """Whether what follows the beginning of a line is a comment or printed, and does not run."""
-    comment = re.match(r"\s*(?:#|//|::|REM\s|rem\s|-?\s*name:)", line) or " # " in line
-    return bool(comment) or _ECHO.search(line) is not None
+    comment = (
+        re.match(r"\s*(?:#|//|::|REM\s|rem\s|-?\s*(?:name|description|title|help|summary|displayName):)", line)
+        or " # " in line
+    )
+    return bool(comment) or re.search(r"-D\w+=$", line) is not None or _ECHO.search(line) is not None
 
 
 def find_commands(text: str) -> Iterator[Command]:
     """The calls of trtexec and polygraphy in a text, in order."""
     at = 0
-    variables = find_variables(text) if re.search(r"[$%!@]\W?\w", text) else {}
+    variables = find_variables(text) if re.search(r"[$%!@]\W{0,3}\w|\$@", text) else {}
     programs = program_names(variables)
     tool = _TOOL
+    wrappers = wrapper_functions(text) if "()" in text or "alias " in text else {}
     if programs:
         names = "|".join(map(re.escape, programs))
         held = rf"\$[({{]?(?P<held>{names})[)}}]?(?=[\s\"'])|%(?P<percent>{names})%(?=[\s\"'])"
-        tool = re.compile(f"{_TOOL.pattern}|{held}", re.IGNORECASE)
+        tool = re.compile(f"{tool.pattern}|{held}", re.IGNORECASE)
+    if wrappers:
+        names = "|".join(map(re.escape, wrappers))
+        called = rf"(?:^|(?<=[\n;&|({{\t ]))(?P<wrapper>{names})(?=[ \t]+[^\s(=])"
+        tool = re.compile(f"{tool.pattern}|{called}", re.IGNORECASE)
     while (found := tool.search(text, at)) is not None:
         at = found.end()
         line = text[max(text.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_LINE) : found.start()]
@@ -115,12 +123,19 @@ def find_commands(text: str) -> Iterator[Command]:
         words = tuple(itertools.islice(_expanded(words, variables), _MAX_WORDS))
         if not any(word.value.startswith("-") for word in words):
             continue
+        takes_none = (
+            found[1] is not None and found[1].lower() == "trtexec" and not lead.rstrip(" =").endswith("--entrypoint")
+        )
+        if takes_none and re.match(r"[A-Za-z][a-z]*$", plain[0].value):
+            continue  # prose: trtexec has no arguments beside its options
         starts = bool((_WRAPPED if wrapped else _COMMAND_START).search(lead)) and not _continues(text, found.start())
         starts = starts and opened < 0 and not re.search(r"(?<!&)&\s*$", lead)
         start = found.start() - (bool(quote) and not wrapped)
         editable = words == plain and "\v" not in text[start : words[-1].end]
         named = found.groupdict()
-        name = found[1] or programs.get(named.get("held") or named.get("percent") or "", "trtexec")
+        name = found[1] or {**programs, **wrappers}.get(
+            named.get("held") or named.get("percent") or named.get("wrapper") or "", "trtexec"
+        )
         yield Command(name.lower(), start, found.end(), words, starts and editable, editable)
 
 
@@ -223,8 +238,8 @@ def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
     """What the rules find in the command lines of a text."""
     taken = []
     for split in _SPLIT_FORM.finditer(text):
-        tool = re.search(r"\b(trtexec|polygraphy)\b(?![\"']?[ \t,]*[\"']?-)", split["program"])
-        if tool is not None and "--" not in split["program"]:
+        tool = re.search(r"\b(trtexec|polygraphy)\b", split["program"])
+        if tool is not None:
             begin = split.start("words")
             words = tuple(
                 Word(one[1], begin + one.start(1), begin + one.end(1))
@@ -235,10 +250,15 @@ def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
     for found in _EXEC_FORM.finditer(text):
         taken.append(found.span(1))
         try:
-            command = command_of_words([str(word) for word in json.loads(found[1])], *found.span(1))
+            texts = [str(word) for word in json.loads(found[1])]
         except ValueError:
             continue
-        yield from scan_command(command, rules) if command else ()
+        if (command := command_of_words(texts, *found.span(1))) is not None:
+            yield from scan_command(command, rules)
+        for line in (word for word in texts if re.search(r"\s", word.strip()) and is_command(word)):
+            for inner in find_commands(line):
+                moved = tuple(Word(word.value, *found.span(1)) for word in inner.words)
+                yield from scan_command(Command(inner.tool, *found.span(1), moved, False, editable=False), rules)
     for command in find_commands(text):
         if not any(start <= command.start < end for start, end in taken):
             yield from scan_command(command, rules, text)

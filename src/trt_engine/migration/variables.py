@@ -7,19 +7,39 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+_STRING = r"(?:\"[^\"\n]*\"|'[^'\n]*')"
 _ARRAY = r"@?\((?P<array>[^()]{0,4000})\)"
 _ASSIGNED = re.compile(
-    r"(?:^|(?<=[;&{(]))[ \t@]*(?:(?:export|local|readonly|override|set|ARG|ENV|then|else|do|declare(?:[ \t]+-\w+)*)[ \t]+)*"
+    r"(?:^|(?<=[;&{()]))[ \t@]*(?:(?:export|local|readonly|override|set|ARG|ENV|then|else|do|declare(?:[ \t]+-\w+)*)[ \t]+)*"
     rf"[\"\']?\$?(?:env:|script:|global:)?(?P<name>[A-Za-z_]\w*)(?:[ \t]*[:?+]{{0,2}}=[ \t]*)"
-    rf"(?:{_ARRAY}|\"(?P<double>(?:[^\"\\\n]|\\.)*)\"|'(?P<single>[^'\n]*)'|(?P<bare>[^\n;&|]*))",
+    rf"(?:{_ARRAY}|(?P<list>{_STRING}(?:[ \t]*,[ \t]*{_STRING})+)"
+    r"|\"(?P<double>(?:[^\"\\\n]|\\.|\n[ \t]+-)*)\"|'(?P<single>(?:[^'\n]|\n[ \t]+-)*)'|(?P<bare>[^\n;&|]*))",
     re.MULTILINE,
 )
-_LOOP = re.compile(r"\b(?:for|foreach)[ \t]+\(?\$?(?P<name>\w+)[ \t]+in[ \t]+(?P<bare>[^;\n)]{1,400})")
+_LOOP = re.compile(
+    r"\b(?:for|foreach)[ \t]+\(?[$%]{0,2}(?P<name>\w+)[ \t]+in[ \t]+\(?(?P<bare>[^;\n)]{1,400})", re.IGNORECASE
+)
+_SET = re.compile(r"^[ \t]*set[ \t]+--[ \t]+(?P<bare>[^\n;&|]*)", re.MULTILINE)
+_ALIAS = re.compile(r"^[ \t]*alias[ \t]+(?P<name>[\w-]+)=[\"']?[^\s\"']*\b(?P<tool>trtexec|polygraphy)\b", re.MULTILINE)
+_DEFAULT = re.compile(r"\$\{\w+:?[-=](?P<default>[^{}]*)\}")
+"""A value that is used where a variable has none."""
+_KEY = re.compile(
+    r"(?:^[ \t]*(?:-[ \t]+)?|[{,][ \t]*)(?P<name>[A-Za-z_]\w*):[ \t]+"
+    r"(?:\[(?P<array>[^\]\n]*)\]|[\"']?(?P<bare>-[^\n\"'}]*))",
+    re.MULTILINE,
+)
+"""Environments and matrices of YAML."""
+_FUNCTION = re.compile(
+    r"^[ \t]*(?:function[ \t]+)?(?P<name>[A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{"
+    r"(?P<body>[^\n]*\}|[^\n]*(?:\n(?!\})[^\n]*){0,200}\n\})",
+    re.MULTILINE,
+)
 _VALUE = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',]+")
 _USED = re.compile(
-    r"\$\{?(?:env:|script:|global:)?(\w+)(?:\[[@*]\])?(?::?[-+=][^}]*)?\}?|\$\((\w+)\)|%(\w+)%|!(\w+)!|@(\w+)"
+    r"\$\{?(?:env:|script:|global:)?(\w+)(?:\[[^\]\s]*\])?(?::?[-+=][^}]*)?\}?|\$\((\w+)\)|%(\w+)%|!(\w+)!|@(\w+)|%%(\w)|\$([@*])"
+    r"|\$\{\{[ \t]*(?:matrix|env|vars|inputs|parameters)\.(\w+)[ \t]*\}\}"
 )
-_PROGRAM = re.compile(r"(?:^|[/\\])(?P<tool>trtexec|polygraphy)(?:\.exe)?$", re.IGNORECASE)
+_PROGRAM = re.compile(r"(?:^|[/\\ ])(?P<tool>trtexec|polygraphy)(?:\.exe)?[)`]?$", re.IGNORECASE)
 _MOST = 64
 
 
@@ -38,23 +58,30 @@ Variables = Mapping[str, Sequence[Part]]
 def find_variables(text: str) -> Variables:
     """The words of every value that a variable of the text has somewhere, by its name."""
     found: dict[str, list[Part]] = defaultdict(list)
-    for pattern in (_ASSIGNED, _LOOP):
+    for pattern in (_ASSIGNED, _LOOP, _KEY, _SET):
         for match in pattern.finditer(text):
-            group = next((name for name in ("array", "double", "single", "bare") if match.groupdict().get(name)), None)
-            if group is None or len(found[match["name"]]) > _MOST:
+            groups = {"name": "@"} | match.groupdict()
+            group = next((name for name in ("array", "list", "double", "single", "bare") if groups.get(name)), None)
+            if group is None or len(found[str(groups["name"])]) > _MOST:
                 continue
             begin, end = match.span(group)
+            comment = -1
             for word in _VALUE.finditer(text, begin, end):
                 if word[0].startswith("#"):
-                    break
+                    comment = text.find("\n", word.start())
+                if comment >= 0 and (word.start() < comment or group != "array"):
+                    continue
                 quoted = word[0][:1] in "\"'"
-                if (quoted and group == "array") or not quoted:
+                if (quoted and group in ("array", "list")) or not quoted:
                     raw = word[0].strip("\"'")
-                    found[match["name"]].append(Part(raw, word.start() + quoted, word.end() - quoted))
+                    raw = held["default"] if (held := _DEFAULT.fullmatch(raw)) is not None else raw
+                    found[str(groups["name"])].append(Part(raw, word.start() + quoted, word.end() - quoted))
                 else:
                     inner = re.finditer(r"\S+", word[0][1:-1])
                     start = word.start() + 1
-                    found[match["name"]] += (Part(one[0], start + one.start(), start + one.end()) for one in inner)
+                    found[str(groups["name"])] += (
+                        Part(one[0], start + one.start(), start + one.end()) for one in inner
+                    )
     return found
 
 
@@ -63,8 +90,27 @@ def program_names(variables: Variables) -> dict[str, str]:
     return {
         name: match["tool"].lower()
         for name, parts in variables.items()
-        if parts and (match := _PROGRAM.search(parts[0].value)) and not any(part.value[:1] == "-" for part in parts)
+        if (match := next((one for part in parts if (one := _PROGRAM.search(part.value))), None))
+        and not any(part.value[:1] == "-" for part in parts)
     }
+
+
+def wrapper_functions(text: str) -> dict[str, str]:
+    """Aliases, and shell functions that pass their arguments on to trtexec or polygraphy, and which of both."""
+    return {match["name"]: match["tool"].lower() for match in _ALIAS.finditer(text)} | {
+        match["name"]: tool[1].lower()
+        for match in _FUNCTION.finditer(text)
+        if re.search(r"\$[@*]|\$\{[@*]", match["body"]) and (tool := _named_tool(match["body"], text))
+    }
+
+
+def _named_tool(body: str, text: str) -> re.Match[str] | None:
+    """The program in the body, itself or in a variable."""
+    if found := re.search(r"\b(trtexec|polygraphy)\b", body, re.IGNORECASE):
+        return found
+    programs = program_names(find_variables(text))
+    held = next((tool for name, tool in programs.items() if re.search(rf"\$[({{]?{name}\b", body)), "")
+    return re.match("(.+)", held)
 
 
 def expand(word: str, variables: Variables, depth: int = 2) -> Iterator[Part] | None:

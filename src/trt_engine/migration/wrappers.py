@@ -61,8 +61,10 @@ def asked_precision(call: ast.Call, text: str) -> ast.keyword | None:
         if _format(given.get("format")) in ("engine", "tensorrt") and _is_set(given.get(key)):
             return given[key]
     for key in ("fp16_mode", "int8_mode"):
-        near = name in ("torch2trt", "TRTModule") or (
-            name == "dict" and re.search(r"[\"']tensorrt|tensorrt_config", text)
+        near = (
+            name in ("torch2trt", "TRTModule")
+            or "import torch2trt as" in text
+            or (name == "dict" and re.search(r"[\"']tensorrt|tensorrt_config", text))
         )
         if near and _is_set(given.get(key)):
             return given[key]
