@@ -16,6 +16,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.device import info
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.quant_target import METADATA_KEY
+from trt_engine.precision import cpu_qdq
 from trt_engine.precision.calibration import calibrate
 from trt_engine.precision.cpu_qdq import activation_scale, quantize_weight, weight_bits
 from trt_engine.precision.quantize_model import quantize
@@ -333,6 +334,7 @@ def test_one_processor_without_vnni_gets_weights_of_seven_bits(monkeypatch: pyte
     def features(*names: str) -> None:
         monkeypatch.setattr(info, "cpu", lambda: info.Cpu(name="test", cores=1, features=names))
 
+    monkeypatch.setattr(cpu_qdq, "_kernels_saturate", lambda: False)
     features("avx2")
     assert weight_bits("auto") == 7 and weight_bits("off") == 8
     _, model = quantized(residual(tmp_path / "net.onnx"))
@@ -342,6 +344,9 @@ def test_one_processor_without_vnni_gets_weights_of_seven_bits(monkeypatch: pyte
         assert weight_bits("auto") == 8
     features("asimd")
     assert weight_bits("auto") == 8 and weight_bits("on") == 7
+    features("avx2", "avx_vnni")
+    monkeypatch.setattr(cpu_qdq, "_kernels_saturate", lambda: True)  # an emulator, which states its host's features
+    assert weight_bits("auto") == 7 and weight_bits("off") == 8
     values, scales = quantize_weight(weight(4, 9), 0, 7)
     assert np.abs(values).max() == 63 and scales.shape == (4,)
 

@@ -40,6 +40,7 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.precision import cpu_qdq
 from trt_engine.store import Store
 from trt_engine.verbs import build as build_module
 from trt_engine.verbs import build_parity, build_request
@@ -585,6 +586,7 @@ def test_weights_that_overflow_on_this_processor_are_named_where_int8_differs(
         built = te.build(path, store=store, parity=False)
         return build_parity._overflow_hint(built, device, open_model(path).graph)
 
+    monkeypatch.setattr(cpu_qdq, "_kernels_saturate", lambda: False)
     for features, overflows in ((("avx2",), True), (("avx2", "avx_vnni"), False), (("asimd",), False)):
         monkeypatch.setattr(info, "cpu", lambda features=features: info.Cpu(name="test", cores=1, features=features))
         assert ("--reduce-range on" in hint(full)) == overflows

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, NodeProto, TensorProto, helper
+import onnxruntime as ort
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trt_engine.device import info
 from trt_engine.graph import walk
@@ -54,7 +56,22 @@ def weight_bits(reduce_range: str) -> int:
         return 7 if reduce_range == "on" else 8
     features = set(info.cpu().features)
     exact = {"avx512_vnni", "avx_vnni", "amx_int8"}
-    return 7 if "avx2" in features and not exact & features else 8
+    without = "avx2" in features and not exact & features
+    return 7 if without or _kernels_saturate() else 8
+
+
+@cache
+def _kernels_saturate() -> bool:
+    """Whether ONNX Runtime's kernels overflow here; an emulator states the features of its host."""
+    weight = numpy_helper.from_array(np.full((64, 32), 127, np.int8), "w")
+    x, y = (
+        helper.make_tensor_value_info(*io) for io in (("x", TensorProto.UINT8, [1, 64]), ("y", TensorProto.INT32, None))
+    )
+    graph = helper.make_graph([helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "overflow", [x], [y], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.full((1, 64), 255, np.uint8)})
+    return bool(np.any(found != 255 * 127 * 64))
 
 
 def has_8_bit_weights(graph: GraphIndex) -> bool:
