@@ -516,6 +516,9 @@ def test_an_installed_release_is_judged_wherever_it_is_asked_for(
         ("ad.yml", 'v: {F: "--fp16"}\nrun: trtexec --onnx=a $F\n', {"fp16-flag"}),
         ("ae.sh", 'HELP="use trtexec with --fp16"\nls trtexec --int8\n', set()),
         ("af.yml", 'description: "run trtexec --fp16"\n', set()),
+        ("ag.py", "f = ['--fp16'] if x else []\nrun(['trtexec', '--onnx=a', *f])\n", {"fp16-flag"}),
+        ("ah.py", "f = '--int8' if x else ''\nrun(f'trtexec --onnx=a {f}')\n", {"int8-flag"}),
+        ("ai.sh", "python -c \"print('trtexec --best')\"\n", set()),
         ("m.sh", "F=--fp16\nother --onnx=a $F\ntrtexec --onnx=a --saveEngine=b\n", set()),
     ],
 )

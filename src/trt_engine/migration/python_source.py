@@ -375,6 +375,17 @@ class _Scan(ast.NodeVisitor):
                 self._add_id("wrapper-precision", value)
         self.generic_visit(node)
 
+    def _values_of(self, nodes: Iterable[ast.expr]) -> list[ast.expr]:
+        """What the variables in these places are assigned anywhere in the file."""
+        names = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+        return [
+            node.value
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.List | ast.Tuple | ast.IfExp | ast.Constant)
+            and any(isinstance(one, ast.Name) and one.id in names for one in node.targets)
+        ]
+
     def _check_options(self, nodes: Iterable[ast.expr]) -> None:
         """Options that a list or a text of a trtexec command gets later."""
         for node in nodes:
@@ -398,7 +409,8 @@ class _Scan(ast.NodeVisitor):
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         self._check_command(node, _text_of(node))
         if shell.is_command(_text_of(node)):
-            self._check_options(value for value in node.values if isinstance(value, ast.FormattedValue))
+            held = [value for value in node.values if isinstance(value, ast.FormattedValue)]
+            self._check_options([*held, *self._values_of(held)])
         for value in node.values:
             if isinstance(value, ast.FormattedValue):
                 self.visit(value)
@@ -418,6 +430,7 @@ class _Scan(ast.NodeVisitor):
             self._add(hit.rule, node, values=hit.values)
         if command is not None:
             self._check_options(item for item in node.elts if isinstance(item, ast.IfExp))
+            self._check_options(self._values_of(item for item in node.elts if isinstance(item, ast.Starred)))
         joined = " ".join(words)
         if "pip install" in joined or "uv add" in joined:
             for hit in requirements.scan_installs(joined, self.rules):

@@ -59,7 +59,7 @@ _TOOL = re.compile(
     re.IGNORECASE,
 )
 _ECHO = re.compile(
-    r"(?:^|[;&|(]\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat|e?grep|rg|sed|awk|which|man|type|ls|[Ww]rite-\w+)\b[^;&|]*$"
+    r"(?:^|[;&|(\"']\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat|e?grep|rg|sed|awk|which|man|type|ls|[Ww]rite-\w+)\b[^;&|]*$"
 )
 _COMMAND_START = re.compile(
     r"(?:^|[;&({`]|\b(?:then|do|else|if|while)\b)\s*"
