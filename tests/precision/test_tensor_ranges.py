@@ -30,6 +30,26 @@ def kept(report: RangesReport) -> set[str]:
     return {item.node for item in report.exclude}
 
 
+def test_a_model_whose_layers_stand_in_a_branch_is_not_cleared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    y = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])]
+    branches = {
+        name: helper.make_graph([helper.make_node(op, ["x"], ["y"])], name, [], y)
+        for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
+    }
+    graph = helper.make_graph(
+        [helper.make_node("If", ["yes"], ["z"], **branches)], "branches",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 4])],
+        [numpy_helper.from_array(np.array(True), "yes")],
+    )  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    assert run(["ranges", str(path)]) == 0
+    assert "not known: FP16 holds the tensors that were seen" in capsys.readouterr().out
+
+
 def scaled_to(path: Path, largest: float) -> Path:
     """A net whose tensor `scaled` reaches `largest` on `images()`, and whose other tensors stay small."""
     reached = {item.name: item.absmax for item in ranges(convnet(path), images()).tensors}["r1"]

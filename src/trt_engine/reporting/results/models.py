@@ -242,21 +242,29 @@ def ranges_report(report: RangesReport) -> Iterator[Block]:
     guess = " (RANDOM: real ranges may differ widely)" if report.random else ""
     counted = f"{len(report.tensors)} tensors, {len(report.constants)} constants, {report.wall_s:.1f} s"
     many = f"{len(excluded)} nodes, when the rest goes to FP16"
+    none = "nothing: FP16 holds every tensor that was seen"
+    if any("not checked" in warning for warning in report.warnings):
+        none = "not known: FP16 holds the tensors that were seen, and others were not"
     yield make_facts(
         ("model", report.model),
         ("data", f"{report.calib_data}: {report.rows} rows in {report.batches} batches{guess}"),
         ("looked at", counted),
         ("findings", [f"{len(stated)}{notes}", *finding_lines(stated)]),
-        ("keep FP32", [many, *excluded] if excluded else "nothing: FP16 holds every tensor that was seen"),
+        ("keep FP32", [many, *excluded] if excluded else none),
     )
     largest = sorted(report.tensors, key=lambda item: -item.absmax)[:_MAX_ROWS]
     rows = tuple(
-        (node_label(item.name, item.module), f"{item.absmax:.4g}", f"{item.absmax / 65504:.2%}",
+        (node_label(item.name, item.module), f"{item.absmax:.4g}", _share_of_fp16(item.absmax),
          f"{item.fp16_underflow:.2%}", f"{item.fp8_underflow:.2%}")
         for item in largest
     )  # fmt: skip
     columns = ("largest tensors", "largest", "of FP16", "FP16 zero", "FP8 zero")
     yield from [Table("", columns, rows, frozenset((0,)))] if rows else []
+
+
+def _share_of_fp16(absmax: float) -> str:
+    share = absmax / 65504
+    return f"{share:.2%}" if share < 10 else f"{share:.2g} x"
 
 
 def calibration_result(result: CalibrationResult) -> Iterator[Block]:
