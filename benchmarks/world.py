@@ -7,13 +7,13 @@
 
 A cell is one verb on one model, called by the command line in a process of its own:
 
-- `right`: exit 0, and what was written computes what the oracle computes (cast, quantize: or a warning says that it does not)
+- `right`: exit 0, and what was written computes what the oracle computes (cast, quantize: or a warning denies it)
 - `rightly refused`: an error with a hint, where the oracle fails as well or `REFUSED` has the reason
 - `wrong`: exit 0 and other numbers without a warning, or a finding of `lint` that the oracle contradicts
 - `wrongly refused`, `crash` (a signal, a stack trace, `unexpected`), `hang`
 - `slower`: the engine's lower quartile is over 1.10 of plain ONNX Runtime's at its default level, in turns
 
-The inputs are this program's own: seeded, images in [0, 1), signals with sign. Models are not committed, only where they are.
+The inputs are of this program: seeded, images in [0, 1), signals with sign. Models are not committed.
 """
 
 from __future__ import annotations
@@ -124,8 +124,10 @@ def plain_session(path: Path, *, optimised: bool = False) -> ort.InferenceSessio
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64,
-          "tensor(int64)": np.int64, "tensor(int32)": np.int32, "tensor(uint8)": np.uint8, "tensor(bool)": np.bool_}  # fmt: skip
+_TYPES = {
+    "tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64, "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32, "tensor(uint8)": np.uint8, "tensor(bool)": np.bool_,
+}  # fmt: skip
 
 
 def own_inputs(model: Foreign, session: ort.InferenceSession, seed: int) -> dict[str, np.ndarray]:
