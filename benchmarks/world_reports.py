@@ -102,7 +102,7 @@ REPORTS = (
            ("plugin_not_found",), (0, 4), _LOG),
     Report("out of memory (TensorRT#3515)", "trtexec.log",
            _log("8601", "[01/02/2026-10:00:00] [E] Error[2]: [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda "
-                "Runtime (out of memory)\n[01/02/2026-10:00:00] [E] Error[2]: [virtualMemoryBuffer.cpp::resizePhysical::127] "
+                "Runtime (out of memory)\n[01/02/2026-10:00:00] [E] Error[2]: [virtualMemoryBuffer.cpp::resizePhysical::9] "
                 "Error Code 2: OutOfMemory (no further information)"),
            ("out_of_memory",), (0, 11), _LOG),
     Report("a static model with shapes (TensorRT#2829)", "trtexec.log",
