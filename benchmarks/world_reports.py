@@ -61,7 +61,7 @@ REPORTS = (
            "config = builder.create_builder_config()\nconfig.max_workspace_size = 1 << 30\n"
            "if builder.platform_has_fast_fp16:\n    config.set_flag(trt.BuilderFlag.FP16)\n"
            "engine = builder.build_engine(network, config)\n",
-           ("max_workspace_size", "BuilderFlag.FP16", "build_engine")),
+           ("max_workspace_size", "fp16-flag", "build_engine")),
     Report("node by number (log of 10.16.1)", "trtexec.log",
            _log("101601", '[01/02/2026-10:00:00] [E] [TRT] ModelImporter.cpp:963: While parsing node number 103 [Where -> '
                 '"/prompt_encoder/Where_6_output_0"]:\n[01/02/2026-10:00:00] [E] [TRT] In function importWhere:\n[8] '
