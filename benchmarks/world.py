@@ -46,7 +46,7 @@ from world_reports import REPORTS, Report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "world.md"
-LIMIT_S = 600
+LIMIT_S = 1200
 SLOWER = 1.10
 
 
@@ -317,7 +317,14 @@ def _of_source(subject: Subject, models: Path, folder: Path, verbs: list[str]) -
             reader.set_tensor(port["index"], array)
         reader.invoke()
         oracle = [reader.get_tensor(port["index"]) for port in reader.get_output_details()]
-        words: list[str] = ["--static"]
+        words: list[str] = (
+            ["--static"]
+            if all(
+                len(port["shape_signature"]) and -1 not in port["shape_signature"]
+                for port in reader.get_input_details()
+            )
+            else []
+        )
     else:
         import torch
 
