@@ -355,3 +355,32 @@ def residual() -> nn.Module:
             module.running_mean.normal_(0, 0.2)
             module.running_var.uniform_(0.5, 1.5)
     return network.eval()
+
+
+class _Repeated(nn.Module):
+    """An argument that is not a tensor, between two that are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, times: int, y: torch.Tensor, negate: bool = False) -> torch.Tensor:
+        for _ in range(times):
+            x = self.linear(x)
+        return y - x if negate else x + y
+
+
+def repeated() -> nn.Module:
+    return _Repeated()
+
+
+def reads(kind: str = "linear") -> nn.Module:
+    """A module whose first layer says what it reads."""
+    layers: dict[str, nn.Module] = {
+        "linear": nn.Linear(40, 4),
+        "conv1d": nn.Conv1d(80, 4, 3),
+        "conv2d": nn.Conv2d(1, 4, 3),
+        "embedding": nn.Embedding(50, 4),
+        "recurrent": nn.GRU(24, 4, batch_first=True),
+    }
+    return nn.Sequential(layers[kind])

@@ -19,6 +19,7 @@ import pytest
 import trt_engine as te
 from trt_engine.cli.main import run
 from trt_engine.errors import AccuracyError, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.graph.load import open_model
 from trt_engine.records.convert import ConvertReport
 
 pytestmark = [
@@ -616,3 +617,68 @@ def test_a_product_that_onnx_lacks_names_the_setting_of_the_source(
         convert("SizeReads", tmp_path)
     assert 'experts_implementation="batched_mm"' in str(caught.value.hint)
     assert written(tmp_path) == []
+
+
+# ------------------------------------------------------------------------------------------------ other arguments
+
+
+@pytest.mark.parametrize("form", ["factory", "script", "program"])
+def test_an_argument_that_is_no_tensor_is_a_constant_of_the_graph(form: str, tmp_path: Path) -> None:
+    import torch
+
+    module = planted_module("repeated").eval()
+    inputs: Any = ["x:2x8", "y:2x8", "times=3"]
+    source = f"{PLANTED}:repeated"
+    if form == "script":
+        torch.jit.script(module).save(source := str(tmp_path / "m.pt"))
+        inputs.append("negate=false")
+    elif form == "program":
+        program = torch.export.export(module, (torch.ones(2, 8), 3, torch.ones(2, 8)), {"negate": True})
+        torch.export.save(program, source := str(tmp_path / "m.pt2"))
+        inputs = None
+    report = te.convert(source, out=tmp_path / "out.onnx", inputs=inputs)
+    assert [spec.name for spec in open_model(tmp_path / "out.onnx").signature.inputs] == ["x", "y"]
+    assert report.max_rel is not None and report.max_rel <= 1e-4
+    assert any(" is 3" in note for note in report.notes)
+
+
+def planted_module(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location("planted", PLANTED)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["planted"] = made
+    spec.loader.exec_module(made)
+    return getattr(made, name)()
+
+
+def test_an_argument_that_is_no_tensor_and_is_not_given_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as refused:
+        convert("repeated", tmp_path, inputs={"x": (2, 8)})
+    assert "`--input times=VALUE`" in str(refused.value.hint)
+    with pytest.raises(UsageError, match="forward takes no `time`"):
+        convert("repeated", tmp_path, inputs=["x:2x8", "time=3"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("linear", "2x40"), ("conv1d", "2x80x3000"), ("conv2d", "2x1x224x224"), ("embedding", "2x128:int64@0..49"),
+        ("recurrent", "2x100x24"),
+    ],
+)  # fmt: skip
+def test_the_inputs_that_are_asked_for_fit_the_first_layer(kind: str, shape: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        convert("reads", tmp_path, inputs=None, options={"kind": kind})
+    assert refused.value.hint == f"--input input:{shape}"
+
+
+def test_a_library_that_does_not_import_is_a_fault_of_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(SetupError, match="torchvision::nms does not exist") as refused:
+        te.convert("timm/resnet18", out=tmp_path / "out.onnx")
+    assert "install the torchvision of torch" in str(refused.value.hint)

@@ -16,7 +16,7 @@ from trt_engine.config.convert import EXPORTERS, ConvertConfig, ConvertTarget
 from trt_engine.config.parse import parse_options
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
 from trt_engine.conversion.cleanup import clean_export, name_outputs, strip_stack_traces
-from trt_engine.conversion.examples import Example, parse_inputs
+from trt_engine.conversion.examples import Example, parse_inputs, split_fixed
 from trt_engine.conversion.exported import Exported
 from trt_engine.conversion.reference_runs import (
     ReferenceRuns,
@@ -62,6 +62,8 @@ class _ConvertRequest:
     config: ConvertConfig
     out: Path
     inputs: list[Example]
+    fixed: dict[str, Any]
+    """Arguments that are not tensors."""
     dynamic: Axes | None
     opset: int
     exporters: tuple[str, ...]
@@ -133,11 +135,21 @@ def _parse_request(source: Source, config: ConvertConfig, *, dry_run: bool) -> _
     if not dry_run:
         _check_target(goal, source, overwrite=config.overwrite)
     given = config.options or {}
+    examples, fixed = split_fixed(config.inputs)
+    if fixed and source.kind not in ("torch-module", "torchscript", "state-dict", "huggingface", "timm"):
+        name, value = next(iter(fixed.items()))
+        raise UsageError(
+            f"`{name}={value}` is an argument of a PyTorch module, and `{source.text}` is a {source.kind}",
+            hint=f"a tensor of one number is `--input {name}:scalar:int64@{value}..{value}`"
+            if source.kind != "exported-program"
+            else "such arguments are part of the program",
+        )
     return _ConvertRequest(
         source=source,
         config=config,
         out=goal,
-        inputs=parse_inputs(config.inputs),
+        inputs=parse_inputs(examples),
+        fixed=fixed,
         dynamic=None if config.dynamic is None else parse_dynamic(config.dynamic),
         opset=config.opset if config.opset is not None else _opset_for(config.target),
         exporters=tuple(exporters),
@@ -188,12 +200,15 @@ def _convert_source(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
 
 def _from_torch(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
     from trt_engine.conversion.torch import bound_module, export_errors, torch_export, torch_loading
+    from trt_engine.conversion.torch.loaded_module import fix_arguments
 
     source = request.source
     loaded = torch_loading.load_torch(
         source, factory=request.config.factory, options=request.options, offline=request.config.offline,
         cache=request.config.cache, trust_source=request.config.trust_source,
     )  # fmt: skip
+    if request.fixed:
+        loaded = fix_arguments(loaded, request.fixed)
     call = bound_module.bind_inputs(
         loaded, request.inputs, request.dynamic, text=source.text, all_outputs=request.config.all_outputs
     )

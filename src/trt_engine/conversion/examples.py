@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Mapping
@@ -36,6 +37,32 @@ class Example:
     """Inclusive for integers."""
     array: Array | None = None
     """Array from a file; None for seeded random values."""
+
+
+_FIXED = re.compile(r"([A-Za-z_]\w*)=(.*)")
+_WORDS: dict[str, bool | None] = {"true": True, "false": False, "none": None}
+
+
+def split_fixed(given: Any) -> tuple[Any, dict[str, Any]]:
+    """What is given without `NAME=VALUE`, and these: arguments that are numbers, flags or None, not tensors."""
+    if isinstance(given, Mapping) or given is None:
+        return given, {}
+    items = [given] if isinstance(given, str | Path) else list(given)
+    matches = [_FIXED.fullmatch(item) if isinstance(item, str) else None for item in items]
+    fixed = {found[1]: _fixed_value(found[0], found[2]) for found in matches if found is not None}
+    return [item for item, found in zip(items, matches, strict=True) if found is None] or None, fixed
+
+
+def _fixed_value(text: str, value: str) -> int | float | bool | None:
+    if value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(value)
+    raise UsageError(
+        f"`{text}` is not a number, true, false or none",
+        hint="`--input steps=3` gives an argument that is not a tensor",
+    )
 
 
 def parse_inputs(given: Any) -> list[Example]:

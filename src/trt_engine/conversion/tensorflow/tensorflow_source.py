@@ -252,12 +252,17 @@ def _default_shape(port: _Port, dynamic: Axes | None) -> Shape:
 
 
 def _format_port(port: _Port) -> str:
-    return "x".join("?" if size is None else str(size) for size in port.shape or ())
+    return "x".join("?" if size is None else str(size) for size in port.shape or ()) or "a scalar"
 
 
 def _example_shape(port: _Port) -> str:
-    """An example shape: 2 for the first open axis, 64 for the others."""
-    return "x".join(str(size if size is not None else 64 if at else 2) for at, size in enumerate(port.shape or ()))
+    """An example shape: 2 for the first open axis, 224 for the sides of an image; an unknown one is `SIZE`."""
+    shape = port.shape or ()
+    image = len(shape) == 4 and (shape[3] in (1, 3, 4) or shape[1] in (1, 3, 4))
+    unknown = "224" if image else "SIZE"
+    return "x".join(str(size) if size is not None else unknown if at else "2" for at, size in enumerate(shape)) or (
+        f"scalar:{port.dtype}@1..1"
+    )
 
 
 def _axes(ports: Sequence[_Port], examples: Mapping[str, Example], dynamic: Axes | None) -> Axes:

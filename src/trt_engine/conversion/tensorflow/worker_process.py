@@ -103,7 +103,11 @@ class WorkerProcess:
             text += f" (it had {ended.peak_bytes >> 20} MiB)"
             return SetupError(text, hint="probably out of memory: see `dmesg`")
         if -code in _CRASHES:
-            return ModelError(text, hint="the source may be damaged; `-v` shows all output")
+            return ModelError(
+                text,
+                hint="it may not run at these sizes: `--input` gives others; else the source or TensorFlow is at "
+                "fault (`-v` shows all output)",
+            )
         return SetupError(text, hint=f"`-v` shows its output; {_INSTALL_HINT}")
 
     def close(self) -> None:

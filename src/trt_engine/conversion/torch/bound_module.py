@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 import sys
 import traceback
@@ -134,6 +135,8 @@ def bind_inputs(
 
     def hint(error: BaseException) -> str:
         expected = _expected_inputs(loaded, examples, error)
+        if "=VALUE" in expected:
+            return expected
         return f"{'; '.join(said)}: `--static` keeps every size; else {expected}" if said else expected
 
     statistics = _BatchStatisticsMode()
@@ -214,8 +217,86 @@ def _equal_tensors(one: Any, two: Any) -> bool:
     return bool(one.shape == two.shape and torch.allclose(one.float(), two.float(), rtol=1e-3, atol=1e-4))
 
 
+_USUAL_INPUTS = (
+    (r"mask", "2x128:int64@1..1"),
+    (r"type_ids|segment", "2x128:int64@0..1"),
+    (r"decoder_input_ids", "2x16:int64"),
+    (r"ids|token|index|indices", "2x128:int64"),
+    (r"input_features|mel|fbank|spec", "2x80x3000"),
+    (r"input_values|wave|wav|audio|speech|pcm", "2x16000"),
+    (r"pixel|image|img|picture", "2x3x224x224"),
+)
+"""Shapes of inputs by what is in their names."""
+
+
+def suggest_inputs(loaded: LoadedModule, names: Sequence[str] = ()) -> list[str]:
+    """What to give for the inputs: by their names, the first also by the module's first layer with weights."""
+    wanted = list(names or required_parameters(loaded) or ("x",))
+    plain = plain_parameters(loaded)
+    first = _first_layer_input(loaded.module)
+    found = []
+    for name in wanted:
+        usual = next((shape for pattern, shape in _USUAL_INPUTS if re.search(pattern, name, re.IGNORECASE)), None)
+        if name in plain:
+            found.append(f"{name}=VALUE")
+        elif not found and first is not None:
+            found.append(f"{name}:{first}")
+        else:
+            found.append(f"{name}:{usual or 'SHAPE'}")
+    return found
+
+
+def required_parameters(loaded: LoadedModule) -> list[str]:
+    """Arguments of forward without a default; all of a script's."""
+    try:
+        items = inspect.signature(loaded.module.forward).parameters
+    except (TypeError, ValueError, AttributeError):
+        return list(loaded.parameters)
+    needed = [name for name in loaded.parameters if name not in items or items[name].default is inspect.Parameter.empty]
+    if needed:
+        return needed
+    main = getattr(loaded.module, "main_input_name", None)  # of transformers, where every argument has a default
+    first = main if isinstance(main, str) and main in items else next(iter(loaded.parameters), "x")
+    return [first, *(name for name in loaded.parameters if name == "decoder_input_ids")]
+
+
+def plain_parameters(loaded: LoadedModule) -> set[str]:
+    """Arguments of forward that are declared as numbers or flags, not tensors."""
+    if loaded.scripted:
+        with contextlib.suppress(AttributeError, RuntimeError):
+            return {
+                item.name
+                for item in loaded.module.forward.schema.arguments[1:]
+                if str(item.type) in ("int", "float", "bool")
+            }
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
+        items = inspect.signature(loaded.module.forward).parameters.values()
+        return {item.name for item in items if item.annotation in (int, float, bool, "int", "float", "bool")}
+    return set()
+
+
+def _first_layer_input(module: Any) -> str | None:
+    """The shape that the first layer with weights reads; None where its kind does not fix the rank."""
+    for item in module.modules():
+        if isinstance(item, torch.nn.Conv2d):
+            return f"2x{item.in_channels}x224x224"
+        if isinstance(item, torch.nn.Conv1d):
+            return f"2x{item.in_channels}x{16000 if item.in_channels == 1 else 3000}"
+        if isinstance(item, torch.nn.Conv3d):
+            return f"2x{item.in_channels}x16x112x112"
+        if isinstance(item, torch.nn.Embedding):
+            return f"2x128:int64@0..{item.num_embeddings - 1}"
+        if isinstance(item, torch.nn.Linear):
+            return f"2x{item.in_features}"
+        if isinstance(item, torch.nn.RNNBase):
+            return f"2x100x{item.input_size}" if item.batch_first else f"100x2x{item.input_size}"
+    return None
+
+
 def _expected_inputs(loaded: LoadedModule, examples: Mapping[str, Example], error: BaseException) -> str:
     takes = ", ".join(loaded.parameters) or "tensors"
+    if plain := [name for name in loaded.parameters if name in plain_parameters(loaded)]:
+        return f"its forward takes ({takes}); `{plain[0]}` is not a tensor: `--input {plain[0]}=VALUE`"
     embedding = _failed_embedding(error)
     for at, (name, item) in enumerate(examples.items()):
         parameter = name if name in loaded.parameters or at >= len(loaded.parameters) else loaded.parameters[at]
@@ -276,7 +357,7 @@ def _name_inputs(
         if not given:
             raise UsageError(
                 f"the inputs are unknown; its forward takes ({', '.join(parameters) or 'tensors'})",
-                hint=" ".join(f"--input {name}:2x3x224x224" for name in parameters[:1] or ("x",)),
+                hint=" ".join(f"--input {text}" for text in suggest_inputs(loaded)),
             )
     elif loaded.examples and all(item.name is not None for item in given):
         known = {item.name: item for item in loaded.examples}
@@ -323,7 +404,8 @@ def _name_program_inputs(
         made[name] = item
     if lacking := [name for name in loaded.parameters if name not in made]:
         raise UsageError(
-            f"the input `{lacking[0]}` of the exported program has no example", hint=f"--input {lacking[0]}:2x3x224x224"
+            f"the input `{lacking[0]}` of the exported program has no example",
+            hint=next(f"--input {text}" for text in suggest_inputs(loaded, lacking)),
         )
     ordered = {name: made[name] for name in loaded.parameters}
     return ordered, loaded.keywords if len(loaded.keywords) == len(ordered) else (None,) * len(ordered)

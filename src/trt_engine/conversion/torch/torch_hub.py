@@ -25,7 +25,7 @@ def load_huggingface(
     source: Source, options: dict[str, Any], offline: bool, cache: Path | None, trust_source: bool
 ) -> LoadedModule:
     """The architecture named in the configuration, with its weights, or random ones with `-O random=true`."""
-    with stdout_to_stderr(), _quiet_hub(offline):
+    with _import_errors(source, "transformers"), stdout_to_stderr(), _quiet_hub(offline):
         import transformers
     name = str(source.name)
     random = bool(options.pop("random", False))
@@ -97,6 +97,21 @@ def _architecture(transformers: Any, config: Any, task: Any) -> Any:
 
 
 @contextlib.contextmanager
+def _import_errors(source: Source, library: str) -> Iterator[None]:
+    """`SetupError` for a library that does not import, as with a torchvision of another torch."""
+    try:
+        yield
+    except Exception as error:  # a broken installation may raise anything
+        of_vision = "torchvision" in str(error)
+        raise SetupError(
+            f"`{source.text}` needs {library}, which does not import here: {library_reason(error)}",
+            hint=f"install the torchvision of torch {torch.__version__}"
+            if of_vision
+            else f"install {library} again, beside torch {torch.__version__}",
+        ) from error
+
+
+@contextlib.contextmanager
 def _hub_errors(source: Source, offline: bool, *, options: bool = False) -> Iterator[None]:
     """Convert exceptions of a hub's library to ours; with `options`, a `TypeError` refers to their names."""
     try:
@@ -119,6 +134,11 @@ def _fetch_error(source: Source, error: Exception, offline: bool) -> TrtEngineEr
         return ModelError(
             f"`{source.text}` contains Python code, which is not run by default",
             hint="read it, then `--trust-source`: it runs with your rights",
+        )
+    if "torchvision::" in str(error):
+        return SetupError(
+            f"`{source.text}` needs a torchvision that fits torch {torch.__version__}: {line}",
+            hint="install the torchvision of this torch",
         )
     if isinstance(error, ImportError):
         return SetupError(
@@ -171,7 +191,7 @@ def _config_inputs(module: Any, config: Any) -> tuple[list[Example], Axes | None
 
 
 def load_timm(source: Source, options: dict[str, Any], offline: bool, cache: Path | None) -> LoadedModule:
-    with stdout_to_stderr(), _quiet_hub(offline):
+    with _import_errors(source, "timm"), stdout_to_stderr(), _quiet_hub(offline):
         import timm
     name = str(source.name)
     pretrained = bool(options.pop("pretrained", True))

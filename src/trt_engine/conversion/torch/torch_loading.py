@@ -14,6 +14,7 @@ import torch
 
 from trt_engine.conversion.sources import Source
 from trt_engine.conversion.torch.loaded_module import (
+    FixedArguments,
     LoadedModule,
     as_loaded_module,
     module_examples,
@@ -92,9 +93,22 @@ def _load_program(source: Source, trust_source: bool) -> LoadedModule:
         args, kwargs = program.example_inputs if program.example_inputs is not None else ((), {})
     names = tuple(str(name) for name in program.graph_signature.user_inputs)
     flat = [*args, *kwargs.values()]
-    examples = module_examples(dict(zip(names, flat, strict=False)), source.text)
     keywords = (*(None for _ in args), *(str(name) for name in kwargs))
-    return LoadedModule(module, names, examples, program=program, keywords=keywords)
+    fixed = [at for at, item in enumerate(flat) if item is None or isinstance(item, int | float | str)]
+    if fixed:  # what is not a tensor is a constant of the program
+        module = FixedArguments(
+            module,
+            {at: (None, flat[at]) for at in fixed if at < len(args)},
+            {name: kwargs[name] for at, name in enumerate(kwargs, len(args)) if at in fixed},
+        )
+        notes = [f"argument {at + 1} of the program is {flat[at]!r}" for at in fixed]
+        names = tuple(item for at, item in enumerate(names) if at not in fixed)
+        keywords = tuple(item for at, item in enumerate(keywords) if at not in fixed)
+        flat = [item for at, item in enumerate(flat) if at not in fixed]
+    else:
+        notes = []
+    examples = module_examples(dict(zip(names, flat, strict=False)), source.text)
+    return LoadedModule(module, names, examples, program=program, keywords=keywords, notes=notes)
 
 
 def _load_state_dict(source: Source, factory: str | None, options: dict[str, Any], trust_source: bool) -> LoadedModule:
