@@ -132,7 +132,8 @@ class Seeds:
         from trt_engine.verbs.compare.baseline import write_baseline
 
         place = self._place("baseline")
-        write_baseline(place / "b.json", sample_matrix.compare_report().sides[0])
+        report = sample_matrix.compare_report()
+        write_baseline(place / "b.json", report.sides[0], report)
         return json.loads(_short("b.json", (place / "b.json").read_bytes()))
 
     @cached_property
