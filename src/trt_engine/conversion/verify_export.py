@@ -372,9 +372,14 @@ def _mismatch_error(
     base, stated = references[0], wrong.message
     moved = [name for name in answer.sizes if answer.sizes[name] != base.sizes.get(name)]
     if not moved:
+        hints = {
+            "dynamo": "the other exporter may do better: `--exporter torchscript`",
+            "torchscript": "the other exporter may do better: `--exporter dynamo`",
+            "tf2onnx": "TFLite with quantised weights rounds activations too: `--tolerance` sets what is accepted",
+        }
         return AccuracyError(
             f"{what} differs from its source on the inputs it was exported with: {stated}",
-            hint="the other exporter may do better: `--exporter torchscript` or `--exporter dynamo`; `-vv` shows details",
+            hint="; ".join(filter(None, (hints.get(exported.exporter), "`-vv` shows details"))),
         )
     symbols = ", ".join(f"`{name}`" for name in moved)
     at = ", ".join(str(base.sizes[name]) for name in moved)

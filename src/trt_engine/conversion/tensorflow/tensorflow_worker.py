@@ -71,7 +71,9 @@ def convert(source: Any, request: dict[str, Any]) -> dict[str, Any]:
         Node.update_proto = without_weights(Node.update_proto)
     with readers.failures(
         "tf2onnx cannot convert the model",
-        "`-v` shows what tf2onnx printed; another signature or cut, or export from the training code",
+        "`-v` shows what tf2onnx printed; "
+        + ("" if frozen.graph is None else "another signature or cut, or ")
+        + "export from the training code",
     ):
         try:
             with tf.device("/cpu:0"), tf.Graph().as_default() as graph:

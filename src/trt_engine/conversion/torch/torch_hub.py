@@ -45,7 +45,8 @@ def load_huggingface(
                 setattr(config, setting, options.pop(setting))
         if getattr(config, "use_cache", False):
             config.use_cache = False  # a cache is not a tensor; decoders with one are components of a bundle
-        maker = _architecture(transformers, config, task)
+        with _import_errors(source, "transformers"):
+            maker = _architecture(transformers, config, task)
         attention = options.pop("attn_implementation", None)
         if attention is not None:
             options["attn_implementation"] = attention
@@ -101,10 +102,15 @@ def _import_errors(source: Source, library: str) -> Iterator[None]:
     """`SetupError` for a library that does not import, as with a torchvision of another torch."""
     try:
         yield
+    except TrtEngineError:
+        raise
     except Exception as error:  # a broken installation may raise anything
-        of_vision = "torchvision" in str(error)
+        first: BaseException = error
+        while first.__cause__ is not None:  # transformers hides it
+            first = first.__cause__
+        of_vision = "torchvision" in str(first)
         raise SetupError(
-            f"`{source.text}` needs {library}, which does not import here: {library_reason(error)}",
+            f"`{source.text}` needs {library}, which does not import here: {library_reason(first)}",
             hint=f"install the torchvision of torch {torch.__version__}"
             if of_vision
             else f"install {library} again, beside torch {torch.__version__}",
