@@ -361,6 +361,16 @@ def test_a_model_below_opset_13_is_raised_and_computes_the_same(tmp_path: Path, 
             np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_sizes_of_minus_one_that_old_exporters_declared_are_unknown_after_raising_too(tmp_path: Path) -> None:
+    nodes = [node("Dropout", "x", "d", ratio=0.5), node("Relu", "d", "y")]
+    proto = onnx.load(model(tmp_path / "n.onnx", nodes, 10, shape=["n", 4]))
+    proto.graph.value_info.append(helper.make_tensor_value_info("d", FLOAT, [-1, 4]))
+    raise_opset(proto, 13)
+    given = weights(2, 4)
+    found = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": given})[0]
+    np.testing.assert_array_equal(found, np.maximum(given, 0))
+
+
 def test_an_old_operator_whose_meaning_the_converter_loses_is_refused(tmp_path: Path) -> None:
     source = model(tmp_path / "n.onnx", [node("Hardmax", "x", "y", name="pick", axis=1)], 11, shape=[2, 4, 6])
     with pytest.raises(ModelError, match="`pick`"):

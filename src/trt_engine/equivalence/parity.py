@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import ModelProto, ValueInfoProto
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.host_session import reference_session
@@ -22,6 +22,7 @@ from trt_engine.equivalence.random_inputs import Values, each_branch, runnable_s
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.errors import TrtEngineError
+from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import make_names_unique
 from trt_engine.graph.emulate_half import emulate_half_precision, exceeds_emulation
 from trt_engine.graph.load import read_proto
@@ -117,11 +118,12 @@ def measure_sensitivity(
     tolerance: Tolerance,
 ) -> dict[str, OutputError]:
     """How far `run`, whose outputs on `feeds` are `expected`, moves with the last digit of the input; of a model in FP16
-    also how far the rounding of each result moves it, which plain ONNX Runtime leaves out on the CPU: the larger of both.
+    also how far the rounding of each result and weight moves it, which plain ONNX Runtime leaves out on the CPU: the
+    larger of both.
     """
     moved = run(perturb_feeds(feeds, model.signature, tolerance.roundoff))
     found = compare_outputs(moved, expected, ranked, tolerance)
-    rounded = _run_rounded(model, feeds) if tolerance.half else None
+    rounded = _run_rounded(model, feeds, tolerance.roundoff) if tolerance.half else None
     if rounded is None:
         return found
     other = compare_outputs(rounded, expected, ranked, tolerance)
@@ -137,12 +139,19 @@ def _larger(one: OutputError, two: OutputError) -> OutputError:
     )
 
 
-def _run_rounded(model: Model, feeds: Tensors) -> dict[str, Any] | None:
-    """The outputs of a model in FP16 with every result rounded, computed in FP32; None where that cannot be."""
+def _run_rounded(model: Model, feeds: Tensors, roundoff: float) -> dict[str, Any] | None:
+    """The outputs of a model in FP16 with every result rounded and every weight changed by up to `roundoff` of itself, as
+    folding a normalisation into it does, computed in FP32; None where that cannot be."""
     if exceeds_emulation(model):
         return None
     try:
         proto = emulate_half_precision(read_proto(model.path, weights=True), model.path.parent)
+        rng = np.random.default_rng(0)
+        for tensor in walk.tensors(proto):
+            if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
+                array = numpy_helper.to_array(tensor)
+                array = array * (1 + rng.uniform(-roundoff, roundoff, array.shape)).astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rounded.onnx"
             path.write_bytes(proto.SerializeToString())

@@ -18,7 +18,14 @@ from trt_engine.errors import ModelError
 from trt_engine.format import library_reason
 from trt_engine.graph import external_data, walk
 from trt_engine.graph.constants import drop_initializer_inputs, stored_constants
-from trt_engine.graph.edit_graph import inline_functions, make_names_unique, pop_attribute, set_attribute, set_input
+from trt_engine.graph.edit_graph import (
+    inline_functions,
+    make_names_unique,
+    pop_attribute,
+    replace_items,
+    set_attribute,
+    set_input,
+)
 from trt_engine.graph.shape_inference import schema_of, type_string
 from trt_engine.graph.symbolic_shapes import elem_type
 
@@ -59,12 +66,16 @@ def raise_opset(proto: ModelProto, to: int) -> tuple[str, ...]:
 
 
 def _raise_old_model(proto: ModelProto, have: int) -> None:
-    """Raise a model of an opset below 13 to that, in place, and check that each operator fits there."""
+    """Raise a model of an opset below 13 to that, in place, and check that each operator fits there; types and shapes only
+    where they were consistent before (old exporters declare sizes of -1).
+    """
     try:
         work = inline_functions(proto)
         drop_initializer_inputs(work)
         done = convert_with_library(work, MIN_OPSET)
-        onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True)
+        onnx.checker.check_model(done)
+        if _infers(work):
+            onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True)
     except Exception as error:  # C++ exceptions of the converter and of the inference
         reason = error.message if isinstance(error, ModelError) else library_reason(error)
         raise ModelError(
@@ -74,6 +85,14 @@ def _raise_old_model(proto: ModelProto, have: int) -> None:
     done.metadata_props.extend(item for item in proto.metadata_props if item not in done.metadata_props)
     done.ir_version = max(done.ir_version, proto.ir_version)
     proto.CopyFrom(done)
+
+
+def _infers(proto: ModelProto) -> bool:
+    try:
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    except Exception:  # C++ exceptions
+        return False
+    return True
 
 
 def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
@@ -88,6 +107,7 @@ def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
     external_data.attach_weights(done, hidden)
     known = {item.domain for item in done.opset_import}
     done.opset_import.extend(item for item in work.opset_import if item.domain not in known | {*walk.DEFAULT_DOMAINS})
+    replace_items(done.graph.value_info, list(work.graph.value_info))  # sizes of -1 became sizes of 0
     names = {name: node.name for node in work.graph.node for name in node.output if name}
     for node in done.graph.node:
         if not node.name:
