@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import onnx_models as models
 from trt_engine.backends.onnxruntime.host_session import reference_session
@@ -24,10 +25,16 @@ AFTER: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "moved": ([models.node("Transpose", "y", "z")], {}),
     "one minus": ([models.node("Sub", "one y", "z")], {"one": np.float32(1)}),
 }
+BRANCH = helper.make_graph(
+    [models.node("Identity", "s", "b")], "branch", [], [helper.make_tensor_value_info("b", models.FLOAT, None)]
+)
 WRITTEN_OUT: dict[str, list[Any]] = {
     "sigmoid": [models.node("Neg", "moved", "n"), models.node("Exp", "n", "e"), models.node("Add", "e one", "b"),
                 models.node("Div", "one b", "{}")],
     "softmax": [models.node("Exp", "moved", "e"), models.node("ReduceSum", "e last", "b"), models.node("Div", "e b", "{}")],
+    "branch": [models.node("Sigmoid", "moved", "s"), models.node("ReduceSum", "s", "t", keepdims=0),
+               models.node("Greater", "t one", "g"),
+               models.node("If", "g", "{}", then_branch=BRANCH, else_branch=BRANCH)],
     "quotient": [models.node("Constant", "", "k", value_float=3.0), models.node("Softsign", "moved", "d"),
                  models.node("Div", "d k", "{}")],
     "normalize": [models.node("ReduceL2", "moved last", "b"), models.node("Max", "b one", "c"),

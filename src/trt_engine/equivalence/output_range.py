@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph import walk
@@ -27,12 +27,12 @@ _MAX_CONSTANT = 1 << 20
 
 def output_ranges(proto: ModelProto) -> dict[str, float]:
     """The outputs of bounded functions, with the largest magnitude of these; followed through layout and selection, constant
-    factors and Concat, where the smallest counts."""
-    stored = {item.name: item for item in proto.graph.initializer}
+    factors, the branches of If and Concat, where the smallest counts."""
+    graphs = list(walk.graphs(proto))
+    stored = {item.name: item for graph in graphs for item in graph.initializer}
     found: dict[str, float] = {}
     constants: dict[str, npt.NDArray[Any]] = {}
-
-    producers = {name: node for node in proto.graph.node for name in node.output if name}
+    producers = {name: node for graph in graphs for node in graph.node for name in node.output if name}
 
     def largest(name: str) -> float | None:
         if name not in constants and name in stored:
@@ -46,15 +46,25 @@ def output_ranges(proto: ModelProto) -> dict[str, float]:
         array = constants.get(name)
         return None if array is None or not array.size else float(np.abs(array.astype(np.float64)).max())
 
-    for node in proto.graph.node:
-        if node.op_type == "Constant" and not walk.domain_of(node):
-            tensor = next((item.t for item in node.attribute if item.name == "value"), None)
-            if tensor is not None and tensor.data_type != TensorProto.STRING:
-                stored[node.output[0]] = tensor
-        elif not walk.domain_of(node) and (
-            size := _range(node, found, largest) or _written_out(node, producers, largest)
-        ):
-            found.update((name, size) for name in node.output if name)
+    def visit(graph: GraphProto) -> None:
+        for node in graph.node:
+            if walk.domain_of(node):
+                continue
+            branches = [body for _, body in walk.bodies(node)] if node.op_type == "If" else []
+            if node.op_type == "Constant":
+                tensor = next((item.t for item in node.attribute if item.name == "value"), None)
+                if tensor is not None and tensor.data_type != TensorProto.STRING:
+                    stored[node.output[0]] = tensor
+            elif branches:
+                for body in branches:
+                    visit(body)
+                for at, name in enumerate(node.output):
+                    sizes = [found[end] for body in branches if (end := body.output[at].name) in found]
+                    found.update({name: max(sizes)} if sizes else {})
+            elif size := _range(node, found, largest) or _written_out(node, producers, largest):
+                found.update((name, size) for name in node.output if name)
+
+    visit(proto.graph)
     return {item.name: found[item.name] for item in proto.graph.output if item.name in found}
 
 
