@@ -98,7 +98,9 @@ def _infers(proto: ModelProto) -> bool:
 def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
     """The model at another opset by ONNX's version converter, which sees no large weights; names of nodes and imports of
     other domains are kept, and what the converter gets wrong is right (Resize of opset 10 and its Upsample, Hardmax).
-    Raises what the converter does: any C++ exception."""
+
+    Raises `ModelError` for Hardmax, and what the converter does: any C++ exception.
+    """
     have = walk.opsets_of(proto).get("", 1)
     work = ModelProto()
     work.CopyFrom(proto)

@@ -270,8 +270,8 @@ class ParityCheck:
 def random_shapes(
     signature: Signature, rows: int, overrides: Mapping[str, Shape], given: Tensors | None = None
 ) -> dict[str, Shape]:
-    """Shapes of random inputs: `overrides`, those of the arrays that are `given`, and for other inputs with a dynamic batch
-    the same batch, or `rows`.
+    """Shapes of random inputs: `overrides`, those of the arrays that are `given` (of any dtype), and for other inputs with a
+    dynamic batch the same batch, or `rows`.
 
     Raises `ShapeError` for a batch that the model does not take, or dynamic sizes that are not given.
     """

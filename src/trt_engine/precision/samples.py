@@ -124,8 +124,8 @@ def open_samples(
 
     Rows of files are batched to `batch` or to the model's fixed size; items of an iterable are used as they are. A function
     that returns an iterable is called for each pass. `limit` is the maximum number of rows or items. Inputs that the data
-    does not have are those of `given`, their rows repeated to the batch. Raises `UsageError` for a `limit` below 1, other
-    data, or images without preprocessing; `FeedError` for files that cannot be read.
+    does not have are those of `given` (in the inputs' dtypes), their rows repeated to the batch. Raises `UsageError` for a
+    `limit` below 1, other data, or images without preprocessing; `FeedError` for files that cannot be read.
     """
     if isinstance(data, Samples):
         return data
@@ -193,7 +193,9 @@ def _complete(samples: Samples, signature: Signature, given: Tensors) -> Samples
 def random_samples(
     model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0, given: Tensors | None = None
 ) -> Samples:
-    """Seeded random feeds, which do not represent real data, of the inputs that are not `given`."""
+    """Seeded random feeds, which do not represent real data, of the inputs that are not `given`: arrays of these shapes in
+    the inputs' dtypes.
+    """
     shapes = complete_shapes(model.signature, shapes, given or {})
     values = at_shapes(model.signature, given or {}, shapes)
 

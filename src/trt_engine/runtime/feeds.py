@@ -205,12 +205,15 @@ def read_feeds(path: Path, signature: Signature, *, partial: bool = False) -> di
 
 
 def read_values(path: Path | None, signature: Signature) -> dict[str, Array]:
-    """The values that a file has for some inputs or all; none without a file."""
+    """The values that a file has for some inputs or all, in the inputs' shapes and dtypes; none without a file.
+
+    Raises `FeedError` for a file that cannot be read or does not fit.
+    """
     return {} if path is None else read_feeds(path, signature, partial=True)
 
 
 def describe_inputs(signature: Signature, path: Path | None, given: Tensors, others: str) -> str:
-    """The origin of feeds: the file for the inputs of it, `others` for the rest."""
+    """The origin of feeds: the file for the inputs of it (whatever their shapes and dtypes), `others` for the rest."""
     if path is None:
         return others
     rest = [f"`{spec.name}`" for spec in signature.inputs if spec.name not in given]
@@ -232,7 +235,9 @@ def set_values(signature: Signature, given: Tensors) -> Signature:
 def complete_shapes(
     signature: Signature, shapes: Mapping[str, Shape], given: Tensors, batch: int | None = None
 ) -> dict[str, Shape]:
-    """The shapes with those of the arrays in place, their batch `batch`; other inputs follow these where sizes are equal."""
+    """The shapes with those of the arrays (of any dtype) in place, their batch `batch`; other inputs follow these where
+    symbols are equal.
+    """
     found = {name: list(shape) for name, shape in shapes.items()}
     sizes: dict[str, int] = {}
     rows: set[int] = set()
@@ -254,7 +259,9 @@ def complete_shapes(
 
 
 def at_shapes(signature: Signature, given: Tensors, shapes: Mapping[str, Shape]) -> dict[str, Array]:
-    """Those of the arrays that have the shapes but for the batch: their rows are repeated, or the first of them taken."""
+    """Those of the arrays that have the shapes but for the batch, in their dtypes: their rows are repeated, or the first of
+    them taken.
+    """
     made = {}
     for spec in signature.inputs:
         if spec.name not in given:
