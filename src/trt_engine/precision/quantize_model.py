@@ -253,6 +253,8 @@ class _QuantizeJob:
         hint = (
             "use `--to int8` or `--to fp8`; `--emulate FILE --emulate-convs` measures what rounding them would cost"
             if only_convolutions and self.form.granularity == "block"
+            else "export it with the input fixed that decides the branches: layers in bodies are not quantised"
+            if all("in the body of" in reason for reason in reasons)
             else "another `--block-size`, fewer exclusions, or another format"
         )
         more = f" and {len(reasons) - 2} reasons more" if len(reasons) > 2 else ""
