@@ -98,6 +98,15 @@ class Engine(RichDisplay):
         own = reference_path(self.path)
         return own if own.is_file() else self.path.with_name(sealed.file)
 
+    @property
+    def model_path(self) -> Path | None:
+        """The model that it was built from, where that file still is."""
+        path = Path(self.passport.model.file)
+        try:
+            return path if path.is_file() else None
+        except OSError:  # a passport is any text
+            return None
+
     @classmethod
     def seal(cls, payload: Path, passport: Passport) -> Engine:
         """The engine of a complete payload; writes the passport beside it atomically."""

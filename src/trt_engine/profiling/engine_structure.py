@@ -102,8 +102,7 @@ def _read_file(path: Path, model: Path | None) -> Structure:
         raise UsageError(f"`{path}` is a folder without a `{PROFILE}`", hint=_EXPECTED)
     if engine_path(path) is not None:
         engine = Engine.open(path)
-        source = Path(engine.passport.model.file)
-        model = model or (source if source.is_file() else None)
+        model = model or engine.model_path
         return _add_modules(_engine_structure(engine, model), model)
     if is_onnx_model(path):
         return _add_modules(_graph_structure(path, str(path), "onnx model"), path)

@@ -53,7 +53,7 @@ def profile_layers(
         rows = _with_flops(rows, _flops_by_node(_count_model(engine, shapes)))
     model: ModelProto | None = None  # the one the engine was built from, if it still exists
     with contextlib.suppress(TrtEngineError):
-        model = read_proto(Path(engine.passport.model.file))
+        model = None if engine.model_path is None else read_proto(engine.model_path)
     paths = ModulePaths(model)
     rows = tuple(dataclasses.replace(row, module=paths.path_of(*row.onnx_nodes)) for row in rows)
     return dataclasses.replace(found, rows=rows)
@@ -103,8 +103,8 @@ def count_work(engine: Engine, shapes: Mapping[str, Shape], layers: LayerProfile
 
 def _count_model(engine: Engine, shapes: Mapping[str, Shape]) -> Cost | None:
     """The cost of the model the engine was built from; None if it no longer exists."""
-    path = Path(engine.passport.model.file)
-    if not path.is_file():
+    path = engine.model_path
+    if path is None:
         return None
     try:
         return model_cost(read_proto(path), shapes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from trt_engine.atomic_io import as_path, write_atomic
-from trt_engine.backend import BackendSpec, list_backends, runtime_backend
+from trt_engine.backend import BackendSpec, get_backend, list_backends, runtime_backend
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.config.settings import from_values, replace_values, setting_names, take_settings
@@ -151,12 +151,9 @@ def merge_run_settings(
     if unknown := [name for name in values if name not in known]:
         raise UsageError(f"unknown setting `{unknown[0]}`", hint=suggest(unknown[0], sorted(known)))
     made = [replace_values(config, take_settings(rest, config)) for config in own]
-    for_build = take_settings(dict(rest), BuildConfig)
-    return (
-        *made,
-        runtime_config(runtime, take_settings(rest, RuntimeConfig)),
-        replace_values(build or BuildConfig(), for_build),
-    )
+    building = replace_values(build or BuildConfig(), take_settings(dict(rest), BuildConfig))
+    get_backend(building.backend)  # an unknown one is refused for an engine too
+    return (*made, runtime_config(runtime, take_settings(rest, RuntimeConfig)), building)
 
 
 def build_for_runtime(build: BuildConfig, runtime: RuntimeConfig) -> BuildConfig:

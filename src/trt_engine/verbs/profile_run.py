@@ -74,8 +74,7 @@ class ProfileRun:
         self.options = options
         self.typed = str(engine.path)
         """Path for suggested commands: the engine, or the given model."""
-        source = engine.passport.model.file
-        self.model = source if source and Path(source).is_file() else "MODEL.onnx"
+        self.model = "MODEL.onnx" if engine.model_path is None else engine.passport.model.file
         self.settings: dict[str, str] = {}
         """The `-O` that were given, which those commands repeat."""
         self.began = time.time()
