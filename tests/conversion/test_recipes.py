@@ -97,7 +97,8 @@ def test_a_recipe_goes_from_its_architecture_to_a_stream_count(name: str, tmp_pa
     first, outputs = SINGLE[name]
     inputs = report["signature"]["inputs"]
     assert inputs[0]["name"] == first and [item["name"] for item in report["signature"]["outputs"]] == outputs
-    assert all(item["symbols"][0] == "batch" for side in report["signature"].values() for item in side)
+    signature = report["signature"]
+    assert all(item["symbols"][0] == "batch" for side in ("inputs", "outputs") for item in signature[side])
     if name == "bert":
         assert {item["name"]: (item["dtype"], item["symbols"]) for item in inputs} == dict.fromkeys(
             ("input_ids", "attention_mask"), ("int64", ["batch", "sequence"])
