@@ -44,8 +44,7 @@ def make(name: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
     torch.manual_seed(0)
     library, _, kind = name.partition("/")
     image = torch.rand(2, 3, 224, 224)
-    if library != "transformers":
-        _without_compiled_torchvision()
+    _without_compiled_torchvision()
     if library == "torchvision":
         import torchvision
 
