@@ -135,6 +135,11 @@ def difference(ours: list[np.ndarray], oracle: list[np.ndarray]) -> float:
 # ------------------------------------------------------------------------------------------------ one cell
 
 
+def without_paths(text: str) -> str:
+    """Names of files alone: records are kept."""
+    return re.sub(r"(?<![\w.])/[\w.+~-]+(?:/[\w.+~-]+)*/", "", text)
+
+
 @dataclass
 class Ran:
     rc: int
@@ -149,7 +154,7 @@ class Ran:
     @property
     def reason(self) -> str:
         lines = [line for line in self.err.splitlines() if line.startswith(("error:", "hint:"))]
-        return " ".join(lines)[:600]
+        return without_paths(" ".join(lines))[:600]
 
 
 def command(*words: str | Path) -> Ran:
@@ -214,7 +219,7 @@ class Trial:
         try:
             cell["difference"] = found = difference(self.run(written), self.oracle)
         except Exception as error:
-            return cell | {"verdict": "wrong", "reason": f"what was written does not run: {error}"[:400]}
+            return cell | {"verdict": "wrong", "reason": without_paths(f"what was written does not run: {error}")[:400]}
         warned = "warning:" in ran.err and limit > 1e-2
         return cell | {"verdict": "right" if found <= limit or warned else "wrong"}
 
@@ -464,7 +469,7 @@ def tried(subject: Subject, models: Path, verbs: list[str]) -> list[dict[str, An
         cells.extend(subject.cells(models, verbs))
     except Exception as error:
         done = {cell["verb"] for cell in cells}
-        reason = f"{type(error).__name__}: {error}"[:400]
+        reason = without_paths(f"{type(error).__name__}: {error}")[:400]
         cells += [{"verb": verb, "verdict": "not tried", "reason": reason} for verb in verbs if verb not in done]
     for cell in cells:
         if cell["verdict"] == "refused":
@@ -533,7 +538,7 @@ def page(path: Path, before: Path | None) -> str:
                 if "ratio" in cell
                 else f"difference {cell.get('difference')}"
             )
-            told = " ".join(reason.replace("|", "/").split())[:220]
+            told = " ".join(without_paths(reason).replace("|", "/").split())[:220]
             lines.append(f"| {cell['name']} | {cell['verb']} | {cell['verdict']} | {told} |")
     verbs = ("convert", *VERBS)
     for kind, text in kinds.items():
@@ -582,7 +587,7 @@ def main() -> int:
     installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
     versions = {name: installed[name] for name in names if name in installed}
     if not args.out.exists():
-        args.out.write_text(json.dumps({"versions": versions, "command": " ".join(sys.argv)}) + "\n")
+        args.out.write_text(json.dumps({"versions": versions, "command": without_paths(" ".join(sys.argv))}) + "\n")
     done = {(one["name"], one["verb"]) for one in latest(args.out) if not args.again or one["verdict"] == "right"}
     for subject in chosen:
         verbs = [verb for verb in subject.verbs if verb in args.verbs.split(",") and (subject.name, verb) not in done]
