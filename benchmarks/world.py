@@ -51,7 +51,7 @@ SLOWER = 1.10
 
 
 REFUSED = {
-    (r"silero_vad$", "quantize"): "in the body of an If",
+    (r"silero_vad(_op18_ifless)?$", "quantize"): "in the body of an If",
     (r"common_old$", "quantize"): "is quantised already",
     (r"silero_vad\.jit$", "convert"): "bitwise",
 }
