@@ -516,6 +516,7 @@ def page(path: Path, before: Path | None) -> str:
         "# Models and texts that nobody here made",
         "",
         f"Made by `benchmarks/world.py`, whose head says what the words mean: {counted}.",
+        f"{len({cell['name'] for cell in cells})} of the {len(subjects())} things in its lists have records so far.",
         f"Right or rightly refused: **{score(cells)}**.",
     ]
     if before is not None:
