@@ -513,9 +513,9 @@ def page(path: Path, before: Path | None) -> str:
         f"{len({c['name'] for c in cells if c['kind'] == kind})} {text}" for kind, text in kinds.items()
     )
     lines = [
-        "# Models and texts that nobody here made",
+        "# Third-party models and reports",
         "",
-        f"Made by `benchmarks/world.py`, whose head says what the words mean: {counted}.",
+        f"Made by `benchmarks/world.py`, whose docstring defines the verdicts: {counted}.",
         f"{len({cell['name'] for cell in cells})} of the {len(subjects())} things in its lists have records so far.",
         f"Right or rightly refused: **{score(cells)}**.",
     ]
