@@ -14,6 +14,7 @@ from onnx import helper
 import onnx_models as models
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.equivalence.output_error import compare_output
+from trt_engine.equivalence.output_range import output_ranges
 from trt_engine.equivalence.parity import measure_parity, open_with_outputs
 from trt_engine.equivalence.tolerance import TOLERANCES
 from trt_engine.graph.load import open_model
@@ -78,6 +79,22 @@ def test_rounding_of_a_bounded_function_is_in_parity_and_a_defect_of_its_range_i
             assert found.passed == passes, (shift, after, shape, found.outputs)
         optimised = open_with_outputs(path, ["z"], "all").run(["z"], feeds)[0]
         assert measure_parity(model, lambda _, o=optimised: {"z": o}, feeds, "", TOLERANCES["fp32"]).passed
+
+
+def test_a_quotient_by_a_sum_of_squares_without_its_root_has_no_range(tmp_path: Path):
+    row = (models.FLOAT, [2, 32])
+    nodes = [
+        models.node("ReduceSumSquare", "x last", "q"),
+        models.node("Add", "q one", "b"),
+        models.node("Div", "x b", "z"),
+    ]
+    stored = {"last": np.array([-1]), "one": np.float32(1)}
+    for made, known in (
+        (nodes, False),
+        ([*nodes[:2], models.node("Sqrt", "b", "r"), models.node("Div", "x r", "z")], True),
+    ):
+        path = models.save(tmp_path / "n.onnx", made, {"x": row}, {"z": row}, stored)
+        assert ("z" in output_ranges(open_model(path).proto)) == known
 
 
 def test_values_as_small_as_a_tail_are_judged_where_no_bounded_function_made_them(tmp_path: Path):

@@ -107,7 +107,9 @@ def _written_out(node: NodeProto, producers: dict[str, NodeProto], largest: Any)
             size, source = largest(constant), producers.get(other)
             if size and source is not None and source.op_type == "Exp":
                 return float(numerator / size)
+    rooted = False
     while below is not None and below.op_type in _GUARDS and below.input:
+        rooted = rooted or below.op_type == "Sqrt"
         below = next((found for name in below.input if (found := producers.get(name)) is not None), None)
     if below is None or not above or not below.input:
         return None
@@ -116,9 +118,14 @@ def _written_out(node: NodeProto, producers: dict[str, NodeProto], largest: Any)
         exponential = producers.get(above)
         if below.input[0] == above and exponential is not None and exponential.op_type == "Exp":
             return 1.0
-        if summed is not None and (
-            (summed.op_type == "Mul" and list(summed.input) == [above, above])
-            or (summed.op_type == "Pow" and summed.input[0] == above and largest(summed.input[1]) == 2)
+        if (
+            rooted
+            and summed is not None
+            and (
+                (summed.op_type == "Mul" and list(summed.input) == [above, above])
+                or (summed.op_type == "Pow" and summed.input[0] == above and largest(summed.input[1]) == 2)
+            )
         ):
             return 1.0
-    return 1.0 if below.op_type in ("ReduceL2", "ReduceSumSquare") and below.input[0] == above else None
+    norm = below.op_type == "ReduceL2" or (rooted and below.op_type == "ReduceSumSquare")
+    return 1.0 if norm and below.input[0] == above else None

@@ -140,18 +140,18 @@ def _larger(one: OutputError, two: OutputError) -> OutputError:
 
 
 def _run_rounded(model: Model, feeds: Tensors, roundoff: float) -> dict[str, Any] | None:
-    """The outputs of a model in FP16 with every result rounded and every weight changed by up to `roundoff` of itself, as
-    folding a normalisation into it does, computed in FP32; None where that cannot be."""
+    """The outputs of a model in FP16 with every result rounded and every FP16 weight changed by up to `roundoff` of itself
+    and rounded, as folding a normalisation into it does, computed in FP32; None where that cannot be."""
     if exceeds_emulation(model):
         return None
     try:
-        proto = emulate_half_precision(read_proto(model.path, weights=True), model.path.parent)
-        rng = np.random.default_rng(0)
-        for tensor in walk.tensors(proto):
-            if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) > 1:
+        half, rng = read_proto(model.path, weights=True), np.random.default_rng(0)
+        for tensor in walk.tensors(half):
+            if tensor.data_type == TensorProto.FLOAT16 and len(tensor.dims) > 1:
                 array = numpy_helper.to_array(tensor)
-                array = array * (1 + rng.uniform(-roundoff, roundoff, array.shape)).astype(np.float32)
-                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+                moved = array * (1 + rng.uniform(-roundoff, roundoff, array.shape))
+                tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float16), tensor.name))
+        proto = emulate_half_precision(half, model.path.parent)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rounded.onnx"
             path.write_bytes(proto.SerializeToString())

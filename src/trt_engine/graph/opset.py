@@ -22,7 +22,6 @@ from trt_engine.graph.edit_graph import (
     inline_functions,
     make_names_unique,
     pop_attribute,
-    replace_items,
     set_attribute,
     set_input,
 )
@@ -66,16 +65,14 @@ def raise_opset(proto: ModelProto, to: int) -> tuple[str, ...]:
 
 
 def _raise_old_model(proto: ModelProto, have: int) -> None:
-    """Raise a model of an opset below 13 to that, in place, and check that each operator fits there; types and shapes only
-    where they were consistent before (old exporters declare sizes of -1).
-    """
+    """Raise a model of an opset below 13 to that, in place, and check that each operator fits there."""
     try:
         work = inline_functions(proto)
         drop_initializer_inputs(work)
+        for graph in walk.graphs(work):
+            _forget_negative_sizes(graph)
         done = convert_with_library(work, MIN_OPSET)
-        onnx.checker.check_model(done)
-        if _infers(work):
-            onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True)
+        onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True)
     except Exception as error:  # C++ exceptions of the converter and of the inference
         reason = error.message if isinstance(error, ModelError) else library_reason(error)
         raise ModelError(
@@ -87,12 +84,12 @@ def _raise_old_model(proto: ModelProto, have: int) -> None:
     proto.CopyFrom(done)
 
 
-def _infers(proto: ModelProto) -> bool:
-    try:
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
-    except Exception:  # C++ exceptions
-        return False
-    return True
+def _forget_negative_sizes(graph: GraphProto) -> None:
+    """Sizes of -1, as old exporters declared them, are unknown: the converter and inference take them for numbers."""
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_value < 0:
+                dim.ClearField("dim_value")
 
 
 def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
@@ -109,7 +106,6 @@ def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
     external_data.attach_weights(done, hidden)
     known = {item.domain for item in done.opset_import}
     done.opset_import.extend(item for item in work.opset_import if item.domain not in known | {*walk.DEFAULT_DOMAINS})
-    replace_items(done.graph.value_info, list(work.graph.value_info))  # sizes of -1 became sizes of 0
     names = {name: node.name for node in work.graph.node for name in node.output if name}
     for node in done.graph.node:
         if not node.name:

@@ -220,6 +220,11 @@ def test_a_half_type_that_the_processor_has_no_instructions_for_is_refused(
                 building.check_half(dtype)
         else:
             building.check_half(dtype)
+        if dtype in ("fp16", "bf16") and dtype not in refused and "avx2" in features:
+            with pytest.raises(SetupError, match="where a size varies"):
+                building.check_half(dtype, varies=True)
+        elif dtype not in refused:
+            building.check_half(dtype, varies=True)
 
 
 # ------------------------------------------------------------------------------------------------ precision

@@ -61,13 +61,14 @@ class InductorBuilder:
         types = quantized_types(board) if fused else ()
         precision = Precision(requested=config.precision, shares=shares(model, types, tf32=tf32))
         _check_precision(precision, config, main_precision(model.graph))
+        inputs = _input_ranges(model, config.profiles)
         if board is None:
-            check_half(precision.main_dtype)
+            check_half(precision.main_dtype, varies=any(item.min != item.max for item in inputs))
         request = CompileRequest(
             model=str(model.path),
             package=str(paths.payload),
             device=f"cuda:{number}" if board is not None else "cpu",
-            inputs=_input_ranges(model, config.profiles),
+            inputs=inputs,
             configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
             | ({"compile_threads": 1} if board is None else {}),
             tf32=tf32,
@@ -155,16 +156,22 @@ def _check_precision(precision: Precision, config: BuildConfig, written: str | N
     raise PrecisionError(f"requested {asked}: {why}", hint=hint)
 
 
-def check_half(dtype: str | None) -> None:
-    """`SetupError` for FP16 and BF16 on an x86-64 processor without instructions for them: PyTorch 2.13 compiled the
-    example ViT there into code whose results were not numbers (one Xeon with AVX-512 VNNI; the cause is not known, and
-    other graphs may be right: refused because parity cannot judge BF16 on a CPU)."""
+def check_half(dtype: str | None, *, varies: bool = False) -> None:
+    """`SetupError` for FP16 and BF16 on an x86-64 processor without instructions for them, and with sizes that vary: PyTorch
+    2.13 compiled the example ViT there into code whose results were not numbers (one Xeon with AVX-512 VNNI; one with
+    AVX512-FP16, where a fixed batch is right; the cause is not known, and other graphs may be right: refused because parity
+    cannot judge BF16 on a CPU)."""
     needed = {"fp16": {"avx512_fp16"}, "bf16": {"avx512_bf16", "amx_bf16"}}.get(dtype or "")
     features = info.cpu().features
     if needed and "avx2" in features and not needed & set(features):
         raise SetupError(
             f"this processor has no {dtype} instructions ({', '.join(sorted(needed))}): TorchInductor fails there",
             hint="build the network in fp32, for `--device cuda:0`, or with `-b onnxruntime`",
+        )
+    if needed and varies and "avx2" in features:
+        raise SetupError(
+            f"TorchInductor computes {dtype} wrongly on this processor where a size varies",
+            hint="build for one size (`--batch 4`), in fp32, for `--device cuda:0`, or with `-b onnxruntime`",
         )
 
 
