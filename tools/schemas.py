@@ -7,6 +7,7 @@ python tools/schemas.py --check    exit 1 if one is not up to date
 from __future__ import annotations
 
 import argparse
+import inspect as inspect_source
 import json
 import sys
 from dataclasses import dataclass
@@ -198,10 +199,23 @@ def common(name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_any_release(node: Any) -> Any:
+    """`node` as every release of msgspec writes it: 0.23 dedents a docstring and gives the default of an empty mapping."""
+    if isinstance(node, list):
+        return [of_any_release(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    out = {key: of_any_release(value) for key, value in node.items() if (key, value) != ("default", {})}
+    if isinstance(described := out.get("description"), str):
+        out["description"] = inspect_source.cleandoc(described)
+    return out
+
+
 def schema(name: str) -> dict[str, Any]:
     """The JSON Schema of one document."""
     types = DOCUMENTS[name]
     refs, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    definitions = of_any_release(definitions)
     keys = common(name)
     if LogDocument in types:  # of a log without its banner there is none
         keys["command"] = {
