@@ -9,7 +9,8 @@
 Its environment has torch, torchvision, timm, transformers, onnxscript and ai-edge-litert beside trt-engine; what is
 missing leaves its cells `not tried`. TFLite wants `TRT_ENGINE_TF_PYTHON` (docs/convert.md). A cell is one verb on one
 thing, called by the command line in a process of its own, and judged by plain ONNX Runtime without optimisation, by
-PyTorch or by LiteRT, on seeded inputs of this program (images in [0, 1), signals with sign):
+PyTorch or by LiteRT, on seeded inputs of this program (images in [0, 1), signals with sign, pages of text for detectors
+of text, whose map is nearly 0 without any):
 
 - `right`: exit 0, and what was written computes what the oracle computes (cast, quantize: or a warning denies it)
 - `rightly refused`: an error with a hint, where the oracle fails as well or `REFUSED` has the reason
@@ -91,6 +92,24 @@ _TYPES = {
 }  # fmt: skip
 
 
+def lines_of_text(shape: list[int], random: np.random.Generator) -> np.ndarray:
+    """Images `[N, 3, H, W]` in [-1, 1]: dark lines of random letters of several sizes on a light page."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    count, _, height, width = shape
+    pages = []
+    for _ in range(count):
+        page, y = Image.new("L", (width, height), int(random.integers(150, 255))), 5
+        draw = ImageDraw.Draw(page)
+        while y < height - 20:
+            size, ink = int(random.integers(14, 40)), int(random.integers(0, 90))
+            letters = "".join(chr(code) for code in random.integers(ord("A"), ord("z"), random.integers(6, 24)))
+            draw.text((int(random.integers(4, width // 4)), y), letters, fill=ink, font=ImageFont.load_default(size))
+            y += size + int(random.integers(6, 30))
+        pages.append(np.broadcast_to(np.asarray(page, np.float32) / 127.5 - 1, (3, height, width)))
+    return np.stack(pages) + random.normal(0, 0.03, shape).astype(np.float32)
+
+
 def own_inputs(model: Foreign, session: ort.InferenceSession, seed: int) -> dict[str, np.ndarray]:
     """Values for each input: [0, 1) for images, with sign for signals; lengths are the longest the shapes allow."""
     random = np.random.default_rng(seed)
@@ -101,7 +120,9 @@ def own_inputs(model: Foreign, session: ort.InferenceSession, seed: int) -> dict
     for port in session.get_inputs():
         dtype = _TYPES[port.type]
         shape = shapes.get(port.name) or [n if isinstance(n, int) and n > 0 else 1 for n in port.shape]
-        if port.name in values:
+        if values.get(port.name) == "text":
+            feeds[port.name] = lines_of_text(shape, random)
+        elif port.name in values:
             feeds[port.name] = np.full(shape if port.shape else (), float(values[port.name]), dtype)
         elif port.name.endswith("_lens"):
             feeds[port.name] = np.full(shape, max(n for s in shapes.values() for n in s), dtype)

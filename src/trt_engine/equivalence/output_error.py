@@ -29,7 +29,8 @@ _MIN_SCALE = 1e-4
 """Least scale of a channel, as a fraction of the output's largest value."""
 _SCORE_RANGE, _TAIL_RATIO = 0.05, 16.0
 """A channel of values in [0, 1] that stays far below `_SCORE_RANGE` is the tail of a sigmoid or softmax, whose relative
-error is the absolute one of its logit: it is judged at up to `_TAIL_RATIO` times its scale."""
+error is the absolute one of its logit: it is judged at up to `_TAIL_RATIO` times its scale, and its variation by the
+logarithms where these vary more."""
 _MIN_STD = 0.02
 """Least standard deviation of a channel, as a fraction of its scale."""
 _LARGE, _SLACK, _EPSILONS = 0.125, 4.0, 32
@@ -191,6 +192,12 @@ def _axis_errors(at: int, difference: Array, reference: Array, largest: float) -
     varies_now = (reference + difference).std(axis=others)
     judged = (deviations > _MIN_STD * scale) & (count >= _FEW_CHANNELS)
     variation = np.where(judged, varies_now / np.where(judged, deviations, 1.0), 1.0)
+    tails = np.flatnonzero(judged & (variation < 1) & (low >= 0) & (sizes < _SCORE_RANGE) & (sizes < scale))
+    if tails.size:
+        least = (_MIN_SCALE * sizes[tails]).reshape([-1 if axis == at else 1 for axis in range(reference.ndim)])
+        before, change = reference.take(tails, at), difference.take(tails, at)
+        spread, spread_now = (np.log(np.maximum(x, least)).std(axis=others) for x in (before, before + change))
+        variation[tails] = np.maximum(variation[tails], spread_now / spread)
     rms, group_rms = np.sqrt(squares), np.sqrt(power)
     return _AxisErrors(at, np.abs(difference).max(axis=others), scale, rms, group_rms, group_rms / deviation, variation)
 
