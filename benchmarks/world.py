@@ -511,8 +511,12 @@ def tried(subject: Subject, models: Path, verbs: list[str]) -> list[dict[str, An
 
 
 def commit() -> str:
+    """Of the trt-engine that is tried, which need not be this program's."""
+    import trt_engine
+
+    folder = Path(trt_engine.__file__).parent
     told = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "--short", "HEAD"], cwd=folder, capture_output=True, text=True, check=False
     )
     return told.stdout.strip()
 
