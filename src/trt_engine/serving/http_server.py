@@ -8,6 +8,7 @@ import functools
 import logging
 import socket
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import httptools
@@ -32,6 +33,10 @@ _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 50\r\nretry-after: 1\r\n"
     b'connection: close\r\n\r\n{"error":"the server has no room for the request"}'
 )
+
+
+_BEING_ANSWERED = cast(Any, SimpleNamespace(response_complete=False))
+"""Stands for the request that is answered without ASGI."""
 
 
 class _HeaderTooLarge(Exception):
@@ -157,7 +162,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self.inference = self.http_app.accept(self.url.decode("latin-1"), self.headers)
             if self.inference is not None:
                 return
-        super().on_headers_complete()
+        before = self.cycle
+        if self.inference is not None:  # uvicorn queues what comes behind a request that has no answer yet
+            self.cycle = _BEING_ANSWERED
+        try:
+            super().on_headers_complete()
+        finally:
+            if self.cycle is _BEING_ANSWERED:
+                self.cycle = before
 
     def _is_alone(self) -> bool:
         """Whether the request can be answered without ASGI: none before it is left, and nothing but a body follows."""
@@ -201,13 +213,6 @@ class LimitedProtocol(HttpToolsProtocol):
         elif (error := task.exception()) is not None:
             log.error("an answer could not be sent", exc_info=error)
             self.transport.abort()
-
-    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        if self.inference is None:
-            super()._start_asgi_task(cycle, app)
-            return
-        self.flow.pause_reading()  # a request behind the one that is being answered
-        self.pipeline.appendleft((cycle, app))
 
     async def _answer(self, body: InferenceBody) -> None:
         """Answer an inference."""
