@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -58,8 +59,15 @@ def may_be_equal(first: Size, second: Size) -> bool:
     """Whether two sizes are equal as far as shape inference can know; sizes that the model names differently are not."""
     if 1 in (first, second) and first != second:
         return False
-    named = [isinstance(size, str) and not size.startswith("unk__") for size in (first, second)]
-    return first == second or not all(named)
+    return first == second or is_unknown(first) or is_unknown(second)
+
+
+def is_unknown(size: Size) -> bool:
+    """Whether a size has no name of the model's: none at all, one of inference, or an expression of others."""
+    return size is None or (isinstance(size, str) and (size.startswith("unk__") or not _NAME.fullmatch(size)))
+
+
+_NAME = re.compile(r"[\w.:|-]+")
 
 
 def fold_shapes(proto: ModelProto, types: Mapping[str, TypeProto], keep: Collection[str]) -> int:

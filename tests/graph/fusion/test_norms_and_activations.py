@@ -66,6 +66,11 @@ def other_name(b: Builder) -> tuple[str, ...]:
     return (norm(b, b.add("Add", tokens(b), b.given("y", ["keys", "tokens", WIDTH]))),)
 
 
+def rows_that_were_repeated(b: Builder) -> tuple[str, ...]:
+    """A sum of two names, one of which may be 1: shape inference has no name for it."""
+    return (norm(b, b.add("Add", tokens(b), b.add("Add", tokens(b), b.given("y", ["batch", "keys", WIDTH])))),)
+
+
 def constant_addend(b: Builder) -> tuple[str, ...]:
     return (norm(b, b.add("Add", tokens(b), b.weight(1, 1, WIDTH))),)
 
@@ -100,8 +105,8 @@ def quantized(b: Builder) -> tuple[str, ...]:
     return (norm(b, b.add("Add", tokens(b), pair)),)
 
 
-@pytest.mark.parametrize("form", [broadcast_addend, other_name, constant_addend, other_axis, other_rank, mean_is_used,
-                                  computed_scale, doubled, quantized])  # fmt: skip
+@pytest.mark.parametrize("form", [broadcast_addend, other_name, rows_that_were_repeated, constant_addend, other_axis,
+                                  other_rank, mean_is_used, computed_scale, doubled, quantized])  # fmt: skip
 def test_other_sums_with_norms_stay(form: Form) -> None:
     b = Builder()
     model = b.model(*form(b))

@@ -97,6 +97,13 @@ def partial(b: Builder) -> tuple[str, ...]:
     return (b.add("Concat", rotated, part(b, x, SIZE, 2 * SIZE), axis=-1),)
 
 
+def part_of_one_key_head(b: Builder) -> tuple[str, ...]:
+    """Multi-query attention: half of one head."""
+    x = b.heads(b.linear(tokens(b), WIDTH, 2 * SIZE), heads=1, size=2 * SIZE)
+    rotated = rotate(b, part(b, x, 0, SIZE), *tables(b))
+    return (b.add("Concat", rotated, part(b, x, SIZE, 2 * SIZE), axis=-1),)
+
+
 def before_the_transpose(b: Builder) -> tuple[str, ...]:
     """Heads behind the positions."""
     x = b.add("Reshape", b.linear(tokens(b), WIDTH, WIDTH), b.ints(0, 0, HEADS, SIZE))
@@ -134,8 +141,8 @@ def gathered(b: Builder) -> tuple[str, ...]:
     return (rotate(b, x, *made),)
 
 
-FORMS = [halves, other_order, neighbours, by_halves, by_pairs, partial, before_the_transpose, rows_of_each_sequence,
-         neighbours_of_each_sequence, heads_first, stored, gathered]  # fmt: skip
+FORMS = [halves, other_order, neighbours, by_halves, by_pairs, partial, part_of_one_key_head, before_the_transpose,
+         rows_of_each_sequence, neighbours_of_each_sequence, heads_first, stored, gathered]  # fmt: skip
 
 
 def unknown_rows(b: Builder, axis: int) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ class OnnxRuntimeBuilder:
         check_onnxruntime(model)
         level = _optimization_level(options, choice, model.graph)
         weights = _weights_file(self, model, config, payload)
-        fused = _fuse(model, config, choice, level)
+        fused, failures = _fuse(model, config, options, choice, level)
         graph, means, sizes = _prepared(model, model.proto if fused is None else fused.proto, choice, config)
         if graph is None and fused is not None:
             graph = fused.proto.SerializeToString()
@@ -99,7 +99,7 @@ class OnnxRuntimeBuilder:
         written = _written_precision(model.graph, precision)
         domains = {walk.domain_of(place.node) for place in built.nodes}
         blocked = hardware.BLOCKED_DOMAIN in domains
-        warnings = [choice.fallback] if choice.fallback else []
+        warnings = [*failures, *([choice.fallback] if choice.fallback else [])]
         notes = {
             "graph_optimization": level,
             "load_optimization": reload_level,
@@ -180,24 +180,27 @@ def _optimization_level(options: OnnxRuntimeOptions, choice: ProviderSelection, 
     return "all"
 
 
-def _fuse(model: Model, config: BuildConfig, choice: ProviderSelection, level: str) -> FusedModel | None:
-    """The model with its attention, norms and activations in ONNX Runtime's operators; None where nothing is fused.
+def _fuse(
+    model: Model, config: BuildConfig, options: OnnxRuntimeOptions, choice: ProviderSelection, level: str
+) -> tuple[FusedModel | None, tuple[str, ...]]:
+    """The model with its attention, norms and activations in ONNX Runtime's operators, None where nothing is fused; and the
+    fusions that failed.
 
     Providers that compile have fusions of their own.
     """
     if not config.fuse or choice.compiles or LEVELS.index(level) < LEVELS.index("extended"):
-        return None
+        return None, ()
     proto = model.proto
     if (nbytes := proto.ByteSize()) > _MAX_FUSED_BYTES:
         log.info("the graph of %s is not fused: the limit is %s", *map(format_bytes, (nbytes, _MAX_FUSED_BYTES)))
-        return None
-    fused = fuse_model(proto, model.path.parent, on_gpu=choice.on_gpu)
+        return None, ()
+    fused = fuse_model(proto, model.path.parent, on_gpu=choice.on_gpu, left_out=options.no_fusion or ())
     for node, reason in fused.unfused.items():
-        log.debug("the attention of `%s` is not fused: %s", node, reason)
+        log.debug("`%s` is not fused: %s", node, reason)
     if not fused.counts or fused.proto.ByteSize() > _MAX_FUSED_BYTES:
-        return None
+        return None, fused.warnings
     log.info("fused: %s", fused.summary)
-    return fused
+    return fused, fused.warnings
 
 
 _FLOAT8 = {

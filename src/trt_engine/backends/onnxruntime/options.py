@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,11 @@ def _parse_threads(value: str | int) -> int:
     return count
 
 
+def _parse_names(value: str | Sequence[str]) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    return tuple(name for item in names if (name := item.strip()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRuntimeOptions:
     """Settings of the onnxruntime backend; None is ONNX Runtime's default."""
@@ -46,6 +51,9 @@ class OnnxRuntimeOptions:
         None,
         "how far the graph is rewritten at build (default: all; basic for FP8, none for FP8 with FP16)",
         choices=LEVELS,
+    )
+    no_fusion: tuple[str, ...] | None = opt(
+        None, "fusions that are not made, by name (`attention,bias_gelu`); `--no-fuse` makes none", parse=_parse_names
     )
     external_weights: bool | None = opt(
         None, "keep the weights in a file beside the graph (default: from 1 GiB on)", parse=_parse_switch
@@ -70,7 +78,7 @@ class OnnxRuntimeOptions:
     deterministic: bool | None = opt(None, "only kernels that give the same bits each time", parse=_parse_switch)
 
 
-BUILD_ONLY = ("graph_optimization", "external_weights", "separate_conv_bias")
+BUILD_ONLY = ("graph_optimization", "no_fusion", "external_weights", "separate_conv_bias")
 """Settings fixed at build."""
 
 

@@ -6,26 +6,30 @@ graph is what ONNX Runtime builds from, and no other backend reads those operato
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from onnx import ModelProto
 
 from trt_engine.graph import walk
 from trt_engine.graph.fusion.attention import fuse_attention
-from trt_engine.graph.fusion.bias_gelu import fuse_gelu
+from trt_engine.graph.fusion.bias_gelu import compose_gelu, fuse_bias_gelu, fuse_quick_gelu
 from trt_engine.graph.fusion.fusion_graph import FusionGraph, has_valid_arity
 from trt_engine.graph.fusion.layer_norm import fuse_layer_norm
 from trt_engine.graph.fusion.patch_embedding import fuse_patch_embedding
 from trt_engine.graph.fusion.rotary import fuse_rotary
-from trt_engine.graph.fusion.skip_layer_norm import fuse_skip_layer_norm
+from trt_engine.graph.fusion.skip_layer_norm import NORMS, fuse_skip_layer_norm
 from trt_engine.graph.fusion.standard_attention import fuse_standard_attention
+
+log = logging.getLogger(__name__)
 
 MIN_OPSET = 11
 """The oldest opset whose graphs are fused: the nodes that a fusion adds are not defined before."""
 
-FUSION_VERSION = 4
+FUSION_VERSION = 5
 """Raised with every change of what is fused: part of an engine's key."""
 
 
@@ -37,7 +41,9 @@ class FusedModel:
     counts: Mapping[str, int]
     """Number of fusions by name: `attention`, `skip_layer_norm`."""
     unfused: Mapping[str, str] = field(default_factory=dict)
-    """Why a Softmax is not part of a fused attention, by node."""
+    """Why the middle of a pattern (a Softmax) is not part of a fusion, by node."""
+    warnings: tuple[str, ...] = ()
+    """Fusions that failed, each with its node: the graph is as it was there."""
 
     @property
     def summary(self) -> str:
@@ -45,22 +51,35 @@ class FusedModel:
         return ", ".join(f"{name} {count}" for name, count in sorted(self.counts.items()))
 
 
-def fuse_model(proto: ModelProto, folder: Path, *, on_gpu: bool) -> FusedModel:
-    """A copy of a model with every fusion that matches; weights outside the graph are read from `folder`.
+def fuse_model(proto: ModelProto, folder: Path, *, on_gpu: bool, left_out: Collection[str] = ()) -> FusedModel:
+    """A copy of a model with every fusion that matches, but for those whose names are `left_out`; weights outside the graph
+    are read from `folder`.
 
     For a CPU, attention, rotary embeddings and norms are fused: ONNX Runtime's CPU kernels of the other operators are
     slower than what they replace, and those that gain its own optimiser fuses. The copy has no fusions (`counts` is
     empty) where nothing matched, the opset is older than 11, or a node has inputs or outputs that its operator does not
-    take.
+    take. No fusion raises: one that fails leaves its part of the graph as it is, with a warning.
     """
     if walk.opsets_of(proto).get("", 0) < MIN_OPSET or not has_valid_arity(proto):
         return FusedModel(proto, {})
-    graph = FusionGraph(proto, folder)
-    fuse_rotary(graph)
-    unfused = fuse_attention(graph, pack=on_gpu) | fuse_standard_attention(graph, pack=on_gpu)
-    fuse_layer_norm(graph)
-    if on_gpu:
-        fuse_patch_embedding(graph)
-        fuse_gelu(graph)
-        fuse_skip_layer_norm(graph)
-    return FusedModel(graph.result(), dict(graph.fused), unfused)
+    try:
+        graph = FusionGraph(proto, folder, left_out)
+        _rewrite(graph, on_gpu=on_gpu)
+        return FusedModel(graph.result(), dict(graph.fused), graph.unfused, tuple(graph.warnings))
+    except Exception as error:  # before or after a single fusion: none is worth a failed build
+        log.debug("the graph is not fused", exc_info=True)
+        return FusedModel(proto, {}, warnings=(f"the graph is not fused: {type(error).__name__}: {error}",))
+
+
+def _rewrite(graph: FusionGraph, *, on_gpu: bool) -> None:
+    graph.rewrite_each("rotary_embedding", ("Add",), fuse_rotary)
+    graph.rewrite_each("attention", ("Softmax",), partial(fuse_attention, pack=on_gpu))
+    graph.rewrite_each("attention", ("Attention",), partial(fuse_standard_attention, pack=on_gpu))
+    graph.rewrite_each("layer_norm", ("Add",), fuse_layer_norm)
+    if not on_gpu:
+        return
+    graph.rewrite_each("patch_embedding", ("Conv",), fuse_patch_embedding)
+    compose_gelu(graph)
+    graph.rewrite_each("quick_gelu", ("Sigmoid",), fuse_quick_gelu)
+    graph.rewrite_each("bias_gelu", ("Gelu", "com.microsoft::Gelu", "com.microsoft::FastGelu"), fuse_bias_gelu)
+    graph.rewrite_each("skip_layer_norm", NORMS, fuse_skip_layer_norm)

@@ -10,17 +10,25 @@ merged before the operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.attention_heads import Heads, read_heads, share_batch
-from trt_engine.graph.fusion.attention_mask import Mask, SequenceLength, attention_bias, finite_bias, read_mask
+from trt_engine.graph.fusion.attention_heads import Heads, read_heads
+from trt_engine.graph.fusion.attention_mask import (
+    Mask,
+    SequenceLength,
+    attention_bias,
+    finite_bias,
+    fit_masks,
+    read_mask,
+)
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
 from trt_engine.graph.fusion.head_view import View, apply_view
+from trt_engine.graph.fusion.operator_demands import attention_objection, takes_heads_first
 from trt_engine.graph.fusion.projection import Projection, is_read_within, packed_bias, packed_weight
 
 _MAX_HEAD_SIZE = 1024
@@ -54,30 +62,29 @@ class AttentionMatch:
     """Rank of the result: 4 (batch, heads, queries, size) or 3, where batch and heads, or heads and size are one."""
     heads_merged: bool = False
     """True for a result (batch, queries, heads x size)."""
+    scores: str = ""
+    """The product of queries and keys, where it is a tensor."""
+    lowest_is_masked: bool = False
+    """True if rows whose mask is the lowest number have no key either."""
+    elem: int = 0
+    """Type in which the operator computes."""
+    cast: bool = False
+    """True if that is not the type of the graph."""
 
     @property
     def num_heads(self) -> int:
         return int(self.query.columns.shape[0])
 
 
-def fuse_attention(graph: FusionGraph, *, pack: bool = True) -> dict[str, str]:
-    """Replace every attention that matches; returns the reason of each Softmax between two products that does not.
-
-    With `pack` the projections become part of the operator where they can.
-    """
-    left: dict[str, str] = {}
-    for softmax in [node for node in graph.nodes.values() if node.op_type == "Softmax" and not walk.domain_of(node)]:
-        if id(softmax) not in graph.nodes:
-            continue
-        match = match_attention(graph, softmax)
-        reason = match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
-        if reason:
-            left[walk.label(softmax)] = reason
-    return left
+def fuse_attention(graph: FusionGraph, softmax: NodeProto, *, pack: bool) -> str:
+    """Replace the attention around a softmax, or why that stays; with `pack` the projections become part of the operator
+    where they can."""
+    match = match_attention(graph, softmax, wide=not pack)
+    return match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
 
 
-def match_attention(graph: FusionGraph, softmax: NodeProto) -> AttentionMatch | str:
-    """The attention around a softmax, or why it is not one that can be fused."""
+def match_attention(graph: FusionGraph, softmax: NodeProto, *, wide: bool) -> AttentionMatch | str:
+    """The attention around a softmax, or why it is not one that can be fused; `wide` computes FP16 in FP32."""
     context, guarded = _context_product(graph, softmax)
     if context is None:
         return "its result is used in another way than one product with values"
@@ -101,17 +108,43 @@ def match_attention(graph: FusionGraph, softmax: NodeProto) -> AttentionMatch | 
     query, key, value = heads
     if query.columns.shape != key.columns.shape or len(query.columns) != len(value.columns):
         return "its queries, keys and values have different heads"
-    if not share_batch(heads):
-        return "one of its queries, keys and values is used for the whole batch"
     if value.scale != 1:
         return "its values are multiplied"
     if max(query.columns.shape[1], value.columns.shape[1]) > _MAX_HEAD_SIZE:
         return f"its heads are larger than {_MAX_HEAD_SIZE}"
-    guarded = guarded and any(not mask.finite for mask in scores.masks)
-    if guarded and not all(mask.for_all_heads for mask in scores.masks):
-        return "rows without a key give 0, and its mask differs between heads"
     scale = scores.scale * query.scale * key.scale
-    return AttentionMatch(context, query, key, value, scale, tuple(scores.masks), zero_rows=guarded, rank=rank)
+    match = AttentionMatch(
+        context, query, key, value, scale, tuple(scores.masks), zero_rows=guarded, rank=rank,
+        scores=scores.product.output[0],
+    )  # fmt: skip
+    return fit(graph, match, wide=wide)
+
+
+def fit(graph: FusionGraph, match: AttentionMatch, *, wide: bool) -> AttentionMatch | str:
+    """The match with its masks as parts of a bias, or what the operator would not take; `wide` computes masked FP16 in FP32,
+    where a fill takes every score in."""
+    batches = [part.view.sizes.get("B") for part in (match.query, match.key, match.value)]
+    # the standard's operator repeats no batch either
+    if objection := attention_objection(batches if match.scores else batches[:1], match.scale):
+        return objection
+    elem = graph.elem_type(match.query.tensor)
+    if not match.masks:
+        return replace(match, zero_rows=False, elem=elem)
+    match = replace(match, elem=TensorProto.FLOAT if wide else elem, cast=wide and elem != TensorProto.FLOAT)
+    if match.rank != 4:
+        return "it has a mask, and its batch and heads are one dimension"
+    lengths = [part.view.sizes.get("S") for part in (match.query, match.key)]
+    product = graph.shape(match.scores) if match.scores else None
+    own = [batches[0], match.num_heads, *lengths]
+    names = [{one, other} for one, other in zip(own, product or own, strict=True)]
+    names[0] |= set(batches)
+    masks = fit_masks(graph, match.masks, names, match.elem)
+    if isinstance(masks, str):
+        return masks
+    zero_rows = match.zero_rows and any(not mask.finite for mask in masks)
+    if zero_rows and not all(mask.for_all_heads for mask in masks):
+        return "rows without a key give 0, and its mask differs between heads"
+    return replace(match, masks=masks, zero_rows=zero_rows)
 
 
 def _context_product(graph: FusionGraph, softmax: NodeProto) -> tuple[NodeProto | None, bool]:
@@ -134,7 +167,6 @@ def _context_product(graph: FusionGraph, softmax: NodeProto) -> tuple[NodeProto 
 def _read_scores(graph: FusionGraph, softmax: NodeProto) -> Scores | str:
     """What is between the first product and the softmax."""
     name, scale, masks = softmax.input[0], 1.0, list[Mask]()
-    shape = graph.shape(softmax.output[0])
     for _ in range(8):
         if not graph.is_private(name):
             return "its scores are used elsewhere too"
@@ -147,7 +179,7 @@ def _read_scores(graph: FusionGraph, softmax: NodeProto) -> Scores | str:
             name, scale = multiplied[0], scale * multiplied[1]
         elif node.op_type == "Cast" and graph.elem_type(node.input[0]) in HALF_AND_FLOAT:
             name = node.input[0]
-        elif isinstance(found := read_mask(graph, node, scale, shape), str):
+        elif isinstance(found := read_mask(graph, node, scale), str):
             return found
         elif found is not None:
             name = found.scores
@@ -171,9 +203,9 @@ def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool =
     stem = walk.label(match.node)
     query = match.query
     length = SequenceLength(query.view.sizes.get("S"), query.anchor, query.order.index("S"))
-    elem = graph.elem_type(query.tensor)
+    elem = match.elem
     bias = attention_bias(graph, match.masks, length, elem)
-    bias, masked = finite_bias(graph, bias, elem) if match.zero_rows else (bias, "")
+    bias, masked = finite_bias(graph, bias, elem, with_lowest=match.lowest_is_masked) if match.zero_rows else (bias, "")
     parts = (query, match.key, match.value)
     projections = _shared_projections(graph, match, removed) if pack else []
     given: dict[str, Any] = {"num_heads": match.num_heads, "scale": match.scale}
@@ -189,10 +221,14 @@ def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool =
         inputs = _separate_inputs(graph, parts, bias, stem)
     while not inputs[-1]:
         inputs.pop()
+    if match.cast:
+        inputs[:3] = [graph.builder.add("Cast", [name], stem, to=elem) for name in inputs[:3]]
     out = graph.builder.add(operator, inputs, stem, domain=MICROSOFT, **given)
     if masked:
         zero = graph.constant(np.zeros((), np.float16 if elem == TensorProto.FLOAT16 else np.float32), "zero")
         out = graph.builder.add("Where", [masked, zero, out], stem)
+    if match.cast:
+        out = graph.builder.add("Cast", [out], stem, to=graph.elem_type(query.tensor))
     _finish(graph, out, target, layout, match, stem)
     graph.replace(fusion, [removed])
     return ""
@@ -225,7 +261,12 @@ def _packed_inputs(
 def _separate_inputs(graph: FusionGraph, parts: Sequence[Heads], bias: str, stem: str) -> list[str]:
     query, key, value = parts
     first = _merged_heads(graph, query, f"{stem}_query")
-    if key.order == value.order == "BCSC" and key.is_whole and value.is_whole:
+    if (
+        key.order == value.order == "BCSC"
+        and key.is_whole
+        and value.is_whole
+        and takes_heads_first(key.columns.shape[1], value.columns.shape[1])
+    ):
         return [first, key.source, value.source, "", "", bias]  # heads first, as the operator takes them
     return [first, _merged_heads(graph, key, f"{stem}_key"), _merged_heads(graph, value, f"{stem}_value"), "", "", bias]
 

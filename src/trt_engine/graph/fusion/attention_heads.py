@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ def read_heads(graph: FusionGraph, name: str, role: str) -> Heads | None:
         if start:
             tensor = chain[start].node.input[0] if start < len(chain) else name
             factor = chain[start].scale if start < len(chain) else 1.0
-        shape = graph.shape(tensor)
+        shape = graph.repeated_shape(tensor)
         if shape is None:
             continue
         projection = read_projection(graph, tensor) if len(shape) in (2, 3) else None
@@ -67,7 +67,7 @@ def read_heads(graph: FusionGraph, name: str, role: str) -> Heads | None:
             if projection is None or not projection.merged or not isinstance(shape[1], int):
                 continue
             anchor = projection.source
-            shape = [*(graph.shape(anchor) or [])[:2], shape[1]]
+            shape = [*(graph.repeated_shape(anchor) or [])[:2], shape[1]]
         for order in _ORDERS.get(len(shape), ()):
             view = source_view(shape, order)
             if view is None:
@@ -84,7 +84,7 @@ def read_heads(graph: FusionGraph, name: str, role: str) -> Heads | None:
 
 def merged_heads(graph: FusionGraph, name: str, count: int) -> Heads | None:
     """The heads of a tensor (batch, sequence, heads x size)."""
-    shape = graph.shape(name)
+    shape = graph.repeated_shape(name)
     view = source_view(shape, "BSC") if shape is not None else None
     width = view.columns.size if view is not None else 0
     if view is None or count < 1 or width % count:
@@ -94,11 +94,6 @@ def merged_heads(graph: FusionGraph, name: str, count: int) -> Heads | None:
     if projection is not None and projection.merged:
         projection = None
     return Heads(name, name, "BSC", name, view, columns, width, 1.0, projection)
-
-
-def share_batch(heads: Iterable[Heads]) -> bool:
-    """False if one has a batch of 1 and another may have more: products repeat it, ONNX Runtime's operators do not."""
-    return len({item.view.sizes.get("B") == 1 for item in heads}) == 1
 
 
 def _follow(graph: FusionGraph, view: View | None, chain: Sequence[ViewStep]) -> View | None:

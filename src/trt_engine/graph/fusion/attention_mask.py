@@ -11,11 +11,15 @@ from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
 from trt_engine.graph.fusion.fusion_graph import FusionGraph
+from trt_engine.graph.fusion.operator_demands import Names, bias_objection, is_named
 from trt_engine.graph.symbolic_shapes import Size
 
 _LARGEST_FILL = -1e4
 """A number that takes the place of masked scores must be at most this for an addition to have its effect."""
-_LOWEST: dict[int, float] = {TensorProto.FLOAT16: -65504.0, TensorProto.FLOAT: float(np.finfo(np.float32).min)}
+_NUMPY: dict[int, type] = {TensorProto.FLOAT16: np.float16, TensorProto.FLOAT: np.float32}
+LOWEST: dict[int, float] = {elem: float(np.finfo(kind).min) for elem, kind in _NUMPY.items()}
+_ABSORBING_FILL = -1e30
+"""A number that is the same with a score added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,7 @@ class SequenceLength:
     axis: int
 
 
-def read_mask(
-    graph: FusionGraph, node: NodeProto, scale: float, scores_shape: Sequence[Size] | None
-) -> Mask | str | None:
+def read_mask(graph: FusionGraph, node: NodeProto, scale: float) -> Mask | str | None:
     """The mask that a node applies; a reason if it is of a form that cannot be fused, None if the node does not mask.
 
     `scale` is the factor of the mask.
@@ -59,60 +61,55 @@ def read_mask(
         return None
     if node.op_type == "Add":
         scores, tensor = node.input if _is_scores(graph, node.input[0]) else reversed(node.input)
-        found = Mask(scores, tensor, scale, finite=is_finite(graph, tensor))
-    else:
-        condition, yes, no = node.input
-        filled = (graph.scalar(yes), graph.scalar(no))
-        if (filled[0] is None) == (filled[1] is None):
-            infinite = [_is_minus_infinity(graph, name) for name in (yes, no)]
-            if infinite[0] == infinite[1]:
-                return "its scores are chosen from two tensors"
-            filled = (-math.inf if infinite[0] else None, -math.inf if infinite[1] else None)
-        fill = (filled[0] if filled[0] is not None else filled[1] or 0.0) * scale
-        if not fill <= _LARGEST_FILL:
-            return f"masked scores become {fill:g}"
-        masked = filled[0] is not None
-        found = Mask(no if masked else yes, condition, 1.0, fill, masked, math.isfinite(fill))
-    return check_mask(graph, found, scores_shape)
+        return Mask(scores, tensor, scale, finite=is_finite(graph, tensor))
+    condition, yes, no = node.input
+    filled = (graph.scalar(yes), graph.scalar(no))
+    if (filled[0] is None) == (filled[1] is None):
+        infinite = [_is_minus_infinity(graph, name) for name in (yes, no)]
+        if infinite[0] == infinite[1]:
+            return "its scores are chosen from two tensors"
+        filled = (-math.inf if infinite[0] else None, -math.inf if infinite[1] else None)
+    fill = (filled[0] if filled[0] is not None else filled[1] or 0.0) * scale
+    if not fill <= _LARGEST_FILL:
+        return f"masked scores become {fill:g}"
+    masked = filled[0] is not None
+    return Mask(no if masked else yes, condition, 1.0, fill, masked, math.isfinite(fill))
 
 
-def check_mask(graph: FusionGraph, found: Mask, scores_shape: Sequence[Size] | None) -> Mask | str:
-    """The mask with its layout, or why its sizes do not fit scores (batch, heads, queries, keys)."""
-    shape = _mask_shape(graph, found.tensor)
-    if shape is None or scores_shape is None or len(scores_shape) != 4 or len(shape) > 4:
-        return f"its mask has rank {'unknown' if shape is None else len(shape)}"
-    if not shape or len(shape) < 2 or (shape[-1] == 1 and scores_shape[-1] != 1):
-        return "its mask is the same for all keys"
-    if any(
-        isinstance(own, int) and own > 1 and isinstance(other, int) and own != other
-        for own, other in zip(reversed(shape), reversed(scores_shape), strict=False)
-    ):
-        return "its mask has other sizes than its scores"
-    expanded = shape[-2] is not None and shape[-2] == scores_shape[-2] and shape[-1] == scores_shape[-1]
-    return replace(found, for_all_heads=len(shape) < 3 or shape[-3] == 1, expanded=expanded)
+def fit_masks(graph: FusionGraph, masks: Sequence[Mask], scores: Sequence[Names], elem: int) -> tuple[Mask, ...] | str:
+    """The masks, the last to be applied first, as parts of a bias of this type with what each writes; a reason if the bias
+    would not give what they give. `scores` are the names of each size: batch, heads, queries, keys."""
+    fitted = []
+    for mask in masks:
+        shape = graph.repeated_shape(mask.tensor)
+        if shape is None or len(shape) > 4:
+            return f"its mask has rank {'unknown' if shape is None else len(shape)}"
+        if objection := bias_objection(shape, scores):
+            return objection
+        expanded = all(map(is_named, shape[-2:], scores[-2:]))
+        fitted.append(replace(mask, for_all_heads=len(shape) < 3 or shape[-3] == 1, expanded=expanded))
+    return _with_written_fills(fitted, elem)
 
 
-def _mask_shape(graph: FusionGraph, name: str, depth: int = 8) -> list[Size] | None:
-    """Sizes of a mask, through Expand to a shape that is computed, which shape inference does not follow."""
-    shape, node = graph.shape(name), graph.producer(name)
-    if node is None or not depth or shape is None or all(isinstance(size, int) for size in shape):
-        return shape
-    if node.op_type == "Expand":
-        parts = [_mask_shape(graph, node.input[0], depth - 1), graph.vectors.get(node.input[1])]
-    elif node.op_type in ("Where", "And", "Or", "Not", "Cast", "Mul", "Add", "Sub"):
-        parts = [_mask_shape(graph, item, depth - 1) for item in node.input]
-    else:
-        return shape
-    if any(part is None for part in parts):
-        return shape
-    made = list(shape)
-    for at in range(1, len(shape) + 1):
-        sizes = {part[-at] for part in parts if part is not None and len(part) >= at} - {1}
-        if not sizes:
-            made[-at] = 1
-        elif len(sizes) == 1:
-            made[-at] = sizes.pop()
-    return made
+def _with_written_fills(masks: Sequence[Mask], elem: int) -> tuple[Mask, ...] | str:
+    """The masks with a fill that acts as a sum as theirs does in the place of scores, also in a row without any key.
+
+    The lowest number takes every score in, but a second mask may meet it: then a fill must do so as it is.
+    """
+    with np.errstate(over="ignore"):
+        written = [None if mask.fill is None else float(_NUMPY[elem](mask.fill)) for mask in masks]
+    fills = {fill for fill in written if fill is not None and math.isfinite(fill)}
+    same = len(fills) == 1 and None not in written
+    if not same and not all(fill <= _ABSORBING_FILL for fill in fills):
+        return f"two masks, and one puts {max(fills):g} in the place of scores, which as a sum would not hide them"
+    return tuple(
+        replace(
+            mask,
+            fill=LOWEST[elem] if same and fill in fills else fill,
+            finite=mask.finite and (fill is None or math.isfinite(fill)),
+        )
+        for mask, fill in zip(masks, written, strict=True)
+    )
 
 
 def _is_scores(graph: FusionGraph, name: str, depth: int = 6) -> bool:
@@ -131,20 +128,22 @@ def _is_minus_infinity(graph: FusionGraph, name: str) -> bool:
     return value is not None and value.size == 1 and bool(np.isneginf(value.reshape(-1)[0]))
 
 
-def is_finite(graph: FusionGraph, name: str, depth: int = 12) -> bool:
-    """True if a tensor is shown to hold no infinity: a choice between finite constants, or a multiple of a boolean."""
+def is_finite(graph: FusionGraph, name: str, above: float = -math.inf, depth: int = 12) -> bool:
+    """True if a tensor is shown to hold no infinity, and nothing up to `above`: a choice between such constants, or a
+    multiple of a boolean."""
     if graph.is_constant(name):
-        return bool(np.isfinite(graph.read(name).astype(np.float64)).all())
+        values = graph.read(name).astype(np.float64)
+        return bool((np.isfinite(values) & (values > above)).all())
     node = graph.producer(name)
     if node is None or walk.domain_of(node) or not depth:
         return False
     if node.op_type == "Where":
-        return all(is_finite(graph, item, depth - 1) for item in node.input[1:])
+        return all(is_finite(graph, item, above, depth - 1) for item in node.input[1:])
     if node.op_type in ("Reshape", "Expand", "Unsqueeze", "Squeeze", "Slice", "Transpose", "Gather", "Split", "Trilu"):
-        return is_finite(graph, node.input[0], depth - 1)
+        return is_finite(graph, node.input[0], above, depth - 1)
     if node.op_type == "Mul":  # a boolean times a finite number
         return all(
-            is_finite(graph, item, depth - 1)
+            is_finite(graph, item, above, depth - 1)
             or (
                 (cast := graph.producer(item, "Cast")) is not None
                 and graph.elem_type(cast.input[0]) == TensorProto.BOOL
@@ -166,13 +165,14 @@ def attention_bias(graph: FusionGraph, masks: Sequence[Mask], length: SequenceLe
     return total
 
 
-def finite_bias(graph: FusionGraph, bias: str, elem: int) -> tuple[str, str]:
-    """The bias without infinities, and a boolean (batch or 1, queries, 1) of the queries whose keys are all masked."""
+def finite_bias(graph: FusionGraph, bias: str, elem: int, *, with_lowest: bool) -> tuple[str, str]:
+    """The bias without infinities, and a boolean (batch or 1, queries, 1) of the queries whose keys are all masked: by minus
+    infinity, or by the lowest number too."""
     if (bias, "finite") not in graph.shared:
-        builder, kind = graph.builder, np.float16 if elem == TensorProto.FLOAT16 else np.float32
-        lowest = graph.constant(np.array(_LOWEST[elem], kind), "lowest")
+        builder, kind = graph.builder, _NUMPY[elem]
+        lowest = graph.constant(np.array(LOWEST[elem], kind), "lowest")
         largest = graph.with_axes("ReduceMax", bias, [-1], since=18, keepdims=0)
-        masked = builder.add("Less", [largest, lowest], bias)
+        masked = builder.add("LessOrEqual" if with_lowest else "Less", [largest, lowest], bias)
         graph.shared[bias, "masked"] = builder.add("Transpose", [masked], bias, perm=[0, 2, 1])
         graph.shared[bias, "finite"] = builder.add("Max", [bias, lowest], bias)
     return graph.shared[bias, "finite"], graph.shared[bias, "masked"]
@@ -189,17 +189,18 @@ def _rank_four(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int
 def _write_mask(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int, before: str) -> str:
     """The mask as a bias of rank 4; `before` is the bias of that rank that a boolean mask replaces in part."""
     builder, stem = graph.builder, f"{mask.tensor}_bias"
-    kind = np.float16 if elem == TensorProto.FLOAT16 else np.float32
+    kind = _NUMPY[elem]
     name = mask.tensor
     if mask.fill is not None:
-        # the lowest number takes every score in, so that a query whose keys are all masked weighs them equally, as before
-        fill = graph.constant(np.array(_LOWEST[elem] if math.isfinite(mask.fill) else mask.fill, kind), stem)
+        fill = graph.constant(np.array(mask.fill, kind), stem)
         kept = before or graph.constant(np.array(0, kind), stem)
         name = builder.add("Where", [name, *((fill, kept) if mask.masked_value else (kept, fill))], stem)
         if before:
             return name
+    elif elem == TensorProto.FLOAT and graph.elem_type(name) == TensorProto.FLOAT16:
+        name = builder.add("Cast", [name], stem, to=elem)
     elif graph.elem_type(name) != elem:
-        lowest = graph.constant(np.array(_LOWEST[elem], np.float32), stem)
+        lowest = graph.constant(np.array(LOWEST[elem], np.float32), stem)
         name = builder.add("Cast", [builder.add("Max", [name, lowest], stem)], stem, to=elem)
     if mask.scale != 1:
         name = builder.add("Mul", [name, graph.constant(np.array(mask.scale, kind), stem)], stem)

@@ -21,21 +21,10 @@ _TOLERANCE = 1e-3
 """Relative difference of a stored constant from the formula's, as FP16 rounds it."""
 
 
-def fuse_gelu(graph: FusionGraph) -> None:
-    """Replace activations that are written out, then every bias with its activation."""
-    compose_gelu(graph)
-    for node in [item for item in graph.nodes.values() if item.op_type == "Sigmoid" and not walk.domain_of(item)]:
-        if id(node) in graph.nodes:
-            _fuse_sigmoid(graph, node)
-    for node in [item for item in graph.nodes.values() if item.op_type in ("Gelu", "FastGelu")]:
-        _fuse_bias(graph, node)
-
-
 def compose_gelu(graph: FusionGraph) -> None:
     """Replace Gelu that is written out, by its error function or its tanh, with Gelu and FastGelu of ONNX Runtime."""
-    for node in [item for item in graph.nodes.values() if item.op_type in ("Erf", "Tanh")]:
-        if id(node) in graph.nodes and not walk.domain_of(node):
-            (_fuse_erf if node.op_type == "Erf" else _fuse_tanh)(graph, node)
+    graph.rewrite_each("gelu", ("Erf",), _fuse_erf)
+    graph.rewrite_each("fast_gelu", ("Tanh",), _fuse_tanh)
 
 
 def _close(value: float | None, wanted: float) -> bool:
@@ -108,7 +97,7 @@ def _fuse_tanh(graph: FusionGraph, tanh: NodeProto) -> None:
                 return
 
 
-def _fuse_sigmoid(graph: FusionGraph, sigmoid: NodeProto) -> None:
+def fuse_quick_gelu(graph: FusionGraph, sigmoid: NodeProto) -> None:
     """`x * sigmoid(alpha x)`."""
     source, end = graph.producer(sigmoid.input[0]), graph.only_consumer(sigmoid.output[0], "Mul")
     scaled = graph.factor(source) if source is not None else None
@@ -143,7 +132,7 @@ def _fuse_half_product(graph: FusionGraph, inner: NodeProto, x: str, approximate
             return
 
 
-def _fuse_bias(graph: FusionGraph, gelu: NodeProto) -> None:
+def fuse_bias_gelu(graph: FusionGraph, gelu: NodeProto) -> None:
     """Take in the bias that is added before the activation."""
     add = graph.producer(gelu.input[0], "Add")
     if add is None or not graph.is_private(gelu.input[0]) or (gelu.op_type == "FastGelu" and len(gelu.input) > 1):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,17 @@ from trt_engine.graph.edit_graph import (
 )
 from trt_engine.graph.opset import import_domain
 from trt_engine.graph.shape_inference import schema_of
-from trt_engine.graph.symbolic_shapes import Size, elem_type, fold_shapes, infer_types, shape_vectors, symbolic_shape
+from trt_engine.graph.symbolic_shapes import (
+    Size,
+    elem_type,
+    fold_shapes,
+    infer_types,
+    is_unknown,
+    shape_vectors,
+    symbolic_shape,
+)
+
+log = logging.getLogger(__name__)
 
 MICROSOFT = "com.microsoft"
 HALF_AND_FLOAT = (TensorProto.FLOAT, TensorProto.FLOAT16)
@@ -38,10 +49,16 @@ _SMALL_ELEMENTS = 1024
 Array = npt.NDArray[Any]
 
 
-class FusionGraph:
-    """A copy of a model whose main graph fusions edit; `folder` is where external weights are."""
+class NotFused(Exception):
+    """A pattern stays as it is; the text is the reason."""
 
-    def __init__(self, proto: ModelProto, folder: Path) -> None:
+
+class FusionGraph:
+    """A copy of a model whose main graph fusions edit; `folder` is where external weights are, `left_out` are names of
+    fusions that are not made."""
+
+    def __init__(self, proto: ModelProto, folder: Path, left_out: Collection[str] = ()) -> None:
+        self.left_out = left_out
         self.proto = _prepare(proto, folder)
         self.folder = folder
         self.types, self.vectors = _infer(self.proto)
@@ -57,6 +74,9 @@ class FusionGraph:
         """Number of fusions by name."""
         self.shared: dict[Any, str] = {}
         """Tensors that several fusions use, by what they are."""
+        self.unfused: dict[str, str] = {}
+        """Why a node that looked like the middle of a fusion is not part of one, by label."""
+        self.warnings: list[str] = []
         self._known_constants = 0
         self._add(self._without_same_casts(graph))
         for node in [*self.nodes.values()]:  # folded shape arithmetic leaves some without a reader
@@ -105,6 +125,35 @@ class FusionGraph:
         if name in self.constants:
             return list(self.constants[name].dims)
         return symbolic_shape(self.types, name)
+
+    def repeated_shape(self, name: str, depth: int = 8) -> list[Size] | None:
+        """As `shape`, with what shape inference does not follow: Expand to a computed shape, and `a|b` for a size that is
+        the larger of two with different names, of which one may be 1 and repeated."""
+        shape, node = self.shape(name), self.producer(name)
+        if node is None or not depth or shape is None or not any(is_unknown(size) for size in shape):
+            return shape
+        if node.op_type == "Expand":
+            parts = [self.repeated_shape(node.input[0], depth - 1), self.vectors.get(node.input[1])]
+        elif node.op_type in _BROADCASTING and not walk.domain_of(node):
+            parts = [self.repeated_shape(item, depth - 1) for item in node.input]
+        elif node.op_type == "MatMul" and self.rank(node.input[1]) == 2 and self.rank(node.input[0]) == len(shape):
+            parts = [[*(self.repeated_shape(node.input[0], depth - 1) or [])[:-1], shape[-1]]]
+        elif node.op_type in _SAME_SHAPE and not walk.domain_of(node):
+            return self.repeated_shape(node.input[0], depth - 1)
+        else:
+            return shape
+        if any(part is None for part in parts):
+            return shape
+        made = list(shape)
+        for at in range(1, len(shape) + 1):
+            sizes = {part[-at] for part in parts if part is not None and len(part) >= at} - {1}
+            if not sizes:
+                made[-at] = 1
+            elif len(sizes) == 1:
+                made[-at] = sizes.pop()
+            elif not any(is_unknown(size) for size in sizes):
+                made[-at] = "|".join(sorted(map(str, sizes)))
+        return made
 
     def rank(self, name: str) -> int | None:
         shape = self.shape(name)
@@ -199,8 +248,36 @@ class FusionGraph:
 
     # ------------------------------------------------------------------------------------------ editing
 
+    def rewrite_each(
+        self, fusion: str, ops: Collection[str], rewrite: Callable[[FusionGraph, NodeProto], str | None]
+    ) -> None:
+        """Call `rewrite` for each node whose operator is one of `ops` (`Softmax`, `com.microsoft::Gelu`): it replaces the
+        node's pattern or returns the reason why not, None for a node without any resemblance.
+
+        One that raises leaves the graph as it was, with a warning: no fusion is worth a failed build.
+        """
+        for node in [item for item in self.nodes.values() if walk.qualified_name(item) in ops]:
+            if id(node) not in self.nodes:
+                continue
+            shared = dict(self.shared)
+            try:
+                reason = rewrite(self, node)
+            except NotFused as error:
+                reason = str(error)
+            except Exception as error:  # whatever a matcher did not foresee
+                reason = f"the fusion {fusion} failed on it ({type(error).__name__}: {error})"
+                self.warnings.append(f"`{walk.label(node)}` ({node.op_type}) is not fused: {reason}")
+                log.debug("%s", self.warnings[-1], exc_info=True)
+            if reason:
+                self.unfused[walk.label(node)] = reason
+                self.builder.take_nodes()
+                self.shared = shared
+
     def replace(self, fusion: str, removed: Sequence[NodeProto]) -> None:
-        """Put the builder's new nodes in the place of `removed`, and count one fusion of that name."""
+        """Put the builder's new nodes in the place of `removed`, and count one fusion of that name; `NotFused` for one that
+        is left out."""
+        if fusion in self.left_out:
+            raise NotFused(f"the fusion {fusion} is left out")
         self._add(self.builder.take_nodes())
         for tensor in self.builder.initializers[self._known_constants :]:
             self.constants[tensor.name] = tensor
@@ -302,6 +379,10 @@ _SCALAR_OPS: Mapping[str, Any] = {
     "Unsqueeze": lambda value, _=None: value,
     "Squeeze": lambda value, _=None: value,
 }
+_BROADCASTING = frozenset("Where And Or Mul Add Sub Div Pow Max Min".split())
+_SAME_SHAPE = frozenset(
+    "Not Cast Neg LayerNormalization RMSNormalization SimplifiedLayerNormalization Relu Gelu".split()
+)
 _LAYOUT_OPS = frozenset("Transpose Reshape Squeeze Unsqueeze Identity Split Slice Gather Flatten".split())
 
 

@@ -29,12 +29,11 @@ class _Norm:
     bias: str = ""
 
 
-def fuse_layer_norm(graph: FusionGraph) -> None:
-    """Replace every norm in primitive operators that matches."""
-    for add in [node for node in graph.nodes.values() if node.op_type == "Add" and not walk.domain_of(node)]:
-        norm = _read_norm(graph, add) if id(add) in graph.nodes else None
-        if norm is not None:
-            _replace(graph, norm)
+def fuse_layer_norm(graph: FusionGraph, add: NodeProto) -> None:
+    """Replace the norm in primitive operators whose variance and epsilon are added."""
+    norm = _read_norm(graph, add)
+    if norm is not None:
+        _replace(graph, norm)
 
 
 def _read_norm(graph: FusionGraph, add: NodeProto) -> _Norm | None:

@@ -20,11 +20,10 @@ _MIN_DEPTH = 32
 """Smallest number of values in a patch, over its channels; smaller products gain nothing."""
 
 
-def fuse_patch_embedding(graph: FusionGraph) -> None:
-    """Replace every such convolution whose output is read with the channels last: Reshape and Transpose, or Transpose."""
-    for conv in [node for node in graph.nodes.values() if node.op_type == "Conv" and not walk.domain_of(node)]:
-        if (end := _end(graph, conv)) is not None and (grid := _grid(graph, conv, end)) is not None:
-            _replace(graph, conv, end, grid)
+def fuse_patch_embedding(graph: FusionGraph, conv: NodeProto) -> None:
+    """Replace such a convolution whose output is read with the channels last: Reshape and Transpose, or Transpose."""
+    if (end := _end(graph, conv)) is not None and (grid := _grid(graph, conv, end)) is not None:
+        _replace(graph, conv, end, grid)
 
 
 def _end(graph: FusionGraph, conv: NodeProto) -> NodeProto | None:

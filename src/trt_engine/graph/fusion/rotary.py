@@ -142,17 +142,14 @@ def _is_per_row(view: View, shape: list[Size]) -> bool:
 # ------------------------------------------------------------------------------------------------ matching
 
 
-def fuse_rotary(graph: FusionGraph) -> None:
-    """Replace every rotary embedding that matches."""
-    for add in [node for node in graph.nodes.values() if node.op_type == "Add" and not walk.domain_of(node)]:
-        if id(add) not in graph.nodes:
-            continue
-        products = [graph.producer(name, "Mul") for name in add.input]
-        if any(node is None or graph.factor(node) is not None for node in products):
-            continue
-        rotation = _find(graph, add)
-        if rotation is not None:
-            _replace(graph, rotation)
+def fuse_rotary(graph: FusionGraph, add: NodeProto) -> None:
+    """Replace the rotary embedding that an addition is part of."""
+    products = [graph.producer(name, "Mul") for name in add.input]
+    if any(node is None or graph.factor(node) is not None for node in products):
+        return
+    rotation = _find(graph, add)
+    if rotation is not None:
+        _replace(graph, rotation)
 
 
 def _find(graph: FusionGraph, add: NodeProto) -> Rotation | None:
@@ -198,7 +195,11 @@ def _match(graph: FusionGraph, heads: str, order: str, end: NodeProto) -> Rotati
     start = View(view.axes, view.columns + 1, view.sizes)
     trace = _Trace(graph, heads, start)
     terms = trace.read(end.output[0])
-    if terms is None or len(terms) not in (2, 3) or any(found.axes != view.axes for found in terms.values()):
+    if (
+        terms is None
+        or len(terms) not in (2, 3)
+        or any((found.axes, found.columns.shape) != (view.axes, view.columns.shape) for found in terms.values())
+    ):
         return None
     values = {name: found.columns.reshape(-1, shape[-1]) for name, found in terms.items()}
     rotation = _compare(

@@ -10,47 +10,46 @@ from onnx import NodeProto
 
 from trt_engine.graph import walk
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
-from trt_engine.graph.symbolic_shapes import may_be_equal
-
-
-def fuse_skip_layer_norm(graph: FusionGraph) -> None:
-    """Replace every LayerNormalization of a sum that matches."""
-    for norm in [node for node in graph.nodes.values() if _is_norm(node)]:
-        add = graph.producer(norm.input[0], "Add")
-        if add is not None and _matches(graph, norm, add):
-            _replace(graph, norm, add)
-
+from trt_engine.graph.fusion.operator_demands import skip_norm_objection
 
 _SIMPLIFIED = ("SimplifiedLayerNormalization", "RMSNormalization")
+NORMS = ("LayerNormalization", *_SIMPLIFIED)
 
 
-def _is_norm(node: NodeProto) -> bool:
-    return node.op_type in ("LayerNormalization", *_SIMPLIFIED) and not walk.domain_of(node)
+def fuse_skip_layer_norm(graph: FusionGraph, norm: NodeProto) -> str | None:
+    """Replace a norm of a sum, and the sum, or why they stay; None for a norm of something else."""
+    add = graph.producer(norm.input[0], "Add")
+    if add is None:
+        return None
+    reason = _objection(graph, norm, add)
+    if not reason:
+        _replace(graph, norm, add)
+    return reason
 
 
-def _matches(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> bool:
+def _objection(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> str:
+    """Why a norm and its sum cannot be one operator; empty where they can."""
     given = walk.attributes(norm)
-    shapes = [graph.shape(name) for name in (*add.input, norm.input[0])]
-    if any(shape is None or len(shape) != 3 for shape in shapes) or any(graph.is_constant(name) for name in add.input):
-        return False
-    first, second, total = (shape or [] for shape in shapes)
-    if not (first[-1] == second[-1] == total[-1]) or not isinstance(total[-1], int):
-        return False
-    if not all(may_be_equal(*pair) for pair in zip(first, second, strict=True)):
-        return False  # the operator adds tensors of one shape only
-    if given.get("axis", -1) not in (-1, 2) or given.get("stash_type", 1) != 1:
-        return False
+    first, second, total = ((graph.repeated_shape(name) or []) for name in (*add.input, norm.input[0]))
+    if objection := skip_norm_objection(first, second):
+        return objection
+    if any(graph.is_constant(name) for name in add.input) or add.input[0] == add.input[1]:
+        return "its sum is of a constant, or of one tensor twice"
+    if not isinstance(total[-1], int) or given.get("axis", -1) not in (-1, 2) or given.get("stash_type", 1) != 1:
+        return "it is not over the last of three dimensions, of a known size"
     if any(norm.output[at] for at in range(1, len(norm.output))):
-        return False
+        return "its mean is used"
     stored = [name for name in norm.input[1:] if name]
     if not stored or not all(
         graph.is_constant(name) and list(graph.constants[name].dims) == total[-1:] for name in stored
     ):
-        return False
+        return "its scale and bias are not constants of its width"
     kinds = {graph.elem_type(name) for name in (*add.input, *norm.input[:1], *stored)}
     if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT):
-        return False
-    return add.input[0] != add.input[1] and not graph.quantized([*add.input, *add.output, norm.output[0]])
+        return "its tensors are not all FP32 or all FP16"
+    if graph.quantized([*add.input, *add.output, norm.output[0]]):
+        return "its tensors are quantized"
+    return ""
 
 
 def _replace(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> None:

@@ -7,25 +7,21 @@ import math
 from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.attention import AttentionMatch, replace_attention
+from trt_engine.graph.fusion.attention import AttentionMatch, fit, replace_attention
 from trt_engine.graph.fusion.attention_heads import Heads, merged_heads, read_heads
-from trt_engine.graph.fusion.attention_mask import Mask, check_mask, is_finite
+from trt_engine.graph.fusion.attention_mask import LOWEST, Mask, is_finite
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph
 
 
-def fuse_standard_attention(graph: FusionGraph, *, pack: bool = True) -> dict[str, str]:
-    """Replace every standard Attention that matches; returns the reason of each that does not."""
-    left: dict[str, str] = {}
-    for node in [item for item in graph.nodes.values() if item.op_type == "Attention" and not walk.domain_of(item)]:
-        match = match_standard_attention(graph, node)
-        reason = match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
-        if reason:
-            left[walk.label(node)] = reason
-    return left
+def fuse_standard_attention(graph: FusionGraph, node: NodeProto, *, pack: bool) -> str:
+    """Replace a standard Attention, or why it stays; with `pack` the projections become part of the operator where they
+    can."""
+    match = match_standard_attention(graph, node, wide=not pack)
+    return match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
 
 
-def match_standard_attention(graph: FusionGraph, node: NodeProto) -> AttentionMatch | str:
-    """The attention of a node, or why it stays."""
+def match_standard_attention(graph: FusionGraph, node: NodeProto, *, wide: bool) -> AttentionMatch | str:
+    """The attention of a node, or why it stays; `wide` computes FP16 in FP32."""
     given, inputs = walk.attributes(node), list(node.input)
     if any(inputs[4:]) or any(node.output[1:]):
         return "it has a cache, or more than one output"
@@ -60,17 +56,14 @@ def match_standard_attention(graph: FusionGraph, node: NodeProto) -> AttentionMa
         return "it is causal, and its numbers of queries and keys may differ"
     masks: tuple[Mask, ...] = ()
     if len(inputs) > 3 and inputs[3]:
-        boolean = graph.elem_type(inputs[3]) == TensorProto.BOOL
-        mask = Mask("", inputs[3], fill=-math.inf if boolean else None, finite=is_finite(graph, inputs[3]))
-        sizes = [query.view.sizes.get("B"), len(query.columns), *lengths]
-        checked = check_mask(graph, mask, sizes)
-        if isinstance(checked, str):
-            return checked
-        if not checked.finite and (causal or not checked.for_all_heads):
-            return "rows without a key give 0, and it is causal or its mask differs between heads"
-        masks = (checked,)
-    scale = given.get("scale") or 1 / math.sqrt(query.columns.shape[1])
-    return AttentionMatch(
-        node, query, key, value, scale * query.scale * key.scale, masks, causal=causal,
-        zero_rows=any(not mask.finite for mask in masks), heads_merged=rank == 3,
+        # ONNX Runtime takes a mask of the lowest number for one of minus infinity
+        above, boolean = LOWEST.get(graph.elem_type(inputs[3]), 0.0), graph.elem_type(inputs[3]) == TensorProto.BOOL
+        masks = (Mask("", inputs[3], fill=-math.inf if boolean else None, finite=is_finite(graph, inputs[3], above)),)
+        if causal and not masks[0].finite:
+            return "rows without a key give 0, and it is causal"
+    scale = given.get("scale", 1 / math.sqrt(query.columns.shape[1]))
+    match = AttentionMatch(
+        node, query, key, value, scale * query.scale * key.scale, masks, causal=causal, zero_rows=True,
+        heads_merged=rank == 3, lowest_is_masked=True,
     )  # fmt: skip
+    return fit(graph, match, wide=wide)
