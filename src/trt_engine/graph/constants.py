@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 
 import numpy as np
@@ -23,20 +23,25 @@ def drop_initializer_inputs(proto: ModelProto) -> None:
     proto.ir_version = max(proto.ir_version, 4)
 
 
-def constants_as_initializers(proto: ModelProto) -> None:
-    """Turn Constant nodes of the main graph into initializers, in place; model outputs stay nodes."""
-    graph = proto.graph
-    outputs = {item.name for item in graph.output}
-    gone = set()
-    for node in graph.node:
-        if node.op_type != "Constant" or walk.domain_of(node) or not node.output or node.output[0] in outputs:
-            continue
-        tensor = constant_tensor(node)
-        if tensor is not None:
-            tensor.name = node.output[0]
-            graph.initializer.append(tensor)
-            gone.add(node.output[0])
-    retain_items(graph.node, lambda node: node.op_type != "Constant" or node.output[0] not in gone)
+def constants_as_initializers(proto: ModelProto, *, bodies: bool = False) -> None:
+    """Turn Constant nodes of the main graph, on request of its bodies too, into initializers, in place; outputs of a graph
+    stay nodes."""
+    for graph in list(walk.graphs(proto)) if bodies else [proto.graph]:
+        outputs = {item.name for item in graph.output}
+        gone = set()
+        for node in graph.node:
+            if node.op_type != "Constant" or walk.domain_of(node) or not node.output or node.output[0] in outputs:
+                continue
+            tensor = constant_tensor(node)
+            if tensor is not None:
+                tensor.name = node.output[0]
+                graph.initializer.append(tensor)
+                gone.add(node.output[0])
+        retain_items(graph.node, _constants_but(gone))
+
+
+def _constants_but(gone: Collection[str]) -> Callable[[NodeProto], bool]:
+    return lambda node: node.op_type != "Constant" or node.output[0] not in gone
 
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:

@@ -63,6 +63,12 @@ def outer_scope_names(body: GraphProto) -> Iterator[str]:
     yield from (item.name for item in body.output if item.name not in made)
 
 
+def kept_names(graph: GraphProto) -> set[str]:
+    """Names that a rewrite of a graph's nodes leaves as they are: its outputs, and what bodies of its nodes read."""
+    captured = (name for node in graph.node for _, body in bodies(node) for name in outer_scope_names(body))
+    return {item.name for item in graph.output} | {*captured}
+
+
 def _located_nodes(owner: GraphProto | FunctionProto, opsets: dict[str, int]) -> Iterator[NodeLocation]:
     for node in owner.node:
         yield NodeLocation(node, owner, opsets)

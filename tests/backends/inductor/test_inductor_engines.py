@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,6 @@ from onnx_models import FLOAT, fp8_qdq, int8_qdq, node, save
 from trt_engine.backends.inductor.build import check_half
 from trt_engine.device import info
 from trt_engine.errors import BuildError, EngineError, FeedError, ModelError, PrecisionError, SetupError
-from trt_engine.graph import walk
 from trt_engine.store import Store
 
 pytestmark = [
@@ -49,75 +51,38 @@ def plain(model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 # ------------------------------------------------------------------------------------------------ the importer
 
 
-def imported(proto: onnx.ModelProto, arrays: list[np.ndarray]) -> list[Any]:
-    """The importer's outputs, computed by PyTorch as they are traced; inputs that decide shapes are constants."""
-    import torch
+@pytest.fixture(scope="module")
+def program() -> Iterator[ModuleType]:
+    path = Path(__file__).parents[3] / "benchmarks" / "importer_fuzz.py"
+    spec = importlib.util.spec_from_file_location("importer_fuzz", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["importer_fuzz"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["importer_fuzz"]
 
-    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph, to_tensor
+
+def test_operators_give_what_onnx_says_or_are_refused(program: ModuleType) -> None:
+    found = list(program.node_tests())
+    states = Counter(record["state"] for record in found)
+    assert not states["wrong"] + states["crash"], program.table(found, "kind")
+    assert states["right"] > 1100, states
+    assert all("`" in record["why"] for record in found if record["state"] == "refused")
+
+
+def test_drawn_graphs_give_what_onnx_runtime_says_or_are_refused(program: ModuleType) -> None:
+    found = list(program.random_graphs(400, seed=33))
+    states = Counter(record["state"] for record in found)
+    assert not states["wrong"] + states["crash"], program.table(found, "kind")
+    assert states["right"] > 350, states
+
+
+def test_every_declared_operator_has_a_rule() -> None:
+    from trt_engine.backends.inductor.operators import OPERATORS
     from trt_engine.backends.inductor.tensor_rules import RULES
 
-    fed = []
-    inputs = list(proto.graph.input)
-    del proto.graph.input[:]
-    for at, (value, array) in enumerate(zip(inputs, arrays, strict=True)):
-        if at and (value.name in ("scales", "sizes", "roi") or (array.ndim <= 1 and array.dtype.kind == "i")):
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
-        else:
-            proto.graph.input.append(value)
-            fed.append(to_tensor(array, value.type.tensor_type.elem_type))
-    module = OnnxModule(load_graph(proto).proto, torch.device("cpu"), RULES)
-    with torch.no_grad():
-        return list(module(*fed))
-
-
-def test_operators_give_what_onnx_says_or_are_refused() -> None:
-    import torch
-    from onnx.backend.test.case.node import collect_testcases
-
-    from trt_engine.backends.inductor.onnx_module import to_tensor
-    from trt_engine.backends.inductor.operators import MAX_OPSET, SUPPORTED
-
-    counts: Counter[str] = Counter()
-    wrong = []
-    for case in collect_testcases(None):
-        proto = onnx.ModelProto()
-        proto.CopyFrom(case.model)
-        nodes = walk.all_nodes(proto)
-        known = all(not walk.domain_of(item) and item.op_type in SUPPORTED for item in nodes)
-        if not known or not 18 <= walk.opsets_of(proto).get("", 0) <= MAX_OPSET + 3:
-            continue
-        given, wanted = case.data_sets[0]
-        if any(
-            not isinstance(item, np.ndarray | np.generic) or np.asarray(item).dtype.kind in "OV"
-            for item in [*given, *wanted]
-        ):
-            continue  # sequences, strings, and dtypes numpy has no name for
-        try:
-            found = imported(proto, [np.asarray(item) for item in given])
-        except ModelError as error:
-            assert error.hint
-            counts["refused"] += 1
-            continue
-        for value, right, output in zip(found, wanted, case.model.graph.output, strict=True):
-            expected = to_tensor(np.asarray(right), output.type.tensor_type.elem_type)
-            half = value.dtype in (torch.float16, torch.bfloat16)
-            limits = {"rtol": 1e-2, "atol": 2e-3} if half else {"rtol": 1e-3, "atol": 1e-5}
-            same = value.dtype == expected.dtype and value.shape == expected.shape
-            if not same or not torch.allclose(value.double(), expected.double(), equal_nan=True, **limits):
-                wrong.append(case.name)
-        counts["computed"] += 1
-    assert sorted(set(wrong)) == [
-        # among equal values PyTorch's choice of the index is open
-        "test_top_k_same_values", "test_top_k_same_values_2d", "test_top_k_same_values_largest",
-    ]  # fmt: skip
-    assert counts["computed"] > 400, counts
-
-
-def test_every_supported_operator_has_a_rule() -> None:
-    from trt_engine.backends.inductor.operators import SUPPORTED
-    from trt_engine.backends.inductor.tensor_rules import RULES
-
-    assert {name for name in RULES if not name.startswith("_")} | {"Shape", "Size"} == SUPPORTED
+    assert {name for name in RULES if not name.startswith("_")} | {"Shape", "Size"} == OPERATORS.keys()
 
 
 def exported(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import onnx_models
 import trt_engine as te
@@ -19,7 +20,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.backend import code_options, list_backends
 from trt_engine.backends.inductor import build as building
 from trt_engine.backends.inductor.compatibility import check_compatibility, required_features, torch_version
-from trt_engine.backends.inductor.operators import SUPPORTED, check_model
+from trt_engine.backends.inductor.operators import check_model, operators_text
 from trt_engine.backends.inductor.options import InductorOptions
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import from_values
@@ -34,27 +35,43 @@ from trt_engine.records.passport import Requirements
 def test_an_operator_that_is_lacking_is_named_before_anything_is_built(tmp_path: Path) -> None:
     model = save(
         tmp_path / "m.onnx",
-        [node("Det", "x", "y"), node("Celu", "y", "z")],
+        [node("Det", "x", "y"), node("Hardmax", "y", "z")],
         {"x": (FLOAT, ["batch", 3, 3])},
         {"z": (FLOAT, ["batch"])},
     )
-    with pytest.raises(ModelError, match="does not import: `Det`, `Celu`") as refused:
+    with pytest.raises(ModelError, match="does not import: `Det`, `Hardmax`") as refused:
         check_model(open_model(model))
     assert refused.value.exit_code == 4
     assert "onnxruntime" in (refused.value.hint or "")
 
 
-def test_a_newer_opset_and_strings_are_refused(tmp_path: Path) -> None:
-    assert "Add" in SUPPORTED
-    newer = save(
-        tmp_path / "newer.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, [1])}, {"y": (FLOAT, [1])}, opset=24,
-        ir_version=11,
-    )  # fmt: skip
-    with pytest.raises(ModelError, match="opset 24"):
-        check_model(open_model(newer))
-    words = onnx_models.words(tmp_path / "words.onnx")
+def test_an_attribute_that_no_rule_honours_is_named_with_its_node_before_anything_is_built(tmp_path: Path) -> None:
+    def resize(opset: int, **given: object) -> Path:
+        return save(
+            tmp_path / f"m{opset}.onnx",
+            [helper.make_node("Resize", ["x", "roi", "scales"], ["y"], name="wider", mode="linear", **given)],
+            {"x": (FLOAT, [1, 1, 4, 4])},
+            {"y": (FLOAT, [1, 1, None, None])},
+            {"scales": np.array([1, 1, 0.5, 0.5], np.float32), "roi": np.zeros(8, np.float32)},
+            opset=opset,
+        )
+
+    with pytest.raises(ModelError, match=r"`wider` \(Resize\).*`antialias=1`") as refused:
+        check_model(open_model(resize(18, antialias=1)))
+    assert refused.value.exit_code == 4 and refused.value.hint
+    check_model(open_model(resize(18, antialias=0, extrapolation_value=0.0)))  # at their defaults
+    check_model(open_model(resize(11)))  # raised first
+
+
+def test_the_documentation_lists_the_operators_with_the_attributes_that_are_honoured() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "inductor.md").read_text(encoding="utf-8")
+    written = page[page.index("## Operators") :].partition("\n## ")[0]
+    assert operators_text() in written, f"docs/inductor.md should have:\n{operators_text()}"
+
+
+def test_strings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
-        check_model(open_model(words))
+        check_model(open_model(onnx_models.words(tmp_path / "words.onnx")))
 
 
 # ------------------------------------------------------------------------------------------------ settings

@@ -9,9 +9,11 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import set_attribute
 
 ATTENTION = "_Attention"
-"""Our own operator: q, transposed k, v and a mask, with the factor `scale` between the first product and Softmax."""
+"""Our own operator: q, transposed k, v and a mask, with the factor `scale` between the first product and Softmax over
+`axis`; with `guard` rows that are not numbers count as zeros."""
 
 
 @dataclass(slots=True)
@@ -23,6 +25,9 @@ class _Match:
     """The tensor that is looked at next."""
     mask: str = ""
     scale: float = 1.0
+    axis: int = -1
+    guard: bool = False
+    """With IsNaN and Where, by which exporters make masked rows zero."""
 
 
 @dataclass(slots=True)
@@ -36,7 +41,7 @@ class _Finder:
     constants: dict[str, TensorProto] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outputs = {item.name for item in self.graph.output}
+        self.outputs = walk.kept_names(self.graph)
         self.makers = {name: node for node in self.graph.node for name in node.output}
         self.readers = Counter(name for node in self.graph.node for name in node.input)
         self.constants = {item.name: item for item in self.graph.initializer}
@@ -49,7 +54,7 @@ class _Finder:
         return node if self.readers[name] == 1 else None
 
     def softmax(self, last: NodeProto) -> _Match | None:
-        """Softmax before the last product; with it IsNaN and Where, by which exporters make masked rows zero."""
+        """Softmax before the last product, and what makes masked rows zero."""
         node = self.inner(last.input[0], "Softmax", "Where")
         if node is None:
             return None
@@ -58,10 +63,13 @@ class _Finder:
             test, found = self.makers.get(node.input[0]), self.makers.get(node.input[2])
             if test is None or found is None or self.readers[node.input[2]] != 2 or self.scalar(node.input[1]) != 0.0:
                 return None
+            if self.readers[node.input[0]] != 1 or self.outputs & {node.input[0], node.input[2]}:
+                return None
             if test.op_type != "IsNaN" or test.input[0] != node.input[2] or found.op_type != "Softmax":
                 return None
             nodes = [found, test, node]
-        return _Match(nodes, nodes[0].input[0]) if walk.attributes(nodes[0]).get("axis", -1) in (-1, 3) else None
+        axis = walk.attributes(nodes[0]).get("axis", -1)
+        return _Match(nodes, nodes[0].input[0], axis=axis, guard=len(nodes) > 1) if axis in (-1, 3) else None
 
     def take_mask(self, match: _Match) -> bool:
         """Step over the addition of a mask; False where it is not known which side is the mask."""
@@ -108,7 +116,9 @@ def fuse_attention(graph: GraphProto) -> int:
         if (scores := finder.inner(match.name, "MatMul")) is None:
             continue
         inputs = [*scores.input, last.input[1], match.mask]
-        last.CopyFrom(helper.make_node(ATTENTION, inputs, last.output, name=last.name, scale=match.scale))
+        made = helper.make_node(ATTENTION, inputs, last.output, name=last.name, scale=match.scale, axis=match.axis)
+        set_attribute(made, "guard", int(match.guard))
+        last.CopyFrom(made)
         for node in [*match.nodes, scores]:
             graph.node.remove(node)
         fused += 1

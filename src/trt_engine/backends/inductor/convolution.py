@@ -34,7 +34,7 @@ def store_weights(graph: GraphProto) -> int:
     weights = {node.input[1] for node in graph.node if node.op_type == "Conv" and not walk.domain_of(node)}
     others = {
         name for node in graph.node for at, name in enumerate(node.input) if (node.op_type, at) != ("Conv", 1)
-    } | {item.name for item in graph.output}
+    } | walk.kept_names(graph)
     stored = 0
     for name in sorted(weights & makers.keys() - others):
         node = makers[name]
@@ -85,7 +85,7 @@ class _ConvolutionFuser:
     (MobileNetV3 on an H200), though each alone is right."""
 
     def __post_init__(self) -> None:
-        self.outputs = {item.name for item in self.graph.output}
+        self.outputs = walk.kept_names(self.graph)
         self.constants = {item.name: item for item in self.graph.initializer}
         self.readers = Counter(name for node in self.graph.node for name in node.input)
         self.makers = {name: node for node in self.graph.node for name in node.output}

@@ -79,7 +79,7 @@ class _LinearFuser:
     readers: Counter[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outputs = {item.name for item in self.graph.output}
+        self.outputs = walk.kept_names(self.graph)
         self.constants = {item.name: item for item in self.graph.initializer}
         self.index()
 

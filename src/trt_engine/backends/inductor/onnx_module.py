@@ -16,11 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import torch
-from onnx import NodeProto, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from trt_engine.backends.inductor.attention import fuse_attention
 from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches, store_weights
 from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
+from trt_engine.backends.inductor.operators import (
+    MIN_OPSET,
+    OPERATORS,
+    check_attributes,
+    defaults,
+    refusal,
+)
 from trt_engine.errors import ModelError
 from trt_engine.format import library_reason
 from trt_engine.graph import walk
@@ -31,12 +38,12 @@ from trt_engine.graph.fusion.fusion_graph import MICROSOFT, FusionGraph
 from trt_engine.graph.opset import raise_opset
 from trt_engine.tensors import dtype
 
-MIN_OPSET = 18
-"""Graphs of older opsets are raised to it; the rules know no older meaning of an operator."""
 _SMALL = 64
 """Most elements of constants and results that are kept as Python numbers."""
 _WIDE_FLOATS = 8
 """The same for floating-point constants: scales and limits, not weights."""
+
+NIBBLES = (TensorProto.INT4, TensorProto.UINT4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +72,13 @@ class Unsupported(Exception):
 class Call:
     """One node and its inputs, for a rule to compute."""
 
-    def __init__(
-        self, node: NodeProto, attributes: dict[str, Any], values: Sequence[Value | None], module: OnnxModule
-    ) -> None:
-        self.node, self.attributes, self.values = node, attributes, values
-        self.device, self.kernels = module.device, module.kernels
+    def __init__(self, body: Body, at: int, values: dict[str, Value]) -> None:
+        self.node, self.attributes = body.nodes[at]
+        self.values: list[Value | None] = [values[name] if name else None for name in self.node.input]
+        self.device, self.kernels = body.module.device, body.module.kernels
+        self.read = set[str]()
+        """The attributes that a rule looked at."""
+        self._body, self._at, self._outer = body, at, values
 
     def has(self, at: int) -> bool:
         return at < len(self.values) and self.values[at] is not None
@@ -97,8 +106,39 @@ class Call:
         return self.numbers(at)[0] if self.has(at) else default
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        value = self.attributes.get(name, default)
+        """The value that is given, else ONNX's default, else `default`."""
+        self.read.add(name)
+        if (known := OPERATORS.get(self.node.op_type)) is not None and name not in known.attributes:
+            raise AssertionError(f"`{name}` is read and not declared")
+        value = self.attributes.get(name)
+        if value is None:
+            value = defaults(self.node.op_type, self._body.opset).get(name)
+        value = default if value is None else value
         return value.decode() if isinstance(value, bytes) else value
+
+    def kind(self, at: int) -> int:
+        """The ONNX element type of a constant input whose dtype is an integer's of 8 bits, which may be one of 4; 0: its
+        dtype's."""
+        value = self.values[at]
+        found = value.dtype if value is not None else None
+        if found not in (torch.int8, torch.uint8) or not self._body.module.has_nibbles:
+            return 0
+        kind = self._body.kind(self.node.input[at])
+        if not kind:
+            raise Unsupported(f"input {at} (`{self.node.input[at]}`) is computed, in a graph with values of 4 bits")
+        return kind
+
+    def check_types(self) -> None:
+        """Refuse element types that are not declared for the operator."""
+        if (known := OPERATORS.get(self.node.op_type)) is None:
+            return
+        for value in self.values:
+            if value is not None and (name := str(value.dtype).removeprefix("torch.")) not in known.types:
+                raise Unsupported(f"its input is {name}")
+
+    def run(self, name: str, *inputs: Value) -> list[Value]:
+        """The outputs of a body of If or Loop."""
+        return self._body.inner[self._at][name].run(dict(self._outer), inputs)
 
 
 Rule = Callable[[Call], Any]
@@ -121,6 +161,60 @@ class Kernels:
         return None
 
 
+class Body:
+    """The nodes of a graph, or of a branch of If or a round of Loop in it, in the order in which they are computed."""
+
+    def __init__(self, graph: onnx.GraphProto, opset: int, module: OnnxModule, outer: Body | None = None) -> None:
+        self.module, self.opset, self._outer = module, opset, outer
+        self.inputs, self.outputs = [item.name for item in graph.input], [item.name for item in graph.output]
+        self.nodes = [(node, walk.attributes(node)) for node in graph.node]
+        self.inner = [
+            {name: Body(body, opset, module, self) for name, body in walk.bodies(node)} for node in graph.node
+        ]
+        self._kinds = {item.name: item.data_type for item in graph.initializer}
+        self.constants = {item.name: module.store(item) for item in graph.initializer}
+        read = [dict.fromkeys(walk.names_read(node)) for node in graph.node]
+        last = {name: at for at, names in enumerate(read) for name in names}
+        self._last_use = [
+            [name for name in names if last[name] == at and name not in self.outputs] for at, names in enumerate(read)
+        ]
+
+    def kind(self, name: str) -> int:
+        """The ONNX element type of a constant; 0 for another tensor."""
+        found = self._kinds.get(name, 0)
+        return found or (self._outer.kind(name) if self._outer is not None else 0)
+
+    def run(self, values: dict[str, Value], inputs: Sequence[Value]) -> list[Value]:
+        """The outputs, with the values that the nodes around it may read."""
+        values |= dict(zip(self.inputs, inputs, strict=True))
+        values |= {name: self.module.value(item) for name, item in self.constants.items()}
+        for at, ((node, _), unused) in enumerate(zip(self.nodes, self._last_use, strict=True)):
+            results = self._compute(Call(self, at, values))
+            for name, value in zip(node.output, results, strict=False):
+                if name:
+                    values[name] = value
+            for name in unused:
+                values.pop(name, None)
+        return [values[name] for name in self.outputs]
+
+    def _compute(self, call: Call) -> Sequence[Value]:
+        from trt_engine.backends.inductor.scalar_rules import fold
+
+        node = call.node
+        try:
+            call.check_types()
+            folded = fold(call)
+            found = folded if folded is not None else self.module.rules[node.op_type](call)
+            results = found if isinstance(found, tuple | list) else (found,)
+            if any(node.output[len(results) :]):
+                raise Unsupported("its further outputs")
+        except ModelError:  # of a node in a body
+            raise
+        except Exception as error:  # of the rule, and of PyTorch, which names no node
+            raise refusal(node, library_reason(error)) from error
+        return results
+
+
 class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is not installed
     """Interprets the nodes of a graph in `forward`; inputs and outputs in the order of the graph's."""
 
@@ -134,43 +228,38 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
         fused: bool = False,
     ) -> None:
         super().__init__()
-        self.device, self.kernels = device, kernels or Kernels()
-        self._rules = rules
-        self._inputs = [item.name for item in proto.graph.input]
-        self._outputs = [item.name for item in proto.graph.output]
-        self._nodes = [(node, walk.attributes(node)) for node in proto.graph.node]
-        self._scalars: dict[str, Scalars] = {}
-        self._weights: dict[str, str] = {}
-        products = {node.input[WEIGHT] for node in proto.graph.node if node.op_type == LINEAR}
-        for number, stored in enumerate(proto.graph.initializer):
-            array = numpy_helper.to_array(stored)
-            found = to_tensor(array, stored.data_type)
-            if _is_small(array, found):
-                self._scalars[stored.name] = Scalars(array.astype(object), found.dtype)
-            else:
-                self._weights[stored.name] = f"w{number}"
-                self.register_buffer(
-                    f"w{number}", _laid_out(found, stored.name in products, device) if fused else found.to(device)
-                )
-        last = {name: at for at, (node, _) in enumerate(self._nodes) for name in node.input}
-        self._last_use = [
-            [name for name in dict.fromkeys(node.input) if last[name] == at and name not in self._outputs]
-            for at, (node, _) in enumerate(self._nodes)
-        ]
+        check_attributes(proto)
+        lacking = next((node for node in walk.all_nodes(proto) if node.op_type not in (*rules, "Shape", "Size")), None)
+        if lacking is not None:
+            raise refusal(lacking, "there is no rule for the operator")
+        self.device, self.kernels, self.rules = device, kernels or Kernels(), rules
+        self.has_nibbles = _has_nibbles(proto)
+        self._laid_out = fused
+        self._products = {node.input[WEIGHT] for node in proto.graph.node if node.op_type == LINEAR}
+        self._body = Body(proto.graph, walk.opsets_of(proto).get("", 1), self)
+
+    def store(self, stored: TensorProto) -> Scalars | str:
+        """A constant as numbers, or the name of the buffer that holds it."""
+        try:
+            found = to_tensor(array := numpy_helper.to_array(stored), stored.data_type)
+        except Unsupported as error:
+            raise ModelError(
+                f"the constant `{stored.name}` is not imported: {error}", hint="`-b onnxruntime` runs it"
+            ) from error
+        if _is_small(array, found):
+            return Scalars(array.astype(object), found.dtype)
+        name = f"w{len(list(self.buffers()))}"
+        moved = (
+            _laid_out(found, stored.name in self._products, self.device) if self._laid_out else found.to(self.device)
+        )
+        self.register_buffer(name, moved)
+        return name
+
+    def value(self, constant: Scalars | str) -> Value:
+        return getattr(self, constant) if isinstance(constant, str) else constant
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values: dict[str, Value] = dict(zip(self._inputs, inputs, strict=True))
-        values |= self._scalars
-        values |= {name: getattr(self, buffer) for name, buffer in self._weights.items()}
-        for (node, attributes), unused in zip(self._nodes, self._last_use, strict=True):
-            call = Call(node, attributes, [values[name] if name else None for name in node.input], self)
-            results = self._compute(call)
-            for name, value in zip(node.output, results, strict=False):
-                if name:
-                    values[name] = value
-            for name in unused:
-                values.pop(name, None)
-        found = [values[name] for name in self._outputs]
+        found = self._body.run({}, inputs)
         tensors = [value.tensor(self.device) if isinstance(value, Scalars) else value for value in found]
         # an output that is an input or a weight, or is there twice, would share its memory
         seen: Counter[int] = Counter(map(id, (*inputs, *self.buffers())))
@@ -179,22 +268,14 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
             tensors[at] = value.clone() if seen[id(value)] > 1 else value.contiguous()
         return tuple(tensors)
 
-    def _compute(self, call: Call) -> Sequence[Value]:
-        from trt_engine.backends.inductor.scalar_rules import fold
 
-        node = call.node
-        try:
-            folded = fold(call)
-            found = folded if folded is not None else self._rules[node.op_type](call)
-            results = found if isinstance(found, tuple | list) else (found,)
-            if any(node.output[len(results) :]):
-                raise Unsupported("its further outputs")
-        except Exception as error:  # of the rule, and of PyTorch, which names no node
-            first = library_reason(error)
-            raise ModelError(
-                f"node {walk.label(node)} ({node.op_type}) is not imported: {first}", hint="`-b onnxruntime` runs it"
-            ) from error
-        return results
+def _has_nibbles(proto: onnx.ModelProto) -> bool:
+    """Whether a graph has integers of 4 bits, which take a byte each here."""
+    return any(tensor.data_type in NIBBLES for tensor in walk.tensors(proto)) or any(
+        {walk.attributes(node).get("to"), walk.attributes(node).get("output_dtype")} & {*NIBBLES}
+        for node in walk.all_nodes(proto)
+        if node.op_type in ("Cast", "QuantizeLinear")
+    )
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -233,6 +314,11 @@ def torch_dtype(kind: int) -> torch.dtype:
     return made
 
 
+def onnx_type(kind: torch.dtype) -> int:
+    """The ONNX element type of a torch dtype."""
+    return dtype(str(kind).removeprefix("torch.")).onnx
+
+
 def to_tensor(array: npt.NDArray[Any], kind: int) -> torch.Tensor:
     """A copy of an ONNX constant as a tensor on the host."""
     wanted = torch_dtype(kind)
@@ -258,8 +344,8 @@ def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     drop_initializer_inputs(proto)
-    constants_as_initializers(proto)
     raise_opset(proto, MIN_OPSET)
+    constants_as_initializers(proto, bodies=True)
     if on_gpu:
         proto = _with_gelu(proto)
     attentions = fuse_attention(proto.graph)

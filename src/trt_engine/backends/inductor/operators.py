@@ -1,36 +1,158 @@
-"""The operators the importer has, without PyTorch: what a build refuses before it starts."""
+"""What the importer honours of each operator, without PyTorch: a build refuses all else before it starts."""
 
 from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from onnx import ModelProto, NodeProto, helper
 
 from trt_engine.errors import ModelError
 from trt_engine.graph import walk
 from trt_engine.graph.load import parse_errors
 from trt_engine.graph.operators import check_nodes
+from trt_engine.graph.opset import raise_opset
+from trt_engine.graph.shape_inference import schema_of
 from trt_engine.model import Model
 
-SUPPORTED = frozenset(
-    """
-    Abs Add And ArgMax ArgMin AveragePool BatchNormalization Cast CastLike Ceil Clip Concat Constant ConstantOfShape
-    Conv Cos DequantizeLinear Div Dropout Einsum Elu Equal Erf Exp Expand Flatten Floor Gather GatherElements GatherND
-    Gelu Gemm GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample HardSigmoid HardSwish Identity
-    InstanceNormalization IsNaN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max MaxPool
-    Min Mod Mul Neg NonZero Not Or PRelu Pad Pow QuantizeLinear Range Reciprocal ReduceL2 ReduceMax ReduceMean
-    ReduceMin ReduceProd ReduceSum Relu Reshape Resize Round Shape Sigmoid Sign Sin Size Slice Softmax Softplus Split
-    Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose Unsqueeze Where
-    """.split()
-)
-MAX_OPSET = 23
-"""The newest opset whose meaning the rules were written for."""
+MIN_OPSET = 18
+"""Graphs of older opsets are raised to it; the rules know no older meaning of an operator."""
+NEWEST = 28
+"""The newest definition of an operator that the rules were written for: from 24 on they added element types and attributes,
+and Mod of opset 28 floating point without `fmod`."""
+_INTEGERS = "bool int8 uint8 int16 int32 int64"
+_FLOATS = "float16 bfloat16 float32 float64"
+_STORED = "uint16 uint32 uint64 int4 uint4 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+_TYPES = {
+    "": f"{_INTEGERS} {_FLOATS}",
+    "float": _FLOATS,
+    "any": f"{_INTEGERS} {_FLOATS} {_STORED}",
+}
+"""Element types of tensors by their word in the table: `any` for operators that move or convert values."""
+_TABLE = """
+    Abs; Acos; Add; And; ArgMax: axis keepdims select_last_index; ArgMin: axis keepdims select_last_index; Asin; Atan
+    AveragePool: auto_pad ceil_mode count_include_pad dilations kernel_shape pads strides
+    BatchNormalization: epsilon momentum; Cast any: to saturate; CastLike any: saturate; Ceil; Celu: alpha; Clip
+    Concat any: axis; Constant any: value value_float value_floats value_int value_ints; ConstantOfShape any: value
+    Conv: auto_pad dilations group kernel_shape pads strides
+    ConvTranspose: auto_pad dilations group kernel_shape output_padding output_shape pads strides
+    Cos; Cosh; CumSum: exclusive reverse; DepthToSpace: blocksize mode
+    DequantizeLinear any: axis block_size output_dtype; Div; Dropout: seed; Einsum: equation; Elu: alpha; Equal
+    Erf float; Exp; Expand any; Flatten any: axis; Floor
+    GRU: activations clip direction hidden_size layout linear_before_reset
+    Gather any: axis; GatherElements: axis; GatherND: batch_dims; Gelu: approximate; Gemm: alpha beta transA transB
+    GlobalAveragePool; GlobalMaxPool; Greater; GreaterOrEqual; GridSample: align_corners mode padding_mode
+    GroupNormalization: epsilon num_groups; HardSigmoid: alpha beta; HardSwish; Identity any; If: then_branch else_branch
+    InstanceNormalization: epsilon; IsInf: detect_negative detect_positive; IsNaN
+    LSTM: activations clip direction hidden_size input_forget layout
+    LayerNormalization: axis epsilon; LeakyRelu: alpha; Less; LessOrEqual; Log; LogSoftmax: axis; Loop: body; MatMul; Max
+    MaxPool: auto_pad ceil_mode dilations kernel_shape pads storage_order strides
+    Mean; Min; Mish; Mod: fmod; Mul; Neg; NonZero; Not; OneHot: axis; Or; PRelu; Pad any: mode; Pow
+    QuantizeLinear any: axis block_size output_dtype saturate; RMSNormalization: axis epsilon
+    RNN: activations clip direction hidden_size layout; Range; Reciprocal; ReduceL1: keepdims noop_with_empty_axes
+    ReduceL2: keepdims noop_with_empty_axes; ReduceLogSum: keepdims noop_with_empty_axes
+    ReduceLogSumExp: keepdims noop_with_empty_axes; ReduceMax: keepdims noop_with_empty_axes
+    ReduceMean: keepdims noop_with_empty_axes; ReduceMin: keepdims noop_with_empty_axes
+    ReduceProd: keepdims noop_with_empty_axes; ReduceSum: keepdims noop_with_empty_axes
+    ReduceSumSquare: keepdims noop_with_empty_axes; Relu; Reshape any: allowzero
+    Resize: axes coordinate_transformation_mode cubic_coeff_a exclude_outside mode nearest_mode
+    Round; ScatterElements: axis reduction; ScatterND: reduction; Selu: alpha gamma; Shape any: end start; Sigmoid; Sign
+    Sin; Sinh; Size any; Slice any; Softmax: axis; Softplus; Softsign; SpaceToDepth: blocksize; Split any: axis num_outputs
+    Sqrt; Squeeze any; Sub; Sum; Swish: alpha; Tan; Tanh; ThresholdedRelu: alpha; Tile any; TopK: axis largest sorted
+    Transpose any: perm; Trilu: upper; Unsqueeze any; Where any; Xor
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator as the rules compute it."""
+
+    attributes: frozenset[str]
+    """Those that are honoured with any value; all others at their default alone."""
+    types: frozenset[str]
+    """Element types of its input tensors."""
+
+
+def _read_table(text: str) -> Iterator[tuple[str, Operator]]:
+    for entry in filter(None, (item.strip() for item in text.replace("\n", ";").split(";"))):
+        head, _, attributes = entry.partition(":")
+        name, _, types = head.partition(" ")
+        yield name, Operator(frozenset(attributes.split()), frozenset(_TYPES[types].split()))
+
+
+OPERATORS = dict(_read_table(_TABLE))
+
+
+def operators_text() -> str:
+    """The operators with the attributes that are honoured, as docs/inductor.md lists them."""
+    words = ", ".join(
+        f"{name} ({', '.join(sorted(item.attributes))})" if item.attributes else name
+        for name, item in sorted(OPERATORS.items())
+    )
+    return textwrap.fill(f"{words}.", 150, break_long_words=False, break_on_hyphens=False)
+
+
+@cache
+def defaults(op: str, opset: int) -> dict[str, Any]:
+    """The attributes of an operator of ONNX, and their defaults: None where there is none."""
+    schema = schema_of(op, "", opset)
+    found = {} if schema is None else schema.attributes
+    return {
+        name: helper.get_attribute_value(item.default_value) if item.default_value.name else None
+        for name, item in found.items()
+    }
+
+
+def unhonoured(node: NodeProto, opset: int) -> str | None:
+    """Why the rules do not compute a node as it is written, from its attributes and its definition; None if they do."""
+    known = OPERATORS[node.op_type]
+    schema = schema_of(node.op_type, "", opset)
+    if schema is not None and schema.since_version > NEWEST:
+        return f"its definition of opset {schema.since_version}; up to {NEWEST} is"
+    given, usual = walk.attributes(node), defaults(node.op_type, opset)
+    for name, value in given.items():
+        if name not in known.attributes and value != usual.get(name):
+            shown = value.decode(errors="replace") if isinstance(value, bytes) else value
+            return f"the attribute `{name}={shown}`"
+    return None
+
+
+def refusal(node: NodeProto, why: str) -> ModelError:
+    """The error for a node that is not imported."""
+    return ModelError(
+        f"node `{walk.label(node)}` ({node.op_type}) is not imported: {why}", hint="`-b onnxruntime` runs it"
+    )
+
+
+def check_attributes(proto: ModelProto) -> None:
+    """`ModelError` for the first node, bodies included, with an attribute or a definition that the rules do not honour."""
+    opset = walk.opsets_of(proto).get("", 1)
+    local = {(item.domain, item.name) for item in proto.functions}
+    for place in walk.nodes(proto):
+        node = place.node
+        if walk.domain_of(node) or node.op_type not in OPERATORS or (node.domain, node.op_type) in local:
+            continue
+        if why := unhonoured(node, place.opsets.get("", opset)):
+            raise refusal(node, why)
 
 
 def check_model(model: Model) -> None:
-    """`ModelError` naming the operators that the importer lacks."""
+    """`ModelError` naming the operators that the importer lacks, or the node with what it does not honour."""
     with parse_errors(model.path):
+        check_nodes(model.graph)
+        proto = model.proto
+        if model.opsets.get("", 1) < MIN_OPSET:
+            proto = ModelProto()
+            proto.CopyFrom(model.proto)
+            raise_opset(proto, MIN_OPSET)
+        local = {(item.domain, item.name) for item in proto.functions}
         lacking = dict.fromkeys(
             walk.qualified_name(node)
-            for node, *_ in model.graph.nodes
-            if (node.domain, node.op_type) not in model.graph.functions
-            and (walk.domain_of(node) or node.op_type not in SUPPORTED)
+            for node in walk.all_nodes(proto)
+            if (node.domain, node.op_type) not in local and (walk.domain_of(node) or node.op_type not in OPERATORS)
         )
         if lacking:
             names = ", ".join(f"`{name}`" for name in list(lacking)[:8])
@@ -38,12 +160,7 @@ def check_model(model: Model) -> None:
                 f"`{model.path}` has operators the backend `inductor` does not import: {names}",
                 hint="`-b onnxruntime` runs them",
             )
-        if (opset := model.opsets.get("", 0)) > MAX_OPSET:
-            raise ModelError(
-                f"`{model.path}` has opset {opset}, the backend `inductor` imports up to {MAX_OPSET}",
-                hint="export it with `opset_version=20`, or `-b onnxruntime`",
-            )
-        check_nodes(model.graph)
+        check_attributes(proto)
     for spec in model.signature:
         if spec.dtype in ("string", "complex64", "complex128") or spec.dtype.endswith(("int4", "int2", "4_e2m1fn")):
             raise ModelError(f"`{spec.name}` is {spec.dtype}, which its engines do not take", hint="`-b onnxruntime`")

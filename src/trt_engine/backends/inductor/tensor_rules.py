@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 from torch import Tensor
 from torch.nn import functional as nn
 
 from trt_engine.backends.inductor.attention import ATTENTION
+from trt_engine.backends.inductor.control_rules import branch, loop
 from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES
 from trt_engine.backends.inductor.fused_rules import convolution, linear, patches
 from trt_engine.backends.inductor.linear import LINEAR
-from trt_engine.backends.inductor.onnx_module import Call, Rule, Scalars, Unsupported, to_tensor, torch_dtype
+from trt_engine.backends.inductor.onnx_module import (
+    Call,
+    Rule,
+    Scalars,
+    Unsupported,
+    onnx_type,
+    to_tensor,
+    torch_dtype,
+)
+from trt_engine.backends.inductor.recurrent_rules import gru, lstm, rnn
+from trt_engine.backends.inductor.scalar_rules import cut_of, equal_parts
 from trt_engine.graph.constants import constant_tensor
 
 
@@ -38,7 +51,7 @@ def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Rule:
 
 
 def _dropout(call: Call) -> Tensor:
-    if call.number(2, False):
+    if call.number(2, False) and call.number(1, 0.5):
         raise Unsupported("its training mode")
     return call.tensor(0)
 
@@ -48,7 +61,7 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mod(call: Call) -> Tensor:
-    function = torch.fmod if call.attribute("fmod", 0) else torch.remainder
+    function = torch.fmod if call.attribute("fmod") else torch.remainder
     return function(call.tensor(0), call.tensor(1))
 
 
@@ -78,13 +91,15 @@ def _gelu(call: Call) -> Tensor:
 
 def _gemm(call: Call) -> Tensor:
     a, b, c = call.tensor(0), call.tensor(1), call.optional(2)
-    a = a.t() if call.attribute("transA", 0) else a
-    b = b.t() if call.attribute("transB", 0) else b
-    alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
+    a = a.t() if call.attribute("transA") else a
+    b = b.t() if call.attribute("transB") else b
+    alpha, beta = call.attribute("alpha"), call.attribute("beta")
     if c is not None and a.dtype.is_floating_point:
         return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+    if not a.dtype.is_floating_point and {alpha, beta} != {1.0}:
+        raise Unsupported("factors of integers")
     found = torch.mm(a, b) if alpha == 1 else torch.mm(a, b) * alpha
-    return found if c is None else found + c * beta
+    return found if c is None else found + c
 
 
 def _einsum(call: Call) -> Tensor:
@@ -92,16 +107,20 @@ def _einsum(call: Call) -> Tensor:
 
 
 def _attention(call: Call) -> Tensor:
+    """PyTorch's attention, which gives zeros for rows whose keys are all masked by -inf."""
     q, k, v, mask = call.tensor(0), call.tensor(1).transpose(-2, -1), call.tensor(2), call.optional(3)
-    scale = call.attribute("scale")
+    scale, axis, rank = call.attribute("scale"), call.attribute("axis"), max(q.ndim, k.ndim)
     if mask is not None:
         mask = mask.to(q.dtype)
         while mask.ndim < 2:
             mask = mask.unsqueeze(0)
-    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
-        scores = torch.matmul(q, k.transpose(-2, -1)) * scale
-        return torch.matmul(torch.softmax(scores if mask is None else scores + mask, -1), v)
-    return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    if axis % rank == rank - 1 and q.ndim == k.ndim == v.ndim == 4 and (mask is None or mask.ndim <= 4):
+        return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+    weights = torch.softmax(scores if mask is None else scores + mask, axis)
+    if call.attribute("guard"):
+        weights = torch.where(weights.isnan(), 0.0, weights)
+    return torch.matmul(weights, v)
 
 
 def _spatial(call: Call, name: str, rank: int) -> list[int]:
@@ -110,12 +129,14 @@ def _spatial(call: Call, name: str, rank: int) -> list[int]:
 
 def _pads(call: Call, sizes: Sequence[Any], kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
     """Begin and end pads of the spatial axes: begins first, as ONNX writes them."""
-    rank, auto = len(kernel), call.attribute("auto_pad", "NOTSET")
+    rank, auto = len(kernel), call.attribute("auto_pad")
     if auto == "NOTSET":
         return [int(item) for item in call.attribute("pads", [0] * 2 * rank)]
     if auto == "VALID":
         return [0] * 2 * rank
     dilations = _spatial(call, "dilations", rank)
+    if call.node.op_type != "Conv" and any(item != 1 for item in dilations):
+        raise Unsupported(f"dilations with `{auto}`, which ONNX leaves open")
     begins, ends = [], []
     for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         total = max((math.ceil(size / stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
@@ -144,8 +165,51 @@ def _conv(call: Call) -> Tensor:
     x, pads = _apply_pads(x, _pads(call, x.shape[2:], kernel, strides), 0.0)
     function: Callable[..., Tensor] = _CONVOLUTIONS[rank]
     return function(
-        x, weight, call.optional(2), strides, pads, _spatial(call, "dilations", rank), call.attribute("group", 1)
+        x, weight, call.optional(2), strides, pads, _spatial(call, "dilations", rank), call.attribute("group")
     )
+
+
+_TRANSPOSED = {1: nn.conv_transpose1d, 2: nn.conv_transpose2d, 3: nn.conv_transpose3d}
+
+
+def _conv_transpose(call: Call) -> Tensor:
+    """With unequal pads: all of the result, of which the pads are cut off."""
+    x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    rank = weight.ndim - 2
+    strides, dilations = _spatial(call, "strides", rank), _spatial(call, "dilations", rank)
+    more = [int(item) for item in call.attribute("output_padding", [0] * rank)]
+    pads, auto = [int(item) for item in call.attribute("pads", [0] * 2 * rank)], call.attribute("auto_pad")
+    sizes = call.attribute("output_shape")
+    sizes = None if sizes is None else list(sizes)[-rank:]
+    whole = [
+        stride * (size - 1) + extra + (width - 1) * dilation + 1
+        for size, stride, width, dilation, extra in zip(
+            x.shape[2:], strides, weight.shape[2:], dilations, more, strict=True
+        )
+    ]
+    if sizes is None and auto.startswith("SAME"):
+        sizes = [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
+        if any(size < wanted for size, wanted in zip(whole, sizes, strict=True)):
+            raise Unsupported(f"`{auto}` with strides wider than the kernel, which ONNX and ONNX Runtime read apart")
+    if sizes is not None:
+        over = [max(size - wanted, 0) for size, wanted in zip(whole, sizes, strict=True)]
+        begins = [item // 2 if auto == "SAME_UPPER" else item - item // 2 for item in over]
+        pads = begins + [item - begin for item, begin in zip(over, begins, strict=True)]
+    elif auto == "VALID":
+        pads = [0] * 2 * rank
+    else:
+        sizes = [size - pads[at] - pads[rank + at] for at, size in enumerate(whole)]
+    function: Callable[..., Tensor] = _TRANSPOSED[rank]
+    group, begins = call.attribute("group"), pads[:rank]
+    fits = all(extra < max(stride, dilation) for extra, stride, dilation in zip(more, strides, dilations, strict=True))
+    if begins == pads[rank:] and fits and call.attribute("output_shape") is None:
+        return function(x, weight, bias, strides, begins, more, group, dilations)
+    found = function(x, weight, None, strides, 0, 0, group, dilations)
+    for at, (begin, size) in enumerate(zip(begins, sizes or whole, strict=True), 2):
+        found = found.narrow(at, begin, min(found.shape[at] - begin, size))
+    flat = [size - have for size, have in zip(sizes or whole, found.shape[2:], strict=True)]
+    found = nn.pad(found, [item for extra in reversed(flat) for item in (0, extra)]) if any(flat) else found
+    return found if bias is None else found + bias.reshape(-1, *[1] * rank)
 
 
 def _max_pool(call: Call) -> Tensor:
@@ -154,7 +218,7 @@ def _max_pool(call: Call) -> Tensor:
     strides = _spatial(call, "strides", rank)
     x, pads = _apply_pads(x, _pads(call, x.shape[2:], kernel, strides), -math.inf)
     pool: Callable[..., Tensor] = {1: nn.max_pool1d, 2: nn.max_pool2d, 3: nn.max_pool3d}[rank]
-    return pool(x, kernel, strides, pads, _spatial(call, "dilations", rank), bool(call.attribute("ceil_mode", 0)))
+    return pool(x, kernel, strides, pads, _spatial(call, "dilations", rank), bool(call.attribute("ceil_mode")))
 
 
 def _average_pool(call: Call) -> Tensor:
@@ -166,8 +230,7 @@ def _average_pool(call: Call) -> Tensor:
         raise Unsupported("pads that differ at both ends, or dilations")
     pool: Callable[..., Tensor] = {1: nn.avg_pool1d, 2: nn.avg_pool2d, 3: nn.avg_pool3d}[rank]
     return pool(
-        x, kernel, strides, pads[:rank], bool(call.attribute("ceil_mode", 0)),
-        bool(call.attribute("count_include_pad", 0)),
+        x, kernel, strides, pads[:rank], bool(call.attribute("ceil_mode")), bool(call.attribute("count_include_pad"))
     )  # fmt: skip
 
 
@@ -180,25 +243,19 @@ def _spatial_axes(x: Tensor) -> list[int]:
 
 def _layer_norm(call: Call) -> Tensor:
     x = call.tensor(0)
-    axis = call.attribute("axis", -1) % x.ndim
+    axis = call.attribute("axis") % x.ndim
     shape = list(x.shape[axis:])
     weight, bias = call.tensor(1).expand(shape), call.optional(2)
-    return nn.layer_norm(
-        x, shape, weight, None if bias is None else bias.expand(shape), call.attribute("epsilon", 1e-5)
-    )
+    return nn.layer_norm(x, shape, weight, None if bias is None else bias.expand(shape), call.attribute("epsilon"))
 
 
 def _batch_norm(call: Call) -> Tensor:
-    if call.attribute("training_mode", 0):
-        raise Unsupported("its training mode")
     x, scale, bias, mean, variance = (call.tensor(at) for at in range(5))
-    return nn.batch_norm(x, mean, variance, scale, bias, False, 0.0, call.attribute("epsilon", 1e-5))
+    return nn.batch_norm(x, mean, variance, scale, bias, False, 0.0, call.attribute("epsilon"))
 
 
 def _instance_norm(call: Call) -> Tensor:
-    return nn.instance_norm(
-        call.tensor(0), weight=call.tensor(1), bias=call.tensor(2), eps=call.attribute("epsilon", 1e-5)
-    )
+    return nn.instance_norm(call.tensor(0), weight=call.tensor(1), bias=call.tensor(2), eps=call.attribute("epsilon"))
 
 
 # ------------------------------------------------------------------------------------------------ quantisation
@@ -215,26 +272,61 @@ def _along(scale: Tensor, x: Tensor, axis: int, block: int) -> Tensor:
 
 def _dequantize(call: Call) -> Tensor:
     x, scale, zero = call.tensor(0), call.tensor(1), call.optional(2)
-    axis, block = call.attribute("axis", 1), call.attribute("block_size", 0)
+    axis, block = call.attribute("axis"), call.attribute("block_size")
     found = x.to(torch.float32)
     if zero is not None:
         found = found - _along(zero.to(torch.float32), x, axis, block)
-    return (found * _along(scale.to(torch.float32), x, axis, block)).to(scale.dtype)
+    named = call.attribute("output_dtype", 0)
+    return (found * _along(scale.to(torch.float32), x, axis, block)).to(torch_dtype(named) if named else scale.dtype)
 
 
 def _quantize(call: Call) -> Tensor:
     x, scale, zero = call.tensor(0), call.tensor(1), call.optional(2)
-    axis, block = call.attribute("axis", 1), call.attribute("block_size", 0)
-    named = call.attribute("output_dtype", 0)
+    axis, block = call.attribute("axis"), call.attribute("block_size")
+    named = call.kind(2) if zero is not None else call.attribute("output_dtype", 0)
     kind = zero.dtype if zero is not None else torch_dtype(named) if named else torch.uint8
     found = x.to(torch.float32) / _along(scale.to(torch.float32), x, axis, block)
     if kind.is_floating_point:
-        limit = torch.finfo(kind).max
-        return found.clamp(-limit, limit).to(kind)
+        return _to_float8(found, kind, saturates=call.attribute("saturate", 1))
     found = torch.round(found)
     if zero is not None:
         found = found + _along(zero.to(torch.float32), x, axis, block)
-    return found.clamp(torch.iinfo(kind).min, torch.iinfo(kind).max).to(kind)
+    low, high = _NIBBLES.get(named, (torch.iinfo(kind).min, torch.iinfo(kind).max))
+    return found.clamp(low, high).to(kind)
+
+
+_NIBBLES: dict[int, tuple[int, int]] = {TensorProto.INT4: (-8, 7), TensorProto.UINT4: (0, 15)}
+
+
+def _to_float8(x: Tensor, kind: torch.dtype, *, saturates: bool) -> Tensor:
+    """Rounded to nearest; beyond the largest value that, or without saturation what the type has: infinity, or no number."""
+    if kind is torch.float8_e8m0fnu:
+        raise Unsupported("rounding to powers of two")
+    limit = torch.finfo(kind).max
+    if saturates:
+        return x.to(torch.float32).clamp(-limit, limit).to(kind)
+    if kind is not torch.float8_e5m2:  # PyTorch's conversion saturates some of them
+        wide = x.to(torch.float32)
+        step = 2.0 ** (math.floor(math.log2(limit)) - (3 if kind is not torch.float8_e5m2fnuz else 2))
+        return torch.where(wide.abs() > limit + step / 2, math.nan, wide.clamp(-limit, limit)).to(kind)
+    return x.to(torch.float32).to(kind)
+
+
+def _cast_to(x: Tensor, kind: int, call: Call) -> Tensor:
+    wanted = torch_dtype(kind)
+    if kind in _NIBBLES:
+        if x.dtype.is_floating_point:
+            x = torch.round(x.to(torch.float32)).to(torch.int32)
+        x = torch.bitwise_and(x.to(torch.int32), 15)
+        return (torch.where(x > 7, x - 16, x) if kind == TensorProto.INT4 else x).to(wanted)
+    if wanted.is_floating_point and wanted.itemsize == 1:
+        return _to_float8(x, wanted, saturates=call.attribute("saturate", 1))
+    return x.to(wanted)
+
+
+def _cast_like(call: Call) -> Tensor:
+    kind = call.kind(1) if call.has(1) else 0
+    return _cast_to(call.tensor(0), kind or onnx_type(call.tensor(1).dtype), call)
 
 
 # ------------------------------------------------------------------------------------------------ shapes
@@ -242,13 +334,13 @@ def _quantize(call: Call) -> Tensor:
 
 def _reshape(call: Call) -> Tensor:
     x, sizes = call.tensor(0), call.numbers(1)
-    if not call.attribute("allowzero", 0):
+    if not call.attribute("allowzero"):
         sizes = [x.shape[at] if isinstance(size, int) and size == 0 else size for at, size in enumerate(sizes)]
     return x.reshape(sizes)
 
 
 def _flatten(call: Call) -> Tensor:
-    x, axis = call.tensor(0), call.attribute("axis", 1)
+    x, axis = call.tensor(0), call.attribute("axis")
     axis = axis if axis >= 0 else axis + x.ndim
     if axis == 0:
         return x.reshape(1, -1)
@@ -281,10 +373,12 @@ def _unsqueeze(call: Call) -> Tensor:
 
 
 def _split(call: Call) -> list[Tensor]:
-    x, axis = call.tensor(0), call.attribute("axis", 0)
+    x, axis = call.tensor(0), call.attribute("axis")
     if call.has(1):
         return list(torch.split(x, call.numbers(1), axis))
-    return list(torch.chunk(x, len(call.node.output), axis))
+    return list(
+        torch.split(x, equal_parts(x.shape[axis], call.attribute("num_outputs") or len(call.node.output)), axis)
+    )
 
 
 def _slice(call: Call) -> Tensor:
@@ -298,32 +392,42 @@ def _slice(call: Call) -> Tensor:
             x = torch.ops.aten.slice.Tensor(x, axis, start, end, step)
             continue
         size = x.shape[axis]
-        first = min(start, size - 1) if isinstance(size, int) else size - 1 if start >= 0 else size + start
         if isinstance(size, int):
-            stop = max(end if end >= 0 else end + size, -1)
-            first = first if first >= 0 else first + size
+            index = torch.tensor(list(range(size)[cut_of(start, end, step, size)]), dtype=torch.int64)
         elif start in (-1, (1 << 63) - 1) and end <= -(1 << 31):
-            first, stop = size - 1, -1
+            index = torch.arange(size - 1, -1, step, device=x.device)
         else:
             raise Unsupported("a negative step over a dynamic dimension, other than all of it")
-        x = x.index_select(axis, torch.arange(first, stop, step, device=x.device))
+        x = x.index_select(axis, index.to(x.device))
     return x
 
 
 def _pad(call: Call) -> Tensor:
-    x, pads, mode = call.tensor(0), call.numbers(1), call.attribute("mode", "constant")
+    x, pads, mode = call.tensor(0), call.numbers(1), call.attribute("mode")
     axes = call.numbers(3) if call.has(3) else list(range(x.ndim))
     count = len(axes)
     begins, ends = [0] * x.ndim, [0] * x.ndim
     for at, axis in enumerate(axes):
         begins[axis], ends[axis] = pads[at], pads[count + at]
-    while len(begins) > 1 and begins[0] == 0 and ends[0] == 0 and mode != "constant" and len(begins) > x.ndim - 3:
-        begins, ends = begins[1:], ends[1:]
-    flat = [item for pair in zip(reversed(begins), reversed(ends), strict=True) for item in pair]
     if mode == "constant":
-        value = call.number(2, 0)
-        return nn.pad(x, flat, value=value)
-    return nn.pad(x, flat, mode={"edge": "replicate", "reflect": "reflect", "wrap": "circular"}[mode])
+        flat = [item for pair in zip(reversed(begins), reversed(ends), strict=True) for item in pair]
+        return nn.pad(x, flat, value=call.number(2, 0))
+    padded = [axis for axis in range(x.ndim) if (begins[axis], ends[axis]) != (0, 0)]
+    if any(isinstance(size, int) and size < 0 for size in (*begins, *ends)):
+        raise Unsupported(f"negative pads with `{mode}`")
+    if padded and min(padded) >= 2 and x.ndim <= 5:
+        flat = [item for axis in reversed(range(2, x.ndim)) for item in (begins[axis], ends[axis])]
+        return nn.pad(x, flat, mode={"edge": "replicate", "reflect": "reflect", "wrap": "circular"}[mode])
+    for axis in padded:
+        size = x.shape[axis]
+        at = torch.arange(-begins[axis], size + ends[axis], device=x.device)
+        at = {
+            "edge": lambda at, last: at.clamp(min=0).clamp(max=last),
+            "reflect": lambda at, last: last - (last - at.abs()).abs(),
+            "wrap": lambda at, last: at.remainder(last + 1),
+        }[mode](at, size - 1)  # fmt: skip
+        x = x.index_select(axis, at)
+    return x
 
 
 def _expand(call: Call) -> Tensor:
@@ -342,7 +446,7 @@ def _range(call: Call) -> Tensor:
 
 
 def _constant_of_shape(call: Call) -> Tensor:
-    given = call.attributes.get("value")
+    given = call.attribute("value")
     value = torch.zeros(()) if given is None else to_tensor(numpy_helper.to_array(given), given.data_type).reshape(())
     return torch.full(call.numbers(0), value.item(), dtype=value.dtype, device=call.device)
 
@@ -355,34 +459,117 @@ def _constant(call: Call) -> Tensor:
 
 
 def _resize(call: Call) -> Tensor:
-    x, mode = call.tensor(0), call.attribute("mode", "nearest")
-    where = call.attribute("coordinate_transformation_mode", "half_pixel")
-    if call.attribute("axes") is not None or call.attribute("antialias", 0) or x.ndim != 4:
-        raise Unsupported("axes, antialiasing, or an input that is not N x C x H x W")
-    if call.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Unsupported("its policy for the aspect ratio")
-    scales = call.numbers(2)[2:] if call.has(2) and call.scalars(2).size else None
-    whole = scales is not None and all(float(scale).is_integer() for scale in scales)
-    if scales is None:
-        sizes = call.numbers(3)[2:]
-    elif whole:
-        sizes = [size * int(scale) for size, scale in zip(x.shape[2:], scales, strict=True)]
+    """PyTorch's interpolation where it computes the same, else axis by axis."""
+    x, mode, where = call.tensor(0), call.attribute("mode"), call.attribute("coordinate_transformation_mode")
+    axes = [axis % x.ndim for axis in call.attribute("axes", range(x.ndim))]
+    have: list[Any] = [x.shape[axis] for axis in axes]
+    scales: list[Any]
+    if call.has(2) and call.scalars(2).size:
+        scales = call.numbers(2)
+        sizes = [_scaled(size, scale) for size, scale in zip(have, scales, strict=True)]
+        whole = all(float(scale).is_integer() for scale in scales)
     else:
-        sizes = [size * scale for size, scale in zip(x.shape[2:], scales, strict=True)]
-        if not all(isinstance(size, float) and size.is_integer() for size in sizes):
-            raise Unsupported("scales that give no whole size")
-        sizes = [int(size) for size in sizes]
+        sizes, whole = call.numbers(3), False
+        scales = [_quotient(size, old) for size, old in zip(sizes, have, strict=True)]
+    changed = [
+        (axis, size, scale)
+        for axis, size, old, scale in zip(axes, sizes, have, scales, strict=True)
+        if not (isinstance(size, int) and isinstance(old, int) and size == old and scale == 1)
+        and not (isinstance(scale, float) and scale == 1)
+    ]
+    rounding, at = call.attribute("nearest_mode"), [axis for axis, *_ in changed]
+    if changed and x.ndim == 4 and set(at) <= {2, 3}:
+        spatial = [dict(zip(axes, sizes, strict=True)).get(axis, x.shape[axis]) for axis in (2, 3)]
+        floors = where == "asymmetric" and rounding == "floor"
+        if mode == "nearest" and (floors or (where == "half_pixel" and rounding == "round_prefer_floor")) and whole:
+            return nn.interpolate(x, size=spatial, mode="nearest")
+        exact = mode == "linear" or (call.attribute("cubic_coeff_a") == -0.75 and not call.attribute("exclude_outside"))
+        of_sizes = all(_is_exact(size, x.shape[axis], scale) for axis, size, scale in changed)
+        if (
+            mode in ("linear", "cubic")
+            and where in ("half_pixel", "align_corners")
+            and exact
+            and 1 not in spatial
+            and of_sizes
+        ):
+            kind = {"linear": "bilinear", "cubic": "bicubic"}[mode]
+            return nn.interpolate(x, size=spatial, mode=kind, align_corners=where == "align_corners")
+    for axis, size, scale in changed:
+        x = _resize_axis(call, x, axis, size, scale)
+    return x
+
+
+def _scaled(size: Any, scale: float) -> Any:
+    if float(scale).is_integer():
+        return size * int(scale)
+    if not isinstance(size, int):
+        raise Unsupported("a scale that is not whole, of a size that varies")
+    return math.floor(size * scale)
+
+
+def _quotient(size: Any, old: Any) -> Any:
+    return float(np.float32(size) / np.float32(old)) if isinstance(size, int) and isinstance(old, int) else size / old
+
+
+def _is_exact(size: Any, old: Any, scale: Any) -> bool:
+    """Whether a scale is the quotient of the sizes, which PyTorch computes with."""
+    return not (isinstance(size, int) and isinstance(old, int)) or math.isclose(size, old * scale, rel_tol=1e-6)
+
+
+def _resize_axis(call: Call, x: Tensor, axis: int, size: Any, scale: Any) -> Tensor:
+    old, mode, where = x.shape[axis], call.attribute("mode"), call.attribute("coordinate_transformation_mode")
+    kind = torch.float32
+    at = torch.arange(size, dtype=kind, device=x.device)
+    if where == "align_corners":
+        if not _is_exact(size, old, scale):
+            raise Unsupported(
+                "corners aligned by a scale that gives no whole size, which ONNX and ONNX Runtime read apart"
+            )
+        at = at * (old - 1) / (size - 1) if size != 1 else at * 0
+    elif where == "asymmetric":
+        at = at / scale
+    elif where == "pytorch_half_pixel" and size == 1:
+        at = at * 0
+    elif where in ("half_pixel", "pytorch_half_pixel"):
+        at = (at + 0.5) / scale - 0.5
+    elif where == "half_pixel_symmetric":
+        at = old / 2 * (1 - size / (scale * old)) + (at + 0.5) / scale - 0.5
+    else:
+        raise Unsupported(f"coordinates of `{where}`")
     if mode == "nearest":
-        rounding = call.attribute("nearest_mode", "round_prefer_floor")
-        if not (where == "asymmetric" and rounding == "floor") and not (whole and where == "half_pixel"):
-            raise Unsupported(f"nearest with `{where}` and `{rounding}`")
-        return nn.interpolate(x, size=sizes, mode="nearest")
-    kind = {"linear": "bilinear", "cubic": "bicubic"}.get(mode)
-    if kind is None or where not in ("half_pixel", "pytorch_half_pixel", "align_corners") or 1 in sizes:
-        raise Unsupported(f"mode `{mode}` with `{where}`")
-    if kind == "bicubic" and call.attribute("cubic_coeff_a", -0.75) != -0.75:
-        raise Unsupported("its cubic coefficient")
-    return nn.interpolate(x, size=sizes, mode=kind, align_corners=where == "align_corners")
+        rounded = {
+            "round_prefer_floor": lambda: torch.ceil(at - 0.5), "round_prefer_ceil": lambda: torch.floor(at + 0.5),
+            "floor": lambda: torch.floor(at), "ceil": lambda: torch.ceil(at),
+        }[call.attribute("nearest_mode")]()  # fmt: skip
+        return x.index_select(axis, rounded.clamp(min=0).to(torch.int64).clamp(max=old - 1))
+    if not x.dtype.is_floating_point:
+        raise Unsupported(f"mode `{mode}` of integers")
+    if mode == "linear":
+        at = at.clamp(min=0).clamp(max=old - 1)
+        first = torch.floor(at)
+        taps = [(0, 1 - (at - first)), (1, at - first)]
+    else:
+        first, a = torch.floor(at), call.attribute("cubic_coeff_a")
+        part = at - first
+        taps = [(step, _cubic((part - step).abs(), a)) for step in (-1, 0, 1, 2)]
+        if call.attribute("exclude_outside"):
+            taps = [(n, torch.where((first + n < 0) | (first + n > old - 1), 0.0, weight)) for n, weight in taps]
+            total = sum(weight for _, weight in taps)
+            taps = [(n, weight / total) for n, weight in taps]
+    shape = [-1 if number == axis else 1 for number in range(x.ndim)]
+    found = [
+        x.index_select(axis, (first + n).clamp(min=0).to(torch.int64).clamp(max=old - 1))
+        * weight.to(x.dtype).reshape(shape)
+        for n, weight in taps
+    ]
+    return functools.reduce(torch.add, found)
+
+
+def _cubic(distance: Tensor, a: float) -> Tensor:
+    """Keys' kernel."""
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return torch.where(distance <= 1, near, far)
 
 
 # ------------------------------------------------------------------------------------------------ picking
@@ -398,7 +585,7 @@ def _index(call: Call, at: int, size: Any) -> Tensor:
 
 
 def _gather(call: Call) -> Tensor:
-    x, axis = call.tensor(0), call.attribute("axis", 0)
+    x, axis = call.tensor(0), call.attribute("axis")
     axis = axis % x.ndim
     if isinstance(call.values[1], Scalars) and call.scalars(1).ndim == 0:
         return x.select(axis, call.number(1))
@@ -408,40 +595,113 @@ def _gather(call: Call) -> Tensor:
 
 
 def _gather_elements(call: Call) -> Tensor:
-    x, axis = call.tensor(0), call.attribute("axis", 0)
+    x, axis = call.tensor(0), call.attribute("axis")
     return torch.gather(x, axis, _index(call, 1, x.shape[axis]).to(torch.int64))
 
 
 def _gather_nd(call: Call) -> Tensor:
     x, index = call.tensor(0), call.tensor(1)
-    if call.attribute("batch_dims", 0):
+    if call.attribute("batch_dims"):
         raise Unsupported("batch dimensions")
     return x[tuple(index.unbind(-1))]
 
 
 def _top_k(call: Call) -> tuple[Tensor, Tensor]:
     values, index = torch.topk(
-        call.tensor(0), call.number(1), call.attribute("axis", -1), bool(call.attribute("largest", 1)),
-        bool(call.attribute("sorted", 1)),
+        call.tensor(0), call.number(1), call.attribute("axis"), bool(call.attribute("largest")),
+        bool(call.attribute("sorted")),
     )  # fmt: skip
     return values, index
 
 
 def _arg(function: Callable[..., Tensor]) -> Rule:
     def rule(call: Call) -> Tensor:
-        if call.attribute("select_last_index", 0):
-            raise Unsupported("the last of equal values")
-        return function(call.tensor(0), call.attribute("axis", 0), bool(call.attribute("keepdims", 1)))
+        x, axis, keep = call.tensor(0), call.attribute("axis"), bool(call.attribute("keepdims"))
+        if not call.attribute("select_last_index"):
+            return function(x, axis, keep)
+        return x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
 
     return rule
 
 
+def _depth_to_space(call: Call) -> Tensor:
+    x, size = call.tensor(0), call.attribute("blocksize")
+    count, channels, rows, columns = x.shape
+    if call.attribute("mode") == "CRD":
+        return nn.pixel_shuffle(x, size)
+    blocks = x.reshape(count, size, size, channels // (size * size), rows, columns)
+    return blocks.permute(0, 3, 4, 1, 5, 2).reshape(count, channels // (size * size), rows * size, columns * size)
+
+
+def _space_to_depth(call: Call) -> Tensor:
+    x, size = call.tensor(0), call.attribute("blocksize")
+    count, channels, rows, columns = x.shape
+    blocks = x.reshape(count, channels, rows // size, size, columns // size, size)
+    return blocks.permute(0, 3, 5, 1, 2, 4).reshape(count, channels * size * size, rows // size, columns // size)
+
+
+def _trilu(call: Call) -> Tensor:
+    return (torch.triu if call.attribute("upper") else torch.tril)(call.tensor(0), call.number(1, 0))
+
+
+def _cum_sum(call: Call) -> Tensor:
+    x, axis = call.tensor(0), call.number(1)
+    x = x.flip(axis) if call.attribute("reverse") else x
+    found = torch.cumsum(x, axis, dtype=x.dtype)
+    found = found - x if call.attribute("exclusive") else found
+    return found.flip(axis) if call.attribute("reverse") else found
+
+
+def _scatter_elements(call: Call) -> Tensor:
+    x, updates, axis, how = call.tensor(0), call.tensor(2), call.attribute("axis"), call.attribute("reduction")
+    index = _index(call, 1, x.shape[axis]).to(torch.int64)
+    if how == "none":
+        return x.scatter(axis, index, updates)
+    named = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[how]
+    return x.scatter_reduce(axis, index, updates, named)
+
+
+def _scatter_nd(call: Call) -> Tensor:
+    if (how := call.attribute("reduction")) not in ("none", "add"):
+        raise Unsupported(f"its reduction `{how}`")
+    x, index = call.tensor(0), call.tensor(1)
+    return x.index_put(tuple(index.unbind(-1)), call.tensor(2), accumulate=how == "add")
+
+
+def _group_norm(call: Call) -> Tensor:
+    return nn.group_norm(
+        call.tensor(0), call.attribute("num_groups"), call.tensor(1), call.tensor(2), call.attribute("epsilon")
+    )
+
+
+def _rms_norm(call: Call) -> Tensor:
+    x, scale = call.tensor(0), call.tensor(1)
+    axes = list(range(call.attribute("axis") % x.ndim, x.ndim))
+    wide = x.to(torch.float32) if x.dtype.itemsize < 4 else x
+    found = wide * torch.rsqrt((wide * wide).mean(axes, True) + call.attribute("epsilon"))
+    return found.to(x.dtype) * scale
+
+
+def _is_inf(call: Call) -> Tensor:
+    x = call.tensor(0)
+    found = torch.isinf(x)
+    found = found if call.attribute("detect_positive") else found & (x < 0)
+    return found if call.attribute("detect_negative") else found & (x > 0)
+
+
+def _one_hot(call: Call) -> Tensor:
+    index, values, depth = call.tensor(0), call.tensor(2), call.number(1)
+    index = torch.where(index < 0, index + depth, index).to(torch.int64)
+    steps = torch.arange(depth, device=index.device)
+    hot = torch.where(index.unsqueeze(-1) == steps, values[1], values[0])
+    return hot.movedim(-1, call.attribute("axis"))
+
+
 def _grid_sample(call: Call) -> Tensor:
-    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(given := call.attribute("mode", "linear"), given)
+    mode = {"linear": "bilinear", "cubic": "bicubic"}.get(given := call.attribute("mode"), given)
     return nn.grid_sample(
-        call.tensor(0), call.tensor(1), mode, call.attribute("padding_mode", "zeros"),
-        bool(call.attribute("align_corners", 0)),
-    )  # fmt: skip
+        call.tensor(0), call.tensor(1), mode, call.attribute("padding_mode"), bool(call.attribute("align_corners"))
+    )
 
 
 def _reduce(function: Callable[[Tensor, list[int], bool], Tensor]) -> Rule:
@@ -449,12 +709,18 @@ def _reduce(function: Callable[[Tensor, list[int], bool], Tensor]) -> Rule:
         x = call.tensor(0)
         axes = [int(axis) % x.ndim for axis in call.numbers(1)] if call.has(1) else []
         if not axes:
-            if call.attribute("noop_with_empty_axes", 0):
+            if call.attribute("noop_with_empty_axes"):
+                if call.node.op_type not in _PLAIN_REDUCTIONS:
+                    raise Unsupported("no axes with `noop_with_empty_axes`, which releases of ONNX Runtime read apart")
                 return x
             axes = list(range(x.ndim))
-        return function(x, axes, bool(call.attribute("keepdims", 1)))
+        return function(x, axes, bool(call.attribute("keepdims"))).to(x.dtype)
 
     return rule
+
+
+_PLAIN_REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum")
+"""Those whose result over no axis is their input."""
 
 
 def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -463,67 +729,59 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return x
 
 
-def _lstm(call: Call) -> list[Tensor]:
-    """One or two directions, gates in ONNX's order i, o, f, c (PyTorch's: i, f, c, o)."""
-    x, w, r, bias = call.tensor(0), call.tensor(1), call.tensor(2), call.optional(3)
-    hidden, directions = call.attribute("hidden_size"), w.shape[0]
-    way = call.attribute("direction", "forward")
-    if way == "reverse" or call.has(4) or call.has(7) or call.attribute("layout", 0) or call.attribute("activations"):
-        raise Unsupported("its direction, sequence lengths, peepholes, layout or activations")
-    order = torch.tensor([0, 2, 3, 1], device=x.device)
-
-    def gates(item: Tensor) -> Tensor:
-        return item.reshape(4, hidden, -1).index_select(0, order).reshape(4 * hidden, -1)
-
-    flat: list[Tensor] = []
-    for at in range(directions):
-        halves = bias[at].reshape(2, 4 * hidden) if bias is not None else x.new_zeros(2, 4 * hidden)
-        flat += [gates(w[at]), gates(r[at]), gates(halves[0]).reshape(-1), gates(halves[1]).reshape(-1)]
-    zero = x.new_zeros(directions, x.shape[1], hidden)
-    state = [call.tensor(5) if call.has(5) else zero, call.tensor(6) if call.has(6) else zero]
-    y, h, c = torch.lstm(x, state, flat, True, 1, 0.0, False, directions == 2, False)
-    return [y.reshape(y.shape[0], y.shape[1], directions, hidden).permute(0, 2, 1, 3), h, c]
-
-
 _UNARY: dict[str, Callable[[Tensor], Any]] = {
     "Abs": torch.abs, "Ceil": torch.ceil, "Cos": torch.cos, "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor,
     "GlobalAveragePool": lambda x: x.mean(_spatial_axes(x), True), "HardSwish": nn.hardswish, "Identity": lambda x: x,
     "GlobalMaxPool": lambda x: x.amax(_spatial_axes(x), True), "IsNaN": torch.isnan, "Log": torch.log,
     "Neg": torch.neg, "NonZero": lambda x: torch.nonzero(x).t().contiguous(), "Not": torch.logical_not,
-    "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round, "Sigmoid": torch.sigmoid,
+    "Reciprocal": torch.reciprocal, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan, "Cosh": torch.cosh,
+    "Mish": nn.mish, "Sinh": torch.sinh, "Softsign": nn.softsign, "Tan": torch.tan,
+    "Relu": torch.relu, "Round": torch.round, "Sigmoid": torch.sigmoid,
     "Sign": torch.sign, "Sin": torch.sin, "Softplus": lambda x: nn.softplus(x), "Sqrt": torch.sqrt, "Tanh": torch.tanh,
 }  # fmt: skip
 _BINARY: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "Add": torch.add, "And": torch.logical_and, "Div": _divide, "Equal": torch.eq, "Greater": torch.gt,
     "GreaterOrEqual": torch.ge, "Less": torch.lt, "LessOrEqual": torch.le, "MatMul": torch.matmul, "Mul": torch.mul,
-    "Or": torch.logical_or, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x), "Sub": torch.sub,
+    "Or": torch.logical_or, "Xor": torch.logical_xor, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
+    "Sub": torch.sub,
 }  # fmt: skip
 RULES: dict[str, Rule] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(function) for name, function in _BINARY.items()},
     ATTENTION: _attention, LINEAR: linear, CONVOLUTION: convolution, PATCHES: patches,
     "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin), "AveragePool": _average_pool,
-    "BatchNormalization": _batch_norm, "Cast": lambda call: call.tensor(0).to(torch_dtype(call.attributes["to"])),
-    "CastLike": lambda call: call.tensor(0).to(call.tensor(1).dtype), "Clip": _clip,
+    "BatchNormalization": _batch_norm, "CastLike": _cast_like, "Clip": _clip,
+    "Cast": lambda call: _cast_to(call.tensor(0), call.attribute("to"), call),
     "Concat": lambda call: torch.cat([call.tensor(at) for at in range(len(call.values))], call.attribute("axis")),
-    "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Conv": _conv, "DequantizeLinear": _dequantize,
+    "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Conv": _conv,
+    "Celu": lambda call: nn.celu(call.tensor(0), call.attribute("alpha")), "CumSum": _cum_sum,
+    "DepthToSpace": _depth_to_space, "GroupNormalization": _group_norm, "IsInf": _is_inf, "OneHot": _one_hot,
+    "RMSNormalization": _rms_norm, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
+    "Selu": lambda call: call.attribute("gamma") * nn.elu(call.tensor(0), call.attribute("alpha")),
+    "SpaceToDepth": _space_to_depth, "Trilu": _trilu,
+    "Swish": lambda call: call.tensor(0) * torch.sigmoid(call.attribute("alpha") * call.tensor(0)),
+    "ThresholdedRelu": lambda call: torch.where(call.tensor(0) > call.attribute("alpha"), call.tensor(0), 0.0),
+    "Mean": lambda call: _fold(torch.add)(call) / len(call.values),
+    "ConvTranspose": _conv_transpose, "DequantizeLinear": _dequantize,
     "Dropout": _dropout, "Einsum": _einsum,
-    "Elu": lambda call: nn.elu(call.tensor(0), call.attribute("alpha", 1.0)), "Expand": _expand, "Flatten": _flatten,
+    "Elu": lambda call: nn.elu(call.tensor(0), call.attribute("alpha")), "Expand": _expand, "Flatten": _flatten,
     "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Gelu": _gelu, "Gemm": _gemm,
     "GridSample": _grid_sample,
-    "HardSigmoid": lambda call: torch.clamp(
-        call.tensor(0) * call.attribute("alpha", 0.2) + call.attribute("beta", 0.5), 0, 1
-    ),
-    "InstanceNormalization": _instance_norm, "LSTM": _lstm, "LayerNormalization": _layer_norm,
-    "LeakyRelu": lambda call: nn.leaky_relu(call.tensor(0), call.attribute("alpha", 0.01)),
-    "LogSoftmax": lambda call: torch.log_softmax(call.tensor(0), call.attribute("axis", -1)),
+    "HardSigmoid": lambda call: torch.clamp(call.tensor(0) * call.attribute("alpha") + call.attribute("beta"), 0, 1),
+    "If": branch, "Loop": loop, "LSTM": lstm, "GRU": gru, "RNN": rnn,
+    "InstanceNormalization": _instance_norm, "LayerNormalization": _layer_norm,
+    "LeakyRelu": lambda call: nn.leaky_relu(call.tensor(0), call.attribute("alpha")),
+    "LogSoftmax": lambda call: torch.log_softmax(call.tensor(0), call.attribute("axis")),
     "Max": _fold(torch.maximum), "MaxPool": _max_pool, "Min": _fold(torch.minimum), "Mod": _mod, "Pad": _pad,
     "Pow": _pow, "QuantizeLinear": _quantize, "Range": _range,
+    "ReduceL1": _reduce(lambda x, axes, keep: x.abs().sum(axes, keep)),
+    "ReduceLogSum": _reduce(lambda x, axes, keep: x.sum(axes, keep).log()), "ReduceLogSumExp": _reduce(torch.logsumexp),
+    "ReduceSumSquare": _reduce(lambda x, axes, keep: (x * x).sum(axes, keep)),
     "ReduceL2": _reduce(lambda x, axes, keep: (x * x).sum(axes, keep).sqrt()), "ReduceMax": _reduce(torch.amax),
     "ReduceMean": _reduce(torch.mean), "ReduceMin": _reduce(torch.amin), "ReduceProd": _reduce(_product),
     "ReduceSum": _reduce(lambda x, axes, keep: torch.sum(x, axes, keep, dtype=x.dtype)), "Reshape": _reshape,
     "Resize": _resize, "Slice": _slice,
-    "Softmax": lambda call: torch.softmax(call.tensor(0), call.attribute("axis", -1)), "Split": _split,
+    "Softmax": lambda call: torch.softmax(call.tensor(0), call.attribute("axis")), "Split": _split,
     "Squeeze": _squeeze, "Sum": _fold(torch.add), "Tile": lambda call: call.tensor(0).repeat(call.numbers(1)),
     "TopK": _top_k, "Transpose": _transpose, "Unsqueeze": _unsqueeze,
     "Where": lambda call: torch.where(call.tensor(0), call.tensor(1), call.tensor(2)),
