@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 import trt_engine as te
 from onnx_models import FLOAT, fp8_qdq, int8_qdq, node, save
@@ -154,6 +155,39 @@ def test_shape_arithmetic_stays_symbolic(tmp_path: Path) -> None:
 
     for rows, tokens in ((2, 3), (64, 512), (1, 1)):
         assert program.module()(torch.zeros(rows, tokens, 4))[0].shape == (rows, 2 * tokens, 2)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_if_is_folded_where_its_sizes_are_known_and_refused_where_pytorch_would_guess(
+    fixed: bool, tmp_path: Path
+) -> None:
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(op, ["x"], [f"{op}_of_x"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{op}_of_x", FLOAT, None)],
+        )
+        for name, op in (("then_branch", "Neg"), ("else_branch", "Relu"))
+    }
+    model = save(
+        tmp_path / "m.onnx",
+        [
+            node("Shape", "x", "s"), node("Gather", "s axis", "n"), node("Equal", "n one", "is_one"),
+            node("If", "is_one", "y", **branches),
+        ],
+        {"x": (FLOAT, ["batch", 3])},
+        {"y": (FLOAT, None)},
+        {"axis": np.int64(1 if fixed else 0), "one": np.int64(1)},
+    )  # fmt: skip
+    if not fixed:
+        with pytest.raises(ModelError, match=r"If.*whether a size that varies is 1"):
+            exported(model, {"x": ((1, 3), (2, 3), (8, 3))}, {"x": ("batch", None)})
+        return
+    import torch
+
+    program = exported(model, {"x": ((1, 3), (2, 3), (8, 3))}, {"x": ("batch", None)})
+    assert float(program.module()(torch.full((1, 3), -2.0))[0].max()) == 0.0
 
 
 def test_a_dimension_that_the_graph_fixes_is_refused_not_narrowed(tmp_path: Path) -> None:

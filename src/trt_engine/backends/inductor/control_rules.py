@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from trt_engine.backends.inductor.onnx_module import Call, Scalars, Unsupported, Value
+from trt_engine.backends.inductor.scalar_rules import known
 
 _MAX_ROUNDS = 256
 """Most rounds of a Loop, which are written out."""
@@ -42,4 +43,4 @@ def loop(call: Call) -> list[Value]:
 def _condition(value: Value | None) -> bool:
     if not isinstance(value, Scalars):
         raise Unsupported("its condition depends on the data")
-    return bool(value.values.reshape(-1)[0])
+    return known(value.values.reshape(-1)[0])

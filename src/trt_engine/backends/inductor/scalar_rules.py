@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from trt_engine.backends.inductor.onnx_module import _SMALL, NIBBLES, Call, Scalars, torch_dtype
+from trt_engine.backends.inductor.onnx_module import _SMALL, NIBBLES, Call, Scalars, Unsupported, torch_dtype
 
 Array = Any
 
@@ -132,7 +132,17 @@ def _remainder(call: Call) -> Array:
 
 
 def _to_int(value: Any) -> Any:
+    value = known(value) if isinstance(value, torch.SymBool) else value
     return torch.sym_int(value) if isinstance(value, torch.SymFloat) else value if _is_int(value) else int(value)
+
+
+def known(test: Any) -> bool:
+    """The value of a test of sizes. PyTorch answers tests of a size that varies as if it were never 1, without a word."""
+    if isinstance(test, torch.SymBool):
+        expression = test.node.expr
+        if bool(expression.subs(dict.fromkeys(expression.free_symbols, 1))) != bool(test):
+            raise Unsupported("it depends on whether a size that varies is 1")
+    return bool(test)
 
 
 def _is_int(value: Any) -> bool:
@@ -257,15 +267,15 @@ def equal_parts(size: Any, count: int) -> list[Any]:
 
 _COMPARISONS = {
     "Equal": operator.eq, "Less": operator.lt, "LessOrEqual": operator.le, "Greater": operator.gt,
-    "GreaterOrEqual": operator.ge, "And": lambda a, b: bool(a) and bool(b), "Or": lambda a, b: bool(a) or bool(b),
-    "Not": operator.not_,
+    "GreaterOrEqual": operator.ge, "And": lambda a, b: known(a) and known(b), "Or": lambda a, b: known(a) or known(b),
+    "Not": lambda a: not known(a),
 }  # fmt: skip
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divide, "Neg": operator.neg, "Abs": abs,
     "Min": lambda *a: functools.reduce(torch.sym_min, a), "Max": lambda *a: functools.reduce(torch.sym_max, a),
     "Sqrt": torch.sym_sqrt,
     "Floor": lambda a: torch.sym_float(math.floor(a)), "Ceil": lambda a: torch.sym_float(math.ceil(a)),
-    "Reciprocal": lambda a: 1.0 / a, "Where": lambda c, a, b: a if bool(c) else b,
+    "Reciprocal": lambda a: 1.0 / a, "Where": lambda c, a, b: a if known(c) else b,
 } | _COMPARISONS  # fmt: skip
 _RULES: dict[str, Callable[[Call], Any]] = {name: _each(function) for name, function in _ELEMENTWISE.items()} | {
     "Cast": _cast, "Mod": _remainder, "Pow": _power, "Gather": _gather, "Slice": _slice, "Squeeze": _squeeze,

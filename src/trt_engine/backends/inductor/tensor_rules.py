@@ -205,10 +205,12 @@ def _conv_transpose(call: Call) -> Tensor:
     if begins == pads[rank:] and fits and call.attribute("output_shape") is None:
         return function(x, weight, bias, strides, begins, more, group, dilations)
     found = function(x, weight, None, strides, 0, 0, group, dilations)
+    flat = []
     for at, (begin, size) in enumerate(zip(begins, sizes or whole, strict=True), 2):
-        found = found.narrow(at, begin, min(found.shape[at] - begin, size))
-    flat = [size - have for size, have in zip(sizes or whole, found.shape[2:], strict=True)]
-    found = nn.pad(found, [item for extra in reversed(flat) for item in (0, extra)]) if any(flat) else found
+        short = max(begin + size - found.shape[at], 0)
+        found = found.narrow(at, begin, size - short)
+        flat = [0, short, *flat]
+    found = nn.pad(found, flat) if any(flat) else found
     return found if bias is None else found + bias.reshape(-1, *[1] * rank)
 
 
