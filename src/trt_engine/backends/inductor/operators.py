@@ -53,8 +53,8 @@ _TABLE = """
     Mean; Min; Mish; Mod: fmod; Mul; Neg; NonZero; Not; OneHot: axis; Or; PRelu; Pad any: mode; Pow
     QuantizeLinear any: axis block_size output_dtype saturate; RMSNormalization: axis epsilon
     RNN: activations clip direction hidden_size layout; Range; Reciprocal; ReduceL1: keepdims noop_with_empty_axes
-    ReduceL2: keepdims noop_with_empty_axes; ReduceLogSum: keepdims noop_with_empty_axes
-    ReduceLogSumExp: keepdims noop_with_empty_axes; ReduceMax: keepdims noop_with_empty_axes
+    ReduceL2 float: keepdims noop_with_empty_axes; ReduceLogSum float: keepdims noop_with_empty_axes
+    ReduceLogSumExp float: keepdims noop_with_empty_axes; ReduceMax: keepdims noop_with_empty_axes
     ReduceMean: keepdims noop_with_empty_axes; ReduceMin: keepdims noop_with_empty_axes
     ReduceProd: keepdims noop_with_empty_axes; ReduceSum: keepdims noop_with_empty_axes
     ReduceSumSquare: keepdims noop_with_empty_axes; Relu; Reshape any: allowzero

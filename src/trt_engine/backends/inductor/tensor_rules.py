@@ -205,7 +205,7 @@ def _conv_transpose(call: Call) -> Tensor:
     if begins == pads[rank:] and fits and call.attribute("output_shape") is None:
         return function(x, weight, bias, strides, begins, more, group, dilations)
     found = function(x, weight, None, strides, 0, 0, group, dilations)
-    flat = []
+    flat: list[Any] = []
     for at, (begin, size) in enumerate(zip(begins, sizes or whole, strict=True), 2):
         short = max(begin + size - found.shape[at], 0)
         found = found.narrow(at, begin, size - short)
