@@ -108,14 +108,16 @@ def coco_metrics(
         }
         for number, item in enumerate((item for item in truth if item.image_id in wanted), start=1)
     ]
-    expected = COCO(
-        {
-            "images": [{"id": number} for number in image_ids],
-            "annotations": annotations,
-            "categories": [{"id": item.id, "name": item.name} for item in categories],
-        }
+    described = {
+        "images": [{"id": number} for number in image_ids],
+        "categories": [{"id": item.id, "name": item.name} for item in categories],
+    }
+    expected, rows = (
+        COCO(described | {"annotations": annotations}),
+        [dict(row) for row in results if row["image_id"] in wanted],
     )
-    found = expected.loadRes([dict(row) for row in results if row["image_id"] in wanted])
+    # `loadRes` of releases before 1.8 fails for a detector that finds nothing
+    found = expected.loadRes(rows) if rows else COCO(described | {"annotations": []})
     evaluation = COCOeval_faster(expected, found, "bbox", print_function=log.debug)
     evaluation.evaluate()
     evaluation.accumulate()

@@ -399,7 +399,7 @@ class QuantizedGraph:
         )
         if zero is None or scale is None:
             return None
-        low, high = ((limit - zero.reshape(-1)[0]) * scale.reshape(-1)[0] for limit in _LIMITS[kind])
+        low, high = ((np.float32(limit) - zero.reshape(-1)[0]) * scale.reshape(-1)[0] for limit in _LIMITS[kind])
         least, most = (0.0, np.inf) if clip.op_type == "Relu" else self._bounds(clip)
         if low >= least and high <= most:
             return None

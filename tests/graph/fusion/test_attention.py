@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from onnx import helper
 
+from trt_engine.diagnosis.machine import requirement_holds
 from trt_engine.graph.fusion import fuse_model
 
 from .attention_graphs import (
@@ -346,7 +348,7 @@ def test_a_query_whose_keys_are_masked_by_two_masks_gives_what_it_gave(fill: flo
     mask = np.ones((BATCH, 1, TOKENS, TOKENS), bool)
     mask[0, 0, :, :3] = False
     causal = np.tril(np.ones((1, 1, TOKENS, TOKENS), bool))
-    given = np.where(mask, 0, np.float32(-np.inf)) if additive_first else mask
+    given = np.where(mask, 0, -np.inf).astype("f4") if additive_first else mask
     check_same(model, fused, feeds={"mask": given, "second": causal})
 
 
@@ -585,6 +587,10 @@ def test_the_standard_attention_becomes_onnxruntimes_own(rank: int, mask: str | 
     check_same(model, fused, feeds=feeds)
 
 
+@pytest.mark.skipif(
+    requirement_holds(ort.__version__, "<1.28"),
+    reason="ONNX Runtime's own Attention gives such rows NaN or a mean before 1.28",
+)
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 @pytest.mark.parametrize("form", ["plain", "causal", "per head"])
 def test_rows_of_the_standard_attention_without_a_key_give_0(form: str, kind: str) -> None:
