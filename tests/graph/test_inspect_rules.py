@@ -127,7 +127,7 @@ def test_a_batch_baked_into_a_reshape_is_found_although_the_output_claims_to_mov
 
 
 @pytest.mark.parametrize(
-    ("opset", "ir", "code"), [(28, 13, "opset-beyond-onnxruntime"), (20, 14, "ir-beyond-onnxruntime")]
+    ("opset", "ir", "code"), [(40, 13, "opset-beyond-onnxruntime"), (20, 30, "ir-beyond-onnxruntime")]
 )
 def test_what_onnxruntime_is_too_old_for_is_said(tmp_path: Path, opset: int, ir: int, code: str) -> None:
     proto = models.detector()

@@ -413,7 +413,7 @@ def test_beyond_onnxruntime_agrees_with_onnxruntime_itself(tmp_path: Path) -> No
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    for opset, ir in ((20, 10), (23, 11), (26, 13), (27, 13), (28, 14), (20, 14)):
+    for opset, ir in ((20, 10), (23, 11), (26, 13), (27, 13), (28, 14), (20, 14), (40, 40)):
         proto = models.detector()
         proto.opset_import[0].version, proto.ir_version = opset, ir
         path = models.save(proto, tmp_path)
@@ -427,10 +427,10 @@ def test_beyond_onnxruntime_agrees_with_onnxruntime_itself(tmp_path: Path) -> No
 
 def test_a_model_beyond_onnxruntime_is_refused_with_the_limit(tmp_path: Path) -> None:
     proto = models.detector()
-    proto.opset_import[0].version, proto.ir_version = 28, 14
-    with pytest.raises(ModelError, match="opset 28") as caught:
+    proto.opset_import[0].version, proto.ir_version = 40, 30
+    with pytest.raises(ModelError, match="opset 40") as caught:
         load.check_onnxruntime(load.open_model(models.save(proto, tmp_path)))
-    assert "IR version 14" in caught.value.message
+    assert "IR version 30" in caught.value.message
 
 
 # ------------------------------------------------------------------------------------------------ damage
