@@ -157,6 +157,25 @@ def lite(folder):
     answers(folder, "lite", cases, lambda feeds: call(feeds["image"]))
 
 
+class Counter(tf.Module):
+    """A TFLite model with a state of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.total = tf.Variable(tf.zeros((1, 4)))
+
+    @tf.function(input_signature=[tf.TensorSpec((1, 4), tf.float32, name="x")])
+    def __call__(self, x):
+        return {"total": self.total.assign_add(x) * 2}
+
+
+def counter(folder):
+    module = Counter()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([module.__call__.get_concrete_function()], module)
+    converter.experimental_enable_resource_variables = True
+    (folder / "counter.tflite").write_bytes(converter.convert())
+
+
 class Signatures(tf.Module):
     """Two signatures, neither called `serving_default`; the first gives a tensor under its input's name."""
 
@@ -190,9 +209,14 @@ class Signatures(tf.Module):
         return {"y": tf.math.zeta(2 + tf.abs(x), 1 + tf.abs(x)) + tf.math.igamma(1 + tf.abs(x), 1 + tf.abs(x))}
 
 
+    @tf.function(input_signature=[tf.TensorSpec((2, 16), tf.float32, name="x")])
+    def spectrum(self, x):
+        return {"y": tf.abs(tf.signal.rfft2d(tf.reshape(x, (1, 2, 16)))[:, 0])}
+
+
 def signatures(folder):
     module = Signatures()
-    chosen = {name: getattr(module, name) for name in ("double", "ranks", "fixed", "words", "beyond")}
+    chosen = {name: getattr(module, name) for name in ("double", "ranks", "fixed", "words", "beyond", "spectrum")}
     tf.saved_model.save(module, str(folder / "signatures"), signatures=chosen)
     cases = [{"x": floats(batch, 4)} for batch in (2, 1, 6)]
     answers(folder, "double", cases, lambda feeds: {"x_output": feeds["x"] @ module.w.numpy(), "other": feeds["x"] * 2})
@@ -235,7 +259,13 @@ def with_code(folder):
     keras.Model(x, layers.Lambda(lambda value: value * 2)(x)).save(folder / "with_code.keras")
 
 
+def masked(folder):
+    """Keras' HDF5 reader does not know `NotEqual`, which the mask of an Embedding makes."""
+    ids = keras.Input((None,), dtype="int32", name="ids")
+    keras.Model(ids, layers.LSTM(3)(layers.Embedding(9, 4, mask_zero=True)(ids))).save(folder / "masked.h5")
+
+
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    for make in (cnn, sequential, two_inputs, recurrent, frozen, lite, signatures, called, with_code, dice):
+    for make in (cnn, sequential, two_inputs, recurrent, frozen, lite, signatures, called, with_code, dice, counter, masked):
         make(target)

@@ -300,6 +300,9 @@ def keras_load_error(error: Exception, path: str) -> ReportedError:
     hint = "load it in your own code and write a SavedModel: `model.export('folder')`"
     if "Lambda" in text or "lambda" in text or "unsafe" in text:
         message = f"`{path}` carries Python code (a Lambda layer), which is not run"
+    elif operation := operation_of_keras(text):
+        message = f"Keras does not load `{path}`: its own operation `{operation}` is no layer to its reader of HDF5 files"
+        hint = "load it where it was saved and write a `.keras` file (`model.save('model.keras')`) or a SavedModel"
     elif "Could not locate" in text or "Unknown layer" in text or "custom" in text:
         message = f"`{path}` needs classes that are not in the file: {first_line(error)}"
     elif "No model config" in text or "No model found" in text:
@@ -308,6 +311,14 @@ def keras_load_error(error: Exception, path: str) -> ReportedError:
     else:
         message = f"Keras cannot load `{path}`: {first_line(error)}"
     return ReportedError("ModelError", message, hint)
+
+
+def operation_of_keras(text: str) -> str | None:
+    """The operation of `keras.ops` that Keras does not know as a layer, by its message; None for any other class."""
+    found = re.search(r"Unknown layer: ['\"]?(\w+)", text)
+    function = re.sub(r"(?<!^)(?=[A-Z])", "_", found[1]).lower() if found else ""
+    ours = hasattr(getattr(tf.keras, "ops", None), function) and not hasattr(tf.keras.layers, found[1] if found else "")
+    return found[1] if found and ours else None
 
 
 def load_keras(path: str, trusted: bool) -> Any:
@@ -486,6 +497,33 @@ class TfliteModel:
             self._interpreter.set_tensor(port.tensor["index"], feeds[place])
         self._interpreter.invoke()
         return [np.array(self._interpreter.get_tensor(port.tensor["index"])) for port in self.outputs]
+
+
+def unreadable_in_tflite(path: str) -> tuple[str, str] | None:
+    """What the TFLite file holds that tf2onnx has no form for, and the remedy; None if nothing known."""
+    from tf2onnx.tflite.BuiltinOperator import BuiltinOperator
+    from tf2onnx.tflite.Model import Model
+
+    model = Model.GetRootAsModel(bytearray(Path(path).read_bytes()), 0)
+    graphs = [model.Subgraphs(number) for number in range(model.SubgraphsLength())]
+    names = {number: name for name, number in vars(BuiltinOperator).items() if isinstance(number, int)}
+    codes = [model.OperatorCodes(number) for number in range(model.OperatorCodesLength())]
+    used = {names.get(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()), "") for code in codes}  # one of them is 0
+    variables = sorted(used & {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"})
+    if variables:
+        listed = ", ".join(f"`{name}`" for name in variables)
+        return (
+            f"variables of a TFLite model ({listed}): the model keeps state between calls",
+            "export it with its state as inputs and outputs, or from its training code",
+        )
+    tensors = [graph.Tensors(number) for graph in graphs for number in range(graph.TensorsLength())]
+    sparse = [tensor.Name().decode(errors="replace") for tensor in tensors if tensor.Sparsity() is not None]
+    if sparse:
+        return (
+            f"sparse weights of a TFLite model ({len(sparse)}, `{sparse[0]}` first)",
+            "use the model's dense file, or export it again without sparsity",
+        )
+    return None
 
 
 OPENERS = {"saved-model": open_saved_model, "keras": open_keras, "frozen-graph": GraphDefSource, "tflite": TfliteModel}

@@ -69,35 +69,30 @@ def convert(source: Any, request: dict[str, Any]) -> dict[str, Any]:
         if not hasattr(np, "product"):  # removed in NumPy 2, but used by tf2onnx 1.17
             np.product = np.prod  # type: ignore[attr-defined, unused-ignore]
         Node.update_proto = without_weights(Node.update_proto)
-    with readers.failures(
-        "tf2onnx cannot convert the model",
-        "`-v` shows what tf2onnx printed; "
-        + ("" if frozen.graph is None else "another signature or cut, or ")
-        + "export from the training code",
-    ):
-        try:
-            with tf.device("/cpu:0"), tf.Graph().as_default() as graph:
-                if frozen.graph is not None:
-                    tf.import_graph_def(frozen.graph, name="")
-                made = process_tf_graph(
-                    graph,
-                    continue_on_error=False,
-                    opset=opset,
-                    input_names=list(frozen.inputs),
-                    output_names=list(frozen.outputs),
-                    inputs_as_nchw=[one for one in frozen.inputs if new_names[one] in nchw],
-                    const_node_values=values,
-                    tensors_to_rename=new_names,
-                    initialized_tables=frozen.tables,
-                    custom_op_handlers={"Erfc": (write_erfc, [])},
-                    **frozen.more,
-                )
-                model = optimizer.optimize_graph(made, catch_errors=not large).make_model(
-                    "converted", external_tensor_storage=storage
-                )
-        except Exception:
-            reject_unconverted(UNSUPPORTED_OPS.unsupported)
-            raise
+    try:
+        with tf.device("/cpu:0"), tf.Graph().as_default() as graph:
+            if frozen.graph is not None:
+                tf.import_graph_def(frozen.graph, name="")
+            made = process_tf_graph(
+                graph,
+                continue_on_error=False,
+                opset=opset,
+                input_names=list(frozen.inputs),
+                output_names=list(frozen.outputs),
+                inputs_as_nchw=[one for one in frozen.inputs if new_names[one] in nchw],
+                const_node_values=values,
+                tensors_to_rename=new_names,
+                initialized_tables=frozen.tables,
+                custom_op_handlers={"Erfc": (write_erfc, [])},
+                **frozen.more,
+            )
+            model = optimizer.optimize_graph(made, catch_errors=not large).make_model(
+                "converted", external_tensor_storage=storage
+            )
+    except Exception as error:
+        reject_unconverted(CONVERSION_LOG.unsupported)
+        traceback.print_exc()
+        raise converter_error(error, frozen) from error
     reject_unconverted(unconverted_nodes(model))
     write_model(model, storage, Path(request["out"]))
     return {"opset": opset, "unused": sorted({p.name for p in source.inputs} - {one.name for one in model.graph.input})}
@@ -210,20 +205,44 @@ def write_large(model: Any, storage: Any, out: Path) -> None:
     out.write_bytes(model.SerializeToString())
 
 
-class UnsupportedOpLog(logging.Handler):
-    """Operators that tf2onnx logged as unsupported, each with a node."""
+class ConversionLog(logging.Handler):
+    """Operators that tf2onnx logged as unsupported, each with a node, and nodes whose conversion failed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.unsupported: dict[str, str] = {}
+        self.failed: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         given = record.args if isinstance(record.args, tuple) else ()
         if "is not supported" in str(record.msg) and len(given) == 2:
             self.unsupported.setdefault(str(given[1]), str(given[0]))
+        elif str(record.msg).startswith("Failed to convert node") and given:
+            self.failed.append(str(given[0]))
 
 
-UNSUPPORTED_OPS = UnsupportedOpLog()
+CONVERSION_LOG = ConversionLog()
+
+
+def converter_error(error: Exception, frozen: Any) -> Exception:
+    """The error for an exception of tf2onnx: what the model holds that it cannot read, else its exception and node."""
+    lite = frozen.more.get("tflite_path")
+    held = readers.unreadable_in_tflite(lite) if lite else None
+    if held is not None:
+        return readers.ReportedError("ModelError", f"tf2onnx cannot convert {held[0]}", held[1])
+    text, node = readers.first_line(error), f" at node `{CONVERSION_LOG.failed[0]}`" if CONVERSION_LOG.failed else ""
+    limit = text.startswith("make_sure failure: ")
+    if limit:
+        said = f"tf2onnx {tf2onnx.__version__} cannot convert the model{node}: {text.partition(': ')[2]}"
+    else:
+        said = f"the converter failed, not the model: tf2onnx {tf2onnx.__version__} ended{node} with "
+        said += f"{type(error).__name__}: {text}"
+    if lite:
+        hint = "export ONNX from the model's training code; `-v` shows the converter's stack trace"
+    else:
+        part = f"write `{CONVERSION_LOG.failed[0]}` with other operators" if node else "convert another signature"
+        hint = f"{part}, or cut it off (`-O outputs=` of a frozen graph); `-v` shows the converter's stack trace"
+    return readers.ReportedError("ModelError", said, hint)
 
 
 # ------------------------------------------------------------------------------------------------ reference
@@ -278,7 +297,7 @@ def describe_source(source: Any, nchw: list[str]) -> dict[str, Any]:
 def handle_request(state: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     do = request["do"]
     if do == "open":
-        logging.getLogger("tf2onnx").addHandler(UNSUPPORTED_OPS)
+        logging.getLogger("tf2onnx").addHandler(CONVERSION_LOG)
         state["request"] = request
         state["source"] = readers.open_source(request)
         return describe_source(state["source"], request["nchw"])

@@ -100,7 +100,7 @@ def _axis_text(axis: DynamicAxis) -> str:
     step = f", step {axis.step}" if axis.step > 1 else ""
     if axis.high is not None:
         return "; ".join(filter(None, (f"{axis.low} to {axis.high}{step}", tried)))
-    least = f" from {axis.low}" if axis.low > 1 else ""
+    least = f" from {axis.low}, which the exported program states" if axis.low > 1 else ""
     return "; ".join(filter(None, (tried, f"dynamic{least}{step}")))
 
 
