@@ -1,8 +1,9 @@
-"""Atomic file writes (staged, then renamed), bounded reads, and actionable OS errors."""
+"""Atomic file writes (staged, then renamed; several together), bounded reads, and actionable OS errors."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import fcntl
 import functools
@@ -153,7 +154,7 @@ def _errno_text(error: OSError) -> str:
 def ensure_folder(path: Path, *, by: str = "-o") -> Path:
     """The folder, made with its parents if need be and tried for writing; `SetupError` if it cannot be."""
     with os_errors(path, by=by):
-        path.mkdir(parents=True, exist_ok=True)
+        _make_folder(path)
         with tempfile.TemporaryFile(dir=path):
             pass
     return path
@@ -357,13 +358,13 @@ def write_atomic(path: Path, data: bytes | str, *, by: str = "-o") -> Path:
     raw = data.encode() if isinstance(data, str) else data
     with os_errors(path, by=by):
         target = resolve_link(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(target.parent)
         with _staged(target, _create_file) as (aside, handle):
             with open(handle, "wb", closefd=False) as file:
                 file.write(raw)
                 file.flush()
                 os.fsync(handle)
-            aside.replace(target)
+            move_into_place(aside, target)
     return path
 
 
@@ -385,7 +386,7 @@ def staging_folder(beside: Path, *, by: str = "-o") -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         with os_errors(beside, by=by):
             resolve_link(beside)
-            beside.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(beside.parent)
             folder, _ = stack.enter_context(_staged(beside, _create_folder))
         yield folder
 
@@ -398,7 +399,7 @@ def staged_copy(source: Path, target: Path) -> Iterator[Path]:
     """
     try:
         goal = resolve_link(target)
-        goal.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(goal.parent)
         with _staged(goal, _create_file) as (aside, handle):
             shutil.copyfile(source, aside)
             os.fsync(handle)
@@ -412,8 +413,117 @@ def copy_atomic(source: Path, target: Path) -> Path:
     with os_errors(target):
         goal = resolve_link(target)
     with staged_copy(source, goal) as copy:
-        copy.replace(goal)
+        move_into_place(copy, goal)
     return target
+
+
+# ------------------------------------------------------------------------------------------------ several files
+
+
+class _Journal(list[tuple[Path, Path | None, int]]):
+    """What a block of `all_or_nothing` put in place or removed: the path, what was there before, and that file's handle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folders: list[Path] = []
+
+    def keep(self, path: Path) -> None:
+        """Remember what is at `path` now, under a staged name; a folder is there alone until the next one comes."""
+        if not os.path.lexists(path):
+            self.append((path, None, -1))
+            return
+        kept = path.with_name(f".{path.name}.{_boot_id()}-{os.getpid()}-{next(_counter)}.tmp")
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a lock is the file's: `sweep_staged` of others leaves it
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _staged_paths.add(kept)
+        self.append((path, kept, handle))
+        if path.is_dir():
+            path.rename(kept)
+            return
+        try:
+            os.link(path, kept)
+        except OSError:  # no hard links on this file system
+            shutil.copy2(path, kept)
+
+    def undo(self) -> None:
+        for path, kept, _ in reversed(self):
+            if kept is not None and not kept.exists():  # it failed before it was there
+                continue
+            with contextlib.suppress(OSError):
+                if kept is None or kept.is_dir():
+                    _remove(path)
+                if kept is not None:
+                    kept.replace(path)
+        for folder in reversed(self.folders):
+            with contextlib.suppress(OSError):  # not empty: something else is in it
+                folder.rmdir()
+
+    def close(self) -> None:
+        for _, kept, handle in self:
+            if kept is not None:
+                _remove(kept)
+                _staged_paths.discard(kept)
+                os.close(handle)
+
+
+_journal: contextvars.ContextVar[_Journal | None] = contextvars.ContextVar("journal", default=None)
+
+
+@contextlib.contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """If the block raises, the files that it put in place are gone again, those that it replaced are back, and folders that
+    it made are removed. For verbs whose files are one result; a verb that keeps finished work does without."""
+    if _journal.get() is not None:  # the outer block has it all
+        yield
+        return
+    journal = _Journal()
+    token = _journal.set(journal)
+    try:
+        yield
+    except BaseException:
+        journal.undo()
+        raise
+    finally:
+        _journal.reset(token)
+        journal.close()
+
+
+def move_into_place(made: Path, target: Path, *, new: bool = False) -> None:
+    """Rename a finished file, or in `all_or_nothing` a folder, over `target`; that undoes it.
+
+    `FileExistsError` where it is to be `new`, and is not.
+    """
+    journal = _journal.get()
+    if new:
+        try:
+            os.link(made, target)
+        except FileExistsError:
+            raise
+        except OSError:  # no hard links on this file system
+            pass
+        else:
+            if journal is not None:
+                journal.append((target, None, -1))
+            made.unlink()
+            return
+    if journal is not None:
+        journal.keep(target)
+    made.replace(target)
+
+
+def remove_replaced(path: Path) -> None:
+    """Remove a file, if it is there, that belongs to one that is replaced; `all_or_nothing` undoes it."""
+    if (journal := _journal.get()) is not None and path.exists():
+        journal.keep(path)
+    path.unlink(missing_ok=True)
+
+
+def _make_folder(path: Path) -> None:
+    missing = [folder for folder in (*reversed(path.parents), path) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    if (journal := _journal.get()) is not None:
+        journal.folders += missing
 
 
 def unused_folder(folder: Path) -> Path:

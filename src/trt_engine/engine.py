@@ -16,11 +16,14 @@ from typing import Literal
 import msgspec
 
 from trt_engine.atomic_io import (
+    all_or_nothing,
     decode_json,
     encode_json,
     file_digest,
+    move_into_place,
     os_error,
     read_bounded,
+    remove_replaced,
     resolve_link,
     staged_copy,
     write_atomic,
@@ -167,6 +170,7 @@ class Engine(RichDisplay):
             raise EngineError(f"`{path}` was changed after it was written (digest differs)", hint=again)
         return path
 
+    @all_or_nothing()
     def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
         """The same engine at `target`, or where its link leads: payload first, side files, passport last.
 
@@ -195,11 +199,11 @@ class Engine(RichDisplay):
             # all copies first: what is at the target stays until there is room for them
             copies = [stack.enter_context(staged_copy(*pair)) for pair in zip(sources, files, strict=True)]
             for old in {passport_path(named), passport_path(target)}:
-                resolve_link(old).unlink(missing_ok=True)  # never an old passport beside a new payload
+                remove_replaced(resolve_link(old))  # never an old passport beside a new payload
             if before is not None and before not in files:
-                before.unlink(missing_ok=True)
+                remove_replaced(before)
             for copy, goal in zip(copies, files, strict=True):
-                copy.replace(goal)
+                move_into_place(copy, goal)
         first = replace(passport.payload[0], file=target.name)
         build = replace(passport.build, command=command) if command else passport.build
         made = replace(passport, payload=(first, *passport.payload[1:]), build=build, validation=validation)

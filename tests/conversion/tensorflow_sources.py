@@ -208,7 +208,6 @@ class Signatures(tf.Module):
     def beyond(self, x):
         return {"y": tf.math.zeta(2 + tf.abs(x), 1 + tf.abs(x)) + tf.math.igamma(1 + tf.abs(x), 1 + tf.abs(x))}
 
-
     @tf.function(input_signature=[tf.TensorSpec((2, 16), tf.float32, name="x")])
     def spectrum(self, x):
         return {"y": tf.abs(tf.signal.rfft2d(tf.reshape(x, (1, 2, 16)))[:, 0])}
@@ -267,5 +266,18 @@ def masked(folder):
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    for make in (cnn, sequential, two_inputs, recurrent, frozen, lite, signatures, called, with_code, dice, counter, masked):
+    for make in (
+        cnn,
+        sequential,
+        two_inputs,
+        recurrent,
+        frozen,
+        lite,
+        signatures,
+        called,
+        with_code,
+        dice,
+        counter,
+        masked,
+    ):
         make(target)

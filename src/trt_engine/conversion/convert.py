@@ -84,6 +84,7 @@ class _VerifiedExport:
     """Outputs whose rows depend on other rows of the batch."""
 
 
+@atomic_io.all_or_nothing()
 def convert(source: Path | str, config: ConvertConfig, *, dry_run: bool = False) -> ConvertReport:
     """Convert any source to ONNX; `te.convert` has the details."""
     started = time.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from trt_engine.atomic_io import as_path, os_errors, staging_folder
+from trt_engine.atomic_io import all_or_nothing, as_path, move_into_place, os_errors, staging_folder
 from trt_engine.config.deploy import DeepstreamConfig, RayConfig, TritonConfig
 from trt_engine.config.settings import from_values, replace_values
 from trt_engine.deployment.job import DeployJob
@@ -109,16 +109,13 @@ def _refuse_existing(goal: Path, files: dict[str, int], overwrite: bool) -> None
             raise UsageError(f"`{goal / entry}` exists", hint="`--overwrite` replaces it, or name another folder")
 
 
+@all_or_nothing()
 def _install(staging: Path, goal: Path) -> None:
     """Move what is staged to the goal, at once where the goal is new, else entry by entry."""
     with os_errors(goal):
         if not os.path.lexists(goal):
             staging.chmod(0o755)
-            staging.rename(goal)
+            move_into_place(staging, goal)
             return
-        old = staging.parent / "old"
-        old.mkdir()
         for entry in sorted(staging.iterdir()):
-            if os.path.lexists(goal / entry.name):
-                (goal / entry.name).rename(old / entry.name)
-            entry.rename(goal / entry.name)
+            move_into_place(entry, goal / entry.name)

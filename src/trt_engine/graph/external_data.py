@@ -200,25 +200,21 @@ def _publish(staging: Path, target: Path, weights: str, model: Model) -> Path | 
         _publish_new(staging / weights, beside)
     with (staging / target.name).open("rb+") as file:
         os.fsync(file.fileno())
-    (staging / target.name).replace(target)
+    atomic_io.move_into_place(staging / target.name, target)
     for path in old:
-        path.unlink(missing_ok=True)
+        atomic_io.remove_replaced(path)
     return beside
 
 
 def _publish_new(made: Path, place: Path) -> None:
     """Move a file to a name that was free; `UsageError` if it was taken meanwhile."""
     try:
-        os.link(made, place)
+        atomic_io.move_into_place(made, place, new=True)
     except FileExistsError as error:
         raise UsageError(
             f"`{place}` was written by another process meanwhile",
             hint="run again when it has finished, or name another `-o`",
         ) from error
-    except OSError:  # no hard links on this file system
-        made.replace(place)
-    else:
-        made.unlink()
 
 
 def _replaced_side_files(target: Path, model: Model) -> list[Path]:

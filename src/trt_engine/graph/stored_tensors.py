@@ -167,10 +167,10 @@ def publish(draft: Path, target: Path) -> int:
     weights, beside = external_data_path(draft), external_data_path(target)
     nbytes = draft.stat().st_size + (weights.stat().st_size if weights.exists() else 0)
     if weights.exists():
-        weights.replace(beside)
+        atomic_io.move_into_place(weights, beside)
     else:
-        beside.unlink(missing_ok=True)
-    draft.replace(target)
+        atomic_io.remove_replaced(beside)
+    atomic_io.move_into_place(draft, target)
     return nbytes
 
 

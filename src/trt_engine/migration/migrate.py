@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from trt_engine.atomic_io import as_path, os_error, write_atomic, write_json
+from trt_engine.atomic_io import all_or_nothing, as_path, os_error, write_atomic, write_json
 from trt_engine.config.migrate import MigrateConfig
 from trt_engine.config.settings import replace_values
 from trt_engine.errors import SetupError, UsageError
@@ -41,6 +41,7 @@ _MAX_LINE = 20_000
 
 
 @public_function
+@all_or_nothing()
 def migrate(
     paths: Sequence[Path | str] | Path | str,
     *,

@@ -20,8 +20,10 @@ from typing import IO, Any
 import msgspec
 
 from trt_engine.atomic_io import (
+    all_or_nothing,
     as_path,
     file_digest,
+    move_into_place,
     open_regular,
     os_errors,
     replace_surrogates,
@@ -125,6 +127,7 @@ def is_own_archive(path: Path) -> bool:
         return False
 
 
+@all_or_nothing()
 def pack_run(
     folder: Path | str,
     out: Path | str | None = None,
@@ -312,7 +315,7 @@ def _write_archive(target: Path, name: str, members: Sequence[_Member]) -> None:
             writer(file, name, members)
             file.flush()
             os.fsync(file.fileno())
-        made.replace(target)
+        move_into_place(made, target)
 
 
 def _write_tar(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from trt_engine.atomic_io import open_regular, write_atomic
+from trt_engine.atomic_io import all_or_nothing, open_regular, write_atomic
 from trt_engine.errors import UsageError
 from trt_engine.public_function import public_function
 from trt_engine.records.bench import BenchRecord
@@ -41,6 +41,7 @@ def render(run: RunRecords, format: Format, base: Path | None = None) -> str:
     return _RENDERERS[format](build_document(run, base))
 
 
+@all_or_nothing()
 def write_reports(folder: Path) -> dict[str, Path]:
     """Write or replace `report.md` and `report.html` in a run folder; return the paths by name.
 

@@ -20,7 +20,7 @@ from trt_engine.config.settings import replace_values
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import select_tolerance
-from trt_engine.errors import MemoryExhausted, TrtEngineError
+from trt_engine.errors import MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.graph.dtype_breakdown import compute_layers, dtype_shares
 from trt_engine.graph.emulate_half import emulate_half_precision, exceeds_emulation
 from trt_engine.graph.load import open_model, read_proto
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 
 @public_function
+@atomic_io.all_or_nothing()
 def cast(
     model: Path | str,
     to: str,
@@ -235,7 +236,7 @@ def measure_cast_parity(
         expected = reference_session(source.path, source.signature).run(feeds)
         given = {spec.name: feeds[spec.name].astype(numpy_dtype(spec.dtype)) for spec in result.signature.inputs}
         outputs, kernels, emulated, note = _run_cast_model(result, to, given)
-    except MemoryExhausted:
+    except (MemoryExhausted, SetupError):
         raise
     except TrtEngineError as error:
         why = f"{error.message} ({error.hint})" if error.hint else error.message

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from trt_engine.atomic_io import ensure_folder
+from trt_engine.atomic_io import all_or_nothing, ensure_folder
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.evaluate import EvaluateConfig
 from trt_engine.config.precision import is_preset
@@ -267,6 +267,7 @@ def _warnings(evaluations: DatasetEvaluation, dataset: Dataset, order: str) -> I
         yield f"nothing was found in any image of `{dataset.path.name}`: is the declared pre- and post-processing right?"
 
 
+@all_or_nothing()
 def _write(report: EvaluateReport, evaluations: DatasetEvaluation, targets: dict[str, Path], command: str) -> None:
     if "predictions" in targets:
         from trt_engine.evaluation.coco_metrics import save_predictions

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from trt_engine.atomic_io import as_path, ensure_folder, os_errors, read_bounded, write_atomic
+from trt_engine.atomic_io import all_or_nothing, as_path, ensure_folder, os_errors, read_bounded, write_atomic
 from trt_engine.errors import UsageError
 from trt_engine.public_function import public_function
 from trt_engine.vision.spec import METADATA_KEY, Postprocess, Preprocess, Vision
@@ -35,6 +35,7 @@ Array = npt.NDArray[Any]
 
 
 @public_function
+@all_or_nothing()
 def example(out: Path | str = "example", *, overwrite: bool = False) -> Path:
     """Write `detector.onnx` and `scene.png` into the folder `out`; the path of the model.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from trt_engine.atomic_io import resolve_link
+from trt_engine.atomic_io import all_or_nothing, resolve_link
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.evaluate import InferConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -131,6 +131,7 @@ def plan(
     return InferJob(path, opened, config, runtime, build, source, feeds, image, outputs)
 
 
+@all_or_nothing()
 def run(job: InferJob, *, command: str = "") -> InferReport:
     """Run a planned inference."""
     request, source, feeds = job.config, job.inputs, job.feeds

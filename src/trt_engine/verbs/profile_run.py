@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trt_engine.atomic_io import all_or_nothing
 from trt_engine.backend import BackendSpec, runtime_backend
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
 from trt_engine.benchmark.closed_loop import StageTimes, effective_protocol, measure, prepare_query, stage_times
@@ -384,6 +385,7 @@ class ProfileRun:
 
     # -------------------------------------------------------------------------------- the report
 
+    @all_or_nothing()
     def _write_report(self, command: str, *, complete: bool) -> ProfileReport:
         """The report, with the timeline, `profile.json` and the pages made from it in the folder."""
         self._write_timeline()

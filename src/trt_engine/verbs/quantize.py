@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
+from trt_engine.atomic_io import all_or_nothing
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.ort_values import run_arrays
 from trt_engine.config.precision import QuantizeConfig
@@ -36,6 +37,7 @@ _MAX_TIMED_BYTES = 512 << 20
 
 
 @public_function
+@all_or_nothing()
 def quantize(
     model: Model | Path | str,
     to: str,

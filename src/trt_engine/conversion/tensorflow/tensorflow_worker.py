@@ -224,12 +224,17 @@ class ConversionLog(logging.Handler):
 CONVERSION_LOG = ConversionLog()
 
 
+def refused(message: str, hint: str) -> Exception:
+    error: Exception = readers.ReportedError("ModelError", message, hint)
+    return error
+
+
 def converter_error(error: Exception, frozen: Any) -> Exception:
     """The error for an exception of tf2onnx: what the model holds that it cannot read, else its exception and node."""
     lite = frozen.more.get("tflite_path")
     held = readers.unreadable_in_tflite(lite) if lite else None
     if held is not None:
-        return readers.ReportedError("ModelError", f"tf2onnx cannot convert {held[0]}", held[1])
+        return refused(f"tf2onnx cannot convert {held[0]}", held[1])
     text, node = readers.first_line(error), f" at node `{CONVERSION_LOG.failed[0]}`" if CONVERSION_LOG.failed else ""
     limit = text.startswith("make_sure failure: ")
     if limit:
@@ -242,7 +247,7 @@ def converter_error(error: Exception, frozen: Any) -> Exception:
     else:
         part = f"write `{CONVERSION_LOG.failed[0]}` with other operators" if node else "convert another signature"
         hint = f"{part}, or cut it off (`-O outputs=` of a frozen graph); `-v` shows the converter's stack trace"
-    return readers.ReportedError("ModelError", said, hint)
+    return refused(said, hint)
 
 
 # ------------------------------------------------------------------------------------------------ reference

@@ -8,7 +8,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from trt_engine.atomic_io import ensure_folder
+from trt_engine.atomic_io import all_or_nothing, ensure_folder
 from trt_engine.config.bench import BenchConfig, CompareConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -78,11 +78,12 @@ def run(request: CompareRequest, *, named: Container[str] = (), command: str = "
             engine.verify()
         measured = measure_candidates(request, opened, _read_base(request), progress_counter("comparing", "s"))
     report = dataclasses.replace(make_report(request, measured), artifacts=_artifact_paths(request))
-    if (place := request.writes.get("baseline")) is not None and report.complete:
-        write_baseline(place, measured.sides[0], report)
-    if (place := request.writes.get("compare")) is not None:
-        write_document(place, "compare", report, command=command)
-        write_reports(place.parent)
+    with all_or_nothing():
+        if (place := request.writes.get("baseline")) is not None and report.complete:
+            write_baseline(place, measured.sides[0], report)
+        if (place := request.writes.get("compare")) is not None:
+            write_document(place, "compare", report, command=command)
+            write_reports(place.parent)
     for text in report.warnings:
         log.warning("%s", text)
     if not report.complete:

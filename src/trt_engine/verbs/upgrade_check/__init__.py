@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from trt_engine.atomic_io import as_path, ensure_folder
+from trt_engine.atomic_io import all_or_nothing, as_path, ensure_folder
 from trt_engine.benchmark.statistics import UNPAIRED_METHOD
 from trt_engine.config.settings import replace_values
 from trt_engine.config.upgrade import UpgradeConfig
@@ -84,9 +84,10 @@ def run(old: Path, new: Path, config: UpgradeConfig, *, dry_run: bool = False, c
     report = _make_report(old, new, results, unmatched, config, rules)
     report = dataclasses.replace(report, artifacts={name: str(path) for name, path in writes.items()})
     if config.out is not None and not dry_run:
-        ensure_folder(config.out, by="-o")
-        write_document(writes["upgrade"], "upgrade-check", report, command=command)
-        write_reports(config.out)
+        with all_or_nothing():
+            ensure_folder(config.out, by="-o")
+            write_document(writes["upgrade"], "upgrade-check", report, command=command)
+            write_reports(config.out)
     for text in report.warnings:
         log.warning("%s", text)
     return report
