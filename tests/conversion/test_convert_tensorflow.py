@@ -241,7 +241,7 @@ def refusals() -> dict[str, tuple[str, dict[str, Any], type[Exception], str]]:
         "Python code": ("with_code.keras", {}, ModelError, "Lambda"),
         "the converter's own limit": ("signatures", {"signature": "spectrum"}, ModelError, "tf2onnx .* at node `.*`"),
         "variables of TFLite": ("counter.tflite", {}, ModelError, "keeps state between calls"),
-        "an operation of Keras in HDF5": ("masked.h5", {}, ModelError, "its own operation `NotEqual`"),
+        "an operation of Keras in HDF5": ("masked.h5", {}, ModelError, "lacks its own operation `NotEqual`"),
         "weights alone": ("only.weights.h5", {}, ModelError, "only.weights.h5"),
     }  # fmt: skip
 

@@ -116,6 +116,17 @@ def test_a_notebook_is_read_cell_by_cell_and_keeps_its_lines(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not cpp_source.is_available(), reason="the C++ parser (extra `migrate`) is not installed")
+def test_what_a_deleter_gets_is_an_object_of_tensorrt(tmp_path: Path) -> None:
+    """The usual deleter of `unique_ptr`; another class has a `destroy` of its own."""
+    text = """#include <NvInfer.h>
+struct D { template <class T> void operator()(T* p) const { p->destroy(); } };
+struct W { void close(); };
+void f(Window* w) { w->destroy(); }
+"""
+    assert [(item.rule, item.line) for item in _report(tmp_path / "a.cpp", text).findings] == [("destroy-method", 2)]
+
+
+@pytest.mark.skipif(not cpp_source.is_available(), reason="the C++ parser (extra `migrate`) is not installed")
 def test_branches_of_the_preprocessor_for_other_releases_are_left_out(tmp_path: Path) -> None:
     text = """#include <NvInfer.h>
 #if NV_TENSORRT_MAJOR >= 10
@@ -519,6 +530,25 @@ def test_an_installed_release_is_judged_wherever_it_is_asked_for(
         ("ag.py", "f = ['--fp16'] if x else []\nrun(['trtexec', '--onnx=a', *f])\n", {"fp16-flag"}),
         ("ah.py", "f = '--int8' if x else ''\nrun(f'trtexec --onnx=a {f}')\n", {"int8-flag"}),
         ("ai.sh", "python -c \"print('trtexec --best')\"\n", set()),
+        ("aj.sh", 'O="--fp16"\n[ $Q ] && O="$O --int8"\ntrtexec --onnx=a $O\n', {"fp16-flag", "int8-flag"}),
+        ("ak.py", "F = {'h': ['--fp16']}\na = list(F[p])\nrun(['trtexec', '--onnx=a'], *a)\n", {"fp16-flag"}),
+        ("al.yml", 'env:\n- name: ORT_TENSORRT_FP16_ENABLE\n  value: "1"\n', {"ort-precision-option"}),
+        ("am.yml", 'e:\n- name: F\n  value: --fp16\nargs: ["trtexec --onnx=a $F"]\n', {"fp16-flag"}),
+        ("an.yml", 'V: "8.5.3.1"\nrun: pip install nvidia-tensorrt==$V\n', {"requirement-release"}),
+        (
+            "ao.md",
+            "```sh\n$ trtexec --onnx=a --fp16 \\\n  --int8\n--best trtexec --bf16\n```\n",
+            {"fp16-flag", "int8-flag"},
+        ),
+        ("ap.md", "trtexec --onnx=a --fp16\n```python\nx\n```\n\n```text\ntrtexec --onnx=a --int8\n```\n", set()),
+        (
+            "aq.md",
+            "```\ndocker run nvcr.io/nvidia/deepstream:6.2 trtexec --onnx=a --bf16\n```\n",
+            {"image-release", "bf16-flag"},
+        ),
+        ("ar.sh", 'H=$([ x ] && echo "--fp16" || echo "")\ntrtexec --onnx=a $H\n', {"fp16-flag"}),
+        ("as.yml", '    - echo "trtexec --onnx=a --best"\n', set()),
+        ("at.py", "from polygraphy.backend.trt import Calibrator\nc = Calibrator(d)\n", {"int8-calibrator"}),
         ("m.sh", "F=--fp16\nother --onnx=a $F\ntrtexec --onnx=a --saveEngine=b\n", set()),
     ],
 )
@@ -528,3 +558,4 @@ def test_what_a_variable_a_loop_or_another_key_holds_is_part_of_the_command(
     (tmp_path / name).write_text(text)
     found = te.migrate(tmp_path / name).findings
     assert {item.rule for item in found} - {"trtexec-defaults"} == rules
+    assert len({(item.rule, item.line, item.column) for item in found}) == len(found), "once, however often it is used"

@@ -138,6 +138,10 @@ class _Scan:
         kind = self._type(target)
         if kind is None:
             hinted = type_of_name(self._last_word(target), cpp=True)
+            deleter = rf"operator\s*\(\)\s*\([^)]*\*\s*(?:const\s+)?{re.escape(self._last_word(target))}\s*\)"
+            if hinted is None and name == "destroy" and re.search(deleter, self.source.text):
+                kind = hinted = owners[0]  # what a deleter gets: a `unique_ptr` of TensorRT's objects has it
+        if kind is None:
             if hinted is None or not set(owner_classes(hinted)) & set(owners):
                 if name in AMBIGUOUS or name in self.own_methods or self.text(target) == "this":
                     return

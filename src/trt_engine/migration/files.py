@@ -12,10 +12,10 @@ from typing import Literal
 from trt_engine.atomic_io import open_regular
 from trt_engine.errors import UsageError
 
-Kind = Literal["python", "notebook", "cpp", "shell", "cmake", "requirements", "pbtxt", "config"]
+Kind = Literal["python", "notebook", "cpp", "shell", "cmake", "requirements", "pbtxt", "config", "markdown"]
 
 _SUFFIXES: dict[str, Kind] = {
-    ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake",
+    ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake", ".md": "markdown",
     **dict.fromkeys((".cpp", ".cc", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inl"), "cpp"),
     **dict.fromkeys((".sh", ".bash", ".zsh", ".mk", ".mak", ".bat", ".cmd", ".ps1", ".psm1", ".dockerfile"), "shell"),
     **dict.fromkeys((".toml", ".cfg", ".ini", ".txt", ".yml", ".yaml"), "config"),
@@ -36,7 +36,7 @@ _FOLDERS = frozenset(
     ".eggs .ipynb_checkpoints".split()
 )
 _NEVER = re.compile(
-    r"\.(?:onnx|engine|plan|trt|pt|pth|bin|npy|npz|png|jpe?g|gif|mp4|so|a|o|zip|gz|tar|pdf|json|md|rst|csv|svg)$", re.I
+    r"\.(?:onnx|engine|plan|trt|pt|pth|bin|npy|npz|png|jpe?g|gif|mp4|so|a|o|zip|gz|tar|pdf|json|rst|csv|svg)$", re.I
 )
 _HEADERS = re.compile(r"Nv(?:Infer|Onnx|Caffe|Uff|Utils)\w*\.h")
 """TensorRT's own, copied into a tree."""

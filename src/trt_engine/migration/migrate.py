@@ -129,7 +129,8 @@ class _Scan:
 
     def _hits(self, source: Source, kind: Kind) -> list[Hit]:
         wanted = self.config.rules
-        found = [hit for hit in scan_source(source, kind, self.rules) if not wanted or hit.rule.id in wanted]
+        places = {(hit.rule.id, hit.start, hit.end): hit for hit in scan_source(source, kind, self.rules)}
+        found = [hit for hit in places.values() if not wanted or hit.rule.id in wanted]
         kept = [hit for hit in found if not source.is_ignored(hit.rule.id, hit.start)]
         self.ignored += len(found) - len(kept)
         return sorted(kept, key=lambda hit: (hit.start, hit.rule.id))
@@ -209,6 +210,10 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
         yield from requirements.scan_dependencies(text, rules)
     elif kind == "config" and config_files.is_nvinfer(text):
         yield from config_files.scan_nvinfer(text, rules)
+    elif kind == "markdown":
+        blocks = shell.fenced_commands(text)
+        yield from scan_commands(blocks, rules)
+        yield from requirements.scan_releases(blocks, rules)
     elif kind in ("shell", "cmake") or source.path.suffix in (".yml", ".yaml"):
         lines = text if kind in ("shell", "cmake") else shell.join_yaml_lines(text)
         lines = shell.join_options(lines) if kind == "cmake" else lines

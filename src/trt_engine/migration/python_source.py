@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from trt_engine.migration import requirements, shell, wrappers
 from trt_engine.migration.api_types import AMBIGUOUS, owner_classes, returned_type, type_of_name
@@ -102,7 +102,7 @@ class _Scan(ast.NodeVisitor):
             elif (
                 node.module
                 and node.module.split(".")[0] == "polygraphy"
-                and item.name in ("CreateConfig", "create_config")
+                and item.name in ("CreateConfig", "create_config", "Calibrator")
             ):
                 self.polygraphy.add(name)
             elif item.name == "trt" and node.module != "polygraphy.backend":
@@ -310,7 +310,9 @@ class _Scan(ast.NodeVisitor):
             of_provider = (asked.arg or "").startswith("trt_")
             self._add_id("ort-precision-option" if of_provider else "wrapper-precision", asked)
         if method in ("append", "extend") and self.calls_trtexec:
-            self._check_options(node.args)
+            self._check_options([*node.args, *self._values_of(node.args)])
+        elif self.calls_trtexec:  # what is passed on to a wrapper of trtexec
+            self._check_options(self._values_of(item for item in node.args if isinstance(item, ast.Starred)))
         trt = bool(self.modules or self.imported)
         if trt and method == "create_network" and node.args and _literal_mask(node.args[0]) > 1:
             self._add_id("network-flag-literal", node.args[0])
@@ -332,6 +334,8 @@ class _Scan(ast.NodeVisitor):
                 rule = self.rules.create_config.get(keyword.arg or "")
                 if rule is not None and not off:
                     self._add(rule, keyword)
+            if last_name(node.func) == "Calibrator":
+                self._add_id("int8-calibrator", node.func)
         self.generic_visit(node)
 
     def _loop_values(self, name: ast.expr) -> list[object]:
@@ -360,7 +364,7 @@ class _Scan(ast.NodeVisitor):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         if self.calls_trtexec:
-            self._check_options([node.value])
+            self._check_options([node.value, *self._values_of([node.value])])
         self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
@@ -375,21 +379,25 @@ class _Scan(ast.NodeVisitor):
                 self._add_id("wrapper-precision", value)
         self.generic_visit(node)
 
-    def _values_of(self, nodes: Iterable[ast.expr]) -> list[ast.expr]:
-        """What the variables in these places are assigned anywhere in the file."""
+    def _values_of(self, nodes: Iterable[ast.expr], depth: int = 2) -> list[ast.expr]:
+        """What the variables in these places are assigned anywhere in the file, and those that they are made of."""
         names = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
-        return [
+        assigned = [
             node.value
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.List | ast.Tuple | ast.IfExp | ast.Constant)
             and any(isinstance(one, ast.Name) and one.id in names for one in node.targets)
         ]
+        made = [node for node in assigned if isinstance(node, ast.Call | ast.Subscript | ast.BinOp)] if depth else []
+        literals = ast.List | ast.Tuple | ast.Dict | ast.IfExp | ast.Constant
+        return [node for node in assigned if isinstance(node, literals)] + (
+            self._values_of(made, depth - 1) if made else []
+        )
 
     def _check_options(self, nodes: Iterable[ast.expr]) -> None:
         """Options that a list or a text of a trtexec command gets later."""
         for node in nodes:
-            for item in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+            for item in _items(node):
                 texts = [
                     one.value for one in ast.walk(item) if isinstance(one, ast.Constant) and isinstance(one.value, str)
                 ]
@@ -488,6 +496,15 @@ class _Scan(ast.NodeVisitor):
 
     def _end(self, node: ast.expr | ast.alias | ast.keyword | ast.stmt) -> int:
         return self.source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+
+def _items(node: ast.expr) -> Iterator[ast.expr]:
+    """The items of lists and the values of dictionaries in an expression, each by itself."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Dict):
+        for item in node.values if isinstance(node, ast.Dict) else node.elts:
+            yield from _items(item)
+    else:
+        yield node
 
 
 def _is_trtexec(node: ast.expr) -> bool:

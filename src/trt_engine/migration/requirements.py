@@ -46,11 +46,11 @@ _INSTALL = re.compile(
     r"(?P<words>(?:\\\r?\n|[^\n;&|])*)"
 )
 _INSTALLED = re.compile(
-    r"(?<![\w./=-])(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))"
+    r"(?<![\w./=${-])(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))"
     r"(?:\[[\w,-]*\])?(?P<spec>(?:[~=!<>]=?=?[ \t]*[\w.*+]+,?)*)(?=[\s\"'\\]|$)"
 )
 _HELD_VERSION = re.compile(
-    r"(?<![\w./=-])(?P<name>(?i:tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))(?:\[[\w,-]*\])?"
+    r"(?<![\w./=$-])(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))(?:\[[\w,-]*\])?"
     r"[=~]=\$[{(]?(?P<held>\w+)"
 )
 _DEPENDENCY = re.compile(
@@ -70,7 +70,10 @@ def scan_installs(text: str, rules: RuleSet) -> Iterator[Hit]:
         for found in _INSTALLED.finditer(text, command.start("words"), command.end("words")):
             yield from _requirement(found, rules)
         for held in _HELD_VERSION.finditer(text, command.start("words"), command.end("words")):
-            value = re.search(rf"\b{re.escape(held['held'])}[ \t]*[:?]?=[ \t]*[\"']?(?P<version>\d[\w.]*)", text)
+            value = re.search(
+                rf"\b{re.escape(held['held'])}[\"']?(?:[ \t]*[:?]?=[ \t]*|:[ \t]+|[ \t]+)[\"']?(?P<version>\d[\w.]*)",
+                text,
+            )
             rule = rules.by_id.get("requirement-release")
             if value is not None and rule is not None and _judge(f"=={value['version']}", rules) == rule.id:
                 major = rules.target[0]
@@ -124,6 +127,9 @@ _SPLIT_IMAGE = re.compile(
     r"nvcr\.io/nvidia/(?:tensorrt|tritonserver|pytorch|tensorflow)[\"']?[ \t]*\n[ \t]*tag:[ \t]*[\"']?(\d\d)\.(\d\d)"
 )
 _L4T_IMAGE = re.compile(r"nvcr\.io/nvidia/l4t-tensorrt:r(\d+)\.(\d+)[\w.-]*")
+_DEEPSTREAM_IMAGE = re.compile(r"nvcr\.io/nvidia/deepstream(?:-l4t)?:(\d)\.(\d)[\w.-]*")
+_FIRST_DEEPSTREAM = {10: (7, 1), 11: (8, 1)}
+"""TensorRT major -> the first release of DeepStream that may have it: 7.1 has 10.3, 8.0 has 10.9."""
 _FIRST_IMAGE = {10: (24, 5), 11: (26, 6)}
 """TensorRT major -> the first monthly image that may have it: 10.0 came in May 2024, 11.0 in June 2026."""
 _PACKAGE = re.compile(
@@ -154,6 +160,10 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
         tag = re.search(rf"\b{re.escape(found[1])}[ \t]*[:?]?[=:][ \t]*[\"']?(\d\d)\.(\d\d)(?![\d.])", text)
         tag = tag or re.match(r"(\d\d)\.(\d\d)", found[2] or "")
         if image is not None and first and tag and (int(tag[1]), int(tag[2])) < first and not _in_comment(text, found):
+            yield Hit(image, *found.span(), (), values)
+    for found in _DEEPSTREAM_IMAGE.finditer(text):
+        needed = _FIRST_DEEPSTREAM.get(target)
+        if image is not None and needed and (int(found[1]), int(found[2])) < needed and not _in_comment(text, found):
             yield Hit(image, *found.span(), (), values)
     for found in _L4T_IMAGE.finditer(text):
         if image is not None and int(found[1]) < target and not _in_comment(text, found):

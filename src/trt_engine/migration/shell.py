@@ -59,7 +59,7 @@ _TOOL = re.compile(
     re.IGNORECASE,
 )
 _ECHO = re.compile(
-    r"(?:^|[;&|(\"']\s*)(?:RUN\s+|-\s+|\w+:\s+)?[@-]*(?:echo|printf|print|logger?|cat|e?grep|rg|sed|awk|which|man|type|ls|[Ww]rite-\w+)\b[^;&|]*$"
+    r"(?:^\s*|[;&|(\"']\s*)(?:RUN\s+|-\s+|\w+:\s+)*[@-]*(?:echo|printf|print|logger?|cat|e?grep|rg|sed|awk|which|man|type|ls|[Ww]rite-\w+)\b[^;&|]*$"
 )
 _COMMAND_START = re.compile(
     r"(?:^|[;&({`]|\b(?:then|do|else|if|while)\b)\s*"
@@ -88,17 +88,17 @@ def is_said(line: str) -> bool:
     return bool(comment) or re.search(r"-D\w+=$", line) is not None or _ECHO.search(line) is not None
 
 
-def find_commands(text: str) -> Iterator[Command]:
-    """The calls of trtexec and polygraphy in a text, in order."""
+def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]:
+    """The calls of trtexec and polygraphy in a text, in order; `held` are variables that are assigned elsewhere."""
     at = 0
-    variables = find_variables(text) if re.search(r"[$%!@]\W{0,3}\w|\$@", text) else {}
+    variables = held if held is not None else find_variables(text) if re.search(r"[$%!@]\W{0,3}\w|\$@", text) else {}
     programs = program_names(variables)
     tool = _TOOL
     wrappers = wrapper_functions(text) if "()" in text or "alias " in text else {}
     if programs:
         names = "|".join(map(re.escape, programs))
-        held = rf"\$[({{]?(?P<held>{names})[)}}]?(?=[\s\"'])|%(?P<percent>{names})%(?=[\s\"'])"
-        tool = re.compile(f"{tool.pattern}|{held}", re.IGNORECASE)
+        program = rf"\$[({{]?(?P<held>{names})[)}}]?(?=[\s\"'])|%(?P<percent>{names})%(?=[\s\"'])"
+        tool = re.compile(f"{tool.pattern}|{program}", re.IGNORECASE)
     if wrappers:
         names = "|".join(map(re.escape, wrappers))
         called = rf"(?:^|(?<=[\n;&|({{\t ]))(?P<wrapper>{names})(?=[ \t]+[^\s(=])"
@@ -214,6 +214,35 @@ def join_yaml_lines(text: str) -> str:
     return _ITEMS.sub(lambda found: _NEXT_ITEM.sub(lambda item: "\v" * len(item[0]), found[0]), text)
 
 
+_FENCE = re.compile(r"^[ \t]*(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w -]*)\}?[ \t]*\r?$", re.MULTILINE)
+_COMMAND_BLOCKS = re.compile(
+    r"(?:(?:ba|z)?sh|shell|console|(?:shell|bash)[ -]?session|terminal|cmd|bat(?:ch)?|powershell|docker(?:file)?|ya?ml)?",
+    re.IGNORECASE,
+)
+_PROMPT = re.compile(r"^[ \t]*(?:[\w.@:~/()\[\] -]{0,60}[$#%]|>|PS [^>\n]{0,60}>)[ \t]+(?=\S)", re.MULTILINE)
+
+
+def fenced_commands(text: str) -> str:
+    """Markdown with blanks for all but the commands of its code blocks; where one has prompts, its other lines are output."""
+    kept = ["\n" if letter == "\n" else " " for letter in text]
+    fences = iter(_FENCE.finditer(text))
+    for opening in fences:
+        closing = next((one for one in fences if one["mark"] == opening["mark"] and not one["language"].strip()), None)
+        end = closing.start() if closing is not None else len(text)
+        if _COMMAND_BLOCKS.fullmatch(opening["language"].strip()) is None:
+            continue
+        body, at, goes_on = text[opening.end() : end], opening.end(), False
+        prompted = re.search(r"^[^\n#]{0,60}[$>][ \t]+\S", body, re.MULTILINE) and _PROMPT.search(body)
+        for line in body.splitlines(keepends=True):
+            prompt = _PROMPT.match(line) if prompted and not goes_on else None
+            if prompt is not None or goes_on or not prompted:
+                skip = prompt.end() if prompt is not None else 0
+                kept[at + skip : at + len(line)] = line[skip:]
+                goes_on = line.rstrip().endswith(("\\", "^", "`"))
+            at += len(line)
+    return "".join(kept)
+
+
 def join_options(text: str) -> str:
     """CMake with spaces for the line ends before options; no offset changes."""
     return _NEXT_OPTION.sub(_blanks, text)
@@ -256,7 +285,7 @@ def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
         if (command := command_of_words(texts, *found.span(1))) is not None:
             yield from scan_command(command, rules)
         for line in (word for word in texts if re.search(r"\s", word.strip()) and is_command(word)):
-            for inner in find_commands(line):
+            for inner in find_commands(line, find_variables(text)):
                 moved = tuple(Word(word.value, *found.span(1)) for word in inner.words)
                 yield from scan_command(Command(inner.tool, *found.span(1), moved, False, editable=False), rules)
     for command in find_commands(text):

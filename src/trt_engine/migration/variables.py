@@ -13,6 +13,7 @@ _ASSIGNED = re.compile(
     r"(?:^|(?<=[;&{()]))[ \t@]*(?:(?:export|local|readonly|override|set|ARG|ENV|then|else|do|declare(?:[ \t]+-\w+)*)[ \t]+)*"
     rf"[\"\']?\$?(?:env:|script:|global:)?(?P<name>[A-Za-z_]\w*)(?:[ \t]*[:?+]{{0,2}}=[ \t]*)"
     rf"(?:{_ARRAY}|(?P<list>{_STRING}(?:[ \t]*,[ \t]*{_STRING})+)"
+    r"|\$\((?P<substituted>[^\n]{0,400})\)[ \t]*$"
     r"|\"(?P<double>(?:[^\"\\\n]|\\.|\n[ \t]+-)*)\"|'(?P<single>(?:[^'\n]|\n[ \t]+-)*)'|(?P<bare>[^\n;&|]*))",
     re.MULTILINE,
 )
@@ -29,6 +30,11 @@ _KEY = re.compile(
     re.MULTILINE,
 )
 """Environments and matrices of YAML."""
+_ENV_ITEM = re.compile(
+    r"^[ \t]*-[ \t]+name:[ \t]+[\"']?(?P<name>[A-Za-z_]\w*)[\"']?[ \t]*\n[ \t]*value:[ \t]+[\"']?(?P<bare>-[^\n\"']*)",
+    re.MULTILINE,
+)
+"""Environments of containers in Kubernetes."""
 _FUNCTION = re.compile(
     r"^[ \t]*(?:function[ \t]+)?(?P<name>[A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{"
     r"(?P<body>[^\n]*\}|[^\n]*(?:\n(?!\})[^\n]*){0,200}\n\})",
@@ -58,10 +64,13 @@ Variables = Mapping[str, Sequence[Part]]
 def find_variables(text: str) -> Variables:
     """The words of every value that a variable of the text has somewhere, by its name."""
     found: dict[str, list[Part]] = defaultdict(list)
-    for pattern in (_ASSIGNED, _LOOP, _KEY, _SET):
+    for pattern in (_ASSIGNED, _LOOP, _KEY, _ENV_ITEM, _SET):
         for match in pattern.finditer(text):
             groups = {"name": "@"} | match.groupdict()
-            group = next((name for name in ("array", "list", "double", "single", "bare") if groups.get(name)), None)
+            group = next(
+                (name for name in ("array", "list", "substituted", "double", "single", "bare") if groups.get(name)),
+                None,
+            )
             if group is None or len(found[str(groups["name"])]) > _MOST:
                 continue
             begin, end = match.span(group)

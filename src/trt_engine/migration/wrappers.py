@@ -18,7 +18,9 @@ _YOLO = re.compile(
 _WORD = re.compile(r"(?<!\S)(?:--)?(half|int8|fp16_mode)(?:=(\w+))?(?!\S)", re.IGNORECASE)
 _HOLOSCAN = re.compile(r"^[ \t]*enable_fp16[ \t]*:[ \t]*[\"']?true\b", re.MULTILINE | re.IGNORECASE)
 _OPTION = re.compile(
-    r"\b(trt_(?:fp16|bf16|int8)_enable|ORT_TENSORRT_(?:FP16|BF16|INT8)_ENABLE)[\"']?\s*[|=:]\s*[\"']?(?:1|true)\b", re.I
+    r"\b(trt_(?:fp16|bf16|int8)_enable|ORT_TENSORRT_(?:FP16|BF16|INT8)_ENABLE)[\"']?"
+    r"(?:\s*[|=:]|[ \t]*(?:\n[ \t]*|,[ \t]*)[\"']?value[\"']?:)\s*[\"']?(?:1|true)\b",
+    re.I,
 )
 _OFF = ("0", "false", "none", "no")
 
@@ -42,7 +44,9 @@ def scan_options(text: str, rules: RuleSet) -> Iterator[Hit]:
     """Options of ONNX Runtime's provider that are set in a text of any language."""
     if (option := rules.by_id.get("ort-precision-option")) is not None:
         for found in _OPTION.finditer(text):
-            if not is_said(_before(text, found.start())):
+            if "value" in found[0] or not is_said(
+                _before(text, found.start())
+            ):  # `- name: OPTION`, and its value below
                 yield Hit(option, *found.span())
 
 

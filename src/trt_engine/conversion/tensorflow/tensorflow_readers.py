@@ -301,9 +301,7 @@ def keras_load_error(error: Exception, path: str) -> ReportedError:
     if "Lambda" in text or "lambda" in text or "unsafe" in text:
         message = f"`{path}` carries Python code (a Lambda layer), which is not run"
     elif operation := operation_of_keras(text):
-        message = (
-            f"Keras does not load `{path}`: its own operation `{operation}` is no layer to its reader of HDF5 files"
-        )
+        message = f"Keras does not load `{path}`: its reader of HDF5 files lacks its own operation `{operation}`"
         hint = "load it where it was saved and write a `.keras` file (`model.save('model.keras')`) or a SavedModel"
     elif "Could not locate" in text or "Unknown layer" in text or "custom" in text:
         message = f"`{path}` needs classes that are not in the file: {first_line(error)}"
