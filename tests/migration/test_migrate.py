@@ -549,6 +549,12 @@ def test_an_installed_release_is_judged_wherever_it_is_asked_for(
         ("ar.sh", 'H=$([ x ] && echo "--fp16" || echo "")\ntrtexec --onnx=a $H\n', {"fp16-flag"}),
         ("as.yml", '    - echo "trtexec --onnx=a --best"\n', set()),
         ("at.py", "from polygraphy.backend.trt import Calibrator\nc = Calibrator(d)\n", {"int8-calibrator"}),
+        ("au.sh", "W=--int8\ntrtexec --onnx=a ${W:---fp16}\n", {"fp16-flag", "int8-flag"}),
+        ("av.py", "f = ['--fp16']\nrun('trtexec --onnx=a %s' % ' '.join(f))\n", {"fp16-flag"}),
+        ("aw.py", "run('trtexec --onnx=a {}'.format('--int8'))\n", {"int8-flag"}),
+        ("ax.py", "class C:\n    e: list = ['--best']\nc = ['trtexec']\nc.extend(self.e)\n", {"best-flag"}),
+        ("ay.yml", 'inputs:\n  p:\n    default: "--fp16"\nrun: trtexec --onnx=a ${{ inputs.p }}\n', {"fp16-flag"}),
+        ("az.yml", "vars:\n  F: --int8\ncmds:\n- trtexec --onnx=a {{.F}}\n", {"int8-flag"}),
         ("m.sh", "F=--fp16\nother --onnx=a $F\ntrtexec --onnx=a --saveEngine=b\n", set()),
     ],
 )

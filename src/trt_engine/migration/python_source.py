@@ -300,6 +300,8 @@ class _Scan(ast.NodeVisitor):
         if rule is not None and isinstance(node.op, ast.LShift) and self._api_name(inner) == _EXPLICIT_BATCH:
             self._add(rule, inner, edits=(Edit(self._start(node), self._end(node), "0"),))
             self.handled.add(inner)
+        if isinstance(node.op, ast.Mod) and shell.is_command(_text_of(node.left)):
+            self._check_options([node.right, *self._values_of([node.right])])
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -313,6 +315,8 @@ class _Scan(ast.NodeVisitor):
             self._check_options([*node.args, *self._values_of(node.args)])
         elif self.calls_trtexec:  # what is passed on to a wrapper of trtexec
             self._check_options(self._values_of(item for item in node.args if isinstance(item, ast.Starred)))
+        if method == "format" and isinstance(node.func, ast.Attribute) and shell.is_command(_text_of(node.func.value)):
+            self._check_options([*node.args, *self._values_of(node.args)])
         trt = bool(self.modules or self.imported)
         if trt and method == "create_network" and node.args and _literal_mask(node.args[0]) > 1:
             self._add_id("network-flag-literal", node.args[0])
@@ -380,19 +384,21 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _values_of(self, nodes: Iterable[ast.expr], depth: int = 2) -> list[ast.expr]:
-        """What the variables in these places are assigned anywhere in the file, and those that they are made of."""
-        names = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+        """What the variables and fields in these places are assigned anywhere in the file, and what those are made of."""
+        names = {
+            last_name(one) for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)
+        }
+        names -= {None, "self"}
         assigned = [
             node.value
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.Assign)
-            and any(isinstance(one, ast.Name) and one.id in names for one in node.targets)
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            and node.value is not None
+            and any(
+                last_name(one) in names for one in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            )
         ]
-        made = [node for node in assigned if isinstance(node, ast.Call | ast.Subscript | ast.BinOp)] if depth else []
-        literals = ast.List | ast.Tuple | ast.Dict | ast.IfExp | ast.Constant
-        return [node for node in assigned if isinstance(node, literals)] + (
-            self._values_of(made, depth - 1) if made else []
-        )
+        return assigned + (self._values_of(assigned, depth - 1) if depth and assigned else [])
 
     def _check_options(self, nodes: Iterable[ast.expr]) -> None:
         """Options that a list or a text of a trtexec command gets later."""

@@ -70,7 +70,7 @@ _MAX_LINE, _MAX_WORDS = 4000, 300
 """Of a longer line the end is read, and of a command the first words: a file may be one line."""
 _BLANK = re.compile(r"(?:[ \t\v]|[\\^`]\r?\n)+")
 _WORD = re.compile(
-    r"(?:\\[^\n]|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$\{\{.*?\}\}|\$\([^()\n]*\)|\$\{[^}\n]*\}|\d?>&\d|[^\s\\'\";|&()`#]|(?<!\s)#)+"
+    r"(?:\\[^\n]|'[^']*'|\"(?:\\.|[^\"\\])*\"|\$?\{\{[^}\n]*\}\}|\$\([^()\n]*\)|\$\{[^}\n]*\}|\d?>&\d|[^\s\\'\";|&()`#]|(?<!\s)#)+"
 )
 
 
@@ -91,7 +91,9 @@ def is_said(line: str) -> bool:
 def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]:
     """The calls of trtexec and polygraphy in a text, in order; `held` are variables that are assigned elsewhere."""
     at = 0
-    variables = held if held is not None else find_variables(text) if re.search(r"[$%!@]\W{0,3}\w|\$@", text) else {}
+    variables = (
+        held if held is not None else find_variables(text) if re.search(r"[$%!@]\W{0,3}\w|\$@|\{\{", text) else {}
+    )
     programs = program_names(variables)
     tool = _TOOL
     wrappers = wrapper_functions(text) if "()" in text or "alias " in text else {}
@@ -142,7 +144,7 @@ def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]
 def _expanded(words: Sequence[Word], variables: Variables) -> Iterator[Word]:
     """The words, with what variables and PowerShell's lists of arguments stand for."""
     for word in words:
-        if (parts := expand(word.value, variables)) is not None:
+        if (parts := expand(word.value, variables, place=(word.start, word.end))) is not None:
             yield from (Word(part.value, part.start, part.end) for part in parts)
         elif len(items := [item.strip("\"'") for item in _LIST_ITEM.findall(word.value)]) > 1:
             yield from (Word(item, word.start, word.end) for item in items)
@@ -223,7 +225,7 @@ _PROMPT = re.compile(r"^[ \t]*(?:[\w.@:~/()\[\] -]{0,60}[$#%]|>|PS [^>\n]{0,60}>
 
 
 def fenced_commands(text: str) -> str:
-    """Markdown with blanks for all but the commands of its code blocks; where one has prompts, its other lines are output."""
+    """Markdown with blanks for all but the commands of its code blocks; in one with prompts, other lines are output."""
     kept = ["\n" if letter == "\n" else " " for letter in text]
     fences = iter(_FENCE.finditer(text))
     for opening in fences:

@@ -35,6 +35,12 @@ _ENV_ITEM = re.compile(
     re.MULTILINE,
 )
 """Environments of containers in Kubernetes."""
+_INPUT = re.compile(
+    r"^(?P<indent>[ \t]+)(?P<name>[A-Za-z_][\w-]*):[ \t]*\n(?:(?P=indent)[ \t]+(?!default:)[^\n]*\n){0,8}"
+    r"(?P=indent)[ \t]+default:[ \t]+[\"']?(?P<bare>[^\n\"']*)",
+    re.MULTILINE,
+)
+"""Inputs of actions and workflows."""
 _FUNCTION = re.compile(
     r"^[ \t]*(?:function[ \t]+)?(?P<name>[A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{"
     r"(?P<body>[^\n]*\}|[^\n]*(?:\n(?!\})[^\n]*){0,200}\n\})",
@@ -43,7 +49,7 @@ _FUNCTION = re.compile(
 _VALUE = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',]+")
 _USED = re.compile(
     r"\$\{?(?:env:|script:|global:)?(\w+)(?:\[[^\]\s]*\])?(?::?[-+=][^}]*)?\}?|\$\((\w+)\)|%(\w+)%|!(\w+)!|@(\w+)|%%(\w)|\$([@*])"
-    r"|\$\{\{[ \t]*(?:matrix|env|vars|inputs|parameters)\.(\w+)[ \t]*\}\}"
+    r"|\$?\{\{-?[ \t]*(?:(?:matrix|env|vars|inputs|parameters|Values)?\.)*(\w+)[ \t]*-?\}\}"
 )
 _PROGRAM = re.compile(r"(?:^|[/\\ ])(?P<tool>trtexec|polygraphy)(?:\.exe)?[)`]?$", re.IGNORECASE)
 _MOST = 64
@@ -64,7 +70,7 @@ Variables = Mapping[str, Sequence[Part]]
 def find_variables(text: str) -> Variables:
     """The words of every value that a variable of the text has somewhere, by its name."""
     found: dict[str, list[Part]] = defaultdict(list)
-    for pattern in (_ASSIGNED, _LOOP, _KEY, _ENV_ITEM, _SET):
+    for pattern in (_ASSIGNED, _LOOP, _KEY, _ENV_ITEM, _INPUT, _SET):
         for match in pattern.finditer(text):
             groups = {"name": "@"} | match.groupdict()
             group = next(
@@ -122,18 +128,22 @@ def _named_tool(body: str, text: str) -> re.Match[str] | None:
     return re.match("(.+)", held)
 
 
-def expand(word: str, variables: Variables, depth: int = 2) -> Iterator[Part] | None:
-    """What a word that is a variable, or has one behind its dashes, stands for; None for any other word."""
+def expand(word: str, variables: Variables, depth: int = 2, place: tuple[int, int] = (0, 0)) -> Iterator[Part] | None:
+    """What a word that is a variable, or has one behind its dashes, stands for; None for any other word. `place` is where it
+    is: what a default has there."""
     bare = word.strip("\"'")
     name = bare.lstrip("-")
     match = _USED.fullmatch(name)
     held = next((group for group in match.groups() if group), "") if match is not None else ""
+    if held in variables and (default := _DEFAULT.fullmatch(name)) is not None and default["default"].startswith("-"):
+        start, end = place
+        return iter([Part(default["default"], start, end), *_expanded("", variables[held], variables, depth)])
     return _expanded(bare[: len(bare) - len(name)], variables[held], variables, depth) if held in variables else None
 
 
 def _expanded(dashes: str, parts: Sequence[Part], variables: Variables, depth: int) -> Iterator[Part]:
     for part in parts[:_MOST]:
-        inner = expand(part.value, variables, depth - 1) if depth and not dashes else None
+        inner = expand(part.value, variables, depth - 1, (part.start, part.end)) if depth and not dashes else None
         if inner is not None:
             yield from inner
         else:
