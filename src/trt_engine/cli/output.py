@@ -113,7 +113,7 @@ def result_text(record: Any, **shown: Any) -> str:
     """The record as text, from the blocks that reports share; wrapped on a terminal."""
     from trt_engine.reporting import results
 
-    return wrap_for_terminal(editable_hint(results.result_text(record, **shown)))
+    return wrap_for_terminal(editable_hint(results.result_text(record, width=terminal_width(), **shown)))
 
 
 def print_result(
@@ -165,15 +165,21 @@ _MIN_COLUMNS = 60
 
 def wrap_for_terminal(text: str) -> str:
     """Wrap the text to the terminal of the result stream, if it is one."""
+    width = terminal_width()
+    return text if width is None else wrap_lines(text, width)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal of the result stream; None if it is no terminal."""
     stream = result_stream()
     if stream is None or not stream.isatty():
-        return text
+        return None
     import shutil
 
     size = os.terminal_size((80, 24))
     with contextlib.suppress(OSError, ValueError):
         size = os.get_terminal_size(stream.fileno())
-    return wrap_lines(text, max(shutil.get_terminal_size(size).columns, _MIN_COLUMNS))
+    return max(shutil.get_terminal_size(size).columns, _MIN_COLUMNS)
 
 
 def wrap_lines(text: str, width: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from trt_engine.format import join_lines
 from trt_engine.reporting.document import (
@@ -43,18 +43,18 @@ def render(contents: ReportDocument) -> str:
     return "\n".join([*lines, "", *_wrap(contents.footer)]) + "\n"
 
 
-def render_result(parts: Iterable[Block | Section]) -> str:
-    """Render what a verb prints, without wrapping; control characters in names are escapes."""
+def render_result(parts: Iterable[Block | Section], width: int | None = None) -> str:
+    """Render what a verb prints, tables in `width` columns if it is given; control characters in names are escapes."""
     lines: list[str] = []
     for part in parts:
         if isinstance(part, Section):
-            lines += _render_section(part)
+            lines += _render_section(part, width)
         elif isinstance(part, Facts):
             lines += _render_facts(part)
         elif isinstance(part, Paragraph):
             lines.append(part.text)
         else:
-            lines += _render_block(part)
+            lines += _render_block(part, width)
     return join_lines(lines)
 
 
@@ -68,13 +68,13 @@ def _render_facts(facts: Facts) -> Iterator[str]:
             yield f"{name}: {value}" if name else f"  {value}"
 
 
-def _render_section(section: Section) -> Iterator[str]:
+def _render_section(section: Section, width: int | None = None) -> Iterator[str]:
     yield from ("", section.title, "-" * _width(section.title))
     for block in section.blocks:
-        yield from _render_block(block)
+        yield from _render_block(block, width)
 
 
-def _render_block(block: Block) -> Iterator[str]:
+def _render_block(block: Block, width: int | None = None) -> Iterator[str]:
     if isinstance(block, Paragraph):
         yield from _wrap(block.text)
     elif isinstance(block, Notice):
@@ -86,7 +86,7 @@ def _render_block(block: Block) -> Iterator[str]:
     elif isinstance(block, Commands):
         yield from (f"  {line}" for line in block.lines)
     elif isinstance(block, Table):
-        yield from _render_table(block)
+        yield from _render_table(block, width)
 
 
 def _render_pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -95,20 +95,60 @@ def _render_pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield from _wrap(value, f"  {_pad(name, longest)}  ")
 
 
-def _render_table(table: Table) -> Iterator[str]:
+def _render_table(table: Table, room: int | None = None) -> Iterator[str]:
+    """The table; in less `room` its texts are wrapped, or its last columns stand below, each part with the first columns."""
     cells = [table.columns, *table.rows]
     widths = [_max_width([row[index] for row in cells]) for index in range(len(table.columns))]
     if table.caption:
         yield f"{table.caption}:"
-    for number, row in enumerate(cells):
-        if not any(row):  # a table without headings
-            continue
-        mark = "*" if number - 1 in table.marked else " "
-        padded = (
-            _pad(cell, width, left=index in table.left)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        yield f"{mark} {'  '.join(padded)}".rstrip()
+    parts = [list(range(len(widths)))]
+    if room is not None and sum(widths) + 2 * len(widths) > room:
+        parts = _fit_columns(cells, widths, table.left, room)
+    for part in parts:
+        for number, row in enumerate(cells):
+            if not any(row):  # a table without headings
+                continue
+            wrapped = [
+                textwrap.wrap(row[at], max(widths[at], 1), break_long_words=False, break_on_hyphens=False) or [""]
+                for at in part
+            ]
+            for line in range(max(map(len, wrapped))):
+                mark = "*" if number - 1 in table.marked and not line else " "
+                padded = (
+                    _pad(texts[line] if line < len(texts) else "", widths[at], left=at in table.left)
+                    for at, texts in zip(part, wrapped, strict=True)
+                )
+                yield f"{mark} {'  '.join(padded)}".rstrip()
+
+
+_LEAST_COLUMN = 12
+"""Width below which no text of a table is wrapped."""
+
+
+def _fit_columns(
+    cells: Sequence[Sequence[str]], widths: list[int], left: Collection[int], room: int
+) -> list[list[int]]:
+    """Narrow the columns of text in `widths` as far as words allow; return the columns of each part of the table."""
+    whole = [min(width, max(room // 2 - 3, _LEAST_COLUMN)) if at in left else width for at, width in enumerate(widths)]
+    for at in sorted(left, key=lambda one: -widths[one]):
+        excess = sum(widths) + 2 * len(widths) - room
+        longest = max((_width(word) for row in cells for word in row[at].split()), default=0)
+        widths[at] = max(min(widths[at], max(longest, _LEAST_COLUMN)), widths[at] - max(excess, 0))
+    if sum(widths) + 2 * len(widths) <= room:
+        return [list(range(len(widths)))]
+    widths[:] = whole  # each part has room again
+    keys = [at for at in range(len(widths)) if set(range(at + 1)) <= set(left)][:2] or [0]
+    while len(keys) > 1 and sum(widths[at] + 2 for at in keys) > room // 2:
+        keys.pop()
+    parts = [[*keys]]
+    used = start = sum(widths[at] + 2 for at in keys)
+    for at in (one for one in range(len(widths)) if one not in keys):
+        if used + widths[at] + 2 > room and len(parts[-1]) > len(keys):
+            parts.append([*keys])
+            used = start
+        parts[-1].append(at)
+        used += widths[at] + 2
+    return parts
 
 
 def _wrap(text: str, start: str = "") -> list[str]:

@@ -36,9 +36,9 @@ def result_blocks(record: Any, **options: Any) -> list[Block | Section]:
     return list(getattr(module, function)(record, **options))
 
 
-def result_text(record: Any, **options: Any) -> str:
-    """The result as the verb prints it."""
-    return text.render_result(result_blocks(record, **options))
+def result_text(record: Any, *, width: int | None = None, **options: Any) -> str:
+    """The result as the verb prints it, its tables in `width` columns if that is given."""
+    return text.render_result(result_blocks(record, **options), width)
 
 
 def short_text(record: Any) -> str:

@@ -323,10 +323,14 @@ def upgrade_report(report: UpgradeReport) -> Iterator[Block | Section]:
 
 def _build_value(value: object) -> str:
     """A setting of a build; profiles as they are typed."""
+    if value is None or isinstance(value, bool):
+        return {None: "not set", True: "yes", False: "no"}[value]
     try:
         return "; ".join(map(str, msgspec.convert(value, tuple[Profile, ...]))) or "none"
     except msgspec.ValidationError:
-        return str(value)
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {_build_value(item)}" for name, item in value.items())
+        return ", ".join(map(_build_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def engine_diff(diff: EngineDiff, top: int = 20) -> Iterator[Block]:
