@@ -170,7 +170,7 @@ def wrap_for_terminal(text: str) -> str:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal of the result stream; None if it is no terminal."""
+    """Columns of the terminal of the result stream; None for a file or a pipe."""
     stream = result_stream()
     if stream is None or not stream.isatty():
         return None
