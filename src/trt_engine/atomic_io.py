@@ -507,7 +507,7 @@ def move_into_place(made: Path, target: Path, *, new: bool = False) -> None:
                 journal.append((target, None, -1))
             made.unlink()
             return
-    if journal is not None:
+    if journal is not None and (made.is_dir() or not target.is_dir()):  # else it fails, and the folder stays
         journal.keep(target)
     made.replace(target)
 
