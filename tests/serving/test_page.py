@@ -26,7 +26,7 @@ FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-ne
 def server(engines: dict[str, Path], serve: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Server:
     root = tmp_path_factory.mktemp("models")
     place(engines["double"], root, "good")
-    place(engines["double"], root, "broken", config="response_cache {}")
+    place(engines["double"], root, "broken", config="ensemble_scheduling {}")
     return serve(model_repository=root, grpc_port=-1)
 
 

@@ -74,20 +74,48 @@ def test_without_dynamic_batching_requests_are_not_joined() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "input { name: 'x' format: FORMAT_NCHW allow_ragged_batch: true is_shape_tensor: false optional: false }",
+        "input { name: 'x' dims: [3, 4] reshape { shape: [3, 4] } } output { name: 'y' label_filename: '' }",
+        "optimization { priority: PRIORITY_MAX graph { level: 1 } eager_batching: true gather_kernel_buffer_threshold: 1 }",
+        "optimization { input_pinned_memory { enable: true } output_pinned_memory { enable: false } }",
+        "optimization { execution_accelerators { gpu_execution_accelerator: [ { name: 'tensorrt' } ] } }",
+        "optimization { cuda { busy_wait_events: true graph_spec { batch_size: 4 } } }",
+        "max_batch_size: 4 dynamic_batching { preserve_ordering: true default_queue_policy { timeout_action: REJECT } }",
+        "instance_group { passive: false profile: ['0'] host_policy: '' rate_limiter { priority: 2 } }",
+        "response_cache { enable: true } model_transaction_policy { decoupled: false } runtime: ''",
+        "metric_tags { key: 'a' value: 'b' } cc_model_filenames { key: '8.6' value: 'a' } batch_input []",
+        "parameters { key: 'execution_mode' value { string_value: '1' } }",
+    ],
+)
+def test_keys_of_triton_that_change_no_answer_are_read(text: str) -> None:
+    found = config(text)
+    assert found.join == ("dynamic_batching" in text)
+    assert not found.config.HasField("response_cache") and not found.config.metric_tags, (
+        "what is in force has no such key"
+    )
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("max_batch_size: 4\nresponse_cache { enable: true }", "row 2: the key `response_cache` is not supported"),
+        (
+            "input { name: 'x' optional: true reshape { shape: 1 } } model_transaction_policy { decoupled: true }",
+            "not supported: `input.optional` (a request has every input), `input.reshape` (`dims` as the engine has them), "
+            "`model_transaction_policy.decoupled` (one response for each request)",
+        ),
         ("max_batch_sise: 4", "row 1: the key `max_batch_sise` is not supported"),
-        ("optimization { graph { level: 1 } }", "the key `graph` is not supported"),
-        ("instance_group { profile: ['a'] }", "the key `profile` is not supported"),
-        ("ensemble_scheduling {}", "the key `ensemble_scheduling` is not supported"),
+        ("optimization { graph { levels: 1 } }", "the key `levels` is not supported"),
+        ("ensemble_scheduling {}", "not supported: `ensemble_scheduling`"),
+        ("batch_output { target_name: 'y' }", "not supported: `batch_output`"),
         ("max_batch_size: 'x'", "row 1"),
         ("name: 'other'", "its folder is `m`"),
         ("max_batch_size: -1", "`max_batch_size` is -1"),
         ("dynamic_batching {}", "without `max_batch_size`"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: 5 }", "1 to 4"),
         ("max_batch_size: 4 dynamic_batching { priority_levels: 2 }", "`default_priority_level` is 0"),
-        ("parameters { key: 'x' value { string_value: 'y' } }", "parameter `x` is not supported"),
+        ("parameters { key: 'provider' value { string_value: 'y' } }", "parameter `provider` is not supported"),
         ("parameters { key: 'allow_fallback' value { string_value: '1' } }", "`true` or `false`"),
         ("instance_group [{}, {}]", "2 instance groups"),
         ("instance_group { count: -1 }", "`count` of the instance group is -1"),
@@ -110,7 +138,7 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
 ) -> None:
     place(engines["double"], repository, "good")
     damage(place(engines["double"], repository, "changed"))
-    place(engines["double"], repository, "keyed", config="response_cache { enable: true }")
+    place(engines["double"], repository, "keyed", config="ensemble_scheduling {}")
     place(engines["double"], repository, "wrong", config="backend: 'tensorrt'")
     place(engines["double"], repository, "dims", config="input { name: 'x' data_type: TYPE_FP32 dims: [-1, 5] }")
     place(engines["double"], repository, "large", config="max_batch_size: 64")
@@ -128,7 +156,7 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     (repository / "file" / "1").symlink_to(outside)
     server = serve(model_repository=repository)
     expected = {
-        "changed/1": "digest differs", "keyed/": "`response_cache` is not supported",
+        "changed/1": "digest differs", "keyed/": "not supported: `ensemble_scheduling`",
         "large/1": "`max_batch_size` is 64, the engine takes", "warm/1": "profile 0 spans",
         "wrong/1": "the engine's is `onnxruntime`",
         "dims/1": "the engine's is x:", "provider/1": "cuda", "bare/1": "`--build-models`", "empty/": "has no version",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from trt_engine.errors import EngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.serving.messages import message
 from trt_engine.tensors import DTYPES, Signature, TensorSpec, suggest
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.pbtxt"
 PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", "trtexec": "tensorrt_plan"}
@@ -105,9 +108,71 @@ def read_config(raw: bytes, name: str, base: ModelSettings) -> ModelSettings:
         raise _parse_error(name, str(error)) from None
     if config.name not in ("", name):
         raise _config_error(name, f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out")
+    _check_keys(config, name)
     settings = replace(base, config=config, filename=_file_name(name, config.default_model_filename))
     settings = _with_versions(_with_batching(settings, config, name), config, name)
     return replace(settings, runtime=_runtime(settings.runtime, config, name))
+
+
+_REFUSED = {
+    "is_shape_tensor": "the engine's shapes are those of its profile",
+    "is_non_linear_format_io": "tensors of requests are linear",
+    "optional": "a request has every input",
+    "reshape": "`dims` as the engine has them",
+    "timeout_action": "`REJECT`: a request whose time is over is an error",
+    "priority_queue_policy": "`default_queue_policy` is for every level",
+    "sequence_batching": "state is an input and an output of the request",
+    "ensemble_scheduling": "a bundle: `trt-engine bundle`",
+    "batch_input": "an input that the client sends",
+    "batch_output": "an output of the engine",
+    "model_operations": "no library is loaded from a configuration",
+    "decoupled": "one response for each request",
+    "agents": "a repository without agents",
+    "passive": "a model that is to be served has instances",
+}
+"""Keys of Triton that would change an answer, or what a client sends, with what there is in their place.
+A value that is Triton's default is accepted."""
+_NO_EFFECT = frozenset(
+    "allow_ragged_batch format label_filename priority graph busy_wait_events graph_spec output_copy_stream "
+    "execution_accelerators input_pinned_memory output_pinned_memory gather_kernel_buffer_threshold eager_batching "
+    "preserve_ordering cc_model_filenames metric_tags response_cache runtime profile rate_limiter secondary_devices "
+    "host_policy".split()
+)
+"""Keys of Triton that change no answer; they are read and logged."""
+
+
+def _check_keys(config: Any, name: str) -> None:
+    """`UsageError` with every key whose value is not supported; those without effect are logged and removed."""
+    refused: list[str] = []
+    ignored: dict[str, None] = {}
+    waiting = [("", config)]
+    while waiting:
+        where, part = waiting.pop()
+        for item, value in part.ListFields():
+            remedy = _REFUSED.get(item.name)
+            if remedy is not None and not _is_default(item, value, part):
+                refused.append(f"`{where}{item.name}` ({remedy})")
+            elif item.name in _NO_EFFECT:
+                ignored[f"{where}{item.name}"] = None
+                part.ClearField(item.name)  # the configuration in force does not have it
+            elif item.message_type is not None and not item.message_type.GetOptions().map_entry:
+                inner = f"{where}{item.name}."
+                waiting += [(inner, one) for one in value] if item.is_repeated else [(inner, value)]
+    if refused:
+        raise _config_error(
+            name, f"not supported: {', '.join(sorted(set(refused)))}", "remove these keys, or change the model"
+        )
+    if ignored:
+        listed = ", ".join(f"`{key}`" for key in ignored)
+        log.info("`%s` of `%s`: without effect here: %s", CONFIG_FILE, name, listed)
+
+
+def _is_default(item: Any, value: Any, part: Any) -> bool:
+    """Whether a value that is there asks for nothing: an empty message, or a `reshape` to the same sizes."""
+    if item.name == "reshape":
+        return list(value.shape) == list(part.dims)
+    empty = item.message_type is not None and not item.is_repeated and not value.ListFields()
+    return empty and item.name not in ("sequence_batching", "ensemble_scheduling")
 
 
 def _parse_error(name: str, text: str) -> UsageError:
@@ -177,8 +242,11 @@ def _with_versions(settings: ModelSettings, config: Any, name: str) -> ModelSett
 
 def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
     parameters = {key: value.string_value for key, value in config.parameters.items()}
-    if unknown := sorted(parameters.keys() - {*_PARAMETERS}):
-        raise _config_error(name, f"the parameter `{unknown[0]}` is not supported", suggest(unknown[0], _PARAMETERS))
+    for unknown in sorted(parameters.keys() - {*_PARAMETERS}):
+        nearest = suggest(unknown, _PARAMETERS)
+        if nearest.startswith("did you mean"):
+            raise _config_error(name, f"the parameter `{unknown}` is not supported", nearest)
+        log.info("`%s` of `%s`: the parameter `%s` is without effect here", CONFIG_FILE, name, unknown)
     if len(config.instance_group) > 1:
         raise _config_error(name, f"{len(config.instance_group)} instance groups", "one, with `count`")
     changed: dict[str, Any] = {}
