@@ -55,9 +55,13 @@ REFUSED = {
     (r"silero_vad(_op18_ifless)?$", "quantize"): "in the body of an If",
     (r"common_old$", "quantize"): "is quantised already",
     (r"silero_vad\.jit$", "convert"): "bitwise",
-}
+    (r"^onnx-asr/(gigaam|kaldi|nemo|whisper|wespeaker)", "quantize"): "goes into a Log",
+    **{(r"^onnx/light_(bvlc_alexnet|vgg19|zfnet512)$", verb): "raise `TRT_ENGINE_MAX_CONSTANT_SIZE`"
+       for verb in ("inspect", "lint", "ranges", "build", "cast", "quantize")},
+}  # fmt: skip
 """(name, verb) -> pattern of a refusal that is right although the oracle runs the model: all layers of Silero's VAD are in
-branches, PyTorch's exporter has no operator for what its TorchScript does, and ddddocr's older model has INT8 operators."""
+branches, PyTorch's exporter has no operator for what its TorchScript does, ddddocr's older model has INT8 operators, the
+only layers of feature extractors make a spectrum for a Log, and 4 KB of `light_vgg19` fill half a gigabyte of weights."""
 FACTORY = f"{Path(__file__).with_name('world_networks.py')}:make"
 
 
@@ -306,7 +310,10 @@ class Trial:
         engine = self.folder / "fp16.engine.onnx"
         built = command("build", out, *self.shapes, "-o", engine, "--overwrite")
         if built.rc:
-            return judged(built)
+            denied = "warning:" in ran.err and not built.crashed
+            return (
+                cell | {"reason": f"`cast` warns, `build` refuses: {built.reason}"[:400]} if denied else judged(built)
+            )
         inferred, outputs = self.infer(engine)
         if inferred.rc:
             return judged(inferred)

@@ -587,6 +587,45 @@ def test_weights_behind_a_transpose_or_a_constant_node_are_found(tmp_path: Path)
     assert "w" not in stored
 
 
+COMPUTED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array]]] = {
+    "cast": ([node("Cast", "v", "w", to=FLOAT)], {"v": weight(64, 64).astype(np.float16)}),
+    "joined": ([node("Concat", "a b", "w", axis=1)], {"a": weight(64, 32), "b": weight(64, 32)}),
+    "scaled": (
+        [node("Div", "v n", "u"), node("Mul", "u g", "w")],
+        {"v": weight(64, 64), "n": weight(64, 1), "g": weight(64, 1)},
+    ),
+    "one part of a Split": (
+        [node("Split", "v sizes", "w rest", axis=0)],
+        {"v": weight(128, 64), "sizes": np.array([64, 64])},
+    ),
+    "filled": ([node("ConstantOfShape", "s", "w")], {"s": np.array([64, 64])}),
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_a_weight_that_is_computed_from_constants_alone_is_quantised(tmp_path: Path, kind: str) -> None:
+    made, stored = COMPUTED[kind]
+    sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}
+    source = save(tmp_path / "net.onnx", [*made, node("MatMul", "x w", "y")], *sides, stored)
+    report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
+    assert len(report.quantized) == 1
+    assert [item.op_type for item in onnx.load(tmp_path / "q.onnx").graph.node] == ["DequantizeLinear", "MatMul"]
+
+
+def test_what_goes_into_a_log_stays_in_float_in_int8(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", "x w", "bands"), node("Clip", "bands least", "some"), node("Log", "some", "decibels"),
+        node("MatMul", "decibels v", "y", name="after"),
+    ]  # fmt: skip
+    sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 8])}
+    stored = {"w": np.abs(weight(64, 32)), "v": weight(32, 8), "least": np.float32(1e-9)}
+    source = save(tmp_path / "net.onnx", nodes, *sides, stored)
+    report = quantize(
+        source, "int8", out=tmp_path / "q.onnx", ranges={"decibels": 20.0, "x": 1.0}, quantize_outputs=True
+    )
+    assert [item.node for item in report.quantized] == ["after"] and "Log" in next(iter(reasons(report).values()))
+
+
 def test_layers_in_bodies_stay_in_float_and_it_is_said(tmp_path: Path) -> None:
     def branch(name: str) -> onnx.GraphProto:
         inner = helper.make_node("MatMul", ["h", "w"], [name], name=f"inner_{name}")

@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from trt_engine.errors import UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
-from trt_engine.graph.edit_graph import Weights
+from trt_engine.graph.edit_graph import Weights, consumers_of
 from trt_engine.graph.module_paths import names_of
 from trt_engine.graph.shape_inference import TensorInfo, trace
 from trt_engine.precision.formats import Format
@@ -26,6 +26,8 @@ CONV_OPS = ("Conv", "ConvTranspose")
 MATMUL_OPS = ("MatMul", "Gemm")
 LINEAR_OPS = frozenset((*CONV_OPS, *MATMUL_OPS))
 _LAYOUT = frozenset("Reshape Transpose Squeeze Unsqueeze Flatten Identity Split Cast".split())
+_TO_LOG = ("Add", "Clip", "Max", "Mul", "Div", "Relu", "Abs", "Slice", "Where")
+LOG_REASON = "its result goes into a Log, for whose small values 8 bits are too coarse: left in float"
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 INT4_BLOCK_SIZES = (128, 64, 32, 16)
 """Default INT4 block sizes; the largest that divides is used."""
@@ -139,7 +141,10 @@ def select_layers(
     exclude.check(proto)
     facts = trace(proto, {}).tensors
     makers = {name: node for node in proto.graph.node for name in node.output if name}
-    rules = _SelectionRules(form, weights, facts, makers, exclude, block_size, weights_only, include_convolutions)
+    readers = consumers_of(proto.graph.node)
+    rules = _SelectionRules(
+        form, weights, facts, makers, readers, exclude, block_size, weights_only, include_convolutions
+    )
     made = LayerSelection([], [], facts)
     places = [item for item in walk.nodes(proto) if item.node.op_type in LINEAR_OPS and not walk.domain_of(item.node)]
     for node, owner, _ in sorted(places, key=lambda place: place.owner is not proto.graph):  # the main graph first
@@ -160,6 +165,7 @@ class _SelectionRules:
     weights: Weights
     tensor_info: Mapping[str, TensorInfo]
     producers: Mapping[str, NodeProto]
+    consumers: Mapping[str, list[NodeProto]]
     exclude: Exclusions
     block: int | None
     weights_only: bool
@@ -198,6 +204,8 @@ class _SelectionRules:
             return "its activation is transposed (transA)"
         if reason := self._softmax_reason(activation):
             return reason
+        if self.form.name == "int8" and not self.weights_only and self._feeds_log(node):
+            return LOG_REASON
         site = QuantizableLayer(node, activation, weight, shape, elem, channel, reduced, rank)
         return self._with_blocks(site, convolution) if self.form.granularity == "block" else site
 
@@ -214,6 +222,16 @@ class _SelectionRules:
                 return None
             name = maker.input[0]
         return None
+
+    def _feeds_log(self, node: NodeProto) -> bool:
+        """True for a spectrum on its way to decibels: the Log makes the steps of 8 bits as large as its small values."""
+        names = {node.output[0]}
+        for _ in range(8):
+            readers = [reader for name in names for reader in self.consumers.get(name, ())]
+            if any(reader.op_type == "Log" for reader in readers):
+                return True
+            names = {reader.output[0] for reader in readers if reader.op_type in (*_LAYOUT, *_TO_LOG)}
+        return False
 
     def _with_blocks(self, site: QuantizableLayer, convolution: bool) -> QuantizableLayer | str:
         if convolution:  # emulation only: blocks span an output channel's inputs, zero-padded

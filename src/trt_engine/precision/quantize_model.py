@@ -43,6 +43,7 @@ from trt_engine.precision.emulate import check_biases, emulate_convolutions, emu
 from trt_engine.precision.formats import Format, get_format
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
+    LOG_REASON,
     Exclusions,
     LayerSelection,
     QuantizableLayer,
@@ -63,6 +64,7 @@ from trt_engine.precision.quantize_checks import (
     random_shapes,
 )
 from trt_engine.precision.samples import Samples, open_samples, random_samples
+from trt_engine.precision.weight_folding import fold_weights
 from trt_engine.records.passport import Precision
 from trt_engine.records.precision import IntegerKernels, QuantizedNode, QuantizeReport, UnquantizedNode
 from trt_engine.runtime.feeds import read_values
@@ -177,6 +179,8 @@ class _QuantizeJob:
         check_operators(walk.index_of(proto), self.model.path)
         check_biases(proto, self.model.path)
         weights = Weights(proto, self.model.path.parent)
+        if fold_weights(proto, weights):
+            weights = Weights(proto, self.model.path.parent)
         if self.for_cpu and fold_batch_norms(proto, weights):
             weights = Weights(proto, self.model.path.parent)
         placement, self.emulated_only = self._select_layers(proto, weights)
@@ -255,6 +259,8 @@ class _QuantizeJob:
             if only_convolutions and self.form.granularity == "block"
             else "export it with the input fixed that decides the branches: layers in bodies are not quantised"
             if all("in the body of" in reason for reason in reasons)
+            else "leave it in FP32, and quantise the network that reads its features"
+            if reasons == [LOG_REASON]
             else "another `--block-size`, fewer exclusions, or another format"
         )
         more = f" and {len(reasons) - 2} reasons more" if len(reasons) > 2 else ""
