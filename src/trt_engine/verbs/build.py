@@ -29,7 +29,7 @@ from trt_engine.environment import Environment
 from trt_engine.equivalence.parity import small_shapes
 from trt_engine.equivalence.random_inputs import random_inputs, runnable_signature, with_choices
 from trt_engine.equivalence.tolerance import Tolerance, coarsest_dtype, select_tolerance
-from trt_engine.errors import Interrupted, ModelError, TrtEngineError
+from trt_engine.errors import BuildError, Interrupted, ModelError, TrtEngineError
 from trt_engine.model import Model
 from trt_engine.progress import ProgressOption
 from trt_engine.protocols import BuildOutcome, BuildPaths
@@ -52,8 +52,9 @@ from trt_engine.verbs.build_candidates import (
     unused_settings,
     without_search,
 )
-from trt_engine.verbs.build_parity import check_parity, computes_in_tf32
+from trt_engine.verbs.build_parity import DOES_NOT_RUN, ParityCheck, check_parity, computes_in_tf32
 from trt_engine.verbs.build_precision import (
+    PreparedModel,
     calibration_warnings,
     missing_kernels,
     plan_placement,
@@ -74,7 +75,7 @@ from trt_engine.verbs.build_request import (
     read_given,
     search_identity,
 )
-from trt_engine.verbs.build_retry import Attempt, build_with_retries, run_builder
+from trt_engine.verbs.build_retry import Attempt, build_with_retries, run_builder, without_failing_fusion
 from trt_engine.verbs.build_search import Search
 from trt_engine.verbs.load import load
 from trt_engine.verbs.speed_check import measure_alternating, slowdown_text
@@ -395,7 +396,13 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         if not backend_spec.provides("runtime"):
             log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", backend_spec.name)
             return engine
-        checked = check_parity(engine, plan, prepared, attempt)
+        try:
+            checked = check_parity(engine, plan, prepared, attempt)
+        except BuildError as failure:
+            engine, checked = _without_failing_fusion(
+                engine, attempt, failure,
+                lambda less: _rebuild(less, plan, prepared, payload, on_status, started),
+            )  # fmt: skip
         speed = None
         small = backend_spec.fast_build and not outcome.compiled and plan.model.nbytes <= _FAST_BUILD_MAX_BYTES
         if prepared.notes.get(QUANT_TARGET) and small and checked.validation is None:
@@ -427,6 +434,38 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         build=build,
     )
     return Engine.seal(payload, made)
+
+
+def _rebuild(
+    attempt: Attempt, plan: BuildPlan, prepared: PreparedModel, payload: Path, on_status: Callable[[str], None],
+    started: float,
+) -> tuple[Engine, ParityCheck]:  # fmt: skip
+    """The engine of another attempt in place of one that does not run, and its check."""
+    outcome = run_builder(attempt, prepared, plan, payload, on_status)
+    engine = Engine.seal(payload, _make_passport(plan, attempt.config, outcome, payload, time.monotonic() - started))
+    return engine, check_parity(engine, plan, prepared, attempt)
+
+
+def _without_failing_fusion(
+    engine: Engine, attempt: Attempt, failure: BuildError, rebuild: Callable[[Attempt], tuple[Engine, ParityCheck]]
+) -> tuple[Engine, ParityCheck]:
+    """An engine without the fusion with which it does not run; the failure where that is not a fusion's."""
+    fusions = [item.rpartition(" ")[0] for item in (engine.passport.build.fusions or "").split(", ") if item]
+    if failure.cause != DOES_NOT_RUN or not fusions or not attempt.config.retry:
+        raise failure
+    for path in engine.files[1:]:
+        path.unlink(missing_ok=True)
+    less, (made, checked) = without_failing_fusion(attempt, failure, fusions, rebuild)
+    text = f"built with {less.change}, because with it {failure.message}"
+    log.warning("%s", text)
+    build = made.passport.build
+    build = replace(
+        build,
+        warnings=(*build.warnings, text),
+        retries=(*build.retries, text),
+        notes=build.notes | {"retry": less.change},
+    )
+    return Engine.seal(made.path, replace(made.passport, build=build)), checked
 
 
 def _settled_signature(

@@ -51,6 +51,8 @@ log = logging.getLogger(__package__)
 
 Run = Callable[[Tensors], Mapping[str, Any]]
 
+DOES_NOT_RUN = "engine_does_not_run"
+"""The cause of a failure on inputs that plain ONNX Runtime takes, or may take."""
 _MAX_ROWS = 8
 """Most rows of calibration data for parity, within the profile."""
 
@@ -115,6 +117,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             raise BuildError(
                 f"the engine was built and does not run: {failed.error.message}",
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
+                cause=DOES_NOT_RUN,
             ) from failed.error
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
             checked = _check_alone(run, drawn.feeds, error, model, given=bool(plan.given.values))
@@ -190,6 +193,7 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
                     raise BuildError(
                         f"the engine was built and does not run at {at}, which is in its profile: {error.message}",
                         hint=error.hint or "`--no-parity` builds without trying it",
+                        cause=DOES_NOT_RUN,
                     ) from error
                 log.warning("the engine was not tried at %s: random inputs are not valid there (%s)", at, error.message)
                 continue

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trt_engine.atomic_io import ensure_folder, staged_copy
 from trt_engine.backend import BackendSpec, get_backend
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from trt_engine.verbs.build import BuildPlan
 
 log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 LOG_HINT = "the builder's own words are in "
 """Begins the end of a failed build's hint; the log's path follows."""
@@ -275,6 +277,29 @@ def _failure_text(failure: BuildError, *hints: str | None) -> BuildError:
     made = BuildError(failure.message, hint=hint, cause=failure.cause, node=failure.node)
     made.__cause__ = failure
     return made
+
+
+def without_failing_fusion(
+    attempt: Attempt, failure: BuildError, fusions: Sequence[str], rebuild: Callable[[Attempt], Made]
+) -> tuple[Attempt, Made]:
+    """The attempt whose engine runs, and what `rebuild` made of it, for an engine with these fusions that does not run:
+    without any, which tells whether they are at fault, then without each alone. Raises `failure` where they are not."""
+    config = attempt.config
+    plain = replace(attempt, config=replace(config, fuse=False), change="no fusions")
+    log.warning("%s: trying %s", failure.message, plain.change)
+    try:
+        made = rebuild(plain)
+    except BuildError:
+        raise failure from None
+    if len(fusions) == 1:
+        return plain, made
+    for name in fusions:
+        left_out = ",".join(filter(None, [config.options.get("no_fusion"), name]))
+        less = replace(config, options=config.options | {"no_fusion": left_out})
+        with contextlib.suppress(BuildError):
+            tried = replace(attempt, config=less, change=f"no fusion {name}")
+            return tried, rebuild(tried)
+    return plain, rebuild(plain)
 
 
 # ------------------------------------------------------------------------------------------------ one attempt

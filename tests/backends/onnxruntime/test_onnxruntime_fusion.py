@@ -19,7 +19,8 @@ from trt_engine.engine import Engine
 from trt_engine.graph import walk
 from trt_engine.graph.cost import model_cost
 from trt_engine.graph.dtype_breakdown import dtype_shares
-from trt_engine.graph.fusion import fuse_model
+from trt_engine.graph.fusion import attention, fuse_model
+from trt_engine.graph.fusion.fusion_graph import FusionGraph
 from trt_engine.graph.load import read_proto
 
 BATCH = 2
@@ -77,6 +78,29 @@ def test_a_build_records_what_it_fused_and_no_fuse_leaves_the_graph_as_it_is(eng
     assert kinds[1].count("Softmax") == 2
     for engine in engines:
         assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+def test_an_engine_that_does_not_run_is_built_without_the_fusion_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = attention.replace_attention
+
+    def refused(graph: FusionGraph, match: attention.AttentionMatch, *, pack: bool) -> str:
+        found = replace(graph, match, pack=pack)
+        for node in graph.nodes.values():
+            if node.op_type == "MultiHeadAttention":  # with heads that do not divide its width
+                next(item for item in node.attribute if item.name == "num_heads").i = 5
+        return found
+
+    monkeypatch.setattr(attention, "replace_attention", refused)
+    path = tmp_path / "decoder.onnx"
+    onnx.save(decoder(), path)
+    shapes = {"x": (BATCH, TOKENS, WIDTH), "positions": (1, TOKENS, 1)}
+    engine = te.build(path, store=te.Store(tmp_path / "store"), shapes=shapes)
+    assert engine.passport.build.fusions == "layer_norm 1, rms_norm 1, rotary_embedding 2"
+    assert engine.passport.build.notes["retry"] == "no fusion multi_head_attention"
+    assert "does not run" in engine.passport.build.warnings[-1]
+    assert engine.passport.parity is not None and engine.passport.parity.passed
 
 
 @pytest.mark.parametrize("option", [{"graph_optimization": "basic"}, {"graph_optimization": "none"}])
