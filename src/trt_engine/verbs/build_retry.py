@@ -283,7 +283,7 @@ def without_failing_fusion(
     attempt: Attempt, failure: BuildError, fusions: Sequence[str], rebuild: Callable[[Attempt], Made]
 ) -> tuple[Attempt, Made]:
     """The attempt whose engine runs, and what `rebuild` made of it, for an engine with these fusions that does not run:
-    without any, which tells whether they are at fault, then without each alone. Raises `failure` where they are not."""
+    without any, which shows whether they are at fault, then without each alone. Raises `failure` where they are not."""
     config = attempt.config
     plain = replace(attempt, config=replace(config, fuse=False), change="no fusions")
     log.warning("%s: trying %s", failure.message, plain.change)

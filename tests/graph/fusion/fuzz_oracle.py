@@ -147,4 +147,16 @@ def _in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.i in kinds:
                 attribute.i = onnx.TensorProto.DOUBLE
+    nodes = []
+    for at, node in enumerate(graph.node):
+        if node.op_type not in ("Erf", "Gelu"):  # ONNX Runtime has kernels of FP32 alone
+            nodes.append(node)
+            continue
+        ends = [node.input[0], *(f"single_{at}_{end}" for end in range(2)), node.output[0]]
+        nodes.append(onnx.helper.make_node("Cast", ends[:1], ends[1:2], to=onnx.TensorProto.FLOAT))
+        node.input[0], node.output[0] = ends[1:3]
+        nodes += [node, onnx.helper.make_node("Cast", ends[2:3], ends[3:], to=onnx.TensorProto.DOUBLE)]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
     return made
