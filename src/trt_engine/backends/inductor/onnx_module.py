@@ -231,7 +231,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
         check_attributes(proto)
         lacking = next((node for node in walk.all_nodes(proto) if node.op_type not in (*rules, "Shape", "Size")), None)
         if lacking is not None:
-            raise refusal(lacking, "there is no rule for the operator")
+            raise refusal(lacking, "no rule computes the operator")
         self.device, self.kernels, self.rules = device, kernels or Kernels(), rules
         self.has_nibbles = _has_nibbles(proto)
         self._laid_out = fused
