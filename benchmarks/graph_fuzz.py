@@ -87,10 +87,10 @@ def _head(options: argparse.Namespace, graphs: int, seconds: float, fusions: Cou
     import onnxruntime
 
     import trt_engine
-    from trt_engine.graph.fusion import FUSION_VERSION
+    from trt_engine.environment import source_digest
 
     return {
-        "schema": "trt-engine/graph-fuzz", "trt_engine": trt_engine.__version__, "fusions": FUSION_VERSION,
+        "schema": "trt-engine/graph-fuzz", "trt_engine": trt_engine.__version__, "fusions": source_digest("graph/fusion"),
         "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__, "seed": options.seed, "graphs": graphs,
         "seconds": round(seconds), "fused": dict(sorted(fusions.items())),
     }  # fmt: skip

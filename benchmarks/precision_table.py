@@ -31,12 +31,11 @@ import msgspec
 import trt_engine as te
 from trt_engine.backends.onnxruntime.cpu_kernels import kernel_dtypes
 from trt_engine.engine import Engine
-from trt_engine.environment import distribution_version
+from trt_engine.environment import distribution_version, source_digest
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.graph.dtype_breakdown import dtype_shares
 from trt_engine.graph.emulate_half import emulate_half_precision
 from trt_engine.graph.load import open_model, read_graph, read_proto
-from trt_engine.precision.calibrators import CALIBRATION_VERSION
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import MAIN_METRIC
@@ -238,7 +237,7 @@ def key_of(net: Net, cell: Cell) -> str:
     """Changes with the model, the version and what the cell is made of."""
     parts = [distribution_version("trt-engine"), open_model(net.path).digest, net.name, cell.name, SCENES, CALIBRATION]
     if cell.calibrator is not None:
-        parts.append(CALIBRATION_VERSION)
+        parts.append(source_digest("precision"))
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 

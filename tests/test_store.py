@@ -21,7 +21,7 @@ from trt_engine.atomic_io import os_error
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.engine import Engine, passport_path, payload_files
-from trt_engine.environment import Environment
+from trt_engine.environment import Environment, source_digest
 from trt_engine.errors import BuildError, SetupError, UsageError
 from trt_engine.records.passport import BuildInfo, Passport, Precision, Requirements, Source
 from trt_engine.store import Store, engine_key
@@ -346,6 +346,28 @@ def test_everything_that_makes_engines_different_is_in_the_key():
     keys = {engine_key("sha256:1", config, "onnxruntime 1") for config in (base, *others)}
     keys |= {engine_key("sha256:2", base, "onnxruntime 1"), engine_key("sha256:1", base, "onnxruntime 2")}
     assert len(keys) == len(others) + 3
+
+
+def test_the_sources_that_write_graphs_are_in_the_key_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "trt_engine"
+    for name in ("backends/a/build.py", "graph/fusion/gelu.py", "precision/cast_rewriter.py", "verbs/bench.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("1")
+    monkeypatch.setattr("trt_engine.environment.__file__", str(package / "environment.py"))
+
+    def key() -> str:
+        source_digest.cache_clear()
+        return engine_key("m", BuildConfig(), "i")
+
+    seen = {key()}
+    for name in ("backends/a/build.py", "graph/fusion/gelu.py", "precision/cast_rewriter.py"):
+        (package / name).write_text("2")
+        seen.add(key())
+    assert len(seen) == 4
+    (package / "verbs" / "bench.py").write_text("2")
+    assert key() in seen
+    monkeypatch.undo()
+    source_digest.cache_clear()
 
 
 def test_how_an_engine_is_checked_is_not_in_its_key():

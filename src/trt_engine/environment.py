@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import sys
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 
 from trt_engine.device import info
 
@@ -35,6 +37,18 @@ def distribution_version(distribution: str) -> str | None:
 
 
 _installed = cache(metadata.version)  # a missing one is looked for again: it may be installed meanwhile
+
+
+@cache
+def source_digest(*parts: str) -> str:
+    """12 hex digits over the sources of parts of this package (`graph`, `precision/calibrators.py`): what they write changes
+    with them."""
+    found, root = hashlib.sha256(), Path(__file__).parent
+    for part in parts:
+        place = root / part
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            found.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)

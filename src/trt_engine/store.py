@@ -1,8 +1,9 @@
 """Engine cache by key: built once, stored atomically, shared between processes.
 
 A key is the digest of everything that makes two engines different: the model, the settings (all but those excluded by
-name), the builder's identity, and the schema of this store. A key is a folder with payload and passport that was
-filled aside and renamed into place; a lock per key makes two builds of the same engine one.
+name), the builder's identity, the sources of this package that write graphs, and the schema of this store. A key is a
+folder with payload and passport that was filled aside and renamed into place; a lock per key makes two builds of the
+same engine one.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ import platformdirs
 from trt_engine.atomic_io import ensure_folder, file_lock, os_error, os_errors, staging_folder, sweep_staged
 from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
+from trt_engine.environment import source_digest
 from trt_engine.errors import EngineError, SetupError, UsageError
 
 _SCHEMA = 1
+_RULES = ("backends", "graph", "precision")
+"""The parts of this package that write what an engine is compiled from."""
 _STORE_VARIABLE = "TRT_ENGINE_STORE"
 """What names another place for the store."""
 _SHARED_VARIABLE = "TRT_ENGINE_STORE_SHARED"
@@ -53,8 +57,11 @@ def _canonical(value: Any) -> Any:
 
 
 def engine_key(model_digest: str, config: BuildConfig, identity: str) -> str:
-    """The key of the engine that `identity` builds of this model with these (resolved) settings: 32 hex digits."""
-    facts = {"schema": _SCHEMA, "model": model_digest, "config": config.key(), "builder": identity}
+    """The key of the engine that `identity` builds of this model with these (resolved) settings: 32 hex digits.
+
+    What the package writes into a graph (fusions, casts, Q/DQ pairs, rounded weights, imports) counts by its sources."""
+    rules = source_digest(*_RULES)
+    facts = {"schema": _SCHEMA, "model": model_digest, "config": config.key(), "builder": identity, "rules": rules}
     text = json.dumps(_canonical(facts), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

@@ -15,12 +15,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.environment import source_digest
 from trt_engine.errors import UsageError
 
 Array = npt.NDArray[Any]
 State = dict[str, Array]
-CALIBRATION_VERSION = 2
-"""Version of histograms, threshold rules and default calibrator; caches and engines of another version are not reused."""
 
 
 class Calibrator(Protocol):
@@ -122,7 +121,7 @@ class HistogramCalibrator:
             "entropy": {"quantized_bins": quantized_bins},
             "percentile": {"percentile": percentile},
         }
-        self.settings = {"bins": bins, "version": CALIBRATION_VERSION} | own[rule]
+        self.settings = {"bins": bins, "version": source_digest("precision/calibrators.py")} | own[rule]
         rules: dict[str, Callable[[Histogram], float]] = {
             "mse": functools.partial(mse_threshold, asymmetric=asymmetric),
             "entropy": lambda histogram: entropy_threshold(histogram, quantized_bins),

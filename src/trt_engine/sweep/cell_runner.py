@@ -26,6 +26,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import from_values, to_argv
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
+from trt_engine.environment import source_digest
 from trt_engine.errors import (
     AccuracyError,
     DeviceLost,
@@ -40,7 +41,6 @@ from trt_engine.errors import (
 from trt_engine.graph.load import open_model
 from trt_engine.graph.operators import trt_only
 from trt_engine.model import Model
-from trt_engine.precision.calibrators import CALIBRATION_VERSION
 from trt_engine.profiling.instruments import ncu, nsys
 from trt_engine.records.base import StepTime, verb_document
 from trt_engine.records.bench import BenchRecord, BenchReport
@@ -292,9 +292,12 @@ def _make_variant(cell: _CellContext, model: Model) -> Path:
     receipt = target.with_suffix(".json")
     data, preprocess = cell.setting("calib_data"), _preprocess_source(cell, "calib_preprocess")
     inputs = cell.setting("inputs")
-    seen = None if data is None else [_data_fingerprint(cell, data), preprocess_digest(preprocess), CALIBRATION_VERSION]
+    seen = None if data is None else [_data_fingerprint(cell, data), preprocess_digest(preprocess)]
+    rules = source_digest("graph", "precision")
     given = [] if inputs is None else [_data_fingerprint(cell, inputs)]
-    made_of = msgspec.json.encode([model.digest, spec.precision, quantise, seen, *given], order="sorted").decode()
+    made_of = msgspec.json.encode(
+        [model.digest, spec.precision, quantise, seen, *given, rules], order="sorted"
+    ).decode()
     if _is_current(target, receipt, made_of):
         log.info("using `%s` of an earlier cell", target.name)
         return target

@@ -23,7 +23,6 @@ from trt_engine.equivalence.parity import given_shapes
 from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
-from trt_engine.precision.calibrators import CALIBRATION_VERSION
 from trt_engine.runtime.feeds import Array, read_feeds
 from trt_engine.tensors import Shape, Signature
 from trt_engine.verbs.build_candidates import PlannedCandidate
@@ -92,7 +91,7 @@ def key_config(spec: BackendSpec, config: BuildConfig) -> BuildConfig:
     if (
         config.calib_data is not None
     ):  # what it holds, wherever it is, how it becomes inputs, how ranges are read from it
-        made_of = [data_digest(config.calib_data), preprocess_digest(config.preprocess), CALIBRATION_VERSION]
+        made_of = [data_digest(config.calib_data), preprocess_digest(config.preprocess)]
         made_of += [] if config.inputs is None else [file_digest(config.inputs)]
         config = replace(config, calib_data=json.dumps(made_of))
     config = replace(config, preprocess=None)

@@ -36,8 +36,6 @@ from trt_engine.workers.process import spawn_worker
 log = logging.getLogger(__name__)
 
 _COMPILE_LIMIT_S = 6 * 3600.0
-_IMPORT_VERSION = 5
-"""Raised with every change of what a graph is imported to: part of an engine's key."""
 _QUANTISED = ("int8", "fp8", "int4", "nvfp4", "mxfp8", "int16", "int2")
 
 
@@ -48,7 +46,7 @@ class InductorBuilder:
         kind, number = parse_device(config.device or "cpu")
         features = ",".join(info.cpu().features)
         machine = _gpu(number).compute_capability if kind == "cuda" else features
-        return f"inductor {_IMPORT_VERSION} torch {torch_version()} {machine}"
+        return f"inductor torch {torch_version()} {machine}"
 
     def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
         options: InductorOptions = from_values(InductorOptions, config.options)

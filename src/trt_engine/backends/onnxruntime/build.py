@@ -34,7 +34,7 @@ from trt_engine.graph.dtype_breakdown import (
     shares_by_dtype,
 )
 from trt_engine.graph.fixed_sizes import fold_fixed_sizes
-from trt_engine.graph.fusion import FUSION_VERSION, FusedModel, fuse_model
+from trt_engine.graph.fusion import FusedModel, fuse_model
 from trt_engine.graph.load import ENGINE_MAGIC, check_onnxruntime, external_files, read_graph, read_proto
 from trt_engine.model import GraphIndex, Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
@@ -64,8 +64,6 @@ class OnnxRuntimeBuilder:
             parts.append(hardware.sm_architecture(hardware.gpu_info(choice.device)))
         if not choice.strict:  # nodes may run on the CPU, in layouts specific to it
             parts.append(",".join(info.cpu().features))
-        if config.fuse and not choice.compiles:
-            parts.append(f"fusions {FUSION_VERSION}")
         return " ".join(parts).strip()
 
     def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:

@@ -29,9 +29,6 @@ log = logging.getLogger(__name__)
 MIN_OPSET = 11
 """The oldest opset whose graphs are fused: the nodes that a fusion adds are not defined before."""
 
-FUSION_VERSION = 5
-"""Raised with every change of what is fused: part of an engine's key."""
-
 
 @dataclass(frozen=True, slots=True)
 class FusedModel:
