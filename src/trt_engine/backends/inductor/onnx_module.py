@@ -132,7 +132,8 @@ class Call:
         """Refuse element types that are not declared for the operator."""
         if (known := OPERATORS.get(self.node.op_type)) is None:
             return
-        for value in self.values:
+        # axes and sizes beside floating-point data are integers
+        for value in self.values if "int64" in known.types else self.values[:1]:
             if value is not None and (name := str(value.dtype).removeprefix("torch.")) not in known.types:
                 raise Unsupported(f"its input is {name}")
 
