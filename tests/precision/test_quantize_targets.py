@@ -16,6 +16,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.device import info
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.quant_target import METADATA_KEY
+from trt_engine.graph.shape_inference import trace
 from trt_engine.precision import cpu_qdq
 from trt_engine.precision.calibration import calibrate
 from trt_engine.precision.cpu_qdq import activation_scale, quantize_weight, weight_bits
@@ -270,6 +271,90 @@ def transformer(path: Path) -> Path:
 def tokens() -> list[dict[str, Array]]:
     rng = np.random.default_rng(5)
     return [{"x": rng.standard_normal((2, 5, 16)).astype(np.float32)} for _ in range(3)]
+
+
+def dense(
+    path: Path, sizes: list[int], layer: str, bias: tuple[int, ...] | None, behind: str | None, batch: Any = "batch"
+) -> Path:
+    """A layer of 16 inputs and outputs, its bias, an activation behind it, and a head."""
+    drawn = np.random.default_rng(3)
+    weights = {
+        name: drawn.normal(0, 0.25, shape).astype(np.float32) for name, shape in (("w", (16, 16)), ("v", (16, 4)))
+    }
+    weights |= {"low": np.float32(-0.5), "high": np.float32(0.5)}
+    nodes, last = [node(layer, "x w", "t0", name="layer")], "t0"
+    if bias is not None:
+        weights["b"] = drawn.normal(0, 0.1, bias).astype(np.float32)
+        if layer == "Gemm":
+            nodes[0].input.append("b")
+        else:
+            nodes, last = [*nodes, node("Add", "b t0", "t1")], "t1"
+    if behind is not None:
+        nodes, last = [*nodes, node(behind, f"{last} low high" if behind == "Clip" else last, "t2")], "t2"
+    nodes.append(node("MatMul", f"{last} v", "y", name="head"))
+    ends = {"x": (FLOAT, [batch, *sizes])}, {"y": (FLOAT, [batch, *sizes[:-1], 4])}
+    return save(path, nodes, *ends, weights, opset=17)
+
+
+@pytest.mark.parametrize("behind", [None, "Relu", "Clip", "Tanh"])
+@pytest.mark.parametrize(
+    ("layer", "sizes", "bias"),
+    [("MatMul", [16], None), ("MatMul", [16], (16,)), ("MatMul", [16], (1, 16)), ("MatMul", [5, 16], None),
+     ("MatMul", [5, 16], (16,)), ("Gemm", [16], None), ("Gemm", [16], (16,))],
+)  # fmt: skip
+def test_a_dense_layer_that_gives_floats_has_an_integer_kernel_whatever_its_bias_and_what_follows(
+    layer: str, sizes: list[int], bias: tuple[int, ...] | None, behind: str | None, tmp_path: Path
+) -> None:
+    source = dense(tmp_path / "net.onnx", sizes, layer, bias, behind)
+    given = {"x": np.random.default_rng(5).standard_normal((8, *sizes)).astype(np.float32)}
+    report, _ = quantized(source, calib_data=[given])
+    assert report.integer_kernels is not None and report.integer_kernels.layers[layer][0] == 1
+    want, got = run(source, given), run(tmp_path / "net.q.onnx", given)
+    assert np.std(want - got) < 0.05 * np.std(want)
+
+
+def test_a_layer_whose_pairs_are_not_fused_goes_without_and_says_so(tmp_path: Path) -> None:
+    # the bias of a batch becomes that of a Gemm, in FP32
+    source = dense(tmp_path / "net.onnx", [16], "MatMul", (8, 16), "Relu", batch=8)
+    given = {"x": np.random.default_rng(5).standard_normal((8, 16)).astype(np.float32)}
+    report, model = quantized(source, calib_data=[given], quantize_outputs=True)
+    left = {item.node: item.reason for item in report.unquantized}
+    assert [item.node for item in report.quantized] == ["head"] and "no integer kernel" in left["layer"]
+    assert next(item for item in model.graph.node if item.name == "layer").input[1] == "w"
+    with pytest.raises(ModelError, match=r"nothing to quantise to int8: .*no integer kernel") as error:
+        quantized(source, calib_data=[given])
+    assert "--dynamic" in (error.value.hint or "")
+
+
+def test_the_shape_of_whatever_onnxruntime_writes_for_integers_is_known(tmp_path: Path) -> None:
+    pool = [node("AveragePool", "r1", "y", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1, pads=[1, 1, 1, 1])]
+    weights: dict[str, Array] = {}
+    pooled = [conv("x", "c1", "first", weights), node("Relu", "c1", "r1"), *pool, conv("y", "z", "last", weights)]
+    given = images(1)[0]
+    sources = [
+        residual(tmp_path / "residual.onnx"), detector(tmp_path / "detector.onnx"),
+        network(tmp_path / "pooled.onnx", pooled, weights, ("z",)),
+    ]  # fmt: skip
+    kinds: set[str] = set()
+    for source in sources:
+        _, _ = quantized(source, quantize_outputs=True)
+        kinds |= set(optimized(source.with_name(f"{source.stem}.q.onnx")))
+        model = onnx.load(tmp_path / "optimized.onnx")
+        facts = trace(model, {name: array.shape for name, array in given.items()}).tensors
+        names = [name for item in model.graph.node for name in item.output]
+        model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names if name not in "yz")
+        onnx.save(model, tmp_path / "all.onnx")
+        session = onnxruntime.InferenceSession(str(tmp_path / "all.onnx"), providers=["CPUExecutionProvider"])
+        for item, array in zip(session.get_outputs(), session.run(None, given), strict=True):
+            assert facts[item.name].shape == array.shape, item.name
+    assert {
+        "QGemm",
+        "NhwcMaxPool",
+        "QLinearConcat",
+        "QLinearAveragePool",
+        "QLinearGlobalAveragePool",
+        "QLinearConv",
+    } <= kinds
 
 
 # ------------------------------------------------------------------------------------------------ scales

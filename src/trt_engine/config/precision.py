@@ -13,7 +13,8 @@ from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape, suggest
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8")
+QUANTIZED_PRECISIONS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", *QUANTIZED_PRECISIONS)
 PREPROCESS_PRESETS = ("imagenet", "yolo")
 """Pre-processing by name, wherever `--preprocess` takes a file; `yolo:640` names the size as well."""
 PREPROCESS_METAVAR = "|".join(("FILE", *PREPROCESS_PRESETS))

@@ -162,11 +162,14 @@ def _deform_conv(step: TracedNode, attrs: dict[str, Any]) -> tuple[int, int]:
     return macs, 2 * macs + 8 * sampled + (math.prod(out) if _has_input(step, 3) else 0)
 
 
-def _gemm(step: TracedNode, attrs: dict[str, Any]) -> tuple[int, int]:
-    a = _known_shape(step.inputs[0])
-    depth = a[0] if attrs.get("transA") else a[1]
-    out = _size(step.outputs[0])
-    return out * depth, 2 * out * depth + (out if _has_input(step, 2) else 0)
+def _gemm(bias: int) -> Rule:
+    def rule(step: TracedNode, attrs: dict[str, Any]) -> tuple[int, int]:
+        a = _known_shape(step.inputs[0])
+        depth = a[0] if attrs.get("transA") else a[1]
+        out = _size(step.outputs[0])
+        return out * depth, 2 * out * depth + (out if _has_input(step, bias) else 0)
+
+    return rule
 
 
 def _matmul(step: TracedNode, attrs: dict[str, Any]) -> tuple[int, int]:
@@ -302,8 +305,9 @@ _RULES: dict[str, Rule] = {
     "QLinearConv": _conv(3, 8),
     "ConvTranspose": _conv_transpose,
     "DeformConv": _deform_conv,
-    "Gemm": _gemm,
-    "FusedGemm": _gemm,
+    "Gemm": _gemm(2),
+    "FusedGemm": _gemm(2),
+    "QGemm": _gemm(6),
     **dict.fromkeys(
         "MatMul FusedMatMul TransposeMatMul GemmFastGelu MatMulInteger MatMulInteger16 MatMulIntegerToFloat "
         "DynamicQuantizeMatMul QLinearMatMul".split(),
@@ -319,7 +323,7 @@ _RULES: dict[str, Rule] = {
     "QAttention": _microsoft_attention,
     "MultiHeadAttention": _multi_head,
     "GroupQueryAttention": _group_query,
-    "MaxPool": _pool(-1),
+    **dict.fromkeys(("MaxPool", "NhwcMaxPool"), _pool(-1)),
     "LpPool": _pool(2),
     "AveragePool": _pool(0),
     **dict.fromkeys(

@@ -264,19 +264,53 @@ def _broadcast(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: di
 
 def _quantized_conv(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
     """QLinearConv with channels last, as ONNX Runtime's optimiser writes it; weights are OIHW."""
-    x, kernel = _sizes(first), _sizes(inputs[3])
+    kernel = _sizes(inputs[3])
+    zero = inputs[7] if len(inputs) > 7 else None
+    return _windows(first, kernel[2:], kernel[0], zero.elem if zero is not None else first.elem, attrs)
+
+
+def _windows(first: TensorInfo, kernel: Shape, channels: int, elem: int, attrs: dict[str, Any]) -> TensorInfo | None:
+    """The output of windows that move over `[N, C, ...]`, or `[N, ..., C]` with `channels_last`."""
+    x, rank, last = _sizes(first), len(kernel), bool(attrs.get("channels_last"))
     if attrs.get("auto_pad", b"NOTSET") != b"NOTSET":
         return None
-    rank, last = len(kernel) - 2, bool(attrs.get("channels_last"))
     pads = attrs.get("pads") or [0] * (2 * rank)
     strides, dilations = attrs.get("strides") or [1] * rank, attrs.get("dilations") or [1] * rank
+    more = [stride - 1 if attrs.get("ceil_mode") else 0 for stride in strides]
     out = tuple(
-        (size + pads[i] + pads[i + rank] - dilations[i] * (kernel[2 + i] - 1) - 1) // strides[i] + 1
+        (size + pads[i] + pads[i + rank] - dilations[i] * (kernel[i] - 1) - 1 + more[i]) // strides[i] + 1
+        if size >= 0
+        else -1
         for i, size in enumerate(x[1:-1] if last else x[2:])
     )
-    zero = inputs[7] if len(inputs) > 7 else None
-    made = (x[0], *out, kernel[0]) if last else (x[0], kernel[0], *out)
-    return TensorInfo(zero.elem if zero is not None else first.elem, made)
+    return TensorInfo(elem, (x[0], *out, channels) if last else (x[0], channels, *out))
+
+
+def _quantized_pool(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    x, last = _sizes(first), bool(attrs.get("channels_last"))
+    kernel = attrs.get("kernel_shape")
+    if kernel is None:  # over everything
+        ones = (1,) * (len(x) - 2)
+        return TensorInfo(first.elem, (x[0], *ones, x[-1]) if last else (*x[:2], *ones))
+    return _windows(first, tuple(kernel), x[-1] if last else x[1], first.elem, attrs)
+
+
+def _quantized_gemm(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    a, b = _sizes(first), _sizes(inputs[3])
+    zero = inputs[8] if len(inputs) > 8 else None
+    made = (a[1 if attrs.get("transA") else 0], b[0 if attrs.get("transB") else 1])
+    return TensorInfo(zero.elem if zero is not None else TensorProto.FLOAT, made)
+
+
+def _quantized_concat(
+    first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]
+) -> TensorInfo | None:
+    """Its inputs are the output's scale and zero point, then data, scale and zero point of each part."""
+    parts, zero = [_sizes(item) for item in inputs[2::3]], inputs[1]
+    sizes, axis = list(parts[0]), int(attrs["axis"])
+    along = [part[axis] for part in parts]
+    sizes[axis] = sum(along) if min(along) >= 0 else -1
+    return None if zero is None else TensorInfo(zero.elem, tuple(sizes))
 
 
 def _channels(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
@@ -305,6 +339,10 @@ _RULES: dict[str, _Rule] = {
     "QLinearAdd": _broadcast,
     "QLinearMul": _broadcast,
     "QLinearConv": _quantized_conv,
+    "QLinearConcat": _quantized_concat,
+    **dict.fromkeys(("QLinearAveragePool", "QLinearGlobalAveragePool"), _quantized_pool),
+    "NhwcMaxPool": lambda first, inputs, attrs: _quantized_pool(first, inputs, {**attrs, "channels_last": 1}),
+    "QGemm": _quantized_gemm,
     "ReorderOutput": _channels,
     "Upsample": _upsample,
 }

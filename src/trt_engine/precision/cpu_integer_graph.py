@@ -15,7 +15,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.edit_graph import Weights, consumers_of
+from trt_engine.graph.edit_graph import Weights, consumers_of, retain_items
 from trt_engine.graph.shape_inference import TensorInfo
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
@@ -24,6 +24,7 @@ from trt_engine.precision.layer_selection import (
     LayerSelection,
     QuantizableLayer,
 )
+from trt_engine.precision.qdq import find_bias_adds
 
 INTEGER_OPS = frozenset("Add Mul Sigmoid LeakyRelu HardSigmoid HardSwish Concat AveragePool GlobalAveragePool".split())
 """Weightless operators with integer kernels, or expressible with them."""
@@ -52,6 +53,9 @@ class IntegerGraph:
     """Floating-point tensors, inputs and constants that integer nodes read, in order."""
     shared_scale: dict[str, str] = field(default_factory=dict)
     """Tensor whose scale is shared, by tensor: output to input for data movement, input to output for Concat."""
+
+    float_clips: set[str] = field(default_factory=set)
+    """Outputs of each Relu and Clip that alone reads a layer with floating-point output."""
 
     def scale_source(self, name: str) -> str:
         """The tensor that determines this tensor's scale."""
@@ -82,6 +86,25 @@ def _unsupported_reason(site: QuantizableLayer, weights: Weights) -> str | None:
         if bias and [size for size in weights.shape(bias) or () if size != 1] != [site.weight_shape[site.channel_axis]]:
             return "its bias is not one number for each output"
     return None
+
+
+def join_biases(proto: ModelProto, selection: LayerSelection, weights: Weights, exclude: Exclusions) -> None:
+    """Write each selected MatMul of rank 2 and the Add of its bias as a Gemm, in place: ONNX Runtime makes one of them too,
+    but with a bias in FP32, which its integer kernel does not take.
+    """
+    adds = find_bias_adds(proto, weights)
+    gone: set[str] = set()
+    for site in selection.layers:
+        node, add = site.node, adds.get(site.output_name)
+        if node.op_type != "MatMul" or site.activation_rank != 2 or add is None or exclude.reason(add):
+            continue
+        bias = next(name for name in add.input if name != node.output[0])
+        outputs = site.weight_shape[site.channel_axis]
+        if weights.shape(bias) in ((outputs,), (1, outputs)) and weights.elem_type(bias) == site.elem_type:
+            node.op_type, node.output[0] = "Gemm", add.output[0]
+            node.input.append(bias)
+            gone.add(add.output[0])
+    retain_items(proto.graph.node, lambda node: node.op_type != "Add" or node.output[0] not in gone)
 
 
 def find_integer_graph(
@@ -250,6 +273,9 @@ class _IntegerGraphSearch:
                 found.quantized_outputs.add(name)
             else:
                 found.fused_clips.pop(key, None)  # the output stays in floating point
+                readers = self.readers.get(key, ())
+                if len(readers) == 1 and readers[0].op_type in _CLIPPING_OPS and not walk.domain_of(readers[0]):
+                    found.float_clips.add(readers[0].output[0])
         wanted: dict[str, None] = {}
         for node in self.proto.graph.node:
             key = node.output[0] if node.output else ""

@@ -159,6 +159,8 @@ class CpuQdqWriter:
                 continue
             if key in graph.layers:
                 self._quantize_layer(graph.layers[key])
+            elif key in graph.float_clips:
+                node = self._expand_clip(node)
             elif key in graph.others:
                 for at, name in enumerate(node.input):
                     if name in graph.quantized_inputs:
@@ -254,6 +256,21 @@ class CpuQdqWriter:
             return self.ops.nodes.pop()
         gate = self.ops.add("DequantizeLinear", [integers, scale, none], stem)
         return helper.make_node("Mul", [node.input[0], gate], [stem], name=node.name)
+
+    def _expand_clip(self, node: NodeProto) -> NodeProto:
+        """Write the Relu or Clip of a layer with floating-point output as Max and Min.
+
+        ONNX Runtime looks for a QuantizeLinear behind a Relu or Clip, and leaves the layer in floating point without one.
+        """
+        if node.op_type == "Relu":
+            bounds = [("Max", self.ops.shared_constant(np.float32(0), "zero"))]
+        else:
+            bounds = [(op, name) for op, name in zip(("Max", "Min"), node.input[1:], strict=False) if name]
+        read = node.input[0]
+        for op, bound in bounds[:-1]:
+            read = self.ops.add(op, [read, bound], node.output[0])
+        op, bound = bounds[-1] if bounds else ("Identity", "")
+        return helper.make_node(op, [read, bound] if bound else [read], [node.output[0]], name=node.name)
 
     def _expand_softmax(self, node: NodeProto) -> NodeProto:
         """Expand a Softmax over a few channels (a detector's box distributions): ONNX Runtime's kernel transposes the tensor

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from onnx import ModelProto
 
+from trt_engine.backends.onnxruntime.node_mapping import base_name, map_nodes
+from trt_engine.config.precision import QUANTIZED_PRECISIONS
 from trt_engine.errors import PrecisionError
 from trt_engine.format import join_names
 from trt_engine.graph import walk
@@ -27,7 +29,6 @@ MIN_SHARE = 0.95
 """Required fraction of MACs: of all MACs for a floating-point type, of those the source quantizes for a quantized one."""
 MIN_QUANTIZED_SHARE = 0.5
 """Fraction of weighted layers' MACs that a graph must quantize; some layers are excluded deliberately."""
-_QUANTIZED = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _WEIGHT_ONLY = ("int4",)
 """Weight-only types: their layers compute in floating point and are identified by their weights."""
 _WEIGHT_INPUT = {
@@ -37,8 +38,6 @@ _WEIGHT_INPUT = {
 }  # fmt: skip
 """Index of the weight input, by operator."""
 _MAX_NAMES = 4
-_NCHWC_SUFFIX = "_nchwc"
-"""Suffix of ONNX Runtime's convolutions in blocked layout."""
 _ORT_CAST_PREFIX = "InsertedPrecisionFreeCast_"
 """Prefix of the Casts that ONNX Runtime inserts around an operator without a kernel for the type."""
 
@@ -120,7 +119,9 @@ def check_graph(
             reason = f"{layer.dtype} in the graph itself{mixed}"
         if layer.dtype != requested:
             misses.append(Violation(label, layer.step.node.op_type, layer.dtype, share, reason))
-    return _make_check(requested, shares, by, misses, MIN_QUANTIZED_SHARE if requested in _QUANTIZED else MIN_SHARE)
+    return _make_check(
+        requested, shares, by, misses, MIN_QUANTIZED_SHARE if requested in QUANTIZED_PRECISIONS else MIN_SHARE
+    )
 
 
 def check_engine(
@@ -148,7 +149,9 @@ def check_engine(
     literal = not compiled and requested not in _WEIGHT_ONLY
     layers = list(compute_layers(built, tf32=tf32, literal=literal))
     relevant = _relevant_layers(requested, layers, built)
-    counted = [layer for layer in relevant if walk.label(layer.step.node) not in excluded]
+    sources = map_nodes(built, source)
+    names = {id(layer): _source_names(layer, sources) for layer in relevant}
+    counted = [layer for layer in relevant if names[id(layer)].isdisjoint(excluded)]
     shares, by = _type_shares(counted)
     widened = any(_ORT_CAST_PREFIX in name for place in walk.nodes(built) for name in place.node.output)
     off_in_source = {miss.node: miss for miss in meant.violations}
@@ -163,12 +166,12 @@ def check_engine(
         name = walk.label(layer.step.node).replace(_ORT_CAST_PREFIX, "")
         if name in off_in_source:
             reason = off_in_source[name].reason
-        elif requested in _QUANTIZED and not has_pairs:
+        elif requested in QUANTIZED_PRECISIONS and not has_pairs:
             reason = f"{layer.dtype} in the graph itself, which has no Q/DQ"
-        elif requested in _QUANTIZED and not keeps_pairs:
+        elif requested in QUANTIZED_PRECISIONS and not keeps_pairs:
             reason = f"runs in {layer.dtype}: {where} folded the Q/DQ pairs away"
-        elif requested in _QUANTIZED:
-            why = (not_fused or {}).get(name.removesuffix(_NCHWC_SUFFIX))
+        elif requested in QUANTIZED_PRECISIONS:
+            why = next((text for node, text in (not_fused or {}).items() if node in names[id(layer)]), None)
             reason = f"runs in {layer.dtype}: {where} did not fuse its Q/DQ pairs" + (f", {why}" if why else "")
         else:
             reason = f"runs in {layer.dtype}: {where} has no {requested} kernel for it" + (
@@ -179,9 +182,17 @@ def check_engine(
                 name, layer.step.node.op_type, layer.dtype, _layer_weight(layer, by) / total if total else 0.0, reason
             )
         )
-    if requested in _QUANTIZED and not meant.satisfied:
+    if requested in QUANTIZED_PRECISIONS and not meant.satisfied:
         return meant
-    return _make_check(requested, shares, by, misses, MIN_SHARE * (meant.share if requested in _QUANTIZED else 1))
+    return _make_check(
+        requested, shares, by, misses, MIN_SHARE * (meant.share if requested in QUANTIZED_PRECISIONS else 1)
+    )
+
+
+def _source_names(layer: Layer, sources: Mapping[str, Sequence[str]]) -> set[str]:
+    """Labels of the source's nodes that an engine's layer stands for: ONNX Runtime renames what it fuses."""
+    node = layer.step.node
+    return {walk.label(node), base_name(walk.label(node)), *sources.get(next(filter(None, node.output), ""), ())}
 
 
 def _make_check(
@@ -210,7 +221,7 @@ def check_passport(requested: str, passport: Passport) -> PrecisionCheck:
         shares["tf32"] = shares.get("tf32", 0.0) + shares.pop("fp32")
     share, stated = shares.get(requested, 0.0), sum(part for name, part in shares.items() if name != UNKNOWN)
     built_for = found.requested == requested
-    least = MIN_QUANTIZED_SHARE if requested in _QUANTIZED else MIN_SHARE
+    least = MIN_QUANTIZED_SHARE if requested in QUANTIZED_PRECISIONS else MIN_SHARE
     possible = share + shares.get(UNKNOWN, 0.0) if stated else 1.0
     if not built_for and share < least - 1e-9 <= possible:
         share_text = f"{100 * stated:.0f} %"
@@ -243,7 +254,7 @@ def graph_precision(requested: str, source: ModelProto, excluded: Collection[str
 
 def _graph_precision(found: PrecisionCheck, source: ModelProto, excluded: Collection[str]) -> GraphPrecision:
     written = 1.0  # fraction of all MACs of the graph written in that type
-    if excluded or found.requested in _QUANTIZED:
+    if excluded or found.requested in QUANTIZED_PRECISIONS:
         shares, _ = _type_shares(list(compute_layers(source, tf32=found.requested == "tf32")))
         written = shares.get(found.requested, 0.0)
     return GraphPrecision(found.satisfied, found.share, found.shares, found.weighted_by, written, bool(excluded))
@@ -259,7 +270,7 @@ def check_layers(requested: str, census: Mapping[str, DtypeShare], graph: GraphP
     meant = PrecisionCheck(requested, graph.meets_request, graph.share, graph.weighting, graph.macs_by_dtype, ())
     shares, by = _reported_shares(census)
     share, unknown = sum(part for name, part in shares.items() if name in seen_as), shares.get(UNKNOWN, 0.0)
-    quantized = requested in _QUANTIZED
+    quantized = requested in QUANTIZED_PRECISIONS
     least = MIN_SHARE
     if by == "multiply-adds" and (quantized or graph.has_exclusions):
         least *= graph.requested_macs
@@ -295,7 +306,7 @@ def _sort_shares(shares: Mapping[str, float]) -> dict[str, float]:
 
 def _relevant_layers(requested: str, layers: Sequence[Layer], graph: ModelProto) -> list[Layer]:
     """The layers to check: for a quantized type, those with constant weights."""
-    if requested not in _QUANTIZED:
+    if requested not in QUANTIZED_PRECISIONS:
         return list(layers)
     constants = _constant_tensors(graph)
     return [

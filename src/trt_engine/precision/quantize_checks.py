@@ -125,7 +125,8 @@ def check_quantized_model(path: Path, model: Model, target: QuantTarget) -> None
     check_operators(walk.index_of(proto), path)
     # shape inference needs schemas, which TensorRT's operators lack
     full = not any(is_trt_only(found.node) for found in walk.nodes(proto))
-    if (error := checker_error(path, full=full)) is not None:
+    error = checker_error(path, full=full)
+    if error is not None and checker_error(model.path, full=full) is None:  # what was brought is not judged here
         raise ModelError(
             f"`{model.path.name}` quantised is not valid ONNX: {library_reason(error, whole=True)}",
             hint="leave the node it names out with `--exclude-node`",
@@ -143,7 +144,7 @@ INTEGER_KERNELS = frozenset(
     "QLinearMul QLinearSigmoid QLinearLeakyRelu QLinearConcat QLinearAveragePool QLinearGlobalAveragePool QLinearSoftmax "
     "QLinearWhere".split()
 )
-_UNFUSED_REASON = "ONNX Runtime computes it in FP32: this version has no integer kernel for its Q/DQ pattern"
+UNFUSED_REASON = "ONNX Runtime computes it in FP32: this version has no integer kernel for its Q/DQ pattern"
 
 
 def optimize_graph(path: Path, folder: Path) -> ModelProto:
@@ -176,7 +177,7 @@ def count_integer_kernels(
         done, count = layers.get(op, (0, 0))
         layers[op] = done + fused, count + 1
         if not fused:
-            slow.append(UnquantizedNode(label, op, reasons.get(label, _UNFUSED_REASON)))
+            slow.append(UnquantizedNode(label, op, reasons.get(label, UNFUSED_REASON)))
     kernels = Counter(op for op in now.values() if op in INTEGER_KERNELS)
     return IntegerKernels(layers, tuple(slow), dict(kernels.most_common()))
 

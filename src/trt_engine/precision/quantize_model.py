@@ -25,6 +25,7 @@ from trt_engine.config.settings import replace_values
 from trt_engine.environment import Environment
 from trt_engine.equivalence.tolerance import MAX_NOISE
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.format import join_names
 from trt_engine.graph import stored_tensors, walk
 from trt_engine.graph.dtype_breakdown import dtype_shares, is_dequantize
 from trt_engine.graph.edit_graph import Weights, fold_batch_norms, make_names_unique
@@ -37,7 +38,7 @@ from trt_engine.precision import weight_correction
 from trt_engine.precision.calibration import CalibrationResult, calibrate
 from trt_engine.precision.calibrators import Calibrator, HistogramCalibrator
 from trt_engine.precision.cast_model import cast_proto, check_target
-from trt_engine.precision.cpu_integer_graph import find_integer_graph, select_cpu_layers
+from trt_engine.precision.cpu_integer_graph import find_integer_graph, join_biases, select_cpu_layers
 from trt_engine.precision.cpu_qdq import CpuQdqWriter, DynamicQuantWriter, Range, select_dynamic_layers, weight_bits
 from trt_engine.precision.emulate import check_biases, emulate_convolutions, emulate_proto
 from trt_engine.precision.formats import Format, get_format
@@ -53,6 +54,7 @@ from trt_engine.precision.layer_selection import (
 )
 from trt_engine.precision.qdq import QdqWriter, strip_half_casts
 from trt_engine.precision.quantize_checks import (
+    UNFUSED_REASON,
     ParityCheck,
     QuantizedParity,
     check_not_quantized,
@@ -139,6 +141,14 @@ def _check_output(path: Path | str | None, model: Model, overwrite: bool) -> Pat
     return Path(path)
 
 
+class _UnfusedLayersError(Exception):
+    """Layers with Q/DQ pairs that ONNX Runtime computes in FP32."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__(*labels)
+        self.labels = labels
+
+
 @dataclass(slots=True)
 class _QuantizeJob:
     """Quantizes one model to one format."""
@@ -162,6 +172,8 @@ class _QuantizeJob:
     emulated_only: list[QuantizableLayer] = field(default_factory=list)
     rewritten: tuple[str, ...] = ()
     kernels: IntegerKernels | None = None
+    dropped: set[str] = field(default_factory=set)
+    """Layers whose pairs ONNX Runtime did not fuse in a trial."""
 
     @property
     def for_cpu(self) -> bool:
@@ -171,31 +183,7 @@ class _QuantizeJob:
     def run(self, *, dry_run: bool) -> QuantizeReport:
         form, config = self.form, self.config
         check_settings(form, config, self.target, self.out, self.emulation_path, dry_run)
-        proto = read_proto(self.model.path)
-        check_not_quantized(proto, self.model)
-        if renamed := make_names_unique(proto):
-            self._warn(f"{renamed} nodes had the name of another and got one of their own")
-        self.rewritten = raise_opset(proto, _MIN_OPSET[form.name])
-        check_operators(walk.index_of(proto), self.model.path)
-        check_biases(proto, self.model.path)
-        weights = Weights(proto, self.model.path.parent)
-        if fold_weights(proto, weights):
-            weights = Weights(proto, self.model.path.parent)
-        if self.for_cpu and fold_batch_norms(proto, weights):
-            weights = Weights(proto, self.model.path.parent)
-        placement, self.emulated_only = self._select_layers(proto, weights)
-        self.unquantized = placement.unquantized
-        if not self.for_cpu:
-            writer: QdqWriter | CpuQdqWriter | DynamicQuantWriter = QdqWriter(proto, form, config, weights, placement)
-        elif config.dynamic:
-            writer = DynamicQuantWriter(proto, weights, placement, weight_bits(config.reduce_range))
-        else:
-            between = find_integer_graph(proto, placement, weights, self._exclusions)
-            writer = CpuQdqWriter(
-                proto, weights, placement, between, weight_bits(config.reduce_range), self._exclusions
-            )
-        if self.for_cpu:
-            self.layers = name_layers(proto)
+        proto, weights, placement, writer = self._place()
         if dry_run:
             return self._make_report(walk.opsets_of(proto)[""], writer.plan(), {}, None, None)
         needed = list(writer.range_tensors)
@@ -203,13 +191,26 @@ class _QuantizeJob:
             needed = list(dict.fromkeys([*needed, *(site.activation for site in self.emulated_only)]))
         samples = self._open_samples(bool(needed))
         amax = self._find_amax(needed, samples)
-        if isinstance(writer, DynamicQuantWriter):
-            writer.write()
-        elif isinstance(writer, CpuQdqWriter):
-            writer.write(self._clip_ranges(amax), self._collect_means(placement, samples))
-        else:
-            writer.write(amax, self._collect_stats(placement, samples), self._collect_means(placement, samples))
-        measured, files = self._write_models(proto, weights, samples, amax)
+        stats = self._collect_stats(placement, samples) if isinstance(writer, QdqWriter) else {}
+        means = {} if isinstance(writer, DynamicQuantWriter) else self._collect_means(placement, samples)
+        while True:
+            if isinstance(writer, DynamicQuantWriter):
+                writer.write()
+            elif isinstance(writer, CpuQdqWriter):
+                writer.write(self._clip_ranges(amax), means)
+            else:
+                writer.write(amax, stats, means)
+            try:
+                measured, files = self._write_models(proto, weights, samples, amax)
+                break
+            except _UnfusedLayersError as found:
+                log.info(
+                    "left in fp32, as ONNX Runtime does not fuse their Q/DQ pairs: %s", join_names(found.labels, 4)
+                )
+                self.dropped.update(found.labels)
+                proto, weights, placement, writer = self._place()
+                if missing := [name for name in writer.range_tensors if name not in amax]:
+                    amax = {**amax, **self._find_amax(missing, samples)}
         for name, error in (measured.outputs if measured is not None else {}).items():
             if not (error.noise or 0.0) <= MAX_NOISE:
                 self._warn(
@@ -217,6 +218,37 @@ class _QuantizeJob:
                     f"{error.noise:.2g} of its variation; `trt-engine search` finds the layers to leave out"
                 )
         return self._make_report(walk.opsets_of(proto)[""], writer.quantized_nodes, files, measured, proto)
+
+    def _place(self) -> tuple[ModelProto, Weights, LayerSelection, QdqWriter | CpuQdqWriter | DynamicQuantWriter]:
+        """Read the model, and select the layers to quantize: the graph to be written, its weights, the layers and the
+        writer of their pairs.
+        """
+        form, config = self.form, self.config
+        proto = read_proto(self.model.path)
+        check_not_quantized(proto, self.model)
+        if (renamed := make_names_unique(proto)) and not self.dropped:
+            self._warn(f"{renamed} nodes had the name of another and got one of their own")
+        self.rewritten = raise_opset(proto, _MIN_OPSET[form.name])
+        check_operators(walk.index_of(proto), self.model.path)
+        check_biases(proto, self.model.path)
+        weights = Weights(proto, self.model.path.parent)
+        if fold_weights(proto, weights):
+            weights = Weights(proto, self.model.path.parent)
+        if self.for_cpu:
+            if fold_batch_norms(proto, weights):
+                weights = Weights(proto, self.model.path.parent)
+            self.layers = name_layers(proto)
+        placement, self.emulated_only = self._select_layers(proto, weights)
+        self.unquantized = placement.unquantized
+        if not self.for_cpu:
+            return proto, weights, placement, QdqWriter(proto, form, config, weights, placement)
+        bits = weight_bits(config.reduce_range)
+        if config.dynamic:
+            return proto, weights, placement, DynamicQuantWriter(proto, weights, placement, bits)
+        join_biases(proto, placement, weights, self._exclusions)
+        between = find_integer_graph(proto, placement, weights, self._exclusions)
+        writer = CpuQdqWriter(proto, weights, placement, between, bits, self._exclusions)
+        return proto, weights, placement, writer
 
     def _warn(self, message: str) -> None:
         self.warnings.append(message)
@@ -240,6 +272,8 @@ class _QuantizeJob:
                 found = select_dynamic_layers(found)
         if not config.quantize_outputs:
             found = skip_output_layers(proto, found)
+        if self.dropped:
+            found = found.without(lambda site: UNFUSED_REASON if site.label in self.dropped else None)
         alone: list[QuantizableLayer] = []
         if form.granularity == "block":
             alone = [site for site in found.layers if site.node.op_type in CONV_OPS]
@@ -261,6 +295,8 @@ class _QuantizeJob:
             if all("in the body of" in reason for reason in reasons)
             else "leave it in FP32, and quantise the network that reads its features"
             if reasons == [LOG_REASON]
+            else "`trt-engine build` runs it in fp32; `--dynamic` quantises while running"
+            if self.dropped
             else "another `--block-size`, fewer exclusions, or another format"
         )
         more = f" and {len(reasons) - 2} reasons more" if len(reasons) > 2 else ""
@@ -386,19 +422,18 @@ class _QuantizeJob:
         amax: Mapping[str, float],
     ) -> tuple[QuantizedParity | None, dict[str, Path]]:
         """Write the quantized model and its emulation, and compare one with the source model."""
-        folder, rest = self.model.path.parent, self.config.high_precision
+        config = self.config
+        folder, rest = self.model.path.parent, config.high_precision
         carry_module_paths(proto, self.model.proto)
         # a CPU run around 16-bit Q/DQ does not represent the file: the emulation keeps the rest in FP32
         kernels = self.form.name in _CPU_FORMATS and not self.emulated_only and rest == "fp32"
-        compared = (
-            ParityCheck(self.model, samples, self.config.shapes, self.config.inputs) if self.config.parity else None
-        )
+        compared = ParityCheck(self.model, samples, config.shapes, config.inputs) if config.parity else None
         files: dict[str, Path] = {}
         with staging_folder(self.out or self.emulation_path or self.model.path) as stage:
             if self.emulation_path is not None or (compared is not None and not kernels):
                 made = deepcopy(proto)
                 emulate_convolutions(
-                    made, weights, self.form, self.emulated_only, None if self.config.weights_only else amax
+                    made, weights, self.form, self.emulated_only, None if config.weights_only else amax
                 )
                 emulate_proto(made, folder)
                 carry_module_paths(made, proto)
@@ -418,6 +453,9 @@ class _QuantizeJob:
                     check_quantized_model(path, self.model, self.target)
                     if self.for_cpu:
                         self.kernels = count_integer_kernels(self.layers, optimize_graph(path, stage), self.unquantized)
+                        unfused = [item.node for item in self.kernels.not_fused if item.reason == UNFUSED_REASON]
+                        if not config.dynamic and rest == "fp32" and not self.dropped.issuperset(unfused):
+                            raise _UnfusedLayersError(unfused)
                     if compared is not None and kernels:
                         compared.measure(path, "kernels", "basic" if self.form.name == "fp8" else "all")
 

@@ -20,6 +20,7 @@ from trt_engine.backends.onnxruntime.optimizer_trial import highest_safe_level
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
 from trt_engine.config.build import BuildConfig
+from trt_engine.config.precision import QUANTIZED_PRECISIONS
 from trt_engine.config.profiles import fixed_shapes
 from trt_engine.device import info
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
@@ -405,8 +406,11 @@ def _side_files(built: GraphIndex, payload: Path, weights: str | None) -> tuple[
 
 
 def _check_precision(precision: Precision, graph: GraphIndex, choice: ProviderSelection) -> None:
-    """`PrecisionError` unless the engine computes in the requested precision."""
-    if precision.requested is None or precision.main_dtype == precision.requested:
+    """`PrecisionError` unless the engine computes in the requested floating-point type.
+
+    Of a quantised one the verb judges, layer by layer: it knows which were left in floating point on purpose.
+    """
+    if precision.requested in (None, *QUANTIZED_PRECISIONS, precision.main_dtype):
         return
     shares = (
         ", ".join(f"{name} {_percent(share)}" for name, share in precision.compute_shares.items())
