@@ -101,6 +101,21 @@ def through(net: Net, op: str, *more: Any, **given: Any) -> str:
     return net.pair(moved, U8, 128)
 
 
+def clip_behind(net: Net, layer: str, clip: str, behind: str) -> str | tuple[str, ...]:
+    """A layer with a result in float, a Relu or Clip, and what reads that."""
+    made = net.node(layer, net.pair("x", U8, 128), net.weight(8, 8, axis=1))
+    bounds = [net.const(np.float32(0)), net.const(np.float32(6))] if clip == "Clip" else []
+    last = net.node(clip, made, *bounds)
+    if behind == "nothing":
+        return last
+    if behind == "two":
+        return net.node("Add", net.node("Tanh", last), net.node("Exp", last))
+    if behind == "one of them a pair":
+        return net.node("Add", net.pair(last, U8, 0), net.node("Exp", last))
+    end = net.pair(last, U8, 0) if behind == "a pair" else net.node("Tanh", last)
+    return {"and an end": (last, end), "and the layer an end": (made, end)}.get(behind, end)
+
+
 SILU = "silu"
 NETS: dict[str, Callable[[Net], str | tuple[str, ...]]] = {
     **{
@@ -133,6 +148,22 @@ NETS: dict[str, Callable[[Net], str | tuple[str, ...]]] = {
     ),
     "an output too": lambda net: (lambda y: (y, net.pair(y, U8, 128)))(net.conv(net.pair("x", U8, 128))),
     "weights alone": lambda net: net.conv("x"),
+    **{
+        f"{layer}, {clip}, {behind}": (
+            lambda net, layer=layer, clip=clip, behind=behind: clip_behind(net, layer, clip, behind)
+        )
+        for layer in ("MatMul", "Gemm")
+        for clip in ("Relu", "Clip", "LeakyRelu")
+        for behind in (
+            "another",
+            "nothing",
+            "two",
+            "one of them a pair",
+            "a pair",
+            "and an end",
+            "and the layer an end",
+        )
+    },
 }
 
 
@@ -152,7 +183,8 @@ def fused_by_onnxruntime(proto: ModelProto, folder: Path) -> tuple[int, int]:
 def test_what_the_cpu_takes_is_what_onnx_runtime_fuses(name: str, tmp_path: Path) -> None:
     net = Net()
     outputs = NETS[name](net)
-    proto = net.model(*((outputs,) if isinstance(outputs, str) else outputs))
+    sizes = {"shape": (4, 8)} if name.startswith("Gemm") else {}
+    proto = net.model(*((outputs,) if isinstance(outputs, str) else outputs), **sizes)
 
     fit = QuantizedGraph(index_of(proto)).coverage("onnxruntime-cpu")
 

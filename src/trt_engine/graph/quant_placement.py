@@ -346,6 +346,8 @@ class QuantizedGraph:
             return "other operators between DequantizeLinear and the layer"
         if self._x86 and any(pair.dtype == "S8" and not self._has_one_reader(pair.q) for pair in layer.pairs):
             return _SHARED_S8
+        if op in ("MatMul", "Gemm") and (lost := self._lost_clip(layer.node)) is not None:
+            return lost
         if op == "MatMul":
             return None
         reason = self._unquantized_result(layer.node)
@@ -357,6 +359,21 @@ class QuantizedGraph:
                 else None
             )
         return reason
+
+    def _lost_clip(self, node: NodeProto) -> str | None:
+        """Why a Relu or Clip, the only reader of a MatMul or Gemm, prevents fusion: ONNX Runtime looks past it for a
+        QuantizeLinear whose range makes it superfluous.
+        """
+        readers = self._graph.readers.get(node.output[0], ())
+        if len(readers) != 1 or readers[0].op_type not in _CLIPPING or readers[0].output[0] in self._graph.ends:
+            return None
+        clip = readers[0]
+        behind = self._graph.readers.get(clip.output[0], ())
+        if len(behind) != 1:
+            return None
+        if is_quantize(behind[0]):
+            return self._unfused_clip(clip, behind[0])
+        return f"{clip.op_type} behind the layer and no QuantizeLinear behind that"
 
     def _has_one_reader(self, q: NodeProto | None) -> bool:
         """Whether a signed pair has one reader: ONNX Runtime makes only such a pair unsigned."""
