@@ -187,6 +187,16 @@ def test_hardswish_and_hardsigmoid_in_integers_are_exact_to_a_step_at_both_ends_
         assert np.abs(want - got).max() < 1.6 * step, op
 
 
+def test_a_relu_behind_a_hardsigmoid_stays(tmp_path: Path) -> None:
+    weights: dict[str, Array] = {}
+    nodes = [
+        conv("x", "c", "in", weights), node("HardSigmoid", "c", "a"), node("Relu", "a", "r"), conv("r", "y", "out", weights),
+    ]  # fmt: skip
+    source = network(tmp_path / "net.onnx", nodes, weights)
+    report, _ = quantized(source, quantize_outputs=True)
+    assert report.parity is not None and report.parity["y"].cosine > 0.99
+
+
 def test_a_relu_or_clip_whose_work_the_rounding_does_is_left_out(tmp_path: Path) -> None:
     _, model = quantized(residual(tmp_path / "net.onnx"))
     assert not [item for item in model.graph.node if item.op_type == "Relu"]

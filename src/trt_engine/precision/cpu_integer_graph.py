@@ -248,7 +248,7 @@ class _IntegerGraphSearch:
             reader = readers[0]
             if reader.op_type not in _CLIPPING_OPS or walk.domain_of(reader) or self.exclude.reason(reader):
                 continue
-            if maker.op_type in DATA_MOVEMENT_OPS or (
+            if maker.op_type in (*DATA_MOVEMENT_OPS, "HardSigmoid") or (  # its quantization clips already
                 reader.op_type == "Clip" and not self._has_constant_bounds(reader)
             ):
                 continue
