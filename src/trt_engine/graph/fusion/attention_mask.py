@@ -129,8 +129,8 @@ def _is_minus_infinity(graph: FusionGraph, name: str) -> bool:
 
 
 def is_finite(graph: FusionGraph, name: str, above: float = -math.inf, depth: int = 12) -> bool:
-    """True if a tensor is shown to hold no infinity, and nothing up to `above`: a choice between such constants, or a
-    multiple of a boolean."""
+    """True if a tensor is shown to hold no infinity, and nothing up to `above`, on the scale of the scores: a
+    choice between such constants, or a multiple of a boolean."""
     if graph.is_constant(name):
         values = graph.read(name).astype(np.float64)
         return bool((np.isfinite(values) & (values > above)).all())

@@ -36,7 +36,8 @@ def _may_be(size: Size, names: Names) -> bool:
 
 
 def attention_objection(batches: Sequence[Size], scale: float) -> str:
-    """Why Attention and MultiHeadAttention do not take queries, keys and values of these batches; empty where they do."""
+    """Why Attention and MultiHeadAttention do not take queries, keys and values of these batches, or this scale; empty
+    where they do."""
     if not all(map(may_be_equal, batches, [*batches[1:], batches[0]])):
         return "the batches of its queries, keys and values may differ, and be repeated"
     if np.float32(scale) == 0:
