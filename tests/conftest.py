@@ -138,10 +138,16 @@ def _say_skipped(terminalreporter: pytest.TerminalReporter, title: str, which: s
             terminalreporter.line(f"  {count} x {reason}")
 
 
-@pytest.fixture(autouse=True)
-def own_log() -> Iterator[None]:
-    """A verb sets the package's log up for its process; the next test finds it as it was."""
+@pytest.fixture(scope="session")
+def first_log() -> tuple[list[logging.Handler], int, bool]:
     logger = logging.getLogger("trt_engine")
-    before = logger.handlers[:], logger.level, logger.propagate
+    return logger.handlers[:], logger.level, logger.propagate
+
+
+@pytest.fixture(autouse=True)
+def own_log(first_log: tuple[list[logging.Handler], int, bool]) -> Iterator[None]:
+    """A verb sets the package's log up for its process; each test finds it as the first did, whatever fixtures ran."""
+    logger = logging.getLogger("trt_engine")
+    logger.handlers[:], logger.level, logger.propagate = first_log
     yield
-    logger.handlers[:], logger.level, logger.propagate = before
+    logger.handlers[:], logger.level, logger.propagate = first_log

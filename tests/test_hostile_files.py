@@ -202,6 +202,7 @@ OTHERS = (
     "profiling/instruments/nsight_tools.py",
     "profiling/instruments/capture.py",
     "trt/installation.py",
+    "environment.py",
     "cli/main.py",
     "cli/install_hint.py",
     "cli/click_app.py",
