@@ -141,7 +141,8 @@ def fit(graph: FusionGraph, match: AttentionMatch, *, wide: bool) -> AttentionMa
     masks = fit_masks(graph, match.masks, names, match.elem)
     if isinstance(masks, str):
         return masks
-    zero_rows = match.zero_rows and any(not mask.finite for mask in masks)
+    # the sum of two masks is minus infinity where both are the lowest number
+    zero_rows = match.zero_rows and (len(masks) > 1 or not masks[0].finite)
     if zero_rows and not all(mask.for_all_heads for mask in masks):
         return "rows without a key give 0, and its mask differs between heads"
     return replace(match, masks=masks, zero_rows=zero_rows)

@@ -86,6 +86,8 @@ def fit_masks(graph: FusionGraph, masks: Sequence[Mask], scores: Sequence[Names]
             return f"its mask has rank {'unknown' if shape is None else len(shape)}"
         if objection := bias_objection(shape, scores):
             return objection
+        if mask.scale < 0 and not mask.finite:
+            return "its mask is multiplied by a negative number, which makes minus infinity plus infinity"
         expanded = all(map(is_named, shape[-2:], scores[-2:]))
         fitted.append(replace(mask, for_all_heads=len(shape) < 3 or shape[-3] == 1, expanded=expanded))
     return _with_written_fills(fitted, elem)
@@ -166,15 +168,16 @@ def attention_bias(graph: FusionGraph, masks: Sequence[Mask], length: SequenceLe
 
 
 def finite_bias(graph: FusionGraph, bias: str, elem: int, *, with_lowest: bool) -> tuple[str, str]:
-    """The bias without infinities, and a boolean (batch or 1, queries, 1) of the queries whose keys are all masked: by minus
-    infinity, or by the lowest number too."""
+    """The bias without a query whose keys are all masked, by minus infinity or by the lowest number too, and a boolean
+    (batch or 1, queries, 1) of those queries. Minus infinity stays beside other numbers: the lowest weighs more."""
     if (bias, "finite") not in graph.shared:
         builder, kind = graph.builder, _NUMPY[elem]
         lowest = graph.constant(np.array(LOWEST[elem], kind), "lowest")
         largest = graph.with_axes("ReduceMax", bias, [-1], since=18, keepdims=0)
         masked = builder.add("LessOrEqual" if with_lowest else "Less", [largest, lowest], bias)
         graph.shared[bias, "masked"] = builder.add("Transpose", [masked], bias, perm=[0, 2, 1])
-        graph.shared[bias, "finite"] = builder.add("Max", [bias, lowest], bias)
+        rows = graph.with_axes("Unsqueeze", masked, [-1], since=13)
+        graph.shared[bias, "finite"] = builder.add("Where", [rows, lowest, bias], bias)
     return graph.shared[bias, "finite"], graph.shared[bias, "masked"]
 
 
