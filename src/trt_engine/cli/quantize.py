@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trt_engine.cli import options, output, verb_command
-from trt_engine.config.precision import QuantizeConfig
+from trt_engine.config.precision import QUANTIZED_PRECISIONS, QuantizeConfig
 
 if TYPE_CHECKING:
     pass
 
-_FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _MAX_ROWS = 8
 _TENSORRT_ONLY = ("nvfp4", "mxfp8")
 """Formats without ONNX Runtime kernels; only their emulation runs."""
@@ -21,7 +20,7 @@ _TENSORRT_ONLY = ("nvfp4", "mxfp8")
 
 @verb_command.verb()
 @click.argument("model", type=options.FILE, metavar="MODEL")
-@click.option("--to", type=click.Choice(_FORMATS), required=True, help="The format.")
+@click.option("--to", type=click.Choice(QUANTIZED_PRECISIONS), required=True, help="The format.")
 @options.config_options(QuantizeConfig)
 @options.out_option("The quantised model file.")
 @options.overwrite_option

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trt_engine.config.precision import QUANT_TARGETS
+from trt_engine.config.precision import QUANT_TARGETS, QUANTIZED_PRECISIONS
 from trt_engine.errors import UsageError
 from trt_engine.tensors import suggest
 
 METADATA_KEY = "trt_engine.quant_target"
 """Key of `ModelProto.metadata_props` that stores the target of `quantize`."""
-ALL_FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _OPERATORS_OF_ONNX = ("int8", "fp8", "int4")
 
 
@@ -29,7 +28,7 @@ class QuantTarget:
     """Zero points must be 0."""
     results: bool
     """A layer is fused only if its result is quantised too."""
-    formats: tuple[str, ...] = ALL_FORMATS
+    formats: tuple[str, ...] = QUANTIZED_PRECISIONS
     """Formats that `quantize` writes for it."""
     dynamic: bool = False
     """It has kernels that quantise activations to INT8 at run time."""

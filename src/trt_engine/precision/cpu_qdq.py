@@ -182,13 +182,17 @@ class CpuQdqWriter:
     def _scale(self, name: str) -> tuple[str, str, np.float32]:
         source = self.graph.scale_source(name)
         if source not in self._scales:
-            scale, zero = activation_scale(*self._range(source))
+            scale, zero = activation_scale(*self.range_of(source))
             made = (
                 self.ops.add_initializer(scale, f"{source}_scale"),
                 self.ops.add_initializer(zero, f"{source}_zero_point"),
             )
             self._scales[source] = (*made, scale)
         return self._scales[source]
+
+    def range_of(self, name: str) -> Range:
+        """The range that a tensor is quantized by: its own, or that of the tensor whose scale it shares."""
+        return self._range(self.graph.scale_source(name))
 
     def _range(self, name: str) -> Range:
         if name in self.weights:
@@ -321,7 +325,7 @@ class CpuQdqWriter:
         node.input[1] = self.ops.add("DequantizeLinear", [stored, scale, zero], site.weight, axis=axis)
         if bias is not None and node.op_type != "MatMul":
             self._store_bias(node, bias, scales, step)
-        low, high = self._range(self.graph.scale_source(read))
+        low, high = self.range_of(read)
         record = _describe_layer(site, self.bits)
         self.quantized_nodes.append(replace(record, amax=max(abs(low), abs(high)), error=relative_error(lost, values)))
 

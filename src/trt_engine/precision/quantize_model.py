@@ -20,7 +20,7 @@ import onnx
 from onnx import ModelProto
 
 from trt_engine.atomic_io import staging_folder
-from trt_engine.config.precision import CastConfig, QuantizeConfig
+from trt_engine.config.precision import QUANTIZED_PRECISIONS, CastConfig, QuantizeConfig
 from trt_engine.config.settings import replace_values
 from trt_engine.environment import Environment
 from trt_engine.equivalence.tolerance import MAX_NOISE
@@ -73,7 +73,6 @@ from trt_engine.runtime.feeds import read_values
 
 log = logging.getLogger(__name__)
 
-QUANTIZE_FORMATS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _MIN_OPSET = {"int8": 13, "fp8": 19, "int4": 21, "nvfp4": 23, "mxfp8": 21}
 """Minimum opset by format; MXFP8 uses TensorRT's own operators, which need none for E8M0."""
 _CPU_FORMATS = ("int8", "fp8", "int4")
@@ -101,7 +100,7 @@ def quantize(
     started = time.monotonic()
     config = replace_values(config or QuantizeConfig(), settings)
     form = get_format(to)
-    if form.name not in QUANTIZE_FORMATS:
+    if form.name not in QUANTIZED_PRECISIONS:
         raise UsageError(f"`{to}` is a cast, not a quantisation", hint=f"`trt-engine cast MODEL --to {to}`")
     opened = model if isinstance(model, Model) else open_model(model)
     on_random = isinstance(config.calib_data, str) and config.calib_data == "random"
@@ -193,11 +192,12 @@ class _QuantizeJob:
         amax = self._find_amax(needed, samples)
         stats = self._collect_stats(placement, samples) if isinstance(writer, QdqWriter) else {}
         means = {} if isinstance(writer, DynamicQuantWriter) else self._collect_means(placement, samples)
+        ranges = self._clip_ranges(amax) if isinstance(writer, CpuQdqWriter) else {}
         while True:
             if isinstance(writer, DynamicQuantWriter):
                 writer.write()
             elif isinstance(writer, CpuQdqWriter):
-                writer.write(self._clip_ranges(amax), means)
+                writer.write(ranges, means)
             else:
                 writer.write(amax, stats, means)
             try:
@@ -208,9 +208,10 @@ class _QuantizeJob:
                     "left in fp32, as ONNX Runtime does not fuse their Q/DQ pairs: %s", join_names(found.labels, 4)
                 )
                 self.dropped.update(found.labels)
+                before = writer
                 proto, weights, placement, writer = self._place()
-                if missing := [name for name in writer.range_tensors if name not in amax]:
-                    amax = {**amax, **self._find_amax(missing, samples)}
+                assert isinstance(before, CpuQdqWriter) and isinstance(writer, CpuQdqWriter)
+                ranges = {name: before.range_of(name) for name in writer.range_tensors}
         for name, error in (measured.outputs if measured is not None else {}).items():
             if not (error.noise or 0.0) <= MAX_NOISE:
                 self._warn(

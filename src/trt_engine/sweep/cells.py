@@ -19,7 +19,7 @@ import msgspec
 from trt_engine import atomic_io
 from trt_engine.backend import BackendSpec, get_backend, resolve_gpu_targets
 from trt_engine.config.build import BuildConfig
-from trt_engine.config.precision import PRECISIONS, is_preset
+from trt_engine.config.precision import PRECISIONS, QUANTIZED_PRECISIONS, is_preset
 from trt_engine.device import info, parse_device
 from trt_engine.device.info import Gpu
 from trt_engine.errors import TrtEngineError, UsageError
@@ -41,7 +41,6 @@ from trt_engine.trt.gpu_targets import sm_label
 from trt_engine.verbs.build_precision import placement_target
 
 _GPU_PROVIDERS = ("cuda", "tensorrt", "tensorrt-rtx")
-_QUANTIZED = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 _MAX_CELLS = 5000
 _MAX_FILES = 200_000
 _MAX_LABEL = 120
@@ -237,7 +236,7 @@ class _ModelExpansion:
         inapplicable = _inapplicable_modes(device, dataset, unavailable)
         modes, skipped = self._split_modes(inapplicable, unavailable)
         settings = self._build_settings(backend, gpus, fixed=fixed)
-        if variant.precision in _QUANTIZED and not variant.prequantized:
+        if variant.precision in QUANTIZED_PRECISIONS and not variant.prequantized:
             settings |= self._calibration_settings(variant, backend, device, settings.get("shapes"))
         if "evaluate" in modes or (dataset is not None and "evaluate" in skipped):
             accuracy = plan.file.accuracy

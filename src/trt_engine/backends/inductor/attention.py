@@ -9,7 +9,6 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trt_engine.graph import walk
-from trt_engine.graph.edit_graph import set_attribute
 
 ATTENTION = "_Attention"
 """Our own operator: q, transposed k, v and a mask, with the factor `scale` between the first product and Softmax over
@@ -116,8 +115,9 @@ def fuse_attention(graph: GraphProto) -> int:
         if (scores := finder.inner(match.name, "MatMul")) is None:
             continue
         inputs = [*scores.input, last.input[1], match.mask]
-        made = helper.make_node(ATTENTION, inputs, last.output, name=last.name, scale=match.scale, axis=match.axis)
-        set_attribute(made, "guard", int(match.guard))
+        made = helper.make_node(
+            ATTENTION, inputs, last.output, name=last.name, scale=match.scale, axis=match.axis, guard=int(match.guard)
+        )
         last.CopyFrom(made)
         for node in [*match.nodes, scores]:
             graph.node.remove(node)

@@ -22,8 +22,8 @@ from trt_engine.graph.fusion.attention_mask import (
     Mask,
     SequenceLength,
     attention_bias,
-    finite_bias,
     fit_masks,
+    reachable_bias,
     read_mask,
 )
 from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
@@ -206,7 +206,9 @@ def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool =
     length = SequenceLength(query.view.sizes.get("S"), query.anchor, query.order.index("S"))
     elem = match.elem
     bias = attention_bias(graph, match.masks, length, elem)
-    bias, masked = finite_bias(graph, bias, elem, with_lowest=match.lowest_is_masked) if match.zero_rows else (bias, "")
+    bias, masked = (
+        reachable_bias(graph, bias, elem, with_lowest=match.lowest_is_masked) if match.zero_rows else (bias, "")
+    )
     parts = (query, match.key, match.value)
     projections = _shared_projections(graph, match, removed) if pack else []
     given: dict[str, Any] = {"num_heads": match.num_heads, "scale": match.scale}

@@ -167,18 +167,18 @@ def attention_bias(graph: FusionGraph, masks: Sequence[Mask], length: SequenceLe
     return total
 
 
-def finite_bias(graph: FusionGraph, bias: str, elem: int, *, with_lowest: bool) -> tuple[str, str]:
+def reachable_bias(graph: FusionGraph, bias: str, elem: int, *, with_lowest: bool) -> tuple[str, str]:
     """The bias without a query whose keys are all masked, by minus infinity or by the lowest number too, and a boolean
     (batch or 1, queries, 1) of those queries. Minus infinity stays beside other numbers: the lowest weighs more."""
-    if (bias, "finite") not in graph.shared:
+    if (bias, "reachable") not in graph.shared:
         builder, kind = graph.builder, _NUMPY[elem]
         lowest = graph.constant(np.array(LOWEST[elem], kind), "lowest")
         largest = graph.with_axes("ReduceMax", bias, [-1], since=18, keepdims=0)
         masked = builder.add("LessOrEqual" if with_lowest else "Less", [largest, lowest], bias)
         graph.shared[bias, "masked"] = builder.add("Transpose", [masked], bias, perm=[0, 2, 1])
         rows = graph.with_axes("Unsqueeze", masked, [-1], since=13)
-        graph.shared[bias, "finite"] = builder.add("Where", [rows, lowest, bias], bias)
-    return graph.shared[bias, "finite"], graph.shared[bias, "masked"]
+        graph.shared[bias, "reachable"] = builder.add("Where", [rows, lowest, bias], bias)
+    return graph.shared[bias, "reachable"], graph.shared[bias, "masked"]
 
 
 def _rank_four(graph: FusionGraph, mask: Mask, length: SequenceLength, elem: int, before: str = "") -> str:
