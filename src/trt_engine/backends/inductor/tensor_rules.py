@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
@@ -28,7 +26,9 @@ from trt_engine.backends.inductor.onnx_module import (
     torch_dtype,
 )
 from trt_engine.backends.inductor.recurrent_rules import gru, lstm, rnn
+from trt_engine.backends.inductor.resize_rules import resize
 from trt_engine.backends.inductor.scalar_rules import cut_of, equal_parts
+from trt_engine.backends.inductor.window_rules import average_pool, conv, conv_transpose, max_pool
 from trt_engine.graph.constants import constant_tensor
 
 
@@ -121,119 +121,6 @@ def _attention(call: Call) -> Tensor:
     if call.attribute("guard"):
         weights = torch.where(weights.isnan(), 0.0, weights)
     return torch.matmul(weights, v)
-
-
-def _spatial(call: Call, name: str, rank: int) -> list[int]:
-    return [int(item) for item in call.attribute(name, [1] * rank)]
-
-
-def _pads(call: Call, sizes: Sequence[Any], kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Begin and end pads of the spatial axes: begins first, as ONNX writes them."""
-    rank, auto = len(kernel), call.attribute("auto_pad")
-    if auto == "NOTSET":
-        return [int(item) for item in call.attribute("pads", [0] * 2 * rank)]
-    if auto == "VALID":
-        return [0] * 2 * rank
-    dilations = _spatial(call, "dilations", rank)
-    if call.node.op_type != "Conv" and any(item != 1 for item in dilations):
-        raise Unsupported(f"dilations with `{auto}`, which ONNX leaves open")
-    begins, ends = [], []
-    for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        total = max((math.ceil(size / stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
-        small, large = total // 2, total - total // 2
-        begins.append(small if auto == "SAME_UPPER" else large)
-        ends.append(large if auto == "SAME_UPPER" else small)
-    return begins + ends
-
-
-def _apply_pads(x: Tensor, pads: Sequence[int], value: float) -> tuple[Tensor, list[int]]:
-    """Symmetric pads for the operator itself; others are written out first."""
-    rank = len(pads) // 2
-    if list(pads[:rank]) == list(pads[rank:]):
-        return x, list(pads[:rank])
-    flat = [pads[at + side * rank] for at in reversed(range(rank)) for side in (0, 1)]
-    return nn.pad(x, flat, value=value), [0] * rank
-
-
-_CONVOLUTIONS = {1: nn.conv1d, 2: nn.conv2d, 3: nn.conv3d}
-
-
-def _conv(call: Call) -> Tensor:
-    x, weight = call.tensor(0), call.tensor(1)
-    rank = weight.ndim - 2
-    strides, kernel = _spatial(call, "strides", rank), list(weight.shape[2:])
-    x, pads = _apply_pads(x, _pads(call, x.shape[2:], kernel, strides), 0.0)
-    function: Callable[..., Tensor] = _CONVOLUTIONS[rank]
-    return function(
-        x, weight, call.optional(2), strides, pads, _spatial(call, "dilations", rank), call.attribute("group")
-    )
-
-
-_TRANSPOSED = {1: nn.conv_transpose1d, 2: nn.conv_transpose2d, 3: nn.conv_transpose3d}
-
-
-def _conv_transpose(call: Call) -> Tensor:
-    """With unequal pads: all of the result, of which the pads are cut off."""
-    x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
-    rank = weight.ndim - 2
-    strides, dilations = _spatial(call, "strides", rank), _spatial(call, "dilations", rank)
-    more = [int(item) for item in call.attribute("output_padding", [0] * rank)]
-    pads, auto = [int(item) for item in call.attribute("pads", [0] * 2 * rank)], call.attribute("auto_pad")
-    sizes = call.attribute("output_shape")
-    sizes = None if sizes is None else list(sizes)[-rank:]
-    whole = [
-        stride * (size - 1) + extra + (width - 1) * dilation + 1
-        for size, stride, width, dilation, extra in zip(
-            x.shape[2:], strides, weight.shape[2:], dilations, more, strict=True
-        )
-    ]
-    if sizes is None and auto.startswith("SAME"):
-        sizes = [size * stride for size, stride in zip(x.shape[2:], strides, strict=True)]
-        if any(size < wanted for size, wanted in zip(whole, sizes, strict=True)):
-            raise Unsupported(f"`{auto}` with strides wider than the kernel, which ONNX and ONNX Runtime read apart")
-    if sizes is not None:
-        over = [max(size - wanted, 0) for size, wanted in zip(whole, sizes, strict=True)]
-        begins = [item // 2 if auto == "SAME_UPPER" else item - item // 2 for item in over]
-        pads = begins + [item - begin for item, begin in zip(over, begins, strict=True)]
-    elif auto == "VALID":
-        pads = [0] * 2 * rank
-    else:
-        sizes = [size - pads[at] - pads[rank + at] for at, size in enumerate(whole)]
-    function: Callable[..., Tensor] = _TRANSPOSED[rank]
-    group, begins = call.attribute("group"), pads[:rank]
-    fits = all(extra < max(stride, dilation) for extra, stride, dilation in zip(more, strides, dilations, strict=True))
-    if begins == pads[rank:] and fits and call.attribute("output_shape") is None:
-        return function(x, weight, bias, strides, begins, more, group, dilations)
-    found = function(x, weight, None, strides, 0, 0, group, dilations)
-    flat: list[Any] = []
-    for at, (begin, size) in enumerate(zip(begins, sizes or whole, strict=True), 2):
-        short = max(begin + size - found.shape[at], 0)
-        found = found.narrow(at, begin, size - short)
-        flat = [0, short, *flat]
-    found = nn.pad(found, flat) if any(flat) else found
-    return found if bias is None else found + bias.reshape(-1, *[1] * rank)
-
-
-def _max_pool(call: Call) -> Tensor:
-    x, kernel = call.tensor(0), list(call.attribute("kernel_shape"))
-    rank = len(kernel)
-    strides = _spatial(call, "strides", rank)
-    x, pads = _apply_pads(x, _pads(call, x.shape[2:], kernel, strides), -math.inf)
-    pool: Callable[..., Tensor] = {1: nn.max_pool1d, 2: nn.max_pool2d, 3: nn.max_pool3d}[rank]
-    return pool(x, kernel, strides, pads, _spatial(call, "dilations", rank), bool(call.attribute("ceil_mode")))
-
-
-def _average_pool(call: Call) -> Tensor:
-    x, kernel = call.tensor(0), list(call.attribute("kernel_shape"))
-    rank = len(kernel)
-    strides = _spatial(call, "strides", rank)
-    pads = _pads(call, x.shape[2:], kernel, strides)
-    if pads[:rank] != pads[rank:] or any(item != 1 for item in _spatial(call, "dilations", rank)):
-        raise Unsupported("pads that differ at both ends, or dilations")
-    pool: Callable[..., Tensor] = {1: nn.avg_pool1d, 2: nn.avg_pool2d, 3: nn.avg_pool3d}[rank]
-    return pool(
-        x, kernel, strides, pads[:rank], bool(call.attribute("ceil_mode")), bool(call.attribute("count_include_pad"))
-    )  # fmt: skip
 
 
 def _spatial_axes(x: Tensor) -> list[int]:
@@ -460,120 +347,6 @@ def _constant(call: Call) -> Tensor:
     return to_tensor(numpy_helper.to_array(stored), stored.data_type).to(call.device)
 
 
-def _resize(call: Call) -> Tensor:
-    """PyTorch's interpolation where it computes the same, else axis by axis."""
-    x, mode, where = call.tensor(0), call.attribute("mode"), call.attribute("coordinate_transformation_mode")
-    axes = [axis % x.ndim for axis in call.attribute("axes", range(x.ndim))]
-    have: list[Any] = [x.shape[axis] for axis in axes]
-    scales: list[Any]
-    if call.has(2) and call.scalars(2).size:
-        scales = call.numbers(2)
-        sizes = [_scaled(size, scale) for size, scale in zip(have, scales, strict=True)]
-        whole = all(float(scale).is_integer() for scale in scales)
-    else:
-        sizes, whole = call.numbers(3), False
-        scales = [_quotient(size, old) for size, old in zip(sizes, have, strict=True)]
-    changed = [
-        (axis, size, scale)
-        for axis, size, old, scale in zip(axes, sizes, have, scales, strict=True)
-        if not (isinstance(size, int) and isinstance(old, int) and size == old and scale == 1)
-        and not (isinstance(scale, float) and scale == 1)
-    ]
-    rounding, at = call.attribute("nearest_mode"), [axis for axis, *_ in changed]
-    if changed and x.ndim == 4 and set(at) <= {2, 3}:
-        spatial = [dict(zip(axes, sizes, strict=True)).get(axis, x.shape[axis]) for axis in (2, 3)]
-        floors = where == "asymmetric" and rounding == "floor"
-        if mode == "nearest" and (floors or (where == "half_pixel" and rounding == "round_prefer_floor")) and whole:
-            return nn.interpolate(x, size=spatial, mode="nearest")
-        exact = mode == "linear" or (call.attribute("cubic_coeff_a") == -0.75 and not call.attribute("exclude_outside"))
-        of_sizes = all(_is_exact(size, x.shape[axis], scale) for axis, size, scale in changed)
-        if (
-            mode in ("linear", "cubic")
-            and where in ("half_pixel", "align_corners")
-            and exact
-            and 1 not in spatial
-            and of_sizes
-        ):
-            kind = {"linear": "bilinear", "cubic": "bicubic"}[mode]
-            return nn.interpolate(x, size=spatial, mode=kind, align_corners=where == "align_corners")
-    for axis, size, scale in changed:
-        x = _resize_axis(call, x, axis, size, scale)
-    return x
-
-
-def _scaled(size: Any, scale: float) -> Any:
-    if float(scale).is_integer():
-        return size * int(scale)
-    if not isinstance(size, int):
-        raise Unsupported("a scale that is not whole, of a size that varies")
-    return math.floor(size * scale)
-
-
-def _quotient(size: Any, old: Any) -> Any:
-    return float(np.float32(size) / np.float32(old)) if isinstance(size, int) and isinstance(old, int) else size / old
-
-
-def _is_exact(size: Any, old: Any, scale: Any) -> bool:
-    """Whether a scale is the quotient of the sizes, which PyTorch computes with."""
-    return not (isinstance(size, int) and isinstance(old, int)) or math.isclose(size, old * scale, rel_tol=1e-6)
-
-
-def _resize_axis(call: Call, x: Tensor, axis: int, size: Any, scale: Any) -> Tensor:
-    old, mode, where = x.shape[axis], call.attribute("mode"), call.attribute("coordinate_transformation_mode")
-    kind = torch.float32
-    at = torch.arange(size, dtype=kind, device=x.device)
-    if where == "align_corners":
-        if not _is_exact(size, old, scale):
-            raise Unsupported(
-                "corners aligned by a scale that gives no whole size, which ONNX and ONNX Runtime read apart"
-            )
-        at = at * (old - 1) / (size - 1) if size != 1 else at * 0
-    elif where == "asymmetric":
-        at = at / scale
-    elif where == "pytorch_half_pixel" and size == 1:
-        at = at * 0
-    elif where in ("half_pixel", "pytorch_half_pixel"):
-        at = (at + 0.5) / scale - 0.5
-    elif where == "half_pixel_symmetric":
-        at = old / 2 * (1 - size / (scale * old)) + (at + 0.5) / scale - 0.5
-    else:
-        raise Unsupported(f"coordinates of `{where}`")
-    if mode == "nearest":
-        rounded = {
-            "round_prefer_floor": lambda: torch.ceil(at - 0.5), "round_prefer_ceil": lambda: torch.floor(at + 0.5),
-            "floor": lambda: torch.floor(at), "ceil": lambda: torch.ceil(at),
-        }[call.attribute("nearest_mode")]()  # fmt: skip
-        return x.index_select(axis, rounded.clamp(min=0).to(torch.int64).clamp(max=old - 1))
-    if not x.dtype.is_floating_point:
-        raise Unsupported(f"mode `{mode}` of integers")
-    if mode == "linear":
-        at = at.clamp(min=0).clamp(max=old - 1)
-        first = torch.floor(at)
-        taps = [(0, 1 - (at - first)), (1, at - first)]
-    else:
-        first, a = torch.floor(at), call.attribute("cubic_coeff_a")
-        part = at - first
-        taps = [(step, _cubic((part - step).abs(), a)) for step in (-1, 0, 1, 2)]
-        if call.attribute("exclude_outside"):
-            taps = [(n, torch.where((first + n < 0) | (first + n > old - 1), 0.0, weight)) for n, weight in taps]
-            total = sum(weight for _, weight in taps)
-            taps = [(n, weight / total) for n, weight in taps]
-    shape = [-1 if number == axis else 1 for number in range(x.ndim)]
-    found = [
-        x.index_select(axis, (first + n).clamp(min=0).to(torch.int64).clamp(max=old - 1))
-        * weight.to(x.dtype).reshape(shape)
-        for n, weight in taps
-    ]
-    return functools.reduce(torch.add, found)
-
-
-def _cubic(distance: Tensor, a: float) -> Tensor:
-    """Keys' kernel."""
-    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return torch.where(distance <= 1, near, far)
-
-
 # ------------------------------------------------------------------------------------------------ picking
 
 
@@ -751,11 +524,11 @@ RULES: dict[str, Rule] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(function) for name, function in _BINARY.items()},
     ATTENTION: _attention, LINEAR: linear, CONVOLUTION: convolution, PATCHES: patches,
-    "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin), "AveragePool": _average_pool,
+    "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin), "AveragePool": average_pool,
     "BatchNormalization": _batch_norm, "CastLike": _cast_like, "Clip": _clip,
     "Cast": lambda call: _cast_to(call.tensor(0), call.attribute("to"), call),
     "Concat": lambda call: torch.cat([call.tensor(at) for at in range(len(call.values))], call.attribute("axis")),
-    "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Conv": _conv,
+    "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Conv": conv,
     "Celu": lambda call: nn.celu(call.tensor(0), call.attribute("alpha")), "CumSum": _cum_sum,
     "DepthToSpace": _depth_to_space, "GroupNormalization": _group_norm, "IsInf": _is_inf, "OneHot": _one_hot,
     "RMSNormalization": _rms_norm, "ScatterElements": _scatter_elements, "ScatterND": _scatter_nd,
@@ -764,7 +537,7 @@ RULES: dict[str, Rule] = {
     "Swish": lambda call: call.tensor(0) * torch.sigmoid(call.attribute("alpha") * call.tensor(0)),
     "ThresholdedRelu": lambda call: torch.where(call.tensor(0) > call.attribute("alpha"), call.tensor(0), 0.0),
     "Mean": lambda call: _fold(torch.add)(call) / len(call.values),
-    "ConvTranspose": _conv_transpose, "DequantizeLinear": _dequantize,
+    "ConvTranspose": conv_transpose, "DequantizeLinear": _dequantize,
     "Dropout": _dropout, "Einsum": _einsum,
     "Elu": lambda call: nn.elu(call.tensor(0), call.attribute("alpha")), "Expand": _expand, "Flatten": _flatten,
     "Gather": _gather, "GatherElements": _gather_elements, "GatherND": _gather_nd, "Gelu": _gelu, "Gemm": _gemm,
@@ -774,7 +547,7 @@ RULES: dict[str, Rule] = {
     "InstanceNormalization": _instance_norm, "LayerNormalization": _layer_norm,
     "LeakyRelu": lambda call: nn.leaky_relu(call.tensor(0), call.attribute("alpha")),
     "LogSoftmax": lambda call: torch.log_softmax(call.tensor(0), call.attribute("axis")),
-    "Max": _fold(torch.maximum), "MaxPool": _max_pool, "Min": _fold(torch.minimum), "Mod": _mod, "Pad": _pad,
+    "Max": _fold(torch.maximum), "MaxPool": max_pool, "Min": _fold(torch.minimum), "Mod": _mod, "Pad": _pad,
     "Pow": _pow, "QuantizeLinear": _quantize, "Range": _range,
     "ReduceL1": _reduce(lambda x, axes, keep: x.abs().sum(axes, keep)),
     "ReduceLogSum": _reduce(lambda x, axes, keep: x.sum(axes, keep).log()), "ReduceLogSumExp": _reduce(torch.logsumexp),
@@ -782,7 +555,7 @@ RULES: dict[str, Rule] = {
     "ReduceL2": _reduce(lambda x, axes, keep: (x * x).sum(axes, keep).sqrt()), "ReduceMax": _reduce(torch.amax),
     "ReduceMean": _reduce(torch.mean), "ReduceMin": _reduce(torch.amin), "ReduceProd": _reduce(_product),
     "ReduceSum": _reduce(lambda x, axes, keep: torch.sum(x, axes, keep, dtype=x.dtype)), "Reshape": _reshape,
-    "Resize": _resize, "Slice": _slice,
+    "Resize": resize, "Slice": _slice,
     "Softmax": lambda call: torch.softmax(call.tensor(0), call.attribute("axis")), "Split": _split,
     "Squeeze": _squeeze, "Sum": _fold(torch.add), "Tile": lambda call: call.tensor(0).repeat(call.numbers(1)),
     "TopK": _top_k, "Transpose": _transpose, "Unsqueeze": _unsqueeze,
