@@ -11,8 +11,11 @@ import math
 import os
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -42,7 +45,8 @@ class Batcher(RunnerBase):
     `max_wait_ms`, and the runner is free. Requests of different shapes have separate queues. A failed batch is bisected
     until the failing request is isolated; the others still succeed.
 
-    One thread owns the queue; `workers` threads run batches.
+    One thread owns the queue; `workers` threads run batches. A batcher that is dropped without `close` answers what
+    waits; then its threads end, with a `ResourceWarning`.
     """
 
     def __init__(
@@ -89,11 +93,13 @@ class Batcher(RunnerBase):
         self.width = given.workers or workers or runner.width
         self._idle_workers = self.width
         self._close_lock = threading.Lock()
-        self._closed = False
-        name = f"batcher-{id(self):x}"
-        self._owner = threading.Thread(target=self._owner_loop, name=name, daemon=True)
+        self._closing = self._closed = False
+        name, this = f"batcher-{id(self):x}", weakref.ref(self)
+        owner = (this, self._inbox, self._admission)
+        self._owner = threading.Thread(target=_own_queue, args=owner, name=name, daemon=True)
+        worker = (this, self._jobs, self._inbox)
         self._workers = [
-            threading.Thread(target=self._worker_loop, name=f"{name}-{number}", daemon=True)
+            threading.Thread(target=_run_jobs, args=worker, name=f"{name}-{number}", daemon=True)
             for number in range(self.width)
         ]
         self._rejections: SimpleQueue[tuple[Request, BaseException] | None] = SimpleQueue()
@@ -117,11 +123,11 @@ class Batcher(RunnerBase):
             raise TrtEngineError(
                 f"a batcher needs {needed} threads: {error}", hint="fewer `workers`, or a higher limit"
             ) from error
+        self._at_exit = partial(_close_at_exit, weakref.ref(self), self._process_id)
         atexit.register(self._at_exit)  # no thread may be inside a library at interpreter exit
-
-    def _at_exit(self) -> None:
-        if os.getpid() == self._process_id:  # threads do not survive a fork
-            self.close()
+        queues = (self._inbox, self._jobs, self._rejections)
+        self._finalizer = weakref.finalize(self, _end_threads, *queues, self.width, self._at_exit, self._process_id)
+        self._finalizer.atexit = False
 
     def submit(self, feeds: Tensors, *, priority: int = 0, deadline_ms: float | None = None) -> Future[dict[str, Any]]:
         """A future of the outputs for feeds `[rows, ...]` in the dtypes of the signature; the arrays must not change until
@@ -131,6 +137,11 @@ class Batcher(RunnerBase):
         `DeadlineExpired`. Raises `Overloaded` if the queue is full, `FeedError` for feeds that cannot be batched; only rows
         are checked.
         """
+        if os.getpid() != self._process_id:
+            raise UsageError(
+                f"process {os.getpid()} was forked from {self._process_id}, whose threads run the batches",
+                hint="load the engine in the child, or start it with `spawn`",
+            )
         request = self._make_request(feeds, priority, deadline_ms)
         self._admission.admit(request)
         return request.future
@@ -187,6 +198,7 @@ class Batcher(RunnerBase):
                 return
             for thread in (self._owner, *self._workers):
                 thread.join()
+            self._finalizer.detach()
             atexit.unregister(self._at_exit)
             self.runner.close()
             self._closed = True
@@ -244,46 +256,44 @@ class Batcher(RunnerBase):
 
     # -------------------------------------------------------------------------------------------- the owner's thread
 
-    def _owner_loop(self) -> None:
-        """Receive requests and dispatch batches. Must survive errors, or all requests would hang."""
-        closing, arrived = False, list[Request]()
-        while not (closing and not len(self._queue) and self._idle_workers == self.width):
-            try:
-                for message in self._receive():
-                    if message is WORKER_FREE:
-                        self._idle_workers += 1
-                    elif message is CLOSE:
-                        closing = True
-                arrived = self._admission.take_requests()
-                for request in arrived:
-                    self._queue.add(request)
-                arrived = []
-                self._dispatch_ready(closing)
-            except Exception as error:  # a bug here: fail the waiting requests and continue
-                log.exception("the batcher failed; waiting requests were rejected")
-                for request in dict.fromkeys([*self._queue.remove_all(), *arrived]):
-                    if self._start_request(request):
-                        message = f"the batcher failed: {error!r}"
-                        self._reject(request, TrtEngineError(message, hint="this is a bug in trt-engine"))
-                arrived = []
+    def _take_turn(self, messages: Sequence[str], arrived: Sequence[Request]) -> float | None:
+        """Dispatch batches; the seconds to wait for the next message, None at the end. Must survive errors, or all requests
+        would hang."""
+        try:
+            for message in messages:
+                if message is WORKER_FREE:
+                    self._idle_workers += 1
+                elif message is CLOSE:
+                    self._closing = True
+            for request in arrived:
+                self._queue.add(request)
+            arrived = []
+            self._dispatch_ready(self._closing)
+            return None if self._ended() else self._wait_s()
+        except Exception as error:  # a bug here: fail the waiting requests and continue
+            log.exception("the batcher failed; waiting requests were rejected")
+            for request in dict.fromkeys([*self._queue.remove_all(), *arrived]):
+                if self._start_request(request):
+                    message = f"the batcher failed: {error!r}"
+                    self._reject(request, TrtEngineError(message, hint="this is a bug in trt-engine"))
+            return 0.0
+
+    def _ended(self) -> bool:
+        """Whether the batcher is closed and everything is answered; then its other threads end."""
+        if not self._closing or len(self._queue) or self._idle_workers < self.width:
+            return False
         for _ in self._workers:
             self._jobs.put(None)
         if self._rejecter is not None:
             self._rejections.put(None)
             self._rejecter.join()
+        return True
 
-    def _receive(self) -> list[str]:
-        """Received messages; waits for one until the next timeout, or not at all where requests are there to be taken."""
-        inbox, found = self._inbox, list[str]()
+    def _wait_s(self) -> float:
+        """Seconds until the next timeout; 0 where requests are there to be taken."""
         ready = self._admission.wake_for_requests(self._idle_workers > 0)
         wakes_s = self._queue.next_event_s() if self._idle_workers else self._queue.next_deadline_s()
-        with contextlib.suppress(Empty):
-            # some platforms overflow on waits of days
-            timeout = None if wakes_s == math.inf else min(max(0.0, wakes_s - self._clock()), 1e5)
-            found.append(inbox.get_nowait() if ready else inbox.get(timeout=timeout))
-            while len(found) < 4096:
-                found.append(inbox.get_nowait())
-        return found
+        return 0.0 if ready else max(0.0, wakes_s - self._clock())
 
     def _dispatch_ready(self, closing: bool) -> None:
         now_s = self._clock()
@@ -318,7 +328,8 @@ class Batcher(RunnerBase):
     def _reject(self, request: Request, error: BaseException) -> None:
         """Fail a request on a separate thread, because callbacks may block."""
         if self._rejecter is None:
-            teller = threading.Thread(target=self._reject_loop, name=f"{self._owner.name}-teller", daemon=True)
+            name, this = f"{self._owner.name}-teller", weakref.ref(self)
+            teller = threading.Thread(target=_tell_rejected, args=(this, self._rejections), name=name, daemon=True)
             try:
                 teller.start()
             except RuntimeError:  # thread limit reached: fail it on this thread
@@ -327,24 +338,16 @@ class Batcher(RunnerBase):
             self._rejecter = teller
         self._rejections.put((request, error))
 
-    def _reject_loop(self) -> None:
-        while (rejection := self._rejections.get()) is not None:
-            self._finish(*rejection, ran=False)
-            del rejection
-
     # -------------------------------------------------------------------------------------------- the workers' threads
 
-    def _worker_loop(self) -> None:
-        """Run batches. Must survive errors, or the batch's requests would hang."""
-        while (batch := self._jobs.get()) is not None:
-            try:
-                self._run_batch(batch)
-            except BaseException as error:
-                log.exception("a batch failed unexpectedly")
-                for request in batch:
-                    self._finish(request, error)
-            del batch
-            self._inbox.put(WORKER_FREE)
+    def _run_job(self, batch: Sequence[Request]) -> None:
+        """Run a batch. Must survive errors, or its requests would hang."""
+        try:
+            self._run_batch(batch)
+        except BaseException as error:
+            log.exception("a batch failed unexpectedly")
+            for request in batch:
+                self._finish(request, error)
 
     def _run_batch(self, batch: Sequence[Request]) -> None:
         """Run these requests as one batch; bisect on failure."""
@@ -390,6 +393,77 @@ class Batcher(RunnerBase):
             log.warning("a future was resolved outside the batcher")
         except BaseException:  # including `sys.exit`: other requests need this thread
             log.exception("a callback of a future raised")
+
+
+# ------------------------------------------------------------------------------------------------ threads
+# They hold the batcher only while they work, so that one that is dropped is freed. A request that waits holds it through
+# its future, and is in the admission control, the jobs or the rejections, which a thread holds.
+
+
+def _own_queue(this: weakref.ref[Batcher], inbox: SimpleQueue[str], admission: AdmissionControl) -> None:
+    """Receive requests and dispatch batches until the batcher is closed or freed."""
+    wait_s: float | None = 0.0
+    while wait_s is not None:
+        messages = _receive(inbox, wait_s)
+        arrived = admission.take_requests()
+        batcher = this()
+        if batcher is None:
+            return
+        wait_s = batcher._take_turn(messages, arrived)
+        del batcher, arrived
+
+
+def _receive(inbox: SimpleQueue[str], wait_s: float) -> list[str]:
+    """Received messages; waits up to `wait_s` for the first."""
+    found = list[str]()
+    with contextlib.suppress(Empty):
+        # some platforms overflow on waits of days
+        timeout = None if wait_s == math.inf else min(wait_s, 1e5)
+        found.append(inbox.get(timeout=timeout) if wait_s else inbox.get_nowait())
+        while len(found) < 4096:
+            found.append(inbox.get_nowait())
+    return found
+
+
+def _run_jobs(this: weakref.ref[Batcher], jobs: SimpleQueue[list[Request] | None], inbox: SimpleQueue[str]) -> None:
+    """Run batches until there are no more."""
+    while (batch := jobs.get()) is not None:
+        if (batcher := this()) is not None:
+            batcher._run_job(batch)
+        del batch, batcher
+        inbox.put(WORKER_FREE)
+
+
+def _tell_rejected(this: weakref.ref[Batcher], rejections: SimpleQueue[tuple[Request, BaseException] | None]) -> None:
+    while (rejection := rejections.get()) is not None:
+        if (batcher := this()) is not None:
+            batcher._finish(*rejection, ran=False)
+        del rejection, batcher
+
+
+def _end_threads(
+    inbox: SimpleQueue[str],
+    jobs: SimpleQueue[list[Request] | None],
+    rejections: SimpleQueue[tuple[Request, BaseException] | None],
+    workers: int,
+    at_exit: Callable[[], None],
+    process_id: int,
+) -> None:
+    """Let the threads of a batcher that was freed end; takes no lock, because any thread may be here at any moment."""
+    atexit.unregister(at_exit)
+    inbox.put(CLOSE)
+    for _ in range(workers):
+        jobs.put(None)
+    rejections.put(None)
+    if os.getpid() == process_id:
+        message = "an engine with `batching` was dropped without `close`; its threads ended now"
+        warnings.warn(message, ResourceWarning, stacklevel=2)
+
+
+def _close_at_exit(this: weakref.ref[Batcher], process_id: int) -> None:
+    batcher = this()
+    if batcher is not None and os.getpid() == process_id:  # threads do not survive a fork
+        batcher.close()
 
 
 def _check_numbers(priority: float, deadline_ms: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,22 +101,31 @@ class UtilizationMonitor:
         self.current: tuple[float | None, ...] = (None,) * len(devices)
         self._numbers = [number if kind == "cuda" else None for kind, number in map(parse_device, devices)]
         self._sample = sample or info.utilisation
-        self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         if sample is not None or any(number is not None for number in self._numbers):
-            self._thread = threading.Thread(target=self._watch, name=f"use-{id(self):x}", daemon=True)
+            watch = (weakref.ref(self), self._stop, interval_s)
+            self._thread = threading.Thread(target=_watch, args=watch, name=f"use-{id(self):x}", daemon=True)
             self._thread.start()
 
-    def _watch(self) -> None:
-        while not self._stop.is_set():
-            try:
-                self.current = tuple(None if number is None else self._sample(number) for number in self._numbers)
-            except Exception as error:  # keep sampling if a GPU does not respond
-                log.debug("GPU utilization could not be read: %s", error)
-            self._stop.wait(self._interval_s)
+    def _take_sample(self) -> None:
+        try:
+            self.current = tuple(None if number is None else self._sample(number) for number in self._numbers)
+        except Exception as error:  # keep sampling if a GPU does not respond
+            log.debug("GPU utilization could not be read: %s", error)
 
     def close(self) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+
+
+def _watch(this: weakref.ref[UtilizationMonitor], stop: threading.Event, interval_s: float) -> None:
+    """Sample until the monitor is closed or freed."""
+    while not stop.is_set():
+        monitor = this()
+        if monitor is None:
+            return
+        monitor._take_sample()
+        del monitor
+        stop.wait(interval_s)
