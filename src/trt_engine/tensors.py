@@ -256,6 +256,10 @@ class TensorSpec:
             raise FeedError(
                 f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f'convert it: `.astype("{self.dtype}")`'
             )
+        self.check_shape(tuple(shape))
+
+    def check_shape(self, shape: Shape) -> None:
+        """`FeedError` unless the rank and the fixed sizes are the ones of this spec."""
         if len(shape) != len(self.shape):
             raise FeedError(
                 f"input `{self.name}` has {len(shape)} dimensions ({format_shape(shape)}), "

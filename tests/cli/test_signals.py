@@ -184,6 +184,27 @@ def test_a_second_press_in_haste_breaks_nothing_and_is_not_ignored(tmp_path: Pat
     assert process.returncode == 130 and out == "" and err.startswith("error: interrupted\n"), err
 
 
+@pytest.mark.parametrize("work", ["time.sleep(600)", "math.prod([2**62] * 400_000)"], ids=["waits", "holds the GIL"])
+def test_a_second_signal_ends_a_verb_that_ends_itself_within_two_seconds(tmp_path: Path, work: str) -> None:
+    served = f"""
+    import math
+    signals.hand_over(lambda: None)
+    tell('ready')
+    while True:
+        {work}
+    """
+    process = working(tmp_path, served)
+    ready(process)
+    for _ in range(2):
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        pressed = time.monotonic()
+        time.sleep(2 * signals.PRESS_WINDOW_S)
+    _, err = process.communicate(timeout=HANG_S)
+    assert time.monotonic() - pressed < 2.0 and process.returncode in (130, -signal.SIGKILL)
+    assert err.count("error: interrupted") == 1
+
+
 def test_an_end_that_never_ends_is_forced_and_says_so_once(tmp_path: Path) -> None:
     ending = """
     while True:

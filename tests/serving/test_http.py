@@ -94,9 +94,12 @@ WRONG: list[tuple[str, bytes, dict[str, str], int, str]] = [
     ("null for a number", body_of([None, 1, 2, 3]), {}, 400, "not valid"),
     ("NaN", b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[NaN,1,2,3]}]}', {}, 400, "not valid"),
     ("a negative size", body_of([], [-1, 4]), {}, 400, "sizes of 0 or more"),
-    ("a size beyond all memory", body_of([1], [2**60, 2**60]), {}, 400, "has 1 values"),
+    ("a size beyond all memory", body_of([1], [2**60, 2**60]), {}, 400, "more than 2^63 bytes"),
     ("a fractional size", body_of([1], [1.5, 4]), {}, 400, "not valid"),
     ("forty dimensions", body_of([1], [1] * 40), {}, 400, "40 dimensions"),
+    ("sizes without end", body_of([1], [2**62] * 600), {}, 400, "600 dimensions"),
+    ("a large size", body_of([1], [0, 2**62]), {}, 400, "more than 2^63 bytes"),
+    ("a size of many digits", body_of([1], [10**400, 4]), {}, 400, "not valid"),
     ("no data", b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32"}]}', {}, 400, "has no data"),
     ("bytes that are missing", b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32",'
      b'"parameters":{"binary_data_size":16}}]}', {}, 400, "has 16 bytes, 0 are there"),

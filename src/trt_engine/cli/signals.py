@@ -17,11 +17,9 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from trt_engine.cli.watchdog import Watchdog
+from trt_engine.cli.watchdog import PRESS_WINDOW_S, Watchdog
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PRESS_WINDOW_S = 0.25
-"""Signals within this time count as one Ctrl-C: a parent program may send its own as well."""
 INTERRUPT_INTERVAL_S = 1.0
 """Minimum time between KeyboardInterrupts, so that a second press does not interrupt the shutdown."""
 NATIVE_CALL_S = 2.5
@@ -43,6 +41,8 @@ class _State:
     """Whether Python's handler ran and started the shutdown."""
     interrupted = False
     """Whether KeyboardInterrupt was raised."""
+    handed_over = False
+    """Whether the verb ends itself after a first signal, in its own time."""
     watched = False
     sentinel: Watchdog | None = None
 
@@ -86,7 +86,9 @@ def was_interrupted() -> bool:
 
 
 def hand_over(end: Callable[[], None]) -> None:
-    """From now on the first signal calls `end`, and the verb takes its time to return; a second one interrupts it."""
+    """From now on the first signal calls `end`, and the verb takes its time to return. A second one ends the process within
+    2 s, whatever runs: the watching thread does it, the watchdog where that does not run.
+    """
     pressed = False
 
     def handle(number: int, frame: object) -> None:
@@ -98,7 +100,9 @@ def hand_over(end: Callable[[], None]) -> None:
 
     if threading.current_thread() is not threading.main_thread():
         return
-    signal.set_wakeup_fd(-1)  # the watching thread and the watchdog see no signal any more
+    _State.handed_over = True
+    if _State.sentinel is not None:
+        _State.sentinel.hand_over()
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handle)
@@ -149,14 +153,14 @@ def _watch(wakeup: int) -> None:
             threading.Thread(target=_import_for_forced_exit, name="forced-end", daemon=True).start()
         if presses and first is not None and now - first >= PRESS_WINDOW_S:
             again = again or now  # also where a busy machine delivers both presses at once
-        if first is not None:
+        if first is not None and not (_State.handed_over and again is None):
             deadline = _deadline(first, again)
             if sentinel is not None and deadline != named:
                 named = deadline
                 sentinel.set_deadline(deadline)
             if now >= deadline:
                 _force_exit()
-            if not stopped and now >= first + STOP_RUNS_S:
+            if not stopped and (now >= first + STOP_RUNS_S or _State.handed_over):
                 stopped = True
                 _stop_runs()
 

@@ -20,7 +20,10 @@ from typing import NoReturn
 NO_ANSWER_S = 3.8
 """Time after an unanswered signal at which the command is killed."""
 FORCED_S = 1.5
-"""Time after the requested deadline at which the command is killed."""
+"""Time after the requested deadline, or after a second signal to a verb that ends itself, at which the command is killed."""
+PRESS_WINDOW_S = 0.25
+"""Signals within this time count as one Ctrl-C: a parent program may send its own as well."""
+_HAND_OVER = b"handed-over"
 _KILLED = "error: interrupted\nhint: a library blocked the shutdown: the command was killed\n"
 _CRASHED = "error: a library crashed the command: {}\nhint: the model or its inputs trigger a bug in it; {}\n"
 _AT_RUN = "`PYTHONFAULTHANDLER=1` shows where"
@@ -72,6 +75,11 @@ class Watchdog:
         with contextlib.suppress(OSError):
             os.write(self._deadline_pipe, b"%f\n" % deadline)
 
+    def hand_over(self) -> None:
+        """From now on a first signal has no deadline, and a second one is answered within `FORCED_S` or kills."""
+        with contextlib.suppress(OSError):
+            os.write(self._deadline_pipe, _HAND_OVER + b"\n")
+
     def stop(self) -> None:
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
@@ -108,7 +116,10 @@ def _watch(command: int, wakeup: int, orders: int, relay: int, handle: int | Non
     poll = select.poll()
     for pipe in (wakeup, orders, *(() if handle is None else (handle,))):
         poll.register(pipe, select.POLLIN)
-    deadline, answered, received = None, False, b""
+    deadline: float | None = None
+    first: float | None = None
+    answered = handed_over = False
+    received = b""
     while True:
         wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         ready = [pipe for pipe, _ in poll.poll(None if wait_s is None else wait_s * 1000 + 1)]
@@ -119,12 +130,19 @@ def _watch(command: int, wakeup: int, orders: int, relay: int, handle: int | Non
                 _report_crash(received)
                 return
             if _FATAL not in received:
-                deadline, answered = float(received.split()[-1]) + FORCED_S, True
+                handed_over = _HAND_OVER in received
+                if (order := received.split()[-1]) != _HAND_OVER:
+                    deadline, answered = float(order) + FORCED_S, True
         if wakeup in ready:
             found = bytes(number for number in os.read(wakeup, 512) if number in numbers)
             if found:
                 os.write(relay, found)
-                deadline = deadline or time.monotonic() + NO_ANSWER_S
+                now = time.monotonic()
+                if not handed_over:
+                    deadline = deadline or now + NO_ANSWER_S
+                elif first is not None and now - first >= PRESS_WINDOW_S:
+                    deadline = deadline or now + FORCED_S
+                first = first or now
         if deadline is not None and time.monotonic() >= deadline:
             _kill(command, answered)
             return

@@ -62,7 +62,7 @@ class Profile:
         for name, span in self.ranges.items():
             shape = tuple(feeds[name].shape)
             if not span.contains(shape):
-                raise _out_of_range_error(name, span, shape, index)
+                raise out_of_range_error(name, span, shape, index)
 
     def __str__(self) -> str:
         return " ".join(f"{quote_name(name)}:{span}" for name, span in self.ranges.items())
@@ -124,10 +124,11 @@ def check_shapes(
             )
         span = profile.ranges.get(spec.name) if profile else None
         if span is not None and not span.contains(shape):
-            raise _out_of_range_error(spec.name, span, shape, index)
+            raise out_of_range_error(spec.name, span, shape, index)
 
 
-def _out_of_range_error(name: str, span: ShapeRange, shape: Shape, index: int) -> ProfileError:
+def out_of_range_error(name: str, span: ShapeRange, shape: Shape, index: int) -> ProfileError:
+    """The error of a shape that is outside the range of the profile `index`."""
     return ProfileError(
         f"input `{name}` is {format_shape(shape)}, profile {index} spans "
         f"{format_shape(span.min)} to {format_shape(span.max)}",

@@ -43,8 +43,8 @@ def decode_infer(service: Service, served: ServedVersion, message: Any) -> Infer
     raw = message.raw_input_contents
     position = 0
     for item in message.inputs:
-        check_input(served, item.name, item.datatype, request.feeds)
         shape = tuple(item.shape)
+        check_input(served, item.name, item.datatype, shape, request.feeds)
         part = region_of(read_parameters(item.parameters)) if item.parameters else None
         if part is not None:
             request.feeds[item.name] = service.read_region(served, item.name, item.datatype, shape, part)

@@ -17,7 +17,7 @@ from trt_engine.environment import distribution_version
 from trt_engine.errors import Overloaded, TrtEngineError, UsageError
 from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
 from trt_engine.serving.image_requests import infer_image
-from trt_engine.serving.inference import InferRequest, Service, start_timing
+from trt_engine.serving.inference import InferRequest, Service, integer, start_timing
 from trt_engine.serving.inference_body import InferenceBody
 from trt_engine.serving.page import POLICY, read_page
 from trt_engine.serving.served_model import ServedVersion
@@ -378,8 +378,8 @@ class HttpApp:
 
     async def _get_memory_register(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
         body = await self._json_body(headers, receive)
-        key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
-        if not isinstance(key, str) or type(offset) is not int or type(size) is not int or not route.model:
+        key, offset, size = body.get("key"), integer(body, "offset"), integer(body, "byte_size")
+        if not isinstance(key, str) or not route.model:
             raise UsageError("a region needs a name, `key` and `byte_size`", hint='{"key": "/region", "byte_size": 64}')
         self._service.check_region_name(route.model)
         self._service.memory.register(route.model, key, offset, size)
@@ -396,9 +396,9 @@ class HttpApp:
 
     async def _get_cuda_memory_register(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
         memory, body = self._service.cuda_regions(), await self._json_body(headers, receive)
-        raw, device, size = body.get("raw_handle"), body.get("device_id", 0), body.get("byte_size")
+        raw, device, size = body.get("raw_handle"), integer(body, "device_id"), integer(body, "byte_size")
         encoded = raw.get("b64") if isinstance(raw, dict) else None
-        if not isinstance(encoded, str) or type(device) is not int or type(size) is not int or not route.model:
+        if not isinstance(encoded, str) or not route.model:
             raise UsageError(
                 "a region needs a name, `raw_handle`, `device_id` and `byte_size`",
                 hint='{"raw_handle": {"b64": "..."}, "device_id": 0, "byte_size": 64}',

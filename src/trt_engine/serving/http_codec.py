@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -32,15 +32,15 @@ from trt_engine.serving.wire_tensors import (
 )
 from trt_engine.tensors import Shape
 
-Scalar = bool | int | float | str | None
-_MAX_RANK = 32
+Size = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Scalar = bool | Size | float | str | None
 _MAX_HEAD, _MAX_HEADS = 4096, 256
 """Bytes and number of the JSON parts of binary requests that are kept decoded, for each version."""
 
 
 class _Input(msgspec.Struct):
     name: str
-    shape: list[int]
+    shape: list[Size]
     datatype: str
     parameters: dict[str, Scalar] | None = None
     data: msgspec.Raw = msgspec.Raw()
@@ -97,8 +97,8 @@ def decode_infer(service: Service, served: ServedVersion, body: memoryview, head
         binary = bool(parsed.parameters.get("binary_data_output"))
     position = length
     for item in parsed.inputs:
-        check_input(served, item.name, item.datatype, request.feeds)
         parameters, shape = item.parameters or {}, tuple(item.shape)
+        check_input(served, item.name, item.datatype, shape, request.feeds)
         size = parameters.get("binary_data_size")
         if (part := region_of(parameters)) is not None:
             request.feeds[item.name] = service.read_region(served, item.name, item.datatype, shape, part)
@@ -177,8 +177,6 @@ def _decode_raw(served: ServedVersion, body: memoryview) -> InferRequest:
 def _decode_values(item: _Input, shape: tuple[int, ...]) -> Array:
     if item.datatype in ("FP16", "BF16"):
         raise FeedError(f"input `{item.name}` is {item.datatype}, which has no JSON form", hint="as binary data")
-    if len(shape) > _MAX_RANK:
-        raise FeedError(f"input `{item.name}` has {len(shape)} dimensions, expected {_MAX_RANK} at most")
     raw, depth = bytes(item.data), max(len(shape), 1)
     element = _ELEMENTS[item.datatype]
     nested = depth > 1 and raw.lstrip()[1:].lstrip()[:1] == b"["

@@ -201,10 +201,10 @@ def take_options(request: InferRequest, parameters: Parameters) -> None:
 
 
 def integer(parameters: Parameters, name: str) -> int:
-    """A parameter that is a whole number of 0 or more; 0 where it is not given."""
+    """A parameter that is a whole number from 0 to 2^63 - 1; 0 where it is not given."""
     value = parameters.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"the parameter `{name}` is {value!r:.80}, expected a whole number of 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise UsageError(f"the parameter `{name}` is {value!r:.40}, expected a whole number of 0 or more, below 2^63")
     return value
 
 
@@ -218,8 +218,8 @@ def region_of(parameters: Parameters) -> RegionPart | None:
     return RegionPart(name, integer(parameters, "shared_memory_byte_size"), integer(parameters, "shared_memory_offset"))
 
 
-def check_input(served: ServedVersion, name: str, datatype: str, known: Mapping[str, Any]) -> None:
-    """`FeedError` for an input that is not one, comes twice or has another datatype."""
+def check_input(served: ServedVersion, name: str, datatype: str, shape: Shape, known: Mapping[str, Any]) -> None:
+    """`FeedError` for an input that is not one, comes twice, or has another datatype or a shape that no profile takes."""
     expected = served.inputs.get(name)
     if expected is None:
         raise FeedError(f"unknown input `{name[:80]}`", hint=suggest(name[:80], [*served.inputs]))
@@ -227,6 +227,7 @@ def check_input(served: ServedVersion, name: str, datatype: str, known: Mapping[
         raise FeedError(f"input `{name}` comes twice", hint="each input once")
     if datatype != expected[1]:
         raise FeedError(f"input `{name}` is {datatype[:20]}, expected {expected[1]}", hint=str(expected[0]))
+    served.check_shape(name, shape)
 
 
 def requested_output(served: ServedVersion, name: str, parameters: Parameters | None, binary: bool) -> RequestedOutput:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trt_engine.config.profiles import select_profile
+from trt_engine.config.profiles import Profile, out_of_range_error, select_profile
 from trt_engine.config.runtime import Batching
 from trt_engine.device import Device, parse_device
 from trt_engine.engine import Engine
@@ -26,8 +26,8 @@ from trt_engine.serving.bundle_runner import bundle_digest, join_facts, load_bun
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
 from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config, warmup_samples
 from trt_engine.serving.statistics import Timing, VersionStatistics
-from trt_engine.serving.wire_tensors import protocol_dtype
-from trt_engine.tensors import Signature, Tensors, TensorSpec
+from trt_engine.serving.wire_tensors import check_sizes, protocol_dtype
+from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
 from trt_engine.vision.spec import Vision, vision_of
 from trt_engine.workers.crash import is_out_of_memory
@@ -192,14 +192,26 @@ class ServedVersion:
 
     # -------------------------------------------------------------------------------------------- requests
 
+    @property
+    def _profiles(self) -> Sequence[Profile]:
+        return self.queue.profiles if isinstance(self.queue, Batcher) else self.runner.profiles
+
+    def check_shape(self, name: str, shape: Shape) -> None:
+        """`FeedError` or `ProfileError` unless a profile takes an input of this shape; before its sizes are used."""
+        spec, _ = self.inputs[name]
+        check_sizes(name, shape, len(spec.shape))
+        spec.check_shape(shape)
+        spans = [profile.ranges[name] for profile in self._profiles if name in profile.ranges]
+        if spans and not any(span.contains(shape) for span in spans):
+            raise out_of_range_error(name, spans[0], shape, 0)
+
     def check(self, feeds: Tensors) -> tuple[Any, ...]:
         """Names and shapes; `FeedError` or `ProfileError` unless exactly the inputs are fed, in shapes the engine takes."""
         key = tuple([(name, array.shape) for name, array in feeds.items()])
         if key in self._validated:
             return key
         self.signature.check(feeds)
-        profiles = self.queue.profiles if isinstance(self.queue, Batcher) else self.runner.profiles
-        select_profile(profiles, lambda profile, index: profile.check(feeds, index))
+        select_profile(self._profiles, lambda profile, index: profile.check(feeds, index))
         most = self.settings.max_request_rows
         if most is not None and (rows := row_count(feeds)) > most:
             raise FeedError(f"the request has {rows} rows, the model takes {most}", hint="split the request")

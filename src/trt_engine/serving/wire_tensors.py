@@ -24,6 +24,7 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 """numpy's dtype by protocol name; `BYTES` is not one of them."""
 _PROTOCOL_NAMES = {item.name: item.kserve_name for item in DTYPES.values()}
 _ALIGNMENT = 64
+_MAX_NBYTES = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 
 
@@ -44,17 +45,23 @@ def aligned_buffer(nbytes: int, header: int = 0) -> memoryview:
     return raw[start : start + nbytes].data
 
 
-def element_count(name: str, shape: Sequence[int]) -> int:
-    """The number of elements; `FeedError` for a negative size."""
+def check_sizes(name: str, shape: Sequence[int], rank: int) -> None:
+    """`FeedError` for a client's shape with another number of dimensions, a negative size or more than 2^63 bytes in all.
+
+    Stands before everything that computes with the sizes or prints them.
+    """
+    if len(shape) != rank:
+        raise FeedError(f"input `{name}` has {len(shape)} dimensions, expected {rank}")
     if any(size < 0 for size in shape):
-        raise FeedError(f"input `{name}` has the shape {[*shape]}", hint="sizes of 0 or more")
-    return math.prod(shape)
+        raise FeedError(f"input `{name}` has a negative size", hint="sizes of 0 or more")
+    if any(size > _MAX_NBYTES for size in shape) or math.prod(max(size, 1) for size in shape) > _MAX_NBYTES // 16:
+        raise FeedError(f"input `{name}` has a shape of more than 2^63 bytes", hint="smaller sizes")
 
 
 def decode_tensor(name: str, datatype: str, shape: Shape, data: Any) -> Array:
     """The tensor of these bytes, in place where they are aligned; `FeedError` unless they are exactly its bytes."""
     if datatype == "BYTES":
-        return _decode_strings(name, element_count(name, shape), memoryview(data)).reshape(shape)
+        return _decode_strings(name, math.prod(shape), memoryview(data)).reshape(shape)
     check_nbytes(name, datatype, shape, len(data))
     array = np.frombuffer(data, NUMPY_DTYPES[datatype])
     if not array.flags.aligned:
@@ -64,7 +71,7 @@ def decode_tensor(name: str, datatype: str, shape: Shape, data: Any) -> Array:
 
 def check_nbytes(name: str, datatype: str, shape: Shape, nbytes: int) -> None:
     """`FeedError` unless a tensor of numbers has this many bytes."""
-    expected = element_count(name, shape) * NUMPY_DTYPES[datatype].itemsize
+    expected = math.prod(shape) * NUMPY_DTYPES[datatype].itemsize
     if nbytes != expected:
         raise FeedError(
             f"input `{name}` has {nbytes} bytes, expected {expected}", hint=f"{datatype} of the shape {[*shape]}"
@@ -117,7 +124,7 @@ _RANGES = {name: np.iinfo(dtype) for name, dtype in NUMPY_DTYPES.items() if dtyp
 
 def from_values(name: str, datatype: str, shape: Shape, values: Sequence[Any]) -> Array:
     """The tensor of a flat list of values that have the right kind; `FeedError` for a wrong number or range."""
-    count = element_count(name, shape)
+    count = math.prod(shape)
     if len(values) != count:
         raise FeedError(f"input `{name}` has {len(values)} values, expected {count}", hint=f"its shape is {[*shape]}")
     if datatype == "BYTES":
