@@ -159,6 +159,23 @@ def _random() -> onnx.ModelProto:
     return summed([node("RandomNormal", [], ["giant"], shape=[1 << 16, 1 << 15])], [])
 
 
+def _sizes_by_chance() -> onnx.ModelProto:
+    nodes = [
+        node("RandomUniform", [], ["chance"], shape=[2], high=1e9), node("Cast", ["chance"], ["n"], to=INT64),
+        node("ConstantOfShape", ["n"], ["giant"]),
+    ]  # fmt: skip
+    return summed(nodes, [])
+
+
+def _where_by_chance() -> onnx.ModelProto:
+    """Two vectors of unknown length, as a table."""
+    nodes = [
+        node("NonZero", ["many"], ["row"]), node("Reshape", ["row", "turn"], ["column"]),
+        node("Cast", ["column"], ["c"], to=TensorProto.BOOL), node("Where", ["c", "row", "column"], ["giant"]),
+    ]  # fmt: skip
+    return summed(nodes, [ones("many", 1 << 17), ints("turn", -1, 1)])
+
+
 def _input(*sizes: int) -> onnx.ModelProto:
     return model([node("Relu", ["x"], ["y"])], [value("x", sizes)], [value("y", None)])
 
@@ -200,6 +217,8 @@ BOMBS: dict[str, tuple[Callable[[], onnx.ModelProto], limits.Limit]] = {
     "products": (_products, limits.CONSTANT_WORK),
     "Loop that stacks": (_loop_with_a_trip_count, limits.RUN_SIZE),
     "random numbers": (_random, limits.RUN_SIZE),
+    "sizes by chance": (_sizes_by_chance, limits.CONSTANT_SIZE),
+    "Where": (_where_by_chance, limits.CONSTANT_SIZE),
     "inputs": (lambda: _input(50_000, 50_000), limits.RUN_SIZE),
     "inputs, 2^124": (lambda: _input(1 << 62, 1 << 62), limits.RUN_SIZE),
     "Einsum of inputs": (_einsum_of_inputs, limits.RUN_SIZE),
@@ -211,10 +230,67 @@ BOMBS: dict[str, tuple[Callable[[], onnx.ModelProto], limits.Limit]] = {
 def test_a_small_file_that_asks_for_too_much_is_refused_with_the_limit_to_raise(tmp_path: Path, case: str) -> None:
     made, limit = BOMBS[case]
     path = models.save(made(), tmp_path)
-    assert path.stat().st_size < 4096
+    assert path.stat().st_size < (1 << 20)
     with pytest.raises(ModelError) as caught:
         open_model(path)
     assert limit.variable in str(caught.value.hint)
+
+
+N = 1 << 31
+MS, NCHW, NHWC, ML = "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.ml"
+MAP = ones("a", 1, 1, 2, 2)
+GROWING: list[tuple[str, str, list[TensorProto], dict[str, object]]] = [
+    ("Range", MS, [number("a", 0), number("b", N), number("c", 1)], {}),
+    ("Pad", MS, [ones("a", 4), ints("b", 0, N)], {"mode": "constant"}),
+    ("CropAndResize", MS, [MAP, ones("b", 1, 4), ints("c", 0), ints("d", 1 << 16, 1 << 15)], {}),
+    ("ConvTransposeWithDynamicPads", MS, [MAP, ones("b", 1, 1, 2, 2), ints("c", 0, 0, 0, 0)],
+     {"strides": [1 << 16, 1 << 15]}),
+    ("Rfft", MS, [ones("a", 1, 4)], {"normalized": 0, "onesided": 1, "signal_ndim": 1}),
+    ("Irfft", MS, [ones("a", 1, 4, 2)], {"normalized": 0, "onesided": 1, "signal_ndim": 1}),
+    ("RelativePositionBias", MS, [ones("a", 32, 8), number("b", 1 << 16), number("c", 1 << 15)], {"max_distance": 128}),
+    ("RestorePadding", MS, [ones("a", 1, 8), ints("b", 0, N)], {}),
+    ("SampleOp", MS, [MAP], {}),
+    ("GridSample", MS, [MAP, ones("b", 1, 1, 1, 2)], {}),
+    ("CDist", MS, [ones("a", 9, 2), ones("b", 9, 2)], {"metric": "euclidean"}),
+    ("QLinearWhere", MS, [ones(name, 1) for name in "abcdefghi"], {}),
+    ("ExpandDims", MS, [ones("a", 9), number("b", 0)], {}),
+    ("GatherND", MS, [ones("a", 9), ints("b", 0)], {}),
+    ("MatMulFpQ4", MS, [ones("a", 9, 9), ints("b", 1), ints("c", 1 << 16, 1 << 15)], {}),
+    ("SparseToDenseMatMul", MS, [ones("a", 9, 9), ones("b", 9, 9)], {}),
+    ("NGramRepeatBlock", MS, [ints("a", 1), ones("b", 1, 1)], {"ngram_size": 2}),
+    ("GreedySearch", MS, [ints("a", 1), number("b", N)], {"eos_token_id": 0, "pad_token_id": 0}),
+    ("Upsample", NCHW, [ones("a", 1, 8, 2, 2)], {"scales": [1, 1, 1 << 15, 1 << 14]}),
+    ("Conv", NCHW, [ones("a", 1, 8, 2, 2), ones("b", 8, 8, 1, 1)], {"pads": [1 << 15, 1 << 15, 0, 0]}),
+    ("ConvTranspose", NHWC, [ones("a", 1, 2, 2, 1), ones("b", 1, 1, 2, 2)], {"strides": [1 << 16, 1 << 15]}),
+    ("Resize", NHWC, [ones("a", 1, 2, 2, 1)], {"sizes": [1, 1 << 16, 1 << 15, 1]}),
+    ("FromNowhere", "of.mine", [ones("a", 1)], {}),
+    ("HannWindow", "", [number("a", N)], {}),
+    ("HammingWindow", "", [number("a", N)], {}),
+    ("BlackmanWindow", "", [number("a", N)], {}),
+    ("MelWeightMatrix", "", [number("a", 1 << 15), number("b", 1 << 17), number("c", 16000), ones("d"), ones("e")], {}),
+    ("AffineGrid", "", [ones("a", 1, 2, 3), ints("b", 1, 1, 1 << 16, 1 << 15)], {}),
+    ("CenterCropPad", "", [ones("a", 1), ints("b", N)], {}),
+    ("Col2Im", "", [ones("a", 1, 1, 1), ints("b", 1 << 16, 1 << 15), ints("c", 1, 1)], {}),
+    ("DFT", "", [ones("a", 1, 4, 1), number("b", N), number("c", 1)], {}),
+    ("MaxUnpool", "", [MAP, ones("b", 1, 1, 2, 2), ints("c", 1, 1, 1 << 16, 1 << 15)], {"kernel_shape": [2, 2]}),
+    ("ConvTranspose", "", [MAP, ones("b", 1, 1, 2, 2)], {"strides": [1 << 16, 1 << 15]}),
+    ("Upsample", "", [MAP, ones("b", 4)], {}),
+    ("GatherND", "", [ones("a", 9), ints("b", 0)], {}),
+]  # fmt: skip
+"""Operators of all domains whose result may be large though their constants are small: with numbers that make it so, or none."""
+
+
+@pytest.mark.parametrize(("op", "domain", "stored", "given"), GROWING, ids=[f"{d}.{o}" for o, d, *_ in GROWING])
+def test_constants_of_any_domain_that_may_be_large_are_refused(
+    tmp_path: Path, op: str, domain: str, stored: list[TensorProto], given: dict[str, object]
+) -> None:
+    made = helper.make_node(op, [item.name for item in stored], ["giant"], domain=domain, **given)
+    proto = summed([made], stored)
+    if domain:
+        proto.opset_import.append(helper.make_opsetid(domain, 1))
+    with pytest.raises(ModelError, match="from constants alone|constant tensor of unknown size") as caught:
+        open_model(models.save(proto, tmp_path))
+    assert limits.CONSTANT_SIZE.variable in str(caught.value.hint)
 
 
 def test_a_limit_that_is_raised_lets_the_file_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

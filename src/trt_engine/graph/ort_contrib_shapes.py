@@ -324,7 +324,17 @@ def _upsample(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dic
     return TensorInfo(first.elem, tuple(size * int(scale) for size, scale in pairs))
 
 
+def _gather_blocks(first: TensorInfo, inputs: Sequence[TensorInfo | None], attrs: dict[str, Any]) -> TensorInfo | None:
+    """Two packed values of 4 bits are one uint8 of the last axis."""
+    sizes, at, scales = list(_sizes(first)), int(attrs.get("gather_axis", 0)), inputs[2]
+    if first.elem == TensorProto.UINT8 and attrs.get("bits", 4) == 4:
+        sizes[-1] *= 2 if sizes[-1] >= 0 else 1
+    sizes[at : at + 1 or None] = _sizes(inputs[1])
+    return None if scales is None else TensorInfo(scales.elem, tuple(sizes))
+
+
 _RULES: dict[str, _Rule] = {
+    "GatherBlockQuantized": _gather_blocks,
     "MatMulNBits": _replace_last_axis("N"),
     "MatMulBnb4": _replace_last_axis("N"),
     "Attention": _attention,

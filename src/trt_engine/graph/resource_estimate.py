@@ -32,9 +32,10 @@ _MAX_FOLLOWED_ELEMENTS = 100_000
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 _NOT_LARGER = frozenset(
     "Compress Unique Slice Reshape Squeeze Unsqueeze Transpose Identity Cast Flatten Trilu TopK Dropout ReduceSum ReduceMax "
-    "ReduceMin ReduceMean ReduceProd ArgMax ArgMin Split CumSum Neg Abs Not Where".split()
+    "ReduceMin ReduceMean ReduceProd ArgMax ArgMin Split CumSum Neg Abs Not QuantizeLinear DequantizeLinear".split()
 )
-"""Operators whose result never has more elements than all inputs together."""
+"""Operators of ONNX and ONNX Runtime whose result never has more elements than all inputs together; any other whose result
+has no known shape, of any domain, is of unknown size."""
 _PRODUCTS = frozenset("MatMul Gemm Einsum MatMulInteger QLinearMatMul Conv ConvTranspose".split())
 
 
@@ -47,9 +48,11 @@ class _Totals:
     largest: tuple[int, str] = (0, "")
     heaviest: tuple[int, str] = (0, "")
     unknown: str = ""
-    """First constant node whose result size is unknown."""
+    """First constant or random node whose result size is unknown."""
     known: dict[str, int] = field(default_factory=dict)
-    """Upper bound in bytes of each tensor that depends only on constants."""
+    """Upper bound in bytes of each tensor that depends only on constants and random numbers."""
+    random: set[str] = field(default_factory=set)
+    """Those that random numbers are part of: nothing computes them before the model runs, so they count in its peak alone."""
 
 
 def check_resource_limits(graph: GraphIndex, traced: Trace, nbytes: int) -> None:
@@ -117,12 +120,15 @@ def _add_constants(steps: Sequence[TracedNode], sums: _Totals) -> None:
         node = step.node
         if step.folded:  # a few thousand elements at most, including Shape of a static tensor
             sizes = [_nbytes(fact) for fact in step.outputs]
-        elif any(name not in known for name in node.input if name) or step.bodies or node.op_type in RANDOM_OPS:
+        elif any(name not in known for name in node.input if name) or step.bodies:
             continue
         else:
             sizes = [_max_constant_nbytes(step, fact, sums) for fact in step.outputs]
         for name, size in zip(node.output, sizes, strict=False):
             known[name] = size
+        if node.op_type in RANDOM_OPS or not sums.random.isdisjoint(node.input):
+            sums.random.update(node.output)
+            continue
         total = sum(sizes)
         sums.constant += total
         if total > sums.largest[0]:
@@ -145,7 +151,9 @@ def _max_constant_nbytes(step: TracedNode, fact: TensorInfo, sums: _Totals) -> i
     if step.node.op_type == "NonZero":
         rank = len(step.inputs[0].shape or ()) if step.inputs and step.inputs[0] is not None else 1
         return 8 * max(rank, 1) * max(inputs, default=0)
-    if step.node.op_type not in _NOT_LARGER and walk.domain_of(step.node) == "":
+    if step.node.op_type == "Where":
+        return 8 * math.prod(inputs)
+    if step.node.op_type not in _NOT_LARGER or walk.domain_of(step.node) not in ("", "com.microsoft"):
         sums.unknown = sums.unknown or walk.label(step.node)
     return sum(inputs) * 8
 
