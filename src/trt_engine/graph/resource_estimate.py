@@ -52,7 +52,7 @@ class _Totals:
     known: dict[str, int] = field(default_factory=dict)
     """Upper bound in bytes of each tensor that depends only on constants and random numbers."""
     random: set[str] = field(default_factory=set)
-    """Those that random numbers are part of: nothing computes them before the model runs, so they count in its peak alone."""
+    """Those that random numbers are part of: nothing computes them before the model runs."""
 
 
 def check_resource_limits(graph: GraphIndex, traced: Trace, nbytes: int) -> None:
