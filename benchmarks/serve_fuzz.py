@@ -131,7 +131,11 @@ class Fuzzer:
             document = self.spoil(document)
         head = json.dumps(document).encode()
         body = self.damage(head + np.ones(4, np.float32).tobytes()) if method == "POST" else b""
-        headers = {"Host": "a", "Content-Length": str(len(body)), "Inference-Header-Content-Length": str(len(head))}
+        headers = {
+            "Host": "localhost",
+            "Content-Length": str(len(body)),
+            "Inference-Header-Content-Length": str(len(head)),
+        }
         if pick.random() < 0.2:
             headers[pick.choice([*headers, "Content-Encoding", "Transfer-Encoding", "Expect", "Upgrade"])] = (
                 pick.choice(("", "-1", "0", "5", "9" * 30, "gzip", "chunked", "100-continue", "websocket", "x"))

@@ -164,7 +164,7 @@ def socket_caller(address: str, model: str, x: Any) -> Any:
     connection = socket.create_connection((host, int(port)))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     head = describe(x)
-    text = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(head) + x.nbytes}\r\n"
+    text = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(head) + x.nbytes}\r\n"
     request = f"{text}Inference-Header-Content-Length: {len(head)}\r\n\r\n".encode() + head + x.tobytes()
 
     def call() -> None:

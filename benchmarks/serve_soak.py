@@ -40,7 +40,13 @@ MEANT = ("deadline", "Deadline", "cancelled", "Cancelled", "expected")
 
 
 def serve(repository: str, ends: Connection) -> None:
-    settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": -1, "drain_delay_s": 0}
+    settings: dict[str, Any] = {
+        "control_without_token": True,
+        "http_port": 0,
+        "grpc_port": 0,
+        "metrics_port": -1,
+        "drain_delay_s": 0,
+    }
     with te.serve(model_repository=repository, model_control_mode="explicit", load_model=["m"], **settings) as server:
         ends.send((server.http_address, server.grpc_address))
         ends.recv()
@@ -104,7 +110,7 @@ class Load:
         """Requests that are cancelled, and connections that are closed, on the way."""
         client = tritonclient.grpc.InferenceServerClient(grpc_address)
         host, _, port = http.rpartition(":")
-        head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nInference-Header-Content-Length: 0\r\n"
+        head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: localhost\r\nInference-Header-Content-Length: 0\r\n"
         given = tritonclient.grpc.InferInput("x", [4, 64], "FP32")
         given.set_data_from_numpy(np.zeros((4, 64), np.float32))
         while not stop.wait(0.02):

@@ -153,7 +153,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     engine = te.build(
         model, out=folder / "double.engine.onnx", device="cuda:0", batch=(1, 4, 8), store=te.Store(folder / "store")
     )
-    with te.serve([f"double={engine.path}"], http_port=0, grpc_port=0, metrics_port=-1, drain_delay_s=0) as server:
+    settings = {"http_port": 0, "grpc_port": 0, "metrics_port": -1, "drain_delay_s": 0, "shared_memory_prefix": "/own_"}
+    with te.serve([f"double={engine.path}"], **settings) as server:
         yield server
 
 

@@ -5,6 +5,7 @@ Handles are keys of buffers of the engine's device; tests/gpu/test_cuda_shared_m
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from serving.triton import Client, fetch, ones
 from trt_engine.device import Buffer, Device
 from trt_engine.errors import FeedError, UnknownModel, UsageError
 from trt_engine.serving import cuda_memory
-from trt_engine.serving.inference import RegionPart, Service
+from trt_engine.serving.inference import InferRequest, RegionPart, Service
 from trt_engine.serving.server import Server
 
 
@@ -70,7 +71,7 @@ def server(gpu: Gpu, serve: Callable[..., Server], tmp_path_factory: pytest.Temp
         double_model(folder / "double.onnx"), out=folder / "double.fake", backend="fake", device="fake:0",
         batch=(1, 2, 8), parity=False, store=te.Store(folder / "store"),
     )  # fmt: skip
-    server = serve(f"double={engine.path}")
+    server = serve(f"double={engine.path}", shared_memory_prefix="/own_")
     device = service_of(server).repository.models["double"].versions["1"].device
     assert device is not None
     gpu.device = device
@@ -135,12 +136,20 @@ def test_an_input_is_used_in_place_where_it_is_aligned(server: Server, gpu: Gpu)
     gpu.put(handle, ones(2), 256)
     gpu.put(handle, ones(3), 512 + 16)
     service.cuda_memory.register("region", handle, 0, 1024)
-    found = service.read_region(served, "x", "FP32", (2, 4), RegionPart("region", 32, 256))
-    assert not isinstance(found, np.ndarray) and found.shape == (2, 4)
-    found = service.read_region(served, "x", "FP32", (3, 4), RegionPart("region", 48, 528))
-    assert isinstance(found, np.ndarray) and (found == ones(3)).all()
+
+    def read(shape: tuple[int, ...], part: RegionPart) -> tuple[Any, int]:
+        request = InferRequest(feeds={"x": service.check_region(served, "x", "FP32", shape, part)})
+        asyncio.run(service.read_regions(served, request))
+        held = request.held
+        service.forget(request)
+        return request.feeds["x"], held
+
+    found, held = read((2, 4), RegionPart("region", 32, 256))
+    assert not isinstance(found, np.ndarray) and found.shape == (2, 4) and held == 0
+    found, held = read((3, 4), RegionPart("region", 48, 528))
+    assert isinstance(found, np.ndarray) and (found == ones(3)).all() and held == 48, "what is copied counts"
     with pytest.raises(FeedError, match="has 32 bytes, expected 48"):
-        service.read_region(served, "x", "FP32", (3, 4), RegionPart("region", 32, 256))
+        read((3, 4), RegionPart("region", 32, 256))
     service.cuda_memory.unregister("region")
 
 

@@ -41,7 +41,7 @@ INFER = "/v2/models/double/infer"
 def server(engines: dict[str, Path], serve: Callable[..., Server]) -> Server:
     return serve(
         *(engines[name] for name in ("double", *ECHO)), grpc_port=-1, max_request="64KiB", max_json="16KiB",
-        max_header="4KiB", request_timeout_s=HANG_S, max_connections=40,
+        max_header="4KiB", request_timeout_s=HANG_S, max_connections=40, shared_memory_prefix="/trt_engine_test_",
     )  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_json_tensors_are_flat_or_nested(server: Server, data: list[Any]) -> Non
 def test_a_raw_body_is_the_one_input(server: Server) -> None:
     request = ones(3).tobytes()
     with socket.create_connection(address(server), HANG_S) as raw:
-        head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(request)}\r\nConnection: close\r\n"
+        head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(request)}\r\nConnection: close\r\n"
         raw.sendall(head.encode() + b"Inference-Header-Content-Length: 0\r\n\r\n" + request)
         answer = b"".join(iter(lambda: raw.recv(1 << 16), b""))
     header, _, body = answer.partition(b"\r\n\r\n")
@@ -260,7 +260,12 @@ def received(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"POST ", b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: ", b"GET /v2 HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 20],
+    [
+        b"",
+        b"POST ",
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: ",
+        b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20,
+    ],
     ids=["nothing", "a method", "half a header", "no end"],
 )
 def test_a_connection_whose_header_does_not_come_is_closed(impatient: Server, text: bytes) -> None:
@@ -272,7 +277,7 @@ def test_a_connection_whose_header_does_not_come_is_closed(impatient: Server, te
 def test_a_body_that_does_not_come_is_an_error_in_time_and_costs_nobody_else(
     impatient: Server,
 ) -> None:
-    head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nContent-Length: 50000\r\n\r\n".encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n".encode()
     with contextlib.ExitStack() as opened:
         slow = [opened.enter_context(socket.create_connection(address(impatient), HANG_S)) for _ in range(10)]
         for one in slow:
@@ -282,14 +287,16 @@ def test_a_body_that_does_not_come_is_an_error_in_time_and_costs_nobody_else(
 
 
 def test_a_header_over_the_limit_ends_the_connection(raw: Callable[[bytes], socket.socket]) -> None:
-    whole = received(raw(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 8000 + b"\r\n\r\n"))
+    whole = received(raw(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 8000 + b"\r\n\r\n"))
     assert whole.startswith(b"HTTP/1.1 400") or whole == b""
-    assert received(raw(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 8000)) == b""
-    assert b" 200 " not in received(raw(b"GET /" + b"y" * 8000 + b" HTTP/1.1\r\nHost: a\r\n\r\n"))
+    assert received(raw(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * 8000)) == b""
+    assert b" 200 " not in received(raw(b"GET /" + b"y" * 8000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"))
 
 
 def test_a_chunked_body_over_the_limit_is_refused(raw: Callable[[bytes], socket.socket]) -> None:
-    head = f"POST {INFER} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
+    head = (
+        f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
+    )
     small = body_of([1] * 4)
     assert received(raw(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(small), small))).startswith(b"HTTP/1.1 200")
     connection = raw(head)
@@ -302,7 +309,7 @@ def test_a_chunked_body_over_the_limit_is_refused(raw: Callable[[bytes], socket.
 def test_connections_beyond_the_limit_are_closed_and_the_others_stay(
     raw: Callable[[bytes], socket.socket], server: Server
 ) -> None:
-    opened = [raw(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n") for _ in range(60)]
+    opened = [raw(b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n") for _ in range(60)]
     kept = 0
     for one in opened:
         with contextlib.suppress(ConnectionResetError):

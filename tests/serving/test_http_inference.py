@@ -56,7 +56,9 @@ def connect(server: Server) -> socket.socket:
 
 
 def head_of(length: int, *more: str) -> bytes:
-    return "\r\n".join([f"POST {INFER} HTTP/1.1", "Host: a", f"Content-Length: {length}", *more, "", ""]).encode()
+    return "\r\n".join(
+        [f"POST {INFER} HTTP/1.1", "Host: localhost", f"Content-Length: {length}", *more, "", ""]
+    ).encode()
 
 
 def read(connection: socket.socket) -> tuple[int, bytes]:
@@ -107,7 +109,7 @@ def test_binary_tensors_follow_the_json(server: Server, taken: list[str]) -> Non
 
 
 def test_requests_sent_at_once_are_answered_in_their_order(server: Server, taken: list[str]) -> None:
-    metadata = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+    metadata = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     one = head_of(len(BODY)) + BODY
     with connect(server) as connection:
         connection.sendall(one + metadata + one + one + metadata + head_of(len(LARGE)) + LARGE + one)
@@ -234,7 +236,7 @@ def test_a_client_that_never_reads_its_answer_is_dropped(
 
 
 def test_requests_that_end_in_one_read_are_no_large_header(server: Server) -> None:
-    one, count = "GET /v2/health/live HTTP/1.1\r\nHost: a\r\n", 10_000
+    one, count = "GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n", 10_000
     text = ((one + "\r\n") * (count - 1) + one + "Connection: close\r\n\r\n").encode()
     with connect(server) as connection:
         sender = Thread(target=connection.sendall, args=(text,))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from patience import HANG_S, until
-from serving.conftest import start
+from serving.conftest import place, start
 from serving.triton import Client, fetch, ones
-from trt_engine.errors import SetupError
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.serving.callers import is_loopback
 from trt_engine.serving.execution import TimedRunner
-from trt_engine.serving.server import Server, is_loopback
+from trt_engine.serving.server import Server
+from trt_engine.serving.shared_memory import SharedMemory
 
 
 def long_call(server: Server, protocol: str = "http", times: int = 4_000) -> Any:
@@ -121,7 +123,7 @@ def wait_in_queue(server: Server, protocol: str) -> Callable[[], object]:
     connection = connect(server)
     body = b'{"inputs":[{"name":"count","shape":[1],"datatype":"INT64","data":[1]}]}'
     connection.sendall(
-        b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     )
     return connection.close
 
@@ -136,7 +138,7 @@ def test_clients_that_send_slowly_or_not_at_all_cost_nobody_else(
     engines: dict[str, Path], serve: Callable[..., Server]
 ) -> None:
     server = serve(engines["double"], request_timeout_s=HANG_S, max_in_flight=8)
-    head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 80\r\n"
+    head = b"POST /v2/models/double/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 80\r\n"
     connections = []
     for start_of_request in (b"", b"P", head, head + b"X-Header: "):
         for _ in range(50):
@@ -301,17 +303,119 @@ def test_shared_memory_is_off_beyond_loopback(engines: dict[str, Path], serve: C
 def test_keys_of_shared_memory_cannot_be_paths(
     engines: dict[str, Path], serve: Callable[..., Server], key: str
 ) -> None:
-    from trt_engine.errors import UsageError
-    from trt_engine.serving.shared_memory import SharedMemory
-
     with pytest.raises(UsageError, match="is not a key"):
         SharedMemory(enabled=True).register("r", key, 0, 4)
 
 
-def test_a_region_that_shrinks_is_an_error(engines: dict[str, Path]) -> None:
-    from trt_engine.errors import UsageError
-    from trt_engine.serving.shared_memory import SharedMemory
+@pytest.fixture
+def region() -> Iterator[Path]:
+    path = Path(f"/dev/shm/trt_engine_{os.getpid()}_region")
+    path.write_bytes(np.ones(256, np.float32).tobytes())
+    yield path
+    path.unlink()
 
+
+def infer_region(server: Server, nbytes: int, shape: list[int]) -> tuple[int, Any]:
+    parameters = {"shared_memory_region": "r", "shared_memory_byte_size": nbytes}
+    item = {"name": "x", "shape": shape, "datatype": "FP32", "parameters": parameters}
+    status, _, answer = fetch(server, "/v2/models/double/infer", json.dumps({"inputs": [item]}).encode())
+    return status, answer
+
+
+def test_shared_memory_is_for_callers_with_a_token_or_for_regions_that_the_server_names(
+    engines: dict[str, Path],
+    serve: Callable[..., Server],
+    region: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def register(server: Server, **headers: str) -> tuple[int, str]:
+        body = json.dumps({"key": region.name, "byte_size": 16}).encode()
+        status, _, answer = fetch(server, "/v2/systemsharedmemory/region/r/register", body, **headers)
+        return status, str(answer)
+
+    status, answer = register(serve(engines["double"], grpc_port=-1))
+    assert status == 400 and "`--shared-memory-prefix /app_` or `--token-file FILE`" in answer
+    status, answer = register(serve(engines["double"], grpc_port=-1, shared_memory_prefix="/other_"))
+    assert status == 400 and "does not begin with `/other_`" in answer
+    server = serve(engines["double"], grpc_port=-1, shared_memory_prefix="/trt_engine_")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 12345)
+        status, answer = register(server)
+    assert status == 400 and "belongs to another user" in answer
+    assert register(server)[0] == 200
+    (tmp_path / "token").write_text("s3cret")
+    server = serve(engines["double"], grpc_port=-1, token_file=tmp_path / "token")
+    assert register(server)[0] == 401 and register(server, Authorization="Bearer s3cret")[0] == 200
+    with pytest.raises(UsageError, match="gives the memory of this user to every client"):
+        start(engines["double"], shared_memory=True)
+
+
+def test_shared_memory_is_compared_and_counted_before_it_is_read(
+    engines: dict[str, Path], serve: Callable[..., Server], region: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(region, 1 << 40)  # takes no memory
+    server = serve(engines["double"], grpc_port=-1, shared_memory_prefix="/trt_engine_")
+    body = json.dumps({"key": region.name, "byte_size": 1 << 40}).encode()
+    assert fetch(server, "/v2/systemsharedmemory/region/r/register", body)[0] == 200
+    assert server._service is not None
+    server._service.max_request = 64
+    read = SharedMemory.read
+    monkeypatch.setattr(SharedMemory, "read", lambda *_: pytest.fail("it was read"))
+    for nbytes, shape, text in (
+        (1 << 32, [1 << 28, 4], "profile 0 spans 1x4 to 8x4"), (64, [1, 4], "has 64 bytes, expected 16"),
+        (128, [8, 4], "64 are allowed"), (1 << 41, [1, 4], "expected 16"),
+    ):  # fmt: skip
+        status, answer = infer_region(server, nbytes, shape)
+        assert status == 400 and text in answer["error"], answer
+    seen = []
+    monkeypatch.setattr(
+        SharedMemory, "read", lambda *given: seen.append(server._service.admission.nbytes) or read(*given)
+    )
+    before = len(json.dumps({}))
+    assert infer_region(server, 64, [4, 4])[0] == 200 and seen[0] > before + 64
+    assert server._service.admission.nbytes == 0
+
+
+def test_a_name_or_a_page_from_elsewhere_does_not_use_a_server_of_this_machine(
+    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    server = serve(engines["double"], grpc_port=-1, allowed_host=["models.example"])
+    body = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[0,1,2,3]}]}'
+    port = str(server.http_address).rpartition(":")[2]
+    for path, data in (("/", None), ("/v2/models/double/infer", body), ("/metrics", None), ("/v2/health/live", None)):
+        for host, origin, status in (
+            (f"localhost:{port}", None, 200), ("evil.example", None, 421), (f"evil.example:{port}", None, 421),
+            ("127.0.0.1.evil.example", None, 421), ("[::1]:80", None, 200), ("models.example", None, 200),
+            ("localhost:9", "http://localhost:9", 200), ("localhost:9", "http://localhost:10", 403),
+            ("localhost", "http://evil.example", 403), ("localhost", "null", 403),
+            ("localhost", "https://models.example", 200),
+        ):  # fmt: skip
+            for _ in range(2):  # by ASGI, then without it
+                headers = {"Host": host} | ({"Origin": origin} if origin else {})
+                assert fetch(server, path, data, **headers)[0] == status, (path, host, origin)
+    assert fetch(server, f"http://{server.metrics_address}/metrics", Host="evil.example")[0] == 421
+
+
+def test_clients_without_a_token_load_no_models_unless_that_is_configured(
+    engines: dict[str, Path], repository: Path, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    place(engines["double"], repository, "net")
+    control = {"model_repository": repository, "model_control_mode": "explicit"}
+    server = serve(**control)
+    for protocol in ("http", "grpc"):
+        client = Client(protocol, server)
+        for call in (client.raw.load_model, client.raw.unload_model):
+            with pytest.raises(InferenceServerException, match="without a token may not load"):
+                call("net")
+        client.raw.close()
+    (tmp_path / "token").write_text("s3cret")
+    server = serve(**control, token_file=tmp_path / "token")
+    assert fetch(server, "/v2/repository/models/net/load", b"")[0] == 401
+    assert fetch(server, "/v2/repository/models/net/load", b"", Authorization="Bearer s3cret")[0] == 200
+
+
+def test_a_region_that_shrinks_is_an_error(engines: dict[str, Path]) -> None:
     path = Path(f"/dev/shm/trt_engine_{os.getpid()}_shrinks")
     path.write_bytes(bytes(64))
     memory = SharedMemory(enabled=True)
@@ -341,11 +445,10 @@ def test_a_token_is_needed_where_one_is_set(
             {},
             {"Authorization": "Bearer s3cre"},
             {"Authorization": "s3cret"},
-            {"Authorization": "bearer s3cret"},
         ):
             status, headers, _ = fetch(server, path, **wrong)
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
-    right = {"Authorization": "Bearer s3cret"}
+    right = {"Authorization": "bearer  s3cret"}  # the scheme has no case
     assert fetch(server, "/v2", **right)[0] == fetch(server, "/metrics", **right)[0] == 200
     for protocol in ("http", "grpc"):
         client = Client(protocol, server)
@@ -396,8 +499,6 @@ def test_a_missing_package_is_exit_code_3_with_the_command(engines: dict[str, Pa
 
 
 def test_a_model_with_a_token_file_that_is_empty_is_refused(engines: dict[str, Path], tmp_path: Path) -> None:
-    from trt_engine.errors import UsageError
-
     (tmp_path / "token").write_text(" \n")
     with pytest.raises(UsageError, match="has no token"):
         start(engines["double"], token_file=tmp_path / "token")

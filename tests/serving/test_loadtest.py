@@ -17,7 +17,7 @@ BRIEF = {"warmup_s": 0.0, "duration_s": 0.2}
 
 @pytest.fixture(scope="module")
 def server(engines: dict[str, Path], serve: Callable[..., Server]) -> Server:
-    return serve(engines["double"])
+    return serve(engines["double"], shared_memory_prefix="/trt-engine-load-")
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -290,7 +290,9 @@ def test_a_new_version_replaces_the_old_one_under_load_and_loses_no_request(
     engines: dict[str, Path], serve: Callable[..., Server], repository: Path
 ) -> None:
     place(engines["double"], repository, "net")
-    server = serve(model_repository=repository, model_control_mode="explicit", load_model=["net"])
+    server = serve(
+        model_repository=repository, model_control_mode="explicit", control_without_token=True, load_model=["net"]
+    )
     stop, failures, seen = threading.Event(), [], set()
 
     def call(protocol: str) -> None:
@@ -331,7 +333,9 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(
     engines: dict[str, Path], serve: Callable[..., Server], repository: Path
 ) -> None:
     place(engines["double"], repository, "net")
-    server = serve(model_repository=repository, model_control_mode="explicit", load_model=["net"])
+    server = serve(
+        model_repository=repository, model_control_mode="explicit", control_without_token=True, load_model=["net"]
+    )
     damage(place(engines["triple"], repository, "net", 2))
     client = Client("http", server)
     with pytest.raises(InferenceServerException, match="digest differs"):
@@ -346,7 +350,13 @@ def test_the_index_is_right_again_once_the_files_are(
     engines: dict[str, Path], serve: Callable[..., Server], repository: Path
 ) -> None:
     version = place(engines["double"], repository, "net")
-    server = serve(model_repository=repository, model_control_mode="explicit", load_model=["net"], grpc_port=-1)
+    server = serve(
+        model_repository=repository,
+        model_control_mode="explicit",
+        control_without_token=True,
+        load_model=["net"],
+        grpc_port=-1,
+    )
     client = Client("http", server)
     for file in ("model.onnx", "model.onnx.json"):
         shutil.copy2(version / file, repository / file)
@@ -385,7 +395,11 @@ def test_files_that_have_gone_or_lead_nowhere_are_a_reason_not_a_failure(
     place(engines["double"], repository, "gone")
     (place(engines["double"], repository, "link").parent / "config.pbtxt").symlink_to("nowhere")
     server = serve(
-        model_repository=repository, model_control_mode="explicit", load_model=["gone", "link"], grpc_port=-1
+        model_repository=repository,
+        model_control_mode="explicit",
+        control_without_token=True,
+        load_model=["gone", "link"],
+        grpc_port=-1,
     )
     assert "no such file" in index(server)["link/"][1]
     shutil.rmtree(repository / "gone")
@@ -431,7 +445,7 @@ def test_names_cannot_leave_the_repository(
         place(engines["double"], tmp_path, "secret")
         place(engines["double"], tmp_path, "models/.hidden")
         root.mkdir(exist_ok=True)
-        _escape_server = serve(model_repository=root, model_control_mode="explicit")
+        _escape_server = serve(model_repository=root, model_control_mode="explicit", control_without_token=True)
     from tritonclient.grpc import service_pb2
 
     client = Client("grpc", _escape_server)

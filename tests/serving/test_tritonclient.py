@@ -36,7 +36,12 @@ def server(engines: dict[str, Path], serve: Callable[..., Server], tmp_path_fact
     both += "default_queue_policy { max_queue_size: 256 allow_timeout_override: true } }"
     (root / "double" / "config.pbtxt").write_text(both)
     return serve(
-        model_repository=root, model_control_mode="explicit", load_model=["double", "slow", *ECHO], max_queue=2
+        model_repository=root,
+        model_control_mode="explicit",
+        load_model=["double", "slow", *ECHO],
+        max_queue=2,
+        control_without_token=True,
+        shared_memory_prefix="/trt_engine_",
     )
 
 

@@ -39,6 +39,11 @@ class ServeConfig(Config):
                 raise UsageError(f"`{flag}` is {getattr(self, name)}, expected 0 to 65535", hint="0 is any free port")
         if self.http_port < 0 and self.grpc_port < 0:
             raise UsageError("neither HTTP nor gRPC has a port", hint="leave out `--http-port -1` or `--grpc-port -1`")
+        if self.shared_memory and self.token_file is None and self.shared_memory_prefix is None:
+            raise UsageError(
+                "`--shared-memory` gives the memory of this user to every client",
+                hint="`--token-file FILE`, or `--shared-memory-prefix /app_` for keys that begin so",
+            )
         if not self.host:
             raise UsageError("`--host` is empty", hint="`--host 0.0.0.0` is every address")
 
@@ -77,9 +82,20 @@ class ServeConfig(Config):
     )
     tls_cert: Path | None = opt(None, "certificate chain for TLS, PEM", parse=Path, metavar="FILE")
     tls_key: Path | None = opt(None, "private key for TLS, PEM", parse=Path, metavar="FILE")
+    allowed_host: tuple[str, ...] = opt(
+        (), "on a loopback address: another name in `Host` and `Origin` that is answered, as of a proxy", parse=str,
+        multiple=True, metavar="NAME",
+    )  # fmt: skip
+    control_without_token: bool = opt(
+        False, "with explicit control: clients load and unload models without a token", group="Input"
+    )
     shared_memory: bool | None = opt(
-        None, "let clients register shared memory [default: only on a loopback address]",
+        None, "let clients register shared memory [default: on a loopback address, with a token or a prefix]",
         flags="--shared-memory/--no-shared-memory",
+    )  # fmt: skip
+    shared_memory_prefix: str | None = opt(
+        None, "let clients register shared memory of the server's own user whose key begins so; `/` is every key",
+        metavar="KEY",
     )  # fmt: skip
 
     otlp_endpoint: str | None = opt(

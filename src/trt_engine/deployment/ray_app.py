@@ -53,7 +53,7 @@ class Engines:
     """One replica: every model of the application, behind the protocol of `serve`."""
 
     async def __init__(self, folder: str, models: dict[str, str], backend: str) -> None:  # type: ignore[misc]
-        config = ServeConfig(shared_memory=False)
+        config = ServeConfig(host="0.0.0.0", shared_memory=False)  # names of the host are the proxy's
         repository = Repository(
             None,
             {name: Path(folder) / file for name, file in models.items()},

@@ -89,6 +89,10 @@ class CudaMemory:
             raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
         return self._regions[name]
 
+    def check(self, name: str, offset: int, size: int) -> None:
+        """`UsageError` for a part that is outside of the region, `UnknownModel` for one that is not registered."""
+        check_range(self._find(name), offset, size)
+
     def array(self, name: str, offset: int, size: int, dtype: str, shape: Shape, device: Device | None) -> Any:
         """A part of a region as an array on its GPU; None where an engine on `device` cannot read it in place."""
         region = self._find(name)

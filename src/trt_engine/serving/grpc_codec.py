@@ -47,7 +47,7 @@ def decode_infer(service: Service, served: ServedVersion, message: Any) -> Infer
         check_input(served, item.name, item.datatype, shape, request.feeds)
         part = region_of(read_parameters(item.parameters)) if item.parameters else None
         if part is not None:
-            request.feeds[item.name] = service.read_region(served, item.name, item.datatype, shape, part)
+            request.feeds[item.name] = service.check_region(served, item.name, item.datatype, shape, part)
             continue
         if raw:
             if item.HasField("contents"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -17,6 +16,7 @@ from trt_engine.config.serve import ServeConfig
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, TrtEngineError, UnknownModel, UsageError
 from trt_engine.format import format_address
+from trt_engine.serving.callers import Callers
 from trt_engine.serving.grpc_codec import (
     decode_infer,
     encode_infer,
@@ -24,7 +24,7 @@ from trt_engine.serving.grpc_codec import (
     statistics_message,
     tensor_metadata,
 )
-from trt_engine.serving.inference import Service, start_timing
+from trt_engine.serving.inference import InferRequest, Service, start_timing
 from trt_engine.serving.messages import HEALTH_SERVICE, INFERENCE_SERVICE, message, service
 from trt_engine.serving.served_model import ServedVersion
 
@@ -54,7 +54,7 @@ class GrpcServer:
 
     def __init__(self, shared: Service, config: ServeConfig, token: bytes | None) -> None:
         self._service, self._config = shared, config
-        self._authorization = "Bearer " + token.decode() if token else None
+        self._callers = Callers(config, token)
         most = config.max_request + _LARGE_FRAME
         self._server = grpc.aio.server(
             options=[
@@ -137,10 +137,10 @@ class GrpcServer:
         return guarded
 
     async def _check_token(self, name: str, context: Any) -> None:
-        if self._authorization is None or name in _OPEN:
+        if name in _OPEN:
             return
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
-        if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self._authorization.encode()):
+        if not self._callers.has_token(given if isinstance(given, bytes) else given.encode()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is needed")
 
     # -------------------------------------------------------------------------------------------- inference
@@ -152,9 +152,11 @@ class GrpcServer:
         shared.admission.enter(nbytes)
         timing = start_timing()
         served: ServedVersion | None = None
+        decoded: InferRequest | None = None
         try:
             served = shared.repository.acquire(request.model_name, request.model_version)
             decoded = decode_infer(shared, served, request)
+            await shared.read_regions(served, decoded)
             if remaining_s is not None and remaining_s < 1e6:
                 limit_us = max(int(remaining_s * 1e6), 1)
                 decoded.timeout_us = min(decoded.timeout_us or limit_us, limit_us)
@@ -167,6 +169,8 @@ class GrpcServer:
             raise
         finally:
             shared.admission.leave(nbytes)
+            if decoded is not None:
+                shared.forget(decoded)
             if served is not None:
                 served.leave()
 

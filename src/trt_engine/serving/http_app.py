@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hmac
 import logging
 import zlib
 from collections.abc import Awaitable, Callable
@@ -15,6 +14,7 @@ from trt_engine.atomic_io import encode_json
 from trt_engine.config.serve import ServeConfig
 from trt_engine.environment import distribution_version
 from trt_engine.errors import Overloaded, TrtEngineError, UsageError
+from trt_engine.serving.callers import Callers
 from trt_engine.serving.http_codec import decode_infer, decode_json, encode_document, encode_infer
 from trt_engine.serving.image_requests import infer_image
 from trt_engine.serving.inference import InferRequest, Service, integer, start_timing
@@ -114,7 +114,7 @@ class HttpApp:
     ) -> None:
         self._service = service
         self._config = config
-        self._authorization = b"Bearer " + token if token else None
+        self._callers = Callers(config, token)
         self._metrics = metrics
         self.metrics_ports: set[int] = set()
         """Ports that have the metrics alone."""
@@ -132,6 +132,7 @@ class HttpApp:
             await self._send_parts(send, parts, headers, status)
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        self._check_caller(scope["headers"], needs_token=False)
         path = scope["path"]
         if scope["server"] is not None and scope["server"][1] in self.metrics_ports and path != "/metrics":
             raise _HttpError(404, "this port has `/metrics` alone")
@@ -141,7 +142,7 @@ class HttpApp:
             if route.name == "infer" and len(self._inference_routes) < 1024:
                 self._inference_routes[path] = route
         if route.name not in _OPEN:
-            self._check_token(scope["headers"])
+            self._check_caller(scope["headers"], needs_token=True)
         if route.name in ("infer", "image"):
             connection = scope["state"]["connection"]
             connection.running = asyncio.current_task()
@@ -153,12 +154,9 @@ class HttpApp:
         handler: Callable[..., Awaitable[None]] = getattr(self, f"_get_{route.name.replace('-', '_')}")
         await handler(route, scope["headers"], receive, send)
 
-    def _check_token(self, headers: Headers) -> None:
-        if self._authorization is None:
-            return
-        given = next((value for name, value in headers if name == b"authorization"), b"")
-        if not hmac.compare_digest(given, self._authorization):
-            raise _HttpError(401, "a bearer token is needed", [(b"www-authenticate", b"Bearer")])
+    def _check_caller(self, headers: Headers, *, needs_token: bool) -> None:
+        if (found := self._callers.refusal(headers, needs_token=needs_token)) is not None:
+            raise _HttpError(*found, [(b"www-authenticate", b"Bearer")] if found[0] == 401 else None)
 
     # -------------------------------------------------------------------------------------------- inference
 
@@ -176,7 +174,7 @@ class HttpApp:
         if path not in self._inference_routes or admission.draining:
             return None
         try:
-            self._check_token(headers)
+            self._check_caller(headers, needs_token=True)
             length, header, encoding = _body_headers(headers)
         except (_HttpError, UsageError):
             return None
@@ -243,6 +241,7 @@ class HttpApp:
 
     async def _run_inference(self, route: Route, headers: Headers, body: memoryview, header: int | None) -> Answer:
         served: ServedVersion | None = None
+        request: InferRequest | None = None
         buffers: list[memoryview | bytes] = []
         timing = start_timing()
         try:
@@ -252,6 +251,7 @@ class HttpApp:
             else:
                 request = await self._decode(served, body, header)
                 del body
+                await self._service.read_regions(served, request)
                 outputs = await self._service.run(served, request, timing)
                 document, buffers = encode_infer(self._service, served, request, outputs)
             self._service.count_success(served, timing, headers)
@@ -259,6 +259,8 @@ class HttpApp:
             self._service.count_failure(served, timing, headers, error)
             raise
         finally:
+            if request is not None:
+                self._service.forget(request)
             if served is not None:
                 served.leave()
         truth = (b"trt-engine", served.header)

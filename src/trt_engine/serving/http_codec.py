@@ -101,7 +101,7 @@ def decode_infer(service: Service, served: ServedVersion, body: memoryview, head
         check_input(served, item.name, item.datatype, shape, request.feeds)
         size = parameters.get("binary_data_size")
         if (part := region_of(parameters)) is not None:
-            request.feeds[item.name] = service.read_region(served, item.name, item.datatype, shape, part)
+            request.feeds[item.name] = service.check_region(served, item.name, item.datatype, shape, part)
             continue
         if size is not None:
             if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(body) - position:

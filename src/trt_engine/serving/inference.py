@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trt_engine.errors import FeedError, UnknownModel, UsageError
+from trt_engine.errors import FeedError, Overloaded, UnknownModel, UsageError
 from trt_engine.serving.admission import Admission
 from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.repository import Repository
@@ -24,6 +26,8 @@ Parameters = Mapping[str, Any]
 RequestHeaders = Iterable[tuple[Any, Any]]
 """Names and values, as bytes (HTTP) or text (gRPC's metadata)."""
 _NONE: dict[str, Any] = {}
+_LARGE_REGIONS = 1 << 20
+"""Inputs in shared memory of more bytes are read in another thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,17 @@ class RegionPart:
     name: str
     size: int
     offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInput:
+    """An input in a region that is to be read."""
+
+    name: str
+    datatype: str
+    dtype: str
+    shape: Shape
+    part: RegionPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +84,8 @@ class InferRequest:
     priority: int = 0
     timeout_us: int = 0
     head: BinaryHead | None = None
+    held: int = 0
+    """Bytes of regions that were read, as the admission counts them."""
 
 
 @dataclass(slots=True)
@@ -81,9 +98,13 @@ class Service:
     admission: Admission
     mailbox: Mailbox
     explicit: bool
-    """Whether clients may load and unload models."""
+    """Whether clients may load and unload models, where `open_control` is true too."""
     strict: bool
     """Whether every requested model must be ready for the server to be."""
+    max_request: int = sys.maxsize
+    """Bytes that the inputs of a request in shared memory may have."""
+    open_control: bool = False
+    """Whether the clients that may send requests may load and unload models as well."""
     tracing: Tracing | None = None
     """Where spans of requests go; None: nowhere."""
 
@@ -98,7 +119,7 @@ class Service:
     def extensions(self) -> list[str]:
         """The protocol extensions that work here."""
         found = ["binary_tensor_data", "model_configuration", "model_repository", "schedule_policy", "statistics"]
-        if self.explicit:
+        if self.explicit and self.open_control:
             found.append("model_repository(unload_dependents)")
         if self.memory.enabled:
             found.append("system_shared_memory")
@@ -117,7 +138,7 @@ class Service:
         if not self._has_gpu():
             raise UnknownModel(
                 "there is no CUDA shared memory here: no loaded model runs on a GPU, or it is not enabled",
-                hint="`--device cuda:0`, and `--shared-memory` of `trt-engine serve`",
+                hint="`--device cuda:0`, and `--token-file FILE` or `--shared-memory-prefix /app_` of `trt-engine serve`",
             )
         return self.cuda_memory
 
@@ -126,17 +147,59 @@ class Service:
         if name in self.cuda_memory or name in self.memory:
             raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
 
-    def read_region(self, served: ServedVersion, name: str, datatype: str, shape: Shape, part: RegionPart) -> Any:
-        """The input `name` in a region: on the GPU where the engine can read it there, else a copy on the host."""
-        if part.name not in self.cuda_memory:
-            return decode_tensor(name, datatype, shape, self.memory.read(part.name, part.offset, part.size))
+    def check_region(
+        self, served: ServedVersion, name: str, datatype: str, shape: Shape, part: RegionPart
+    ) -> RegionInput:
+        """The input `name` in a region, checked and not read yet; the shape is one that the engine takes."""
         if datatype != "BYTES":
             check_nbytes(name, datatype, shape, part.size)
-            spec, _ = served.inputs[name]
-            found = self.cuda_memory.array(part.name, part.offset, part.size, spec.dtype, shape, served.device)
-            if found is not None:
-                return found
-        return decode_tensor(name, datatype, shape, self.cuda_memory.read(part.name, part.offset, part.size))
+        memory: CudaMemory | SharedMemory = self.cuda_memory if part.name in self.cuda_memory else self.memory
+        memory.check(part.name, part.offset, part.size)
+        return RegionInput(name, datatype, served.inputs[name][0].dtype, shape, part)
+
+    async def read_regions(self, served: ServedVersion, request: InferRequest) -> None:
+        """Put arrays in place of the inputs in regions: on the GPU where the engine can read them there, else copies.
+
+        What is copied counts as bytes of the request (`forget` gives them back): `Overloaded` where it is full.
+        """
+        wanted = [item for item in request.feeds.values() if isinstance(item, RegionInput)]
+        if not wanted:
+            return
+        copied = []
+        for item in wanted:
+            part = item.part
+            if part.name in self.cuda_memory and item.datatype != "BYTES":
+                array = self.cuda_memory.array(part.name, part.offset, part.size, item.dtype, item.shape, served.device)
+                if array is not None:
+                    request.feeds[item.name] = array
+                    continue
+            copied.append(item)
+        nbytes = sum(item.part.size for item in copied)
+        if nbytes > self.max_request:
+            raise UsageError(
+                f"the inputs in shared memory have {nbytes} bytes, {self.max_request} are allowed",
+                hint="`--max-request`",
+            )
+        if not self.admission.receive(nbytes):
+            raise Overloaded("the server has no room for the request", hint="retry later; `--max-in-flight-size`")
+        request.held = nbytes
+        if nbytes > _LARGE_REGIONS:
+            request.feeds.update(await asyncio.to_thread(self._copy_regions, copied))
+        else:
+            request.feeds.update(self._copy_regions(copied))
+
+    def _copy_regions(self, wanted: list[RegionInput]) -> dict[str, Any]:
+        found = {}
+        for item in wanted:
+            memory: CudaMemory | SharedMemory = self.cuda_memory if item.part.name in self.cuda_memory else self.memory
+            data = memory.read(item.part.name, item.part.offset, item.part.size)
+            found[item.name] = decode_tensor(item.name, item.datatype, item.shape, data)
+        return found
+
+    def forget(self, request: InferRequest) -> None:
+        """Give back the bytes that `read_regions` counted."""
+        self.admission.forget(request.held)
+        request.held = 0
 
     def write_region(self, part: RegionPart, data: memoryview | bytes) -> None:
         """Write an output into its region."""
@@ -148,6 +211,11 @@ class Service:
         if not self.explicit:
             raise UsageError(
                 "clients may not load or unload models here", hint="start it with `--model-control-mode explicit`"
+            )
+        if not self.open_control:
+            raise UsageError(
+                "clients without a token may not load or unload models here",
+                hint="start it with `--token-file FILE`, or `--control-without-token`",
             )
         if unknown := sorted({*parameters} - {"unload_dependents"}):
             raise UsageError(f"the parameter `{unknown[0][:80]}` is not supported", hint="files on the server decide")

@@ -60,11 +60,12 @@ def serve(
             _read_file(path, flag)
     try:
         from trt_engine.serving.repository import Repository
-        from trt_engine.serving.server import Server, is_loopback
+        from trt_engine.serving.server import Server
     except ImportError as error:
         raise SetupError(
             f"serving needs `{error.name}`, which is not installed", hint="`pip install 'trt-engine[serve]'`"
         ) from error
+    from trt_engine.serving.callers import is_loopback
     from trt_engine.serving.model_config import build_config, server_settings
 
     if token is None and not is_loopback(chosen.host):

@@ -19,6 +19,7 @@ from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import format_address
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.serving.admission import Admission
+from trt_engine.serving.callers import is_loopback
 from trt_engine.serving.cuda_memory import CudaMemory
 from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.http_server import HttpServer, listen
@@ -31,13 +32,6 @@ if TYPE_CHECKING:
     from trt_engine.serving.tracing import Tracing
 
 log = logging.getLogger(__name__)
-
-_LOOPBACK = ("localhost", "::1")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
-    return host in _LOOPBACK or host.startswith("127.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +171,19 @@ class Server(RichDisplay):
         self._loop, self._end = loop, asyncio.Event()
         if self._closing.is_set():
             self._end.set()
-        shared = config.shared_memory if config.shared_memory is not None else is_loopback(config.host)
+        trusted = self._token is not None
+        shared = config.shared_memory
+        if shared is None:
+            shared = is_loopback(config.host) and (trusted or config.shared_memory_prefix is not None)
         service = self._service = Service(
             repository=self._make_repository(),
-            memory=SharedMemory(shared),
+            memory=SharedMemory(shared, config.shared_memory_prefix, own_only=not trusted),
             cuda_memory=CudaMemory(shared),
             admission=Admission(config.max_in_flight, config.max_in_flight_size),
             mailbox=Mailbox(loop),
             explicit=config.model_control_mode == "explicit",
+            max_request=config.max_request,
+            open_control=trusted or config.control_without_token,
             strict=config.strict_readiness,
             tracing=self._tracing,
         )

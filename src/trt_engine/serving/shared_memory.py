@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 from collections.abc import Container, Sized
 from dataclasses import dataclass
@@ -38,8 +39,10 @@ class Region:
 class SharedMemory:
     """The regions of a server; large requests read them in other threads."""
 
-    def __init__(self, enabled: bool) -> None:
+    def __init__(self, enabled: bool, prefix: str | None = None, *, own_only: bool = False) -> None:
+        """`prefix`: what keys must begin with; `own_only`: regions must belong to the user of this process."""
         self.enabled = enabled
+        self._prefix, self._own_only = (prefix or "").lstrip("/"), own_only
         self._regions: dict[str, Region] = {}
         self._lock = threading.RLock()
         """Held while a handle is used, so that none is closed meanwhile."""
@@ -53,11 +56,21 @@ class SharedMemory:
         check_name(name, self._regions)
         if not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
             raise UsageError(f"`{key[:80]}` is not a key of shared memory", hint="as `/input_region`")
+        if not key.lstrip("/").startswith(self._prefix):
+            raise UsageError(
+                f"`{key}` does not begin with `/{self._prefix}`", hint="`--shared-memory-prefix` of `trt-engine serve`"
+            )
         try:
             handle = os.open(_FOLDER / key.lstrip("/"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise UsageError(f"the shared memory `{key}` cannot be opened: {os.strerror(error.errno or 0)}") from error
-        there = os.fstat(handle).st_size
+        found = os.fstat(handle)
+        there = found.st_size
+        if not stat.S_ISREG(found.st_mode) or (self._own_only and found.st_uid != os.geteuid()):
+            os.close(handle)
+            raise UsageError(
+                f"the shared memory `{key}` belongs to another user", hint="`--token-file` of `trt-engine serve`"
+            )
         if offset < 0 or size < 1 or offset + size > there:
             os.close(handle)
             raise UsageError(f"bytes {offset} to {offset + size} are outside `{key}`, which has {there}")
@@ -65,7 +78,10 @@ class SharedMemory:
 
     def _check_enabled(self) -> None:
         if not self.enabled:
-            raise UsageError("this server does not use shared memory", hint="`--shared-memory` of `trt-engine serve`")
+            raise UsageError(
+                "this server does not use shared memory",
+                hint="`--shared-memory-prefix /app_` or `--token-file FILE` of `trt-engine serve`",
+            )
 
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all of them; one that is not registered is fine."""
@@ -86,6 +102,10 @@ class SharedMemory:
         if region is None:
             raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
         return region
+
+    def check(self, name: str, offset: int, size: int) -> None:
+        """`UsageError` for a part that is outside of the region, `UnknownModel` for one that is not registered."""
+        check_range(self._find(name), offset, size)
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         """A copy of `size` bytes at `offset` of the region."""

@@ -402,8 +402,14 @@ class ServeSettings(EngineSettings, total=False):
     """Certificate chain for TLS, PEM."""
     tls_key: Path | str | None
     """Private key for TLS, PEM."""
+    allowed_host: str | Sequence[str]
+    """On a loopback address: another name in `Host` and `Origin` that is answered, as of a proxy."""
+    control_without_token: bool
+    """With explicit control: clients load and unload models without a token."""
     shared_memory: bool | None
-    """Let clients register shared memory [default: only on a loopback address]."""
+    """Let clients register shared memory [default: on a loopback address, with a token or a prefix]."""
+    shared_memory_prefix: str | None
+    """Let clients register shared memory of the server's own user whose key begins so; `/` is every key."""
     otlp_endpoint: str | None
     """Send a span of each request to this OpenTelemetry collector, over OTLP/HTTP."""
     max_batch: int | None
