@@ -80,18 +80,28 @@ class ArrayFile:
     def read(self, name: str) -> Array:
         """The array; `ArrayFileError` above the size limit, before memory is allocated."""
         self._held += self.headers[name].nbytes
-        if self._held > max(ARRAY_SIZE.value, self._on_disk * _MAX_RATIO):
-            what = f"`{name}`" if name else "the array"
-            raise ArrayFileError(
-                f"{what} has {self.headers[name].nbytes} bytes in a file of {self._on_disk} bytes on disk",
-                ARRAY_SIZE.hint,
-            )
+        self._check_size(name, self._held)
         with _translate_errors():
             if self._archive is None:
                 self._file.seek(0)
                 return np.lib.format.read_array(self._file, allow_pickle=False)
             with self._archive.open(f"{name}.npy") as member:
                 return np.lib.format.read_array(member, allow_pickle=False)
+
+    def check_sizes(self) -> None:
+        """`ArrayFileError` where all arrays together are above the size limit; reads none."""
+        total = 0
+        for name, header in self.headers.items():
+            total += header.nbytes
+            self._check_size(name, total)
+
+    def _check_size(self, name: str, total: int) -> None:
+        if total > max(ARRAY_SIZE.value, self._on_disk * _MAX_RATIO):
+            what = f"`{name}`" if name else "the array"
+            raise ArrayFileError(
+                f"{what} has {self.headers[name].nbytes} bytes in a file of {self._on_disk} bytes on disk",
+                ARRAY_SIZE.hint,
+            )
 
     def read_all(self) -> dict[str, Array]:
         """Every array, in the file's order."""

@@ -43,7 +43,7 @@ from trt_engine.vision.spec import vision_of
 
 if TYPE_CHECKING:
     from trt_engine.batch_jobs.part_runner import PartResult, Work
-    from trt_engine.batch_jobs.sources import InputFile, Part
+    from trt_engine.batch_jobs.sources import InputFile, Part, Parts
     from trt_engine.verbs.settings_types import BatchSettings
 
 log = logging.getLogger(__name__)
@@ -64,15 +64,20 @@ class BatchJob:
 
     work: Work
     files: list[InputFile]
-    parts: list[Part]
+    parts: Parts
     done: dict[int, PartResult]
 
     @property
     def plan(self) -> BatchPlan:
-        rows = sum(part.rows for part in self.parts)
         needs_build = is_onnx_model(self.work.path)
         return BatchPlan(
-            self.work.path, needs_build, self.work.out, len(self.files), rows, len(self.parts), len(self.done)
+            self.work.path,
+            needs_build,
+            self.work.out,
+            len(self.files),
+            self.parts.rows,
+            len(self.parts),
+            len(self.done),
         )
 
 
@@ -115,7 +120,7 @@ def plan(
         import ray.data  # noqa: F401
 
         from trt_engine.batch_jobs.part_runner import Work, signature_of
-        from trt_engine.batch_jobs.sources import list_files, split
+        from trt_engine.batch_jobs.sources import Parts, list_files
     except ImportError as error:
         raise SetupError(
             f"`batch` needs `{error.name}`, which is not installed", hint="`pip install 'trt-engine[ray]'`"
@@ -134,7 +139,7 @@ def plan(
     }  # fmt: skip
     identity = "sha256:" + hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()
     work = Work(str(path.absolute()), str(out.absolute()), identity, config, runtime, build, vision)
-    parts = split(files, config.part_rows)
+    parts = Parts(files, config.part_rows)
     return BatchJob(work, files, parts, _done_parts(out, identity, parts, config.overwrite))
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
 import io
+import itertools
 import logging
+import math
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, overload
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trt_engine.arrayfiles import Array, ArrayFileError, open_arrays, read_arrays
-from trt_engine.atomic_io import file_digest, open_regular
+from trt_engine.atomic_io import file_digest, open_regular, read_bounded
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.format import library_reason
+from trt_engine.limits import ARCHIVE_RATIO, ARRAY_SIZE, RECORD_SIZE
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import TensorSpec
 
@@ -32,10 +38,15 @@ BAD_DATA = (
     ValueError,
     KeyError,
     TypeError,
+    OverflowError,
+    MemoryError,
+    EOFError,
     tarfile.TarError,
     pa.ArrowException,
 )
 """What a row that cannot be read raises."""
+_MIN_ROW_NBYTES, _SMALL_NBYTES = 16, 16 << 20
+"""Least bytes that a row counts as, and bytes of all rows up to which any compression is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +147,29 @@ def _hidden(path: Path, folder: Path) -> bool:
 
 def _describe(name: str, path: Path, signature: Sequence[TensorSpec]) -> InputFile:
     kind, where, digest = _KINDS[path.suffix.lower()], str(path.absolute()), ""
+    rows, single, samples, failure = 1, True, tuple[Sample, ...](), ""
     try:
+        _check_holes(path)
         digest = file_digest(path)
-        if kind == "image":
-            return InputFile(name, where, kind, 1, digest, single=True)
         if kind == "parquet":
-            return InputFile(name, where, kind, pq.read_metadata(path).num_rows, digest)
-        if kind == "tar":
+            rows, single = _count_parquet(path, signature), False
+        elif kind == "tar":
             samples, failure = _list_samples(path)
-            return InputFile(name, where, kind, len(samples) + bool(failure), digest, samples=samples, failure=failure)
-        rows, single = _count_rows(path, signature)
-        return InputFile(name, where, kind, rows, digest, single=single)
+            rows, single = len(samples) + bool(failure), False
+        elif kind == "arrays":
+            rows, single = _count_rows(path, signature)
+        return InputFile(name, where, kind, rows, digest, single, samples, failure)
     except BAD_DATA as error:
         return InputFile(name, where, kind, 1, digest, single=True, failure=reason_of(error))
+
+
+def _check_holes(path: Path) -> None:
+    """`ValueError` for a file that has far fewer bytes than it states: reading one of terabytes would not end."""
+    with open_regular(path) as file:
+        found = os.fstat(file.fileno())
+    on_disk = getattr(found, "st_blocks", 0) * 512  # 0 on some file systems
+    if found.st_size > max(ARRAY_SIZE.value, 10 * on_disk) and on_disk:
+        raise ValueError(f"it is sparse: {found.st_size} bytes, {on_disk} of them on disk; {ARRAY_SIZE.hint}")
 
 
 def reason_of(error: BaseException) -> str:
@@ -160,6 +181,7 @@ def reason_of(error: BaseException) -> str:
 def _count_rows(path: Path, signature: Sequence[TensorSpec]) -> tuple[int, bool]:
     """Rows of an array file, and whether it is one row without the axis of the batch."""
     with open_arrays(path) as arrays:
+        arrays.check_sizes()
         counts = set()
         for name, header in arrays.headers.items():
             spec = _spec_of(name, signature)
@@ -167,6 +189,8 @@ def _count_rows(path: Path, signature: Sequence[TensorSpec]) -> tuple[int, bool]
                 counts.add(-1)
             elif len(header.shape) == len(spec.shape):
                 counts.add(header.shape[0])
+                if header.shape[0] and not header.nbytes:
+                    raise ValueError(f"`{name or path.name}` has rows of no elements")
             else:
                 raise ValueError(f"`{name or path.name}` has {len(header.shape)} axes, `{spec.name}` {len(spec.shape)}")
     if missing := {spec.name for spec in signature} - {_spec_of(name, signature).name for name in arrays.headers}:
@@ -175,6 +199,45 @@ def _count_rows(path: Path, signature: Sequence[TensorSpec]) -> tuple[int, bool]
         raise ValueError("its arrays have different numbers of rows")
     rows = counts.pop()
     return (1, True) if rows < 0 else (rows, False)
+
+
+def _count_parquet(path: Path, signature: Sequence[TensorSpec]) -> int:
+    """Rows of a Parquet file as its footer states them, compared with its bytes."""
+    with open_regular(path) as file:
+        found = pq.read_metadata(file)
+    groups = [found.row_group(index) for index in range(found.num_row_groups)]
+    rows, size = int(found.num_rows), path.stat().st_size
+    if rows != sum(group.num_rows for group in groups) or any(group.num_rows < 0 for group in groups):
+        raise ValueError(f"it is damaged: its footer states {rows} rows, its row groups others")
+    names = {spec.name for spec in signature} | {"image"}
+    nbytes = sum(_stated_nbytes(group, names) for group in groups)
+    columns = {spec.name for spec in signature} & {*found.schema.to_arrow_schema().names}
+    row = sum(_row_nbytes(spec) for spec in signature if spec.name in columns)
+    nbytes = max(nbytes, rows * max(row, _MIN_ROW_NBYTES))
+    if nbytes > max(_SMALL_NBYTES, ARCHIVE_RATIO.value * size):
+        raise ValueError(f"it states {nbytes} bytes in {rows} rows, in a file of {size}; {ARCHIVE_RATIO.hint}")
+    return rows
+
+
+def _row_nbytes(spec: TensorSpec) -> int:
+    sizes = [size for size in spec.shape[1:] if size > 0]
+    return math.prod(sizes) * (4 if spec.dtype == "string" else numpy_dtype(spec.dtype).itemsize)
+
+
+_PHYSICAL_NBYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}
+
+
+def _stated_nbytes(group: pq.RowGroupMetaData, names: set[str]) -> int:
+    """Bytes that the columns of these names take in memory, as the footer states them."""
+    total = 0
+    for index in range(group.num_columns):
+        column = group.column(index)
+        if column.path_in_schema.partition(".")[0] in names:
+            width = _PHYSICAL_NBYTES.get(column.physical_type, 8)
+            if column.num_values < 0 or column.total_uncompressed_size < 0 or column.total_compressed_size < 0:
+                raise ValueError("it is damaged: a size in its footer is below zero")
+            total += max(column.total_uncompressed_size, column.num_values * width)
+    return total
 
 
 def _spec_of(name: str, signature: Sequence[TensorSpec]) -> TensorSpec:
@@ -193,6 +256,8 @@ def _list_samples(path: Path) -> tuple[tuple[Sample, ...], str]:
     try:
         with open_regular(path) as raw, tarfile.open(fileobj=raw, mode="r:") as archive:
             for info in archive:
+                if info.size < 0 or info.issparse():
+                    raise tarfile.ReadError("a member is sparse, or its size is below zero")
                 folder, _, file = info.name.rpartition("/")
                 if not info.isfile() or file.startswith("."):
                     continue
@@ -203,35 +268,50 @@ def _list_samples(path: Path) -> tuple[tuple[Sample, ...], str]:
                 grouped[-1][1].append(Member(f".{suffix.lower()}", info.offset_data, info.size))
                 if info.offset_data + info.size > size:
                     raise tarfile.ReadError("the shard is cut off")
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except BAD_DATA as error:
         failure = reason_of(error)
         if grouped and any(item.offset + item.size > size for item in grouped[-1][1]):
             grouped.pop()  # it is the failed row
     return tuple(Sample(key, tuple(members)) for key, members in grouped), failure
 
 
-def split(files: Sequence[InputFile], part_rows: int) -> list[Part]:
-    """The rows in order, in parts of `part_rows`."""
-    parts: list[Part] = []
-    ranges: list[RowRange] = []
-    first = held = 0
-    for file in files:
-        start = 0
-        while start < file.rows:
-            stop = min(file.rows, start + part_rows - held)
-            ranges.append(RowRange(file, start, stop))
-            held, start = held + stop - start, stop
-            if held == part_rows:
-                parts.append(Part(len(parts), first, tuple(ranges)))
-                first, held, ranges = first + held, 0, []
-    if ranges:
-        parts.append(Part(len(parts), first, tuple(ranges)))
-    return parts
+class Parts(Sequence[Part]):
+    """The rows of the files in order, in parts of `part_rows`; each is made on access."""
+
+    def __init__(self, files: Sequence[InputFile], part_rows: int) -> None:
+        self._files, self._part_rows = files, part_rows
+        self._ends = [*itertools.accumulate(file.rows for file in files)]
+        self.rows = self._ends[-1] if self._ends else 0
+
+    def __len__(self) -> int:
+        return -(-self.rows // self._part_rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Part]: ...
+    def __getitem__(self, index: int | slice) -> Part | list[Part]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        index += len(self) if index < 0 else 0
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        first = at = index * self._part_rows
+        stop, ranges = min(first + self._part_rows, self.rows), []
+        number = bisect.bisect_right(self._ends, first)
+        while at < stop:
+            file, end = self._files[number], self._ends[number]
+            if file.rows:
+                begin = end - file.rows
+                ranges.append(RowRange(file, at - begin, min(stop, end) - begin))
+                at = min(stop, end)
+            number += 1
+        return Part(index, first, tuple(ranges))
 
 
 def read_rows(wanted: RowRange, signature: Sequence[TensorSpec]) -> Iterator[Row]:
     """Each row of the range, once; a row that cannot be read has its error."""
-    file = wanted.file
+    file, given = wanted.file, 0
     ids = [file.name if file.single else f"{file.name}#{number}" for number in range(wanted.start, wanted.stop)]
     if file.kind == "tar":
         yield from _read_samples(wanted)
@@ -241,13 +321,14 @@ def read_rows(wanted: RowRange, signature: Sequence[TensorSpec]) -> Iterator[Row
         return
     try:
         if file.kind == "image":
-            with open_regular(Path(file.path)) as image:
-                yield Row(ids[0], image=image.read())
+            yield Row(ids[0], image=read_bounded(Path(file.path)))
             return
         read = _read_parquet if file.kind == "parquet" else _read_arrays
-        yield from read(wanted, ids, signature)
+        for row in read(wanted, ids, signature):
+            given += 1
+            yield row
     except BAD_DATA as error:
-        yield from (Row(one, error=reason_of(error)) for one in ids)
+        yield from (Row(one, error=reason_of(error)) for one in ids[given:])
 
 
 def _read_arrays(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpec]) -> list[Row]:
@@ -265,7 +346,7 @@ def _read_arrays(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpe
     return [Row(one, feeds={name: value[index] for name, value in cut.items()}) for index, one in enumerate(ids)]
 
 
-def _read_parquet(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpec]) -> list[Row]:
+def _read_parquet(wanted: RowRange, ids: list[str], signature: Sequence[TensorSpec]) -> Iterator[Row]:
     with pq.ParquetFile(wanted.file.path) as file:
         known = file.schema_arrow.names
         names = [spec.name for spec in signature if spec.name in known] or [
@@ -276,6 +357,7 @@ def _read_parquet(wanted: RowRange, ids: list[str], signature: Sequence[TensorSp
             raise ValueError(
                 f"no columns for {listed}, nor one of images named `image`; it has {', '.join(known)[:200]}"
             )
+        specs = {spec.name: spec for spec in signature}
         first, groups, skipped = 0, [], 0
         for group in range(file.num_row_groups):
             rows = file.metadata.row_group(group).num_rows
@@ -284,11 +366,23 @@ def _read_parquet(wanted: RowRange, ids: list[str], signature: Sequence[TensorSp
             elif first < wanted.stop:
                 groups.append(group)
             first += rows
-        table = file.read_row_groups(groups, columns=names).slice(wanted.start - skipped, wanted.stop - wanted.start)
-    columns = {name: table.column(name).to_pylist() for name in names}
-    specs = {spec.name: spec for spec in signature}
-    return [_parquet_row(one, {name: column[index] for name, column in columns.items()}, specs)
-            for index, one in enumerate(ids)]  # fmt: skip
+        row = sum(_row_nbytes(specs[name]) if name in specs else _SMALL_NBYTES for name in names)
+        left, most = iter(ids), max(ARRAY_SIZE.value, 10 * Path(wanted.file.path).stat().st_size)
+        at, held = skipped, 0
+        for table in file.iter_batches(
+            max(1, min(1024, _SMALL_NBYTES // max(row, 1))), row_groups=groups, columns=names
+        ):
+            held += table.nbytes if at + table.num_rows > wanted.start else 0
+            if held > most:
+                raise ValueError(
+                    f"its rows {wanted.start} to {wanted.stop} have more than {most} bytes; {ARRAY_SIZE.hint}"
+                )
+            for index in range(max(wanted.start - at, 0), min(wanted.stop - at, table.num_rows)):
+                values = {name: table.column(name)[index].as_py() for name in names}
+                yield _parquet_row(next(left), values, specs)
+            at += table.num_rows
+            if at >= wanted.stop:
+                break
 
 
 def _parquet_row(id: str, values: dict[str, object], specs: dict[str, TensorSpec]) -> Row:
@@ -336,14 +430,16 @@ def _read_samples(wanted: RowRange) -> Iterator[Row]:
             yield _read_sample(raw, f"{file.name}#{sample.key}", sample)
 
 
-def _read_sample(raw: object, id: str, sample: Sample) -> Row:
+def _read_sample(raw: IO[bytes], id: str, sample: Sample) -> Row:
     feeds: dict[str, Array] = {}
     try:
         for member in sample.members:
             if member.suffix not in IMAGES and not member.suffix.endswith((".npy", ".npz")):
                 continue
-            raw.seek(member.offset)  # type: ignore[attr-defined]
-            data = raw.read(member.size)  # type: ignore[attr-defined]
+            if member.size > RECORD_SIZE.value:
+                raise ValueError(f"a file of {member.size} bytes; {RECORD_SIZE.hint}")
+            raw.seek(member.offset)
+            data = raw.read(member.size)
             if member.suffix in IMAGES:
                 return Row(id, image=data)
             name = member.suffix.removeprefix(".").removesuffix("npy").removesuffix("npz").rstrip(".")
