@@ -96,9 +96,11 @@ _TIMM = (
     "convnextv2_atto botnet26t_256 starnet_s1"
 )
 _TRANSFORMERS = "Bert Albert Electra ModernBert MPNet Llama Qwen2 GPT2 Dinov2 Segformer Wav2Vec2 Yolos"
+_ULTRALYTICS = "yolov8n-seg yolo11n yolo26n"
 NETWORKS = [
     f"{library}/{name}"
-    for library, names in (("torchvision", _VISION), ("timm", _TIMM), ("transformers", _TRANSFORMERS))
+    for library, names in (("torchvision", _VISION), ("timm", _TIMM), ("transformers", _TRANSFORMERS),
+                           ("ultralytics", _ULTRALYTICS))
     for name in names.split()
-]
+]  # fmt: skip
 """For `make` of world_networks.py."""
