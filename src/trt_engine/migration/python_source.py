@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from trt_engine.migration import requirements, shell, wrappers
 from trt_engine.migration.api_types import AMBIGUOUS, owner_classes, returned_type, type_of_name
+from trt_engine.migration.python_values import Piece, Values, tool_of
 from trt_engine.migration.rules import Rule, RuleSet
 from trt_engine.migration.source import Edit, Hit, Source
 from trt_engine.migration.version_guards import VersionGuards, last_name
 
-_MODULES = ("tensorrt", "tensorrt_bindings", "tensorrt_lean", "tensorrt_dispatch")
+_MODULES = frozenset(
+    f"tensorrt{end}{inner}" for end in ("", "_bindings", "_lean", "_dispatch") for inner in ("", ".tensorrt")
+)
 _OTHER = "another library's"
 """In place of a class of TensorRT."""
 _LAZY = ("import_module", "lazy_import", "__import__", "try_import", "importorskip", "LazyImport")
+_TABLES = ("__members__", "__dict__")
+_MAKERS = frozenset(
+    "create_execution_context create_builder_config create_network create_optimization_profile deserialize_cuda_engine "
+    "add_convolution_nd add_deconvolution_nd add_pooling_nd add_padding_nd add_normalization get_plugin_registry".split()
+)
+"""Methods that only objects of TensorRT have."""
 _NOT_OBJECTS = frozenset("self cls args opt opts FLAGS flags params options kwargs hparams".split())
 _OTHERS = frozenset("torch torchvision tensorflow keras onnxruntime numpy sqlalchemy transformers argparse".split())
 """Libraries whose objects have members of the same names, and are never TensorRT's."""
 _SAY = frozenset("print debug info warning error exception critical echo secho write".split())
 """Calls whose text is for people."""
+_SAID = frozenset("help description epilog usage prog msg message reason match".split())
+"""Arguments whose text is for people."""
+_BOXES = frozenset("list List Sequence Iterable Iterator tuple Tuple set Set dict Dict Mapping deque Collection".split())
 _SWITCHED = frozenset(
     "trt_fp16_enable trt_bf16_enable trt_int8_enable "
     "trt_int8_use_native_calibration_table trt_layer_norm_fp32_fallback".split()
@@ -40,11 +53,51 @@ def scan_python(source: Source, rules: RuleSet) -> list[Hit]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # escapes in people's strings
         tree = ast.parse(source.text.translate(_UNDECODED))
+    known = " ".join(rule.replacement for rule in rules.rules)
+    tree = _Live(VersionGuards(tree, rules.target, rules.owners["python"], known)).visit(tree)
     scan = _Scan(source, rules, tree)
     scan.visit(tree)  # learns what attributes of `self` hold
     scan.hits.clear()
+    scan.commands.clear()
     scan.visit(tree)
     return list(scan.hits.values())
+
+
+class _Live(ast.NodeTransformer):
+    """Takes out what does not run with the target release."""
+
+    def __init__(self, guards: VersionGuards) -> None:
+        self.guards = guards
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        if (result := self.guards.evaluate(node.test)) is not None:
+            node.body, node.orelse = (node.body if result else [ast.Pass()]), ([] if result else node.orelse)
+        return self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        if (result := self.guards.evaluate(node.test)) is not None:
+            return self.visit(node.body if result else node.orelse)  # type: ignore[no-any-return]
+        return self.generic_visit(node)
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        caught = {name for handler in node.handlers if handler.type is not None for name in _names(handler.type)}
+        if "AttributeError" in caught:  # one way for each of two releases
+            node.body, node.handlers = [ast.Pass()], []
+        return self.generic_visit(node)
+
+    def visit_With(self, node: ast.With) -> ast.AST:
+        if any("suppress" in (names := _names(item.context_expr)) and "AttributeError" in names for item in node.items):
+            node.body = [ast.Pass()]
+        return self.generic_visit(node)
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Statements after a branch that always leaves the block do not run."""
+        body = getattr(node, "body", None)
+        for at, item in enumerate(body if isinstance(body, list) else ()):
+            if isinstance(item, ast.If) and self.guards.evaluate(item.test) and _leaves(item.body):
+                node.body = body[: at + 1]  # type: ignore[attr-defined, index]
+                break
+        return super().generic_visit(node)
 
 
 class _Scan(ast.NodeVisitor):
@@ -65,14 +118,21 @@ class _Scan(ast.NodeVisitor):
         self.types: dict[str, str] = {}
         self.attributes: dict[str, str] = {}
         self.handled: set[ast.AST] = set()
+        self.commands: set[ast.AST] = set()
+        """Expressions that are part of a command that was read."""
         self.own_methods = {
             item.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for item in node.body
             if isinstance(item, ast.FunctionDef)
         }  # fmt: skip
-        self.calls_trtexec = bool(re.search(r"^[^#\n]*trtexec", source.text, re.IGNORECASE | re.MULTILINE))
+        self.calls_tool = bool(re.search(r"^[^#\n]*(?:trtexec|polygraphy)", source.text, re.IGNORECASE | re.MULTILINE))
         self.own_classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        known = " ".join(rule.replacement for rule in rules.rules)
-        self.guards = VersionGuards(tree, rules.target, rules.owners["python"], known)
+        self.values = Values(tree)
+        self.fields: dict[str, str] = {}
+        """Fields that hold the module or a class of it."""
+        self.returned: dict[str, str] = {}
+        """Function of this file -> the class of what it returns."""
+        self.function: str | None = None
+        self.in_class = False
 
     # -------------------------------------------------------------------------------- imports, scopes, branches
 
@@ -108,62 +168,65 @@ class _Scan(ast.NodeVisitor):
             elif item.name == "trt" and node.module != "polygraphy.backend":
                 self.modules.add(name)
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        outer, self.in_class = self.in_class, True
+        self.generic_visit(node)
+        self.in_class = outer
+
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        outer = self.types, self.aliases
-        self.types, self.aliases = dict(self.types), dict(self.aliases)
+        outer = self.types, self.aliases, self.function, self.in_class
+        if (made := self._annotated(node.returns)) is not None:
+            self.returned[node.name] = made
+        if any((last_name(one) or "").endswith("property") for one in node.decorator_list) and node.name in self.returned:
+            self.attributes[node.name] = self.returned[node.name]
+        self.types, self.aliases, self.function, self.in_class = dict(self.types), dict(self.aliases), node.name, False
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
             self.types.pop(argument.arg, None)
             self.aliases.pop(argument.arg, None)
-            kind = self._api_name(argument.annotation) if argument.annotation is not None else None
-            if kind is not None:
+            if (kind := self._annotated(argument.annotation)) is not None:
                 self.types[argument.arg] = kind
         self.generic_visit(node)
-        self.types, self.aliases = outer
+        self.types, self.aliases, self.function, self.in_class = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
-    def visit_If(self, node: ast.If | ast.IfExp) -> None:
-        result = self.guards.evaluate(node.test)
-        self.visit(node.test)
-        for value, branch in ((True, node.body), (False, node.orelse)):
-            if result is not (not value):
-                for item in branch if isinstance(branch, list) else [branch]:
-                    self.visit(item)
+    # -------------------------------------------------------------------------------- types
 
-    visit_IfExp = visit_If  # noqa: N815
-
-    def visit_Try(self, node: ast.Try) -> None:
-        caught = {name for handler in node.handlers if handler.type is not None for name in _names(handler.type)}
-        both = "AttributeError" in caught  # one way for each of two releases
-        for item in (*(() if both else (*node.body, *node.handlers)), *node.orelse, *node.finalbody):
-            self.visit(item)
-
-    def visit_With(self, node: ast.With) -> None:
-        if any("suppress" in (names := _names(item.context_expr)) and "AttributeError" in names for item in node.items):
-            return
+    def visit_Return(self, node: ast.Return) -> None:
+        if self.function is not None and node.value is not None and (kind := self._type(node.value, hint=False)):
+            self.returned.setdefault(self.function, kind)
         self.generic_visit(node)
 
-    def generic_visit(self, node: ast.AST) -> None:
-        """Statements in order; those after a branch that always leaves the block do not run."""
-        for _, value in ast.iter_fields(node):
-            for item in value if isinstance(value, list) else [value]:
-                if isinstance(item, ast.AST):
-                    self.visit(item)
-                    if isinstance(item, ast.If) and self.guards.evaluate(item.test) and _leaves(item.body):
-                        break
+    def visit_arg(self, node: ast.arg) -> None:
+        self._visit_annotation(node.annotation)
 
-    # -------------------------------------------------------------------------------- types
+    def _visit_annotation(self, node: ast.expr | None) -> None:
+        if isinstance(node, ast.Constant):
+            if (rule := self.rules.python.get(self._api_name(node) or "")) is not None:
+                self._add(rule, node)
+        elif node is not None:
+            self.visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
+            self._command(target)
             self._learn(target, node.value)
             if isinstance(target, ast.Attribute):
                 self._check_write(node, target)
         self.generic_visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if (kind := self._api_name(node.annotation)) is not None:
+        if (kind := self._annotated(node.annotation)) is not None:
             self._set_type(node.target, kind)
+        elif node.value is not None:
+            self._learn(node.target, node.value)
+        self._command(node.target)
+        self._visit_annotation(node.annotation)
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._learn(node.target, node.value)
         self.generic_visit(node)
 
     def visit_withitem(self, node: ast.withitem) -> None:
@@ -172,9 +235,47 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        if self._type(node.iter) == "INetworkDefinition":
-            self._set_type(node.target, "ILayer")
+        if (kind := self._item_type(node.iter)) is not None:
+            last = node.target.elts[-1] if isinstance(node.target, ast.Tuple) and node.target.elts else node.target
+            self._set_type(last, kind)
         self.generic_visit(node)
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        if (kind := self._item_type(node.iter)) is not None:
+            self._set_type(node.target, kind)
+        self.generic_visit(node)
+
+    def _visit_generators(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        for one in node.generators:
+            self.visit(one)
+        self.generic_visit(node)
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _visit_generators  # noqa: N815
+
+    def _item_type(self, node: ast.expr) -> str | None:
+        """The class of the items of a list, or of the layers of a network."""
+        if isinstance(node, ast.Call) and last_name(node.func) in ("values", "items", "enumerate", "list", "reversed"):
+            node = node.args[0] if node.args else node.func.value if isinstance(node.func, ast.Attribute) else node
+        kind = self._type(node) or ""
+        return kind[:-2] if kind.endswith("[]") else "ILayer" if kind == "INetworkDefinition" else None
+
+    def _annotated(self, node: ast.expr | None) -> str | None:
+        """The class that an annotation names; `[]` behind it for a list of them."""
+        match node:
+            case ast.Constant(str(text)):
+                try:
+                    return self._annotated(ast.parse(text, mode="eval").body)
+                except SyntaxError:
+                    return None
+            case ast.BinOp(left, ast.BitOr(), right):
+                return self._annotated(left) or self._annotated(right)
+            case ast.Subscript(value, inner):
+                items = inner.elts[::-1] if isinstance(inner, ast.Tuple) else [inner]
+                kind = next((kind for item in items if (kind := self._annotated(item))), None)
+                return f"{kind}[]" if kind is not None and last_name(value) in _BOXES else kind
+            case ast.Name() | ast.Attribute():
+                return self._api_name(node)
+        return None
 
     def _learn(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(value, ast.Call) and last_name(value.func) in _LAZY:
@@ -184,11 +285,19 @@ class _Scan(ast.NodeVisitor):
             ):
                 self.modules |= set(_names(target))
             return
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for one, other in zip(target.elts, value.elts, strict=True):
+                self._learn(one, other)
+            return
+        name = self._api_name(value) if isinstance(value, ast.Name | ast.Attribute | ast.Call) else None
+        held = name is not None and (not name or (name[0].isupper() and "." not in name))
+        held = held and (not isinstance(value, ast.Call) or last_name(value.func) == "getattr")
         if isinstance(target, ast.Name):
-            name = self._api_name(value) if isinstance(value, ast.Name | ast.Attribute) else None
             self.aliases.pop(target.id, None)
-            if name is not None and (not name or name[0].isupper()):
+            if held and name is not None:
                 self.aliases[target.id] = name
+        if held and name is not None and (self.in_class or isinstance(target, ast.Attribute)):
+            self.fields[last_name(target) or ""] = name
         other = isinstance(value, ast.Call) and _root(value.func) in self.others
         self._set_type(target, _OTHER if other else self._type(value, hint=False))
 
@@ -198,6 +307,8 @@ class _Scan(ast.NodeVisitor):
                 self.types.pop(target.id, None)
             else:
                 self.types[target.id] = kind
+            if self.in_class and kind is not None:
+                self.attributes[target.id] = kind
         elif isinstance(target, ast.Attribute) and kind == _OTHER:
             self.attributes.setdefault(target.attr, kind)
         elif isinstance(target, ast.Attribute) and kind is not None:
@@ -210,39 +321,68 @@ class _Scan(ast.NodeVisitor):
                 return self.types.get(name) or (type_of_name(name) if hint else None)
             case ast.Attribute(_, name):
                 return self.attributes.get(name) or (type_of_name(name) if hint else None)
-            case ast.Call(func):
-                api = self._api_name(func)
-                if api is not None:
+            case ast.Call(func, args):
+                name, api = last_name(func) or "", self._api_name(func)
+                if api:
                     return returned_type(api) or (api if "." not in api else None)
-                if isinstance(func, ast.Attribute) and (
-                    self._type(func.value) not in (None, _OTHER) or func.attr == "create_execution_context"
+                owner = func.value if isinstance(func, ast.Attribute) else None
+                if name in self.returned and (owner is None or last_name(owner) in ("self", "cls", *self.own_classes)):
+                    return self.returned[name]
+                if name in ("cast", "getattr") and args and (kind := self._annotated(args[0])) is not None:
+                    return kind
+                if owner is not None and (
+                    (name in _MAKERS and self._type(owner) != _OTHER) or self._type(owner) not in (None, _OTHER)
                 ):
-                    return returned_type(func.attr)
+                    return returned_type(name)
                 return None
-            case ast.Subscript(value) if self._type(value) == "INetworkDefinition":
-                return "ILayer"
+            case ast.Subscript(value):
+                return self._item_type(value)
+            case ast.List([first, *_]) | ast.Tuple([first, *_]) | ast.Set([first, *_]) | ast.Dict(_, [first, *_]):
+                return f"{kind}[]" if (kind := self._type(first, hint=False)) else None
+            case ast.ListComp(first) | ast.DictComp(_, first):
+                return f"{kind}[]" if (kind := self._type(first, hint=False)) else None
             case ast.BoolOp(_, values):
-                return self._type(values[-1], hint=hint)
+                return next((kind for one in values if (kind := self._type(one, hint=hint))), None)
+            case ast.IfExp(_, body, other):
+                return self._type(body, hint=False) or self._type(other, hint=hint)
+            case ast.NamedExpr(_, value):
+                return self._type(value, hint=hint)
         return None
 
     def _api_name(self, node: ast.expr) -> str | None:
         """`BuilderFlag.FP16` of `trt.BuilderFlag.FP16`, by whatever names."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation in quotes
-            head, _, rest = node.value.partition(".")
-            return rest if head in self.modules else None
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.insert(0, node.attr)
-            node = node.value
-        if isinstance(node, ast.Name) and node.id in self.aliases:
-            return ".".join(filter(None, (self.aliases[node.id], *parts)))
-        if isinstance(node, ast.Name) and node.id in self.modules:
-            return ".".join(parts)
-        if isinstance(node, ast.Name) and node.id in self.imported:
-            return ".".join((self.imported[node.id], *parts))
-        if len(parts) > 1 and parts[0] in self.modules:  # mod.trt.BuilderFlag
-            return ".".join(parts[1:])
-        return None
+        return next(iter(self._api_names(node)), None)
+
+    def _api_names(self, node: ast.expr) -> list[str]:
+        """All that the expression may be: a name that `getattr` gets may be one of several."""
+        match node:
+            case ast.Constant(str(text)) if re.fullmatch(r"[\w.]+", text):  # an annotation in quotes
+                head, _, rest = text.partition(".")
+                return [rest] if head in self.modules else [text] if text in self.imported else []
+            case ast.Call(ast.Name("getattr"), [owner, name, *_]):
+                return self._named(owner, self.values.texts(name))
+            case ast.Call(func, [ast.Constant(str(name)), *_]) if last_name(func) in _LAZY:
+                return [""] if name in _MODULES else []
+            case ast.Subscript(value, index):
+                inner = value.value if isinstance(value, ast.Attribute) and value.attr in _TABLES else value
+                if isinstance(value, ast.Call) and last_name(value.func) == "vars" and value.args:
+                    inner = value.args[0]
+                return self._named(inner, self.values.texts(index)) if inner is not value else []
+            case ast.Attribute(value, attr):
+                if last_name(value) in ("self", "cls", *self.own_classes) and attr in self.fields:
+                    return [self.fields[attr]]
+                if inner_names := self._api_names(value):
+                    return [name for name in (_joined(one, attr) for one in inner_names)]
+                if isinstance(value, ast.Attribute) and value.attr in self.modules:  # mod.trt.BuilderFlag
+                    return [attr]
+            case ast.Name(name):
+                held = {name: ""} if name in self.modules else {}
+                held = held | self.imported | self.aliases
+                return [held[name]] if name in held else []
+        return []
+
+    def _named(self, owner: ast.expr, names: Iterable[str]) -> list[str]:
+        return [_joined(one, name) for one in self._api_names(owner) for name in names]
 
     # -------------------------------------------------------------------------------- rules
 
@@ -258,6 +398,24 @@ class _Scan(ast.NodeVisitor):
             rule, name = found
             self._add(rule, node, edits=self._rename(rule, node, name))
         self.visit(node.value)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        for name in self._api_names(node):
+            if (rule := self.rules.python.get(name)) is not None:
+                self._add(rule, node.slice)
+        self.generic_visit(node)
+
+    def _check_getattr(self, node: ast.Call) -> None:
+        """`getattr` and `setattr`: of an enum or the module, else of an object."""
+        owner, name = node.args[:2]
+        for text in self.values.texts(name):
+            found = [self.rules.python.get(one) for one in self._named(owner, [text])]
+            if not found and text.isidentifier():
+                member = self._member(ast.copy_location(ast.Attribute(owner, text, ast.Load()), node))
+                found = [member[0]] if member is not None else []
+            for rule in found:
+                if rule is not None:
+                    self._add(rule, name)
 
     def _member(self, node: ast.Attribute) -> tuple[Rule, str] | None:
         """The rule of a removed member, and its full name, where the object may have it."""
@@ -300,8 +458,7 @@ class _Scan(ast.NodeVisitor):
         if rule is not None and isinstance(node.op, ast.LShift) and self._api_name(inner) == _EXPLICIT_BATCH:
             self._add(rule, inner, edits=(Edit(self._start(node), self._end(node), "0"),))
             self.handled.add(inner)
-        if isinstance(node.op, ast.Mod) and shell.is_command(_text_of(node.left)):
-            self._check_options([node.right, *self._values_of([node.right])])
+        self._command(node)
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -311,12 +468,8 @@ class _Scan(ast.NodeVisitor):
         if (asked := wrappers.asked_precision(node, self.source.text)) is not None:
             of_provider = (asked.arg or "").startswith("trt_")
             self._add_id("ort-precision-option" if of_provider else "wrapper-precision", asked)
-        if method in ("append", "extend") and self.calls_trtexec:
-            self._check_options([*node.args, *self._values_of(node.args)])
-        elif self.calls_trtexec:  # what is passed on to a wrapper of trtexec
-            self._check_options(self._values_of(item for item in node.args if isinstance(item, ast.Starred)))
-        if method == "format" and isinstance(node.func, ast.Attribute) and shell.is_command(_text_of(node.func.value)):
-            self._check_options([*node.args, *self._values_of(node.args)])
+        self.handled |= {item.value for item in node.keywords if item.arg in _SAID}
+        self._command_call(node)
         trt = bool(self.modules or self.imported)
         if trt and method == "create_network" and node.args and _literal_mask(node.args[0]) > 1:
             self._add_id("network-flag-literal", node.args[0])
@@ -326,12 +479,10 @@ class _Scan(ast.NodeVisitor):
             self._check_context(node, node.func)
         if method in ("get_creator", "get_plugin_creator") and node.args and isinstance(node.args[0], ast.Constant):
             self._check_string(node.args[0], shipped=True)
-        if trt and isinstance(node.func, ast.Name) and node.func.id == "getattr" and len(node.args) == 2:
-            enum, name = self._api_name(node.args[0]), node.args[1]
-            values = [name.value] if isinstance(name, ast.Constant) else self._loop_values(name)
-            for value in values if enum else ():
-                if (rule := self.rules.python.get(f"{enum}.{value!s}")) is not None:
-                    self._add(rule, name)
+        if trt and last_name(node.func) in ("getattr", "setattr") and len(node.args) > 1:
+            self._check_getattr(node)
+        if trt and last_name(node.func) == "isinstance" and len(node.args) == 2 and (kind := self._api_name(node.args[1])):
+            self._set_type(node.args[0], kind)
         if self.polygraphy and last_name(node.func) in self.polygraphy:
             for keyword in node.keywords:
                 off = isinstance(keyword.value, ast.Constant) and not keyword.value.value
@@ -341,19 +492,6 @@ class _Scan(ast.NodeVisitor):
             if last_name(node.func) == "Calibrator":
                 self._add_id("int8-calibrator", node.func)
         self.generic_visit(node)
-
-    def _loop_values(self, name: ast.expr) -> list[object]:
-        """The constants that a loop variable takes, in any loop of the file."""
-        if not isinstance(name, ast.Name):
-            return []
-        loops = (node for node in ast.walk(self.tree) if isinstance(node, ast.For | ast.comprehension))
-        items = [
-            item
-            for loop in loops
-            if isinstance(loop.target, ast.Name) and loop.target.id == name.id
-            for item in (loop.iter.elts if isinstance(loop.iter, ast.Tuple | ast.List | ast.Set) else ())
-        ]
-        return [item.value for item in items if isinstance(item, ast.Constant)]
 
     def _check_context(self, node: ast.Call, func: ast.Attribute) -> None:
         rule = self.rules.by_id.get("context-without-device-memory")
@@ -365,11 +503,6 @@ class _Scan(ast.NodeVisitor):
         self.handled.add(func)
 
     # -------------------------------------------------------------------------------- strings
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        if self.calls_trtexec:
-            self._check_options([node.value, *self._values_of([node.value])])
-        self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
         for key, value in zip(node.keys, node.values, strict=True):
@@ -383,34 +516,6 @@ class _Scan(ast.NodeVisitor):
                 self._add_id("wrapper-precision", value)
         self.generic_visit(node)
 
-    def _values_of(self, nodes: Iterable[ast.expr], depth: int = 2) -> list[ast.expr]:
-        """What the variables and fields in these places are assigned anywhere in the file, and what those are made of."""
-        names = {
-            last_name(one) for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)
-        }
-        names -= {None, "self"}
-        assigned = [
-            node.value
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-            and any(
-                last_name(one) in names for one in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            )
-        ]
-        return assigned + (self._values_of(assigned, depth - 1) if depth and assigned else [])
-
-    def _check_options(self, nodes: Iterable[ast.expr]) -> None:
-        """Options that a list or a text of a trtexec command gets later."""
-        for node in nodes:
-            for item in _items(node):
-                texts = [
-                    one.value for one in ast.walk(item) if isinstance(one, ast.Constant) and isinstance(one.value, str)
-                ]
-                for word in (word for text in texts for word in text.split()):
-                    if word.startswith("--") and (rule := self.rules.trtexec.get(word.partition("=")[0])) is not None:
-                        self._add(rule, item)
-
     def visit_Compare(self, node: ast.Compare) -> None:
         sides = (node.left, *node.comparators)
         self.handled |= {one for one in sides if isinstance(one, ast.Constant) and "--" in str(one.value)}
@@ -421,10 +526,7 @@ class _Scan(ast.NodeVisitor):
             self._check_string(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        self._check_command(node, _text_of(node))
-        if shell.is_command(_text_of(node)):
-            held = [value for value in node.values if isinstance(value, ast.FormattedValue)]
-            self._check_options([*held, *self._values_of(held)])
+        self._command(node)
         for value in node.values:
             if isinstance(value, ast.FormattedValue):
                 self.visit(value)
@@ -434,21 +536,7 @@ class _Scan(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_List(self, node: ast.List | ast.Tuple) -> None:
-        words = [_text_of(item) for item in node.elts]
-        words = [
-            "trtexec" if word == "{}" and _is_trtexec(item) else word
-            for word, item in zip(words, node.elts, strict=True)
-        ]
-        command = shell.command_of_words(words, self._start(node), self._end(node))
-        for hit in shell.scan_command(command, self.rules) if command else ():
-            self._add(hit.rule, node, values=hit.values)
-        if command is not None:
-            self._check_options(item for item in node.elts if isinstance(item, ast.IfExp))
-            self._check_options(self._values_of(item for item in node.elts if isinstance(item, ast.Starred)))
-        joined = " ".join(words)
-        if "pip install" in joined or "uv add" in joined:
-            for hit in requirements.scan_installs(joined, self.rules):
-                self._add(hit.rule, node, values=hit.values)
+        self._command(node)
         self.generic_visit(node)
 
     visit_Tuple = visit_List  # noqa: N815
@@ -457,24 +545,57 @@ class _Scan(ast.NodeVisitor):
         rule = self.rules.strings.get(str(node.value)) if node not in self.handled else None
         if rule is not None and shipped is (rule.id == "shipped-plugin"):
             self._add(rule, node)
-        self._check_command(node, str(node.value))
-
-    def _check_command(self, node: ast.expr, text: str) -> None:
-        if node in self.handled:
-            return
-        if (
-            "install" in text
-            and "tensorrt" in text
-            and re.match(r"[!%\s]*(?:\S*(?:pip|uv|conda|python)\S*\s|install\s)", text)
-        ):
-            full = text if not text.startswith("install") else f"pip {text}"
-            for hit in requirements.scan_installs(full, self.rules):
-                self._add(hit.rule, node, values=hit.values)
-        if "tensorrt" in text and re.search(r"\btensorrt[-_](?:fp16|int8)\S*\.py$", text):
+        if "tensorrt" in (text := str(node.value)) and re.search(r"\btensorrt[-_](?:fp16|int8)\S*\.py$", text):
             self._add_id("wrapper-precision", node)
-        if "--" in text and shell.is_command(text):
-            for hit in shell.scan_text(text, self.rules):
-                self._add(hit.rule, node, values=hit.values)
+        self._command(node)
+
+    def _command_call(self, node: ast.Call) -> None:
+        """A call whose arguments are the words of a command, or that changes a list of options."""
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert"):
+            self._command(node.func.value, loose=self.calls_tool)
+        elif any(tool_of(text) for item in node.args[:3] for text in self.values.texts(item)):
+            self._command(ast.copy_location(ast.Tuple(node.args, ast.Load()), node))
+        elif "trtexec" in (last_name(node.func) or "").lower():
+            self._command(ast.copy_location(ast.Tuple([node.func, *node.args], ast.Load()), node))
+        elif last_name(node.func) == "format" and isinstance(node.func, ast.Attribute):
+            self._command(node)
+
+    def _command(self, node: ast.expr, *, loose: bool = False) -> None:
+        """What the rules find in the command line that an expression gives; `loose` also in options alone."""
+        if node in self.handled or node in self.commands or not (self.calls_tool or "install" in self.source.text):
+            return
+        pieces = list(itertools.islice(self.values.pieces(node), 2000))
+        text = "".join(part for part, _ in pieces)
+        if "install" in text and "tensorrt" in text:
+            start = re.match(r"[!%\s]*(?:\S*(?:pip|uv|conda|python)\S*\s|install\s)", text)
+            if start or isinstance(node, ast.List | ast.Tuple):
+                full = text if "pip" in text or not text.lstrip().startswith("install") else text.replace("install", "pip install", 1)
+                for hit in requirements.scan_installs(full, self.rules):
+                    self._add(hit.rule, node, values=hit.values)
+        if "--" not in text:
+            return
+        if not any(tool_of(part) for part, _ in pieces) and not shell.is_command(text):
+            if loose and re.match(r"\s*(?:-|\{\}|$)", text):
+                pieces, text = [("trtexec ", node), *pieces], f"trtexec {text}"
+            else:
+                return
+        if not (isinstance(node, ast.Constant) or shell.is_command(text)):  # a list: nothing in it is the shell's
+            text = re.sub(r"[|()`\n\"'#<>]|(?<!\s)[;&]", "_", text)
+        self.commands |= {one for _, part in pieces for one in ast.walk(part)} | set(ast.walk(node))
+        for hit in shell.scan_text(text, self.rules):
+            self._place_hit(hit, pieces, text)
+
+    def _place_hit(self, hit: Hit, pieces: list[Piece], text: str) -> None:
+        """A finding at the expression that its word is written in."""
+        at, node = 0, pieces[0][1]
+        for part, node in pieces:
+            at += len(part)
+            if at > hit.start:
+                break
+        start, end = self._start(node), self._end(node)
+        found = self.source.text.find(re.split(r"[={\s]", text[hit.start : hit.end])[0], start, end)
+        start = found if found >= 0 else start
+        self.hits.setdefault((hit.rule.id, start), Hit(hit.rule, start, end, (), hit.values))
 
     # -------------------------------------------------------------------------------- places
 
@@ -504,20 +625,8 @@ class _Scan(ast.NodeVisitor):
         return self.source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
 
-def _items(node: ast.expr) -> Iterator[ast.expr]:
-    """The items of lists and the values of dictionaries in an expression, each by itself."""
-    if isinstance(node, ast.List | ast.Tuple | ast.Dict):
-        for item in node.values if isinstance(node, ast.Dict) else node.elts:
-            yield from _items(item)
-    else:
-        yield node
-
-
-def _is_trtexec(node: ast.expr) -> bool:
-    """Whether a variable, or the text of one, is named for the program."""
-    if isinstance(node, ast.Call) and len(node.args) == 1:
-        node = node.args[0]
-    return bool(re.search(r"trtexec", last_name(node) or "", re.IGNORECASE))
+def _joined(owner: str, name: str) -> str:
+    return ".".join(filter(None, (owner, name))).removeprefix("tensorrt.")
 
 
 def _root(node: ast.expr) -> str | None:

@@ -76,7 +76,7 @@ _WORD = re.compile(
 
 def is_command(text: str) -> bool:
     """Whether the text is a command line of trtexec or polygraphy, and not prose that names one."""
-    return any(_TOOL.match(part.strip(" \t\r\n\"'")) for part in re.split(r"&&|;", text))
+    return any(_TOOL.match(part.strip(" \t\r\n\"'")) for part in re.split(r"&&|[;\n]", text))
 
 
 def is_said(line: str) -> bool:
