@@ -13,7 +13,10 @@ from trt_engine.migration.python_source import scan_python
 from trt_engine.migration.rules import RuleSet
 from trt_engine.migration.source import Hit, Source
 
-_MAGIC = re.compile(r"^([ \t]*)[%!].*$", re.MULTILINE)
+_MAGIC = re.compile(r"^([ \t]*)(?:\w+[ \t]*=[ \t]*)?[%!](?:[^\n]*\\\n)*[^\n]*$", re.MULTILINE)
+_SHELL_CELL = re.compile(r"\s*%%(?:bash|sh|cmd|powershell|script\s+\S*sh\b|writefile\s+(?!\S*\.(?:py|txt|json)\s))")
+_TEXT = re.compile(r"\s*\w+\s*\+?=\s*f?[\"']")
+"""A line of Python that gives a variable a text, which `{name}` in a magic stands for."""
 
 
 def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
@@ -28,10 +31,7 @@ def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
     found: list[Hit] = []
     with contextlib.suppress(SyntaxError):  # `return` and `await` outside of functions
         found += scan_python(python, rules)
-    magics = "\n".join(
-        re.sub(r"^\s*[!%]+", "", line) if re.match(r"\s*(?:!|%(?:pip|conda)\b)", line) or shell.is_command(line) else ""
-        for line in lines
-    )
+    magics = "\n".join(line for cell in cells for line in _commands(cell))
     commands = Source(source.path, magics)
     for view, hits in ((python, found), (commands, scan_commands(magics, rules))):
         for hit in hits:
@@ -54,14 +54,27 @@ def _code_cells(document: object) -> Iterator[list[str]]:
     for cell in cells:
         text = cell.get("source", "") if isinstance(cell, dict) and cell.get("cell_type") == "code" else ""
         joined = "".join(map(str, text)) if isinstance(text, list) else str(text)
-        if joined.lstrip().startswith("%%") and not joined.lstrip().startswith(("%%bash", "%%sh", "%%time")):
-            continue
         yield joined.split("\n")
+
+
+def _commands(cell: list[str]) -> Iterator[str]:
+    """The lines of a cell that a shell runs, the others empty."""
+    whole, goes_on = _SHELL_CELL.match(cell[0]) is not None, False
+    for line in cell:
+        magic = re.match(r"\s*(?:\w+\s*=\s*)?(?:!|%(?:pip|conda|sx|system)\b)", line)
+        if whole or goes_on or magic or shell.is_command(line):
+            yield re.sub(r"^\s*(?:\w+\s*=\s*)?[!%]+", "", line) if magic else line
+        else:
+            yield line if _TEXT.match(line) else ""
+        goes_on = (goes_on or magic is not None) and line.rstrip().endswith("\\")
 
 
 def _as_python(cell: list[str]) -> str:
     """The cell with its magics as `pass`; empty lines for one of another language, or of IPython's own syntax."""
-    code = _MAGIC.sub(lambda found: f"{found[1]}pass", "\n".join(cell))
+    text = "\n".join(cell)
+    if text.lstrip().startswith("%%") and not re.match(r"\s*%%(?:time|capture|prun|writefile\s+\S*\.py\s)", text):
+        return "\n" * (len(cell) - 1)
+    code = _MAGIC.sub(lambda found: f"{found[1]}pass" + "\n" * found[0].count("\n"), text)
     try:
         ast.parse(code)
     except SyntaxError:

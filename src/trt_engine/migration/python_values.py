@@ -179,7 +179,7 @@ class Values:
             return self.texts(args[0] if args else owner, seen)  # type: ignore[arg-type]
         return ["{}"]
 
-    def _items(self, node: ast.expr, seen: int = 3) -> Iterator[ast.expr]:
+    def _items(self, node: ast.expr, names: int = 3) -> Iterator[ast.expr]:
         """The items of a list and the keys and values of a dictionary, by whatever name."""
         match node:
             case ast.List(items) | ast.Tuple(items) | ast.Set(items):
@@ -189,10 +189,10 @@ class Values:
             case ast.Call(ast.Name("dict"), _, keywords):
                 yield from (item.value for item in keywords)
             case ast.Call(ast.Attribute(owner), _) | ast.Call(_, [owner]):
-                yield from self._items(owner, seen)
-            case ast.Name() | ast.Attribute() if seen:
+                yield from self._items(owner, names)
+            case ast.Name() | ast.Attribute() if names:
                 for value in self.of(node):
-                    yield from self._items(value, seen - 1)
+                    yield from self._items(value, names - 1)
 
     # -------------------------------------------------------------------------------- commands
 

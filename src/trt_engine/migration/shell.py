@@ -14,7 +14,14 @@ from dataclasses import dataclass
 
 from trt_engine.migration.rules import Rule, RuleSet
 from trt_engine.migration.source import Edit, Hit, model_values
-from trt_engine.migration.variables import Variables, expand, find_variables, program_names, wrapper_functions
+from trt_engine.migration.variables import (
+    Variables,
+    expand,
+    find_variables,
+    grown_commands,
+    program_names,
+    wrapper_functions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,9 @@ _WORD = re.compile(
 )
 
 
+_USES_VARIABLES = re.compile(r"[$%!@]\W{0,3}\w|\$@|\{\{|\{\w")
+
+
 def is_command(text: str) -> bool:
     """Whether the text is a command line of trtexec or polygraphy, and not prose that names one."""
     return any(_TOOL.match(part.strip(" \t\r\n\"'")) for part in re.split(r"&&|[;\n]", text))
@@ -92,7 +102,7 @@ def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]
     """The calls of trtexec and polygraphy in a text, in order; `held` are variables that are assigned elsewhere."""
     at = 0
     variables = (
-        held if held is not None else find_variables(text) if re.search(r"[$%!@]\W{0,3}\w|\$@|\{\{", text) else {}
+        held if held is not None else find_variables(text) if _USES_VARIABLES.search(text) else {}
     )
     programs = program_names(variables)
     tool = _TOOL
@@ -146,6 +156,8 @@ def _expanded(words: Sequence[Word], variables: Variables) -> Iterator[Word]:
     for word in words:
         if (parts := expand(word.value, variables, place=(word.start, word.end))) is not None:
             yield from (Word(part.value, part.start, part.end) for part in parts)
+        elif " --" in word.value:  # all arguments in one text, as PowerShell's -ArgumentList takes them
+            yield from (Word(part, word.start, word.end) for part in word.value.split())
         elif len(items := [item.strip("\"'") for item in _LIST_ITEM.findall(word.value)]) > 1:
             yield from (Word(item, word.start, word.end) for item in items)
         else:
@@ -196,7 +208,7 @@ _FOLDED = re.compile(r"(?<=[:-] )>[-+1-9]*[ \t]*\r?\n([ \t]+)[^\n]*(?:\n\1[^\n]*
 _NEXT_LINE = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+\S)")
 _NEXT_OPTION = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+[\"']?--?\w)")
 _ITEMS = re.compile(
-    r"^[ \t]*-[ \t]+[\"']?(?:[\w.-]*/)*trtexec[\"']?[ \t]*(?:\r?\n[ \t]*-[ \t]+\S[^\n]*)+", re.MULTILINE | re.IGNORECASE
+    r"^[ \t]*-[ \t]+[\"']?(?:[\w.-]*/)*(?:trtexec|polygraphy)[\"']?[ \t]*(?:\r?\n[ \t]*-[ \t]+\S[^\n]*)+", re.MULTILINE | re.IGNORECASE
 )
 """A list whose first item is the program alone: its options are the items after it."""
 _NEXT_ITEM = re.compile(r"\r?\n[ \t]*-[ \t]+(?=[\"']?\S)")
@@ -260,6 +272,9 @@ _SPLIT_FORM = re.compile(
     re.MULTILINE,
 )
 """A container's program, and its arguments under another key."""
+_ENTRY_POINT = re.compile(
+    r"^ENTRYPOINT[ \t]+(?P<program>[^\n]*)\n(?:[^\n]*\n){0,20}?CMD[ \t]+(?P<words>\[[^\n]*)", re.MULTILINE
+)
 _EXEC_FORM = re.compile(
     r"^[ \t]*(?:CMD|ENTRYPOINT|RUN|command:|entrypoint:|args:)\s*(\[.*(?:trtexec|polygraphy).*\])", re.MULTILINE
 )
@@ -268,7 +283,7 @@ _EXEC_FORM = re.compile(
 def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
     """What the rules find in the command lines of a text."""
     taken = []
-    for split in _SPLIT_FORM.finditer(text):
+    for split in itertools.chain(_SPLIT_FORM.finditer(text), _ENTRY_POINT.finditer(text)):
         tool = re.search(r"\b(trtexec|polygraphy)\b", split["program"])
         if tool is not None:
             begin = split.start("words")
@@ -290,7 +305,13 @@ def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
             for inner in find_commands(line, find_variables(text)):
                 moved = tuple(Word(word.value, *found.span(1)) for word in inner.words)
                 yield from scan_command(Command(inner.tool, *found.span(1), moved, False, editable=False), rules)
-    for command in find_commands(text):
+    variables = find_variables(text) if _USES_VARIABLES.search(text) else {}
+    for tool_name, parts in grown_commands(variables):
+        words = tuple(itertools.islice(_expanded([Word(one.value, one.start, one.end) for one in parts], variables), 300))
+        grown = Command(tool_name, words[0].start, words[0].end, words[1:], starts_command=False, editable=False)
+        if not is_said(text[text.rfind("\n", 0, grown.start) + 1 : grown.start]):
+            yield from (hit for hit in scan_command(grown, rules) if hit.rule.id != "trtexec-defaults")
+    for command in find_commands(text, variables):
         if not any(start <= command.start < end for start, end in taken):
             yield from scan_command(command, rules, text)
 

@@ -22,7 +22,7 @@ _LOOP = re.compile(
 )
 _SET = re.compile(r"^[ \t]*set[ \t]+--[ \t]+(?P<bare>[^\n;&|]*)", re.MULTILINE)
 _ALIAS = re.compile(r"^[ \t]*alias[ \t]+(?P<name>[\w-]+)=[\"']?[^\s\"']*\b(?P<tool>trtexec|polygraphy)\b", re.MULTILINE)
-_DEFAULT = re.compile(r"\$\{\w+:?[-=](?P<default>[^{}]*)\}")
+_DEFAULT = re.compile(r"\$\{\w+:?[-+=](?P<default>[^{}]*)\}")
 """A value that is used where a variable has none."""
 _KEY = re.compile(
     r"(?:^[ \t]*(?:-[ \t]+)?|[{,][ \t]*)(?P<name>[A-Za-z_]\w*):[ \t]+"
@@ -36,11 +36,26 @@ _ENV_ITEM = re.compile(
 )
 """Environments of containers in Kubernetes."""
 _INPUT = re.compile(
-    r"^(?P<indent>[ \t]+)(?P<name>[A-Za-z_][\w-]*):[ \t]*\n(?:(?P=indent)[ \t]+(?!default:)[^\n]*\n){0,8}"
-    r"(?P=indent)[ \t]+default:[ \t]+[\"']?(?P<bare>[^\n\"']*)",
+    r"^(?P<indent>[ \t]+)(?P<name>[A-Za-z_][\w-]*):[ \t]*\n(?=(?P<inner>(?P=indent)[ \t]+))"
+    r"(?:(?P=inner)(?!default:)[^\n]*\n){0,8}(?P=inner)default:[ \t]+[\"']?(?P<bare>[^\n\"']*)",
     re.MULTILINE,
 )
 """Inputs of actions and workflows."""
+_KEY_LIST = re.compile(
+    r"^(?P<indent>[ \t]*)(?P<name>[A-Za-z_]\w*):[ \t]*\n(?P<array>(?:(?P=indent)[ \t]*-[ \t]+[\"']?-[^\n]*(?:\n|$)){1,40})",
+    re.MULTILINE,
+)
+"""A list of options over several lines of YAML."""
+_PLAIN = re.compile(
+    r"^(?:ENV[ \t]+(?P<name>[A-Za-z_]\w*)[ \t]+(?P<bare>[^=\n]*-[^\n]*)"
+    r"|[\w.%/-]+:[ \t]+(?P<of_target>[A-Za-z_]\w*)[ \t]*[:?+]?=[ \t]*(?P<list>[^\n]*))$",
+    re.MULTILINE,
+)
+"""Docker's old form, and a variable of one target of make."""
+_CMAKE = re.compile(
+    r"^[ \t]*(?:set|list|find_program)[ \t]*\(\s*(?:APPEND\s+|PREPEND\s+)?(?P<name>[A-Za-z_]\w*)\s+(?P<array>[^()]{1,2000})\)",
+    re.MULTILINE | re.IGNORECASE,
+)
 _FUNCTION = re.compile(
     r"^[ \t]*(?:function[ \t]+)?(?P<name>[A-Za-z_][\w-]*)[ \t]*\(\)[ \t]*\{"
     r"(?P<body>[^\n]*\}|[^\n]*(?:\n(?!\})[^\n]*){0,200}\n\})",
@@ -49,7 +64,7 @@ _FUNCTION = re.compile(
 _VALUE = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',]+")
 _USED = re.compile(
     r"\$\{?(?:env:|script:|global:)?(\w+)(?:\[[^\]\s]*\])?(?::?[-+=][^}]*)?\}?|\$\((\w+)\)|%(\w+)%|!(\w+)!|@(\w+)|%%(\w)|\$([@*])"
-    r"|\$?\{\{-?[ \t]*(?:(?:matrix|env|vars|inputs|parameters|Values)?\.)*(\w+)[ \t]*-?\}\}"
+    r"|\$?\{\{-?[ \t]*(?:(?:matrix|env|vars|inputs|parameters|Values)?\.)*(\w+)[ \t]*-?\}\}|\{(\w+)\}"
 )
 _PROGRAM = re.compile(r"(?:^|[/\\ ])(?P<tool>trtexec|polygraphy)(?:\.exe)?[)`]?$", re.IGNORECASE)
 _MOST = 64
@@ -70,9 +85,10 @@ Variables = Mapping[str, Sequence[Part]]
 def find_variables(text: str) -> Variables:
     """The words of every value that a variable of the text has somewhere, by its name."""
     found: dict[str, list[Part]] = defaultdict(list)
-    for pattern in (_ASSIGNED, _LOOP, _KEY, _ENV_ITEM, _INPUT, _SET):
+    for pattern in (_ASSIGNED, _LOOP, _KEY, _KEY_LIST, _ENV_ITEM, _INPUT, _SET, _PLAIN, _CMAKE):
         for match in pattern.finditer(text):
             groups = {"name": "@"} | match.groupdict()
+            groups["name"] = groups["name"] or groups.get("of_target")
             group = next(
                 (name for name in ("array", "list", "substituted", "double", "single", "bare") if groups.get(name)),
                 None,
@@ -110,6 +126,14 @@ def program_names(variables: Variables) -> dict[str, str]:
     }
 
 
+def grown_commands(variables: Variables) -> Iterator[tuple[str, Sequence[Part]]]:
+    """Variables that hold a whole command of trtexec or polygraphy: which of both, and all words that it ever gets."""
+    for parts in variables.values():
+        at = next((at for at, part in enumerate(parts[:_MOST]) if _PROGRAM.search(part.value)), None)
+        if at is not None and any(part.value[:1] in "-$" for part in parts[at + 1 :]):
+            yield _PROGRAM.search(parts[at].value)["tool"].lower(), parts[at:]  # type: ignore[index]
+
+
 def wrapper_functions(text: str) -> dict[str, str]:
     """Aliases, and shell functions that pass their arguments on to trtexec or polygraphy, and which of both."""
     return {match["name"]: match["tool"].lower() for match in _ALIAS.finditer(text)} | {
@@ -135,9 +159,10 @@ def expand(word: str, variables: Variables, depth: int = 2, place: tuple[int, in
     name = bare.lstrip("-")
     match = _USED.fullmatch(name)
     held = next((group for group in match.groups() if group), "") if match is not None else ""
-    if held in variables and (default := _DEFAULT.fullmatch(name)) is not None and default["default"].startswith("-"):
+    if (default := _DEFAULT.fullmatch(name)) is not None and default["default"].startswith("-"):
         start, end = place
-        return iter([Part(default["default"], start, end), *_expanded("", variables[held], variables, depth)])
+        words = (Part(text, start, end) for text in default["default"].split())
+        return iter([*words, *_expanded("", variables.get(held, ()), variables, depth)])
     return _expanded(bare[: len(bare) - len(name)], variables[held], variables, depth) if held in variables else None
 
 
