@@ -47,6 +47,9 @@ def nvinfer(hit: str, miss: str, fixed: str | None = None) -> Example:
 
 BUILD = "trtexec --onnx=m.onnx --saveEngine=m.plan"
 EXAMPLES: dict[str, list[Example]] = {
+    "plugin-factory": [
+        cpp("r->deserializeCudaEngine(p, n, nullptr);", "r->deserializeCudaEngine(p, n);", "r->deserializeCudaEngine(p, n);"),
+    ],
     "wrapper-precision": [
         Example("tool.py", "YOLO('a.pt').export(format='engine', half=True)\n", "YOLO('a.pt').export(format='onnx', half=True)\n"),
         Example("cfg.py", "c = dict(type='tensorrt', common=dict(fp16_mode=True))\n", "c = dict(type='tensorrt', common=dict(fp16_mode=False))\n"),

@@ -77,10 +77,6 @@ class Backend:
 == getattr
 import tensorrt as trt
 use(getattr(trt.OWNER, "MEMBER"))
-== getattr with a default
-import tensorrt as trt
-flag = getattr(trt.OWNER, "MEMBER", None)
-use(flag)
 == getattr of getattr
 import tensorrt as trt
 use(getattr(getattr(trt, "OWNER"), "MEMBER"))
@@ -1302,7 +1298,8 @@ def rewrites(rules: RuleSet) -> Iterator[Rewrite]:
         for form, text in forms.items():
             if make is None and "MAKE" in text and owner not in _CONSTRUCTED:
                 continue
-            whole = text.replace("thing.MAKE", _CONSTRUCTED.get(owner, f"thing.{make}"))
+            thing = "network" if owner in ("ILayer", "ITensor") else "thing"
+            whole = text.replace("thing.MAKE", _CONSTRUCTED.get(owner, f"{thing}.{make}")).replace("thing", thing)
             yield Rewrite(rule.id, name, form, "tool.py", whole.replace("OWNER", owner).replace("MEMBER", member))
     for name, rule in rules.cpp.items():
         owner, _, member = name.partition("::")

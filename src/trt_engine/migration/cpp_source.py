@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+from trt_engine.migration import shell
 from trt_engine.migration.api_types import AMBIGUOUS, owner_classes, returned_cpp_type, type_of_name
+from trt_engine.migration.python_values import tool_of
 from trt_engine.migration.rules import Rule, RuleSet
 from trt_engine.migration.source import Edit, Hit, Source
 from trt_engine.migration.version_guards import dead_spans
@@ -21,14 +23,26 @@ _QUERY = """
 (call_expression function: (identifier) @function)
 (function_declarator declarator: [(field_identifier) (qualified_identifier)] @declared)
 (string_literal (string_content) @string)
+(raw_string_literal (raw_string_content) @string)
+(preproc_include path: (_) @include)
+(preproc_arg) @macro
+(identifier) @identifier
 """
 _USES_TENSORRT = re.compile(
-    r"nvinfer1|NvInfer|NvOnnxParser|nvonnxparser|NvCaffeParser|NvUffParser|trt_(?:fp16|bf16|int8)_"
+    r"nvinfer1|NvInfer|NvOnnxParser|nvonnxparser|NvCaffeParser|NvUffParser|trt_(?:fp16|bf16|int8)_|trtexec|polygraphy"
 )
 _DECLARED = re.compile(
-    r"\b(I[A-Z]\w+)\b\s*(?:,[^<>;={}()]*)?>*\s*[*&]*\s*(?:const\s+)?(\w+)\s*(?=[=;,)({\[:]|$)", re.MULTILINE
+    r"\b(I[A-Z]\w+)\b\s*(?:,[^<>;={}()]*)?[\s>*&]*(?:const\s+)?(\w+)\s*(?=[=;,)({\[:]|$)", re.MULTILINE
 )
 _AUTO = re.compile(r"\bauto\s*(?:const\b)?\s*[*&]*\s*(\w+)\s*[={(]([^;]{0,300})")
+_LOOP = re.compile(r"\bfor\s*\(\s*(?:const\s+)?auto\b[\s*&]*(?:const\s+)?(\w+)\s*:\s*\*?(?:this->)?(\w+)")
+_SAME = re.compile(r"\s*[*&]?\s*(?:this->)?(\w+)(?:\s*\.\s*get\s*\(\s*\)|\s*\([^()]*\))?\s*[)}]?\s*$")
+_ALIAS = re.compile(
+    r"\busing\s+(?P<name>\w+)\s*=\s*(?P<type>[^;{}()]+);|\btypedef\s+(?P<of>[^;{}()]+?)[\s*&]+(?P<as>\w+)\s*;"
+)
+_SAID = re.compile(r"\b(?:cout|cerr|clog|\w*(?:print|log|usage|help|LOG|INFO|WARN|ERR|throw)\w*)\b", re.IGNORECASE)
+"""In a statement whose text is for people."""
+_COMMANDS = re.compile(r"\bs(?:n?w?)printf")
 _CALLED = re.compile(r"(\w+)\s*\(")
 _MASK = re.compile(r"\(\s*(?:1U?\s*<<\s*([1-9])|([2-9]|1[0-9]))\s*U?\s*\)")
 _SHIFT = re.compile(
@@ -63,12 +77,20 @@ def scan_cpp(source: Source, rules: RuleSet) -> list[Hit]:
     import tree_sitter
 
     parser, query = _parser()
-    raw = source.text.encode("utf-8", "surrogateescape")
-    found = tree_sitter.QueryCursor(query).captures(parser.parse(raw).root_node)
-    scan = _Scan(source, rules, found, raw)
+
+    def scan_part(part: Source) -> Iterator[Hit]:
+        raw = part.text.encode("utf-8", "surrogateescape")
+        found = tree_sitter.QueryCursor(query).captures(parser.parse(raw).root_node)
+        scan = _Scan(part, rules, found, raw)
+        yield from scan.hits()
+        for node in found.get("macro", ()) if part is source else ():
+            head, at = "void f() { ", scan.offset(node.start_byte)
+            for hit in scan_part(Source(source.path, f"{head}{scan.text(node)}; }}")):
+                yield Hit(hit.rule, hit.start - len(head) + at, hit.end - len(head) + at, (), hit.values)
+
     dead = dead_spans(source.text, rules.target)
     hits: dict[tuple[str, int], Hit] = {}
-    for hit in scan.hits():
+    for hit in scan_part(source):
         if not any(start <= hit.start < end for start, end in dead):
             hits.setdefault((hit.rule.id, hit.end), hit)
     return list(hits.values())
@@ -78,7 +100,12 @@ class _Scan:
     def __init__(self, source: Source, rules: RuleSet, captures: dict[str, list[Any]], raw: bytes) -> None:
         self.source, self.rules, self.captures, self.raw = source, rules, captures, raw
         self.ascii = len(raw) == len(source.text)
-        self.types = _declared_types(source.text)
+        self.aliases = {
+            found["name"] or found["as"]: kind
+            for found in _ALIAS.finditer(source.text)
+            if (kind := (re.findall(r"\b(?!std\b)([A-Z]\w+)", found["type"] or found["of"]) or [""])[0])
+        }
+        self.types = _declared_types(source.text, self.aliases)
         self.own_methods = {self.text(node).rpartition("::")[2] for node in captures.get("declared", ())}
 
     def hits(self) -> Iterator[Hit]:
@@ -91,6 +118,15 @@ class _Scan:
                 rule = self.rules.cpp.get(name)
                 if rule is not None:
                     yield self._hit(rule, node, name)
+        for node in self.captures.get("include", ()):
+            rule = self.rules.by_id.get("caffe-uff-parser")
+            if rule is not None and re.search(r"\bNv(?:Caffe|Uff)Parser\.h", self.text(node)):
+                yield self._hit(rule, node, "")
+        for enum in re.findall(r"\busing\s+enum\s+(?:\w*::)*(\w+)\s*;", self.source.text):
+            for node in self.captures.get("identifier", ()):
+                if (rule := self.rules.cpp.get(f"{enum}::{self.text(node)}")) is not None:
+                    yield self._hit(rule, node, "")
+        yield from self._commands()
         for node in self.captures.get("member", ()):
             yield from self._member(node)
         for node in self.captures.get("declared", ()):
@@ -105,6 +141,8 @@ class _Scan:
     def _qualified(self, node: Any) -> Iterator[Hit]:
         """`nvinfer1::BuilderFlag::kFP16`, and classes by their full name."""
         parts = [part.strip() for part in self.text(node).split("::")]
+        if len(parts) > 1:
+            parts[-2] = self.aliases.get(parts[-2], parts[-2])
         name = "::".join(parts[-2:])
         if (rule := self.rules.cpp.get(name)) is not None:
             mask = self._explicit_batch(node) if name.endswith("::kEXPLICIT_BATCH") else ()
@@ -190,6 +228,47 @@ class _Scan:
             and arguments.named_child_count == 2
         ):
             yield self._hit(rules["quantize-output-type"], arguments, "")
+        if name == "deserializeCudaEngine" and "plugin-factory" in rules and arguments.named_child_count == 3:
+            third = arguments.named_children[2]
+            start, end = self.offset(arguments.named_children[1].end_byte), self.offset(third.end_byte)
+            yield Hit(rules["plugin-factory"], self.offset(third.start_byte), end, (Edit(start, end, ""),))
+
+    def _commands(self) -> Iterator[Hit]:
+        """Command lines in strings: of one statement, and of all that add to one variable."""
+        if not re.search("trtexec|polygraphy", self.source.text):
+            return
+        texts: dict[object, list[tuple[str, Any]]] = {}
+        last: Any = None
+        for node in sorted(self.captures.get("string", ()), key=lambda node: node.start_byte):
+            statement = node.parent
+            while statement.parent is not None and not re.search("statement|^(field_)?declaration$", statement.type):
+                statement = statement.parent
+            before = re.split(r"[\"<(=+]", self.text(statement), maxsplit=1)[0]
+            written = self.text(statement).partition('"')[0]
+            if _SAID.search(written) and not _COMMANDS.search(written):
+                continue
+            grown = re.match(r"[^\"]*?(\w+)\s*(?:\+?=|<<|[.]\s*(?:append|push_back|emplace_back|insert)\b|\{|\[)", written)
+            group: object = grown[1] if grown else (before, statement.start_byte)
+            pieces = texts.setdefault(group, [])
+            if pieces:
+                joint = self.raw[last.end_byte : node.start_byte].decode(errors="replace") if last is not None else ","
+                apart = "," in joint or ";" in joint
+                pieces.append((" " if apart else "" if not joint.strip('"uLR \t\r\n\\') else "{}", node))
+            pieces.append((self.text(node).replace("%s", "{}"), node))
+            last = node
+        for pieces in texts.values():
+            text = "".join(part for part, _ in pieces)
+            if any(tool_of(part.strip()) for part, _ in pieces):
+                text = re.sub(r"[;&|()`\n\"'#<>]", "_", text)
+            elif not shell.is_command(text):
+                continue
+            for hit in shell.scan_text(text, self.rules):
+                at = 0
+                for part, node in pieces:
+                    at += len(part)
+                    if at > hit.start:
+                        yield Hit(hit.rule, self.offset(node.start_byte), self.offset(node.end_byte), (), hit.values)
+                        break
 
     def _names_creator(self, node: Any) -> bool:
         before = self.source.text[max(0, self.offset(node.start_byte) - 40) : self.offset(node.start_byte)]
@@ -198,10 +277,14 @@ class _Scan:
     def _type(self, node: Any) -> str | None:
         """The class of TensorRT an expression points to, by its declaration or the call that made it."""
         text = self.text(node)
+        if (cast := re.match(r"\(*\s*\w+_cast\s*<\s*(?:const\s+)?(?:\w+::)?(I[A-Z]\w+)", text)) is not None:
+            return cast[1]
         if node.type == "call_expression" and (called := _CALLED.findall(text)):
             outer = node.child_by_field_name("function")
             name = self._last_word(outer) if outer is not None else called[-1]
-            return returned_cpp_type(name) or (self.types.get(self._last_word(node)) if name == "get" else None)
+            return returned_cpp_type(name) or self.types.get(
+                self._last_word(node) if name == "get" else name
+            )
         return self.types.get(self._last_word(node))
 
     def _last_word(self, node: Any) -> str:
@@ -243,14 +326,23 @@ class _Scan:
         return [*found, at]
 
 
-def _declared_types(text: str) -> dict[str, str]:
-    """Variable -> class, of declarations and of `auto` with a call that is known."""
+def _declared_types(text: str, aliases: dict[str, str]) -> dict[str, str]:
+    """Variable -> class, of declarations and of `auto` with a call or a variable that is known."""
     types: dict[str, str] = {}
     for found in _AUTO.finditer(text):
         kinds = [kind for name in _CALLED.findall(found[2]) if (kind := returned_cpp_type(name))]
-        pointer = re.search(r"<\s*(?:nvinfer1::|nvonnxparser::)?(I[A-Z]\w+)", found[2])
+        pointer = re.search(r"<\s*(?:\w+::)?(I[A-Z]\w+)", found[2])
         if pointer or kinds:
             types[found[1]] = pointer[1] if pointer else kinds[0]
     for found in _DECLARED.finditer(text):
         types[found[2]] = found[1]
+    if aliases:
+        names = "|".join(map(re.escape, aliases))
+        for found in re.finditer(rf"\b({names})\b(?:<\s*(?:\w+::)?(I[A-Z]\w+))?[\s>*&]+(?:const\s+)?(\w+)\s*(?=[=;,)({{\[:])", text):
+            if (kind := found[2] or aliases[found[1]])[:1] == "I":
+                types[found[3]] = kind
+    for pattern in (_LOOP, _AUTO):
+        for found in pattern.finditer(text):
+            if (same := _SAME.match(found[2])) is not None and same[1] in types:
+                types.setdefault(found[1], types[same[1]])
     return types

@@ -359,7 +359,7 @@ class _Scan(ast.NodeVisitor):
             case ast.Constant(str(text)) if re.fullmatch(r"[\w.]+", text):  # an annotation in quotes
                 head, _, rest = text.partition(".")
                 return [rest] if head in self.modules else [text] if text in self.imported else []
-            case ast.Call(ast.Name("getattr"), [owner, name, *_]):
+            case ast.Call(ast.Name("getattr"), [owner, name]):  # with a default it is a guard
                 return self._named(owner, self.values.texts(name))
             case ast.Call(func, [ast.Constant(str(name)), *_]) if last_name(func) in _LAZY:
                 return [""] if name in _MODULES else []
@@ -479,7 +479,7 @@ class _Scan(ast.NodeVisitor):
             self._check_context(node, node.func)
         if method in ("get_creator", "get_plugin_creator") and node.args and isinstance(node.args[0], ast.Constant):
             self._check_string(node.args[0], shipped=True)
-        if trt and last_name(node.func) in ("getattr", "setattr") and len(node.args) > 1:
+        if trt and (last_name(node.func), len(node.args)) in (("getattr", 2), ("setattr", 3)):
             self._check_getattr(node)
         if trt and last_name(node.func) == "isinstance" and len(node.args) == 2 and (kind := self._api_name(node.args[1])):
             self._set_type(node.args[0], kind)
@@ -553,7 +553,9 @@ class _Scan(ast.NodeVisitor):
         """A call whose arguments are the words of a command, or that changes a list of options."""
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert"):
             self._command(node.func.value, loose=self.calls_tool)
-        elif any(tool_of(text) for item in node.args[:3] for text in self.values.texts(item)):
+        elif any(
+            isinstance(item, ast.Starred) or any(map(tool_of, self.values.texts(item))) for item in node.args[:3]
+        ):
             self._command(ast.copy_location(ast.Tuple(node.args, ast.Load()), node))
         elif "trtexec" in (last_name(node.func) or "").lower():
             self._command(ast.copy_location(ast.Tuple([node.func, *node.args], ast.Load()), node))

@@ -15,7 +15,7 @@ _SAME = frozenset("str Path PurePath fspath which expanduser expandvars realpath
 """Calls whose result stands for their argument, or the object they belong to, in a command."""
 _LISTS = frozenset("list tuple sorted split copy chain filter reversed set".split())
 _CHANGES = frozenset("append extend insert extendleft appendleft add push".split())
-_SELF = ("self", "cls")
+_SUBCOMMANDS = ("convert", "run", "build", "inspect", "debug", "data", "template", "surgeon")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Piece = tuple[str, ast.expr]
 """A text, and the expression it is written in."""
@@ -179,20 +179,20 @@ class Values:
             return self.texts(args[0] if args else owner, seen)  # type: ignore[arg-type]
         return ["{}"]
 
-    def _items(self, node: ast.expr, names: int = 3) -> Iterator[ast.expr]:
-        """The items of a list and the keys and values of a dictionary, by whatever name."""
+    def _items(self, node: ast.expr, names: int = 3, *, keys: bool = True) -> Iterator[ast.expr]:
+        """The items of a list and the values of a dictionary, also its `keys`, by whatever name."""
         match node:
             case ast.List(items) | ast.Tuple(items) | ast.Set(items):
                 yield from items
-            case ast.Dict(keys, values):
-                yield from (item for item in (*keys, *values) if item is not None)
+            case ast.Dict(names_of, values):
+                yield from (item for item in (*(names_of if keys else ()), *values) if item is not None)
             case ast.Call(ast.Name("dict"), _, keywords):
                 yield from (item.value for item in keywords)
             case ast.Call(ast.Attribute(owner), _) | ast.Call(_, [owner]):
-                yield from self._items(owner, names)
+                yield from self._items(owner, names, keys=keys)
             case ast.Name() | ast.Attribute() if names:
                 for value in self.of(node):
-                    yield from self._items(value, names - 1)
+                    yield from self._items(value, names - 1, keys=keys)
 
     # -------------------------------------------------------------------------------- commands
 
@@ -237,7 +237,7 @@ class Values:
                 elif (_last(node) or "") not in seen:
                     yield _named(node), node
             case ast.Subscript(value):
-                found = list(self._items(value))
+                found = list(self._items(value, keys=False))
                 few = found and len(seen) < _DEPTH
                 yield from self._apart(found, seen | {f"[{len(seen)}]"}) if few else iter([("{}", node)])
             case ast.Call(func, args):
@@ -264,7 +264,8 @@ class Values:
         for node in nodes[: 4 * _MOST]:
             found = list(itertools.islice(self.pieces(node, seen), 400))
             first, _, rest = "".join(text for text, _ in found).strip().partition(" ")
-            yield (" ; " if re.match(r"[\w./~]", first) and rest.strip() else " "), node
+            own = re.match(r"[\w./~]", first) and rest.strip() and first not in _SUBCOMMANDS
+            yield (" ; " if own else " "), node
             yield from found
 
     def _apart(self, nodes: Iterable[ast.expr], seen: frozenset[str]) -> Iterator[Piece]:

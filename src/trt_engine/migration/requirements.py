@@ -136,8 +136,13 @@ _PACKAGE = re.compile(
     r"\b(?:lib(?:nvinfer|nvonnxparsers|nvinfer-(?:plugin|lean|dispatch|vc-plugin|bin))(?P<package>8|10)(?![\w.])"
     r"|libnv(?:infer(?:_plugin|_lean|_dispatch)?|onnxparser)\.so\.(?P<soname>8|10)(?![\w])"
     r"|nv(?:infer(?:_plugin|_lean|_dispatch)?|onnxparser)_(?P<windows>10)\b"
-    r"|(?<=[ =/])(?:python3-)?(?:lib)?(?:nvinfer|tensorrt)(?:-\w+)*=(?P<pin>8|10)\.\d[\w.+:-]*)"
+    r"|(?<=[ =/\"'])(?:python3-)?(?:lib)?(?:nv(?:infer|onnxparsers)|tensorrt)(?:-\w+)*=(?P<pin>8|10)\.(?:\d|\*)[\w.+:*-]*"
+    r"|(?:TensorRT-|nv-tensorrt-(?:local-)?repo-[\w.]+?-|tensorrt-)(?P<archive>8|10)\.\d+(?:\.\d+)+[\w.+-]*)"
 )
+_HELD_PACKAGE = re.compile(
+    r"(?<![\w./-])(?:python3-)?(?:lib)?(?:nv(?:infer|onnxparsers)|tensorrt)(?:-\w+)*=\$[{(]?(?P<held>\w+)"
+)
+"""A package whose release is a variable's."""
 _PARSER_LIBRARY = re.compile(
     r"(?P<gap>[ \t]+|(?<=\())"
     r"(?P<word>(?:-l)?(?:lib)?(?:nvparsers|nvcaffe_parser|nvcaffeparser|nvuffparser)\d*(?:-dev)?)(?![\w.])"
@@ -174,20 +179,22 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
         line = text[text.rfind("\n", max(0, found.start() - 4000), found.start()) + 1 : found.start()]
         if found["pin"] and re.search(r"\b(?:micro)?(?:conda|mamba)\b", line):
             continue  # `scan_installs` has it
-        if library is not None and int(old) < target and not _in_comment(text, found):
-            name = (
-                f"{found[0].replace(old, str(target), 1)}" if not found["pin"] else f"the package of TensorRT {target}"
-            )
+        if library is not None and int(old) < target and not _in_comment(text, found) and not _is_searched(line):
+            numbered = not found["pin"] and not found["archive"]
+            name = found[0].replace(old, str(target), 1) if numbered else f"that of TensorRT {target}"
             yield Hit(library, *found.span(), (), {"name": name})
+    for found in _HELD_PACKAGE.finditer(text):
+        version = rf"\b{re.escape(found['held'])}[\"']?(?:[ \t]*[:?]?=[ \t]*|:[ \t]+|[ \t]+)[\"']?(8|10)\.\d"
+        value = re.search(version, text)
+        if library is not None and value is not None and int(value[1]) < target and not _in_comment(text, found):
+            yield Hit(library, *found.span(), (), {"name": f"the package of TensorRT {target}"})
     parsers, lower = rules.by_id.get("parser-libraries"), text.lower()
     for found in _PARSER_LIBRARY.finditer(text):
         before = text[max(0, found.start() - 4000) : found.start()].splitlines()[-2:-1]
         if (
             parsers is None
             or _in_comment(text, found)
-            or re.search(
-                r"\bgrep\b[^|&;\n]*\Z", text[max(0, found.start() - 400) : found.start("word")]
-            )  # searches for it
+            or _is_searched(text[max(0, found.start() - 400) : found.start("word")])
             or (before and re.search(r"\bif.*nv(parsers|caffe|uff)", before[0]))
         ):
             continue
@@ -195,6 +202,10 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
         link = found["word"].startswith("-l") or (call >= 0 and ")" not in text[call : found.start()])
         edits = (Edit(found.start(), found.end(), ""),) if link else ()
         yield Hit(parsers, found.start("word"), found.end("word"), edits)
+
+
+def _is_searched(before: str) -> bool:
+    return re.search(r"\b(?:e?grep|rg|find|ls|test|dpkg -[ls]|ldconfig)\b[^|&;\n]*\Z", before) is not None
 
 
 def _in_comment(text: str, found: re.Match[str]) -> bool:

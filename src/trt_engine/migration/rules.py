@@ -154,7 +154,9 @@ _PYTHON_WORDS = frozenset(
     "trtexec polygraphy create_network add_quantize add_dequantize CreateConfig TRTEXEC TrtExec torch2trt torch_tensorrt "
     "engine tensorrt holoscan install fp16_mode int8_mode TrtGraphConverter TrtGraphConverterV2 trt_tactic_sources".split()
 )
-_CPP_WORDS = frozenset("createNetworkV2 addQuantize addDequantize".split())
+_CPP_WORDS = frozenset(
+    "createNetworkV2 addQuantize addDequantize deserializeCudaEngine NvCaffeParser NvUffParser trtexec polygraphy".split()
+)
 """What rules look for that are not removed names."""
 
 

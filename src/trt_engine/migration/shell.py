@@ -138,7 +138,7 @@ def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]
         takes_none = (
             found[1] is not None and found[1].lower() == "trtexec" and not lead.rstrip(" =").endswith("--entrypoint")
         )
-        if takes_none and re.match(r"[A-Za-z][a-z]*$", plain[0].value):
+        if takes_none and re.match(r"(?!trtexec)[A-Za-z][a-z]*$", plain[0].value):
             continue  # prose: trtexec has no arguments beside its options
         starts = bool((_WRAPPED if wrapped else _COMMAND_START).search(lead)) and not _continues(text, found.start())
         starts = starts and opened < 0 and not re.search(r"(?<!&)&\s*$", lead)
@@ -259,7 +259,7 @@ def fenced_commands(text: str) -> str:
 
 def join_options(text: str) -> str:
     """CMake with spaces for the line ends before options; no offset changes."""
-    return _NEXT_OPTION.sub(_blanks, text)
+    return re.sub(r"\r?\n(?=[ \t]+(?:[\"']?--?\w|(?:convert|run)\b))", _blanks, text)
 
 
 def _blanks(found: re.Match[str]) -> str:

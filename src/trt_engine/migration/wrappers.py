@@ -68,6 +68,7 @@ def asked_precision(call: ast.Call, text: str) -> ast.keyword | None:
         near = (
             name in ("torch2trt", "TRTModule")
             or "import torch2trt as" in text
+            or re.search(rf"^\s*from [\w.]*(?:tensorrt|trt)\b[\w.]* import [^\n]*\b{name}\b", text, re.MULTILINE)
             or (name == "dict" and re.search(r"[\"']tensorrt|tensorrt_config", text))
         )
         if near and _is_set(given.get(key)):
