@@ -37,6 +37,10 @@ _DECLARED = re.compile(
 _AUTO = re.compile(r"\bauto\s*(?:const\b)?\s*[*&]*\s*(\w+)\s*[={(]([^;]{0,300})")
 _LOOP = re.compile(r"\bfor\s*\(\s*(?:const\s+)?auto\b[\s*&]*(?:const\s+)?(\w+)\s*:\s*\*?(?:this->)?(\w+)")
 _SAME = re.compile(r"\s*[*&]?\s*(?:this->)?(\w+)(?:\s*\.\s*get\s*\(\s*\)|\s*\([^()]*\))?\s*[)}]?\s*$")
+_GENERIC = re.compile(
+    r"#[ \t]*define[ \t]+(?P<macro>\w+)\((?P<of>\w+)"
+    r"|\b(?P<function>\w+)\s*\(\s*(?:const\s+)?(?:T|auto)\b[\s*&]*(?P<argument>\w+)\s*[,)]"
+)
 _ALIAS = re.compile(
     r"\busing\s+(?P<name>\w+)\s*=\s*(?P<type>[^;{}()]+);|\btypedef\s+(?P<of>[^;{}()]+?)[\s*&]+(?P<as>\w+)\s*;"
 )
@@ -78,10 +82,15 @@ def scan_cpp(source: Source, rules: RuleSet) -> list[Hit]:
 
     parser, query = _parser()
 
+    outer: dict[str, str] = {}
+
     def scan_part(part: Source) -> Iterator[Hit]:
         raw = part.text.encode("utf-8", "surrogateescape")
         found = tree_sitter.QueryCursor(query).captures(parser.parse(raw).root_node)
         scan = _Scan(part, rules, found, raw)
+        if part is source:
+            outer.update(scan.types)
+        scan.types = outer | scan.types
         yield from scan.hits()
         for node in found.get("macro", ()) if part is source else ():
             head, at = "void f() { ", scan.offset(node.start_byte)
@@ -247,7 +256,9 @@ class _Scan:
             written = self.text(statement).partition('"')[0]
             if _SAID.search(written) and not _COMMANDS.search(written):
                 continue
-            grown = re.match(r"[^\"]*?(\w+)\s*(?:\+?=|<<|[.]\s*(?:append|push_back|emplace_back|insert)\b|\{|\[)", written)
+            grown = re.match(
+                r"[^\"]*?(\w+)\s*(?:\+?=|<<|[.]\s*(?:append|push_back|emplace_back|insert)\b|\{|\[)", written
+            )
             group: object = grown[1] if grown else (before, statement.start_byte)
             pieces = texts.setdefault(group, [])
             if pieces:
@@ -282,9 +293,7 @@ class _Scan:
         if node.type == "call_expression" and (called := _CALLED.findall(text)):
             outer = node.child_by_field_name("function")
             name = self._last_word(outer) if outer is not None else called[-1]
-            return returned_cpp_type(name) or self.types.get(
-                self._last_word(node) if name == "get" else name
-            )
+            return returned_cpp_type(name) or self.types.get(self._last_word(node) if name == "get" else name)
         return self.types.get(self._last_word(node))
 
     def _last_word(self, node: Any) -> str:
@@ -338,9 +347,15 @@ def _declared_types(text: str, aliases: dict[str, str]) -> dict[str, str]:
         types[found[2]] = found[1]
     if aliases:
         names = "|".join(map(re.escape, aliases))
-        for found in re.finditer(rf"\b({names})\b(?:<\s*(?:\w+::)?(I[A-Z]\w+))?[\s>*&]+(?:const\s+)?(\w+)\s*(?=[=;,)({{\[:])", text):
+        for found in re.finditer(
+            rf"\b({names})\b(?:<\s*(?:\w+::)?(I[A-Z]\w+))?[\s>*&]+(?:const\s+)?(\w+)\s*(?=[=;,)({{\[:])", text
+        ):
             if (kind := found[2] or aliases[found[1]])[:1] == "I":
                 types[found[3]] = kind
+    for found in _GENERIC.finditer(text):  # the arguments of a macro or template are what it is called with
+        for called in re.finditer(rf"\b{found['macro'] or found['function']}\s*\(\s*(?:this->)?(\w+)\s*[,)]", text):
+            if kind := types.get(called[1]) or type_of_name(called[1], cpp=True):
+                types.setdefault(found["of"] or found["argument"], kind)
     for pattern in (_LOOP, _AUTO):
         for found in pattern.finditer(text):
             if (same := _SAME.match(found[2])) is not None and same[1] in types:

@@ -35,7 +35,9 @@ def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
     commands = Source(source.path, magics)
     for view, hits in ((python, found), (commands, scan_commands(magics, rules))):
         for hit in hits:
-            start = places[view.place(hit.start)[0] - 1]
+            line, column = view.place(hit.start)
+            start = places[line - 1]
+            start += column - 1 if source.text.startswith(lines[line - 1][: column - 1], start) else 0
             yield Hit(hit.rule, start, start, (), hit.values)
 
 

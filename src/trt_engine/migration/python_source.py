@@ -27,6 +27,8 @@ _MAKERS = frozenset(
     "add_convolution_nd add_deconvolution_nd add_pooling_nd add_padding_nd add_normalization get_plugin_registry".split()
 )
 """Methods that only objects of TensorRT have."""
+_TYPED = ("precision", "dtype", "compute_precision", "dynamic_range", "int8_calibrator", "algorithm_selector")
+_LAYERS_OF_OTHERS = frozenset("layers modules children named_modules named_children parameters".split())
 _NOT_OBJECTS = frozenset("self cls args opt opts FLAGS flags params options kwargs hparams".split())
 _OTHERS = frozenset("torch torchvision tensorflow keras onnxruntime numpy sqlalchemy transformers argparse".split())
 """Libraries whose objects have members of the same names, and are never TensorRT's."""
@@ -34,7 +36,9 @@ _SAY = frozenset("print debug info warning error exception critical echo secho w
 """Calls whose text is for people."""
 _SAID = frozenset("help description epilog usage prog msg message reason match".split())
 """Arguments whose text is for people."""
-_BOXES = frozenset("list List Sequence Iterable Iterator tuple Tuple set Set dict Dict Mapping deque Collection".split())
+_BOXES = frozenset(
+    "list List Sequence Iterable Iterator tuple Tuple set Set dict Dict Mapping deque Collection".split()
+)
 _SWITCHED = frozenset(
     "trt_fp16_enable trt_bf16_enable trt_int8_enable "
     "trt_int8_use_native_calibration_table trt_layer_norm_fp32_fallback".split()
@@ -177,7 +181,10 @@ class _Scan(ast.NodeVisitor):
         outer = self.types, self.aliases, self.function, self.in_class
         if (made := self._annotated(node.returns)) is not None:
             self.returned[node.name] = made
-        if any((last_name(one) or "").endswith("property") for one in node.decorator_list) and node.name in self.returned:
+        if (
+            any((last_name(one) or "").endswith("property") for one in node.decorator_list)
+            and node.name in self.returned
+        ):
             self.attributes[node.name] = self.returned[node.name]
         self.types, self.aliases, self.function, self.in_class = dict(self.types), dict(self.aliases), node.name, False
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
@@ -211,7 +218,10 @@ class _Scan(ast.NodeVisitor):
         for target in node.targets:
             self._command(target)
             self._learn(target, node.value)
-            if isinstance(target, ast.Attribute):
+            untyped = isinstance(node.value, ast.Constant)
+            if isinstance(target, ast.Attribute) and untyped and target.attr in _TYPED:
+                self.handled.add(target)  # a type of TensorRT is no text and no number
+            elif isinstance(target, ast.Attribute):
                 self._check_write(node, target)
         self.generic_visit(node)
 
@@ -235,7 +245,10 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        if (kind := self._item_type(node.iter)) is not None:
+        kind: str | None
+        if last_name(node.iter.func if isinstance(node.iter, ast.Call) else node.iter) in _LAYERS_OF_OTHERS:
+            self._set_type(node.target, _OTHER)
+        elif (kind := self._item_type(node.iter)) is not None:
             last = node.target.elts[-1] if isinstance(node.target, ast.Tuple) and node.target.elts else node.target
             self._set_type(last, kind)
         self.generic_visit(node)
@@ -290,16 +303,16 @@ class _Scan(ast.NodeVisitor):
                 self._learn(one, other)
             return
         name = self._api_name(value) if isinstance(value, ast.Name | ast.Attribute | ast.Call) else None
-        held = name is not None and (not name or (name[0].isupper() and "." not in name))
-        held = held and (not isinstance(value, ast.Call) or last_name(value.func) == "getattr")
+        whole = name is not None and (not name or (name[0].isupper() and "." not in name))
+        bound = whole and (not isinstance(value, ast.Call) or last_name(value.func) == "getattr")
         if isinstance(target, ast.Name):
             self.aliases.pop(target.id, None)
-            if held and name is not None:
+            if bound and name is not None:
                 self.aliases[target.id] = name
-        if held and name is not None and (self.in_class or isinstance(target, ast.Attribute)):
+        if bound and name is not None and (self.in_class or isinstance(target, ast.Attribute)):
             self.fields[last_name(target) or ""] = name
-        other = isinstance(value, ast.Call) and _root(value.func) in self.others
-        self._set_type(target, _OTHER if other else self._type(value, hint=False))
+        foreign = isinstance(value, ast.Call) and _root(value.func) in self.others
+        self._set_type(target, _OTHER if foreign else self._type(value, hint=False))
 
     def _set_type(self, target: ast.expr, kind: str | None) -> None:
         if isinstance(target, ast.Name):
@@ -372,7 +385,7 @@ class _Scan(ast.NodeVisitor):
                 if last_name(value) in ("self", "cls", *self.own_classes) and attr in self.fields:
                     return [self.fields[attr]]
                 if inner_names := self._api_names(value):
-                    return [name for name in (_joined(one, attr) for one in inner_names)]
+                    return [_joined(one, attr) for one in inner_names]
                 if isinstance(value, ast.Attribute) and value.attr in self.modules:  # mod.trt.BuilderFlag
                     return [attr]
             case ast.Name(name):
@@ -481,7 +494,12 @@ class _Scan(ast.NodeVisitor):
             self._check_string(node.args[0], shipped=True)
         if trt and (last_name(node.func), len(node.args)) in (("getattr", 2), ("setattr", 3)):
             self._check_getattr(node)
-        if trt and last_name(node.func) == "isinstance" and len(node.args) == 2 and (kind := self._api_name(node.args[1])):
+        if (
+            trt
+            and last_name(node.func) == "isinstance"
+            and len(node.args) == 2
+            and (kind := self._api_name(node.args[1]))
+        ):
             self._set_type(node.args[0], kind)
         if self.polygraphy and last_name(node.func) in self.polygraphy:
             for keyword in node.keywords:
@@ -553,9 +571,7 @@ class _Scan(ast.NodeVisitor):
         """A call whose arguments are the words of a command, or that changes a list of options."""
         if isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend", "insert"):
             self._command(node.func.value, loose=self.calls_tool)
-        elif any(
-            isinstance(item, ast.Starred) or any(map(tool_of, self.values.texts(item))) for item in node.args[:3]
-        ):
+        elif any(isinstance(item, ast.Starred) or any(map(tool_of, self.values.texts(item))) for item in node.args[:3]):
             self._command(ast.copy_location(ast.Tuple(node.args, ast.Load()), node))
         elif "trtexec" in (last_name(node.func) or "").lower():
             self._command(ast.copy_location(ast.Tuple([node.func, *node.args], ast.Load()), node))
@@ -571,7 +587,11 @@ class _Scan(ast.NodeVisitor):
         if "install" in text and "tensorrt" in text:
             start = re.match(r"[!%\s]*(?:\S*(?:pip|uv|conda|python)\S*\s|install\s)", text)
             if start or isinstance(node, ast.List | ast.Tuple):
-                full = text if "pip" in text or not text.lstrip().startswith("install") else text.replace("install", "pip install", 1)
+                full = (
+                    text
+                    if "pip" in text or not text.lstrip().startswith("install")
+                    else text.replace("install", "pip install", 1)
+                )
                 for hit in requirements.scan_installs(full, self.rules):
                     self._add(hit.rule, node, values=hit.values)
         if "--" not in text:
@@ -589,11 +609,8 @@ class _Scan(ast.NodeVisitor):
 
     def _place_hit(self, hit: Hit, pieces: list[Piece], text: str) -> None:
         """A finding at the expression that its word is written in."""
-        at, node = 0, pieces[0][1]
-        for part, node in pieces:
-            at += len(part)
-            if at > hit.start:
-                break
+        ends = itertools.accumulate(len(part) for part, _ in pieces)
+        node = next((one for end, (_, one) in zip(ends, pieces, strict=True) if end > hit.start), pieces[-1][1])
         start, end = self._start(node), self._end(node)
         found = self.source.text.find(re.split(r"[={\s]", text[hit.start : hit.end])[0], start, end)
         start = found if found >= 0 else start

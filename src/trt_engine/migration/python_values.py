@@ -6,12 +6,14 @@ import ast
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _MOST, _DEPTH, _STEPS = 24, 6, 3000
 """Values of one expression that are looked at, names that are followed one after the other, and steps of one question."""
 _NONE: frozenset[str] = frozenset()
-_SAME = frozenset("str Path PurePath fspath which expanduser expandvars realpath abspath quote resolve as_posix".split())
+_SAME = frozenset(
+    "str Path PurePath fspath which expanduser expandvars realpath abspath quote resolve as_posix".split()
+)
 """Calls whose result stands for their argument, or the object they belong to, in a command."""
 _LISTS = frozenset("list tuple sorted split copy chain filter reversed set".split())
 _CHANGES = frozenset("append extend insert extendleft appendleft add push".split())
@@ -93,7 +95,7 @@ class Values:
             self.parameters[scope, node.args.vararg.arg] = (function, -2 - len(places) + method)
 
     def of(self, node: ast.expr) -> list[ast.expr]:
-        """What the name or field is assigned: in the nearest function that has it, by its defaults, and where it is called."""
+        """What the name or field is assigned: in the nearest function, by its defaults, by calls."""
         if isinstance(node, ast.Attribute):
             return self.fields.get(node.attr, [])[:_MOST]
         if not isinstance(node, ast.Name):
@@ -218,8 +220,8 @@ class Values:
                     yield " ", node
                 yield from self.pieces(right, seen, within=True)
             case ast.BinOp(left, ast.Mod(), right):
-                yield from self.pieces(left, seen)
-                yield from self._apart([right], seen)
+                given = right.elts if isinstance(right, ast.Tuple) else [right]
+                yield from self._filled(left, r"%()[-\d.]*[a-z]", given, {}, seen)
             case ast.BinOp(left, ast.Div(), right):
                 yield self.texts(node)[0], node
             case ast.List(items) | ast.Tuple(items) | ast.Set(items):
@@ -247,8 +249,8 @@ class Values:
                 elif name == "join" and isinstance(owner, ast.Constant) and args:
                     yield from self.pieces(args[0], seen)
                 elif name == "format" and owner is not None:
-                    yield from self.pieces(owner, seen)
-                    yield from self._apart([*args, *(item.value for item in node.keywords)], seen)
+                    named = {item.arg: item.value for item in node.keywords if item.arg is not None}
+                    yield from self._filled(owner, r"\{(\w*)[^{}]*\}", args, named, seen)
                 elif name in _LISTS and (args or owner is not None):
                     inner = owner if owner is not None and (name == "split" or not args) else args[0]
                     inner = args[0] if _last(owner) == "shlex" and args else inner
@@ -258,6 +260,20 @@ class Values:
                     yield next((text for text in texts if tool_of(text)), texts[0]), node
             case _:
                 yield "{}", node
+
+    def _filled(
+        self, text: ast.expr, hole: str, given: Sequence[ast.expr], named: Mapping[str, ast.expr], seen: frozenset[str]
+    ) -> Iterator[Piece]:
+        """A text with what is put into its holes, in order or by name."""
+        at = 0
+        for part, node in self.pieces(text, seen):
+            for place, one in enumerate(re.split(hole, part)):
+                if place % 2 == 0:
+                    yield one, node
+                    continue
+                value = named.get(one) or next(iter(given[int(one) if one.isdecimal() else at :]), None)
+                at += not one
+                yield from self.pieces(value, seen, within=True) if value is not None else iter([("{}", node)])
 
     def _choices(self, nodes: Sequence[ast.expr], seen: frozenset[str]) -> Iterator[Piece]:
         """What is assigned to a name, one after the other: commands of their own, or more words of the first."""

@@ -95,15 +95,14 @@ def is_said(line: str) -> bool:
         re.match(r"\s*(?:#|//|::|REM\s|rem\s|-?\s*(?:name|description|title|help|summary|displayName):)", line)
         or " # " in line
     )
-    return bool(comment) or re.search(r"-D\w+=$", line) is not None or _ECHO.search(line) is not None
+    shown = re.search(r"\b(?:COMMENT|message\s*\(\s*\w*)\s*\"[^\"]*$", line)
+    return bool(comment or shown) or re.search(r"-D\w+=$", line) is not None or _ECHO.search(line) is not None
 
 
 def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]:
     """The calls of trtexec and polygraphy in a text, in order; `held` are variables that are assigned elsewhere."""
     at = 0
-    variables = (
-        held if held is not None else find_variables(text) if _USES_VARIABLES.search(text) else {}
-    )
+    variables = held if held is not None else find_variables(text) if _USES_VARIABLES.search(text) else {}
     programs = program_names(variables)
     tool = _TOOL
     wrappers = wrapper_functions(text) if "()" in text or "alias " in text else {}
@@ -208,7 +207,8 @@ _FOLDED = re.compile(r"(?<=[:-] )>[-+1-9]*[ \t]*\r?\n([ \t]+)[^\n]*(?:\n\1[^\n]*
 _NEXT_LINE = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+\S)")
 _NEXT_OPTION = re.compile(r"(?<![\\\r])\r?\n(?=[ \t]+[\"']?--?\w)")
 _ITEMS = re.compile(
-    r"^[ \t]*-[ \t]+[\"']?(?:[\w.-]*/)*(?:trtexec|polygraphy)[\"']?[ \t]*(?:\r?\n[ \t]*-[ \t]+\S[^\n]*)+", re.MULTILINE | re.IGNORECASE
+    r"^[ \t]*-[ \t]+[\"']?(?:[\w.-]*/)*(?:trtexec|polygraphy)[\"']?[ \t]*(?:\r?\n[ \t]*-[ \t]+\S[^\n]*)+",
+    re.MULTILINE | re.IGNORECASE,
 )
 """A list whose first item is the program alone: its options are the items after it."""
 _NEXT_ITEM = re.compile(r"\r?\n[ \t]*-[ \t]+(?=[\"']?\S)")
@@ -307,7 +307,9 @@ def scan_text(text: str, rules: RuleSet) -> Iterator[Hit]:
                 yield from scan_command(Command(inner.tool, *found.span(1), moved, False, editable=False), rules)
     variables = find_variables(text) if _USES_VARIABLES.search(text) else {}
     for tool_name, parts in grown_commands(variables):
-        words = tuple(itertools.islice(_expanded([Word(one.value, one.start, one.end) for one in parts], variables), 300))
+        words = tuple(
+            itertools.islice(_expanded([Word(one.value, one.start, one.end) for one in parts], variables), 300)
+        )
         grown = Command(tool_name, words[0].start, words[0].end, words[1:], starts_command=False, editable=False)
         if not is_said(text[text.rfind("\n", 0, grown.start) + 1 : grown.start]):
             yield from (hit for hit in scan_command(grown, rules) if hit.rule.id != "trtexec-defaults")

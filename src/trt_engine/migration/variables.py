@@ -53,7 +53,8 @@ _PLAIN = re.compile(
 )
 """Docker's old form, and a variable of one target of make."""
 _CMAKE = re.compile(
-    r"^[ \t]*(?:set|list|find_program)[ \t]*\(\s*(?:APPEND\s+|PREPEND\s+)?(?P<name>[A-Za-z_]\w*)\s+(?P<array>[^()]{1,2000})\)",
+    r"^[ \t]*(?:set|list|find_program)[ \t]*\(\s*(?:APPEND\s+|PREPEND\s+)?"
+    r"(?P<name>[A-Za-z_]\w*)\s+(?P<array>[^()]{1,2000})\)",
     re.MULTILINE | re.IGNORECASE,
 )
 _FUNCTION = re.compile(
@@ -87,8 +88,8 @@ def find_variables(text: str) -> Variables:
     found: dict[str, list[Part]] = defaultdict(list)
     for pattern in (_ASSIGNED, _LOOP, _KEY, _KEY_LIST, _ENV_ITEM, _INPUT, _SET, _PLAIN, _CMAKE):
         for match in pattern.finditer(text):
-            groups = {"name": "@"} | match.groupdict()
-            groups["name"] = groups["name"] or groups.get("of_target")
+            groups = {"name": "@"} | {key: text for key, text in match.groupdict().items() if text}
+            groups["name"] = groups.get("of_target", groups["name"])
             group = next(
                 (name for name in ("array", "list", "substituted", "double", "single", "bare") if groups.get(name)),
                 None,
