@@ -243,7 +243,8 @@ def test_external_data_is_found_wherever_it_hides(
     folder, outside, out = places
     path = models.save(hidden(kind, "../outside/w.bin"), folder)
     watch.add(outside)
-    assert "leaves the model's folder" in refuse(verb, path, out, capsys)
+    reason = "stated as INT" if "INT" in kind else "leaves the model's folder"
+    assert reason in refuse(verb, path, out, capsys)
     assert watch.seen() == []
 
 
@@ -259,6 +260,43 @@ def test_a_tensor_with_two_places_is_refused(
     watch.add(outside)
     assert "twice" in refuse(verb, models.save(proto, folder), out, capsys)
     assert watch.seen() == []
+
+
+def mistyped(kind: str) -> onnx.ModelProto:
+    proto = models.detector()
+    if kind == "tensor":
+        proto.graph.initializer[0].data_type = 1 << 24
+        return proto
+    filled = node(
+        "ConstantOfShape", ["unused_n"], ["unused"], value=helper.make_tensor("", TensorProto.FLOAT, [1], [0])
+    )
+    held = filled.attribute[0]
+    if kind == "tensor in an attribute":
+        held.t.data_type = 99
+    elif kind == "attribute":
+        held.CopyFrom(helper.make_attribute("value", "text"))
+    elif kind == "value":
+        held.i = 3
+    else:
+        held.t.CopyFrom(helper.make_tensor("", TensorProto.FLOAT, [4], [0, 1, 2, 3]))
+    proto.graph.initializer.append(models.ints("unused_n", 2))
+    proto.graph.node.insert(0, filled)
+    return proto
+
+
+@verbs
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("tensor", "of the unknown element type 16777216"), ("tensor in an attribute", "of the unknown element type 99"),
+     ("attribute", "as STRING, and the operator `ConstantOfShape` (opset 20) takes TENSOR"),
+     ("value", "stated as TENSOR and has a value of another type (`i`)"),
+     ("filling", "with 4 values (node `ConstantOfShape_unused`)")],
+)  # fmt: skip
+def test_an_element_or_attribute_of_a_wrong_type_is_one_error_of_every_verb(
+    places: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], verb: str, kind: str, reason: str
+) -> None:
+    folder, _, out = places
+    assert reason in refuse(verb, models.save(mistyped(kind), folder), out, capsys)
 
 
 # ------------------------------------------------------------------------------------------------ broken graphs

@@ -518,7 +518,7 @@ def test_no_code_is_said_twice_of_one_place(tmp_path: Path) -> None:
 
 def test_a_node_against_its_operators_rules_is_an_error_and_the_only_one(tmp_path: Path) -> None:
     proto = channels_last(True)
-    proto.graph.node[0].attribute[0].CopyFrom(helper.make_attribute("perm", 1.5))
+    proto.graph.node[0].attribute[0].CopyFrom(helper.make_attribute("permute", 1.5))
     one = found(proto, tmp_path)
     assert one["broken-node"].severity == "error"
     assert "Transpose" in one["broken-node"].message

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, defs
 
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph import walk
 from trt_engine.limits import FUNCTION_NODES, MODEL_INPUTS, MODEL_NODES
-from trt_engine.model import GraphIndex
+from trt_engine.model import GraphIndex, NodeLocation
 from trt_engine.tensors import dtype, format_shape
 
 _EXPANDED = 10
@@ -87,6 +88,9 @@ def check_structure(graph: GraphIndex) -> None:
                 )
     for tensor in graph.tensors:
         _check_tensor(tensor)
+    for place in graph.nodes:
+        if place.node.attribute:
+            _check_attributes(place, graph.functions)
     for body in graph.graphs:
         _check_graph(body, [item.name for item in body.input])
     for function in proto.functions:
@@ -130,11 +134,14 @@ def _check_tensor(tensor: TensorProto) -> None:
         raise InvalidModel(
             f"has only a segment of the tensor `{tensor.name}`, expected all of it", hint="export it again"
         )
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return
     try:
         kind = dtype(tensor.data_type)
-    except UsageError:  # unknown type: rejected by its readers
+    except UsageError as error:
+        raise InvalidModel(
+            f"has a tensor `{tensor.name}` of the unknown element type {tensor.data_type}",
+            hint="export the model again; a newer trt-engine may know the type",
+        ) from error
+    if tensor.data_location == TensorProto.EXTERNAL:
         return
     elements = math.prod(dims)
     if kind.name != "string" and (tensor.HasField("raw_data") or not elements):
@@ -150,6 +157,58 @@ def _check_tensor(tensor: TensorProto) -> None:
             f"{format_shape(dims)[:60]} and type {kind.name} need {needed}",
             hint=_DAMAGED_HINT,
         )
+
+
+_VALUE_FIELDS: dict[int, str] = {
+    AttributeProto.INT: "i",
+    AttributeProto.FLOAT: "f",
+    AttributeProto.STRING: "s",
+    AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    AttributeProto.TYPE_PROTO: "tp",
+}
+"""Field of an attribute's value by its stated type, of those that hold one."""
+
+
+def _check_attributes(place: NodeLocation, functions: frozenset[tuple[str, str]]) -> None:
+    """`InvalidModel` for an attribute of another type than its operator takes, or with a value of another type than stated:
+    each reader would read something else."""
+    node, domain = place.node, walk.domain_of(place.node)
+    key = (node.op_type, domain, place.opsets.get(domain, 1))
+    known = {} if (domain, node.op_type) in functions else _attribute_types(*key)
+    for item in node.attribute:
+        if item.type == AttributeProto.UNDEFINED:  # no reader takes it
+            continue
+        stated, wanted = AttributeProto.AttributeType.Name(item.type), known.get(item.name)
+        others = [name for kind, name in _VALUE_FIELDS.items() if kind != item.type and item.HasField(name)]
+        if others:
+            raise InvalidModel(
+                f"is damaged: the attribute `{item.name}` of node `{walk.label(node)}` is stated as {stated} and has a "
+                f"value of another type (`{others[0]}`)",
+                hint=_DAMAGED_HINT,
+            )
+        if wanted not in (None, stated):
+            raise InvalidModel(
+                f"has the attribute `{item.name}` of node `{walk.label(node)}` as {stated}, and the operator "
+                f"`{node.op_type}` (opset {key[2]}) takes {wanted}",
+                hint="export the model again",
+            )
+        if node.op_type == "ConstantOfShape" and item.HasField("t") and math.prod(item.t.dims) != 1:
+            raise InvalidModel(
+                f"fills a tensor with {math.prod(item.t.dims)} values (node `{walk.label(node)}`), expected one",
+                hint="export the model again",
+            )
+
+
+@cache
+def _attribute_types(op: str, domain: str, version: int) -> dict[str, str]:
+    """Types of an operator's attributes by name; empty for an operator that ONNX does not define."""
+    try:
+        schema = defs.get_schema(op, version, domain)
+    except defs.SchemaError:
+        return {}
+    return {name: str(item.type).rpartition(".")[2] for name, item in schema.attributes.items()}
 
 
 _MAX_EQUATION_LENGTH = 4096
