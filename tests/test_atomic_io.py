@@ -209,7 +209,6 @@ def test_a_file_size_limit_leaves_the_old_file_and_no_half_one(tmp_path: Path) -
         (errno.EROFS, "read-only file system"),
         (errno.ENOTDIR, "a file is in the way"),
         (errno.EISDIR, "it is a folder"),
-        (errno.ENAMETOOLONG, "too long"),
         (errno.ELOOP, "links lead to each other"),
         (errno.EIO, "input/output error"),
         (None, "odd"),

@@ -98,11 +98,21 @@ def as_path(path: object, what: str) -> Path:
     raise UsageError(f"{what} is {path!r}, expected a path", hint="give it as `str` or `pathlib.Path`")
 
 
-def os_error(error: OSError, path: Path, doing: str = "write", *, by: str = "-o") -> SetupError | ModelError:
+def os_error(
+    error: OSError, path: Path, doing: str = "write", *, by: str = "-o"
+) -> SetupError | ModelError | UsageError:
     """The error a person can act on behind an `OSError` met while writing to `path`, which is chosen with `by`.
 
-    A model that cannot be read (`doing="read"`) is a `ModelError` with hints for a file that is there already.
+    A model that cannot be read (`doing="read"`) is a `ModelError` with hints for a file that is there already. A name that
+    is too long is a `UsageError`, whatever was done.
     """
+    if error.errno == errno.ENAMETOOLONG:
+        longest = max(path.parts or ("",), key=len)
+        what, whole = ("name", longest) if len(os.fsencode(longest)) > 100 else ("path", str(path))
+        return UsageError(
+            f"the {what} `{whole[:40]}{'...' if len(whole) > 40 else ''}` is too long for this disk",
+            hint="a name has at most 255 bytes on most disks, a path 4,096",
+        )
     reads = doing == "read"
     texts, hint = (_READ_ERRORS, _CHECK_PATH) if reads else (_WRITE_ERRORS, "name another place with `{by}`")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -129,7 +139,6 @@ def os_errors(path: Path, doing: str = "write", *, by: str = "-o") -> Iterator[N
 
 _CHECK_PATH = "check the path: `ls -l` on its folder"
 _READ_ERRORS: dict[int, tuple[str, str]] = {
-    errno.ENAMETOOLONG: ("the name is too long for this disk", _CHECK_PATH),
     errno.ELOOP: ("its links lead to each other", "give the path of the file itself; `ls -l` shows where a link leads"),
 }
 _WRITE_ERRORS: dict[int, tuple[str, str]] = {
@@ -142,7 +151,6 @@ _WRITE_ERRORS: dict[int, tuple[str, str]] = {
     errno.ENOTDIR: ("a file is in the way of a folder", "name another place with `{by}`"),
     errno.EEXIST: ("a file is in the way of a folder", "name another place with `{by}`"),
     errno.EISDIR: ("it is a folder, expected a file", "add a file name to `{by}`"),
-    errno.ENAMETOOLONG: ("the name is too long for this disk", "name a shorter one with `{by}`"),
     errno.ELOOP: ("its links lead to each other", "name another place with `{by}`, or mend the links"),
 }
 
@@ -185,6 +193,8 @@ def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> Bin
     except OSError as failed:
         if failed.errno == errno.ENXIO:  # a socket
             raise error(f"`{path}` is a socket, expected a file", hint="name a file") from failed
+        if failed.errno == errno.ENAMETOOLONG:
+            raise os_error(failed, path) from failed
         raise
     try:
         found = os.fstat(handle)

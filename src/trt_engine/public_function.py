@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-from trt_engine.errors import UsageError
+from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.progress import report_progress
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,12 +31,23 @@ def public_function(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if (unknown := kwargs.keys() - plain) and (unknown := unknown - _settings_names(function, parameters)):
             raise _unknown_argument(function, sorted(unknown)[0], plain | _settings_names(function, parameters))
-        if "progress" not in plain:
-            return function(*args, **kwargs)
-        with report_progress(kwargs.get("progress", False)):
-            return function(*args, **kwargs)
+        try:
+            if "progress" not in plain:
+                return function(*args, **kwargs)
+            with report_progress(kwargs.get("progress", False)):
+                return function(*args, **kwargs)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG or not error.filename:
+                raise
+            raise _long_name(error) from error
 
     return call  # type: ignore[return-value]
+
+
+def _long_name(error: OSError) -> TrtEngineError:
+    from trt_engine.atomic_io import os_error
+
+    return os_error(error, Path(os.fsdecode(error.filename)))
 
 
 def _settings_names(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> set[str]:

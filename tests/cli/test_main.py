@@ -62,7 +62,7 @@ def fails(
         "locked": PermissionError(errno.EACCES, "Permission denied", "/there"),
         "gone": FileNotFoundError(errno.ENOENT, "No such file or directory", "/there"),
         "pipe": BrokenPipeError(errno.EPIPE, "Broken pipe"),
-        "long": OSError(errno.ENAMETOOLONG, "File name too long", "/there"),
+        "long": OSError(errno.ENAMETOOLONG, "File name too long", "/" + "a" * 300),
     }[how]
 
 
@@ -88,9 +88,9 @@ def failing_verb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("locked", 3, "cannot use `/there`: permission denied", "choose a folder you may write to with `-o`"),
         (
             "long",
-            3,
-            "cannot use `/there`: the name is too long for this disk",
-            "name a shorter one with `-o`",
+            2,
+            "the name `aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...` is too long for this disk",
+            "a name has at most 255 bytes on most disks, a path 4,096",
         ),
         ("gone", 1, "unexpected FileNotFoundError: [Errno 2] No such file or directory: '/there'", "`-vv` shows where"),
     ],
@@ -560,3 +560,17 @@ def test_a_path_of_a_thousand_folders_is_a_usage_error(
     deep = "/".join("d" for _ in range(1000))
     assert run(["example", "-o", deep]) in (2, 3)
     assert "unexpected" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["inspect X", "lint X", "build X -o out", "cast X --to fp16 -o out", "infer X --random", "bench X", "report X",
+     "diff X X", "validate X", "run X",
+     "pack X", "migrate X", "convert X -o out", "ranges X", "evaluate X --dataset X", "quantize X --to int8"],
+)  # fmt: skip
+def test_a_name_that_is_too_long_is_the_same_error_of_every_verb(
+    line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(line.replace("X", "a" * 300).split()) == 2
+    assert f"error: the name `{'a' * 40}...` is too long for this disk\n" in capsys.readouterr().err

@@ -6,6 +6,7 @@ A folder's files are read in name order. A damaged file is skipped and reported;
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_engine.arrayfiles import ArrayFile, ArrayFileError, open_arrays
-from trt_engine.atomic_io import open_regular
+from trt_engine.atomic_io import open_regular, os_error
 from trt_engine.equivalence.random_inputs import runnable_signature
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.format import join_names
@@ -338,6 +339,8 @@ def _list_files(path: Path) -> list[Path]:
         if not path.exists():
             raise FeedError(f"no such file or folder `{path}`", hint="check the path of the data")
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise os_error(error, path) from error
         raise FeedError(f"cannot read `{path}`: {(error.strerror or str(error)).lower()}", hint="check it") from error
     if path.suffix.lower() not in ARRAY_SUFFIXES | RAW_SUFFIXES | IMAGE_SUFFIXES:
         raise FeedError(
