@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from trt_engine import atomic_io
 from trt_engine.atomic_io import (
     copy_atomic,
     decode_json,
@@ -302,3 +303,35 @@ def test_digits_in_a_text_are_no_number_that_is_too_long() -> None:
     assert decode_json(f'{{"a": "below {digits} %, \\"{digits}"}}') == {"a": f'below {digits} %, "{digits}'}
     with pytest.raises(msgspec.DecodeError, match="a hundred digits"):
         decode_json(f'{{"a": "x", "b": {digits}}}')
+
+
+def test_a_wait_for_a_lock_names_the_process_and_is_reported_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(atomic_io, "_FIRST_WAIT_S", 0.2)
+    script = """if True:
+        import sys
+        from trt_engine.atomic_io import Path, file_lock
+        with file_lock(Path(sys.argv[1]), busy=""):
+            print(1, flush=True)
+            sys.stdin.read()
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "x.lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline()
+        threading.Timer(0.5, holder.stdin.close).start()
+        with atomic_io.file_lock(tmp_path / "x.lock", busy="another process builds it; waiting"):
+            pass
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) >= 2 and all(text.startswith("another process builds it; waiting (") for text in texts)
+    assert f"process {holder.pid}" in texts[0] or not Path("/proc/locks").exists()
+
+
+def test_a_folder_filled_aside_holds_nothing_of_what_was_replaced_in_it(tmp_path: Path) -> None:
+    with atomic_io.all_or_nothing(), atomic_io.staging_folder(tmp_path / "made") as folder:
+        for text in ("first", "second"):
+            write_atomic(folder / "x.json", text)
+        folder.rename(tmp_path / "made")
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["x.json"]

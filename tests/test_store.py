@@ -181,13 +181,39 @@ def test_a_store_of_another_user_gives_no_engine(store: Store):
         store.get(KEY)
 
 
+@pytest.mark.parametrize("which", ["net.engine.onnx", "net.engine.onnx.json"])
+@pytest.mark.parametrize("how", ["mode", "owner"])
+def test_an_engine_with_a_file_that_others_may_have_written_is_built_again(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, which: str, how: str
+):
+    engine, _ = store.get_or_build(KEY, write)
+    file = engine.path.parent / which
+    if how == "mode":
+        file.chmod(0o666)
+    elif os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    else:
+        os.chown(file, 65534, -1)
+    assert store.get(KEY) is None
+    assert ("mode 666" if how == "mode" else "uid 65534") in caplog.text
+    assert store.get_or_build(KEY, write)[1]
+    assert store.get(KEY) is not None
+    file.chmod(0o666)
+    monkeypatch.setenv("TRT_ENGINE_STORE_SHARED", "1")
+    assert store.get(KEY) is not None
+
+
 def test_a_new_store_is_writable_by_its_owner_alone_whatever_the_umask(store: Store):
     before = os.umask(0)
     try:
         store.get_or_build(KEY, write)
-        assert store.get(KEY) is not None
+        engine = store.get(KEY)
+        assert engine is not None
+        Engine.seal(engine.path, engine.passport)  # as `validate` writes it again
     finally:
         os.umask(before)
+    assert [path for path in store.folder.rglob("*") if path.stat().st_mode & 0o022] == []
+    assert list(store.folder.rglob(".*")) == []
 
 
 def test_no_link_in_a_store_is_followed(store: Store, tmp_path: Path):

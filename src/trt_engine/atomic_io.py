@@ -19,10 +19,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
 from trt_engine.errors import ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.limits import RECORD_SIZE, RECORD_VALUES, Limit
+
+if TYPE_CHECKING:
+    import filelock
 
 _CHUNK = 1 << 20
 _T = TypeVar("_T")
@@ -354,7 +357,9 @@ def _stage(target: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
 
 
 def _create_file(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    """Where the folder is closed to other users' writes, so is the file, whatever the umask."""
+    mode = 0o666 if path.parent.stat().st_mode & 0o022 else 0o644
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
 
 
 def _create_folder(path: Path) -> int:
@@ -499,12 +504,17 @@ def all_or_nothing() -> Iterator[None]:
         journal.close()
 
 
+def _journal_of(path: Path) -> _Journal | None:
+    """What records a change at `path`: nothing does inside a staged folder, which is removed or renamed as a whole."""
+    return None if any(folder in _staged_paths for folder in path.parents) else _journal.get()
+
+
 def move_into_place(made: Path, target: Path, *, new: bool = False) -> None:
     """Rename a finished file, or in `all_or_nothing` a folder, over `target`; that undoes it.
 
     `FileExistsError` where it is to be `new`, and is not.
     """
-    journal = _journal.get()
+    journal = _journal_of(target)
     if new:
         try:
             os.link(made, target)
@@ -524,7 +534,7 @@ def move_into_place(made: Path, target: Path, *, new: bool = False) -> None:
 
 def remove_replaced(path: Path) -> None:
     """Remove a file, if it is there, that belongs to one that is replaced; `all_or_nothing` undoes it."""
-    if (journal := _journal.get()) is not None and path.exists():
+    if (journal := _journal_of(path)) is not None and path.exists():
         journal.keep(path)
     path.unlink(missing_ok=True)
 
@@ -553,9 +563,48 @@ def write_json(path: Path, value: Any, *, by: str = "-o") -> Path:
     return write_atomic(path, msgspec.json.format(encode_json(value), indent=2) + b"\n", by=by)
 
 
+_FIRST_WAIT_S = 10.0
+
+
+def _wait_for(lock: filelock.BaseFileLock, path: Path, busy: str) -> None:
+    import logging  # not needed by the light modules
+
+    import filelock
+
+    began_s, pause_s = time.monotonic(), _FIRST_WAIT_S
+    while True:
+        holder, waited_s = _lock_holder(path), time.monotonic() - began_s
+        named = f"process {holder}" if holder else "the process is not known"
+        since = f"; {waited_s:.0f} s so far" if waited_s >= 1 else ""
+        logging.getLogger(__name__).info("%s (%s, lock `%s`%s)", busy, named, path, since)
+        try:
+            lock.acquire(timeout=pause_s)
+            return
+        except filelock.Timeout:
+            pause_s *= 2
+
+
+def _lock_holder(path: Path) -> int | None:
+    """The process that holds a lock on the file, as the kernel lists them; None where it does not."""
+    with contextlib.suppress(OSError, ValueError):
+        inode = path.stat().st_ino
+        for line in Path("/proc/locks").read_text().splitlines():
+            fields = line.split()
+            if (
+                len(fields) > 5
+                and fields[1] != "->"
+                and int(fields[5].rpartition(":")[2]) == inode
+                and int(fields[4]) > 0
+            ):
+                return int(fields[4])
+    return None
+
+
 @contextlib.contextmanager
 def file_lock(path: Path, *, busy: SetupError | str, by: str = "-o") -> Iterator[None]:
-    """Hold the lock file at `path`. Where another process has it, raise `busy`, or log that text and wait."""
+    """Hold the lock file at `path`. Where another process has it, raise `busy`, or log that text with the process and wait;
+    the text comes again after 10 s, 20 s, 40 s and so on.
+    """
     import filelock
 
     lock = filelock.FileLock(path)
@@ -564,10 +613,7 @@ def file_lock(path: Path, *, busy: SetupError | str, by: str = "-o") -> Iterator
     except filelock.Timeout:
         if isinstance(busy, SetupError):
             raise busy from None
-        import logging  # not needed by the light modules
-
-        logging.getLogger(__name__).info("%s", busy)
-        lock.acquire()
+        _wait_for(lock, path, busy)
     except OSError as error:
         raise os_error(error, path.parent, by=by) from error
     try:

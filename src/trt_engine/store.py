@@ -157,6 +157,8 @@ class Store:
         target = self._ensure_folder("engines") / key
         lock = self._ensure_folder("locks") / f"{key}.lock"
         with file_lock(lock, busy="another process builds this engine; waiting for it", by=_STORE_VARIABLE):
+            if not _is_shared():
+                _close_to_others(lock)
             # an engine that appeared while we waited is as new as the one we would build
             new = _folder_id(target) != before
             if new and (engine := self.get(key, model_digest)) is not None and accept(engine):
@@ -168,6 +170,8 @@ class Store:
                     if isinstance(error.__cause__, OSError) and str(folder) in error.message:
                         raise os_error(error.__cause__, self.folder, by=_STORE_VARIABLE) from error
                     raise
+                for made in () if _is_shared() else folder.rglob("*"):
+                    _close_to_others(made)
                 folder.chmod(
                     0o777 & ~_umask() & ~(0 if _is_shared() else 0o022)
                 )  # a staging folder is its owner's alone
@@ -187,8 +191,7 @@ class Store:
         new = [path for path in (self.folder, self.folder / name) if not path.exists()]
         folder = ensure_folder(self.folder / name, by=_STORE_VARIABLE)
         for made in () if _is_shared() else new:
-            with contextlib.suppress(OSError):
-                made.chmod(made.stat().st_mode & ~0o022)
+            _close_to_others(made)
         for made in (self.folder, folder):
             _check_owner(made, made.stat() if made == self.folder else made.lstat())
         return folder
@@ -270,21 +273,40 @@ def _is_own_folder(folder: Path) -> bool:
         found = folder.lstat()
     except OSError:
         return False
-    if not stat.S_ISDIR(found.st_mode):
-        return False
-    return _is_shared() or (found.st_uid in (os.geteuid(), 0) and not found.st_mode & 0o022)
+    return stat.S_ISDIR(found.st_mode) and not _others_work(found)
+
+
+def _others_work(found: os.stat_result) -> str:
+    """Why another user may have written a file or folder of the store; empty where none may have."""
+    if _is_shared():
+        return ""
+    if found.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user (uid {found.st_uid})"
+    return f"may be written by others (mode {stat.S_IMODE(found.st_mode):o})" if found.st_mode & 0o022 else ""
+
+
+def _close_to_others(path: Path) -> None:
+    """Take other users' right to write, whatever the umask was."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode):
+            path.chmod(stat.S_IMODE(found.st_mode) & ~0o022)
 
 
 def _open_sealed(passport: Path, key: str) -> Engine:
     """The engine of a passport in the store; `EngineError` for another key's, or where a file of it is a link."""
     if passport.is_symlink():
         raise EngineError(f"`{passport}` is a link")
+    if reason := _others_work(passport.lstat()):
+        raise EngineError(f"`{passport}` {reason}")
     engine = Engine.open(passport)
     if engine.passport.key != key:
         raise EngineError(f"`{passport}` is the passport of the key `{engine.passport.key}`")
     for file in (*engine.files, *([engine.reference] if engine.reference is not None else [])):
         if file.is_symlink() or file.parent != passport.parent:
             raise EngineError(f"`{file}` is a link")
+        if file.exists() and (reason := _others_work(file.lstat())):
+            raise EngineError(f"`{file}` {reason}")
     return engine
 
 
