@@ -47,6 +47,10 @@ def nvinfer(hit: str, miss: str, fixed: str | None = None) -> Example:
 
 BUILD = "trtexec --onnx=m.onnx --saveEngine=m.plan"
 EXAMPLES: dict[str, list[Example]] = {
+    "inspector-json": [
+        py("x = info['Layers'][0]['Inputs'][0]['Format/Datatype']\n", "x = info['Layers'][0]['Inputs'][0]['Format']\n"),
+        py("x = json.loads(inspector.get_engine_information(f))['Bindings']\n", "x = shader['Bindings']\n"),
+    ],
     "plugin-factory": [
         cpp("r->deserializeCudaEngine(p, n, nullptr);", "r->deserializeCudaEngine(p, n);", "r->deserializeCudaEngine(p, n);"),
     ],
@@ -57,6 +61,8 @@ EXAMPLES: dict[str, list[Example]] = {
         Example("holo.yaml", 'backend: "trt"\nenable_fp16: true\n', 'backend: "trt"\nenable_fp16: false\n'),
     ],
     "fp16-flag": [
+        Example("a.log", "&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx=a.onnx --fp16\n", "[I] trtexec --fp16\n"),
+        Example("tox.ini", "[testenv]\ncommands = trtexec --onnx=a.onnx --fp16\n", "[testenv]\ncommands = pytest --fp16\n"),
         py("config.set_flag(trt.BuilderFlag.FP16)\n", "x = trt.float16\n"),
         py("from tensorrt import BuilderFlag as F\nconfig.set_flag(F.FP16)\n", "class F:\n    FP16 = 1\nprint(F.FP16)\n"),
         cpp("config->setFlag(nvinfer1::BuilderFlag::kFP16);", "config->setFlag(nvinfer1::BuilderFlag::kTF32);"),
@@ -242,6 +248,7 @@ EXAMPLES: dict[str, list[Example]] = {
         cpp("auto n = builder->createNetworkV2(2);", "auto n = builder->createNetworkV2(0);"),
     ],
     "quantize-output-type": [
+        py("network.add_quantize(input=x, scale=s)\n", "network.add_quantize(x, scale=s, output_type=trt.int8)\n"),
         py("q = network.add_quantize(x, scale)\n", "q = network.add_quantize(x, scale, trt.int8)\n"),
         cpp("auto q = network->addQuantize(*x, *s);", "auto q = network->addQuantize(*x, *s, DataType::kINT8);"),
     ],

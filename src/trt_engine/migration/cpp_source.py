@@ -36,6 +36,8 @@ _DECLARED = re.compile(
 )
 _AUTO = re.compile(r"\bauto\s*(?:const\b)?\s*[*&]*\s*(\w+)\s*[={(]([^;]{0,300})")
 _LOOP = re.compile(r"\bfor\s*\(\s*(?:const\s+)?auto\b[\s*&]*(?:const\s+)?(\w+)\s*:\s*\*?(?:this->)?(\w+)")
+_WRAPS = re.compile(r"^$|ptr|unique|shared|wrap|obj|move|hold|check|adopt|own|guard|make|[A-Z]{2}", re.IGNORECASE)
+"""Functions that give their argument back: smart pointers, checks."""
 _SAME = re.compile(r"\s*[*&]?\s*(?:this->)?(\w+)(?:\s*\.\s*get\s*\(\s*\)|\s*\([^()]*\))?\s*[)}]?\s*$")
 _GENERIC = re.compile(
     r"#[ \t]*define[ \t]+(?P<macro>\w+)\((?P<of>\w+)"
@@ -143,7 +145,7 @@ class _Scan:
             if (rule := self.rules.cpp.get(owner)) is not None:
                 yield self._hit(rule, node, owner)
         for node in self.captures.get("string", ()):
-            rule = self.rules.strings.get(self.text(node))
+            rule = self.rules.string(self.text(node), self.source.text)
             if rule is not None and (rule.id != "shipped-plugin" or self._names_creator(node)):
                 yield self._hit(rule, node, "")
 
@@ -335,11 +337,21 @@ class _Scan:
         return [*found, at]
 
 
+def _outer(text: str) -> str:
+    """The function whose result an expression is."""
+    while (inner := re.sub(r"\([^()]*\)", "\0", text)) != text:
+        text = inner
+    names = re.findall(r"(\w+)\s*(?:<[^<>;]*>)?\s*[(\0]", text)
+    return str(names[-1]) if names else ""
+
+
 def _declared_types(text: str, aliases: dict[str, str]) -> dict[str, str]:
     """Variable -> class, of declarations and of `auto` with a call or a variable that is known."""
     types: dict[str, str] = {}
     for found in _AUTO.finditer(text):
-        kinds = [kind for name in _CALLED.findall(found[2]) if (kind := returned_cpp_type(name))]
+        called = _CALLED.findall(found[2])
+        names = called if _WRAPS.search(outer := _outer(found[2])) else [outer]
+        kinds = [kind for name in names if (kind := returned_cpp_type(name))]
         pointer = re.search(r"<\s*(?:\w+::)?(I[A-Z]\w+)", found[2])
         if pointer or kinds:
             types[found[1]] = pointer[1] if pointer else kinds[0]
@@ -358,6 +370,7 @@ def _declared_types(text: str, aliases: dict[str, str]) -> dict[str, str]:
                 types.setdefault(found["of"] or found["argument"], kind)
     for pattern in (_LOOP, _AUTO):
         for found in pattern.finditer(text):
-            if (same := _SAME.match(found[2])) is not None and same[1] in types:
-                types.setdefault(found[1], types[same[1]])
+            same = _SAME.match(found[2])
+            if (kind := types.get(same[1] if same is not None else _outer(found[2]))) is not None:
+                types.setdefault(found[1], kind)
     return types

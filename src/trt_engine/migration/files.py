@@ -12,10 +12,10 @@ from typing import Literal
 from trt_engine.atomic_io import open_regular
 from trt_engine.errors import UsageError
 
-Kind = Literal["python", "notebook", "cpp", "shell", "cmake", "requirements", "pbtxt", "config", "markdown"]
+Kind = Literal["python", "notebook", "cpp", "shell", "cmake", "requirements", "pbtxt", "config", "markdown", "log"]
 
 _SUFFIXES: dict[str, Kind] = {
-    ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake", ".md": "markdown",
+    ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake", ".md": "markdown", ".log": "log",
     **dict.fromkeys((".cpp", ".cc", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inl"), "cpp"),
     **dict.fromkeys((".sh", ".bash", ".zsh", ".mk", ".mak", ".bat", ".cmd", ".ps1", ".psm1", ".dockerfile"), "shell"),
     **dict.fromkeys((".toml", ".cfg", ".ini", ".txt", ".yml", ".yaml"), "config"),

@@ -104,7 +104,7 @@ class _Scan:
         if not _concerns(text):
             self.checked += kind != "cpp" or cpp_source.is_available()
             return
-        if size > MAX_BYTES:
+        if size > MAX_BYTES and kind != "log":
             self._skip(path, f"larger than {MAX_BYTES >> 20} MiB")
             return
         if kind == "cpp" and cpp_source.may_concern(text) and not cpp_source.is_available():
@@ -208,12 +208,17 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
     elif kind == "requirements":
         yield from requirements.scan_requirements(text, rules)
         yield from requirements.scan_dependencies(text, rules)
+        yield from shell.scan_text(text, rules)
     elif kind == "config" and config_files.is_nvinfer(text):
         yield from config_files.scan_nvinfer(text, rules)
+    elif source.path.suffix in (".toml", ".ini", ".cfg"):
+        yield from scan_commands(text, rules)
     elif kind == "markdown":
         blocks = shell.fenced_commands(text)
         yield from scan_commands(blocks, rules)
         yield from requirements.scan_releases(blocks, rules)
+    elif kind == "log":
+        yield from shell.scan_text(shell.logged_commands(text), rules)
     elif kind in ("shell", "cmake") or source.path.suffix in (".yml", ".yaml"):
         lines = text if kind in ("shell", "cmake") else shell.join_yaml_lines(text)
         lines = shell.join_options(lines) if kind == "cmake" else lines

@@ -311,7 +311,7 @@ class _Scan(ast.NodeVisitor):
                 self.aliases[target.id] = name
         if bound and name is not None and (self.in_class or isinstance(target, ast.Attribute)):
             self.fields[last_name(target) or ""] = name
-        foreign = isinstance(value, ast.Call) and _root(value.func) in self.others
+        foreign = isinstance(value, ast.Call) and _root(value.func) in self.others | _OTHERS
         self._set_type(target, _OTHER if foreign else self._type(value, hint=False))
 
     def _set_type(self, target: ast.expr, kind: str | None) -> None:
@@ -412,6 +412,13 @@ class _Scan(ast.NodeVisitor):
             self._add(rule, node, edits=self._rename(rule, node, name))
         self.visit(node.value)
 
+    def visit_Name(self, node: ast.Name) -> None:
+        if (
+            isinstance(node.ctx, ast.Load)
+            and (rule := self.rules.python.get(self.imported.get(node.id, ""))) is not None
+        ):
+            self._add(rule, node)
+
     def visit_Subscript(self, node: ast.Subscript) -> None:
         for name in self._api_names(node):
             if (rule := self.rules.python.get(name)) is not None:
@@ -484,9 +491,12 @@ class _Scan(ast.NodeVisitor):
         self.handled |= {item.value for item in node.keywords if item.arg in _SAID}
         self._command_call(node)
         trt = bool(self.modules or self.imported)
-        if trt and method == "create_network" and node.args and _literal_mask(node.args[0]) > 1:
-            self._add_id("network-flag-literal", node.args[0])
-        if trt and method in ("add_quantize", "add_dequantize") and len(node.args) == 2 and not node.keywords:
+        given = {item.arg: item.value for item in node.keywords}
+        flags = [*node.args[:1], *(value for name, value in given.items() if name == "flags")]
+        if trt and method == "create_network" and flags and _literal_mask(flags[0]) > 1:
+            self._add_id("network-flag-literal", flags[0])
+        both = trt and method in ("add_quantize", "add_dequantize") and None not in given
+        if both and len(node.args) + len(given) == 2 and "output_type" not in given:
             self._add_id("quantize-output-type", node)
         if trt and isinstance(node.func, ast.Attribute) and method == "create_execution_context_without_device_memory":
             self._check_context(node, node.func)
@@ -560,7 +570,7 @@ class _Scan(ast.NodeVisitor):
     visit_Tuple = visit_List  # noqa: N815
 
     def _check_string(self, node: ast.Constant, *, shipped: bool = False) -> None:
-        rule = self.rules.strings.get(str(node.value)) if node not in self.handled else None
+        rule = self.rules.string(str(node.value), self.source.text) if node not in self.handled else None
         if rule is not None and shipped is (rule.id == "shipped-plugin"):
             self._add(rule, node)
         if "tensorrt" in (text := str(node.value)) and re.search(r"\btensorrt[-_](?:fp16|int8)\S*\.py$", text):

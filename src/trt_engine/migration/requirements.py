@@ -25,9 +25,14 @@ def scan_requirements(text: str, rules: RuleSet) -> Iterator[Hit]:
     for found in _REQUIREMENT.finditer(text):
         span = found.start("name"), found.end("spec")
         name, spec = found["name"], found["spec"].strip()
-        if found["quote"] and (
-            not re.compile(r"\s*[,\]]").match(text, found.end())
-            or _KEYWORDS.search(text, max(0, found.start() - 2000), found.start())
+        item = re.match(r"[ \t]*-[ \t]+$", text[text.rfind("\n", 0, found.start()) + 1 : found.start()])
+        if (
+            found["quote"]
+            and not item
+            and (
+                not re.compile(r"\s*[,\]]").match(text, found.end())
+                or _KEYWORDS.search(text, max(0, found.start() - 2000), found.start())
+            )
         ):
             continue  # a string, but not in a list of requirements
         if (

@@ -79,6 +79,12 @@ class RuleSet:
         """Whether a rule may find something in a file of a language."""
         return not self.words[language].isdisjoint(_WORD.findall(text))
 
+    def string(self, value: str, text: str) -> Rule | None:
+        """The rule of a string in a file: `Bindings` is a key of the engine inspector where the file uses it."""
+        rule = self.strings.get(value)
+        inspects = rule is None or value != "Bindings" or _INSPECTS.search(text)
+        return rule if inspects else None
+
     def can_fix(self, rule: Rule) -> bool:
         return self.target >= parse_release(rule.fix_from)
 
@@ -96,6 +102,7 @@ def parse_release(text: str) -> Release:
 
 
 _WORD = re.compile(r"[A-Za-z_]\w+")
+_INSPECTS = re.compile(r"engine_?inspector|engine_?information|export_?layer_?info", re.IGNORECASE)
 
 
 @functools.cache

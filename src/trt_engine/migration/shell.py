@@ -257,6 +257,15 @@ def fenced_commands(text: str) -> str:
     return "".join(kept)
 
 
+def logged_commands(text: str) -> str:
+    """A log of trtexec with blanks for all but the command lines that it states."""
+    stated = [found.span(1) for found in re.finditer(r"^&&&& RUNNING [^\n#]*# ([^\n]*)", text, re.MULTILINE)]
+    kept = re.sub(r"[^\n]", " ", text[: stated[-1][1]] if stated else "")
+    for start, end in stated:
+        kept = kept[:start] + text[start:end] + kept[end:]
+    return kept
+
+
 def join_options(text: str) -> str:
     """CMake with spaces for the line ends before options; no offset changes."""
     return re.sub(r"\r?\n(?=[ \t]+(?:[\"']?--?\w|(?:convert|run)\b))", _blanks, text)
