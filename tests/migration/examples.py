@@ -61,6 +61,8 @@ EXAMPLES: dict[str, list[Example]] = {
         Example("holo.yaml", 'backend: "trt"\nenable_fp16: true\n', 'backend: "trt"\nenable_fp16: false\n'),
     ],
     "fp16-flag": [
+        Example("a.sh", "python3 - << 'E'\nimport tensorrt as trt\nc.set_flag(trt.BuilderFlag.FP16)\nE\n", "cat << 'E'\ntrt.BuilderFlag.FP16\nE\n"),
+        Example("a.md", "```python\nc.set_flag(trt.BuilderFlag.FP16)\n```\n", "`trt.BuilderFlag.FP16`\n```python\nc.set_flag(x)\n```\n"),
         Example("a.log", "&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx=a.onnx --fp16\n", "[I] trtexec --fp16\n"),
         Example("tox.ini", "[testenv]\ncommands = trtexec --onnx=a.onnx --fp16\n", "[testenv]\ncommands = pytest --fp16\n"),
         py("config.set_flag(trt.BuilderFlag.FP16)\n", "x = trt.float16\n"),

@@ -358,15 +358,15 @@ def _declared_types(text: str, aliases: dict[str, str]) -> dict[str, str]:
     for found in _DECLARED.finditer(text):
         types[found[2]] = found[1]
     if aliases:
-        names = "|".join(map(re.escape, aliases))
+        short = "|".join(map(re.escape, aliases))
         for found in re.finditer(
-            rf"\b({names})\b(?:<\s*(?:\w+::)?(I[A-Z]\w+))?[\s>*&]+(?:const\s+)?(\w+)\s*(?=[=;,)({{\[:])", text
+            rf"\b({short})\b(?:<\s*(?:\w+::)?(I[A-Z]\w+))?[\s>*&]+(?:const\s+)?(\w+)\s*(?=[=;,)({{\[:])", text
         ):
             if (kind := found[2] or aliases[found[1]])[:1] == "I":
                 types[found[3]] = kind
     for found in _GENERIC.finditer(text):  # the arguments of a macro or template are what it is called with
-        for called in re.finditer(rf"\b{found['macro'] or found['function']}\s*\(\s*(?:this->)?(\w+)\s*[,)]", text):
-            if kind := types.get(called[1]) or type_of_name(called[1], cpp=True):
+        for use in re.finditer(rf"\b{found['macro'] or found['function']}\s*\(\s*(?:this->)?(\w+)\s*[,)]", text):
+            if kind := types.get(use[1]) or type_of_name(use[1], cpp=True):
                 types.setdefault(found["of"] or found["argument"], kind)
     for pattern in (_LOOP, _AUTO):
         for found in pattern.finditer(text):

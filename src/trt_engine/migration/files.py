@@ -15,7 +15,8 @@ from trt_engine.errors import UsageError
 Kind = Literal["python", "notebook", "cpp", "shell", "cmake", "requirements", "pbtxt", "config", "markdown", "log"]
 
 _SUFFIXES: dict[str, Kind] = {
-    ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake", ".md": "markdown", ".log": "log",
+    ".py": "python", ".pyi": "python", ".ipynb": "notebook", ".pbtxt": "pbtxt", ".cmake": "cmake", ".md": "markdown",
+    ".log": "log",
     **dict.fromkeys((".cpp", ".cc", ".cxx", ".cu", ".cuh", ".h", ".hh", ".hpp", ".hxx", ".inl"), "cpp"),
     **dict.fromkeys((".sh", ".bash", ".zsh", ".mk", ".mak", ".bat", ".cmd", ".ps1", ".psm1", ".dockerfile"), "shell"),
     **dict.fromkeys((".toml", ".cfg", ".ini", ".txt", ".yml", ".yaml"), "config"),

@@ -16,7 +16,7 @@ from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.migration import config_files, cpp_source, requirements, shell, wrappers
 from trt_engine.migration.files import MAX_BYTES, Kind, find_files, read_source
-from trt_engine.migration.notebook import scan_commands, scan_notebook
+from trt_engine.migration.notebook import scan_commands, scan_embedded, scan_notebook
 from trt_engine.migration.python_source import scan_python
 from trt_engine.migration.rules import RuleSet, all_rules, parse_release, rules_between
 from trt_engine.migration.sarif import sarif_log
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CONCERNS = (
     "tensorrt", "trtexec", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "trt_", "network-mode",
     "nvcr.io/nvidia", "onnx-file", "uff-file", "torch2trt", "ultralytics", "format=", "fp16_mode", "enable_fp16",
-    "image_encoder_engine", "--include",
+    "image_encoder_engine", "--include", "icudaengine", "iexecutioncontext", "ibuilderconfig", "builderflag", "2trt",
 )  # fmt: skip
 """One of these is in every file that a rule concerns, in whatever case."""
 _INSTALL = "`pip install 'trt-engine[migrate]'`"
@@ -217,6 +217,7 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
         blocks = shell.fenced_commands(text)
         yield from scan_commands(blocks, rules)
         yield from requirements.scan_releases(blocks, rules)
+        yield from scan_embedded(source, rules)
     elif kind == "log":
         yield from shell.scan_text(shell.logged_commands(text), rules)
     elif kind in ("shell", "cmake") or source.path.suffix in (".yml", ".yaml"):
@@ -224,6 +225,7 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
         lines = shell.join_options(lines) if kind == "cmake" else lines
         yield from scan_commands(lines, rules)
         yield from requirements.scan_releases(text, rules)
+        yield from scan_embedded(source, rules)
 
 
 def _finding(source: Source, hit: Hit) -> MigrationFinding:

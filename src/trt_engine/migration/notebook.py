@@ -1,4 +1,4 @@
-"""Notebooks: the code cells as one Python file, their shell magics as command lines."""
+"""Code inside other files: notebooks' cells with their shell magics, Python in scripts, code blocks of Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from trt_engine.migration import requirements, shell, wrappers
+from trt_engine.migration import cpp_source, requirements, shell, wrappers
 from trt_engine.migration.python_source import scan_python
 from trt_engine.migration.rules import RuleSet
 from trt_engine.migration.source import Hit, Source
@@ -39,6 +39,39 @@ def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
             start = places[line - 1]
             start += column - 1 if source.text.startswith(lines[line - 1][: column - 1], start) else 0
             yield Hit(hit.rule, start, start, (), hit.values)
+
+
+_HEREDOC = re.compile(
+    r"^(?=[^\n]*(?:python|\.py\b))[^\n]*<<-?[ \t]*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)[^\n]*\n(?P<code>.{0,40000}?)"
+    r"^[ \t]*(?P=word)[ \t]*$"
+    r"|\bpython[\d.]*[ \t]+-c[ \t]+(?P<mark>['\"])(?P<given>(?:\\.|(?!(?P=mark)).){0,4000})(?P=mark)",
+    re.MULTILINE | re.DOTALL,
+)
+_BLOCK = re.compile(
+    r"^[ \t]*```[ \t]*\{?\.?(?P<language>python|py|cpp|c\+\+|cuda)\b[^\n]*\n(?P<code>.{0,40000}?)^[ \t]*```",
+    re.MULTILINE | re.DOTALL | re.IGNORECASE,
+)
+
+
+def scan_embedded(source: Source, rules: RuleSet) -> Iterator[Hit]:
+    """What the rules find in the Python that a script runs or writes, and in code blocks of Markdown; nothing is edited."""
+    for found in (_BLOCK if source.path.suffix == ".md" else _HEREDOC).finditer(source.text):
+        group = "code" if found["code"] is not None else "given"
+        code, cpp = found[group], (found.groupdict().get("language") or "").lower()[:1] == "c"
+        head = "#include <NvInfer.h>\n" if cpp else "" if "import" in code else "import tensorrt as trt\n"
+        head += "if 1:\n" if not cpp and code[:1] in " \t" else ""
+        part = Source(source.path, head + code)
+        with contextlib.suppress(SyntaxError, ValueError):
+            hits = (
+                scan_python(part, rules)
+                if not cpp
+                else cpp_source.scan_cpp(part, rules)
+                if cpp_source.is_available()
+                else []
+            )
+            for hit in hits:
+                shift = found.start(group) - len(head)
+                yield Hit(hit.rule, hit.start + shift, hit.end + shift, (), hit.values)
 
 
 def scan_commands(text: str, rules: RuleSet) -> list[Hit]:

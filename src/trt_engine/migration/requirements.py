@@ -145,12 +145,12 @@ _PACKAGE = re.compile(
     r"|(?:TensorRT-|nv-tensorrt-(?:local-)?repo-[\w.]+?-|tensorrt-)(?P<archive>8|10)\.\d+(?:\.\d+)+[\w.+-]*)"
 )
 _HELD_PACKAGE = re.compile(
-    r"(?<![\w./-])(?:python3-)?(?:lib)?(?:nv(?:infer|onnxparsers)|tensorrt)(?:-\w+)*=\$[{(]?(?P<held>\w+)"
+    r"(?<![\w./-])(?:python3-)?(?:(?:lib)?(?:nv(?:infer|onnxparsers)|tensorrt)(?:-\w+)*=|TensorRT-)\$[{(]?(?P<held>\w+)"
 )
 """A package whose release is a variable's."""
 _PARSER_LIBRARY = re.compile(
     r"(?P<gap>[ \t]+|(?<=\())"
-    r"(?P<word>(?:-l)?(?:lib)?(?:nvparsers|nvcaffe_parser|nvcaffeparser|nvuffparser)\d*(?:-dev)?)(?![\w.])"
+    r"(?P<word>(?:-l)?(?:lib)?(?:nvparsers|nvcaffe_parser|nvcaffeparser|nvuffparser|uff-converter-tf|graphsurgeon-tf)\d*(?:-dev)?)(?![\w.])"
 )
 
 
