@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 
 import trt_engine
 from trt_engine.format import (
+    escape_control,
+    escape_json,
     format_bytes,
     format_count,
     format_ms,
@@ -21,6 +25,7 @@ from trt_engine.format import (
     format_us,
     library_reason,
 )
+from trt_engine.reporting.document import clean_text
 
 
 @pytest.mark.parametrize(
@@ -106,3 +111,21 @@ def test_no_module_cuts_a_librarys_message_itself() -> None:
         if cut.search(line) and "==> Context" not in line
     ]
     assert not found, "use `format.library_reason`"
+
+
+HIDDEN = [sign for sign in map(chr, range(0x30000)) if unicodedata.category(sign) in ("Cc", "Cf", "Zl", "Zp")] + [
+    *"\u034f\u115f\u3164\ufe0f\uffa0\U000e0041\U000e0100\ue000\ufffe\ud800"
+]
+
+
+def test_every_character_that_hides_or_reorders_is_an_escape_in_text_and_in_json() -> None:
+    for sign in HIDDEN:
+        assert sign not in escape_control(f"a{sign}b") and sign not in clean_text(f"a{sign}b")
+        if sign >= "\x7f":
+            document = escape_json(json.dumps(f"a{sign}b", ensure_ascii=False))
+            assert sign not in document and json.loads(document) == f"a{sign}b"
+
+
+def test_letters_of_all_scripts_stay_as_they_are() -> None:
+    text = "größe 模型 مدل модель ✓ → ×\u00a0\u3000🙂 é e\u0301"
+    assert escape_control(text) == text and escape_json(text) == text

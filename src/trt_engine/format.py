@@ -7,25 +7,44 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 
 MIB = 1 << 20
 TINY = 1e-4
 """Smaller values get an exponent."""
-_CONTROL = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
-)
-"""Control characters, signs that reorder or hide text, and lone surrogates."""
+_NOT_PLAIN, _NOT_ASCII = re.compile("[^ -~]"), re.compile("[^\x00-~]")
+_HIDING = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
+"""Letters and selectors that are drawn as nothing."""
+
+
+def is_hidden(sign: str) -> bool:
+    """Whether a character acts on a terminal, reorders or hides text, or is none: by its Unicode category (controls, format
+    characters, surrogates, private, unassigned, separators of lines) or as one that is drawn as nothing."""
+    return unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") or bool(_HIDING.match(sign))
 
 
 def escape_control(text: str, keep: str = "") -> str:
-    """The text with what acts on a terminal as escapes, but for the characters of `keep`.
+    """The text with what acts on a terminal or hides as escapes, but for the characters of `keep`.
 
     A name in a file may hold anything: a newline would begin a line, an escape sequence act on the terminal.
     """
-    return _CONTROL.sub(
-        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text
-    )
+
+    def escape(found: re.Match[str]) -> str:
+        sign = found[0]
+        return sign.encode("unicode_escape").decode() if sign not in keep and is_hidden(sign) else sign
+
+    return _NOT_PLAIN.sub(escape, text)
+
+
+def escape_json(text: str) -> str:
+    """A JSON document in which what acts on a terminal or hides is `\\u....`; its values stay the same."""
+
+    def escape(found: re.Match[str]) -> str:
+        units = found[0].encode("utf-16-be", "surrogatepass").hex() if is_hidden(found[0]) else ""
+        return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)) or found[0]
+
+    return _NOT_ASCII.sub(escape, text)
 
 
 def join_names(names: Sequence[str], most: int, separator: str = ", ") -> str:

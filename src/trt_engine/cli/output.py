@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from trt_engine.cli.install_hint import editable_hint
 from trt_engine.errors import SetupError, TrtEngineError
-from trt_engine.format import escape_control, escape_lines, join_lines
+from trt_engine.format import escape_control, escape_json, escape_lines, join_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def emit(output_options: OutputOptions, doc: Mapping[str, Any], text: str) -> No
     from trt_engine.atomic_io import encode_json
 
     text = msgspec.json.format(encode_json(doc), indent=2).decode()
-    _print(_encode_for_stdout(_CONTROL.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)))
+    _print(_encode_for_stdout(escape_json(text)))
     _Stdout.document_printed = True
 
 
@@ -200,10 +200,6 @@ def wrap_lines(text: str, width: int) -> str:
         )  # fmt: skip
         lines += [head + parts[0], *((indent if head else "") + part for part in parts[1:])]
     return "\n".join(lines)
-
-
-_CONTROL = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Terminal controls that JSON does not escape: DEL, C1, line separators, bidirectional controls."""
 
 
 def _print(text: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from trt_engine.format import is_hidden
 from trt_engine.reporting.charts import Chart
 
 
@@ -107,10 +107,7 @@ def clean_text(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     text = text.encode(errors="replace").decode()
-    return "".join(
-        " " if c in "\t\n\r\u2028\u2029" else "�" if unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn") else c
-        for c in text
-    )
+    return "".join(" " if c in "\t\n\r\u2028\u2029" else "�" if is_hidden(c) else c for c in text)
 
 
 Fact = tuple[str, str | Iterable[str] | None]
