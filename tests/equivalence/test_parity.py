@@ -7,17 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 import onnx_models as models
+import trt_engine as te
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.config.build import BuildConfig
 from trt_engine.equivalence.output_error import compare_output
-from trt_engine.equivalence.parity import measure_parity, parity_feeds, small_shapes
+from trt_engine.equivalence.parity import measure_parity, parity_feeds, small_shapes, wider_feeds
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_dtype, select_tolerance
-from trt_engine.errors import ModelError
+from trt_engine.errors import AccuracyError, ModelError
+from trt_engine.graph.fusion import FusedModel
 from trt_engine.graph.load import open_model, read_proto
+from trt_engine.tensors import Signature, TensorSpec
 
 
 def of(path: Path, run, **settings):
@@ -46,6 +51,37 @@ def test_a_wrong_output_is_found_whichever_row_it_is_in(tmp_path: Path):
         return outputs
 
     assert not of(path, wrong, batch=(1, 4, 8)).passed
+
+
+def test_an_engine_that_differs_on_large_inputs_alone_fails_with_what_it_was_fed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def clipped(proto: onnx.ModelProto, *given: object, **options: object) -> FusedModel:
+        made = onnx.ModelProto()
+        made.CopyFrom(proto)
+        made.graph.initializer.extend(
+            numpy_helper.from_array(np.float32(value), name) for name, value in (("low", -3), ("high", 3))
+        )
+        made.graph.node[0].input[0] = "clipped"
+        made.graph.node.insert(0, helper.make_node("Clip", ["images", "low", "high"], ["clipped"]))
+        return FusedModel(made, {"clip": 1})
+
+    path = models.conv_net(tmp_path / "net.onnx")
+    te.build(path, batch=(1, 4, 8), store=te.Store(tmp_path / "right"))
+    monkeypatch.setattr("trt_engine.backends.onnxruntime.build.fuse_model", clipped)
+    with pytest.raises(AccuracyError, match=r"on real inputs normal x5 alone"):
+        te.build(path, batch=(1, 4, 8), store=te.Store(tmp_path / "wrong"))
+
+
+@pytest.mark.parametrize(
+    "spec", [TensorSpec("ids", "int64", (2, 4)), TensorSpec("sizes", "float32", (2,), role="size")]
+)
+def test_ids_and_sizes_keep_their_values(spec: TensorSpec):
+    signature = Signature((spec, TensorSpec("x", "float32", (2, 4))), ())
+    feeds = {"ids": np.ones((2, 4), np.int64), "sizes": np.ones(2, np.float32), "x": np.zeros((2, 4), np.float32)}
+    drawn = list(wider_feeds(feeds, signature, TOLERANCES["fp32"]))
+    assert all(np.array_equal(made[spec.name], feeds[spec.name]) for made, _ in drawn)
+    assert [how for _, how in drawn] == ([] if spec.role else ["normal x5", "normal x100", "at edges", "normal x1"])
 
 
 def test_what_plain_onnxruntime_does_not_run_is_not_judged(tmp_path: Path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.config.profiles import Profile
 from trt_engine.equivalence.random_inputs import Values, each_branch, runnable_signature
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
-from trt_engine.equivalence.tolerance import Tolerance
+from trt_engine.equivalence.tolerance import MAX_NOISE, Tolerance
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import make_names_unique
@@ -47,6 +49,8 @@ class ParityFeeds:
     """Inputs of other branches, and how they were made."""
     choices: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
     """What switches are set to: the value of `feeds` first."""
+    given: bool = False
+    """True for values of a file, which stand for what the model takes."""
 
 
 def parity_feeds(
@@ -84,8 +88,82 @@ def parity_feeds(
     described = "; ".join(filter(None, (named, described)))
     made = [(random_feeds(one, shapes, seed, values), f"{described}{text}") for one, text in each_branch(signature)]
     return ParityFeeds(
-        *made[0], tuple(made[1:]), {spec.name: spec.choices for spec in signature.inputs if spec.choices}
+        *made[0],
+        tuple(made[1:]),
+        {spec.name: spec.choices for spec in signature.inputs if spec.choices},
+        given=bool(given),
     )
+
+
+_WIDER = {"x5": 5.0, "x100": 100.0, "x1": 1.0}
+_EDGES = (0.0, -0.0, 1e-6, -1e-6, 1e6, -1e6)
+_WIDER_LIMIT = 4.0
+"""Times the usual limit that engines may be off on numbers that no model was made for, which amplify rounding."""
+
+
+def wider_feeds(feeds: Tensors, signature: Signature, tolerance: Tolerance) -> Iterator[tuple[dict[str, Any], str]]:
+    """The same inputs with other real numbers, and other whole ones of 8 bits, and how they were made: with a sign, normal
+    x5, x100 and x1, and at edges (0, a millionth, a million; the ends of an 8-bit type).
+
+    None for a model whose real inputs decide sizes, steps or branches. Ids, sizes and switches keep their values. A model in
+    FP16, which 65,504 ends, gets x1 alone.
+    """
+    real = [spec for spec in signature.inputs if spec.dtype.startswith(("float", "bfloat")) or spec.dtype in _BYTES]
+    if not real or any(spec.role or spec.choices for spec in real):
+        return
+    for how in ("x1",) if tolerance.half else (*list(_WIDER)[:2], "at edges", "x1"):
+        made = {name: np.asarray(value) for name, value in feeds.items()}
+        for spec in real:
+            given = made[spec.name]
+            random = np.random.default_rng([zlib.crc32(f"{spec.name} {how}".encode())])
+            if spec.dtype in _BYTES:
+                ends = (0, 255) if spec.dtype == "uint8" else (-128, 127)
+                values = random.choice(ends, given.shape) if how == "at edges" else random.integers(*ends, given.shape)
+            elif how == "at edges":
+                values = random.choice(_EDGES, given.shape)
+            else:
+                values = random.standard_normal(given.shape) * _WIDER[how]
+            made[spec.name] = values.astype(given.dtype)
+        yield made, "at edges" if how == "at edges" else f"normal {how}"
+
+
+_BYTES = ("uint8", "int8")
+
+
+def measure_wider(
+    model: Model, run: Callable[[Tensors], Mapping[str, Any]], feeds: Tensors, tolerance: Tolerance, seconds: float
+) -> list[Parity]:
+    """Parity on `wider_feeds`, where plain ONNX Runtime takes them and its outputs are finite: on one such input always, on
+    more while they take this long together."""
+    tolerance = tolerance.for_graph(model.proto)
+    if not tolerance.explicit:
+        tolerance = replace(tolerance, limit=min(_WIDER_LIMIT * tolerance.limit, MAX_NOISE))
+    plain, ranked = reference_session(model.path, model.signature), sorted_outputs(model.proto)
+    started, found, taken = time.monotonic(), list[Parity](), 0.0
+    for wider, how in wider_feeds(feeds, model.signature, tolerance):
+        if found and time.monotonic() - started + taken > seconds:
+            log.debug("parity was not measured on more inputs: it takes longer than %.1f s", seconds)
+            break
+        began = time.monotonic()
+        try:
+            expected = plain.run(wider)
+        except TrtEngineError as error:
+            log.debug("plain ONNX Runtime does not take inputs %s: %s", how, error.message)
+            continue
+        if not all(_is_finite(value) for value in expected.values()):
+            continue
+
+        def sensitivity(wider: Tensors = wider, expected: Mapping[str, Any] = expected) -> dict[str, OutputError]:
+            return measure_sensitivity(model, plain.run, wider, expected, ranked, tolerance)
+
+        found.append(judge_outputs(run(wider), expected, ranked, f"real inputs {how}", tolerance, sensitivity))
+        taken = time.monotonic() - began
+    return found
+
+
+def _is_finite(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.dtype.kind not in "fV" or bool(np.isfinite(array.astype(np.float64)).all())
 
 
 def measure_parity(

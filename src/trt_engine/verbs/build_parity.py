@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,14 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, payload_files, reference_path
-from trt_engine.equivalence.parity import REFERENCE, ParityFeeds, measure_parity, measure_sensitivity, parity_feeds
+from trt_engine.equivalence.parity import (
+    REFERENCE,
+    ParityFeeds,
+    measure_parity,
+    measure_sensitivity,
+    measure_wider,
+    parity_feeds,
+)
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
 from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
@@ -51,6 +59,8 @@ log = logging.getLogger(__package__)
 
 Run = Callable[[Tensors], Mapping[str, Any]]
 
+_WIDER_SHARE = 0.5
+"""Of the time that parity took, for more inputs after a first one."""
 DOES_NOT_RUN = "engine_does_not_run"
 """The cause of a failure on inputs that plain ONNX Runtime takes, or may take."""
 _MAX_ROWS = 8
@@ -88,6 +98,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
     )
     if isinstance(options, str):
         return _defer_check(engine, plan, prepared, attempt, options)
+    started = time.monotonic()
     with load(engine, verify=False, allow_fallback=config.allow_fallback, options=options) as runner:
         infer: Run = runner.infer
 
@@ -111,6 +122,8 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
                     source_errors=_source_errors(plan.model, model, feeds, described, tolerance, run),
                 )
             others = [measure_parity(model, run, *other, tolerance) for other in drawn.others]
+            seconds = _WIDER_SHARE * (time.monotonic() - started)
+            wider = [] if drawn.given else measure_wider(model, run, feeds, tolerance, seconds)
         except MemoryExhausted:
             raise
         except _EngineFailed as failed:
@@ -129,7 +142,11 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
         hint += ", `--no-fuse` leaves out what the build fused" if fused else ""
         for one in (found, *others):
             require_accuracy(one, tolerance, hint, at=f" ({one.inputs})" if others else "")
+        for one in wider:
+            require_accuracy(one, replace(tolerance, limit=one.tolerance), hint, at=f" (on {one.inputs} alone)")
         found = _with_branches(found, others)
+        if wider:
+            found = replace(found, inputs="; ".join([found.inputs, *(one.inputs for one in wider)]))
         largest = max((item.max_rel for item in found.outputs.values()), default=0.0)
         log.info("parity with plain ONNX Runtime: largest difference %.2g of the channel's scale", largest)
         dependence = _check_profiles(engine, plan, prepared, infer, feeds)
@@ -412,7 +429,7 @@ def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> P
             batch = next(iter(open_samples(data, model.signature, batch=rows, limit=rows)), None)
             if batch is not None:
                 profile.check(batch.feeds)
-                return ParityFeeds(batch.feeds, f"{batch.rows} rows of {config.calib_data}")
+                return ParityFeeds(batch.feeds, f"{batch.rows} rows of {config.calib_data}", given=True)
         except TrtEngineError as error:
             log.info("parity is measured on random inputs, not on the calibration data: %s", error.message)
     graph = engine.path if backend_spec.payload_suffix == ".onnx" else None
