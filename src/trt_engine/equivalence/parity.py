@@ -130,14 +130,19 @@ def wider_feeds(feeds: Tensors, signature: Signature, tolerance: Tolerance) -> I
 _BYTES = ("uint8", "int8")
 
 
+def wider_tolerance(tolerance: Tolerance) -> Tolerance:
+    """What an engine may be off on `wider_feeds`: more than usual, unless the limit is explicit."""
+    if tolerance.explicit:
+        return tolerance
+    return replace(tolerance, limit=min(_WIDER_LIMIT * tolerance.limit, MAX_NOISE), noise=2 * tolerance.noise)
+
+
 def measure_wider(
     model: Model, run: Callable[[Tensors], Mapping[str, Any]], feeds: Tensors, tolerance: Tolerance, seconds: float
 ) -> list[Parity]:
     """Parity on `wider_feeds`, where plain ONNX Runtime takes them and its outputs are finite: on one such input always, on
     more while they take this long together."""
-    tolerance = tolerance.for_graph(model.proto)
-    if not tolerance.explicit:
-        tolerance = replace(tolerance, limit=min(_WIDER_LIMIT * tolerance.limit, MAX_NOISE))
+    tolerance = wider_tolerance(tolerance).for_graph(model.proto)
     plain, ranked = reference_session(model.path, model.signature), sorted_outputs(model.proto)
     started, found, taken = time.monotonic(), list[Parity](), 0.0
     for wider, how in wider_feeds(feeds, model.signature, tolerance):
