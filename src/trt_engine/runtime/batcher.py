@@ -134,8 +134,8 @@ class Batcher(RunnerBase):
         it is done or cancelled.
 
         `priority` moves a request forward by `priority` * `priority_ms`. A request not started within `deadline_ms` gets
-        `DeadlineExpired`. Raises `Overloaded` if the queue is full, `FeedError` for feeds that cannot be batched; only rows
-        are checked.
+        `DeadlineExpired`. Raises `Overloaded` if the queue is full, `FeedError` for feeds that cannot be batched (only rows
+        are checked), `UsageError` in a child that was forked.
         """
         if os.getpid() != self._process_id:
             raise UsageError(

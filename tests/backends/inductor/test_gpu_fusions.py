@@ -35,6 +35,7 @@ from trt_engine.backends.inductor.linear import (
 from trt_engine.graph import walk
 
 BOTH = ("int8", "fp8")
+HALF = onnx.TensorProto.FLOAT16
 pytestmark = pytest.mark.filterwarnings("ignore:::(torch|onnx|copyreg)")
 
 
@@ -167,6 +168,38 @@ def test_gelu_that_is_written_out_is_found() -> None:
     activations = [walk.attributes(item).get("activation") for item in linears(graph.proto)]
     assert activations.count(b"gelu") == 4 and graph.attentions == 4
     assert sum(len(item.input) > RESIDUAL and bool(item.input[RESIDUAL]) for item in linears(graph.proto)) == 8
+
+
+def half_attention(path: Path, hidden: float) -> Path:
+    """Attention of a network cast to FP16, whose mask and Softmax stay in FP32; the last two keys of four are masked."""
+    mask = np.array([0, 0, hidden, hidden], np.float32)
+    nodes = [
+        node("MatMul", "q k", "s"), node("Cast", "s", "wide", to=FLOAT), node("Add", "wide mask", "masked"),
+        node("Softmax", "masked", "p", axis=-1), node("Cast", "p", "half", to=HALF), node("IsNaN", "half", "test"),
+        node("Where", "test zero half", "kept"), node("MatMul", "kept v", "y"),
+    ]  # fmt: skip
+    rows = (HALF, [2, 3, 4, 8])
+    inputs = {"q": rows, "k": (HALF, [2, 3, 8, 4]), "v": rows}
+    return save(path, nodes, inputs, {"y": rows}, {"mask": mask, "zero": np.float16(0)})
+
+
+@needs_torch
+@pytest.mark.parametrize("hidden", [np.finfo(np.float32).min, -1e9, -np.inf])
+def test_attention_whose_mask_half_precision_cannot_hold_is_one_kernel(tmp_path: Path, hidden: float) -> None:
+    import torch
+
+    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    path = half_attention(tmp_path / "m.onnx", hidden)
+    graph = load_graph(onnx.load(path), on_gpu=True)
+    assert graph.attentions == 1
+    feeds = {name: RNG.standard_normal(shape).astype(np.float16) for name, shape in
+             {"q": (2, 3, 4, 8), "k": (2, 3, 8, 4), "v": (2, 3, 4, 8)}.items()}  # fmt: skip
+    with torch.no_grad():
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(*map(torch.from_numpy, feeds.values()))
+    (expected,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
+    np.testing.assert_allclose(found.float().numpy(), expected.astype(np.float32), atol=2e-2)
 
 
 # ------------------------------------------------------------------------------------------------ convolutions

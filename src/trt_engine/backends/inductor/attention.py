@@ -12,7 +12,8 @@ from trt_engine.graph import walk
 
 ATTENTION = "_Attention"
 """Our own operator: q, transposed k, v and a mask, with the factor `scale` between the first product and Softmax over
-`axis`; with `guard` rows that are not numbers count as zeros."""
+`axis`; with `guard` rows that are not numbers count as zeros; with `wide` mask and Softmax are in FP32."""
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @dataclass(slots=True)
@@ -27,6 +28,15 @@ class _Match:
     axis: int = -1
     guard: bool = False
     """With IsNaN and Where, by which exporters make masked rows zero."""
+    casts: list[int] = field(default_factory=list)
+    """Types that are cast to, from Softmax's end: of a cast network that keeps what overflows in FP32."""
+
+    @property
+    def is_computed_in_one_type(self) -> bool:
+        """Whether the types between the products are those of the products, or FP32 for all between."""
+        return not self.casts or (
+            len(self.casts) == 2 and self.casts[0] != TensorProto.FLOAT and self.casts[1] == TensorProto.FLOAT
+        )
 
 
 @dataclass(slots=True)
@@ -45,41 +55,62 @@ class _Finder:
         self.readers = Counter(name for node in self.graph.node for name in node.input)
         self.constants = {item.name: item for item in self.graph.initializer}
 
-    def inner(self, name: str, *ops: str) -> NodeProto | None:
-        """The node that makes a tensor which one node reads, if it is one of these operators."""
+    def inner(self, name: str, *ops: str, readers: int = 1) -> NodeProto | None:
+        """The node that makes a tensor which so many nodes read, if it is one of these operators."""
         node = self.makers.get(name)
         if node is None or node.op_type not in ops or walk.domain_of(node) or name in self.outputs:
             return None
-        return node if self.readers[name] == 1 else None
+        return node if self.readers[name] == readers else None
+
+    def take_cast(self, match: _Match, readers: int = 1) -> bool:
+        """Step over a cast between floating-point types."""
+        cast = self.inner(match.name, "Cast", readers=readers)
+        if cast is None or walk.attributes(cast).get("to") not in _FLOATS:
+            return False
+        match.nodes.append(cast)
+        match.casts.append(walk.attributes(cast)["to"])
+        match.name = cast.input[0]
+        return True
 
     def softmax(self, last: NodeProto) -> _Match | None:
         """Softmax before the last product, and what makes masked rows zero."""
-        node = self.inner(last.input[0], "Softmax", "Where")
-        if node is None:
+        match, readers = _Match([], last.input[0]), 1
+        self.take_cast(match)
+        if (chosen := self.inner(match.name, "Where")) is not None:
+            test, kept = self.makers.get(chosen.input[0]), chosen.input[2]
+            if test is None or self.readers[kept] != 2 or self.scalar(chosen.input[1]) != 0.0:
+                return None
+            if self.readers[chosen.input[0]] != 1 or chosen.input[0] in self.outputs:
+                return None
+            if test.op_type != "IsNaN" or test.input[0] != kept:
+                return None
+            match.nodes += [test, chosen]
+            match.name, match.guard, readers = kept, True, 2
+            readers = 1 if self.take_cast(match, readers) else readers
+        node = self.inner(match.name, "Softmax", readers=readers)
+        if node is None or (axis := walk.attributes(node).get("axis", -1)) not in (-1, 3):
             return None
-        nodes = [node]
-        if node.op_type == "Where":
-            test, found = self.makers.get(node.input[0]), self.makers.get(node.input[2])
-            if test is None or found is None or self.readers[node.input[2]] != 2 or self.scalar(node.input[1]) != 0.0:
-                return None
-            if self.readers[node.input[0]] != 1 or self.outputs & {node.input[0], node.input[2]}:
-                return None
-            if test.op_type != "IsNaN" or test.input[0] != node.input[2] or found.op_type != "Softmax":
-                return None
-            nodes = [found, test, node]
-        axis = walk.attributes(nodes[0]).get("axis", -1)
-        return _Match(nodes, nodes[0].input[0], axis=axis, guard=len(nodes) > 1) if axis in (-1, 3) else None
+        match.nodes.append(node)
+        match.name, match.axis = node.input[0], axis
+        self.take_cast(match)
+        return match
 
     def take_mask(self, match: _Match) -> bool:
         """Step over the addition of a mask; False where it is not known which side is the mask."""
         added = self.inner(match.name, "Add")
         if added is not None:
-            product = next((at for at in (0, 1) if self.inner(added.input[at], "MatMul", "Mul", "Div")), None)
+            product = next((at for at in (0, 1) if self.is_scores(added.input[at])), None)
             if product is None:
                 return False
             match.nodes.append(added)
             match.name, match.mask = added.input[product], added.input[1 - product]
+            self.take_cast(match)
         return True
+
+    def is_scores(self, name: str) -> bool:
+        """Whether a tensor may be the product of q and k."""
+        cast = self.inner(name, "Cast")
+        return self.inner(cast.input[0] if cast is not None else name, "MatMul", "Mul", "Div") is not None
 
     def take_scale(self, match: _Match) -> bool:
         """Step over the product with a factor; False for one that is not a constant number."""
@@ -92,6 +123,7 @@ class _Finder:
             match.nodes.append(scaled)
             match.scale = number if scaled.op_type == "Mul" else 1.0 / number
             match.name = scaled.input[1 - factor]
+            self.take_cast(match)
         return True
 
     def scalar(self, name: str) -> float | None:
@@ -112,12 +144,13 @@ def fuse_attention(graph: GraphProto) -> int:
             continue
         if not (finder.take_mask(match) and finder.take_scale(match)):
             continue
-        if (scores := finder.inner(match.name, "MatMul")) is None:
+        if (scores := finder.inner(match.name, "MatMul")) is None or not match.is_computed_in_one_type:
             continue
         inputs = [*scores.input, last.input[1], match.mask]
         made = helper.make_node(
-            ATTENTION, inputs, last.output, name=last.name, scale=match.scale, axis=match.axis, guard=int(match.guard)
-        )
+            ATTENTION, inputs, last.output, name=last.name, scale=match.scale, axis=match.axis, guard=int(match.guard),
+            wide=int(bool(match.casts)),
+        )  # fmt: skip
         last.CopyFrom(made)
         for node in [*match.nodes, scores]:
             graph.node.remove(node)

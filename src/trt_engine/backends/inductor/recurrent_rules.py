@@ -109,6 +109,7 @@ def _recurrent(
     zero = x.new_zeros(len(ways), x.shape[1], hidden)
     state = [call.tensor(at) if call.has(at) else None for at in ((5, 6) if cell_state else (5,))]
     start = [zero if item is None else item.transpose(0, 1) if batch_first else item for item in state]
+    start = [item.contiguous() for item in start]  # cuDNN takes no expanded ones
     cells = []
     for at in range(len(ways)):
         w_bias, r_bias = bias[at].chunk(2) if bias is not None else 2 * [x.new_zeros(gates * hidden)]

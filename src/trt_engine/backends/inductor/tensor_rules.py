@@ -110,17 +110,28 @@ def _attention(call: Call) -> Tensor:
     """PyTorch's attention, which gives zeros for rows whose keys are all masked by -inf."""
     q, k, v, mask = call.tensor(0), call.tensor(1).transpose(-2, -1), call.tensor(2), call.optional(3)
     scale, axis, rank = call.attribute("scale"), call.attribute("axis"), max(q.ndim, k.ndim)
+    in_one_kernel = axis % rank == rank - 1 and q.ndim == k.ndim == v.ndim == 4 and q.dtype == v.dtype
     if mask is not None:
-        mask = mask.to(q.dtype)
+        if in_one_kernel or not call.attribute("wide"):
+            mask = _as_bias(mask, q.dtype)
         while mask.ndim < 2:
             mask = mask.unsqueeze(0)
-    if axis % rank == rank - 1 and q.ndim == k.ndim == v.ndim == 4 and (mask is None or mask.ndim <= 4):
+    if in_one_kernel and (mask is None or mask.ndim <= 4):
         return nn.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+    scores = scores.float() if call.attribute("wide") else scores
     weights = torch.softmax(scores if mask is None else scores + mask, axis)
     if call.attribute("guard"):
         weights = torch.where(weights.isnan(), 0.0, weights)
-    return torch.matmul(weights, v)
+    return torch.matmul(weights.to(v.dtype), v)
+
+
+def _as_bias(mask: Tensor, kind: torch.dtype) -> Tensor:
+    """The mask in the type of q; numbers that it cannot hold as its largest, which hide a key as well."""
+    if mask.dtype == kind:
+        return mask
+    largest = torch.finfo(kind).max
+    return torch.where(mask.isinf(), mask, mask.clamp(-largest, largest)).to(kind)
 
 
 def _spatial_axes(x: Tensor) -> list[int]:
