@@ -22,128 +22,22 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from zoo_networks import NETWORKS, Network
 
 STEPS = ("convert", "onnxruntime", "inductor", "first", "auto")
 
 
-@dataclass(frozen=True)
-class Network:
-    batch: int
-    inputs: tuple[str, ...] = ("images:2x3x224x224",)
-    factory: str = ""
-    """A function of this file and its arguments; the network's name by default."""
+BATCHES = {
+    "deeplabv3_resnet50": 4, "dinov2_vits14": 8, "convnext_tiny": 32, "distilbert": 16, "regnety_032": 16, "swin_tiny_b32": 32,
+    "swin_tiny_b1": 1, "whisper_base_encoder": 8, "resnet18": 1, "unet": 8, "mobilenetv3_large": 64, "efficientnet_b0": 1,
+}  # fmt: skip
 
 
-NETWORKS = {
-    "deeplabv3_resnet50": Network(4, ("images:2x3x512x512",), "from_torchvision name=deeplabv3_resnet50"),
-    "dinov2_vits14": Network(8, ("images:2x3x518x518",), "from_timm name=vit_small_patch14_dinov2 size=518"),
-    "convnext_tiny": Network(32, factory="from_timm name=convnext_tiny"),
-    "distilbert": Network(16, ("ids:2x128:int64@0..30521", "mask:2x128:int64")),
-    "regnety_032": Network(16, factory="from_timm name=regnety_032"),
-    "swin_tiny_b32": Network(32, factory="from_timm name=swin_tiny_patch4_window7_224"),
-    "swin_tiny_b1": Network(1, factory="from_timm name=swin_tiny_patch4_window7_224"),
-    "whisper_base_encoder": Network(8, ("features:2x80x3000",)),
-    "resnet18": Network(1, factory="from_torchvision name=resnet18"),
-    "unet": Network(8, ("images:2x3x256x256",)),
-    "mobilenetv3_large": Network(64, factory="from_timm name=mobilenetv3_large_100"),
-    "efficientnet_b0": Network(1, factory="from_timm name=efficientnet_b0"),
-}
-
-# ------------------------------------------------------------------------------------------------ factories, for `convert`
-
-
-def from_timm(name: str, size: int = 0) -> Any:
-    import timm
-    import torch
-
-    torch.manual_seed(0)
-    return timm.create_model(name, pretrained=False, **({"img_size": size} if size else {}))
-
-
-def from_torchvision(name: str) -> Any:
-    import torch
-    import torchvision
-
-    class FirstOutput(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.net = torchvision.models.get_model(name, weights=None, weights_backbone=None)
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            return self.net(images)["out"]
-
-    if "deeplab" in name:
-        return FirstOutput()
-    torch.manual_seed(0)
-    return torchvision.models.get_model(name, weights=None)
-
-
-def distilbert() -> Any:
-    import torch
-    from transformers import DistilBertConfig, DistilBertModel
-
-    class States(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.net = DistilBertModel(DistilBertConfig())
-
-        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return self.net(input_ids=ids, attention_mask=mask).last_hidden_state
-
-    return States()
-
-
-def whisper_base_encoder() -> Any:
-    import torch
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
-    class States(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            base = {"d_model": 512, "encoder_layers": 6, "encoder_attention_heads": 8, "encoder_ffn_dim": 2048}
-            self.net = WhisperEncoder(WhisperConfig(num_mel_bins=80, **base))
-
-        def forward(self, features: torch.Tensor) -> torch.Tensor:
-            return self.net(features).last_hidden_state
-
-    return States()
-
-
-def unet(width: int = 64) -> Any:
-    import torch
-    from torch import nn
-
-    def double(inside: int, outside: int) -> Any:
-        convs = [(inside, outside), (outside, outside)]
-        return nn.Sequential(*(m for a, b in convs for m in (nn.Conv2d(a, b, 3, 1, 1), nn.BatchNorm2d(b), nn.ReLU())))
-
-    class UNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            widths = [width << level for level in range(5)]
-            self.down = nn.ModuleList(double(a, b) for a, b in zip([3, *widths], widths, strict=False))
-            self.up = nn.ModuleList(nn.ConvTranspose2d(2 * w, w, 2, 2) for w in widths[-2::-1])
-            self.join = nn.ModuleList(double(2 * w, w) for w in widths[-2::-1])
-            self.head = nn.Conv2d(width, 1, 1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            kept: list[torch.Tensor] = []
-            for level, block in enumerate(self.down):
-                x = block(x if level == 0 else nn.functional.max_pool2d(x, 2))
-                kept.append(x)
-            for up, join, skip in zip(self.up, self.join, kept[-2::-1], strict=True):
-                x = join(torch.cat([skip, up(x)], 1))
-            return self.head(x)
-
-    torch.manual_seed(0)
-    return UNet()
+def network_of(name: str) -> Network:
+    return NETWORKS[name.partition("_b")[0] if name not in NETWORKS else name]
 
 
 # ------------------------------------------------------------------------------------------------ the commands
@@ -151,15 +45,15 @@ def unet(width: int = 64) -> Any:
 
 def command(name: str, step: str, onnx: Path, args: argparse.Namespace) -> list[str]:
     """The command line of one step, as a user types it."""
-    network = NETWORKS[name]
+    network = network_of(name)
     program = [sys.executable, "-m", "trt_engine"]
     engine = str(onnx.with_name(f"{name}.{step}.engine"))
     if step == "convert":
-        factory, *arguments = (network.factory or name).split()
+        factory, *arguments = network.factory.split()
         spelled = [part for spec in network.inputs for part in ("--input", spec)]
         spelled += [part for argument in arguments for part in ("-O", argument)]
-        return [*program, "convert", f"{__file__}:{factory}", *spelled, "-o", str(onnx), "--overwrite"]
-    batch = ["--batch", str(network.batch)]
+        return [*program, "convert", f"{Path(__file__).with_name('zoo_networks.py')}:{factory}", *spelled, "-o", str(onnx), "--overwrite"]
+    batch = ["--batch", str(BATCHES[name])]
     if step == "first":
         return [*program, "build", f"--onnx={onnx}", f"--saveEngine={engine}", "--fp16", *batch, "--overwrite"]
     budget = "60s" if step == "auto" else "0"
@@ -181,7 +75,7 @@ def run(name: str, step: str, onnx: Path, args: argparse.Namespace) -> dict[str,
         output.seek(0)
         lines = [line.strip() for line in output.read().splitlines() if line.strip()]
     return {
-        "network": name, "batch": NETWORKS[name].batch, "step": step, "rc": code,
+        "network": name, "batch": BATCHES[name], "step": step, "rc": code,
         "seconds": round(time.monotonic() - started, 1),
         "error": [] if code == 0 else [line for line in lines if line.startswith(("error:", "hint:"))] or lines[-8:],
         "parity": [line for line in lines if "parity" in line.lower() or "measured in" in line][-4:],
@@ -193,7 +87,7 @@ def run(name: str, step: str, onnx: Path, args: argparse.Namespace) -> dict[str,
 def main() -> None:
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--out", type=Path, required=True, help="the records' file, added to")
-    made.add_argument("--only", default=",".join(NETWORKS), help="networks, separated by commas")
+    made.add_argument("--only", default=",".join(BATCHES), help="networks, separated by commas")
     made.add_argument("--steps", default=",".join(STEPS[:4]), help=f"of {','.join(STEPS)}")
     made.add_argument("--device", default="cuda:0")
     made.add_argument("--precision", default="fp16")

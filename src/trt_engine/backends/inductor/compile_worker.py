@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,14 +275,13 @@ def main() -> None:
     try:
         pipe.send(compile_graph(msgspec.json.decode(raw, type=CompileRequest)))
     except BaseException as error:
+        traceback.print_exc()  # before the answer, after which the parent may end this process
+        sys.stderr.flush()
         log_hint = "`-v` shows its log"
         found = error_message(error, "while compiling", interrupted=("interrupted", ""), log_hint=log_hint)
         if found.kind == "TrtEngineError":
             found = type(found)("BuildError", f"TorchInductor failed: {_first_line(error)}", log_hint)
         pipe.send(found)
-        import traceback
-
-        traceback.print_exc()
     finally:
         os._exit(0)  # without waiting for the compiler's idle processes
 
