@@ -52,7 +52,15 @@ def command(name: str, step: str, onnx: Path, args: argparse.Namespace) -> list[
         factory, *arguments = network.factory.split()
         spelled = [part for spec in network.inputs for part in ("--input", spec)]
         spelled += [part for argument in arguments for part in ("-O", argument)]
-        return [*program, "convert", f"{Path(__file__).with_name('zoo_networks.py')}:{factory}", *spelled, "-o", str(onnx), "--overwrite"]
+        return [
+            *program,
+            "convert",
+            f"{Path(__file__).with_name('zoo_networks.py')}:{factory}",
+            *spelled,
+            "-o",
+            str(onnx),
+            "--overwrite",
+        ]
     batch = ["--batch", str(BATCHES[name])]
     if step == "first":
         return [*program, "build", f"--onnx={onnx}", f"--saveEngine={engine}", "--fp16", *batch, "--overwrite"]

@@ -396,7 +396,9 @@ class Zoo:
 
         def one(cell: tuple[str, int], gpu: int) -> None:
             failed = self.seconds[cell[0]].get("convert")
-            self.write(cell, {"failed": {"convert": failed["failed"]}} if failed else self.child("measure", *cell, gpu=gpu))
+            self.write(
+                cell, {"failed": {"convert": failed["failed"]}} if failed else self.child("measure", *cell, gpu=gpu)
+            )
 
         def of_gpu(gpu: int) -> None:
             mine = cells[gpu :: self.args.gpus]
@@ -442,7 +444,9 @@ def main() -> None:
         run_job(sys.argv[2], Path(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "zoo"), help="networks, engines, caches")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir(), "zoo"), help="networks, engines, caches"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda:0", help="`cpu` tries the program out, in FP32")
     parser.add_argument("--gpus", type=int, default=1)

@@ -80,9 +80,7 @@ NETWORKS = {
         "text name=Electra hidden_size=256 embedding_size=128 num_attention_heads=4 intermediate_size=1024",
         WORDS,
     ),
-    "minilm": Network(
-        "text", "text name=Bert hidden_size=384 num_hidden_layers=6 intermediate_size=1536", WORDS
-    ),
+    "minilm": Network("text", "text name=Bert hidden_size=384 num_hidden_layers=6 intermediate_size=1536", WORDS),
     "mpnet_base": Network("text", "text name=MPNet", WORDS),
     "modernbert_base": Network("text", "text name=ModernBert", WORDS),
     "whisper_base_encoder": Network("speech", "whisper_base_encoder", ("features:2x80x3000",)),
@@ -114,7 +112,9 @@ def from_torchvision(name: str) -> Any:
 
     torch.manual_seed(0)
     if name.startswith(("deeplab", "lraspp")):
-        return _outputs(torchvision.models.get_model(name, weights=None, weights_backbone=None), lambda found: found["out"])
+        return _outputs(
+            torchvision.models.get_model(name, weights=None, weights_backbone=None), lambda found: found["out"]
+        )
     return torchvision.models.get_model(name, weights=None)
 
 
@@ -191,7 +191,10 @@ def rtdetr_r18() -> Any:
     from transformers import RTDetrResNetConfig
 
     backbone = RTDetrResNetConfig(
-        depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", out_features=["stage2", "stage3", "stage4"]
+        depths=[2, 2, 2, 2],
+        hidden_sizes=[64, 128, 256, 512],
+        layer_type="basic",
+        out_features=["stage2", "stage3", "stage4"],
     )
     widths = {"encoder_in_channels": [128, 256, 512], "decoder_layers": 3}
     return _of_transformers("RTDetrForObjectDetection", ("pixel_values",), _boxes, backbone_config=backbone, **widths)
