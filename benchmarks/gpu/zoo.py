@@ -1,19 +1,19 @@
 """Fifty architectures of other people's libraries on a GPU: engines of `te.build(backend="auto")` beside torch.
 
-    python benchmarks/gpu/zoo.py --folder /tmp/zoo                                        all cells, as many as there is time for
-    python benchmarks/gpu/zoo.py --folder /tmp/zoo --only unet,resnet18 --batches 1       some of them
-    python benchmarks/gpu/zoo.py --folder /tmp/zoo --only distilbert --profile            kernels of ours and of the peer
-    python benchmarks/gpu/zoo.py --folder /tmp/zoo --device cpu --only resnet18           tries the program out
-    python benchmarks/gpu/zoo.py --table                                                  docs/gpu-zoo.md from the records
+    python benchmarks/gpu/zoo.py --folder /tmp/zoo                                    all cells, as many as there is time for
+    python benchmarks/gpu/zoo.py --folder /tmp/zoo --only unet,resnet18 --batches 1   some of them
+    python benchmarks/gpu/zoo.py --folder /tmp/zoo --only distilbert:16 --profile     kernels of ours and of the peers
+    python benchmarks/gpu/zoo.py --folder /tmp/zoo --device cpu --only crnn           tries the program out
+    python benchmarks/gpu/zoo.py --table                                              docs/gpu-zoo.md from the records
 
-Of each network in `zoo_networks.py`: `convert`; then per batch, in FP16, engines of the backends `inductor` and `onnxruntime`
-and torch.compile's code, each built in a process of its own, several at a time. Their seconds are of a machine as busy as
-`--jobs` makes it, and are compared with each other alone. Then, in one process per cell, `te.build(backend="auto")` chooses among
-what was built; the engine is loaded with `graphs=True` and called with CUDA tensors by `infer(..., on_device=True)` and by
-`bind`. Peers: torch eager; torch.compile replayed from a CUDA graph, convolutions channels-last; with `--autotune`
-torch.compile with `max-autotune`; ONNX Runtime's CUDA provider on the FP16 graph with its own optimiser and its CUDA graph.
-Cells are loaded several at a time and measured one after the other, all ways of a cell interleaved. What is in `--out` is
-not measured again.
+Of each network in `zoo_networks.py`: `convert`; then per batch, in FP16, engines of the backends `inductor` and
+`onnxruntime` and torch.compile's code, each built in a process of its own, several at a time. Their seconds are of a
+machine as busy as `--jobs` makes it, and are compared with each other alone. Then, in one process per cell,
+`te.build(backend="auto")` chooses among what was built; the engine is loaded with `graphs=True` and called with CUDA
+tensors by `infer(..., on_device=True)` and by `bind`. Peers: torch eager; torch.compile replayed from a CUDA graph,
+convolutions channels-last; with `--autotune` torch.compile with `max-autotune`; ONNX Runtime's CUDA provider on the
+FP16 graph with its own optimiser and its CUDA graph. Cells are loaded several at a time and measured one after the
+other, all ways of a cell interleaved. What is in `--out` is not measured again.
 """
 
 from __future__ import annotations
@@ -234,6 +234,7 @@ def run_measure(job: dict[str, Any]) -> dict[str, Any]:
     from suite_cell import Job, Turn, Ways, clocks, interleaved, largest_difference, ratio, summary
 
     ways, found, stack = Ways(), {}, contextlib.ExitStack()
+    Turn.WAIT_S = 150.0
     like = Job(kind="measure", device=job["device"], folder=job["folder"], together=True)
     searching = Turn(Job(kind="measure", device=job["device"], folder=job["turns"], together=True))
     turn = Turn(like)
@@ -263,8 +264,8 @@ def run_measure(job: dict[str, Any]) -> dict[str, Any]:
     ratios = {way: ratio(medians, way, best["peer"]) for way in ours} if "peer" in best else {}
     made_of.pop("blocks_p50_us")
     return found | made_of | {
-        "best": best, "ratio": ratios, "errors": errors, "failed": ways.failed, "clocks": [before, after], "kernels": profiled,
-        "versions": versions(),
+        "best": best, "ratio": ratios, "errors": errors, "failed": ways.failed, "clocks": [before, after],
+        "kernels": profiled, "versions": versions(),
     }  # fmt: skip
 
 
@@ -329,8 +330,8 @@ class Zoo:
         (args.folder / "turns" / str(gpu)).mkdir(exist_ok=True)
         job = {
             "kind": kind, "network": network, "batch": batch, "way": way, "folder": str(args.folder), "half": self.half,
-            "device": "cuda:0" if self.half else "cpu", "turns": str(args.folder / "turns" / str(gpu)), "seconds": args.seconds,
-            "budget_s": args.budget_s, "autotune": args.autotune, "profile": args.profile,
+            "device": "cuda:0" if self.half else "cpu", "turns": str(args.folder / "turns" / str(gpu)),
+            "seconds": args.seconds, "budget_s": args.budget_s, "autotune": args.autotune, "profile": args.profile,
         }  # fmt: skip
         result, log = args.folder / "jobs" / f"{label}.json", args.folder / "jobs" / f"{label}.log"
         if kind != "measure" and result.exists():

@@ -1,13 +1,13 @@
 """Architectures that the GPU suite has not, with random weights from a seed: factories of `convert`, and their inputs.
 
-    trt-engine convert benchmarks/gpu/zoo_networks.py:from_timm -O name=regnety_032 --input images:2x3x224x224 -o regnety.onnx
+    trt-engine convert benchmarks/gpu/zoo_networks.py:from_timm -O name=regnety_032 --input images:2x3x224x224 -o net.onnx
 
-They were chosen by family from what torchvision, timm and transformers list. Programs that use this file name what they
-leave out and why.
+They were chosen by family from what torchvision, timm and transformers list.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,7 +264,7 @@ def crnn() -> Any:
         def __init__(self) -> None:
             super().__init__()
             widths, layers = (1, 64, 128, 256, 512), []
-            for level, (a, b) in enumerate(zip(widths, widths[1:], strict=False)):
+            for level, (a, b) in enumerate(itertools.pairwise(widths)):
                 layers += [nn.Conv2d(a, b, 3, 1, 1), nn.BatchNorm2d(b), nn.ReLU()]
                 layers.append(nn.MaxPool2d(2) if level < 2 else nn.MaxPool2d((2, 1)))
             self.convs = nn.Sequential(*layers)

@@ -56,7 +56,7 @@ class _Finder:
         self.constants = {item.name: item for item in self.graph.initializer}
 
     def inner(self, name: str, *ops: str, readers: int = 1) -> NodeProto | None:
-        """The node that makes a tensor which so many nodes read, if it is one of these operators."""
+        """The node that makes a tensor which this number of nodes reads, if it is one of these operators."""
         node = self.makers.get(name)
         if node is None or node.op_type not in ops or walk.domain_of(node) or name in self.outputs:
             return None

@@ -247,8 +247,8 @@ def _compile(
 ) -> CompileResult | None:
     """The child's result; None when it took longer than `limit_s`.
 
-    `trusted`: the compiler knows the instructions that the processor has. PyTorch compiles and runs a program for each set of
-    them otherwise: 25 of 76 s of a small network.
+    `trusted`: the compiler knows the instructions that the processor has. Otherwise PyTorch compiles and runs a program for
+    each set of them: 25 of 76 s of a small network.
     """
     trusted = trusted and request.device == "cpu" and _VECTORS not in os.environ
     started = time.monotonic()
