@@ -32,7 +32,8 @@ STEPS = ("convert", "onnxruntime", "inductor", "first", "auto")
 
 BATCHES = {
     "deeplabv3_resnet50": 4, "dinov2_vits14": 8, "convnext_tiny": 32, "distilbert": 16, "regnety_032": 16,
-    "swin_tiny_b32": 32, "swin_tiny_b1": 1, "whisper_base_encoder": 8, "resnet18": 1, "unet": 8, "mobilenetv3_large": 64, "efficientnet_b0": 1,
+    "swin_tiny_b32": 32, "swin_tiny_b1": 1, "whisper_base_encoder": 8, "resnet18": 1, "unet": 8,
+    "mobilenetv3_large": 64, "efficientnet_b0": 1,
 }  # fmt: skip
 
 
