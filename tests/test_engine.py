@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -160,6 +161,14 @@ def test_a_passport_that_contradicts_itself_is_an_engine_error(engine: Engine, c
     with pytest.raises(EngineError, match="is not a passport") as caught:
         Engine.open(engine.path)
     assert caught.value.exit_code == 10
+
+
+@pytest.mark.parametrize("where", ["outputs", "source_errors", "sensitivity"])
+def test_a_passport_whose_model_overflows_in_the_format_can_be_read(engine: Engine, where: str) -> None:
+    endless = {"y": OutputError(math.inf, math.inf, math.inf, 0.0, math.inf, math.nan)}
+    parity = replace(Parity("plain", "seeded random", 1e-3, passed=True), **{where: endless})
+    kept = Engine.open(Engine.seal(engine.path, replace(engine.passport, parity=parity)).path).passport.parity
+    assert kept is not None and getattr(kept, where)["y"].max_rel > 1e300
 
 
 def test_a_passport_with_facts_of_a_later_minor_kind_is_still_read(engine: Engine) -> None:

@@ -113,6 +113,8 @@ class Engine(RichDisplay):
     @classmethod
     def seal(cls, payload: Path, passport: Passport) -> Engine:
         """The engine of a complete payload; writes the passport beside it atomically."""
+        if passport.parity is not None:
+            passport = replace(passport, parity=passport.parity.clipped())
         raw = msgspec.json.format(encode_json(passport), indent=2)
         write_atomic(passport_path(payload), raw + b"\n")
         return cls(payload, passport)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from trt_engine.equivalence.output_error import NOT_COMPARABLE, compare_output
-from trt_engine.equivalence.reference_file import ReferenceData, clip_infinite, read_reference, write_reference
+from trt_engine.equivalence.reference_file import ReferenceData, read_reference, write_reference
 from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, select_tolerance
 from trt_engine.errors import EngineError
-from trt_engine.records.parity import OutputError, ParityLimits
+from trt_engine.records.parity import OutputError, ParityLimits, clip_infinite
 from trt_engine.tensors import Signature, TensorSpec
 
 KINDS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "int4", "int64", "uint8", "bool", "string")

@@ -6,10 +6,7 @@ was cast or quantised, and `macs/nodes` with `macs/counts`, the multiply-adds of
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ import numpy.typing as npt
 
 from trt_engine.arrayfiles import ArrayFileError, open_arrays
 from trt_engine.errors import EngineError
-from trt_engine.records.parity import OutputError
 from trt_engine.runtime.feeds import as_spec, write_outputs
 from trt_engine.tensors import Signature, TensorSpec
 
@@ -26,8 +22,6 @@ Array = npt.NDArray[Any]
 
 MAX_REFERENCE_BYTES = 256 << 20
 """Bytes of inputs and outputs: what is larger is not kept."""
-_HUGE = sys.float_info.max / 1e6
-"""In place of an infinite difference, which JSON cannot hold: no limit allows it either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +89,3 @@ def _accepts(array: Array, spec: TensorSpec) -> bool:
         size in (-1, got) for size, got in zip(spec.shape, array.shape, strict=True)
     )
     return alike and (array.dtype.kind in "OUS") == (spec.dtype == "string")
-
-
-def clip_infinite(errors: Mapping[str, OutputError]) -> dict[str, OutputError]:
-    """The same with huge numbers for infinite ones and for what is not a number."""
-    return {name: _clip_error(error) for name, error in errors.items()}
-
-
-def _clip_error(error: OutputError) -> OutputError:
-    values = {item.name: getattr(error, item.name) for item in fields(error)}
-    odd = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
-    bounded: dict[str, Any] = {name: 0.0 if name == "cosine" else _HUGE for name in odd}
-    return replace(error, **bounded)

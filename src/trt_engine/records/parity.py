@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from trt_engine.format import format_ms
+
+_HUGE = sys.float_info.max / 1e6
+"""In place of an infinite difference, which JSON cannot hold: no limit allows it either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,18 @@ class OutputError:
         return f"{at}difference {apart:.3g} ({self.max_rel:.2g} of the {'channel' if at else 'output'}'s scale){rows}"
 
 
+def clip_infinite(errors: Mapping[str, OutputError]) -> dict[str, OutputError]:
+    """The same with huge numbers for infinite ones and for what is not a number."""
+    return {name: _clip_error(error) for name, error in errors.items()}
+
+
+def _clip_error(error: OutputError) -> OutputError:
+    values = {item.name: getattr(error, item.name) for item in fields(error)}
+    odd = [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]
+    bounded: dict[str, Any] = {name: 0.0 if name == "cosine" else _HUGE for name in odd}
+    return replace(error, **bounded)
+
+
 @dataclass(frozen=True, slots=True)
 class Parity:
     """The engine against plain ONNX Runtime on the same input."""
@@ -87,6 +105,15 @@ class Parity:
     was beyond the tolerance, which is then raised to a few times this."""
     limits: dict[str, float] = field(default_factory=dict)
     """The limits that were raised, by output."""
+
+    def clipped(self) -> Parity:
+        """The same without infinite differences, which JSON cannot hold."""
+        return replace(
+            self,
+            outputs=clip_infinite(self.outputs),
+            source_errors=clip_infinite(self.source_errors),
+            sensitivity=clip_infinite(self.sensitivity),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from trt_engine.equivalence.parity import (
     wider_tolerance,
 )
 from trt_engine.equivalence.random_inputs import random_inputs
-from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, clip_infinite, write_reference
+from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, ReferenceData, write_reference
 from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
 from trt_engine.equivalence.sorted_outputs import sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
@@ -44,7 +44,7 @@ from trt_engine.model import GraphIndex, Model
 from trt_engine.precision.cpu_qdq import has_8_bit_weights, weight_bits
 from trt_engine.precision.precision_check import graph_precision
 from trt_engine.precision.samples import open_samples
-from trt_engine.records.parity import OutputError, Parity
+from trt_engine.records.parity import OutputError, Parity, clip_infinite
 from trt_engine.records.passport import NOT_VALIDATED, Validation
 from trt_engine.runtime.feeds import at_shapes, set_values
 from trt_engine.tensors import Choice, Signature, Tensors, format_shape

@@ -20,7 +20,7 @@ from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, passport_path
 from trt_engine.environment import Environment
 from trt_engine.equivalence.parity import judge_outputs
-from trt_engine.equivalence.reference_file import ReferenceData, clip_infinite, read_reference
+from trt_engine.equivalence.reference_file import ReferenceData, read_reference
 from trt_engine.equivalence.row_independence import profile_shapes, wrong_rows
 from trt_engine.equivalence.sorted_outputs import compare_outputs
 from trt_engine.equivalence.tolerance import Tolerance
@@ -263,7 +263,6 @@ def _seal_result(
 ) -> Engine:
     """The engine with the result in its passport, in place of the warning of the deferred check."""
     passport = engine.passport
-    parity = replace(parity, outputs=clip_infinite(parity.outputs), source_errors=clip_infinite(parity.source_errors))
     notes = {name: text for name, text in passport.build.notes.items() if name != "parity"}
     deferral = passport.build.notes.get("parity")
     kept = [text for text in passport.build.warnings if text != deferral]
