@@ -224,6 +224,7 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
         lines = text if kind in ("shell", "cmake") else shell.join_yaml_lines(text)
         lines = shell.join_options(lines) if kind == "cmake" else lines
         yield from scan_commands(lines, rules)
+        yield from requirements.scan_dependencies(text, rules)
         yield from requirements.scan_releases(text, rules)
         yield from scan_embedded(source, rules)
 

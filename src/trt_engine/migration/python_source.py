@@ -245,10 +245,11 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_For(self, node: ast.For) -> None:
-        kind: str | None
-        if last_name(node.iter.func if isinstance(node.iter, ast.Call) else node.iter) in _LAYERS_OF_OTHERS:
-            self._set_type(node.target, _OTHER)
-        elif (kind := self._item_type(node.iter)) is not None:
+        of = node.iter.func if isinstance(node.iter, ast.Call) else node.iter
+        kind = self._item_type(node.iter)
+        if kind is None and isinstance(of, ast.Attribute) and of.attr in _LAYERS_OF_OTHERS:
+            kind = _OTHER
+        if kind is not None:
             last = node.target.elts[-1] if isinstance(node.target, ast.Tuple) and node.target.elts else node.target
             self._set_type(last, kind)
         self.generic_visit(node)
@@ -352,7 +353,7 @@ class _Scan(ast.NodeVisitor):
                 return self._item_type(value)
             case ast.List([first, *_]) | ast.Tuple([first, *_]) | ast.Set([first, *_]) | ast.Dict(_, [first, *_]):
                 return f"{kind}[]" if (kind := self._type(first, hint=False)) else None
-            case ast.ListComp(first) | ast.DictComp(_, first):
+            case ast.ListComp(first) | ast.GeneratorExp(first) | ast.DictComp(_, first):
                 return f"{kind}[]" if (kind := self._type(first, hint=False)) else None
             case ast.BoolOp(_, values):
                 return next((kind for one in values if (kind := self._type(one, hint=hint))), None)
@@ -484,7 +485,7 @@ class _Scan(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else None
         if last_name(node.func) in _SAY:
-            self.handled |= set(node.args)
+            self.handled |= {one for one in node.args if isinstance(one, ast.Constant | ast.JoinedStr | ast.BinOp)}
         if (asked := wrappers.asked_precision(node, self.source.text)) is not None:
             of_provider = (asked.arg or "").startswith("trt_")
             self._add_id("ort-precision-option" if of_provider else "wrapper-precision", asked)

@@ -222,6 +222,8 @@ class Values:
             case ast.BinOp(left, ast.Mod(), right):
                 given = right.elts if isinstance(right, ast.Tuple) else [right]
                 yield from self._filled(left, r"%()[-\d.]*[a-z]", given, {}, seen)
+            case ast.BinOp(left, ast.Mult(), right):
+                yield from self.pieces(left if _is_list(left) else right, seen)
             case ast.BinOp(left, ast.Div(), right):
                 yield self.texts(node)[0], node
             case ast.List(items) | ast.Tuple(items) | ast.Set(items):

@@ -64,7 +64,10 @@ _DEPENDENCY = re.compile(
     re.MULTILINE,
 )
 _SECTION = re.compile(r"^\[([^\]\n]+)\]", re.MULTILINE)
-_CONDA = re.compile(r"^[ \t]*-[ \t]+[\"']?(?:[\w-]+::)?(?P<name>tensorrt)(?P<spec>=[\d.*]+)", re.MULTILINE)
+_CONDA = re.compile(
+    r"^[ \t]*-[ \t]+[\"']?(?:[\w-]+::)?(?P<name>tensorrt)(?P<spec>[ \t]*=?=?[ \t]*\d[\d.*]*)[\"']?[ \t]*(?:#|$)",
+    re.MULTILINE,
+)
 
 
 def scan_installs(text: str, rules: RuleSet) -> Iterator[Hit]:

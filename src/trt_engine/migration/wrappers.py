@@ -75,8 +75,9 @@ def asked_precision(call: ast.Call, text: str) -> ast.keyword | None:
             return given[key]
     if "holoscan" in text and _format(given.get("backend")) == "trt" and _is_set(given.get("enable_fp16")):
         return given["enable_fp16"]
-    if "TrtGraphConverter" in (name or "") and (found := given.get("precision_mode")) is not None:
-        return None if {"FP32", "TrtPrecisionMode.FP32"} & {_last(found.value), _text(found.value)} else found
+    found = given.get("precision_mode")
+    if found is not None and re.search("Trt|CONVERSION_PARAMS", ast.unparse(call.func)):
+        return None if "FP32" in (_last(found.value), _text(found.value).upper()) else found
     for key in ("trt_fp16_enable", "trt_bf16_enable", "trt_int8_enable"):
         if _is_set(given.get(key)):
             return given[key]
