@@ -188,7 +188,7 @@ def test_a_second_press_in_haste_breaks_nothing_and_is_not_ignored(tmp_path: Pat
 def test_a_second_signal_ends_a_verb_that_ends_itself_within_two_seconds(tmp_path: Path, work: str) -> None:
     served = f"""
     import math
-    signals.hand_over(lambda: None)
+    signals.hand_over(lambda: None, within_s=600.0)
     tell('ready')
     while True:
         {work}
@@ -203,6 +203,22 @@ def test_a_second_signal_ends_a_verb_that_ends_itself_within_two_seconds(tmp_pat
     _, err = process.communicate(timeout=HANG_S)
     assert time.monotonic() - pressed < 2.0 and process.returncode in (130, -signal.SIGKILL)
     assert err.count("error: interrupted") == 1
+
+
+def test_a_verb_that_ends_itself_has_its_own_time_for_it_and_no_more(tmp_path: Path) -> None:
+    served = """
+    signals.hand_over(Path('ended').touch, within_s=1.0)
+    tell('ready')
+    time.sleep(600)
+    time.sleep(600)
+    """
+    process = working(tmp_path, served, "signals.SHUTDOWN_S = signals.NATIVE_CALL_S = 0.1")
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+    pressed = time.monotonic()
+    _, err = process.communicate(timeout=HANG_S)
+    assert (tmp_path / "ended").exists()
+    assert time.monotonic() - pressed >= 1.0 and process.returncode == 130 and err.startswith("error: interrupted")
 
 
 def test_an_end_that_never_ends_is_forced_and_says_so_once(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_body_that_does_not_come_is_answered_in_time(engines: dict[str, Path],
     until(lambda: bytes_held(server) == 0, "it is forgotten")
 
 
-def test_a_client_that_does_not_read_its_answer_takes_no_place(server: Server, taken: list[str]) -> None:
+def test_an_answer_that_is_not_read_counts_its_bytes_and_no_request(server: Server, taken: list[str]) -> None:
     name = "a" * 15_000_000  # returned in the answer, and more than sockets hold
     body = BODY.replace(b"{", b'{"id": "%s", ' % name.encode(), 1)
     with socket.socket() as connection:
@@ -214,10 +214,13 @@ def test_a_client_that_does_not_read_its_answer_takes_no_place(server: Server, t
         host, _, port = server.http_address.rpartition(":")
         connection.connect((host, int(port)))
         connection.sendall(head_of(len(body)) + body)
-        until(lambda: bytes_held(server) == 0, "it is answered")
+        assert server._service is not None
+        admission = server._service.admission
+        until(lambda: admission.requests == 0 and 0 < admission.nbytes - len(name) < 1000, "it is answered")
         answer = HTTPResponse(connection)
         answer.begin()
         assert answer.status == 200 and json.loads(answer.read())["id"] == name
+        until(lambda: bytes_held(server) == 0, "it is read")
     assert taken == [INFER]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from patience import until
 from serving.test_page import CHROMIUM, FLAGS
 from serving.triton import fetch
 from trt_engine.serving.server import Server
+from trt_engine.vision.image_inference import ImageRunner
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 IMAGE = DIGITS / "val" / "images" / "val_0_0000.jpg"
@@ -66,6 +68,28 @@ def test_what_is_not_an_image_or_not_for_images_is_an_error_that_says_so(server:
     assert status == 400 and "does not declare how an image" in answer["error"]
     assert fetch(server, "/v2/models/digits/image")[0] == 405
     assert "image" not in fetch(server, "/v2/models/double")[2]["properties"]
+
+
+def test_a_picture_is_admitted_by_its_pixels_before_it_is_decoded(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    raw = io.BytesIO()
+    Image.new("1", (6000, 4000)).save(raw, "PNG")
+    assert len(raw.getvalue()) < 10_000 and server._service is not None
+    admission = server._service.admission
+    counted: list[int] = []
+    parse = ImageRunner.parse
+    monkeypatch.setattr(ImageRunner, "parse", lambda *given: counted.append(admission.nbytes) or parse(*given))
+    assert fetch(server, "/v2/models/digits/image", raw.getvalue())[0] == 200
+    assert counted[0] >= 6000 * 4000 * 15 and admission.nbytes == 0
+    monkeypatch.setattr(admission, "max_bytes", 6000 * 4000)
+    status, _, answer = fetch(server, "/v2/models/digits/image", raw.getvalue())
+    assert status == 400 and "takes 360000000 bytes decoded, 24000000 are allowed" in answer["error"]
+    monkeypatch.setattr(admission, "max_bytes", 6000 * 4000 * 15)
+    assert fetch(server, "/v2/models/digits/image", raw.getvalue())[0] == 503
+    assert len(counted) == 1, "what is refused is not decoded"
 
 
 LAUNCH = (

@@ -11,6 +11,9 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.serve import ServeConfig
 from trt_engine.config.settings import setting_names
 
+_CLOSING_S = 5.0
+"""Time to close engines and ports, after the time for requests."""
+
 
 @verb_command.verb()
 @click.argument("engines", metavar="[ENGINE|NAME=ENGINE]...", nargs=-1)
@@ -35,7 +38,7 @@ def command(output_options: output.OutputOptions, engines: tuple[str, ...], **va
     from trt_engine.serving.serve import serve
 
     server = serve(engines, config=config, runtime=runtime, build=build)
-    signals.hand_over(server.drain)
+    signals.hand_over(server.drain, within_s=config.drain_delay_s + 2 * config.drain_timeout_s + _CLOSING_S)
     try:
         output.print_result(output_options, "serve", server.report)
         server.wait()

@@ -41,8 +41,8 @@ class _State:
     """Whether Python's handler ran and started the shutdown."""
     interrupted = False
     """Whether KeyboardInterrupt was raised."""
-    handed_over = False
-    """Whether the verb ends itself after a first signal, in its own time."""
+    own_end_s: float | None = None
+    """Of a verb that ends itself after a first signal: how long it may take."""
     watched = False
     sentinel: Watchdog | None = None
 
@@ -85,8 +85,8 @@ def was_interrupted() -> bool:
     return _State.interrupted
 
 
-def hand_over(end: Callable[[], None]) -> None:
-    """From now on the first signal calls `end`, and the verb takes its time to return. A second one ends the process within
+def hand_over(end: Callable[[], None], *, within_s: float) -> None:
+    """From now on the first signal calls `end`, and the verb has that time to return. A second one ends the process within
     2 s, whatever runs: the watching thread does it, the watchdog where that does not run.
     """
     pressed = False
@@ -100,7 +100,7 @@ def hand_over(end: Callable[[], None]) -> None:
 
     if threading.current_thread() is not threading.main_thread():
         return
-    _State.handed_over = True
+    _State.own_end_s = within_s
     if _State.sentinel is not None:
         _State.sentinel.hand_over()
     for number in SIGNALS:
@@ -153,14 +153,14 @@ def _watch(wakeup: int) -> None:
             threading.Thread(target=_import_for_forced_exit, name="forced-end", daemon=True).start()
         if presses and first is not None and now - first >= PRESS_WINDOW_S:
             again = again or now  # also where a busy machine delivers both presses at once
-        if first is not None and not (_State.handed_over and again is None):
+        if first is not None:
             deadline = _deadline(first, again)
             if sentinel is not None and deadline != named:
                 named = deadline
                 sentinel.set_deadline(deadline)
             if now >= deadline:
                 _force_exit()
-            if not stopped and (now >= first + STOP_RUNS_S or _State.handed_over):
+            if not stopped and now >= first + STOP_RUNS_S and (again or _State.own_end_s is None):
                 stopped = True
                 _stop_runs()
 
@@ -168,7 +168,9 @@ def _watch(wakeup: int) -> None:
 def _deadline(first: float, again: float | None) -> float:
     latest = first + (SHUTDOWN_S if _State.handled else NATIVE_CALL_S)
     processes = sys.modules.get("trt_engine.workers.process")
-    if _State.handled and (allowed := getattr(processes, "shutdown_deadline", None)):  # none while it is imported
+    if _State.own_end_s is not None:
+        latest = first + _State.own_end_s
+    elif _State.handled and (allowed := getattr(processes, "shutdown_deadline", None)):  # none while it is imported
         latest = max(latest, allowed())
     return latest if again is None else min(latest, again + SECOND_PRESS_S)
 

@@ -11,8 +11,9 @@ class Admission:
     """Counts requests and their bytes. Belongs to the event loop."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
-        self._max_requests, self._max_bytes = max_requests, max_bytes
+        self._max_requests, self.max_bytes = max_requests, max_bytes
         self.requests = self.nbytes = self.refused = 0
+        self._peak = 0
         self.started = False
         """Whether the models of the start are loaded."""
         self.draining = False
@@ -24,11 +25,22 @@ class Admission:
 
     def receive(self, nbytes: int) -> bool:
         """Count bytes of a request that is coming in; False, and refused, where there is no room for them."""
-        if self.nbytes and self.nbytes + nbytes > self._max_bytes:
+        if self.nbytes and self.nbytes + nbytes > self.max_bytes:
             self.refused += 1
             return False
-        self.nbytes += nbytes
+        self.hold(nbytes)
         return True
+
+    def hold(self, nbytes: int) -> None:
+        """Count bytes whatever the limit is, as of an answer that its client has not read yet."""
+        self.nbytes += nbytes
+        if self.nbytes > self._peak:
+            self._peak = self.nbytes
+
+    def take_peak(self) -> int:
+        """The most bytes at once since the last call."""
+        found, self._peak = self._peak, self.nbytes
+        return found
 
     def forget(self, nbytes: int) -> None:
         """Bytes that were counted and are not here any more."""
@@ -37,7 +49,7 @@ class Admission:
     def enter(self, nbytes: int = 0, *, begun: bool = False) -> None:
         """Count a whole request in; `Overloaded` where the server is full, or ending and the request had not `begun`."""
         ending = self.closed and not begun
-        if ending or self.requests >= self._max_requests or (self.requests and self.nbytes + nbytes > self._max_bytes):
+        if ending or self.requests >= self._max_requests or (self.requests and self.nbytes + nbytes > self.max_bytes):
             self.refused += 1
             raise Overloaded(
                 "the server is shutting down" if ending else f"the server has {self.requests} requests already",
@@ -46,7 +58,7 @@ class Admission:
                 else "retry later; `--max-in-flight` and `--max-in-flight-size` set the limits",
             )
         self.requests += 1
-        self.nbytes += nbytes
+        self.hold(nbytes)
         self._idle.clear()
 
     def leave(self, nbytes: int = 0) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.serving.inference import (
@@ -25,7 +28,65 @@ _CONTENTS = {
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 """The field of typed contents by datatype; FP16 and BF16 are sent as raw bytes alone."""
-_Response = message("ModelInferResponse")
+_Request, _Response = message("ModelInferRequest"), message("ModelInferResponse")
+_RAW_CONTENTS = 7 << 3 | 2
+"""The tag of `raw_input_contents`, of which each tensor is one field."""
+_MAX_FIELDS = 1 << 14
+"""Fields of a request: an empty input is two bytes on the wire and a hundred in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireRequest:
+    """A `ModelInferRequest` as it came: its tensors are views of it, and no copies."""
+
+    message: Any
+    """Without `raw_input_contents`."""
+    contents: list[memoryview]
+    """`raw_input_contents`."""
+    nbytes: int
+
+
+def parse_infer(raw: bytes) -> WireRequest:
+    """The request of these bytes; `UsageError` for bytes that are not one, or one of too many fields."""
+    view, contents, rest = memoryview(raw), list[memoryview](), list[memoryview]()
+    start = position = fields = 0
+    while position < len(raw):
+        fields += 1
+        if fields > _MAX_FIELDS:
+            raise UsageError(f"the request has more than {_MAX_FIELDS} inputs, outputs and parameters")
+        before = position
+        tag, position = _varint(raw, position)
+        kind = tag & 7
+        if kind == 2:
+            size, position = _varint(raw, position)
+            if tag == _RAW_CONTENTS:
+                rest.append(view[start:before])
+                contents.append(view[position : position + size])
+                start = position + size
+            position += size
+        elif kind == 0:
+            _, position = _varint(raw, position)
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            position = len(raw) + 1
+    if position > len(raw):
+        raise UsageError("the request is not a `ModelInferRequest`: it ends inside a field")
+    rest.append(view[start:])
+    try:
+        return WireRequest(_Request.FromString(b"".join(rest) if contents else raw), contents, len(raw))
+    except DecodeError as error:
+        raise UsageError(f"the request is not a `ModelInferRequest`: {error}") from None
+
+
+def _varint(raw: bytes, position: int) -> tuple[int, int]:
+    """The number at this position, and where it ends; behind the end of the bytes where it has none."""
+    value = 0
+    for shift, byte in enumerate(raw[position : position + 10]):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position + shift + 1
+    return 0, len(raw) + 1
 
 
 def read_parameters(parameters: Any) -> dict[str, Any]:
@@ -35,12 +96,12 @@ def read_parameters(parameters: Any) -> dict[str, Any]:
     }
 
 
-def decode_infer(service: Service, served: ServedVersion, message: Any) -> InferRequest:
-    """The request in a `ModelInferRequest`."""
+def decode_infer(service: Service, served: ServedVersion, wire: WireRequest) -> InferRequest:
+    """The request in a `ModelInferRequest`; its tensors keep the memory of `wire`."""
+    message, raw = wire.message, wire.contents
     request = InferRequest(message.id)
     if message.parameters:
         take_options(request, read_parameters(message.parameters))
-    raw = message.raw_input_contents
     position = 0
     for item in message.inputs:
         shape = tuple(item.shape)

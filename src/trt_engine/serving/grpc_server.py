@@ -18,8 +18,10 @@ from trt_engine.errors import SetupError, TrtEngineError, UnknownModel, UsageErr
 from trt_engine.format import format_address
 from trt_engine.serving.callers import Callers
 from trt_engine.serving.grpc_codec import (
+    WireRequest,
     decode_infer,
     encode_infer,
+    parse_infer,
     read_parameters,
     statistics_message,
     tensor_metadata,
@@ -46,6 +48,8 @@ _OPEN = ("ServerLive", "ServerReady", "Check", "Watch")
 """Methods that need no token."""
 _WATCH_S = 0.5
 _LARGE_FRAME = 1 << 20
+_LARGE = 1 << 20
+"""Requests of more bytes are decoded in another thread, and answers count until they are sent."""
 _HealthResponse = message("grpc.health.v1.HealthCheckResponse")
 
 
@@ -93,7 +97,7 @@ class GrpcServer:
     def _handlers(self, name: str) -> Any:
         methods = {}
         for method in service(name).methods:
-            parse = _parser(message(method.input_type.full_name))
+            parse = parse_infer if method.name == "ModelInfer" else _parser(message(method.input_type.full_name))
             encode = message(method.output_type.full_name).SerializeToString
             handler: Any = getattr(self, f"_{method.name}")
             if method.name == "ModelStreamInfer":
@@ -145,17 +149,19 @@ class GrpcServer:
 
     # -------------------------------------------------------------------------------------------- inference
 
-    async def _infer(self, request: Any, context: Any, remaining_s: float | None) -> tuple[Any, ServedVersion]:
+    async def _infer(self, wire: WireRequest, context: Any, remaining_s: float | None) -> tuple[Any, ServedVersion]:
         shared = self._service
         metadata = context.invocation_metadata() or () if shared.tracing is not None else ()
-        nbytes = sum(map(len, request.raw_input_contents))
-        shared.admission.enter(nbytes)
+        shared.admission.enter(wire.nbytes)
         timing = start_timing()
         served: ServedVersion | None = None
         decoded: InferRequest | None = None
         try:
-            served = shared.repository.acquire(request.model_name, request.model_version)
-            decoded = decode_infer(shared, served, request)
+            served = shared.repository.acquire(wire.message.model_name, wire.message.model_version)
+            if wire.nbytes > _LARGE:
+                decoded = await asyncio.to_thread(decode_infer, shared, served, wire)
+            else:
+                decoded = decode_infer(shared, served, wire)
             await shared.read_regions(served, decoded)
             if remaining_s is not None and remaining_s < 1e6:
                 limit_us = max(int(remaining_s * 1e6), 1)
@@ -168,7 +174,7 @@ class GrpcServer:
             shared.count_failure(served, timing, metadata, error)
             raise
         finally:
-            shared.admission.leave(nbytes)
+            shared.admission.leave(wire.nbytes)
             if decoded is not None:
                 shared.forget(decoded)
             if served is not None:
@@ -177,27 +183,34 @@ class GrpcServer:
     async def _ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         response, served = await self._infer(request, context, context.time_remaining())
         context.set_trailing_metadata(served.metadata_pair)
+        if (nbytes := sum(map(len, response.raw_output_contents))) > _LARGE:
+            self._service.admission.hold(nbytes)
+            context.add_done_callback(lambda _: self._service.admission.forget(nbytes))
         return response
 
     async def _ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """One answer for each request, in their order."""
         answer = message("ModelStreamInferResponse")
-        parse = _parser(message("ModelInferRequest"))
+        admission = self._service.admission
         async for raw in requests:
-            request = None
+            wire, nbytes = None, 0
             try:
-                request = parse(raw)
-                response, _ = await self._infer(request, context, None)
-                yield answer(infer_response=response)
+                wire = parse_infer(raw)
+                response, _ = await self._infer(wire, context, None)
+                nbytes = response.ByteSize()
+                admission.hold(nbytes)
+                yield answer(infer_response=response)  # back when it is sent
             except TrtEngineError as error:
                 failed = answer(error_message=error.one_line)
-                failed.infer_response.id = request.id if request is not None else ""
+                failed.infer_response.id = wire.message.id if wire is not None else ""
                 yield failed
             except asyncio.CancelledError:
                 raise
             except Exception:
                 log.exception("a request failed")
                 yield answer(error_message="internal error; the server's log has it")
+            finally:
+                admission.forget(nbytes)
 
     # -------------------------------------------------------------------------------------------- health, metadata
 

@@ -189,6 +189,10 @@ class HttpApp:
         body.filled += nbytes
         return True
 
+    def hold(self, nbytes: int) -> None:
+        """Count bytes of an answer that its client has not read yet; a negative number is of those that it has."""
+        self._service.admission.hold(nbytes)
+
     def leave(self, body: InferenceBody) -> None:
         """For an inference that was accepted, once its answer is there or its client has gone. Idempotent."""
         self._service.admission.forget(body.filled)
@@ -237,7 +241,12 @@ class HttpApp:
                 admission.leave(reserved)
         finally:
             admission.forget(received)
-        await self._send_parts(send, parts, more, status)
+        held = sum(map(len, parts))
+        admission.hold(held)
+        try:
+            await self._send_parts(send, parts, more, status)
+        finally:
+            admission.forget(held)
 
     async def _run_inference(self, route: Route, headers: Headers, body: memoryview, header: int | None) -> Answer:
         served: ServedVersion | None = None
@@ -277,7 +286,7 @@ class HttpApp:
             )
         if size > len(body):
             raise UsageError(f"the body has {len(body)} bytes, {size} of JSON were announced")
-        if size > _LARGE_JSON:
+        if size > _LARGE_JSON or (served.has_text and len(body) > _LARGE_JSON):
             return await asyncio.to_thread(decode_infer, self._service, served, body, header)
         return decode_infer(self._service, served, body, header)
 

@@ -22,6 +22,8 @@ from trt_engine.serving.inference_body import InferenceBody
 log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75
+_MIN_READ_RATE = 1 << 10
+"""Bytes/s of an answer that its client must read."""
 _IDLE_BYTES, _READ_BYTES = 16 << 10, 256 << 10
 """Read at once between requests, and inside one."""
 _TIMEOUT = (
@@ -72,6 +74,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.connections.discard(self)
             transport.abort()
             return
+        transport.set_write_buffer_limits(1, 0)  # what is unsent keeps the memory of the whole answer
         self._timer = self.loop.call_later(self.request_timeout_s, self._expire)
 
     def data_received(self, data: bytes) -> None:
@@ -226,22 +229,31 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.write(b"".join([*lines, *parts]))
         else:
             self.transport.writelines([b"".join(lines), *parts])
-        await self._drain()  # the next request waits until then
+        if self.flow.write_paused:
+            await self._drain(sum(map(len, parts)))  # the next request waits until then
         self.inference = self.running = None
         if self.http_app.draining:
             self.transport.close()
         self.on_response_complete()
 
-    async def _drain(self) -> None:
-        """Wait until the client has read; one that reads nothing for `request_timeout_s` is dropped."""
-        while self.flow.write_paused:
-            unread = self.transport.get_write_buffer_size()
-            try:
-                await asyncio.wait_for(self.flow.drain(), self.request_timeout_s)
-            except TimeoutError:
-                if self.transport.get_write_buffer_size() >= unread:
-                    self.transport.abort()
-                    return
+    async def _drain(self, nbytes: int) -> None:
+        """Wait until the client has read; one slower than `_MIN_READ_RATE` for `request_timeout_s` is dropped.
+
+        Until then the `nbytes` of the answer count as those of requests.
+        """
+        unread = self.transport.get_write_buffer_size()
+        self.http_app.hold(nbytes)
+        try:
+            while self.flow.write_paused:
+                try:
+                    await asyncio.wait_for(self.flow.drain(), self.request_timeout_s)
+                except TimeoutError:
+                    before, unread = unread, self.transport.get_write_buffer_size()
+                    if before - unread < _MIN_READ_RATE * self.request_timeout_s:
+                        self.transport.abort()
+                        return
+        finally:
+            self.http_app.hold(-nbytes)
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # to close would wait until the client reads

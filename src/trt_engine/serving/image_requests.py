@@ -21,6 +21,16 @@ async def infer_image(service: Service, served: ServedVersion, raw: bytes, timin
         raise UsageError(
             f"`{served.name}` does not declare how an image becomes its input", hint="tensors, at `/infer`"
         )
-    image = await asyncio.to_thread(ImageRunner.parse, raw, served.vision, served.signature)
-    outputs = await service.run(served, InferRequest(feeds=image.feeds), timing)
-    return (await asyncio.to_thread(image.decode, outputs, _MIN_SCORE, _TOP)).fields
+    nbytes = await asyncio.to_thread(ImageRunner.decoded_nbytes, raw)
+    if nbytes > service.admission.max_bytes:
+        raise UsageError(
+            f"the image takes {nbytes} bytes decoded, {service.admission.max_bytes} are allowed",
+            hint="a smaller one, or `--max-in-flight-size` of `trt-engine serve`",
+        )
+    service.take(nbytes)
+    try:
+        image = await asyncio.to_thread(ImageRunner.parse, raw, served.vision, served.signature)
+        outputs = await service.run(served, InferRequest(feeds=image.feeds), timing)
+        return (await asyncio.to_thread(image.decode, outputs, _MIN_SCORE, _TOP)).fields
+    finally:
+        service.admission.forget(nbytes)

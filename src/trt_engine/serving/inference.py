@@ -180,13 +180,19 @@ class Service:
                 f"the inputs in shared memory have {nbytes} bytes, {self.max_request} are allowed",
                 hint="`--max-request`",
             )
-        if not self.admission.receive(nbytes):
-            raise Overloaded("the server has no room for the request", hint="retry later; `--max-in-flight-size`")
+        self.take(nbytes)
         request.held = nbytes
         if nbytes > _LARGE_REGIONS:
             request.feeds.update(await asyncio.to_thread(self._copy_regions, copied))
         else:
             request.feeds.update(self._copy_regions(copied))
+
+    def take(self, nbytes: int) -> None:
+        """Count bytes that a request takes beside its own; `Overloaded` where they do not fit."""
+        if not self.admission.receive(nbytes):
+            raise Overloaded(
+                "the server has no room for the request", hint="retry later; `--max-in-flight-size` sets the limit"
+            )
 
     def _copy_regions(self, wanted: list[RegionInput]) -> dict[str, Any]:
         found = {}

@@ -152,6 +152,8 @@ class ServedVersion:
             spec.name: (spec, protocol_dtype(spec)) for spec in self.signature.inputs
         }
         """Spec and protocol dtype by name."""
+        self.has_text = any(datatype == "BYTES" for _, datatype in self.inputs.values())
+        """Whether an input is decoded string by string."""
         self.outputs = {spec.name: protocol_dtype(spec) for spec in self.signature.outputs}
         self.truth = truth or _find_truth(runner.engine, runner.runtime_info)
         self.header = self.truth.header().encode()

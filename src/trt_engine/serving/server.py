@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from trt_engine.serving.tracing import Tracing
 
 log = logging.getLogger(__name__)
+
+_TRIM_S, _TRIM_BYTES = 2.0, 4 << 20
+"""How often memory is looked at, and the bytes of requests after which the allocator keeps some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +210,10 @@ class Server(RichDisplay):
             service.admission.started = True
             self._models = await _models(service)
             self._started.set()
-            poll = asyncio.create_task(self._poll(service))
+            tasks = [asyncio.create_task(self._poll(service)), asyncio.create_task(_trim_memory(service.admission))]
             await self._end.wait()
-            poll.cancel()
+            for task in tasks:
+                task.cancel()
             service.admission.draining = True
             log.info("not ready any more; %d requests are being answered", service.admission.requests)
             await asyncio.sleep(self._config.drain_delay_s)
@@ -266,6 +271,21 @@ class Server(RichDisplay):
                 await service.repository.poll()
             except Exception as error:  # the next look may succeed
                 log.warning("the repository cannot be read: %s", error)
+
+
+async def _trim_memory(admission: Admission) -> None:
+    """Give freed memory back to the system once large requests have ended and nothing runs."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):  # not glibc
+        return
+    peak = 0
+    while True:
+        await asyncio.sleep(_TRIM_S)
+        peak = max(peak, admission.take_peak())
+        if peak > _TRIM_BYTES and not admission.nbytes:
+            await asyncio.to_thread(trim, 0)
+            peak = 0
 
 
 def _address(listener: socket.socket | None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import contextlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trt_engine.errors import UsageError
 from trt_engine.records.infer import Detection
 from trt_engine.tensors import Signature
 from trt_engine.vision.decode import Detections, decode_detections, probabilities, top_classes
-from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, open_image, read_image
+from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, decoded_nbytes, open_image, read_image
 from trt_engine.vision.spec import Vision
 
 with contextlib.suppress(ImportError):  # who draws has read an image
@@ -49,13 +49,17 @@ class ImageRunner:
         """`parse` of an image file."""
         return cls._prepare(open_image(path), vision, signature)
 
+    @staticmethod
+    def decoded_nbytes(raw: bytes) -> int:
+        """The most bytes of memory that `parse` takes, by the file's header. Raises `UsageError` for no image."""
+        with _readable():
+            return decoded_nbytes(raw)
+
     @classmethod
     def parse(cls, raw: bytes, vision: Vision, signature: Signature) -> ImageRunner:
         """Preprocess a file's bytes to engine feeds, repeated for a fixed batch. Raises `UsageError` for no image."""
-        try:
+        with _readable():
             image = read_image(raw)
-        except BadImage as error:
-            raise UsageError(f"this is not a readable image: {error}", hint="send a JPEG or PNG file") from error
         return cls._prepare(image, vision, signature)
 
     @classmethod
@@ -93,6 +97,14 @@ class ImageRunner:
         whole = np.array([[0.0, 0.0, self.image.width - 1.0, self.image.height - 1.0]])
         corner = Detections(whole, np.array([best.score]), np.array([best.index]))
         return save_image(draw_detections(self.image, corner, [best.name]), path)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except BadImage as error:
+        raise UsageError(f"this is not a readable image: {error}", hint="send a JPEG or PNG file") from error
 
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}

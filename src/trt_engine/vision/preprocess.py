@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ with contextlib.suppress(ImportError):  # `require_pillow` has the error
     from PIL import Image, ImageOps, UnidentifiedImageError
 
 Array = npt.NDArray[Any]
+_PIXEL_BYTES = 15
+"""Memory of a decoded pixel: four bytes in Pillow, as many for a turned or converted copy, and parts of more."""
 
 
 def require_pillow() -> None:
@@ -143,25 +146,38 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")
 """Formats that pillow decodes itself: others start programs (EPS) or do not occur in datasets."""
 
 
+def decoded_nbytes(raw: bytes) -> int:
+    """The most bytes of memory that `read_image` and a `Preprocessor` take, by the file's header. Raises `BadImage`."""
+    with _opened(raw) as image:
+        return image.width * image.height * _PIXEL_BYTES
+
+
 def read_image(raw: bytes) -> Image.Image:
     """Decode file bytes to an 8-bit RGB or grey image, rotated by EXIF. Raises `BadImage`."""
+    with _opened(raw) as opened:
+        opened.load()
+        picture = ImageOps.exif_transpose(opened)
+    if picture.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16 bits a pixel: `convert` would clip them at 255
+        return Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
+    return picture if picture.mode in ("RGB", "L") else picture.convert("RGB")
+
+
+@contextlib.contextmanager
+def _opened(raw: bytes) -> Iterator[Image.Image]:
+    """The image with its header read; `BadImage` for what is wrong with it, or in the block."""
     require_pillow()
     bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(io.BytesIO(raw), formats=_FORMATS) as opened:
             if (pixels := opened.width * opened.height) > IMAGE_PIXELS.value:
                 raise BadImage(f"it has {pixels} pixels; {IMAGE_PIXELS.hint}")
-            opened.load()
-            picture = ImageOps.exif_transpose(opened)
+            yield opened
     except (OSError, SyntaxError, ValueError, IndexError, OverflowError, MemoryError, *bombs) as error:
         reason = library_reason(error)
         if isinstance(error, UnidentifiedImageError):  # its message has the buffer's address
             other = failed_download(raw[:64])
             reason = f"it is {other[0]}" if other is not None else "unknown image format"
         raise BadImage(reason) from error
-    if picture.mode in ("I", "I;16", "I;16B", "I;16L"):  # 16 bits a pixel: `convert` would clip them at 255
-        return Image.fromarray((np.asarray(picture) >> 8).clip(0, 255).astype(np.uint8))
-    return picture if picture.mode in ("RGB", "L") else picture.convert("RGB")
 
 
 def image_from_array(pixels: Array) -> Image.Image:
