@@ -433,13 +433,24 @@ def test_a_region_that_shrinks_is_an_error(engines: dict[str, Path]) -> None:
 
 
 def test_a_token_is_needed_where_one_is_set(
-    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path
+    engines: dict[str, Path],
+    serve: Callable[..., Server],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret\n")
+    token.chmod(0o644)
     server = serve(engines["double"], token_file=token)
     for path in ("/v2/health/live", "/v2/health/ready"):
         assert fetch(server, path)[0] == 200
+    assert "may read or write" in caplog.text, "the mode of the file"
+    assert server._service is not None
+    monkeypatch.setattr(type(server._service), "not_ready", lambda _: {"double": f"no such file `{tmp_path}/x`"})
+    assert fetch(server, "/v2/health/ready")[::2] == (503, {"ready": False})
+    assert str(tmp_path) in str(fetch(server, "/v2/health/ready", Authorization="Bearer s3cret")[2])
+    monkeypatch.undo()
     for path in ("/v2", "/metrics", "/v2/models/double", "/v2/models/stats"):
         for wrong in (
             {},

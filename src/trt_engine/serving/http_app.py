@@ -315,9 +315,12 @@ class HttpApp:
     async def _get_live(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
         await self._send_json(send, {"live": True})
 
-    async def _get_ready(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
+    async def _get_ready(self, _route: Route, headers: Headers, _receive: Receive, send: Send) -> None:
         reasons = self._service.not_ready()
-        await self._send_json(send, {"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
+        found: dict[str, Any] = {"ready": not reasons}
+        if self._callers.refusal(headers, needs_token=True) is None:  # they have paths of the server
+            found["reasons"] = reasons
+        await self._send_json(send, found, 503 if reasons else 200)
 
     async def _get_server(self, _route: Route, _headers: Headers, _receive: Receive, send: Send) -> None:
         version = distribution_version("trt-engine") or "unknown"
@@ -495,7 +498,9 @@ def _body_headers(headers: Headers) -> tuple[int | None, int | None, bytes]:
         elif name == b"content-encoding":
             encoding = value.strip().lower()
     if encoding not in (b"", b"identity", b"gzip", b"deflate"):
-        raise _HttpError(415, f"the encoding `{encoding[:40]!r}` is not supported; `gzip` or `deflate`")
+        raise _HttpError(
+            415, f"the encoding `{encoding[:40].decode('ascii', 'replace')}` is not supported; `gzip` or `deflate`"
+        )
     return length, header, b"" if encoding == b"identity" else encoding
 
 

@@ -15,6 +15,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from trt_engine.atomic_io import encode_json
 from trt_engine.config.serve import ServeConfig
 from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.inference_body import InferenceBody
@@ -86,8 +87,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.request_timeout_s, self._expire)
         if self._in_header and not self._ended:  # the parser keeps it all
             self._unfinished_bytes += len(data)
-            if self._unfinished_bytes > self.max_header:
-                self.transport.abort()
+            if self._unfinished_bytes > self.max_header and not self.transport.is_closing():
+                self._refuse(431)
 
     def body_received(self, body: InferenceBody, nbytes: int) -> None:
         """Take note of `nbytes` more in `body.rest()`, past the parser."""
@@ -103,6 +104,23 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write(_FULL)
         self.transport.close()
         return False
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn calls this where the parser fails."""
+        self._refuse(431 if self._header_bytes > self.max_header else 400)
+
+    def _refuse(self, status: int) -> None:
+        """Answer a request that cannot be parsed, and close the connection."""
+        texts = {
+            400: "this is not a valid HTTP request",
+            431: f"the header is over {self.max_header} bytes, `--max-header`",
+        }
+        body = encode_json({"error": texts[status]})
+        self.transport.write(
+            STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        self.transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

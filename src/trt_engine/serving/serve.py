@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -122,6 +123,8 @@ def _read_token(config: ServeConfig) -> bytes | None:
     token = _read_file(config.token_file, "--token-file").strip()
     if not token or not re.fullmatch(rb"[!-~]{1,4096}", token):
         raise UsageError(f"`{config.token_file}` has no token", hint="one word of printable ASCII")
+    if config.token_file.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+        log.warning("every user of this machine may read or write `%s`: `chmod 600`", config.token_file)
     return token
 
 
