@@ -484,7 +484,7 @@ class _Scan(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         method = node.func.attr if isinstance(node.func, ast.Attribute) else None
-        if last_name(node.func) in _SAY:
+        if (name := last_name(node.func) or "") in _SAY or name.endswith(("Error", "Exception", "Warning")):
             self.handled |= {one for one in node.args if isinstance(one, ast.Constant | ast.JoinedStr | ast.BinOp)}
         if (asked := wrappers.asked_precision(node, self.source.text)) is not None:
             of_provider = (asked.arg or "").startswith("trt_")
@@ -608,7 +608,7 @@ class _Scan(ast.NodeVisitor):
         if "--" not in text:
             return
         if not any(tool_of(part) for part, _ in pieces) and not shell.is_command(text):
-            if loose and re.match(r"\s*(?:-|\{\}|$)", text):
+            if loose and re.match(r"\s*(?:-|$|\{\}(?=.*--(?:onnx=|saveEngine|loadEngine)))", text):
                 pieces, text = [("trtexec ", node), *pieces], f"trtexec {text}"
             else:
                 return

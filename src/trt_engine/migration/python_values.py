@@ -158,7 +158,7 @@ class Values:
     def _item_texts(self, node: ast.expr, seen: frozenset[str]) -> list[str]:
         """Those of the items, where the name is one of a loop."""
         items = list(self._items(node)) if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Dict) else [node]
-        if isinstance(node, ast.Name | ast.Call):
+        if isinstance(node, ast.Name | ast.Call | ast.Subscript):
             items = [*self._items(node)] or items
         return [text for item in items for text in self.texts(item, seen)]
 
@@ -188,6 +188,9 @@ class Values:
                 yield from items
             case ast.Dict(names_of, values):
                 yield from (item for item in (*(names_of if keys else ()), *values) if item is not None)
+            case ast.Subscript(value):
+                for one in self._items(value, names, keys=False):
+                    yield from [*self._items(one, names, keys=keys)] or [one]
             case ast.Call(ast.Name("dict"), _, keywords):
                 yield from (item.value for item in keywords)
             case ast.Call(ast.Attribute(owner), _) | ast.Call(_, [owner]):

@@ -61,7 +61,7 @@ class Command:
 
 
 _TOOL = re.compile(
-    r"(?<![\w$/\\-])(?:[a-z]:)?(?:[\w.~+-]*[/\\]|\$\w+[/\\]|\$[({]\w+[)}][/\\]|%\w+%[/\\]|\{\w*\}[/\\])*(trtexec|polygraphy)(?:\.exe)?"
+    r"(?<![\w$-])(?:[a-z]:)?(?:[\w.~+-]*[/\\]|\$\w+[/\\]|\$[({]\w+[)}][/\\]|%\w+%[/\\]|\{\w*\}[/\\])*(trtexec|polygraphy)(?:\.exe)?"
     r"(?=[\s\"'\\])|\$[({]?(?:TRTEXEC)(?:_\w+)?[)}]?(?=[\s\"'\\])|%TRTEXEC\w*%(?=[\s\"'])",
     re.IGNORECASE,
 )
@@ -119,7 +119,7 @@ def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]
         line = text[max(text.rfind("\n", 0, found.start()) + 1, found.start() - _MAX_LINE) : found.start()]
         if is_said(line):
             continue
-        quote = line[-1:] if line[-1:] in ("'", '"') else ""
+        quote = line[-1:] if line[-1:] in ("'", '"') and line.count(line[-1]) % 2 else ""
         lead = line[:-1] if quote else line
         after = text[found.end() : found.end() + 1]
         wrapped = bool(quote) and after != quote
@@ -127,7 +127,8 @@ def find_commands(text: str, held: Variables | None = None) -> Iterator[Command]
         opened = lead.rfind(after) if not quote and after in ("'", '"') and lead.count(after) % 2 else -1
         if opened >= 0:  # "C:\\Program Files\\...": the quoted path has blanks
             lead, first = lead[:opened], found.end() + 1
-        words = tuple(itertools.islice(_words(text, first, quote if wrapped else ""), _MAX_WORDS))
+        inside = max((mark for mark in "\"'" if lead.count(mark) % 2 and opened < 0), key=lead.rfind, default="")
+        words = tuple(itertools.islice(_words(text, first, quote if wrapped else inside), _MAX_WORDS))
         if words:
             at = words[-1].end
         plain = words
@@ -154,7 +155,7 @@ def _expanded(words: Sequence[Word], variables: Variables) -> Iterator[Word]:
     """The words, with what variables and PowerShell's lists of arguments stand for."""
     for word in words:
         if (parts := expand(word.value, variables, place=(word.start, word.end))) is not None:
-            yield from (Word(part.value, part.start, part.end) for part in parts)
+            yield from (Word(one, part.start, part.end) for part in parts for one in re.split(r" (?=--)", part.value))
         elif " --" in word.value:  # all arguments in one text, as PowerShell's -ArgumentList takes them
             yield from (Word(part, word.start, word.end) for part in word.value.split())
         elif len(items := [item.strip("\"'") for item in _LIST_ITEM.findall(word.value)]) > 1:
