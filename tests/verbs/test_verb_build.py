@@ -431,6 +431,42 @@ def test_an_engine_that_computes_something_else_is_not_kept(net: Path, store: St
     assert list((store.folder / "engines").iterdir()) == []
 
 
+def amplifier(path: Path) -> Path:
+    """`c + sin(1e9 * relu(|c| - 0.2))` of a convolution that a build folds its BatchNorm into: it amplifies rounding where
+    its inputs are not near 0.5."""
+    proto = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["" : 18]>
+        amplifier (float[2,3,8,8] x) => (float[2,3,8,8] y) <float edge = {0.2}, float much = {1e9}> {
+            conv = Conv (x, w)
+            c = BatchNormalization (conv, scale, bias, mean, var)
+            size = Abs (c)
+            beyond = Sub (size, edge)
+            far = Relu (beyond)
+            angle = Mul (far, much)
+            noise = Sin (angle)
+            y = Add (c, noise)
+        }""")
+    rng = np.random.default_rng(0)
+    w = np.eye(3) + rng.uniform(-0.2, 0.2, (3, 3))
+    scale, var = rng.uniform(1, 2, (2, 3))
+    values = {"w": w[..., None, None], "scale": scale, "bias": np.zeros(3), "mean": w.sum(1) / 2, "var": var}
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()
+    )
+    onnx.save(proto, path)
+    return path
+
+
+def test_a_model_that_amplifies_rounding_is_judged_where_it_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = amplifier(tmp_path / "amplifier.onnx")
+    found = te.build(path).passport.parity
+    assert found is not None and found.passed and not found.limits and "of 0.45 to 0.55" in found.inputs
+    backend_spec = replace(list_backends()["onnxruntime"], builder=f"{__name__}:Rounding")
+    monkeypatch.setitem(list_backends(), "onnxruntime", backend_spec)
+    with pytest.raises(AccuracyError, match="`y` of the engine differs"):
+        te.build(path, store=te.Store(tmp_path / "wrong"))
+
+
 @pytest.mark.parametrize(
     ("options", "offered"),
     [

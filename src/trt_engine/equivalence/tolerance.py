@@ -85,6 +85,26 @@ class Tolerance:
             )
         return None
 
+    def can_judge(self, sensitivity: OutputError) -> bool:
+        """Whether a model that itself moves by `sensitivity` on these inputs is judged there: no limit is raised so far."""
+        return self.explicit or _SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0) <= max(
+            self.limit, _MAX_LIMIT
+        )
+
+    def is_undecided(self, error: OutputError, sensitivity: OutputError | None) -> bool:
+        """Whether an output beyond the limit is at most some times as far off as the model itself moves, which is too far."""
+        value = self.metric_value(error)
+        if sensitivity is None or self.can_judge(sensitivity) or value is None or not math.isfinite(value):
+            return False
+        return self._uncapped(sensitivity).violation(error) is None
+
+    def _uncapped(self, sensitivity: OutputError) -> Tolerance:
+        return replace(
+            self,
+            limit=_SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0),
+            noise=max(self.noise, _SENSITIVITY_FACTOR * (sensitivity.noise or 0.0)),
+        )
+
     def accepts(self, error: OutputError) -> bool:
         return self.violation(error) is None
 
