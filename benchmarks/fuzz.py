@@ -2,6 +2,7 @@
 
     python benchmarks/fuzz.py --minutes 30                  every target in turn; writes the record and prints the table
     python benchmarks/fuzz.py --minutes 2 --only onnx       targets by name; writes nothing but reproducers
+    python benchmarks/fuzz.py --only stated-numbers --merge writes the rows of these targets into the record
     python benchmarks/fuzz.py --replay x.json y.json        kept inputs again, with the faults each still has
     python benchmarks/fuzz.py --table                       the table of the record
 
@@ -53,7 +54,11 @@ def main(args: Sequence[str] | None = None) -> int:
         done = list(pool.map(lambda share: _part(share, options), shares))
     results = sorted((result for part in done for result in part), key=lambda result: names.index(result.target))
     rows = [_head(options, time.monotonic() - began), *map(_row, results)]
-    if not options.only:
+    if options.merge:  # rows of other targets stay; the new ones have the seed and the minutes of their run
+        old = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+        new = [row | {"seed": options.seed, "minutes": options.minutes} for row in rows[1:]]
+        rows = [row for row in old if row.get("target") not in names] + new
+    if not options.only or options.merge:
         RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(table(rows))
     for result in results:
@@ -72,6 +77,9 @@ def _parsed(args: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the inputs [the clock]")
     parser.add_argument("--workers", type=int, default=2, help="processes at once [2]")
     parser.add_argument("--only", action="append", choices=list(TARGETS), help="this target (repeatable)")
+    parser.add_argument(
+        "--merge", action="store_true", help="with `--only`: write the rows of these targets into the record"
+    )
     parser.add_argument("--out", type=Path, default=Path("fuzz-faults"), help="where reproducers go [fuzz-faults]")
     parser.add_argument("--replay", nargs="+", type=Path, help="run kept inputs again")
     parser.add_argument("--table", action="store_true", help="print the table of the record")

@@ -18,6 +18,7 @@ from fuzz.inputs import Input
 from fuzz.mutate import hostile_text, mutate_bytes, mutate_json, mutate_text, mutate_tree
 from fuzz.networks import mutate_network
 from fuzz.seeds import Seeds, nsys_export
+from fuzz.stated_numbers import draw
 
 __all__ = ["TARGETS", "Target"]
 
@@ -297,6 +298,14 @@ def _calibration(rng: random.Random, seeds: Seeds) -> Input:
         "-o out.onnx"
     )
     return _input(files, _json_or_not(rng, call))
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+@_target("stated-numbers", "arrayfiles graph.structure_check engine plan_header", 2, 3, 4, 5, 6, 7, 10, 11, cost=2)
+def _stated_numbers(rng: random.Random, seeds: Seeds) -> Input:
+    return _input(*draw(rng, seeds))
 
 
 # ------------------------------------------------------------------------------------------------ plans and descriptions

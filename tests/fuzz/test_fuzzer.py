@@ -10,6 +10,8 @@ from fuzz.campaign import Watched, fuzz, made, replay
 from fuzz.checks import Call, faults_of
 from fuzz.inputs import Input
 from fuzz.lines import lines_of_functions
+from fuzz.seeds import Seeds
+from fuzz.stated_numbers import KINDS, VALUES, Kind
 
 
 def kinds(code: int, out: str = "", err: str = "", words: str = "inspect x") -> list[str]:
@@ -85,3 +87,12 @@ def test_lines_are_those_of_functions_alone(tmp_path: Path) -> None:
         "import os\n\nclass A:\n    x = 1\n\n    def f(self):\n        return 1\n\n\ndef g():\n    return [i for i in ()]\n"
     )
     assert {7, 11} <= lines_of_functions(str(path)) and not {1, 3, 4} & lines_of_functions(str(path))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_kind_of_file_has_its_table_of_numbers_and_each_can_be_another(kind: Kind, seeds: Seeds) -> None:
+    files = kind.files(seeds)
+    places = kind.places(files[kind.file])
+    assert len(places) >= 4
+    for put in list(places.values())[:40]:
+        assert any(put(value, many) != files[kind.file] for value in VALUES for many in (False, True))
