@@ -169,6 +169,12 @@ _VALUE_FIELDS: dict[int, str] = {
     AttributeProto.TYPE_PROTO: "tp",
 }
 """Field of an attribute's value by its stated type, of those that hold one."""
+_OTHER_FIELDS = {kind: tuple(name for other, name in _VALUE_FIELDS.items() if other != kind) for kind in _VALUE_FIELDS}
+
+
+def _type_name(kind: int) -> str:
+    names: dict[int, str] = {value: name for name, value in AttributeProto.AttributeType.items()}
+    return names[kind]
 
 
 def _check_attributes(place: NodeLocation, functions: frozenset[tuple[str, str]]) -> None:
@@ -178,20 +184,20 @@ def _check_attributes(place: NodeLocation, functions: frozenset[tuple[str, str]]
     key = (node.op_type, domain, place.opsets.get(domain, 1))
     known = {} if (domain, node.op_type) in functions else _attribute_types(*key)
     for item in node.attribute:
-        if item.type == AttributeProto.UNDEFINED:  # no reader takes it
+        kind = item.type
+        if kind == AttributeProto.UNDEFINED:  # no reader takes it
             continue
-        stated, wanted = AttributeProto.AttributeType.Name(item.type), known.get(item.name)
-        others = [name for kind, name in _VALUE_FIELDS.items() if kind != item.type and item.HasField(name)]
-        if others:
+        for name in _OTHER_FIELDS.get(kind) or _VALUE_FIELDS.values():
+            if item.HasField(name):
+                raise InvalidModel(
+                    f"is damaged: the attribute `{item.name}` of node `{walk.label(node)}` is stated as {_type_name(kind)} "
+                    f"and has a value of another type (`{name}`)",
+                    hint=_DAMAGED_HINT,
+                )
+        if known.get(item.name, kind) != kind:
             raise InvalidModel(
-                f"is damaged: the attribute `{item.name}` of node `{walk.label(node)}` is stated as {stated} and has a "
-                f"value of another type (`{others[0]}`)",
-                hint=_DAMAGED_HINT,
-            )
-        if wanted not in (None, stated):
-            raise InvalidModel(
-                f"has the attribute `{item.name}` of node `{walk.label(node)}` as {stated}, and the operator "
-                f"`{node.op_type}` (opset {key[2]}) takes {wanted}",
+                f"has the attribute `{item.name}` of node `{walk.label(node)}` as {_type_name(kind)}, and the operator "
+                f"`{node.op_type}` (opset {key[2]}) takes {_type_name(known[item.name])}",
                 hint="export the model again",
             )
         if node.op_type == "ConstantOfShape" and item.HasField("t") and math.prod(item.t.dims) != 1:
@@ -202,13 +208,14 @@ def _check_attributes(place: NodeLocation, functions: frozenset[tuple[str, str]]
 
 
 @cache
-def _attribute_types(op: str, domain: str, version: int) -> dict[str, str]:
+def _attribute_types(op: str, domain: str, version: int) -> dict[str, int]:
     """Types of an operator's attributes by name; empty for an operator that ONNX does not define."""
     try:
         schema = defs.get_schema(op, version, domain)
     except defs.SchemaError:
         return {}
-    return {name: str(item.type).rpartition(".")[2] for name, item in schema.attributes.items()}
+    known = dict(AttributeProto.AttributeType.items())
+    return {name: known[str(item.type).rpartition(".")[2]] for name, item in schema.attributes.items()}
 
 
 _MAX_EQUATION_LENGTH = 4096
