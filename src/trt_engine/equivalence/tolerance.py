@@ -92,7 +92,7 @@ class Tolerance:
         )
 
     def is_undecided(self, error: OutputError, sensitivity: OutputError | None) -> bool:
-        """Whether an output beyond the limit is at most some times as far off as the model itself moves, which is too far."""
+        """Whether an output beyond the limit is at most some times as far off as the model itself moves: too far."""
         value = self.metric_value(error)
         if sensitivity is None or self.can_judge(sensitivity) or value is None or not math.isfinite(value):
             return False
