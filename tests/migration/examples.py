@@ -61,6 +61,7 @@ EXAMPLES: dict[str, list[Example]] = {
         Example("holo.yaml", 'backend: "trt"\nenable_fp16: true\n', 'backend: "trt"\nenable_fp16: false\n'),
     ],
     "fp16-flag": [
+        py("for n in ('FP16', 'TF32'):\n    c.set_flag(getattr(trt.BuilderFlag, n))\n", "for n in ('FP16', 'TF32'):\n    if hasattr(trt.BuilderFlag, n):\n        c.set_flag(getattr(trt.BuilderFlag, n))\n"),
         Example("a.sh", "python3 - << 'E'\nimport tensorrt as trt\nc.set_flag(trt.BuilderFlag.FP16)\nE\n", "cat << 'E'\ntrt.BuilderFlag.FP16\nE\n"),
         Example("a.md", "```python\nc.set_flag(trt.BuilderFlag.FP16)\n```\n", "`trt.BuilderFlag.FP16`\n```python\nc.set_flag(x)\n```\n"),
         Example("a.log", "&&&& RUNNING TensorRT.trtexec [TensorRT v8601] # trtexec --onnx=a.onnx --fp16\n", "[I] trtexec --fp16\n"),

@@ -129,8 +129,14 @@ class _Scan(ast.NodeVisitor):
             if isinstance(item, ast.FunctionDef)
         }  # fmt: skip
         self.calls_tool = bool(re.search(r"^[^#\n]*(?:trtexec|polygraphy)", source.text, re.IGNORECASE | re.MULTILINE))
+        self.has_commands = self.calls_tool or any(word in source.text for word in ("install", "yolo", "export.py"))
         self.own_classes = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
         self.values = Values(tree)
+        self.asked_for = {
+            ast.unparse(node.args[1]) for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and last_name(node.func) == "hasattr" and len(node.args) == 2
+        }  # fmt: skip
+        """Names that the file tests with `hasattr` before it uses them."""
         self.fields: dict[str, str] = {}
         """Fields that hold the module or a class of it."""
         self.returned: dict[str, str] = {}
@@ -429,7 +435,8 @@ class _Scan(ast.NodeVisitor):
     def _check_getattr(self, node: ast.Call) -> None:
         """`getattr` and `setattr`: of an enum or the module, else of an object."""
         owner, name = node.args[:2]
-        for text in self.values.texts(name):
+        guarded = not isinstance(name, ast.Constant) and ast.unparse(name) in self.asked_for
+        for text in () if guarded else self.values.texts(name):
             found = [self.rules.python.get(one) for one in self._named(owner, [text])]
             if not found and text.isidentifier():
                 member = self._member(ast.copy_location(ast.Attribute(owner, text, ast.Load()), node))
@@ -591,7 +598,7 @@ class _Scan(ast.NodeVisitor):
 
     def _command(self, node: ast.expr, *, loose: bool = False) -> None:
         """What the rules find in the command line that an expression gives; `loose` also in options alone."""
-        if node in self.handled or node in self.commands or not (self.calls_tool or "install" in self.source.text):
+        if node in self.handled or node in self.commands or not self.has_commands:
             return
         pieces = list(itertools.islice(self.values.pieces(node), 2000))
         text = "".join(part for part, _ in pieces)
@@ -605,6 +612,9 @@ class _Scan(ast.NodeVisitor):
                 )
                 for hit in requirements.scan_installs(full, self.rules):
                     self._add(hit.rule, node, values=hit.values)
+        if "yolo" in text or "export.py" in text:
+            for hit in wrappers.scan_wrappers(text, self.rules):
+                self._place_hit(hit, pieces, text)
         if "--" not in text:
             return
         if not any(tool_of(part) for part, _ in pieces) and not shell.is_command(text):

@@ -15,7 +15,8 @@ _SAME = frozenset(
     "str Path PurePath fspath which expanduser expandvars realpath abspath quote resolve as_posix".split()
 )
 """Calls whose result stands for their argument, or the object they belong to, in a command."""
-_LISTS = frozenset("list tuple sorted split copy chain filter reversed set".split())
+_STRIPS = ("strip", "rstrip", "lstrip", "replace", "lower", "substitute", "safe_substitute")
+_LISTS = frozenset("Template dedent list tuple sorted split copy chain filter reversed set".split())
 _CHANGES = frozenset("append extend insert extendleft appendleft add push".split())
 _SUBCOMMANDS = ("convert", "run", "build", "inspect", "debug", "data", "template", "surgeon")
 _FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -256,6 +257,8 @@ class Values:
                 elif name == "format" and owner is not None:
                     named = {item.arg: item.value for item in node.keywords if item.arg is not None}
                     yield from self._filled(owner, r"\{(\w*)[^{}]*\}", args, named, seen)
+                elif name in _STRIPS and owner is not None:
+                    yield from self.pieces(owner, seen, within=True)
                 elif name in _LISTS and (args or owner is not None):
                     inner = owner if owner is not None and (name == "split" or not args) else args[0]
                     inner = args[0] if _last(owner) == "shlex" and args else inner
@@ -287,7 +290,8 @@ class Values:
             first, _, rest = "".join(text for text, _ in found).strip().partition(" ")
             own = re.match(r"[\w./~]", first) and rest.strip() and first not in _SUBCOMMANDS
             yield (" ; " if own else " "), node
-            yield from found
+            yield from found[:-1]
+            yield from ((text.rstrip(), one) for text, one in found[-1:])
 
     def _apart(self, nodes: Iterable[ast.expr], seen: frozenset[str]) -> Iterator[Piece]:
         for node in itertools.islice(nodes, 4 * _MOST):

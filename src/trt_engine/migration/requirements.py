@@ -56,7 +56,7 @@ _INSTALLED = re.compile(
 )
 _HELD_VERSION = re.compile(
     r"(?<![\w./=$-])(?P<name>(?i:(?:nvidia[-_.])?tensorrt(?:[-_.]cu1[123])?(?:[-_.](?:bindings|libs|lean|dispatch))?))(?:\[[\w,-]*\])?"
-    r"[=~]=\$[{(]?(?P<held>\w+)"
+    r"[=~]=\$(?:\{\{[ \t]*(?:\w+\.)?)?[{(]?(?P<held>\w+)"
 )
 _DEPENDENCY = re.compile(
     r"^(?P<name>tensorrt(?:[-_]cu1[123])?)[ \t]*=[ \t]*"
