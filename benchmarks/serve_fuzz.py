@@ -3,8 +3,9 @@
 python benchmarks/serve_fuzz.py [--minutes N] [--seed N] [--out FILE]
 
 Valid requests (JSON, binary tensors, protobuf) are cut, repeated, spliced, given wrong numbers and random bytes, and sent
-to every route in random order; some connections are left half open. 503, 504 and (of gRPC) UNAVAILABLE and
-DEADLINE_EXCEEDED are meant; any other failure of the server ends the run with exit code 1. After each round a valid request
+to every route in random order; some connections are left half open. Each round also replaces some of the integers
+that a request states (`tests/serving/hostile_numbers.py`), each answered within a second. 503, 504 and (of gRPC) UNAVAILABLE
+and DEADLINE_EXCEEDED are meant; other failures end the run with exit code 1. After each round a valid request
 must be answered rightly. The server's memory is read every second: the median of the last quarter may not be 10 % above that
 of the second.
 """
@@ -32,7 +33,10 @@ import onnx
 import psutil
 from onnx import TensorProto, helper
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 import trt_engine as te
+from serving.hostile_numbers import PLACES, REGION, VALUES, Sender
 from trt_engine.serving.messages import INFERENCE_SERVICE, message, service
 
 MEANT = {503, 504}
@@ -51,8 +55,9 @@ ODD: tuple[Any, ...] = (
 
 
 def serve(model: str, ends: Connection) -> None:
-    settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": -1, "max_request": "1MiB"}
-    with te.serve(f"m={model}", request_timeout_s=2.0, drain_delay_s=0, **settings) as server:
+    settings: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": -1, "max_request": "4MiB"}
+    settings |= {"shared_memory_prefix": f"/{REGION}", "control_without_token": True}
+    with te.serve([f"m={model}", f"double={model}"], request_timeout_s=2.0, drain_delay_s=0, **settings) as server:
         ends.send((server.http_address, server.grpc_address))
         ends.recv()
 
@@ -75,6 +80,7 @@ class Fuzzer:
         host, _, port = http.rpartition(":")
         self.address = (host, int(port))
         self.channel = grpc.insecure_channel(grpc_address)
+        self.numbers = Sender(http, grpc_address)
         self.open: list[socket.socket] = []
         self.seen: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -206,6 +212,19 @@ class Fuzzer:
             if code in FAILED_CODES and not damaged:
                 self.failures.append(f"{code.name}: {name} {raw!r} -> {error.details()}")
 
+    def send_number(self) -> None:
+        """One of the integers that a request states, replaced; of a list also by a list of random ones."""
+        pick = self.random
+        place, value = pick.choice([*PLACES]), pick.choice([*VALUES.values()])
+        if pick.random() < 0.3:
+            value = pick.choice((1, -1)) * pick.getrandbits(pick.choice((7, 15, 31, 33, 62, 63, 64, 130)))
+        elif isinstance(value, list) and pick.random() < 0.5:
+            value = [pick.choice((0, 1, -1, 2**31, 2**62)) for _ in range(pick.randrange(1, 1000))]
+        answer = PLACES[place](self.numbers, value)
+        self.seen[f"number {answer.status}"] += 1
+        if answer.wrong:
+            self.failures.append(f"{place} {str(value)[:80]}: {answer.wrong} {answer.status} {answer.text[:200]}")
+
     def check(self) -> None:
         """A valid request must be answered rightly."""
         made = message("ModelInferRequest")(model_name="m", raw_input_contents=[np.ones(4, np.float32).tobytes()])
@@ -236,6 +255,8 @@ def main() -> None:
             for _ in range(100):
                 fuzzer.send_http()
                 fuzzer.send_grpc()
+            for _ in range(10):
+                fuzzer.send_number()
             fuzzer.check()
             if now > len(memory_mib):
                 memory_mib.append(watched.memory_info().rss / 2**20)

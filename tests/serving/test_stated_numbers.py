@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from serving.hostile_numbers import PLACES, REGION, VALUES, Sender
+from serving.triton import fetch
 from trt_engine.errors import UsageError
 from trt_engine.serving.grpc_codec import parse_infer
 from trt_engine.serving.messages import message
+from trt_engine.serving.server import Server
 
 Request: Any = message("ModelInferRequest")
 
@@ -37,7 +45,7 @@ def test_a_grpc_request_taken_apart_is_the_one_that_protobuf_reads() -> None:
 
 def test_damaged_grpc_requests_and_those_of_endless_fields_are_refused() -> None:
     pick = random.Random(1)
-    for _ in range(2000):
+    for _ in range(500):
         raw = bytearray(drawn_request(pick).SerializeToString()[:400] or b"\0")
         for _ in range(pick.randrange(1, 4)):
             raw[pick.randrange(len(raw))] = pick.randrange(256)
@@ -47,4 +55,47 @@ def test_damaged_grpc_requests_and_those_of_endless_fields_are_refused() -> None
             assert "is not a `ModelInferRequest`" in error.message
     for field in (b"\x2a\x00", b"\x3a\x00", b"\x32\x00", b"\x22\x00", b"\x98\x06\x01"):
         with pytest.raises(UsageError, match="more than 16384"):
-            parse_infer(field * 1_000_000)
+            parse_infer(field * 20_000)
+
+
+@pytest.fixture(scope="module")
+def server(engines: dict[str, Path], serve: Callable[..., Server]) -> Server:
+    return serve(engines["double"], shared_memory_prefix=f"/{REGION}")
+
+
+def wrong_answers(server: Server, cases: Iterable[tuple[str, str]]) -> list[tuple[str, ...]]:
+    """Place, value and fault of what the server answers wrongly."""
+    region = Path("/dev/shm") / REGION
+    region.write_bytes(bytes(1 << 12))
+    sender, wrong = Sender(str(server.http_address), str(server.grpc_address)), []
+    try:
+        body = json.dumps({"key": REGION, "byte_size": 4096}).encode()
+        assert fetch(server, f"/v2/systemsharedmemory/region/{REGION}/register", body)[0] == 200
+        for place, value in cases:
+            answer = PLACES[place](sender, VALUES[value])
+            if answer.wrong:
+                wrong.append((place, value, answer.wrong, answer.status, answer.text[:200]))
+        assert fetch(server, "/v2/health/ready")[0] == 200
+    finally:
+        fetch(server, "/v2/systemsharedmemory/unregister", b"")
+        region.unlink()
+        sender.close()
+    return wrong
+
+
+CASES = [*itertools.product(PLACES, VALUES)]
+GRAVEST = [("HTTP binary: inputs.0.shape", "10^5 of 2^62"), ("gRPC: shape", "10^5 of 2^62")]
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [GRAVEST + random.Random(0).sample(CASES, 50), pytest.param(CASES, marks=pytest.mark.slow)],
+    ids=["sample", "all"],
+)
+def test_no_number_that_a_request_states_is_used_before_it_is_compared(
+    server: Server, cases: list[tuple[str, str]]
+) -> None:
+    before = psutil.Process().memory_info().rss
+    assert wrong_answers(server, cases) == []
+    assert server._service is not None and server._service.admission.nbytes == 0
+    assert psutil.Process().memory_info().rss - before < 300 << 20
