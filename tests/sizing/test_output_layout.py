@@ -47,7 +47,7 @@ def test_a_name_no_disk_takes_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     layout = output_layout(Path("n" * length + ".onnx"), None, ".engine.onnx", NOW)
-    with pytest.raises(SetupError, match="too long"):
+    with pytest.raises(UsageError, match="too long"):
         layout.check(overwrite=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -232,7 +232,7 @@ def _stated_nbytes(group: pq.RowGroupMetaData, names: set[str]) -> int:
     total = 0
     for index in range(group.num_columns):
         column = group.column(index)
-        if column.path_in_schema.partition(".")[0] in names:
+        if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
             width = _PHYSICAL_NBYTES.get(column.physical_type, 8)
             if column.num_values < 0 or column.total_uncompressed_size < 0 or column.total_compressed_size < 0:
                 raise ValueError("it is damaged: a size in its footer is below zero")

@@ -107,14 +107,14 @@ class OutputLayout:
 
     def _check_names(self) -> None:
         for part in self.folder.parts:
-            if (nbytes := len(os.fsencode(part))) > _MAX_NAME_BYTES:
-                raise SetupError(
-                    f"the folder's name `{part}` is too long: {nbytes} bytes, the limit is {_MAX_NAME_BYTES}",
+            if len(os.fsencode(part)) > _MAX_NAME_BYTES:
+                raise UsageError(
+                    f"the name `{part[:40]}...` is too long for this disk",
                     hint="name a folder with `-o`",
                 )
         longest = len(os.fsencode(self.build_log(_MAX_BATCH).name)) + _STAGING_SUFFIX_BYTES
         if longest > _MAX_NAME_BYTES:
-            raise SetupError(
+            raise UsageError(
                 f"the model's name `{self.stem}` is too long: its engines and logs are named after it and would have "
                 f"{longest} bytes, the limit is {_MAX_NAME_BYTES}",
                 hint="rename the model, or link to it under a shorter name: `ln -s`",
