@@ -120,6 +120,24 @@ def test_an_output_without_a_finite_value_is_said_to_be_compared_with_nothing(tm
     assert nothing.notes[0] == "`y` has no finite value at batch 2: nothing of it was compared"
 
 
+@pytest.mark.parametrize(("scale", "noted"), [(0.0, "0"), (1e-6, "the same in every row"), (1e-2, None)])
+def test_an_output_that_does_not_follow_the_input_is_noted(tmp_path: Path, scale: float, noted: str | None) -> None:
+    """Of untrained networks, whose last layer starts at 0 or whose statistics are unfitted: agreement shows nothing."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 8]) for name in ("x", "y")]
+    stored = {"scale": np.float32(scale), "bias": np.float32(bool(scale)) * np.arange(8, dtype=np.float32)}
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "scale"], ["z"]), helper.make_node("Add", ["z", "bias"], ["y"])],
+        "g", values[:1], values[1:], [numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "a.onnx")
+    example = {"x": np.random.default_rng(0).standard_normal((2, 8), dtype=np.float32)}
+    source = lambda feeds: {"y": feeds["x"] * stored["scale"] + stored["bias"]}  # noqa: E731
+    exported = Exported(tmp_path / "a.onnx", source, "dynamo", example, {"x": {0: "batch"}})
+    notes = verify(exported.path, exported, run_references(exported)).notes
+    assert any(f"`y` is {noted} at batch 2, whatever the input is" in note for note in notes) == (noted is not None)
+    assert bool(notes) == (noted is not None)
+
+
 def test_a_scalar_stays_a_scalar_at_another_shape() -> None:
     assert resize_example(np.float32(3).reshape(()), ()).shape == ()
     assert resize_example(np.arange(6).reshape(2, 3), (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
