@@ -158,7 +158,7 @@ def verify(
 
 
 def _uncompared_outputs(answer: ReferenceOutputs) -> Iterator[str]:
-    """A note for each output whose values say nothing."""
+    """A note for each output whose values show nothing."""
     for name, want in answer.outputs.items():
         if want.dtype.kind == "f" and want.size and not np.isfinite(want).any():
             yield f"`{name}` has no finite value at {_format_shapes(answer)}: nothing of it was compared"
@@ -175,7 +175,7 @@ def _uncompared_outputs(answer: ReferenceOutputs) -> Iterator[str]:
 
 
 def _rows_agree(array: Array) -> bool:
-    """Whether the rows differ by less than is compared; False for what is no batch of real numbers."""
+    """Whether the rows differ by less than is compared; False where there are no rows of real numbers."""
     if array.dtype.kind != "f" or array.ndim < 2 or len(array) < 2 or not array.size:
         return False
     numbers = array.astype(np.float64)
